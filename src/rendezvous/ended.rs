@@ -1,4 +1,4 @@
-//! How the handles of a step learn that it has ended.
+//! The end of a step, as all handles of the step see it.
 
 use super::Error;
 use foldhash::HashMap;
@@ -6,16 +6,16 @@ use foldhash::fast::RandomState;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-/// Shared by all handles of a step; set once, by whatever ends the step first.
+/// The error of a step that has ended. All handles of the step share it; the first end sets it.
 pub(super) type StepEnd = Arc<OnceLock<Error>>;
 
-/// StepEnds that are kept for later steps.
+/// The number of past ends that are kept for later steps.
 const KEPT: usize = 64;
-/// How many of them are looked at for one that no handle holds any more.
-const LOOKS: usize = 8;
+/// The number of past ends that a search for an unused one checks.
+const MAX_CHECKED: usize = 8;
 
-/// The ends of all live steps, and past ones to be used again: a trainer that begins a step and
-/// cleans it up allocates nothing.
+/// The ends of all live steps. Past ends are used again, so that beginning a step and cleaning it
+/// up allocates nothing.
 pub(super) struct StepEnds {
     live: HashMap<u64, StepEnd>,
     past: VecDeque<StepEnd>,
@@ -29,7 +29,7 @@ impl Default for StepEnds {
 }
 
 impl StepEnds {
-    /// The end of a live step, made if it is new.
+    /// The end of a live step, added if the step is new.
     pub fn of(&mut self, step: u64) -> StepEnd {
         if let Some(ended) = self.live.get(&step) {
             return ended.clone();
@@ -39,14 +39,14 @@ impl StepEnds {
         ended
     }
 
-    /// Every call on the step fails with this from now on, unless with something earlier.
+    /// Fails every later call on the step with `error`. The first error wins.
     pub fn end(&self, step: u64, error: Error) {
         if let Some(ended) = self.live.get(&step) {
             let _ = ended.set(error);
         }
     }
 
-    /// As [`StepEnds::end`], for a step that does not come back.
+    /// Like [`StepEnds::end`], for a step that was cleaned up.
     pub fn retire(&mut self, step: u64, error: Error) {
         let Some(ended) = self.live.remove(&step) else { return };
         let _ = ended.set(error);
@@ -56,7 +56,7 @@ impl StepEnds {
     }
 
     fn unused(&mut self) -> Option<StepEnd> {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_CHECKED {
             let mut oldest = self.past.pop_front()?;
             if let Some(ended) = Arc::get_mut(&mut oldest) {
                 ended.take();

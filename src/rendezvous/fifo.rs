@@ -1,9 +1,9 @@
-//! A queue that holds one thing without allocating: most keys have one value or one waiter.
+//! A queue that allocates only for its second item: most keys have one value or one waiter.
 
 use crate::mutants::{Mutant, is_on};
 use std::collections::VecDeque;
 
-/// First in, first out; never empty while it is in a table.
+/// A first-in, first-out queue. A queue in a table is never empty.
 #[derive(Debug)]
 pub(super) struct Fifo<T> {
     first: Option<T>,
@@ -23,7 +23,7 @@ impl<T> Fifo<T> {
         }
     }
 
-    /// Puts a thing before the first that is `later` than it, or last.
+    /// Inserts an item before the first `later` one, or at the end.
     pub fn insert_before(&mut self, thing: T, mut later: impl FnMut(&T) -> bool) {
         if self.first.as_ref().is_none_or(&mut later) {
             if let Some(second) = self.first.replace(thing) {
@@ -65,7 +65,7 @@ impl<T> Fifo<T> {
         self.first.iter_mut().chain(&mut self.rest)
     }
 
-    /// Takes out the first that fits.
+    /// Removes the first item that `fits`.
     pub fn remove(&mut self, mut fits: impl FnMut(&T) -> bool) -> Option<T> {
         if self.first.as_ref().is_some_and(&mut fits) {
             return self.pop();

@@ -1,5 +1,4 @@
-//! The table for tensors whose source and destination are this process: no fabric is touched
-//! (specification 2.6).
+//! Tensors whose source and destination are this process: no fabric is used (specification 2.6).
 
 use super::steps::{StepState, Steps};
 use super::table::{AskOutcome, Numbered, OfferOutcome, Table};
@@ -11,14 +10,14 @@ use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
 use crate::wire::message::Placement;
 
-/// A waiter with the tensor that it gave, if it gave one.
+/// A waiter of this process, with the tensor of its caller that the value is copied into.
 #[derive(Debug)]
 pub(super) struct LocalWaiter {
     pub waiter: Waiter,
     pub into: Option<TensorMut>,
 }
 
-/// What a call found out, to be wakeups outside every lock.
+/// Waiters that have ended. The caller wakes them after it has released the tables.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct DeferredWakeups(Vec<DeferredWakeup>);
@@ -44,8 +43,8 @@ impl Default for Local {
 }
 
 impl Local {
-    /// Hands a value to the first waiter that it fits, or keeps it. Those that it does not fit are
-    /// wakeups so.
+    /// Gives a value to the first waiter with a fitting shape, or queues it. Earlier waiters fail
+    /// with [`Error::ShapeMismatch`].
     pub fn send(&mut self, key: &TensorKey, value: Value) -> DeferredWakeups {
         let mut wakeups = DeferredWakeups::default();
         let mut offered = self.table.offer(key, value);
@@ -56,14 +55,14 @@ impl Local {
         wakeups
     }
 
-    /// Gives a waiter its value, or keeps the waiter. A value that does not fit it stays.
+    /// Gives a waiter the first value, or queues the waiter. A value of another shape stays.
     pub fn receive(&mut self, key: &TensorKey, waiter: LocalWaiter) -> DeferredWakeups {
         let mut wakeups = DeferredWakeups::default();
         let deadline = waiter.waiter.deadline;
         match self.table.ask(key, waiter) {
             AskOutcome::Matched(waiter, matched) => {
                 if let Some(back) = wakeups.hand_over(key, waiter, matched) {
-                    // There was a value, so nobody waits: it is kept.
+                    // A key with a value has no waiter, so the value is queued.
                     let _ = self.table.put_back(key, back);
                 }
             }
@@ -72,14 +71,11 @@ impl Local {
         wakeups
     }
 
-    /// Ends a call that still waits.
+    /// Ends a call, if it still waits.
     pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> DeferredWakeups {
         let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.id);
         DeferredWakeups(
-            found
-                .into_iter()
-                .map(|kept| cancel_reason(key.clone(), kept.waiter, cancel.why.clone()))
-                .collect(),
+            found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect(),
         )
     }
 
@@ -88,26 +84,23 @@ impl Local {
         let ids = cancel.first..cancel.first + cancel.count;
         let found = self.table.remove_waiters(|_, kept| ids.contains(&kept.waiter.id.0));
         DeferredWakeups(
-            found
-                .into_iter()
-                .map(|(key, kept)| cancel_reason(key, kept.waiter, cancel.why.clone()))
-                .collect(),
+            found.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, cancel.why.clone())).collect(),
         )
     }
 
-    /// Ends what has waited until now.
+    /// Ends the calls whose deadline has passed.
     pub fn expire(&mut self, now: Time) -> DeferredWakeups {
         let late = self.table.remove_waiters(|_, kept| kept.waiter.deadline <= now);
         let deadlines = self.table.waiters().map(|(_, kept)| kept.waiter.deadline);
         self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
         DeferredWakeups(
             late.into_iter()
-                .map(|(key, kept)| cancel_reason(key, kept.waiter, CancelReason::Deadline(None)))
+                .map(|(key, kept)| gave_up(key, kept.waiter, CancelReason::Deadline(None)))
                 .collect(),
         )
     }
 
-    /// The earliest time at which something may have waited too long.
+    /// A lower bound of the deadlines of all waiters.
     pub fn next_deadline(&self) -> Time {
         self.next_deadline
     }
@@ -125,7 +118,7 @@ impl Local {
     }
 }
 
-fn cancel_reason(key: TensorKey, mut waiter: Waiter, why: CancelReason) -> DeferredWakeup {
+fn gave_up(key: TensorKey, mut waiter: Waiter, why: CancelReason) -> DeferredWakeup {
     waiter.cancel_reason = Some(why);
     DeferredWakeup::GaveUp { key, waiter }
 }
@@ -135,8 +128,8 @@ fn failed(waiter: Waiter, error: &Error) -> DeferredWakeup {
 }
 
 impl DeferredWakeups {
-    /// Notes a value for its waiter, or that it does not fit what was given for it: then it comes
-    /// back.
+    /// Adds a value for its waiter. If the value does not fit the waiter's tensor, adds the error
+    /// and returns the value.
     fn hand_over(
         &mut self,
         key: &TensorKey,
@@ -155,12 +148,12 @@ impl DeferredWakeups {
         None
     }
 
-    /// Adds what another call has found out.
+    /// Adds the wake-ups of another call.
     pub fn append(&mut self, mut other: DeferredWakeups) {
         self.0.append(&mut other.0);
     }
 
-    /// Tells everybody.
+    /// Wakes all waiters.
     pub fn wake(self) {
         self.0.into_iter().for_each(DeferredWakeup::wake);
     }
@@ -180,19 +173,19 @@ fn deliver(local: LocalWaiter, value: Value) {
     let LocalWaiter { waiter, into } = local;
     let (tensor, is_dead, sender, receiver) = match (value, into) {
         (Value::Tensor(tensor), None) => {
-            let side = placement_of(&tensor);
-            (Payload::Tensor(tensor), false, side, side)
+            let placement = placement_of(&tensor);
+            (Payload::Tensor(tensor), false, placement, placement)
         }
-        // It has the tensor's type and shape: this was looked at when the two met.
+        // `hand_over` has compared type and shape.
         (Value::Tensor(tensor), Some(mut given)) => {
             given.bytes_mut().copy_from_slice(tensor.bytes());
-            let sides = (placement_of(&tensor), placement_of_mut(&given));
-            (Payload::Into(given), false, sides.0, sides.1)
+            let (sender, receiver) = (placement_of(&tensor), placement_of_mut(&given));
+            (Payload::Into(given), false, sender, receiver)
         }
         (Value::Dead, None) => (Payload::Tensor(Tensor::empty()), true, Placement::HEAP, Placement::HEAP),
         (Value::Dead, Some(given)) => {
-            let side = placement_of_mut(&given);
-            (Payload::Into(given), true, Placement::HEAP, side)
+            let receiver = placement_of_mut(&given);
+            (Payload::Into(given), true, Placement::HEAP, receiver)
         }
     };
     waiter.complete(Ok(Delivery { tensor, is_dead, sender, receiver }));

@@ -1,4 +1,4 @@
-//! Which peers are linked and which are lost.
+//! The peers that are linked, and those that are lost.
 #![allow(clippy::disallowed_types)] // the error of a lost peer
 
 use super::Error;
@@ -7,7 +7,7 @@ use super::remote::PeerObserver;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Which peers are there and which are lost, for calls that never reach the poller.
+/// The status of each peer, for calls that fail before they reach a poller.
 pub struct Losses {
     peers: Vec<Loss>,
     fatal: bool,
@@ -17,25 +17,26 @@ pub struct Losses {
 
 #[derive(Default)]
 struct Loss {
-    /// So that a send to a peer that is there takes no lock.
+    /// A copy of `status`, so that a send to a linked peer takes no lock.
     is_up: AtomicBool,
     status: Mutex<PeerStatus>,
 }
 
-/// How it stands with a peer.
+/// Whether a peer is linked or lost.
 #[derive(Clone, Debug, Default)]
 pub enum PeerStatus {
-    /// It was never linked.
+    /// The peer was never linked.
     #[default]
     Absent,
-    /// This link with it is up.
+    /// This link with the peer is up.
     Up(LinkTag),
-    /// It was lost with this link, or before it, and has not come back.
+    /// The peer was lost with this link, or before the link was ready, and has not come back.
     Lost(LinkTag, Error),
 }
 
 impl Losses {
-    /// Nobody is lost yet. `fatal`: the loss of one, other than by its clean stop, ends everything.
+    /// No peer is lost yet. If `fatal`, the loss of a peer ends every call, unless the peer stopped
+    /// cleanly.
     pub fn new(members: &Members, fatal: bool) -> Self {
         let peers = members.all().iter().map(|_| Loss::default()).collect();
         Losses { peers, fatal, broken: OnceLock::new(), swept: AtomicBool::new(false) }
@@ -46,7 +47,7 @@ impl Losses {
         self.peers[peer.0 as usize].is_up.load(Ordering::Acquire)
     }
 
-    /// How it stands with a peer.
+    /// The status of a peer.
     pub fn status(&self, peer: PeerIndex) -> PeerStatus {
         self.peers[peer.0 as usize].status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -56,16 +57,16 @@ impl Losses {
         let is_up = matches!(status, PeerStatus::Up(_));
         let mut present = loss.status.lock().unwrap_or_else(PoisonError::into_inner);
         *present = status;
-        // Under the lock, so that both change in the same order.
+        // Under the lock, so that flag and status change in the same order.
         loss.is_up.store(is_up, Ordering::Release);
     }
 
-    /// What ended everything, if something has.
+    /// The error that has ended every call.
     pub fn ended(&self) -> Option<Error> {
         self.broken.get().cloned()
     }
 
-    /// Ends everything with this error, unless something else has.
+    /// Ends every call with this error. The first error wins.
     pub fn end(&self, error: Error) {
         let _ = self.broken.set(error);
     }

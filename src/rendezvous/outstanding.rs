@@ -1,10 +1,12 @@
-//! The bound on what was sent and waits to be asked for.
+//! The limit of values that were sent and not requested yet.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts as many more values. Where that would be more than `limit` nothing is counted, not for a
-/// moment: others must not be refused because of values that never were. Tells how many there are
-/// then.
+/// Adds `count` to the outstanding values. Beyond `limit` it adds nothing, not even for a moment:
+/// a concurrent send must not fail because of a batch that is refused.
+///
+/// # Errors
+/// The number of outstanding values, if `count` more are beyond the limit.
 pub(super) fn reserve(outstanding: &AtomicUsize, count: usize, limit: usize) -> Result<(), usize> {
     let more = |waiting: usize| waiting.checked_add(count).filter(|all| *all <= limit);
     outstanding.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(|_| ())

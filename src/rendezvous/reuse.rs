@@ -4,13 +4,13 @@ use crossbeam_queue::ArrayQueue;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Lists that are used again and again.
+/// A pool of lists.
 #[derive(Debug)]
 pub(super) struct Lists<T> {
     free: Arc<ArrayQueue<Vec<T>>>,
 }
 
-/// A list that goes back when it is dropped, emptied.
+/// A list that is emptied and goes back to its pool when it is dropped.
 #[derive(Debug)]
 pub struct Reused<T> {
     list: Vec<T>,
@@ -18,8 +18,7 @@ pub struct Reused<T> {
 }
 
 impl<T> Lists<T> {
-    /// None yet. So many wait for their next use; if more are in use at a time, those are made and
-    /// freed.
+    /// An empty pool that keeps up to `kept` unused lists. Further lists are freed.
     pub fn new(kept: usize) -> Self {
         Lists { free: Arc::new(ArrayQueue::new(kept)) }
     }
@@ -31,7 +30,7 @@ impl<T> Lists<T> {
 }
 
 impl<T> Reused<T> {
-    /// Another empty one, from where this came.
+    /// Another empty list of the same pool.
     pub(super) fn another(&self) -> Reused<T> {
         Reused { list: self.home.pop().unwrap_or_default(), home: self.home.clone() }
     }
@@ -40,7 +39,7 @@ impl<T> Reused<T> {
 impl<T> Drop for Reused<T> {
     fn drop(&mut self) {
         self.list.clear();
-        // If there are enough it is freed.
+        // A full pool frees the list.
         let _ = self.home.push(std::mem::take(&mut self.list));
     }
 }

@@ -1,4 +1,4 @@
-//! Which steps have begun, were aborted, or are gone for good.
+//! The state of each step: begun, aborted, or retired.
 
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Status;
@@ -7,15 +7,15 @@ use foldhash::{HashMap, HashSet};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Live steps that find room before anything is allocated.
+/// The initial capacity, in live steps.
 const LIVE: usize = 64;
-/// Steps that have ended and are remembered one by one.
+/// The number of retired steps outside all sequences that are remembered (specification 2.5).
 pub const MAX_RETIRED_STEPS: usize = 4096;
 
-/// So many steps that were not cleaned up are probably forgotten.
+/// The number of live steps at which a missing cleanup is likely.
 const MANY_STEPS: usize = 1024;
 
-/// The life of every step. Its tables are made as large as they get at once, as each step passes
+/// The state of every step. The tables have their full capacity from the start, as each step passes
 /// through them.
 #[derive(Debug)]
 pub(super) struct Steps {
@@ -31,7 +31,7 @@ struct Live {
     aborted: Option<Status>,
 }
 
-/// A run of steps base, base + 1, ...: all below `watermark` are gone, and those in `early`.
+/// The steps of a sequence. The steps below `watermark` are retired, and those in `early`.
 #[derive(Debug)]
 struct StepRange {
     base: u64,
@@ -39,20 +39,20 @@ struct StepRange {
     early: BTreeSet<u64>,
 }
 
-/// Where a step is in its life.
+/// The state of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StepState {
-    /// Nobody here has begun it.
+    /// The step has not begun here.
     NotBegun,
-    /// It runs.
+    /// The step has begun and was neither aborted nor cleaned up.
     Live,
-    /// It was aborted with this.
+    /// The step was aborted with this status.
     Aborted(Status),
-    /// It was cleaned up.
+    /// The step was cleaned up.
     Gone,
 }
 
-/// Why a step can't begin.
+/// The reason why a step can't begin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BeginError {
     Gone,
@@ -61,8 +61,8 @@ pub(super) enum BeginError {
 
 impl Default for Steps {
     fn default() -> Self {
-        // Twice the room: a hash table that is more than half full is made anew now and then, not
-        // swept in place.
+        // Twice the capacity: a hash table that is more than half full reallocates now and then
+        // instead of rehashing in place.
         let retired = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
         let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
         let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
@@ -71,7 +71,7 @@ impl Default for Steps {
 }
 
 impl Steps {
-    /// Begins a step, or finds it. Returns whether it is new.
+    /// Begins a step for `worker`. Returns false if this worker has begun it already.
     pub fn begin(&mut self, step: u64, worker: &Arc<str>) -> Result<bool, BeginError> {
         if let Some(live) = self.live.get(&step) {
             if live.worker == *worker {
@@ -86,7 +86,7 @@ impl Steps {
         Ok(true)
     }
 
-    /// Where the step is.
+    /// The state of `step`.
     pub fn state(&self, step: u64) -> StepState {
         match self.live.get(&step) {
             Some(Live { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),
@@ -96,12 +96,12 @@ impl Steps {
         }
     }
 
-    /// Whether the step has begun and goes on: the usual case, without a look at anything else.
+    /// Whether the step is [`StepState::Live`]: one lookup, for the usual case.
     pub fn is_live(&self, step: u64) -> bool {
         self.live.get(&step).is_some_and(|live| live.aborted.is_none())
     }
 
-    /// Aborts a step that has begun. The first status wins; returns whether this was it.
+    /// Aborts a step that has begun. Returns false if the step is not live.
     pub fn abort(&mut self, step: u64, status: Status) -> bool {
         match self.live.get_mut(&step) {
             Some(live) if live.aborted.is_none() => {
@@ -112,7 +112,7 @@ impl Steps {
         }
     }
 
-    /// Ends a step for good. Returns whether it was not gone before.
+    /// Retires a step. Returns false if the step was retired before.
     pub fn cleanup(&mut self, step: u64) -> bool {
         if self.is_gone(step) {
             return false;
@@ -125,7 +125,7 @@ impl Steps {
         true
     }
 
-    /// Declares a run of steps, whose end is remembered without limit.
+    /// Declares a sequence, whose retired steps are remembered without limit.
     pub fn sequence(&mut self, base: u64) {
         if self.sequences.iter().any(|run| run.base == base) {
             return;
@@ -134,8 +134,8 @@ impl Steps {
         self.sequences.sort_by_key(|run| run.base);
     }
 
-    /// The first step of the sequence with this base that is not gone, and the base of the next
-    /// one, or 2^64-1.
+    /// The first step of the sequence `base` that is not retired, and the base of the next
+    /// sequence, or 2^64-1.
     pub fn open(&self, base: u64) -> (u64, u64) {
         let after = self.sequences.partition_point(|run| run.base < base);
         let first =
@@ -144,24 +144,23 @@ impl Steps {
         (first, next.unwrap_or(u64::MAX))
     }
 
-    /// The last step of the sequence with this base that has begun and is not gone.
+    /// The last live step of the sequence `base`.
     pub fn last_begun(&self, base: u64) -> Option<u64> {
         let (_, end) = self.open(base);
         self.live().filter(|step| (base..end).contains(step)).max()
     }
 
-    /// How many steps have begun and are not gone.
+    /// The number of live steps, aborted ones included.
     pub fn live_count(&self) -> usize {
         self.live.len()
     }
 
-    /// Whether a warning is due, as so many steps were not cleaned up: at 1,024 and at each
-    /// doubling.
+    /// Whether a warning about `live` steps is due: at 1,024 and at each doubling.
     pub fn is_warning_due(live: usize) -> bool {
         live >= MANY_STEPS && live.is_power_of_two()
     }
 
-    /// The steps that have begun.
+    /// The live steps, in no order, aborted ones included.
     pub fn live(&self) -> impl Iterator<Item = u64> {
         self.live.keys().copied()
     }
@@ -175,7 +174,7 @@ impl Steps {
             || self.retired.contains(&step)
     }
 
-    /// A sequence goes on until the next one's base.
+    /// The sequence that holds `step`. A sequence ends at the base of the next one.
     fn range_of(&mut self, step: u64) -> Option<&mut StepRange> {
         self.sequences.iter_mut().rfind(|run| run.base <= step)
     }

@@ -1,31 +1,30 @@
-//! The table in which values and waiters of a key meet.
+//! Matches the values and the waiters of each key.
 
 use super::fifo::Fifo;
 use crate::link::TensorKey;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 
-/// Channels that find room before anything is allocated. A hash table that is less than half full
-/// never grows.
-const CHANNELS: usize = 256;
+/// The initial capacity, in key queues. A hash table that is less than half full never grows.
+const KEY_QUEUES: usize = 256;
 
 /// Values and waiters by whole key. A key has values or waiters, never both.
 ///
-/// Each value gets a number when it is offered, and keeps it: one that was handed out and comes
-/// back takes its place by that number. So the values in the table are always in the order in which
-/// they were sent, whoever brings them back when.
+/// Each value gets a number when it is offered, and keeps the number. A value that was matched and
+/// is put back takes its old place by the number. So the values of a key are always in the order in
+/// which they were sent.
 #[derive(Debug)]
 pub(super) struct Table<V, W> {
-    channels: HashMap<TensorKey, KeyQueue<V, W>>,
+    queues: HashMap<TensorKey, KeyQueue<V, W>>,
     next_number: u64,
 }
 
-/// A value with its place among all that were offered.
+/// A value with its number among all offered values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Numbered<V> {
-    /// Grows with each offer.
+    /// Grows with each offer to the table.
     pub number: u64,
-    /// The value.
+    /// The offered value.
     pub value: V,
 }
 
@@ -37,46 +36,46 @@ enum KeyQueue<V, W> {
 
 impl<V, W> Default for Table<V, W> {
     fn default() -> Self {
-        let channels = HashMap::with_capacity_and_hasher(CHANNELS, RandomState::default());
-        Table { channels, next_number: 0 }
+        let queues = HashMap::with_capacity_and_hasher(KEY_QUEUES, RandomState::default());
+        Table { queues, next_number: 0 }
     }
 }
 
-/// What became of a value.
+/// The outcome of [`Table::offer`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OfferOutcome<V, W> {
-    /// Somebody waited for it.
+    /// The first waiter gets the value.
     Matched(W, Numbered<V>),
-    /// It is kept.
+    /// No waiter: the value is queued.
     Queued,
 }
 
-/// What became of a waiter.
+/// The outcome of [`Table::ask`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AskOutcome<V, W> {
-    /// The value was there.
+    /// The waiter gets the first value.
     Matched(W, Numbered<V>),
-    /// The waiter is kept.
+    /// No value: the waiter is queued.
     Queued,
 }
 
 impl<V, W> Table<V, W> {
-    /// Hands a value to the first waiter, or keeps it behind the others.
+    /// Matches a value with the first waiter, or queues it behind the others.
     pub fn offer(&mut self, key: &TensorKey, value: V) -> OfferOutcome<V, W> {
         let number = self.next_number;
         self.next_number += 1;
         self.put(key, Numbered { number, value })
     }
 
-    /// Does the same with a value that had been handed out: it takes its old place.
+    /// Offers a value again that was matched before: it is queued at its old place.
     pub fn put_back(&mut self, key: &TensorKey, value: Numbered<V>) -> OfferOutcome<V, W> {
         self.put(key, value)
     }
 
     fn put(&mut self, key: &TensorKey, value: Numbered<V>) -> OfferOutcome<V, W> {
-        match self.channels.get_mut(key) {
+        match self.queues.get_mut(key) {
             None => {
-                self.channels.insert(key.clone(), KeyQueue::Values(Fifo::one(value)));
+                self.queues.insert(key.clone(), KeyQueue::Values(Fifo::one(value)));
                 OfferOutcome::Queued
             }
             Some(KeyQueue::Values(values)) => {
@@ -91,22 +90,22 @@ impl<V, W> Table<V, W> {
             Some(KeyQueue::Waiters(waiters)) => {
                 let waiter = waiters.pop();
                 if waiters.is_empty() {
-                    self.channels.remove(key);
+                    self.queues.remove(key);
                 }
                 match waiter {
                     Some(waiter) => OfferOutcome::Matched(waiter, value),
-                    // An empty channel is never left in the table.
+                    // Unreachable: the table holds no empty queue.
                     None => self.put(key, value),
                 }
             }
         }
     }
 
-    /// Gives a waiter the first value, or keeps it behind the others.
+    /// Matches a waiter with the first value, or queues it behind the others.
     pub fn ask(&mut self, key: &TensorKey, waiter: W) -> AskOutcome<V, W> {
-        match self.channels.get_mut(key) {
+        match self.queues.get_mut(key) {
             None => {
-                self.channels.insert(key.clone(), KeyQueue::Waiters(Fifo::one(waiter)));
+                self.queues.insert(key.clone(), KeyQueue::Waiters(Fifo::one(waiter)));
                 AskOutcome::Queued
             }
             Some(KeyQueue::Waiters(waiters)) => {
@@ -116,33 +115,32 @@ impl<V, W> Table<V, W> {
             Some(KeyQueue::Values(values)) => {
                 let value = values.pop();
                 if values.is_empty() {
-                    self.channels.remove(key);
+                    self.queues.remove(key);
                 }
                 match value {
                     Some(value) => AskOutcome::Matched(waiter, value),
-                    // An empty channel is never left in the table.
+                    // Unreachable: the table holds no empty queue.
                     None => self.ask(key, waiter),
                 }
             }
         }
     }
 
-    /// Takes out one waiter of a key.
+    /// Removes the first waiter of a key that `fits`.
     pub fn remove_waiter(&mut self, key: &TensorKey, fits: impl FnMut(&W) -> bool) -> Option<W> {
-        let Some(KeyQueue::Waiters(waiters)) = self.channels.get_mut(key) else { return None };
+        let Some(KeyQueue::Waiters(waiters)) = self.queues.get_mut(key) else { return None };
         let waiter = waiters.remove(fits);
         if waiters.is_empty() {
-            self.channels.remove(key);
+            self.queues.remove(key);
         }
         waiter
     }
 
-    /// Takes out every waiter that fits, whatever its key: in the order of the keys, and of each
-    /// key's line.
+    /// Removes every waiter that `fits`, in the order of the keys, then of each key's queue.
     pub fn remove_waiters(&mut self, mut fits: impl FnMut(&TensorKey, &W) -> bool) -> Vec<(TensorKey, W)> {
         let mut removed = Vec::new();
-        self.channels.retain(|key, channel| {
-            let KeyQueue::Waiters(waiters) = channel else { return true };
+        self.queues.retain(|key, queue| {
+            let KeyQueue::Waiters(waiters) = queue else { return true };
             while let Some(waiter) = waiters.remove(|waiter| fits(key, waiter)) {
                 removed.push((key.clone(), waiter));
             }
@@ -152,24 +150,23 @@ impl<V, W> Table<V, W> {
         removed
     }
 
-    /// Drops every value that fits.
+    /// Drops every value that `fits`.
     pub fn remove_values(&mut self, mut fits: impl FnMut(&V) -> bool) {
-        self.channels.retain(|_, channel| {
-            let KeyQueue::Values(values) = channel else { return true };
+        self.queues.retain(|_, queue| {
+            let KeyQueue::Values(values) = queue else { return true };
             while values.remove(|kept| fits(&kept.value)).is_some() {}
             !values.is_empty()
         });
     }
 
-    /// Takes out everything of the steps that fit: the values, and the waiters. In the order of the
-    /// keys, so that neither the waiters nor the pool's blocks come back in an order that the
-    /// hashes make.
+    /// Removes the values and waiters of the steps that `fits` selects. The order is the order of
+    /// the keys: the order of the hashes would make runs differ.
     pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (Vec<V>, Vec<(TensorKey, W)>) {
-        let mut channels: Vec<_> = self.channels.extract_if(|key, _| fits(key.step)).collect();
-        channels.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let mut queues: Vec<_> = self.queues.extract_if(|key, _| fits(key.step)).collect();
+        queues.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let (mut values, mut waiters) = (Vec::new(), Vec::new());
-        for (key, channel) in channels {
-            match channel {
+        for (key, queue) in queues {
+            match queue {
                 KeyQueue::Values(mut kept) => {
                     values.extend(std::iter::from_fn(|| kept.pop()).map(|kept| kept.value));
                 }
@@ -183,8 +180,8 @@ impl<V, W> Table<V, W> {
 
     /// The waiters, in no order.
     pub fn waiters(&self) -> impl Iterator<Item = (&TensorKey, &W)> {
-        self.channels.iter().flat_map(|(key, channel)| {
-            let waiters = match channel {
+        self.queues.iter().flat_map(|(key, queue)| {
+            let waiters = match queue {
                 KeyQueue::Waiters(waiters) => Some(waiters.iter()),
                 KeyQueue::Values(_) => None,
             };
@@ -192,10 +189,10 @@ impl<V, W> Table<V, W> {
         })
     }
 
-    /// The waiters, in no order, to be changed where they are.
+    /// The waiters, in no order, mutable.
     pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
-        self.channels.iter_mut().flat_map(|(key, channel)| {
-            let waiters = match channel {
+        self.queues.iter_mut().flat_map(|(key, queue)| {
+            let waiters = match queue {
                 KeyQueue::Waiters(waiters) => Some(waiters.iter_mut()),
                 KeyQueue::Values(_) => None,
             };
@@ -203,12 +200,12 @@ impl<V, W> Table<V, W> {
         })
     }
 
-    /// How many values and waiters there are.
+    /// The number of values and of waiters.
     #[cfg(any(test, feature = "sim"))]
     pub fn len(&self) -> (usize, usize) {
         let (mut values, mut waiters) = (0, 0);
-        for channel in self.channels.values() {
-            match channel {
+        for queue in self.queues.values() {
+            match queue {
                 KeyQueue::Values(kept) => values += kept.len(),
                 KeyQueue::Waiters(kept) => waiters += kept.len(),
             }
@@ -219,7 +216,7 @@ impl<V, W> Table<V, W> {
     /// Whether there is neither a value nor a waiter.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.channels.is_empty()
+        self.queues.is_empty()
     }
 }
 
@@ -255,7 +252,7 @@ mod tests {
         assert!(table.is_empty());
     }
 
-    /// Every order in which these can come.
+    /// All permutations.
     fn orders(of: &[u64]) -> Vec<Vec<u64>> {
         if of.is_empty() {
             return vec![Vec::new()];
@@ -339,7 +336,7 @@ mod tests {
         };
         let (one, other) = (colliding("a"), colliding("b"));
         let hasher = RandomState::default();
-        assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "they do collide");
+        assert_eq!(hasher.hash_one(&one), hasher.hash_one(&other), "the hashes collide");
         assert_eq!(table.offer(&one, 1), OfferOutcome::Queued);
         assert_eq!(table.ask(&other, 'x'), AskOutcome::Queued, "the value is not its own");
         assert_eq!(table.offer(&other, 2), OfferOutcome::Matched('x', Numbered { number: 1, value: 2 }));

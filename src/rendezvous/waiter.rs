@@ -1,4 +1,4 @@
-//! Whoever waits for a tensor, and what it gets.
+//! A receive that waits for its tensor, and its outcome.
 
 use super::Error;
 use crate::engine::{Canceled, OneshotSender};
@@ -8,7 +8,7 @@ use crate::wire::Time;
 use crate::wire::message::Placement;
 use std::time::Duration;
 
-/// What a receive brings.
+/// The value that a receive returns, and where it lay.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -25,24 +25,24 @@ use std::time::Duration;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Delivery<T> {
-    /// The tensor. For a dead value: an empty one, or the one that was given, untouched.
+    /// The tensor. For a dead value: an empty tensor, or the tensor of the caller, untouched.
     pub tensor: T,
-    /// Whether it is the value of a branch not taken.
+    /// Whether the value is dead: that of a branch not taken.
     pub is_dead: bool,
-    /// Where the tensor lay at its sender.
+    /// Where the tensor lay at the sender.
     pub sender: Placement,
-    /// Where it lies here.
+    /// Where the tensor lies here.
     pub receiver: Placement,
 }
 
-/// What a receive brings, before its caller's type is known.
+/// The tensor of a [`Delivery`], before it is cast to the type of the caller.
 #[derive(Debug)]
 pub(super) enum Payload {
     Tensor(Tensor),
     Into(TensorMut),
 }
 
-/// How a receive ended.
+/// The result of a receive.
 #[derive(Debug)]
 pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
 
@@ -56,42 +56,41 @@ impl Canceled for Outcome {
     }
 }
 
-/// Names a call, so that it can be cancelled. Unique in the process.
+/// Names a call for its cancellation. Unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(super) u64);
 
-/// Why a waiter stops waiting.
+/// The reason why a waiter stops to wait.
 #[derive(Clone, Debug)]
 pub(super) enum CancelReason {
-    /// Its user cancelled it.
+    /// The program cancelled the receive.
     Cancelled,
-    /// Its time is over, after so long; `None` for the time that it began with.
+    /// The deadline has passed, after this timeout; `None` for the timeout of the receive.
     Deadline(Option<Duration>),
-    /// Nobody is there any more to take a value: one that comes all the same is for whoever asks
-    /// next.
+    /// The handle was dropped. A value that still comes is for the next receive.
     Dropped,
 }
 
-/// Whoever waits for a tensor.
+/// A receive that waits: the sending end of its one-shot channel, and its deadline.
 #[derive(Debug)]
 pub struct Waiter {
     pub(super) id: CallId,
     pub(super) sender: OneshotSender<Outcome>,
-    /// When it gives up; moved on by the grace once it has.
+    /// The end of the wait. A cancellation moves it on by `cancel_grace`.
     pub(super) deadline: Time,
-    /// How long it was willing to wait.
+    /// The timeout of the caller, for the error.
     pub(super) timeout: Duration,
-    /// Set once it has given up.
+    /// Set once the receive was cancelled.
     pub(super) cancel_reason: Option<CancelReason>,
 }
 
 impl Waiter {
-    /// Brings a result.
+    /// Sends the result to the caller.
     pub(super) fn complete(self, result: Result<Delivery<Payload>, Error>) {
         self.sender.send(Outcome(result));
     }
 
-    /// Ends a waiter that gave up, with the error of its reason.
+    /// Ends a cancelled waiter with the error of its reason.
     pub(super) fn fail_cancelled(self, key: &TensorKey) {
         let error = match &self.cancel_reason {
             Some(CancelReason::Deadline(after)) => {
