@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 pub enum PinError {
     /// The process may not run on that CPU.
     #[error(
-        "CPU {cpu} was asked for, but this process may only run on {allowed:?}: choose one of those, or change its affinity mask"
+        "CPU {cpu} was asked for, but this process may only run on {allowed:?}: choose one of those, or \
+         change its affinity mask"
     )]
     NotAllowed {
         /// The CPU that was asked for.

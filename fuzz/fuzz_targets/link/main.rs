@@ -17,7 +17,7 @@ use peer::Peer;
 use std::time::Duration;
 use tensorwire::Pool;
 use tensorwire::internals::fabric::sim::{SimNetwork, SimOptions};
-use tensorwire::internals::fabric::{Fabric, Endpoint, LinkOptions, Role};
+use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 
 /// Receives of each side.

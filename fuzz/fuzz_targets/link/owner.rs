@@ -86,7 +86,7 @@ impl Owner {
         match command {
             0 | 1 => self.request(input),
             2 => self.cancel_request(input),
-            3 => self.cancel_request(input),
+            3 => self.cancel_requests(input),
             4 | 5 => self.answer(input),
             6 => self.links.drop_stashed(input.number()),
             7 => self.ask_in_advance(input),
@@ -133,7 +133,7 @@ impl Owner {
             .cancel_request(self.link, request, &mut |_, waiter| decide(waiting, waiter, take, decision));
     }
 
-    fn cancel_request(&mut self, input: &mut Input<'_>) {
+    fn cancel_requests(&mut self, input: &mut Input<'_>) {
         let (take, decision) = (input.flag(), decision(input));
         let waiting = &mut self.waiting;
         self.links.cancel_requests(self.link, &mut |_, waiter| decide(waiting, waiter, take, decision));
@@ -208,7 +208,9 @@ impl Owner {
             LinkEvent::SendComplete => {
                 self.posted = self.posted.checked_sub(1).expect("a value was on its way")
             }
-            LinkEvent::PutBack { .. } => self.pinned = self.pinned.checked_sub(1).expect("a value was pinned"),
+            LinkEvent::PutBack { .. } => {
+                self.pinned = self.pinned.checked_sub(1).expect("a value was pinned")
+            }
             LinkEvent::Returned { stash_id, number, .. } => self.returned.push((stash_id, number)),
             LinkEvent::Orphaned { value, incarnation, .. } => {
                 assert_eq!(incarnation, 2);

@@ -3,13 +3,13 @@
 use crate::input::Input;
 use crate::{DEPTH, OWNER, PEER};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
-use tensorwire::internals::fabric::{LoanPermit, Completions, Event, LinkFailure, LinkId, Port};
+use tensorwire::internals::fabric::{Completions, Event, LinkFailure, LinkId, LoanPermit, Port};
 use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    Allocator, Follows, MAX_LONG_MESSAGE, Message, MetaRef, RequestId, Placement, StandingRequest, StandingStep,
-    StandingSteps, TensorRequest, VERSION, VersionedMeta,
+    Allocator, Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest,
+    StandingStep, StandingSteps, TensorRequest, VERSION, VersionedMeta,
 };
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, sum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
@@ -213,7 +213,8 @@ impl Peer {
             None => TensorMeta::serialized(dtype, shape, input.number()),
         };
         let meta = meta.unwrap_or_else(|_| self.tensor.meta().clone());
-        let placement = Placement { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
+        let placement =
+            Placement { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
         VersionedMeta { version: (input.number() as u32).max(1), placement, meta }
     }
 
@@ -303,13 +304,7 @@ impl Peer {
         let tensor = self.tensor.clone();
         let has_immediate = input.u8() < 200;
         self.sum = sum_of(&tensor.bytes()[..len as usize]);
-        let _ = self.port.write(
-            self.link,
-            &tensor,
-            len,
-            &target,
-            has_immediate.then_some(immediate),
-        );
+        let _ = self.port.write(self.link, &tensor, len, &target, has_immediate.then_some(immediate));
     }
 
     fn lend(&mut self, input: &mut Input<'_>) {

@@ -110,7 +110,8 @@ impl<C> Link<C> {
         }
         if incarnation != *local_incarnation {
             let message = format!(
-                "{edge} was asked of incarnation {incarnation:016x} of {local}, which is gone: it is {local_incarnation:016x} now"
+                "{edge} was asked of incarnation {incarnation:016x} of {local}, which is gone: \
+                 it is {local_incarnation:016x} now"
             );
             return Err(Status::new(FailedPrecondition, message));
         }

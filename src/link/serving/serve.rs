@@ -275,8 +275,8 @@ impl<C> Link<C> {
         let (lends, most) = (limits.lends, limits.max_write);
         if bytes > most {
             let message = format!(
-                "the tensor has {bytes} bytes, and the queue of the link to {} carries {most} in one write: raise \
-                 queue_depth (rdma_qp_queue_depth on verbs) on both sides, or send it in parts",
+                "the tensor has {bytes} bytes, and the queue of the link to {} carries {most} in one write: \
+                 raise queue_depth (rdma_qp_queue_depth on verbs) on both sides, or send it in parts",
                 self.identity.peer
             );
             self.refuse(cx, request, Status::new(Code::ResourceExhausted, message));

@@ -38,7 +38,8 @@ proptest! {
         let (mut told, mut freed, mut cancels) = (0, false, 0);
         let (mut early, mut unverified) = (false, false);
         for (arrival, choice) in said {
-            if choice == 1 && !freed && receiver.is_unclaimed() && receiver.claim() == ReceiverAction::Deliver {
+            let claims = choice == 1 && !freed && receiver.is_unclaimed();
+            if claims && receiver.claim() == ReceiverAction::Deliver {
                 prop_assert!(early, "nothing had come");
                 (told, freed) = (told + 1, true);
             }
@@ -59,7 +60,8 @@ proptest! {
                 prop_assert!(standing && before.is_some_and(|granted| bytes <= granted));
                 granted = Some(bytes);
             }
-            prop_assert_eq!(arrival == Checksum, std::mem::take(&mut unverified), "a sum comes behind bytes, and only that");
+            let awaited = std::mem::take(&mut unverified);
+            prop_assert_eq!(arrival == Checksum, awaited, "a checksum comes behind bytes, and nothing else");
             match action {
                 ReceiverAction::AwaitChecksum => {
                     let has_bytes = matches!(arrival, Landed { .. } | Response | Loan);

@@ -151,7 +151,8 @@ impl RemoteHandler {
                 Error::NoRoom { key: name, source: Arc::new(error) }
             }
             RequestError::NoGrant { limit } => Error::ResourceExhausted {
-                what: "the number of destinations that one peer may write to at a time, which the fabric sets,",
+                what: "the number of destinations that one peer may write to at a time, which the fabric \
+                       sets,",
                 limit: limit.into(),
                 remedy: "wait for some receives from that peer first",
             },

@@ -133,7 +133,8 @@ impl RemoteHandler {
         let waits = timeout_ms > 0;
         if deferred && waits && self.peer(peer).deferred >= self.settings.max_deferred {
             let message = format!(
-                "{} requests wait at {} for steps that have not begun there (this one for step {}), which is the limit: raise max_deferred",
+                "{} requests wait at {} for steps that have not begun there (this one for step {}), \
+                 which is the limit: raise max_deferred",
                 self.settings.max_deferred, self.me, key.step
             );
             return links.refuse(peer_request, Status::new(Code::ResourceExhausted, message));
