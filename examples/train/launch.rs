@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub const ASSIGNED: &str = "--assigned";
 
 /// How long the other processes have to notice and report that one has ended.
-const GRACE: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a run has no result.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Crew {
                 None => self.give_up(),
             }
             if !self.failures.is_empty() || self.processes.iter().any(|process| process.ended) {
-                deadline = deadline.or_else(|| Some(Instant::now() + GRACE));
+                deadline = deadline.or_else(|| Some(Instant::now() + STOP_TIMEOUT));
             }
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Process {
         let error = self.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         let (end, what) = match (status.signal(), status.code()) {
             (Some(_), _) if self.stuck => {
-                (End::Stuck, format!("did not end within {GRACE:?} after another had"))
+                (End::Stuck, format!("did not end within {STOP_TIMEOUT:?} after another had"))
             }
             (Some(signal), _) => (End::Killed, format!("was killed by signal {}", signals::name(signal))),
             (None, Some(0)) if self.is_complete() => return None,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Progress reports of a short run.
 const REPORTS: u64 = 50;
 /// Steps between two progress reports of a long run.
-const PATIENCE: u64 = 100;
+const REPORT_INTERVAL: u64 = 100;
 
 /// The state of one worker.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub struct Progress {
 
 /// Whether a run reports its progress after this step.
 pub fn is_report(plan: &Plan, steps_done: u64) -> bool {
-    let every = plan.steps.div_ceil(REPORTS).min(PATIENCE);
+    let every = plan.steps.div_ceil(REPORTS).min(REPORT_INTERVAL);
     steps_done.is_multiple_of(every) || steps_done == plan.steps
 }
 

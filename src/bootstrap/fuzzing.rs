@@ -33,7 +33,7 @@ const MAX_COMMANDS: usize = 64;
 const MAX_REFUSAL: usize = 8 * 1024;
 /// Time limit for work on another thread: as long as `tests/fuzz` gives an input. On a busy machine
 /// with a sanitizer such a thread may not run for seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl Scene {
             tokio::task::yield_now().await;
             let is_busy = |peer| self.shared.see(|members| members.is_busy(peer));
             while is_busy(CALLER) || is_busy(CALLEE) || self.tickets.any(&[FuzzEndpoint::Prepared]) {
-                assert!(begin.elapsed() < PATIENCE, "an endpoint is never done");
+                assert!(begin.elapsed() < TIMEOUT, "an endpoint is never done");
                 std::thread::yield_now();
                 tokio::task::yield_now().await;
             }

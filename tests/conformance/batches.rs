@@ -2,7 +2,7 @@
 
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, PATIENCE, bytes_of, exposed, fail_a_write_and_a_read, granted, immediate, pair,
+    End, Got, Harness, TIMEOUT, bytes_of, exposed, fail_a_write_and_a_read, granted, immediate, pair,
     pattern, receives, revoked, tensor, tensor_mut,
 };
 use std::time::Instant;
@@ -74,7 +74,7 @@ pub fn all_of_a_batch_arrives_once_it_has_ended<H: Harness>() {
     assert!(read, "{done:?}");
     let start = Instant::now();
     while b.port.peer_credits(b.link) != 77 {
-        assert!(start.elapsed() < PATIENCE, "the credits of a batch did not come");
+        assert!(start.elapsed() < TIMEOUT, "the credits of a batch did not come");
         a.poll();
         b.poll();
     }
@@ -154,7 +154,7 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     assert_eq!(a.until_down().0, 1);
     let start = Instant::now();
     while !source.is_unique() {
-        assert!(start.elapsed() < PATIENCE, "the loan never came back");
+        assert!(start.elapsed() < TIMEOUT, "the loan never came back");
         a.poll();
         b.poll();
         b.inbox.clear();

@@ -10,7 +10,7 @@ use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
 /// Timeout of each wait.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A fabric under test.
 pub trait Harness {
@@ -91,8 +91,8 @@ pub fn connect<F: Fabric>(a: &F, b: &F, options: &LinkOptions) -> (F::Link, F::L
 pub fn join<H: Endpoint>([a, b]: [H; 2]) -> (H::Link, H::Link) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     std::thread::scope(|scope| {
-        let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, PATIENCE).expect("accepted"));
-        let b = b.connect(Role::Initiator, &to_a, PATIENCE).expect("connected");
+        let acceptor = scope.spawn(|| a.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
+        let b = b.connect(Role::Initiator, &to_a, TIMEOUT).expect("connected");
         (acceptor.join().expect("no panic"), b)
     })
 }
@@ -143,7 +143,7 @@ impl<F: Fabric> End<F> {
             if let Some((_, got)) = self.inbox.pop_front() {
                 return got;
             }
-            assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+            assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");
             self.poll();
             other.poll();
         }
@@ -156,7 +156,7 @@ impl<F: Fabric> End<F> {
             if let Some((_, got)) = self.inbox.pop_front() {
                 return got;
             }
-            assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+            assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");
             self.poll();
         }
     }

@@ -1,7 +1,7 @@
 //! Two processes with a thousand links, and processes that sleep.
 
 use crate::Shm;
-use crate::harness::{Harness, PATIENCE, pool};
+use crate::harness::{Harness, TIMEOUT, pool};
 use crate::processes::{Peer, tell, unhex};
 use std::time::{Duration, Instant};
 use tensorwire::Pool;
@@ -72,7 +72,7 @@ impl Many {
         let links = (0..links).map(|_| {
             let endpoint = fabric.endpoint(0, &OPTIONS).expect("an endpoint");
             let theirs = meet(endpoint.address());
-            let link = endpoint.connect(role, &theirs, PATIENCE).expect("connected");
+            let link = endpoint.connect(role, &theirs, TIMEOUT).expect("connected");
             let link = port.attach(link).expect("room");
             port.post_receives(link, 1_000_000);
             link
@@ -105,7 +105,7 @@ impl Many {
         let start = Instant::now();
         while !missing.is_empty() {
             self.poll(|_, link, bytes| assert!(bytes == word && missing.remove(&link)));
-            assert!(start.elapsed() < 3 * PATIENCE, "{} echoes are missing", missing.len());
+            assert!(start.elapsed() < 3 * TIMEOUT, "{} echoes are missing", missing.len());
         }
     }
 
@@ -118,7 +118,7 @@ impl Many {
             if let Some(used) = used {
                 return used;
             }
-            assert!(start.elapsed() < PATIENCE, "no answer");
+            assert!(start.elapsed() < TIMEOUT, "no answer");
         }
     }
 
@@ -179,7 +179,7 @@ pub fn child_sleeps(links: usize) {
             port.send(link, &answer).expect("room");
         });
         if count == 0 && armed && !many.closed {
-            sleeper.sleep(Sleep::Waiter, seen, PATIENCE);
+            sleeper.sleep(Sleep::Waiter, seen, TIMEOUT);
         }
     }
 }
@@ -243,8 +243,8 @@ fn a_thousand_links_between_two_processes_work_go_cold_come_back_and_die_togethe
     let pid = peer.process.id();
     let mut down = 0;
     while down < LINKS {
-        many.sleep_for(PATIENCE);
-        assert!(killed.elapsed() < 3 * PATIENCE, "{down} of {LINKS} are down");
+        many.sleep_for(TIMEOUT);
+        assert!(killed.elapsed() < 3 * TIMEOUT, "{down} of {LINKS} are down");
         for (completion, _) in many.completions.drain() {
             assert!(
                 matches!(completion.event, Event::Down(LinkFailure::PeerDied { pid: dead }) if dead == pid)
@@ -286,7 +286,7 @@ fn one_who_sleeps_costs_nothing_and_is_woken_by_a_message_and_by_a_death() {
         peer.process.kill().expect("killed");
         (peer, at)
     });
-    assert_eq!(one.sleep_for(PATIENCE), 1);
+    assert_eq!(one.sleep_for(TIMEOUT), 1);
     let told = Instant::now();
     let (_peer, at) = killer.join().expect("no panic");
     println!("a sleeper heard of its peer's death after {:?}", told - at);

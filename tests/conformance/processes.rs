@@ -4,7 +4,7 @@
 
 use crate::Shm;
 use crate::expect;
-use crate::harness::{End, Got, Harness, PATIENCE, connect, immediate, pattern, pool, tensor, tensor_mut};
+use crate::harness::{End, Got, Harness, TIMEOUT, connect, immediate, pattern, pool, tensor, tensor_mut};
 use crate::many;
 use crate::verbs_network;
 use std::io::{BufRead, BufReader, Write};
@@ -56,7 +56,7 @@ impl Peer {
         let endpoint = fabric.endpoint(0, &options()).expect("an endpoint");
         peer.say(endpoint.address());
         let address = peer.hear();
-        let link = endpoint.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
+        let link = endpoint.connect(Role::Acceptor, &address, TIMEOUT).expect("connected");
         let mut end = End::new(pool, fabric, link);
         end.port.post_receives(end.link, 1_000_000);
         (peer, end)
@@ -131,7 +131,7 @@ fn child_end() -> ShmEnd {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the parent speaks");
     tell(endpoint.address());
-    let link = endpoint.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
+    let link = endpoint.connect(Role::Initiator, &unhex(line.trim()), TIMEOUT).expect("connected");
     let mut end = End::new(pool, fabric, link);
     end.port.post_receives(end.link, 1_000_000);
     end
@@ -254,7 +254,7 @@ fn child_survives() {
     // A thread that was joined is listed for a moment longer.
     let start = Instant::now();
     while Footprint::now() != before {
-        assert!(start.elapsed() < PATIENCE, "{:?}, before {before:?}", Footprint::now());
+        assert!(start.elapsed() < TIMEOUT, "{:?}, before {before:?}", Footprint::now());
         std::thread::yield_now();
     }
     tell(b"fine");

@@ -3,7 +3,7 @@
 pub use crate::batches::*;
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, PATIENCE, bytes_of, connect, exposed, granted, immediate, options, pair, pattern,
+    End, Got, Harness, TIMEOUT, bytes_of, connect, exposed, granted, immediate, options, pair, pattern,
     receives, revoked, tensor, tensor_mut,
 };
 pub use crate::holding::*;
@@ -90,7 +90,7 @@ pub fn order_holds_within_a_link<H: Harness>() {
     let (mut sent, mut expected) = (0u32, 0u32);
     let start = Instant::now();
     while expected < 900 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         if sent < 900 {
             let imm = Some(immediate(sent));
             // Three kinds of operation, one order.
@@ -410,7 +410,7 @@ pub fn a_full_queue_is_a_value_and_loses_nothing<H: Harness>() {
     }
     let start = Instant::now();
     while a.port.send(a.link, b"again") == Err(PostError::Full) {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         a.poll();
         b.poll();
     }
@@ -437,7 +437,7 @@ pub fn completions_are_neither_lost_nor_duplicated<H: Harness>() {
     let (mut posted, mut immediates) = ([0; 2], [0; 2]);
     let start = Instant::now();
     while posted != [COUNT; 2] || open != [[0; 2]; 2] || immediates != [COUNT / 2; 2] {
-        assert!(start.elapsed() < PATIENCE, "{posted:?} {open:?} {immediates:?}");
+        assert!(start.elapsed() < TIMEOUT, "{posted:?} {open:?} {immediates:?}");
         for me in 0..2 {
             let (end, peer) = (&mut *ends[me], 1 - me);
             for _ in 0..5 {
@@ -573,12 +573,7 @@ pub fn a_detached_link_releases_everything_and_the_peer_goes_down<H: Harness>() 
     b.port.detach(b.link);
     let start = Instant::now();
     while !(a.pool.is_empty() && b.pool.is_empty()) {
-        assert!(
-            start.elapsed() < PATIENCE,
-            "memory is still held: {:?} {:?}",
-            a.pool.stats(),
-            b.pool.stats()
-        );
+        assert!(start.elapsed() < TIMEOUT, "memory is still held: {:?} {:?}", a.pool.stats(), b.pool.stats());
         a.poll();
         b.poll();
     }
@@ -645,7 +640,7 @@ pub fn lent_bytes_outlive_the_link<H: Harness>() {
     drop(lent);
     let start = Instant::now();
     while !source.is_unique() {
-        assert!(start.elapsed() < PATIENCE, "the loan never came back");
+        assert!(start.elapsed() < TIMEOUT, "the loan never came back");
         a.poll();
     }
 }
@@ -657,7 +652,7 @@ pub fn credits_are_cumulative_and_consume_nothing<H: Harness>() {
     for returned in [1, 5, 5, u32::MAX, 2] {
         b.port.publish_credits(b.link, returned);
         while a.port.peer_credits(a.link) != returned {
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
             a.poll();
             b.poll();
         }

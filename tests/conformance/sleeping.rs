@@ -1,7 +1,7 @@
 //! The rules of `Port::arm` and of `Sleeper`.
 
 use crate::expect;
-use crate::harness::{End, Got, Harness, PATIENCE, granted, pair, tensor};
+use crate::harness::{End, Got, Harness, TIMEOUT, granted, pair, tensor};
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{Fabric, LinkFailure, Port, PostError, Sleep, Sleeper};
 
@@ -18,7 +18,7 @@ fn armed<F: Fabric>(end: &mut End<F>, other: &mut End<F>) {
         if end.port.arm() {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "it can't be armed within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "it can't be armed within {TIMEOUT:?}");
     }
 }
 
@@ -32,7 +32,7 @@ fn assert_ends_sleep<F: Fabric>(end: &mut End<F>, other: &mut End<F>, act: impl 
     while sleeper.seen() == seen {
         sleeper.sleep(Sleep::Waiter, seen, NAP);
         other.poll();
-        assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
     }
     assert!(!end.port.arm(), "armed, though something is there");
 }
@@ -78,7 +78,7 @@ pub fn a_local_completion_ends_the_sleep<H: Harness>() {
         b.poll();
         b.port.arm();
         sleeper.sleep(Sleep::Background, seen, NAP);
-        assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
     }
     expect!(a.next(&mut b), Got::Done => ());
 }
@@ -93,12 +93,12 @@ pub fn credits_end_the_sleep_of_one_who_waits_for_them<H: Harness>() {
     while sleeper.seen() == seen {
         b.poll();
         sleeper.sleep(Sleep::Waiter, seen, NAP);
-        assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
     }
     while a.port.peer_credits(a.link) != 7 {
         a.poll();
         b.poll();
-        assert!(start.elapsed() < PATIENCE, "the credits did not come within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "the credits did not come within {TIMEOUT:?}");
     }
 }
 
@@ -109,7 +109,7 @@ pub fn credits_that_have_come_keep_nobody_awake<H: Harness>() {
     while a.port.peer_credits(a.link) != 7 {
         a.poll();
         b.poll();
-        assert!(start.elapsed() < PATIENCE, "the credits did not come within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "the credits did not come within {TIMEOUT:?}");
     }
     armed(&mut a, &mut b);
 }
@@ -126,13 +126,13 @@ pub fn room_ends_the_sleep_of_one_who_found_the_queue_full<H: Harness>() {
         while sleeper.seen() == seen {
             b.poll();
             sleeper.sleep(Sleep::Waiter, seen, NAP);
-            assert!(start.elapsed() < PATIENCE, "nothing ended the sleep within {PATIENCE:?}");
+            assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
         }
     }
     let start = Instant::now();
     while a.port.send(a.link, b"again") == Err(PostError::Full) {
         a.poll();
-        assert!(start.elapsed() < PATIENCE, "there was no room within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "there was no room within {TIMEOUT:?}");
     }
 }
 
@@ -143,14 +143,14 @@ pub fn arming_while_something_comes_loses_nothing<H: Harness>() {
         let start = Instant::now();
         while let Err(full) = a.port.send(a.link, &[round]) {
             assert_eq!(full, PostError::Full);
-            assert!(start.elapsed() < PATIENCE, "earlier messages do not complete");
+            assert!(start.elapsed() < TIMEOUT, "earlier messages do not complete");
             a.poll();
         }
         armed(&mut b, &mut a);
         while b.inbox.is_empty() {
             a.poll();
             b.poll();
-            assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+            assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");
         }
         assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), [round]);
     }
@@ -164,12 +164,12 @@ pub fn a_thread_wakes_the_sleepers_of_its_process<H: Harness>() {
         let thread = std::thread::spawn(move || {
             let start = Instant::now();
             while same.seen() == seen {
-                same.sleep(who, seen, PATIENCE);
+                same.sleep(who, seen, TIMEOUT);
             }
             start.elapsed()
         });
         std::thread::sleep(NAP);
         sleeper.wake(who);
-        assert!(thread.join().expect("no panic") < PATIENCE / 2, "it was not woken");
+        assert!(thread.join().expect("no panic") < TIMEOUT / 2, "it was not woken");
     }
 }

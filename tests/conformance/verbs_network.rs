@@ -7,7 +7,7 @@
 
 use crate::expect;
 use crate::harness::{
-    End, Got, PATIENCE, connect, immediate, options, pair, pattern, pool, tensor, tensor_mut,
+    End, Got, TIMEOUT, connect, immediate, options, pair, pattern, pool, tensor, tensor_mut,
 };
 use crate::processes::{Peer, grant_from_bytes, grant_to_bytes, tell, unhex};
 use crate::verbs::{VerbsDevice, end, skipped};
@@ -30,7 +30,7 @@ fn connected() -> (Peer, VerbsEnd) {
     let endpoint = fabric.endpoint(0, &options).expect("an endpoint");
     peer.say(endpoint.address());
     let address = peer.hear();
-    let link = endpoint.connect(Role::Acceptor, &address, PATIENCE).expect("connected");
+    let link = endpoint.connect(Role::Acceptor, &address, TIMEOUT).expect("connected");
     let mut end = End::new(pool, fabric, link);
     end.port.post_receives(end.link, 64);
     (peer, end)
@@ -45,7 +45,7 @@ pub fn child_echoes() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("the parent speaks");
     tell(endpoint.address());
-    let link = endpoint.connect(Role::Initiator, &unhex(line.trim()), PATIENCE).expect("connected");
+    let link = endpoint.connect(Role::Initiator, &unhex(line.trim()), TIMEOUT).expect("connected");
     let mut end = End::new(pool, fabric, link);
     end.port.post_receives(end.link, 64);
     let source = tensor(&end.pool, &pattern(LEN, 1));

@@ -8,7 +8,7 @@ use tensorwire::internals::wire::Grant;
 use tensorwire::{Tensor, TensorMut};
 
 /// Polls within which a turn must end: the fake carries requests out at the post.
-const PATIENCE: u32 = 100_000;
+const MAX_POLLS: u32 = 100_000;
 
 /// One end, and its arrivals.
 struct End {
@@ -90,7 +90,7 @@ impl Turns {
         let target = a.target.take().expect("it came back");
         let posted: Result<(), (PostError, TensorMut)> = a.port.read(a.link, target, exposed);
         posted.expect("room");
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_POLLS {
             a.poll();
             b.poll();
             if a.came == [3, 0, 0] && b.came == [0, 1, 2] && a.port.peer_credits(a.link) == self.returned {

@@ -7,7 +7,7 @@ use tensorwire::{Code, DType, Edge, Error, Node, Status, Step, TensorMut};
 
 /// `try_recv` treats a slow sender as one without a value. On a busy machine each sender may be
 /// slow.
-const PATIENT: (&str, &str) = ("cancel_grace", "20s");
+const LONG_CANCEL_GRACE: (&str, &str) = ("cancel_grace", "20s");
 
 fn here(node: &Node) -> Edge {
     node.edge_from("w", 0, "x").expect("an edge")
@@ -58,7 +58,7 @@ fn a_try_at_a_peer_finds_values_of_any_size_and_of_new_shapes() {
     // In a response, by a write, by a loan, and by a write with a new shape.
     const SIZES: [usize; 5] = [1, 2000, 300_000, 2001, 7];
     for bulk in ["borrow", "copy"] {
-        run(2, &[PATIENT, ("bulk_receive", bulk)], |node, task| {
+        run(2, &[LONG_CANCEL_GRACE, ("bulk_receive", bulk)], |node, task| {
             let step = node.step(1).expect("a step");
             for (round, size) in (0..).zip(SIZES) {
                 if task == 0 {
@@ -110,7 +110,7 @@ fn tries_that_race_with_their_sender_bring_every_value_once_and_in_order() {
 
 #[test]
 fn a_try_takes_what_has_landed_for_a_standing_request_and_leaves_what_comes_later() {
-    run(2, &[PATIENT], |node, task| {
+    run(2, &[LONG_CANCEL_GRACE], |node, task| {
         let sequence = node.sequence(1 << 40);
         let _standing = (task == 1).then(|| node.standing(&here(node), sequence, 8).expect("stands"));
         for n in 0..40 {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, Gauge, Node, Shape, Tensor, TensorMeta};
 
 /// `borrow_grace` of these tests.
-const GRACE: Duration = Duration::from_millis(200);
+const BORROW_GRACE: Duration = Duration::from_millis(200);
 /// Elements of the tensors that the other process sends: 8 bytes, and a few pages.
 const SIZES: [usize; 3] = [2, 100_000, 3];
 
 fn borrower(cluster: &str) -> Node {
-    let grace = format!("{}ms", GRACE.as_millis());
+    let grace = format!("{}ms", BORROW_GRACE.as_millis());
     let node = member(cluster, 0).set("bulk_receive", "borrow").set("borrow_grace", grace);
     node.set("small_tensor_bytes", "0").start().expect("the node starts")
 }
@@ -133,15 +133,17 @@ fn role_heir() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_all_the_while(&held, &over));
-        std::thread::sleep(2 * GRACE);
+        std::thread::sleep(2 * BORROW_GRACE);
         assert_eq!(relocated(&node), 0, "as long as it lives nothing is copied");
         lender.kill();
         let killed = Instant::now();
         until(&node, "the end of the dead sender's pool", || relocated(&node) > 0);
         let took = killed.elapsed();
-        println!("what was borrowed was copied {took:?} after the death (grace {GRACE:?})");
+        println!("what was borrowed was copied {took:?} after the death (grace {BORROW_GRACE:?})");
         // The end of the link, the grace period and a tick; times five for a busy machine.
-        assert!(took >= GRACE && took < 5 * (Duration::from_millis(100) + GRACE + GRACE / 4));
+        assert!(
+            took >= BORROW_GRACE && took < 5 * (Duration::from_millis(100) + BORROW_GRACE + BORROW_GRACE / 4)
+        );
         over.store(true, Ordering::Relaxed);
         println!("it was read {} times meanwhile", reader.join().expect("nothing has changed"));
     });
@@ -156,14 +158,14 @@ fn role_heir() {
     // A new life does not touch the tensors of the old one.
     let (mut lender, of_the_new) = borrow_from_another(&node, &cluster);
     drop(held);
-    std::thread::sleep(2 * GRACE);
+    std::thread::sleep(2 * BORROW_GRACE);
     assert!(all_right(&of_the_new));
     assert_eq!((relocated(&node), node.counters().get(Counter::RelocationFailures)), (3, 0));
     lose(&node, &mut lender);
     let (_, file, _) = mapping_of(of_the_new[0].as_ptr().addr());
     drop(of_the_new);
     until(&node, "the end of its mapping", || !has_file(file));
-    std::thread::sleep(2 * GRACE);
+    std::thread::sleep(2 * BORROW_GRACE);
     assert_eq!(relocated(&node), 3, "what nobody holds is not copied");
 }
 
@@ -411,7 +413,7 @@ fn a_loan_that_is_held_for_longer_than_the_grace_period_is_counted_once() {
             hear(node, 1, "held");
             assert_eq!((lent(node).0, overdue()), (3, 0));
             until(node, "the end of the grace period", || overdue() > 0);
-            std::thread::sleep(3 * GRACE);
+            std::thread::sleep(3 * BORROW_GRACE);
             assert_eq!((lent(node), overdue()), ((3, 12_000), 3));
             say(node, 1, "drop");
             until(node, "the give-back", || lent(node) == (0, 0));

@@ -1,7 +1,7 @@
 //! Arrivals before the link is attached to its port.
 
 use crate::driver::Fake;
-use crate::harness::{Got, PATIENCE, connect, immediate, pool, tensor};
+use crate::harness::{Got, TIMEOUT, connect, immediate, pool, tensor};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::Duration;
@@ -86,7 +86,7 @@ fn what_an_arming_found_comes_behind_what_polls_had_kept() {
     }
     let start = std::time::Instant::now();
     while b.port.arm() {
-        assert!(start.elapsed() < PATIENCE, "nothing came");
+        assert!(start.elapsed() < TIMEOUT, "nothing came");
     }
     b.port.attach(to_a).expect("room");
     for (k, size) in [(1u8, 10), (2, 20), (3, 30), (4, 40)] {
@@ -109,9 +109,9 @@ fn an_acceptor_may_be_long_before_its_initiator_though_nothing_is_sent_again() {
     });
     let (to_a, to_b) = (a.2.address().to_vec(), b.2.address().to_vec());
     let links = std::thread::scope(|scope| {
-        let acceptor = scope.spawn(|| b.2.connect(Role::Acceptor, &to_a, PATIENCE));
+        let acceptor = scope.spawn(|| b.2.connect(Role::Acceptor, &to_a, TIMEOUT));
         std::thread::sleep(Duration::from_millis(300));
-        let initiator = a.2.connect(Role::Initiator, &to_b, PATIENCE);
+        let initiator = a.2.connect(Role::Initiator, &to_b, TIMEOUT);
         (initiator.expect("connected"), acceptor.join().expect("no panic").expect("connected"))
     });
     let (mut a, mut b) = (Verbs::new(a.0, a.1, links.0), Verbs::new(b.0, b.1, links.1));
@@ -134,7 +134,7 @@ fn a_ping_that_fails_ends_the_making_of_the_link_at_once_and_says_why() {
     let to_second = second.address().to_vec();
     fake.run("fail_request status=12 vendor=0x81 opcode=0");
     let said = std::thread::scope(|scope| {
-        let initiator = scope.spawn(|| first.connect(Role::Initiator, &to_second, PATIENCE).err());
+        let initiator = scope.spawn(|| first.connect(Role::Initiator, &to_second, TIMEOUT).err());
         while !initiator.is_finished() {
             a.poll();
         }

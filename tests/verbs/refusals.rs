@@ -2,7 +2,7 @@
 //! Nothing is left behind.
 
 use crate::driver::{Fake, ONE_NIC};
-use crate::harness::PATIENCE;
+use crate::harness::TIMEOUT;
 use crate::needs_fake;
 use crate::setup::*;
 use std::time::{Duration, Instant};
@@ -139,7 +139,7 @@ fn depths_that_the_device_can_t_do_are_refused() {
 
 /// Both endpoints of a link, and the first one's error about the address of the second.
 fn connect_refusal(a: VerbsEndpoint, b: &VerbsEndpoint) -> String {
-    match a.connect(Role::Initiator, b.address(), PATIENCE) {
+    match a.connect(Role::Initiator, b.address(), TIMEOUT) {
         Ok(_) => panic!("they were connected"),
         Err(error) => error.to_string(),
     }
@@ -208,7 +208,7 @@ fn a_peer_that_is_not_there_is_waited_for_no_longer_than_was_said() {
         Ok(_) => panic!("nobody was there"),
         Err(error) => error.to_string(),
     };
-    assert!(start.elapsed() >= timeout && start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert!(start.elapsed() >= timeout && start.elapsed() < TIMEOUT, "{:?}", start.elapsed());
     assert_says(&said, &["ping on 2 of 2 queue pairs of fake_0 port 1, RoCE v2 GID index 1", "300ms"]);
     drop((to_a, a, b));
     fake.assert_clean();

@@ -1,7 +1,7 @@
 //! Two ends on scripted devices, and links between them.
 
 use crate::driver::Fake;
-use crate::harness::{End, PATIENCE, connect, pool};
+use crate::harness::{End, TIMEOUT, connect, pool};
 use tensorwire::FabricError;
 use tensorwire::internals::fabric::verbs::device::{Wish, Wishes};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
@@ -100,7 +100,7 @@ pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
             let message = crate::expect!(got, crate::harness::Got::Message(m) => m);
             return assert_eq!(message, b"alive");
         }
-        assert!(start.elapsed() < PATIENCE, "nothing came within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");
         a.poll();
         b.poll();
     }
