@@ -113,7 +113,7 @@ conformance! { verbs_on_a_narrow_fake, fake::FakeNarrow,
     a_message_consumes_a_receive_and_without_one_the_link_fails
     an_immediate_consumes_a_receive_and_without_one_nothing_is_written
     a_read_brings_the_bytes_into_the_start_of_its_target
-    nothing_needs_no_key
+    zero_length_operations_check_no_key
     a_source_is_held_until_local_completion_and_free_after
     a_write_outside_its_grant_fails_the_link_and_writes_nothing
     a_read_outside_its_grant_fails_the_link
@@ -163,7 +163,7 @@ conformance! { verbs_on_fake_infiniband, fake::FakeInfiniBand,
     a_large_write_lands_whole
     a_message_consumes_a_receive_and_without_one_the_link_fails
     a_read_brings_the_bytes_into_the_start_of_its_target
-    nothing_needs_no_key
+    zero_length_operations_check_no_key
     a_write_outside_its_grant_fails_the_link_and_writes_nothing
     a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
     a_read_outside_its_grant_fails_the_link

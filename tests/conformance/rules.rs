@@ -26,7 +26,7 @@ macro_rules! conformance {
             an_immediate_consumes_a_receive_and_without_one_nothing_is_written
             a_loan_consumes_a_receive_and_without_one_the_link_fails
             a_read_brings_the_bytes_into_the_start_of_its_target
-            nothing_needs_no_key
+            zero_length_operations_check_no_key
             a_source_is_held_until_local_completion_and_free_after
             a_write_outside_its_grant_fails_the_link_and_writes_nothing
             a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
@@ -249,7 +249,7 @@ pub fn a_read_brings_the_bytes_into_the_start_of_its_target<H: Harness>() {
     b.port.withdraw(b.link, &grant);
 }
 
-pub fn nothing_needs_no_key<H: Harness>() {
+pub fn zero_length_operations_check_no_key<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     receives(&mut b, 10);
     let junk = Grant { region: 999, key: 0xBAD, offset: u64::MAX, len: 0 };
