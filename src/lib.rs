@@ -52,7 +52,8 @@
 //! let [first, second] = free_ports();
 //! let cluster = format!("worker=127.0.0.1:{first},127.0.0.1:{second}");
 //! std::thread::scope(|scope| {
-//!     let threads = [0, 1].map(|task| scope.spawn({ let cluster = &cluster; move || run(task, cluster).unwrap() }));
+//!     let cluster = &cluster;
+//!     let threads = [0, 1].map(|task| scope.spawn(move || run(task, cluster).unwrap()));
 //!     threads.map(|thread| thread.join().unwrap());
 //! });
 //! ```

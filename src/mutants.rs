@@ -1,7 +1,7 @@
 //! Bugs that can be switched on, to prove that the simulation finds them.
 //!
-//! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any other build
-//! [`is_on`] is a constant, and the compiler removes each planted bug.
+//! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any
+//! other build [`is_on`] is a constant, and the compiler removes each planted bug.
 
 macro_rules! mutants {
     ($($(#[$doc:meta])+ $mutant:ident,)+) => {
@@ -29,10 +29,11 @@ mutants! {
     CreditTooMany,
     /// A message does not queue behind writes that wait: a CANCEL_ACK comes ahead of the write.
     MessageOvertakesQueue,
-    /// A destination goes back to the pool when its request is given up, not when that is acknowledged.
+    /// A destination goes back to the pool when its request is given up, not when that is
+    /// acknowledged.
     GrantFreedBeforeAck,
-    /// The slot of a cancelled request that was answered is used again before the acknowledgement, whose generation
-    /// nobody looks at.
+    /// The slot of a cancelled request that was answered is used again before the acknowledgement,
+    /// whose generation nobody looks at.
     StaleGeneration,
     /// CANCEL is not sent.
     CancelDropped,
@@ -84,7 +85,8 @@ mutants! {
     ParkedDropped,
     /// A standing request that was given up can still be claimed.
     ArmedStaysListed,
-    /// A tensor that fits the destination of a standing request keeps the meta-data of the one before.
+    /// A tensor that fits the destination of a standing request keeps the meta-data of the one
+    /// before.
     NotRetyped,
     /// What has come for standing requests is thrown away when they are given up.
     DisarmedValueDropped,
@@ -98,7 +100,8 @@ mutants! {
     DeliveredBeforeSum,
     /// The sum is left out behind the write that answers a second request.
     SumLeftOut,
-    /// Bytes that were found to be wrong when nobody waited for them any more are kept for the next.
+    /// Bytes that were found to be wrong when nobody waited for them any more are kept for the
+    /// next.
     CorruptedHandedOn,
     /// More is lent than the bound says.
     LentPastBound,
@@ -116,7 +119,8 @@ mutants! {
     BatchNeverEnds,
     /// A batch forgets what is behind a receive that fails at once.
     BatchStopsAtFailure,
-    /// A receive of a batch for which there was no room is not asked for again once the slot table was full.
+    /// A receive of a batch for which there was no room is not asked for again once the slot table
+    /// was full.
     HeldUpForgotten,
 }
 

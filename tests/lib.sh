@@ -83,12 +83,18 @@ tested() {
 
 # What tests/all runs. `cargo test` builds every program once; no step builds any of them again.
 gate() {
-    step "cargo fmt" cargo fmt --all --check
+    step "cargo fmt" formatted
     step "cargo clippy" limited cargo clippy --locked --workspace --all-targets -- -D warnings
     step "cargo clippy, the library alone" limited cargo clippy --locked --package tensorwire --lib -- -D warnings
     step "cargo doc" documented
     step "cargo test" everything
     step "main job, 50 steps, against --single" main_job
+}
+
+formatted() {
+    cargo fmt --all --check || return
+    # A workspace of its own.
+    cargo fmt --manifest-path fuzz/Cargo.toml --check
 }
 
 documented() {

@@ -14,7 +14,8 @@ const MAX_ERROR: usize = 16 * 1024;
 
 thread_local! {
     static POOL: Pool = {
-        let options = RegionOptions { pages: PagePolicy::Plain, lock: LockPolicy::No, ..RegionOptions::new(1 << 20) };
+        let plain = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+        let options = RegionOptions { lock: LockPolicy::No, ..plain };
         let region = Region::create(0, &options).expect("a region");
         Pool::new(region, PoolOptions { shards: 1, ..PoolOptions::default() }).expect("a pool")
     };

@@ -270,7 +270,8 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
         let transport =
             self.index(&peer.name).ok().and_then(|index| self.directory.transports().get(&index).copied());
         if let Some(PeerTransport { kind, why }) = transport {
-            tracing::info!(peer = %peer.name, incarnation = %peer.incarnation, fabric = %kind, why, "connected");
+            let (name, incarnation) = (&peer.name, peer.incarnation);
+            tracing::info!(peer = %name, %incarnation, fabric = %kind, why, "connected");
         }
     }
 
@@ -286,7 +287,8 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
 /// The error of two sides that chose different fabrics.
 fn other_transport(peer: &PeerInfo, transport: PeerTransport) -> Status {
     let message = format!(
-        "this side reaches {} by {} ({}), and the peer chose another fabric: set fabric to the same value on all members",
+        "this side reaches {} by {} ({}), and the peer chose another fabric: set fabric to the same value \
+            on all members",
         peer.name, transport.kind, transport.why
     );
     Status::new(Code::FailedPrecondition, message)

@@ -16,7 +16,7 @@
 //!                 ◀─────────────────────────── write + immediate                   done
 //!                 ◀─────────────────────────── STASHED_RESPONSE (the value is here) done
 //!   CANCEL ───────────────────────────────────▶ value stays or is put back
-//!                 ◀─────────────────────────── CANCEL_ACK, behind everything posted for the request
+//!                 ◀─────────────────────────── CANCEL_ACK, after all posts for the request
 //!   RETURN ───────────────────────────────────▶ nobody took the answer: its value is in line again
 //! ```
 //!
@@ -28,9 +28,9 @@
 //!
 //! ```text
 //!   STANDING_REQUEST (one for each step) ────▶ each waits for its value
-//!                 ◀─────────────────────────── write + immediate                   done, once claimed
-//!                 ◀─────────────────────────── META_DATA_RESPONSE, write + immediate (changed, and fits)
-//!                 ◀─────────────────────────── write + immediate that names meta-data told before
+//!                 ◀─────────────────────────── write + immediate            done, once claimed
+//!                 ◀─────────────────────────── META_DATA_RESPONSE, write + immediate (changed)
+//!                 ◀─────────────────────────── write + immediate (meta-data known)
 //! ```
 //!
 //! A value whose receiver is gone, or whose shape does not fit, stays in the stash of the receiving

@@ -37,15 +37,17 @@ use std::time::Duration;
 /// # use tensorwire::{DType, Error, Node};
 /// # fn train(node: &Node, steps: u64) -> Result<(), Box<dyn std::error::Error>> {
 /// let names = (0..10_000).map(|n| format!("grad/{n}"));
-/// let edges: Result<Vec<_>, Error> = names.clone().map(|name| node.edge_to("ps", 0, &name)).collect();
+/// let out = names.clone().map(|name| node.edge_to("ps", 0, &name));
+/// let edges: Result<Vec<_>, Error> = out.collect();
 /// let gradients = node.batch(edges?)?;
 /// let edges: Result<Vec<_>, Error> = names.map(|name| node.edge_from("ps", 0, &name)).collect();
 /// let weights = node.batch(edges?)?;
 /// let mut received = Vec::new();
 /// for n in 0..steps {
 ///     let step = node.step(n)?;
-///     let tensors: Result<Vec<_>, _> =
-///         (0..10_000).map(|_| Ok::<_, tensorwire::TensorError>(node.tensor(DType::F32, &[2])?.freeze())).collect();
+///     let tensors = (0..10_000).map(|_| node.tensor(DType::F32, &[2]));
+///     let tensors = tensors.map(|tensor| tensor.map(|tensor| tensor.freeze()));
+///     let tensors: Result<Vec<_>, _> = tensors.collect();
 ///     gradients.send(&step, tensors?)?;
 ///     weights.recv_many(&step, Duration::from_secs(10), &mut received)?;
 ///     node.cleanup(n.into());

@@ -79,8 +79,10 @@ pub enum Error {
     /// What came is not what was sent: in data validation mode (`validate`) each tensor is compared
     /// with its sender's sum. The value is lost; nobody gets it.
     #[error(
-        "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with {sent:016x}: something between \
-         the two memories changes bytes. Have the sender send it again; if it comes back, look at memory errors (EDAC, mcelog) \
+        "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with \
+            {sent:016x}: something between \
+         the two memories changes bytes. Have the sender send it again; if it comes back, look at memory \
+         errors (EDAC, mcelog) \
          and at the NIC's and its bus's error counters on both hosts"
     )]
     Corrupted {
@@ -128,7 +130,8 @@ pub enum Error {
     },
     /// More values were sent at once than may wait for somebody to ask for them.
     #[error(
-        "a batch of {values} sends, while {waiting} sent tensors wait that nobody has asked for, is beyond the limit of {limit}: \
+        "a batch of {values} sends, while {waiting} sent tensors wait that nobody has asked for, is beyond \
+            the limit of {limit}: \
          nothing of it was sent; send it in parts, wait until peers catch up, or raise max_outstanding_sends"
     )]
     BatchTooLarge {
@@ -141,7 +144,8 @@ pub enum Error {
     },
     /// A batch has another number of edges.
     #[error(
-        "a batch of {edges} edges was given {values} values: give one for each edge, in their order; nothing was sent"
+        "a batch of {edges} edges was given {values} values: give one for each edge, in their order; \
+            nothing was sent"
     )]
     WrongCount {
         /// How many it has.
@@ -182,7 +186,8 @@ pub enum Error {
     },
     /// More steps of an edge were to be asked for in advance than one message can ask for.
     #[error(
-        "{window} steps can't be asked for in advance, {max} can: a window of 16 costs one control message in eight steps"
+        "{window} steps can't be asked for in advance, {max} can: a window of 16 costs one control message \
+            in eight steps"
     )]
     WindowTooLong {
         /// How many.
@@ -198,7 +203,8 @@ pub enum Error {
     },
     /// A receive was given up, and nobody saw to it: the thread that polls for its peer is held up.
     #[error(
-        "a receive was given up, and its poller did nothing for {after:?}: what keeps the thread that polls from its work?"
+        "a receive was given up, and its poller did nothing for {after:?}: what keeps the thread that polls \
+            from its work?"
     )]
     Stalled {
         /// For how long.
@@ -209,7 +215,8 @@ pub enum Error {
     Stopped,
     /// This process was forked from the node's.
     #[error(
-        "this process was forked from the one that the node runs in, and has no part in it: exec in the child, or fork before the node is started"
+        "this process was forked from the one that the node runs in, and has no part in it: exec in the \
+            child, or fork before the node is started"
     )]
     Forked,
     /// A thread panicked while it made progress.

@@ -61,7 +61,8 @@ pub struct FakeNarrow;
 
 const NARROW: &str = "
 slow
-device name=narrow_0 max_inline=0 max_qp_wr=100 max_cqe=200 max_sge=1 max_qp_rd_atom=1 max_qp_init_rd_atom=4 thread_domains=1
+device name=narrow_0 max_inline=0 max_qp_wr=100 max_cqe=200 max_sge=1 max_qp_rd_atom=1 \
+max_qp_init_rd_atom=4 thread_domains=1
 port max_msg_sz=524288 mtu=1 gid_len=256
 gid index=37 type=1 gid=fe800000000000000000000000000001
 gid index=200 type=2 gid=fe800000000000000000000000000001";

@@ -141,7 +141,8 @@ fn describe(number: u32, state: &str, attr: &ibv_qp_attr) -> String {
             attr.port_num, attr.pkey_index, attr.qp_access_flags
         ),
         IBV_QPS_RTR => format!(
-            "modify_qp qp={number} to={state} path_mtu={} dest={} psn={} dest_reads={} rnr_timer={} is_global={} dlid={} sl={} \
+            "modify_qp qp={number} to={state} path_mtu={} dest={} psn={} dest_reads={} rnr_timer={} \
+                is_global={} dlid={} sl={} \
              port={} sgid_index={} hop_limit={} traffic_class={} flow_label={} dgid={:032x}",
             attr.path_mtu,
             attr.dest_qp_num,

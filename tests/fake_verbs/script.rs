@@ -203,7 +203,8 @@ fn pairs(state: &State) -> String {
         let Counts { send_calls, sends, signaled, inline, recv_calls, recvs, most_used } = qp.counts;
         writeln!(
             text,
-            "pair qp={number} device={} peer={} state={} send_calls={send_calls} sends={sends} signaled={signaled} inline={inline} \
+            "pair qp={number} device={} peer={} state={} send_calls={send_calls} sends={sends} \
+                signaled={signaled} inline={inline} \
              recv_calls={recv_calls} recvs={recvs} most_used={most_used} posted={}",
             state.devices[qp.device].name,
             qp.attr.dest_qp_num,

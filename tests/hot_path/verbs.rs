@@ -128,7 +128,8 @@ fn measure() {
     for stage in &mut stages {
         let (Activity { allocations, frees, calls, last_call, .. }, entered) = stage.count();
         println!(
-            "{}: {COUNTED} turns entered the library {entered} times; {allocations} allocations, {frees} frees, {calls} system \
+            "{}: {COUNTED} turns entered the library {entered} times; {allocations} allocations, {frees} \
+                frees, {calls} system \
              calls (last {last_call})",
             stage.scenario.name
         );

@@ -181,9 +181,10 @@ fn a_builder_begins_waits_or_calls_back_with_and_without_a_tensor() {
         let mine = || node.tensor(DType::F32, &[2]).expect("room");
         let (done, called) = channel();
         let late = Duration::from_millis(20);
-        assert!(
-            matches!(step.receive(&edge).within(late).wait(), Err(Error::DeadlineExceeded { after, .. }) if after == late)
-        );
+        assert!(matches!(
+            step.receive(&edge).within(late).wait(),
+            Err(Error::DeadlineExceeded { after, .. }) if after == late
+        ));
         for n in 0..4 {
             step.send(&edge, counting(node, n as f32, 2)).expect("sent");
             let brought: TensorMut = match n {

@@ -303,7 +303,8 @@ fn bytes_that_are_no_such_tensor_are_refused_with_the_reason() {
 fn values_of_another_kind_are_refused_and_not_dropped_in_silence() {
     let pool = pool(4096);
     let head = |code| [8, code, 0x12, 4, 0x12, 2, 8, 1].to_vec();
-    let fields: [&[u8]; 4] = [&[0x22, 1, 9], &[0x2d, 0, 0, 128, 63], &[0x38, 5], &[0x90, 1, 1]]; // 4, 5, 7, 18
+    // Fields 4, 5, 7 and 18.
+    let fields: [&[u8]; 4] = [&[0x22, 1, 9], &[0x2d, 0, 0, 128, 63], &[0x38, 5], &[0x90, 1, 1]];
     let (string, variant): (&[u8], &[u8]) = (&[0x42, 1, b'x'], &[0x7a, 0]);
     let read = |dtype, parts: &[&[u8]]| {
         let tensor = tensor_of(&pool, dtype, &[1], &parts.concat());
@@ -410,7 +411,8 @@ proptest! {
     /// From bytes with an error nothing is read that the witness does not read too.
     #[test]
     fn broken_variants_are_refused_or_read_as_the_witness_reads_them(
-        tensor in any_variants(), place in any::<prop::sample::Index>(), value in any::<u8>(), cut in any::<bool>(),
+        tensor in any_variants(), place in any::<prop::sample::Index>(), value in any::<u8>(),
+        cut in any::<bool>(),
     ) {
         let mut bytes = witness::variants(&tensor).encode_to_vec();
         let place = place.index(bytes.len());

@@ -296,7 +296,8 @@ impl<'a> Side<'a> {
         let [with, without] = self.counts;
         let count = |counter| self.node.counters().get(counter);
         println!(
-            "{with} receives ended with a value and {without} without; cancels {}, late values {}, stale answers {}",
+            "{with} receives ended with a value and {without} without; cancels {}, late values {}, stale \
+                answers {}",
             count(Counter::CancelsSent),
             count(Counter::LateValues),
             count(Counter::StaleGenerations)

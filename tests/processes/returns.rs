@@ -339,7 +339,11 @@ fn where_a_loss_is_fatal_a_death_ends_the_join_at_once() {
     println!("the join ended {killed:?} after the kill: {error}");
     assert!(killed < bound(), "its timeout is 20 s");
     assert!(
-        matches!(&error, NodeError::Lost(Error::PeerLost { peer, cause: LossCause::Died(_), .. }) if peer.to_string() == "w/1"),
+        matches!(
+            &error,
+            NodeError::Lost(Error::PeerLost { peer, cause: LossCause::Died(_), .. })
+                if peer.to_string() == "w/1"
+        ),
         "{error}"
     );
 }

@@ -142,7 +142,8 @@ fn every_function_of_the_library_is_found() {
 
 #[test]
 fn the_scan_finds_what_is_added() {
-    let text = "pub const NEW: u32 = 1;\n\n#[repr(C)]\npub struct ibv_new {\n    /// Doc.\n    pub a: u8,\n    b: u8,\n}\n\
+    let text = "pub const NEW: u32 = 1;\n\n#[repr(C)]\npub struct ibv_new {\n    /// Doc.\n    pub a: \
+        u8,\n    b: u8,\n}\n\
                 pub union ibv_both {\n    pub c: u8,\n}\npub unsafe fn f(\n    x: u8,\n) {\n}\n";
     let found: Vec<String> = declared(text).into_iter().collect();
     assert_eq!(found, ["NEW", "ibv_both", "ibv_both.c", "ibv_new", "ibv_new.a"]);

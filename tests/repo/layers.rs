@@ -100,7 +100,8 @@ fn a_downward_import_and_a_module_s_own_names_pass() {
         "use crate::{memory::{Pool, Tensor}, wire::Grant, link::Slot};",
         "use super::slot::Slot;",
         "// use crate::node::Node;\n/* crate::node /* crate::config */ */ /// [`crate::node::Node`]",
-        "const S: &str = \"crate::node\"; const R: &str = r#\"use \"crate::node\"#; const B: &[u8] = b\"crate::node\";",
+        "const S: &str = \"crate::node\"; const R: &str = r#\"use \"crate::node\"#; const B: &[u8] = \
+            b\"crate::node\";",
         "fn f<'a>(x: &'a u8) -> char { '\"' } // crate::node",
         "pub(crate) fn f() {} pub(in crate::link) fn g() {}",
         "mod tests { use super::*; use super::slot::Slot; }",

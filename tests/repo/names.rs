@@ -91,7 +91,8 @@ fn no_two_types_of_the_library_share_a_name() {
 #[test]
 fn declarations_are_found_and_those_of_tests_are_not() {
     let text = "struct A; pub enum B {} trait C { type D; } mod m { union E { x: u8 } type F = A; }
-        impl C for A { type D = B; } #[cfg(test)] mod tests { struct G; } #[cfg(not(test))] mod real { struct H; }";
+        impl C for A { type D = B; } #[cfg(test)] mod tests { struct G; } #[cfg(not(test))] mod real { \
+        struct H; }";
     assert_eq!(declared(text), ["A", "B", "C", "E", "F", "H"]);
     assert_eq!(declared("fn f() { struct Inner; }"), ["Inner"]);
 }

@@ -9,8 +9,17 @@ const COMMENT: usize = 100;
 /// Folders with Rust source.
 pub const RUST: &[&str] = &["src", "cli", "tests", "examples", "benches", "fuzz/fuzz_targets"];
 
+/// Rows of a table in documentation cannot be wrapped.
+fn is_table_row(line: &str) -> bool {
+    ["/// |", "//! |"].iter().any(|row| line.starts_with(row))
+}
+
 fn too_wide(path: &Path, text: &str) -> Vec<String> {
-    let width = |line: &str| if line.trim_start().starts_with("//") { COMMENT } else { CODE };
+    let width = |line: &str| match line.trim_start() {
+        line if is_table_row(line) => usize::MAX,
+        line if line.starts_with("//") => COMMENT,
+        _ => CODE,
+    };
     let check = |(at, line): (usize, &str)| {
         let (columns, width) = (line.chars().count(), width(line));
         (columns > width).then(|| format!("{}:{}: {columns} columns, not {width}", path.display(), at + 1))
@@ -19,7 +28,6 @@ fn too_wide(path: &Path, text: &str) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "until every file has been re-wrapped"]
 fn no_line_is_wider_than_the_project_s_width() {
     let files = files(RUST, "rs").into_iter().filter(|(_, text)| !is_generated(text));
     let wide: Vec<String> = files.flat_map(|(path, text)| too_wide(&path, &text)).collect();

@@ -104,7 +104,8 @@ fn gids_are_ranked_ipv4_then_global_then_link_local_then_v1() {
 fn the_only_device_with_an_active_port_needs_no_name() {
     needs_fake!();
     let fake = Fake::new(
-        "device name=down_0\nport state=1\ndevice name=up_0\nport\ngid index=3 gid=00000000000000000000ffff0a000001",
+        "device name=down_0\nport state=1\ndevice name=up_0\nport\ngid index=3 \
+            gid=00000000000000000000ffff0a000001",
     );
     place(&fake, VerbsOptions::default());
     let opened = fake.calls("open_device");

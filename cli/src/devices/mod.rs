@@ -23,7 +23,8 @@ const SYSFS: &str = "/sys";
 /// Shows the RDMA devices of this machine, and which device, port and GID tensorwire chooses.
 ///
 /// A device is shown with its ports, states, speeds, MTUs, NUMA node, GID tables and limits. The
-/// choice follows the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...) and of --config.
+/// choice follows the settings of the environment (RDMA_DEVICE, RDMA_GID_INDEX, ...) and of
+/// --config.
 #[derive(clap::Args, Debug)]
 pub struct DevicesArgs {
     /// Print JSON

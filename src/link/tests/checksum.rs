@@ -391,7 +391,10 @@ fn the_next_receive_gets_the_error_of_a_corrupted_value_whose_link_ended() {
     scene.peer.say_bytes(&[99]);
     let events = scene.events();
     assert!(
-        matches!(&events[0], LinkEvent::Orphaned { value: StashedValue::Corrupted(_), key, .. } if key.step == 5),
+        matches!(
+            &events[0],
+            LinkEvent::Orphaned { value: StashedValue::Corrupted(_), key, .. } if key.step == 5
+        ),
         "{events:?}"
     );
 }

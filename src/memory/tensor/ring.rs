@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A fixed set of buffers of one element type and shape, for an edge that carries a tensor in each
 /// step.
 ///
-/// [`BufferRing::acquire`] returns the buffer that has been free for longest. A buffer is free again
-/// when its last handle is dropped, in this process or after it was sent.
+/// [`BufferRing::acquire`] returns the buffer that has been free for longest. A buffer is free
+/// again when its last handle is dropped, in this process or after it was sent.
 ///
 /// ```
 /// use tensorwire::{DType, Edge, Node};

@@ -77,7 +77,9 @@ macro_rules! their_name {
 /// Each struct as `NAME = NAME IN RDMA-SYS: TYPE IN C, EXTENT { FIELDS }`, a field as `NAME` or
 /// `NAME = NAME IN RDMA-SYS`.
 macro_rules! layouts {
-    ($($name:ident = $theirs:ident: $c:literal, $extent:ident { $($field:ident $(= $their_field:ident)?),* })*) => {
+    ($($name:ident = $theirs:ident: $c:literal, $extent:ident {
+        $($field:ident $(= $their_field:ident)?),*
+    })*) => {
         vec![$(Layout {
             name: stringify!($name),
             c_type: $c,
@@ -86,8 +88,11 @@ macro_rules! layouts {
             theirs: size::<theirs::$theirs>(),
             fields: vec![$(Field {
                 name: stringify!($field),
-                // SAFETY: the closure is never called, only its type counts.
-                ours: place(offset_of!(ours::$name, $field), |s: *const ours::$name| unsafe { &raw const (*s).$field }),
+                ours: place(
+                    offset_of!(ours::$name, $field),
+                    // SAFETY: the closure is never called, only its type counts.
+                    |s: *const ours::$name| unsafe { &raw const (*s).$field },
+                ),
                 theirs: their_name!($theirs, $field $(, $their_field)?),
             }),*],
         }),*]
@@ -118,7 +123,8 @@ pub fn layouts() -> Vec<Layout> {
             init_type_reply, active_width, active_speed, phys_state, link_layer, flags, port_cap_flags2
         }
         ibv_async_event = ibv_async_event: "struct ibv_async_event", Whole { element, event_type }
-        ibv_async_element = ibv_async_event_element_t: "__typeof__(((struct ibv_async_event *)0)->element)", Whole {
+        ibv_async_element = ibv_async_event_element_t: "__typeof__(((struct ibv_async_event \
+            *)0)->element)", Whole {
             cq, qp, port_num
         }
         ibv_context_ops = ibv_context_ops: "struct ibv_context_ops", Whole {
@@ -129,7 +135,8 @@ pub fn layouts() -> Vec<Layout> {
         }
         ibv_td_init_attr = ibv_td_init_attr: "struct ibv_td_init_attr", Whole { comp_mask }
         ibv_td = ibv_td: "struct ibv_td", Whole { context }
-        ibv_parent_domain_init_attr = ibv_parent_domain_init_attr: "struct ibv_parent_domain_init_attr", Whole {
+        ibv_parent_domain_init_attr = ibv_parent_domain_init_attr: "struct \
+            ibv_parent_domain_init_attr", Whole {
             pd, td, comp_mask, alloc, free, pd_context
         }
         verbs_context = verbs_context: "struct verbs_context", End {
@@ -265,7 +272,8 @@ pub fn constants() -> Vec<Constant> {
         (theirs::ibv_event_type) {
             IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
             IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR,
-            IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_GID_CHANGE
+            IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR,
+            IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_GID_CHANGE
         }
     }
 }

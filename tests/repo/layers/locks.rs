@@ -35,7 +35,8 @@ pub const LOCKS: &[(&str, &str)] = &[
     ("src/fabric/verbs/endpoint", "making a link waits for the peer's ping"),
     (
         "src/fabric/verbs/registrations",
-        "memory outside the pool, looked up and registered by the threads that send it; a port takes the key that comes along",
+        "memory outside the pool, looked up and registered by the threads that send it; a port takes the \
+            key that comes along",
     ),
     ("src/fabric/verbs/slot", "completion queues are shared out when a port or a link is made"),
     ("src/fabric/sim", "a network in one process, in virtual time"),
@@ -47,7 +48,8 @@ pub const LOCKS: &[(&str, &str)] = &[
     ("src/rendezvous/losses", "the error of a lost peer; a send to a linked peer only loads a flag"),
     (
         "src/rendezvous/context",
-        "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the process",
+        "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the \
+            process",
     ),
 ];
 
