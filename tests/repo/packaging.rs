@@ -235,3 +235,22 @@ fn every_folder_of_the_top_level_has_content() {
     }
     assert!(root().join("Cargo.lock").is_file(), "Cargo.lock belongs to the project");
 }
+
+#[test]
+fn every_fuzz_target_has_a_corpus_and_every_corpus_a_target() {
+    let manifest = std::fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("the manifest is text");
+    let manifest: toml::Table = manifest.parse().expect("the manifest is TOML");
+    let bins = manifest["bin"].as_array().expect("the targets are an array of tables");
+    let targets: BTreeSet<String> =
+        bins.iter().map(|bin| bin["name"].as_str().expect("a target has a name").to_owned()).collect();
+    let corpus = root().join("fuzz/corpus");
+    let folders = std::fs::read_dir(&corpus).expect("fuzz/corpus can be read");
+    let folders: BTreeSet<String> = folders
+        .map(|folder| folder.expect("fuzz/corpus can be read").file_name())
+        .map(|name| name.into_string().expect("names are UTF-8"))
+        .collect();
+    assert_eq!(targets, folders, "targets of fuzz/Cargo.toml (left) and folders of fuzz/corpus (right)");
+    for target in &targets {
+        assert!(bytes_under(&corpus.join(target)) > 0, "fuzz/corpus/{target} has no seeds");
+    }
+}
