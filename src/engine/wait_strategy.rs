@@ -16,7 +16,7 @@ pub enum WaitStrategy {
 /// Times in a row that a thread yields its CPU before it sleeps.
 const YIELDS: u32 = 16;
 /// Length of one sleep.
-const NAP: Duration = Duration::from_micros(20);
+const SLEEP_TIME: Duration = Duration::from_micros(20);
 
 impl WaitStrategy {
     /// The strategy for `waiters` busy threads on `cpus` CPUs.
@@ -39,7 +39,7 @@ impl WaitStrategy {
             WaitStrategy::Yield if round < YIELDS => std::thread::yield_now(),
             // A scheduler with time slices lets a thread that only yields wait for whole slices of
             // threads that compute. A thread that slept runs at once.
-            WaitStrategy::Yield => std::thread::sleep(NAP),
+            WaitStrategy::Yield => std::thread::sleep(SLEEP_TIME),
         }
     }
 }

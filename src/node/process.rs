@@ -455,18 +455,18 @@ impl Node {
     /// it polls less and less often, and leaves the CPU to threads that compute.
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
-        const LONGEST_NAP: Duration = Duration::from_millis(1);
+        const MAX_SLEEP: Duration = Duration::from_millis(1);
         let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
         let left = || self.outstanding.load(Ordering::Relaxed);
         let end = self.context.now() + self.stop_timeout;
-        let (mut nap, mut before) = (POLL, left());
+        let (mut sleep, mut before) = (POLL, left());
         while left() > 0 && self.context.now() < end && self.peers().iter().any(connected) {
             let next = end.min(self.context.now() + POLL);
             match self.context.wait_until(next, &|| left() == 0) {
-                Ok(false) => std::thread::sleep(nap.min(end.since(self.context.now()))),
+                Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
                 Ok(true) | Err(_) => return,
             }
-            nap = if left() < before { POLL } else { LONGEST_NAP.min(nap * 2) };
+            sleep = if left() < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
             before = left();
         }
     }

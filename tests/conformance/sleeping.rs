@@ -7,7 +7,7 @@ use tensorwire::internals::fabric::{Fabric, LinkFailure, Port, PostError, Sleep,
 
 /// The timeout of one sleep. Sleeps are repeated, and the assertion afterwards finds a wake-up that
 /// is missing.
-const NAP: Duration = Duration::from_millis(20);
+const SHORT_SLEEP: Duration = Duration::from_millis(20);
 
 /// Polls both ends until `end` can be armed, when nothing is outstanding.
 fn armed<F: Fabric>(end: &mut End<F>, other: &mut End<F>) {
@@ -30,7 +30,7 @@ fn assert_ends_sleep<F: Fabric>(end: &mut End<F>, other: &mut End<F>, act: impl 
     act(other);
     let start = Instant::now();
     while sleeper.seen() == seen {
-        sleeper.sleep(Sleep::Waiter, seen, NAP);
+        sleeper.sleep(Sleep::Waiter, seen, SHORT_SLEEP);
         other.poll();
         assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
     }
@@ -77,7 +77,7 @@ pub fn a_local_completion_ends_the_sleep<H: Harness>() {
         // The target handles the write, and sleeps too.
         b.poll();
         b.port.arm();
-        sleeper.sleep(Sleep::Background, seen, NAP);
+        sleeper.sleep(Sleep::Background, seen, SHORT_SLEEP);
         assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
     }
     expect!(a.next(&mut b), Got::Done => ());
@@ -92,7 +92,7 @@ pub fn credits_end_the_sleep_of_one_who_waits_for_them<H: Harness>() {
     let start = Instant::now();
     while sleeper.seen() == seen {
         b.poll();
-        sleeper.sleep(Sleep::Waiter, seen, NAP);
+        sleeper.sleep(Sleep::Waiter, seen, SHORT_SLEEP);
         assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
     }
     while a.port.peer_credits(a.link) != 7 {
@@ -125,7 +125,7 @@ pub fn room_ends_the_sleep_of_one_who_found_the_queue_full<H: Harness>() {
         let start = Instant::now();
         while sleeper.seen() == seen {
             b.poll();
-            sleeper.sleep(Sleep::Waiter, seen, NAP);
+            sleeper.sleep(Sleep::Waiter, seen, SHORT_SLEEP);
             assert!(start.elapsed() < TIMEOUT, "nothing ended the sleep within {TIMEOUT:?}");
         }
     }
@@ -168,7 +168,7 @@ pub fn a_thread_wakes_the_sleepers_of_its_process<H: Harness>() {
             }
             start.elapsed()
         });
-        std::thread::sleep(NAP);
+        std::thread::sleep(SHORT_SLEEP);
         sleeper.wake(who);
         assert!(thread.join().expect("no panic") < TIMEOUT / 2, "it was not woken");
     }

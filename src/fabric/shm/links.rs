@@ -96,7 +96,7 @@ impl PortLinks {
         self.places[place].link = Some(link);
         self.activate(place);
         // The peer does not ring for an active link, so a sleeping poller must be woken.
-        self.disarm(true);
+        self.clear_armed(true);
         Ok(id)
     }
 
@@ -178,7 +178,7 @@ impl PortLinks {
             if link.poll_once(out) {
                 // Without a completion, the thread that armed the port would sleep although there
                 // is more to do.
-                self.disarm(out.len() == before);
+                self.clear_armed(out.len() == before);
                 self.activate(index);
             } else if posted && !self.armed {
                 // Only this side has posted. The link becomes active so that the peer need not ring
@@ -202,15 +202,15 @@ impl PortLinks {
             self.next_check = if self.next_check + 1 < self.places.len() { self.next_check + 1 } else { 0 };
             let place = &self.places[self.next_check];
             if !place.is_active && place.link.as_ref().is_some_and(|link| link.has_news()) {
-                self.disarm(true);
+                self.clear_armed(true);
                 self.activate(self.next_check);
             }
         }
     }
 
-    /// Ends the armed state. `unheard`: no completion tells the caller, so it is woken.
-    fn disarm(&mut self, unheard: bool) {
-        if std::mem::take(&mut self.armed) && unheard {
+    /// Ends the armed state. With `notify`, no completion tells the caller, so this wakes it.
+    fn clear_armed(&mut self, notify: bool) {
+        if std::mem::take(&mut self.armed) && notify {
             self.bell.bell.events.notify();
         }
     }
@@ -234,7 +234,7 @@ impl PortLinks {
     pub(super) fn activate_if_news(&mut self, id: LinkId) {
         if self.get(id).is_some_and(ShmLinkInner::has_news) {
             self.activate(place_of(id));
-            self.disarm(true);
+            self.clear_armed(true);
         }
     }
 

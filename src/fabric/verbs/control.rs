@@ -17,7 +17,7 @@ use crate::fabric::{LinkFailure, LinkId};
 pub(super) const WINDOW: u32 = 32;
 
 /// Requests that the receive queue holds: a window, the acknowledgements of one, the two messages
-/// of a farewell, and some more.
+/// of a disconnect, and some more.
 const RECEIVES: u32 = WINDOW + 17;
 /// Requests that the send queue holds: a window, the ping, and a few more.
 const SENDS: u32 = RECEIVES + 8;
@@ -37,7 +37,7 @@ const ACK: u8 = 2;
 const DISCONNECT: u8 = 3;
 const FINAL_COUNT: u8 = 4;
 
-/// Why a side takes no part any more, in a farewell.
+/// Why a side takes no part any more, in a disconnect message.
 const CLOSED: u8 = 0;
 const NO_RECEIVE: u8 = 1;
 const PROTOCOL: u8 = 2;
@@ -129,7 +129,7 @@ pub(super) struct ControlQueue {
     send_at: u32,
     window: ControlWindow,
     head: u32,
-    /// A farewell was posted, and is not known to have arrived.
+    /// A disconnect was posted, and is not known to have arrived.
     pub is_disconnecting: bool,
     pub has_disconnected: bool,
     /// The queue pair carries nothing any more. It is kept for the asynchronous event that may tell
@@ -269,7 +269,7 @@ impl ControlQueue {
     /// A request of ours is done.
     pub fn done(&mut self) {
         self.in_use = self.in_use.saturating_sub(1);
-        // Requests are done in order, and nothing is sent after the farewell.
+        // Requests are done in order, and nothing is sent after the disconnect.
         if self.is_disconnecting && self.in_use == 0 {
             self.is_disconnecting = false;
             self.has_disconnected = true;

@@ -6,7 +6,7 @@
 //! held tensors remain behind the last signalled request, a signalled request of no bytes follows
 //! (a *flush*), so a quiet queue holds nothing.
 //!
-//! While a queue is corked its requests wait, in their order, and some go by one call. They count
+//! The requests of a batch wait, in their order, and one call posts several of them. They count
 //! as posted. Requests that the device refuses then fail with the link.
 
 use super::address::RemoteRegion;

@@ -31,8 +31,8 @@ const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IB
 /// The control queue pair waits for receives without limit: its messages are bounded by their
 /// count.
 const RNR_FOR_EVER: u8 = 7;
-/// Between two looks for a ping.
-const LOOK: Duration = Duration::from_micros(50);
+/// Time between two polls for a ping.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// One side of a link that is not connected yet.
 pub struct VerbsEndpoint {
@@ -203,7 +203,7 @@ impl VerbsEndpoint {
                     after: timeout,
                 });
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
