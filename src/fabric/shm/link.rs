@@ -117,12 +117,12 @@ impl ShmLinkInner {
     }
 
     /// Sets the link's id, and the place of the port's doorbell that rings when the peer dies.
-    pub(super) fn attach(&mut self, id: LinkId, bell: &Arc<OwnDoorbell>, place: usize) {
+    pub(super) fn attach(&mut self, id: LinkId, doorbell: &Arc<OwnDoorbell>, place: usize) {
         self.id = id;
         self.rings.link = id;
-        self.rings.ringer.count_on(bell);
+        self.rings.ringer.count_on(doorbell);
         if let Some(watch) = &mut self.watch {
-            watch.ring(Arc::clone(bell), place);
+            watch.ring(Arc::clone(doorbell), place);
         }
     }
 

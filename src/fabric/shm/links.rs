@@ -50,7 +50,7 @@ pub(super) struct PortLinks {
     next_check: usize,
     /// Every link is idle, and nothing has arrived since.
     armed: bool,
-    bell: Arc<OwnDoorbell>,
+    doorbell: Arc<OwnDoorbell>,
     /// Heavy barriers so far.
     barriers: u64,
 }
@@ -61,7 +61,7 @@ fn place_of(id: LinkId) -> usize {
 
 impl PortLinks {
     /// A port without links.
-    pub(super) fn new(bell: Arc<OwnDoorbell>) -> Self {
+    pub(super) fn new(doorbell: Arc<OwnDoorbell>) -> Self {
         PortLinks {
             places: Vec::new(),
             free: VecDeque::new(),
@@ -70,7 +70,7 @@ impl PortLinks {
             polls: 0,
             next_check: 0,
             armed: false,
-            bell,
+            doorbell,
             barriers: 0,
         }
     }
@@ -89,9 +89,9 @@ impl PortLinks {
             });
         };
         let id = LinkId(self.places[place].before << PLACE_BITS | place as u32);
-        link.attach(id, &self.bell, place);
+        link.attach(id, &self.doorbell, place);
         if !link.fenced {
-            self.bell.set_barriers_unsupported();
+            self.doorbell.set_barriers_unsupported();
         }
         self.places[place].link = Some(link);
         self.activate(place);
@@ -153,7 +153,7 @@ impl PortLinks {
                 link.poll(out);
             }
         }
-        if self.bell.bell.is_rung() {
+        if self.doorbell.doorbell.is_rung() {
             self.drain_doorbell(out);
         }
         self.polled += self.active.len();
@@ -166,8 +166,8 @@ impl PortLinks {
     /// Polls the idle links whose peers have rung. Those with traffic become active.
     #[cold]
     fn drain_doorbell(&mut self, out: &mut Completions) {
-        let bell = Arc::clone(&self.bell);
-        bell.bell.drain(|index| {
+        let doorbell = Arc::clone(&self.doorbell);
+        doorbell.doorbell.drain(|index| {
             let Some(place) = self.places.get_mut(index) else { return };
             let Some(link) = &mut place.link else { return };
             if place.is_active {
@@ -211,7 +211,7 @@ impl PortLinks {
     /// Ends the armed state. With `notify`, no completion tells the caller, so this wakes it.
     fn clear_armed(&mut self, notify: bool) {
         if std::mem::take(&mut self.armed) && notify {
-            self.bell.bell.events.notify();
+            self.doorbell.doorbell.events.notify();
         }
     }
 
@@ -258,15 +258,15 @@ impl PortLinks {
 
     /// Marks the links idle that `which` selects, except those that have something for a poll.
     fn mark_idle_if(&mut self, which: impl Fn(&ShmLinkInner) -> bool) {
-        let PortLinks { places, active, bell, barriers, .. } = self;
+        let PortLinks { places, active, doorbell, barriers, .. } = self;
         for &index in active.iter() {
             if let Some(link) = places[usize::from(index)].link.as_deref_mut().filter(|link| which(link)) {
-                link.mark_idle(bell.doorbell_ref(usize::from(index)));
+                link.mark_idle(doorbell.doorbell_ref(usize::from(index)));
             }
         }
         *barriers += 1;
         if !fence::heavy() {
-            bell.set_barriers_unsupported();
+            doorbell.set_barriers_unsupported();
         }
         active.retain(|&index| {
             let place = &mut places[usize::from(index)];
@@ -288,7 +288,7 @@ impl PortLinks {
             self.mark_idle_if(|_| true);
         }
         self.armed = self.active.is_empty();
-        self.armed && !self.bell.bell.is_rung()
+        self.armed && !self.doorbell.doorbell.is_rung()
     }
 }
 

@@ -277,8 +277,8 @@ impl WatcherShared {
         if let Some(process) = watched.processes.remove(&id) {
             let _ = epoll::delete(&self.epoll, &process.pidfd); // closing it would do as well
             process.dead.store(true, Ordering::Release);
-            for (bell, place) in process.watches.into_values().flatten() {
-                bell.bell.ring(place);
+            for (doorbell, place) in process.watches.into_values().flatten() {
+                doorbell.doorbell.ring(place);
             }
         }
     }
@@ -309,13 +309,13 @@ impl ProcessWatch {
     }
 
     /// Lets a doorbell ring when the process ends.
-    pub(super) fn ring(&self, bell: Arc<OwnDoorbell>, place: usize) {
+    pub(super) fn ring(&self, doorbell: Arc<OwnDoorbell>, place: usize) {
         let mut watched = self.watcher.shared.watched();
         match watched.processes.get_mut(&self.process) {
             Some(process) => {
-                process.watches.insert(self.id, Some((bell, place)));
+                process.watches.insert(self.id, Some((doorbell, place)));
             }
-            None => bell.bell.ring(place), // the process has ended already
+            None => doorbell.doorbell.ring(place), // the process has ended already
         }
     }
 }
@@ -418,24 +418,24 @@ mod tests {
         let again = Arc::new(pidfd.try_clone().expect("room"));
         let watches = [pidfd, again].map(|fd| watcher.watch(fd, child.id()).expect("watched"));
         assert_eq!(watcher.shared.watched().processes.len(), 1);
-        let bell = Arc::new(Doorbells::new().expect("room")).take().expect("room");
+        let doorbell = Arc::new(Doorbells::new().expect("room")).take().expect("room");
         for (place, watch) in watches.iter().enumerate() {
-            watch.ring(Arc::clone(&bell), 40 + place);
+            watch.ring(Arc::clone(&doorbell), 40 + place);
         }
-        let seen = bell.bell.events.key();
+        let seen = doorbell.doorbell.events.key();
         child.kill().expect("killed");
-        bell.bell.events.sleep(Sleep::Waiter, seen, Duration::from_secs(5));
+        doorbell.doorbell.events.sleep(Sleep::Waiter, seen, Duration::from_secs(5));
         let mut places = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(5);
         while places.len() < 2 {
             assert!(Instant::now() < deadline, "no ring within 5 s");
-            bell.bell.drain(|place| places.push(place));
+            doorbell.doorbell.drain(|place| places.push(place));
         }
         places.sort_unstable();
         assert!(watches.iter().all(ProcessWatch::is_dead));
         // Too late for the thread to ring.
-        watches[0].ring(Arc::clone(&bell), 7);
-        bell.bell.drain(|place| places.push(place));
+        watches[0].ring(Arc::clone(&doorbell), 7);
+        doorbell.doorbell.drain(|place| places.push(place));
         assert_eq!(places, [40, 41, 7]);
         let _ = child.wait();
         let (mut other, pidfd) = sleeper();

@@ -30,7 +30,7 @@ pub struct ShmLink(pub(super) Box<ShmLinkInner>);
 pub struct ShmPort {
     shared: Arc<ShmContext>,
     pub(super) links: PortLinks,
-    bell: Arc<OwnDoorbell>,
+    doorbell: Arc<OwnDoorbell>,
     /// Whether a batch is open: peers are rung at its end.
     is_batching: bool,
     /// The links that have a batch open.
@@ -42,12 +42,12 @@ const BATCH_LINKS: usize = 64;
 
 impl ShmPort {
     pub(super) fn new(shared: Arc<ShmContext>) -> Result<Self, FabricError> {
-        let bell = shared.doorbells.take()?;
+        let doorbell = shared.doorbells.take()?;
         if !shared.fenced {
-            bell.set_barriers_unsupported();
+            doorbell.set_barriers_unsupported();
         }
-        let (links, in_batch) = (PortLinks::new(Arc::clone(&bell)), Vec::with_capacity(BATCH_LINKS));
-        Ok(ShmPort { shared, links, bell, is_batching: false, in_batch })
+        let (links, in_batch) = (PortLinks::new(Arc::clone(&doorbell)), Vec::with_capacity(BATCH_LINKS));
+        Ok(ShmPort { shared, links, doorbell, is_batching: false, in_batch })
     }
 
     /// The link with this id. Opens its batch if the port has one open.
@@ -87,7 +87,7 @@ impl Port for ShmPort {
     type Sleeper = ShmSleeper;
 
     fn sleeper(&self) -> ShmSleeper {
-        ShmSleeper::new(Arc::clone(&self.bell))
+        ShmSleeper::new(Arc::clone(&self.doorbell))
     }
 
     fn arm(&mut self) -> bool {
@@ -113,7 +113,7 @@ impl Port for ShmPort {
     }
 
     fn doorbells(&self) -> u64 {
-        self.bell.rings()
+        self.doorbell.rings()
     }
 
     fn detach(&mut self, link: LinkId) {

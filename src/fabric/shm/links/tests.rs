@@ -112,7 +112,7 @@ fn a_port_with_few_links_makes_no_barrier_however_quiet_they_are() {
     for end in [&a, &b] {
         assert_eq!((end.attached().barriers, end.attached().active.len()), (0, 1));
         assert!(
-            !end.port.links.bell.bell.is_rung() && end.port.links.bell.bell.events.key() == 0,
+            !end.port.links.doorbell.doorbell.is_rung() && end.port.links.doorbell.doorbell.events.key() == 0,
             "never rung"
         );
     }
@@ -163,7 +163,7 @@ fn assert_rung_for(
     let sleeper = b.port.sleeper();
     let seen = sleeper.seen();
     act(&mut a, to_b);
-    assert!(b.attached().bell.bell.is_rung() && sleeper.seen() != seen, "{what}: nobody rang");
+    assert!(b.attached().doorbell.doorbell.is_rung() && sleeper.seen() != seen, "{what}: nobody rang");
     assert!(!b.port.arm(), "{what}: armed, with something there");
 }
 
@@ -189,7 +189,7 @@ fn every_change_that_a_poll_must_see_is_rung_for() {
     assert!(b.port.arm() && !a.port.arm());
     a.poll();
     a.settle(); // publishes how many slots it has consumed
-    assert!(b.attached().bell.bell.is_rung(), "a write that was taken");
+    assert!(b.attached().doorbell.doorbell.is_rung(), "a write that was taken");
     assert!(matches!(b.next().event, Event::Done));
 }
 
@@ -208,7 +208,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     a.settle();
     let last = lent.pop();
     std::thread::scope(|scope| scope.spawn(|| drop(last)).join().expect("no panic"));
-    assert!(a.attached().bell.bell.is_rung());
+    assert!(a.attached().doorbell.doorbell.is_rung());
     assert!(matches!(a.poll()[..], [Completion { event: Event::Done, .. }]), "at the first look");
 }
 
@@ -265,7 +265,7 @@ fn a_peer_that_clears_its_ring_only_delays() {
     b.settle();
     a.port.send(to_b, b"x").expect("room");
     // As a hostile peer could: no bit, and no sleeper.
-    b.attached().bell.bell.reset();
+    b.attached().doorbell.doorbell.reset();
     let (sleeper, start) = (b.port.sleeper(), Instant::now());
     let found = loop {
         let seen = sleeper.seen();

@@ -312,7 +312,7 @@ impl SharedSegment {
     /// If there is no memory for it.
     pub(crate) fn new(bytes: usize) -> rustix::io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("tensorwire-bells", flags)?;
+        let file = rustix::fs::memfd_create("tensorwire-doorbells", flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
         rustix::fs::fcntl_add_seals(&file, SHARED_SEALS)?;
         Ok((Self::map(file.as_fd(), bytes)?, file))

@@ -30,7 +30,7 @@ pub(crate) struct HostilePeer {
     pub state: OwnWords,
     pub loan_table: OwnWords,
     /// Doorbells of the honest side.
-    pub bells: PeerDoorbells,
+    pub doorbells: PeerDoorbells,
 }
 
 /// The honest side of a link.
@@ -94,7 +94,7 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
         line: segment.words(layout.line()),
         state: segment.words(layout.state()),
         loan_table: segment.words(layout.loan_table()),
-        bells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
+        doorbells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
     };
     (HonestPeer { pool: pool.clone(), port, link }, hostile)
 }

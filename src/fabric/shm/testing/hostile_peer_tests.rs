@@ -253,7 +253,7 @@ fn endless_rings_and_rings_for_missing_links_cost_only_time() {
     let (mut honest, mut hostile) = hostile_link();
     // The hostile peer's hello had the honest side's own doorbells, so it can ring them.
     for place in 0..crate::fabric::shm::wakeup::doorbell::PLACES {
-        hostile.bells.ring(idle::DoorbellRef { bell: 0, place });
+        hostile.doorbells.ring(idle::DoorbellRef { doorbell: 0, place });
     }
     assert!(!honest.port.arm(), "somebody rang");
     assert!(honest.poll().1.is_none());

@@ -122,7 +122,7 @@ impl HostilePeer {
                 64..=127 => self.state.store(idle::IDLE_MARK, input.u64(), Release),
                 _ => {
                     let place = usize::from(input.u8()) % PLACES;
-                    self.bells.ring(DoorbellRef { bell: input.u8().into(), place });
+                    self.doorbells.ring(DoorbellRef { doorbell: input.u8().into(), place });
                 }
             },
             _ => {

@@ -96,9 +96,9 @@ mod tests {
         Doorbell::new(LoomShared::new(WORDS))
     }
 
-    fn drained(bell: &Doorbell<LoomShared>) -> Vec<usize> {
+    fn drained(doorbell: &Doorbell<LoomShared>) -> Vec<usize> {
         let mut places = Vec::new();
-        bell.drain(|place| places.push(place));
+        doorbell.drain(|place| places.push(place));
         places
     }
 
@@ -108,15 +108,15 @@ mod tests {
         for who in [Sleep::Waiter, Sleep::Background] {
             loom::model(move || {
                 let words = LoomShared::new(WORDS);
-                let bell = Doorbell::new(words.clone());
+                let doorbell = Doorbell::new(words.clone());
                 let ringer = loom::thread::spawn(move || Doorbell::new(words).ring(70));
                 let mut places = Vec::new();
                 while places.is_empty() {
-                    let seen = bell.events.key();
-                    if !bell.is_rung() {
-                        bell.events.sleep(who, seen, FOREVER);
+                    let seen = doorbell.events.key();
+                    if !doorbell.is_rung() {
+                        doorbell.events.sleep(who, seen, FOREVER);
                     }
-                    places = drained(&bell);
+                    places = drained(&doorbell);
                 }
                 assert_eq!(places, [70]);
                 ringer.join().expect("the ringer");
@@ -131,18 +131,18 @@ mod tests {
         model.preemption_bound = Some(2);
         model.check(|| {
             let words = LoomShared::new(WORDS);
-            let bell = Doorbell::new(words.clone());
-            bell.events.enter_wait();
-            let seen = bell.events.key();
+            let doorbell = Doorbell::new(words.clone());
+            doorbell.events.enter_wait();
+            let seen = doorbell.events.key();
             let background = loom::thread::spawn({
                 let words = words.clone();
                 move || Doorbell::new(words).events.sleep(Sleep::Background, seen, FOREVER)
             });
             let ringer = loom::thread::spawn(move || Doorbell::new(words).ring(70));
-            bell.events.exit_wait();
-            if bell.is_rung() {
+            doorbell.events.exit_wait();
+            if doorbell.is_rung() {
                 // The waiter passes the ring on to the background poller.
-                bell.events.wake(Sleep::Background);
+                doorbell.events.wake(Sleep::Background);
             }
             ringer.join().expect("the ringer");
             background.join().expect("the background poller wakes");
@@ -156,17 +156,17 @@ mod tests {
         model.preemption_bound = Some(2);
         model.check(|| {
             let words = LoomShared::new(WORDS);
-            let bell = Doorbell::new(words.clone());
+            let doorbell = Doorbell::new(words.clone());
             let ringers = [3, 5].map(|place| {
                 let words = words.clone();
                 loom::thread::spawn(move || Doorbell::new(words).ring(place))
             });
             let mut heard = Vec::new();
             while heard.len() < 2 {
-                let seen = bell.events.key();
-                let places = drained(&bell);
+                let seen = doorbell.events.key();
+                let places = drained(&doorbell);
                 if places.is_empty() {
-                    bell.events.sleep(Sleep::Waiter, seen, FOREVER);
+                    doorbell.events.sleep(Sleep::Waiter, seen, FOREVER);
                 }
                 heard.extend(places);
             }
@@ -179,15 +179,15 @@ mod tests {
     #[test]
     fn loom_each_rung_place_is_drained_once() {
         loom::model(|| {
-            let bell = doorbell();
-            assert!(!bell.is_rung());
+            let doorbell = doorbell();
+            assert!(!doorbell.is_rung());
             for place in [PLACES - 1, 0, 63, 64, 0] {
-                bell.ring(place);
+                doorbell.ring(place);
             }
-            assert!(bell.is_rung());
-            assert_eq!(drained(&bell), [0, 63, 64, PLACES - 1]);
-            assert!(!bell.is_rung());
-            assert!(drained(&bell).is_empty());
+            assert!(doorbell.is_rung());
+            assert_eq!(drained(&doorbell), [0, 63, 64, PLACES - 1]);
+            assert!(!doorbell.is_rung());
+            assert!(drained(&doorbell).is_empty());
         });
     }
 }

@@ -18,8 +18,8 @@ pub(crate) const PORTS: usize = 64;
 /// Bytes of the file.
 pub(crate) const BYTES: usize = PORTS * WORDS * 8;
 
-fn words(bell: usize) -> Range<usize> {
-    bell * WORDS..(bell + 1) * WORDS
+fn words(number: usize) -> Range<usize> {
+    number * WORDS..(number + 1) * WORDS
 }
 
 /// This process's doorbells.
@@ -67,10 +67,10 @@ impl Doorbells {
         }
         *taken |= 1 << number;
         drop(taken);
-        let bell = Doorbell::new(self.segment.words(words(number)));
-        bell.reset();
+        let doorbell = Doorbell::new(self.segment.words(words(number)));
+        doorbell.reset();
         Ok(Arc::new(OwnDoorbell {
-            bell,
+            doorbell,
             number,
             barriers_supported: AtomicBool::new(true),
             rings: AtomicU64::new(0),
@@ -81,7 +81,7 @@ impl Doorbells {
 
 /// The doorbell of one port.
 pub(crate) struct OwnDoorbell {
-    pub bell: Doorbell<SharedWords>,
+    pub doorbell: Doorbell<SharedWords>,
     number: usize,
     /// Whether every peer takes part in heavy barriers, and all of them were made.
     barriers_supported: AtomicBool,
@@ -94,7 +94,7 @@ impl OwnDoorbell {
     /// The reference that a peer needs to ring for a link of the port.
     pub(crate) fn doorbell_ref(&self, place: usize) -> DoorbellRef {
         debug_assert!(place < PLACES);
-        DoorbellRef { bell: self.number, place }
+        DoorbellRef { doorbell: self.number, place }
     }
 
     /// Whether no ring can be missed: every heavy barrier was made, in every peer.
@@ -126,7 +126,7 @@ impl Drop for OwnDoorbell {
 
 /// A peer's doorbells.
 pub(crate) struct PeerDoorbells {
-    bells: Vec<Doorbell<SharedWords>>,
+    doorbells: Vec<Doorbell<SharedWords>>,
 }
 
 impl PeerDoorbells {
@@ -142,14 +142,14 @@ impl PeerDoorbells {
             source: error.into(),
         })?;
         Ok(PeerDoorbells {
-            bells: (0..PORTS).map(|bell| Doorbell::new(segment.words(words(bell)))).collect(),
+            doorbells: (0..PORTS).map(|number| Doorbell::new(segment.words(words(number)))).collect(),
         })
     }
 
     /// Rings the doorbell that a peer's idle mark names. Ignores a number that is out of range.
     pub(crate) fn ring(&self, to: DoorbellRef) {
-        if let Some(bell) = self.bells.get(to.bell) {
-            bell.ring(to.place);
+        if let Some(doorbell) = self.doorbells.get(to.doorbell) {
+            doorbell.ring(to.place);
         }
     }
 }
@@ -174,10 +174,10 @@ mod tests {
         let peer = PeerDoorbells::map(all.file.as_fd()).expect("mapped");
         let (first, second) = (all.take().expect("room"), all.take().expect("room"));
         peer.ring(second.doorbell_ref(99));
-        peer.ring(DoorbellRef { bell: PORTS, place: 0 });
-        assert!(!first.bell.is_rung());
+        peer.ring(DoorbellRef { doorbell: PORTS, place: 0 });
+        assert!(!first.doorbell.is_rung());
         let mut places = Vec::new();
-        second.bell.drain(|place| places.push(place));
+        second.doorbell.drain(|place| places.push(place));
         assert_eq!(places, [99]);
     }
 }

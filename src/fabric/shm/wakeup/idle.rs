@@ -18,14 +18,14 @@ const IDLE: u64 = 1 << 63;
 /// What to ring for a link: the number of its poller's doorbell, and the link's place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoorbellRef {
-    pub bell: usize,
+    pub doorbell: usize,
     pub place: usize,
 }
 
 /// The poller marks a link idle. A heavy barrier must come between the mark and its last look at
 /// the link.
 pub(crate) fn mark_idle(line: &impl StoreWords, to: DoorbellRef) {
-    line.store(IDLE_MARK, IDLE | (to.bell as u64) << 16 | to.place as u64, Relaxed);
+    line.store(IDLE_MARK, IDLE | (to.doorbell as u64) << 16 | to.place as u64, Relaxed);
 }
 
 /// The poller removes the mark.
@@ -48,7 +48,7 @@ pub(crate) fn idle_doorbell(line: &impl LoadWords, light: impl FnOnce()) -> Opti
 fn parse(word: u64) -> DoorbellRef {
     // Whatever the peer has written, the sender rings one of the peer's own doorbells, at a place
     // in range.
-    DoorbellRef { bell: (word >> 16) as u16 as usize, place: word as u16 as usize % PLACES }
+    DoorbellRef { doorbell: (word >> 16) as u16 as usize, place: word as u16 as usize % PLACES }
 }
 
 #[cfg(test)]
@@ -61,7 +61,7 @@ mod tests {
     use std::sync::atomic::Ordering::{Acquire, Release};
     use std::time::Duration;
 
-    const REF: DoorbellRef = DoorbellRef { bell: 3, place: 77 };
+    const REF: DoorbellRef = DoorbellRef { doorbell: 3, place: 77 };
 
     fn fence() {
         loom::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
@@ -72,28 +72,28 @@ mod tests {
     #[test]
     fn loom_a_slot_sent_while_a_link_becomes_idle_is_found_or_rung_for() {
         loom::model(|| {
-            let (slot, line, bell) = (LoomWords::new(1), LoomWords::new(2), LoomShared::new(WORDS));
+            let (slot, line, doorbell) = (LoomWords::new(1), LoomWords::new(2), LoomShared::new(WORDS));
             let sender = {
-                let (slot, line, bell) = (slot.clone(), line.clone(), bell.clone());
+                let (slot, line, doorbell) = (slot.clone(), line.clone(), doorbell.clone());
                 loom::thread::spawn(move || {
                     slot.store(0, 1, Release);
-                    if let Some(pull) = idle_doorbell(&line, fence) {
-                        assert_eq!(pull, REF);
-                        Doorbell::new(bell).ring(pull.place);
+                    if let Some(to) = idle_doorbell(&line, fence) {
+                        assert_eq!(to, REF);
+                        Doorbell::new(doorbell).ring(to.place);
                     }
                 })
             };
-            let bell = Doorbell::new(bell);
-            let seen = bell.events.key();
+            let doorbell = Doorbell::new(doorbell);
+            let seen = doorbell.events.key();
             mark_idle(&line, REF);
             fence();
             if slot.load(0, Acquire) == 0 {
                 // Deadlocks if the poller has not seen the slot and the sender does not ring.
-                while !bell.is_rung() {
-                    bell.events.sleep(Sleep::Waiter, seen, Duration::MAX);
+                while !doorbell.is_rung() {
+                    doorbell.events.sleep(Sleep::Waiter, seen, Duration::MAX);
                     loom::thread::yield_now();
                 }
-                bell.drain(|place| assert_eq!(place, REF.place));
+                doorbell.drain(|place| assert_eq!(place, REF.place));
                 assert_eq!(slot.load(0, Acquire), 1, "who rings has sent before");
             }
             sender.join().expect("the sender");

@@ -11,15 +11,15 @@ use std::sync::Arc;
 pub(crate) struct Ringer {
     /// The peer's state line.
     line: PeerWords,
-    bells: Arc<PeerDoorbells>,
+    doorbells: Arc<PeerDoorbells>,
     /// The port that counts the rings.
     port: Option<Arc<OwnDoorbell>>,
 }
 
 impl Ringer {
     /// A ringer for the link whose peer has this state line and these doorbells.
-    pub(crate) fn new(line: PeerWords, bells: Arc<PeerDoorbells>) -> Self {
-        Ringer { line, bells, port: None }
+    pub(crate) fn new(line: PeerWords, doorbells: Arc<PeerDoorbells>) -> Self {
+        Ringer { line, doorbells, port: None }
     }
 
     /// Lets a port count the rings.
@@ -40,7 +40,7 @@ impl Ringer {
     #[cold]
     #[inline(never)]
     fn ring(&self, to: DoorbellRef) {
-        self.bells.ring(to);
+        self.doorbells.ring(to);
         if let Some(port) = &self.port {
             port.count_ring();
         }

@@ -21,35 +21,35 @@ const MAX_SLEEP_WITHOUT_BARRIERS: Duration = Duration::from_millis(1);
 /// refuses `membarrier(2)`.
 #[derive(Clone)]
 pub struct ShmSleeper {
-    bell: Arc<OwnDoorbell>,
+    doorbell: Arc<OwnDoorbell>,
 }
 
 impl ShmSleeper {
-    pub(crate) fn new(bell: Arc<OwnDoorbell>) -> Self {
-        ShmSleeper { bell }
+    pub(crate) fn new(doorbell: Arc<OwnDoorbell>) -> Self {
+        ShmSleeper { doorbell }
     }
 }
 
 impl Sleeper for ShmSleeper {
     fn seen(&self) -> u32 {
-        self.bell.bell.events.key()
+        self.doorbell.doorbell.events.key()
     }
 
     fn sleep(&self, who: Sleep, seen: u32, timeout: Duration) {
-        let limit = if self.bell.barriers_supported() { MAX_SLEEP } else { MAX_SLEEP_WITHOUT_BARRIERS };
-        self.bell.bell.events.sleep(who, seen, timeout.min(limit));
+        let limit = if self.doorbell.barriers_supported() { MAX_SLEEP } else { MAX_SLEEP_WITHOUT_BARRIERS };
+        self.doorbell.doorbell.events.sleep(who, seen, timeout.min(limit));
     }
 
     fn wake(&self, who: Sleep) {
-        self.bell.bell.events.wake(who);
+        self.doorbell.doorbell.events.wake(who);
     }
 
     fn enter_wait(&self) {
-        self.bell.bell.events.enter_wait();
+        self.doorbell.doorbell.events.enter_wait();
     }
 
     fn exit_wait(&self) {
-        self.bell.bell.events.exit_wait();
+        self.doorbell.doorbell.events.exit_wait();
     }
 }
 
