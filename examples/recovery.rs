@@ -40,7 +40,7 @@ fn trainer() -> Result<(), Box<dyn Error>> {
             node.join()?; // until the new process is linked
         };
         println!("step {number}: the gradient is {}", answer.as_slice::<f32>()?[0]);
-        node.cleanup(number.into()); // frees what is left of the step
+        node.cleanup(number); // frees what is left of the step
     }
     Ok(node.stop()?)
 }

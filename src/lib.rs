@@ -151,7 +151,7 @@ mod rendezvous;
 mod telemetry;
 mod wire;
 
-pub use bootstrap::{BootstrapError, MissingPeer};
+pub use bootstrap::{BootstrapError, Incarnation, MissingPeer};
 pub use config::{Builder, BulkReceive, Config, ConfigError, ConfigValues, Origin, PeerLoss};
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
@@ -167,9 +167,11 @@ pub use rendezvous::{
     ReceiveBuilder, Sendable, Sequence, Standing, Step,
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
+pub use wire::message::{Allocator, Placement};
 pub use wire::{
-    Cluster, ClusterError, Code, DType, EdgeNameError, Element, HostPort, HostPortError, JobError, KeyError,
-    LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, StepId, TaskId, TensorMeta,
+    Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, Element, HostPort, HostPortError,
+    JobError, KeyError, KeyPart, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, StepId, TaskId,
+    TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

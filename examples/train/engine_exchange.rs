@@ -182,7 +182,7 @@ impl Engine {
     /// Cleans up the step before this one. Every peer has finished it.
     fn forget_before(&self, step: u64) {
         if let Some(before) = step.checked_sub(1) {
-            self.node.cleanup(before.into());
+            self.node.cleanup(before);
         }
     }
 }

@@ -19,7 +19,7 @@ impl PollMode {
     /// The mode for a process on a host with `cpus` CPUs, where all members of the cluster together
     /// have `spinners` threads that would spin. With more spinners than CPUs, spinning would take
     /// the CPU from threads that have work.
-    pub fn choose(spinners: usize, cpus: usize) -> PollMode {
+    pub(crate) fn choose(spinners: usize, cpus: usize) -> PollMode {
         if spinners > cpus { PollMode::Adaptive } else { PollMode::Inline }
     }
 }

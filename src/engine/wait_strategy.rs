@@ -20,7 +20,7 @@ const SLEEP_TIME: Duration = Duration::from_micros(20);
 
 impl WaitStrategy {
     /// The strategy for `waiters` busy threads on `cpus` CPUs.
-    pub fn choose(waiters: usize, cpus: usize) -> WaitStrategy {
+    pub(crate) fn choose(waiters: usize, cpus: usize) -> WaitStrategy {
         if waiters > cpus { WaitStrategy::Yield } else { WaitStrategy::Spin }
     }
 

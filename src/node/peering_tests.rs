@@ -238,7 +238,7 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
             }
             received.join().expect("no panic").expect("the new link works");
         });
-        nodes.iter().for_each(|node| node.cleanup(generation.into()));
+        nodes.iter().for_each(|node| node.cleanup(generation));
         while !a.pool().is_empty() || !b.pool().is_empty() {
             assert!(began.elapsed() < SOON, "{:?} {:?}", a.pool().stats(), b.pool().stats());
             let _ = (a.progress(), b.progress());

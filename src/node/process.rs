@@ -373,8 +373,8 @@ impl Node {
     /// node remembers the cleanup of the last 4,096 of them (specification 2.5). A random id in a
     /// sequence works, but takes memory for as long as the node lives, and is gone if it lies below
     /// the first step of the sequence that is not cleaned up.
-    pub fn sequence(&self, base: u64) -> Sequence {
-        self.context.sequence(base)
+    pub fn sequence(&self, base: impl Into<StepId>) -> Sequence {
+        self.context.sequence(base.into().get())
     }
 
     /// A set of edges whose tensors one call sends, or receives, in each step.
@@ -403,8 +403,8 @@ impl Node {
     /// done everywhere once a tensor of step n + 1 has come from every member. In dedicated mode
     /// the polling thread drops the values, soon after this call has returned. The node logs a
     /// warning when 1,024 steps were not cleaned up, and at each doubling.
-    pub fn cleanup(&self, step: StepId) {
-        self.context.cleanup(step.get());
+    pub fn cleanup(&self, step: impl Into<StepId>) {
+        self.context.cleanup(step.into().get());
     }
 
     /// The steps that have begun and were not cleaned up, in no order.

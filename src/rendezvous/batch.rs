@@ -50,7 +50,7 @@ use std::time::Duration;
 ///     let tensors: Result<Vec<_>, _> = tensors.collect();
 ///     gradients.send(&step, tensors?)?;
 ///     weights.recv_many(&step, Duration::from_secs(10), &mut received)?;
-///     node.cleanup(n.into());
+///     node.cleanup(n);
 /// }
 /// # Ok(())
 /// # }

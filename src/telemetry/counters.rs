@@ -294,13 +294,13 @@ impl Snapshot {
     }
 
     /// Adds `amount` to a counter.
-    pub fn add(&mut self, counter: Counter, amount: u64) {
+    pub(crate) fn add(&mut self, counter: Counter, amount: u64) {
         let value = &mut self.values[counter as usize];
         *value = value.wrapping_add(amount);
     }
 
     /// Adds `amount` to a gauge.
-    pub fn raise(&mut self, gauge: Gauge, amount: u64) {
+    pub(crate) fn raise(&mut self, gauge: Gauge, amount: u64) {
         let value = &mut self.gauges[gauge as usize];
         *value = value.wrapping_add(amount);
     }

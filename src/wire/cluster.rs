@@ -270,7 +270,7 @@ impl Cluster {
     }
 
     /// 64-bit FNV-1a of the text form: tells clusters apart, proves nothing.
-    pub fn digest(&self) -> u64 {
+    pub(crate) fn digest(&self) -> u64 {
         self.to_string()
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -372,7 +372,7 @@ pub fn no_room(settings: &'static Settings) {
             true => sent.expect("it needs no room"),
             false => assert!(matches!(sent, Err(Error::NoRoom { .. })), "{sent:?}"),
         }
-        node.cleanup(1.into());
+        node.cleanup(1);
     });
 }
 
@@ -395,7 +395,7 @@ pub fn refused(settings: &'static Settings) {
         assert!(matches!(&refused[0], Err(Error::ResourceExhausted { .. })), "{refused:?}");
         assert!(refused[1].is_err());
         assert_eq!(counted(node, &after_two, HOW), [0; 4]);
-        node.cleanup(1.into());
+        node.cleanup(1);
         // A send that is too large for the pool takes no place of other sends.
         let step = node.step(2).expect("new");
         until(node, "the end of the step", || step.send_all([(&there(node), one())]).is_ok());
@@ -410,7 +410,7 @@ pub fn refused(settings: &'static Settings) {
             }
         }
         step.send(&there(node), one()).expect("the second place is free");
-        node.cleanup(2.into());
+        node.cleanup(2);
     });
 }
 

@@ -133,7 +133,7 @@ impl<'a> Side<'a> {
         }
         if n > 0 {
             // The peer has sent a value of step n, so it is done with step n - 1.
-            self.node.cleanup(self.id(n - 1).into());
+            self.node.cleanup(self.id(n - 1));
         }
     }
 

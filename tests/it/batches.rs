@@ -150,7 +150,7 @@ fn a_batch_is_used_step_after_step_and_its_list_too() {
             assert_eq!(received.len(), 40);
             check(&received, n);
             if n > 0 {
-                node.cleanup((n - 1).into());
+                node.cleanup(n - 1);
             }
         }
     });
@@ -204,7 +204,7 @@ fn batches_of_edges_that_are_asked_for_in_advance_claim_what_came() {
                 check(&step.recv_all(&borrowed(&from), SOON).expect("received"), n);
                 step.send(&node.edge_to("w", 0, "go").expect("an edge"), Tensor::empty()).expect("sent");
             }
-            node.cleanup(sequence.step(n).get().saturating_sub(4).into());
+            node.cleanup(sequence.step(n).get().saturating_sub(4));
         }
         if task == 1 {
             assert!(node.counters().get(Counter::StandingClaimed) > STEPS * 6 / 2, "{}", node.counters());

@@ -99,8 +99,8 @@ fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_de
                 assert!(remote(&later, "y") == derived, "of {n}");
                 TURNS.say(node, 2 * n + 2);
             }
-            node.cleanup((2 * n).into());
-            node.cleanup((2 * n + 1).into());
+            node.cleanup(2 * n);
+            node.cleanup(2 * n + 1);
         }
     });
 }
@@ -189,7 +189,7 @@ fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
     run(2, &[("max_deferred", "1")], |node, task| {
         if task == 0 {
             node.step(1).expect("usable");
-            node.cleanup(1.into());
+            node.cleanup(1);
             TURNS.say(node, 1);
             TURNS.wait(node, 1);
             return;

@@ -140,7 +140,7 @@ fn a_link_that_fails_in_transfers_ends_its_own_calls_and_no_others() {
         let error = step.recv(&back, SOON).expect_err("it fails");
         assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.task() == 2), "{error}");
         (101..200).for_each(|id| exchange(&node, 1, id));
-        node.cleanup(1.into());
+        node.cleanup(1);
         until(&node, "the memory of what was under way", || node.pool().is_empty());
         first_done.store(true, Ordering::SeqCst);
     });
@@ -242,7 +242,7 @@ fn a_stop_ends_while_the_peers_traffic_does_not() {
             let asked: Result<Vec<_>, _> = (0..50).map(|_| step.receive(&back).begin()).collect();
             let sent = (0..50).try_for_each(|_| step.send(&out, counting(&node, 1.0, 1)));
             let served = node.progress();
-            node.cleanup(id.into());
+            node.cleanup(id);
             if let Err(error) = asked.map(drop).and(sent).and(served) {
                 assert!(matches!(error, Error::PeerLost { .. }), "{error}");
                 return;

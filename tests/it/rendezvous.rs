@@ -165,7 +165,7 @@ fn meta_data_may_change_from_step_to_step() {
             } else {
                 let got = step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
                 assert_eq!(values(&got.tensor).len(), size);
-                node.cleanup(id.into());
+                node.cleanup(id);
             }
         }
     });
@@ -258,7 +258,7 @@ fn a_cancelled_receive_brings_its_value_or_the_cancellation_and_never_both() {
                 step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, id as f32, 600))
                     .expect("sent");
                 step.recv(&node.edge_from("w", 1, "done").expect("edge"), SOON).expect("the other is done");
-                node.cleanup(id.into());
+                node.cleanup(id);
                 continue;
             }
             let edge = node.edge_from("w", 0, "x").expect("edge");
@@ -360,7 +360,7 @@ fn a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error() {
         let (gone, next) = (node.step(1).expect("new"), node.step(2).expect("new"));
         if task == 0 {
             gone.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 5000)).expect("sent");
-            node.cleanup(1.into());
+            node.cleanup(1);
             assert!(matches!(node.step(1), Err(Error::StepGone { step: 1 })));
             assert!(matches!(
                 gone.send_dead(&node.edge_to("w", 1, "x").expect("edge")),
@@ -480,7 +480,7 @@ fn both_directions_work_at_once() {
             assert_eq!(values(&pending.wait().expect("received").tensor)[0], id as f32);
         }
         for id in 0..500 {
-            node.cleanup(id.into());
+            node.cleanup(id);
         }
         until(node, "an empty pool", || node.pool().is_empty());
     });
@@ -644,11 +644,11 @@ fn sends_that_nobody_asks_for_are_limited() {
         }
         let error = step.send(&edge, counting(node, 0.0, 1)).expect_err("one too many");
         assert!(error.to_string().contains("max_outstanding_sends"), "{error}");
-        node.cleanup(1.into());
+        node.cleanup(1);
         until(node, "the end of the values with their step", || node.pool().is_empty());
         node.step(2).expect("new").send(&edge, counting(node, 0.0, 1)).expect("room again");
         // Otherwise the stop would wait for a receive.
-        node.cleanup(2.into());
+        node.cleanup(2);
     });
 }
 

@@ -254,7 +254,7 @@ impl<'a> Side<'a> {
             self.some_progress();
             match self.random.below(3) {
                 0 => step.abort(Status::new(Code::Internal, "on purpose")).expect("an error"),
-                1 => self.node.cleanup(id.into()),
+                1 => self.node.cleanup(id),
                 _ => {}
             }
             let mut last = None;
@@ -274,7 +274,7 @@ impl<'a> Side<'a> {
                     Err(error) => panic!("{error}"),
                 }
             }
-            self.node.cleanup(id.into());
+            self.node.cleanup(id);
         }
     }
 

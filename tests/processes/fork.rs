@@ -74,7 +74,7 @@ fn role_forker() {
         forked(step.abort(tensorwire::Status::new(tensorwire::Code::Aborted, "x")));
         forked(pending.wait());
         token.cancel();
-        node.cleanup(1.into());
+        node.cleanup(1);
         assert!(node.live_steps().is_empty() && node.address().is_none());
         assert_eq!(node.state(), NodeState::Stopped);
         assert!(matches!(&node.peers()[0].state, PeerState::Lost(Error::Forked)));
@@ -110,7 +110,7 @@ fn role_forker() {
         let step = node.step(id).expect("new");
         step.send(&out, counting(&node, id as f32, 20_000)).expect("sent");
         assert_eq!(values(&step.recv(&back, SOON).expect("received").tensor)[0], id as f32);
-        node.cleanup(id.into());
+        node.cleanup(id);
     };
     (10..60).for_each(exchange);
     // A death is still noticed, so the liveness watch has its descriptors.

@@ -159,7 +159,7 @@ fn a_sender_that_is_killed_in_a_transfer_fails_the_receive_and_leaks_nothing() {
                     break;
                 }
             }
-            node.cleanup(id.into());
+            node.cleanup(id);
         }
         if over_verbs() {
             // A granted destination stays in quarantine until the queue pairs are destroyed.

@@ -407,7 +407,7 @@ fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
     let got = step.recv(&edge, SOON).expect("the new life sends").tensor;
     assert_eq!(values(&got)[0], 2.0, "of the life that the call was bound to");
     drop(got);
-    node.cleanup(0.into());
+    node.cleanup(0);
     assert!(node.pool().is_empty());
 }
 

@@ -90,7 +90,7 @@ impl Exchange for RendezvousBatch {
         self.rounds += 1;
         if self.rounds > 2 {
             // The peer has answered the round after that step.
-            self.node.cleanup((self.rounds - 2).into());
+            self.node.cleanup(self.rounds - 2);
         }
         Ok(self.node.step(self.rounds)?)
     }

@@ -291,7 +291,7 @@ impl ForeignLocation<'_> {
 
 impl Tensor {
     /// The foreign memory that holds the tensor's bytes, if they are foreign.
-    pub fn foreign(&self) -> Option<ForeignLocation<'_>> {
+    pub(crate) fn foreign(&self) -> Option<ForeignLocation<'_>> {
         match &self.header().storage {
             Storage::Foreign(memory) => Some(ForeignLocation { owner: memory.owner.get(), memory }),
             Storage::Registered(of, _) => of.foreign(),
@@ -301,6 +301,7 @@ impl Tensor {
 
     /// The device's registration of the bytes, if they are foreign and registered.
     #[inline]
+    #[doc(hidden)]
     pub fn registered(&self) -> Option<&ForeignRegistration> {
         match &self.header().storage {
             Storage::Registered(_, registered) => Some(registered),
@@ -309,7 +310,7 @@ impl Tensor {
     }
 
     /// A tensor of the same bytes that also holds a registration of them.
-    pub fn with_registration(&self, pool: &Pool, registered: ForeignRegistration) -> Tensor {
+    pub(crate) fn with_registration(&self, pool: &Pool, registered: ForeignRegistration) -> Tensor {
         let mut header = pool.bare();
         header.meta = self.meta().clone();
         header.data = self.header().data;

@@ -137,6 +137,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Option`] if an option is out of range.
+    #[doc(hidden)]
     pub fn new(region: Region, options: PoolOptions) -> Result<Pool, PoolError> {
         check("shards", options.shards as u64, 1, MAX_SHARDS as u64, "it must be 1 to 64")?;
         let max_blocks = u64::from(options.max_blocks);
@@ -208,6 +209,7 @@ impl Pool {
     /// Calls `end` to drop an owner of foreign memory whose last user was a tensor of this pool.
     /// Without `end` the owner is dropped on the tensor's thread, which may be a poller. Only the
     /// first call has an effect.
+    #[doc(hidden)]
     pub fn drop_owners_with(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
         let _ = self.shared().drop_owner.set(Box::new(end));
     }
@@ -249,11 +251,13 @@ impl Pool {
     }
 
     /// The region that holds the tensors.
+    #[doc(hidden)]
     pub fn region(&self) -> &Region {
         &self.shared().region
     }
 
     /// The region's memfd, for a peer to map.
+    #[doc(hidden)]
     pub fn region_fd(&self) -> BorrowedFd<'_> {
         self.region().fd()
     }

@@ -110,6 +110,7 @@ impl Tensor {
     /// # Errors
     /// `LentError` with the bytes, if their number differs from that of `meta` or the element type
     /// cannot be lent.
+    #[doc(hidden)]
     pub fn from_lent(
         pool: &Pool,
         meta: TensorMeta,
@@ -189,6 +190,7 @@ impl Tensor {
 
     /// The part of this process's region that holds the bytes. `None` for a tensor without bytes, a
     /// lent one and a foreign one.
+    #[doc(hidden)]
     pub fn span(&self) -> Option<Span> {
         Span::of(self.header())
     }

@@ -172,6 +172,7 @@ impl TensorMut {
 
     /// The part of this process's region that holds the bytes. `None` for a tensor without bytes or
     /// a foreign one.
+    #[doc(hidden)]
     pub fn span(&self) -> Option<Span> {
         Span::of(&self.header)
     }

@@ -196,7 +196,7 @@ fn the_end_of_a_step_ends_its_batches() {
         assert!(matches!(error, Error::Aborted { .. }), "{error}");
         let gone = begin(node, 2);
         let pending = batch.receive(&gone).within(SOON).begin().expect("begun");
-        node.cleanup(2.into());
+        node.cleanup(2);
         let error = pending.wait().expect_err("gone");
         assert!(matches!(error, Error::StepGone { step: 2 }), "{error}");
         let error = batch.receive(&gone).within(SOON).begin().err().expect("refused");

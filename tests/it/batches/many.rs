@@ -22,7 +22,7 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
             back.recv_many(&step, SOON, &mut received).expect("received");
             check(&received, n);
             if n > 0 {
-                node.cleanup((n - 1).into());
+                node.cleanup(n - 1);
             }
             let allocated = node.pool().stats().allocated;
             // The tensors of both sides in two steps, in blocks of 64 bytes and more.

@@ -91,7 +91,7 @@ fn a_batch_over_two_pollers_and_the_process_itself_comes_whole_step_after_step()
             back.recv_many(&step, SOON, &mut received).expect("received");
             check_all(&received, n, me);
             if n > 1 {
-                node.cleanup((n - 2).into());
+                node.cleanup(n - 2);
             }
         }
         // All edges of task 1 belong to one poller. Those of the others belong to two, each with a

@@ -120,7 +120,7 @@ impl<'a> Round<'a> {
             Killed::Receiver => self.receiver(),
         };
         assert!(outcome.1 < NEWS * 5, "{:?} in {:?}: known after {:?}", self.killed, self.phase, outcome.1);
-        self.node.cleanup(self.id.into());
+        self.node.cleanup(self.id);
         let node = self.node;
         until(node, "the end of every tensor", || node.pool().is_empty());
         outcome
