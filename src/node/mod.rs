@@ -18,4 +18,4 @@ pub use back_pressure::TensorError;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
 pub use process::{Node, NodeState, PeerReport, PeerState};
-pub use rdma::rdma_wishes;
+pub use rdma::rdma_settings;

@@ -2,26 +2,26 @@
 
 use crate::config::{Config, Origin};
 use crate::fabric::verbs::VerbsOptions;
-use crate::fabric::verbs::device::{Mtu, Wish, Wishes};
+use crate::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
 
-/// The wishes of the settings for an RDMA device, each with its origin, for
+/// The settings of an RDMA device, each with its origin, for
 /// [`choose`](crate::fabric::verbs::device::choose).
-pub fn rdma_wishes(config: &Config) -> Wishes {
-    Wishes {
-        device: config.rdma_device.clone().map(|name| wish(config, "rdma_device", name)),
-        port: config.rdma_device_port.map(|port| wish(config, "rdma_device_port", port)),
-        gid_index: config.rdma_gid_index.map(|index| wish(config, "rdma_gid_index", index)),
-        pkey_index: wish(config, "rdma_qp_pkey_index", config.rdma_qp_pkey_index),
-        queue_depth: wish(config, "rdma_qp_queue_depth", config.rdma_qp_queue_depth),
+pub fn rdma_settings(config: &Config) -> DeviceSettings {
+    DeviceSettings {
+        device: config.rdma_device.clone().map(|name| setting(config, "rdma_device", name)),
+        port: config.rdma_device_port.map(|port| setting(config, "rdma_device_port", port)),
+        gid_index: config.rdma_gid_index.map(|index| setting(config, "rdma_gid_index", index)),
+        pkey_index: setting(config, "rdma_qp_pkey_index", config.rdma_qp_pkey_index),
+        queue_depth: setting(config, "rdma_qp_queue_depth", config.rdma_qp_queue_depth),
         // The configuration has checked the size.
-        mtu: config.rdma_qp_mtu.and_then(Mtu::from_bytes).map(|mtu| wish(config, "rdma_qp_mtu", mtu)),
+        mtu: config.rdma_qp_mtu.and_then(Mtu::from_bytes).map(|mtu| setting(config, "rdma_qp_mtu", mtu)),
     }
 }
 
 /// The options of the verbs fabric of this process.
 pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
     VerbsOptions {
-        wishes: rdma_wishes(config),
+        device_settings: rdma_settings(config),
         service_level: config.rdma_qp_sl,
         traffic_class: config.rdma_traffic_class,
         timeout: config.rdma_qp_timeout,
@@ -36,12 +36,12 @@ pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
     }
 }
 
-fn wish<T>(config: &Config, key: &'static str, value: T) -> Wish<T> {
+fn setting<T>(config: &Config, key: &'static str, value: T) -> DeviceSetting<T> {
     let origin = match config.origin(key) {
         Origin::Default => None,
         set => Some(set.to_string()),
     };
-    Wish { key, value, origin }
+    DeviceSetting { key, value, origin }
 }
 
 #[cfg(test)]
@@ -58,12 +58,12 @@ mod tests {
     fn nothing_but_defaults_asks_for_nothing() {
         let config =
             Config::builder().without_environment().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
-        assert_eq!(rdma_wishes(&config.build().expect("config")), Wishes::default());
+        assert_eq!(rdma_settings(&config.build().expect("config")), DeviceSettings::default());
     }
 
     #[test]
-    fn each_setting_becomes_a_wish_with_its_origin() {
-        let wishes = rdma_wishes(&config(&[
+    fn each_setting_becomes_a_device_setting_with_its_origin() {
+        let device_settings = rdma_settings(&config(&[
             ("RDMA_DEVICE", "mlx5_1"),
             ("RDMA_DEVICE_PORT", "2"),
             ("RDMA_GID_INDEX", "3"),
@@ -71,19 +71,28 @@ mod tests {
             ("RDMA_MTU", "2048"),
         ]));
         assert_eq!(
-            wishes.device,
-            Some(Wish::asked("rdma_device", "mlx5_1".into(), "environment variable RDMA_DEVICE"))
+            device_settings.device,
+            Some(DeviceSetting::asked("rdma_device", "mlx5_1".into(), "environment variable RDMA_DEVICE"))
         );
         assert_eq!(
-            wishes.port,
-            Some(Wish::asked("rdma_device_port", 2, "environment variable RDMA_DEVICE_PORT"))
+            device_settings.port,
+            Some(DeviceSetting::asked("rdma_device_port", 2, "environment variable RDMA_DEVICE_PORT"))
         );
         assert_eq!(
-            wishes.gid_index,
-            Some(Wish::asked("rdma_gid_index", 3, "environment variable RDMA_GID_INDEX"))
+            device_settings.gid_index,
+            Some(DeviceSetting::asked("rdma_gid_index", 3, "environment variable RDMA_GID_INDEX"))
         );
-        assert_eq!(wishes.pkey_index, Wish::asked("rdma_qp_pkey_index", 4, "environment variable RDMA_PKEY"));
-        assert_eq!(wishes.queue_depth, Wish::asked("rdma_qp_queue_depth", 64, "the builder"));
-        assert_eq!(wishes.mtu, Some(Wish::asked("rdma_qp_mtu", Mtu::B2048, "environment variable RDMA_MTU")));
+        assert_eq!(
+            device_settings.pkey_index,
+            DeviceSetting::asked("rdma_qp_pkey_index", 4, "environment variable RDMA_PKEY")
+        );
+        assert_eq!(
+            device_settings.queue_depth,
+            DeviceSetting::asked("rdma_qp_queue_depth", 64, "the builder")
+        );
+        assert_eq!(
+            device_settings.mtu,
+            Some(DeviceSetting::asked("rdma_qp_mtu", Mtu::B2048, "environment variable RDMA_MTU"))
+        );
     }
 }

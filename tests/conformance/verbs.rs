@@ -7,24 +7,25 @@ use crate::harness::{
 };
 use std::sync::OnceLock;
 use tensorwire::Pool;
-use tensorwire::internals::fabric::verbs::device::{Mtu, Wish, Wishes};
+use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::internals::fabric::{Fabric, Port};
 
 /// The reason if there is no verbs fabric here. It is found out once for all tests.
 pub fn skipped() -> Option<String> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
-    let options = || VerbsOptions { wishes: wishes(0), ..VerbsOptions::default() };
+    let options = || VerbsOptions { device_settings: device_settings(0), ..VerbsOptions::default() };
     let why = || VerbsFabric::new(&pool(1 << 20), options()).err().map(|error| error.to_string());
     WHY.get_or_init(why).clone()
 }
 
 /// The options of one end: its named device, if there is one.
-fn wishes(end: usize) -> Wishes {
+fn device_settings(end: usize) -> DeviceSettings {
     const NAMES: &str = "TENSORWIRE_TEST_DEVICES";
     let named = std::env::var(NAMES).ok().and_then(|names| names.split(',').nth(end).map(str::to_string));
-    let device = named.map(|name| Wish::asked("rdma_device", name, format!("environment variable {NAMES}")));
-    Wishes { device, ..Wishes::default() }
+    let device =
+        named.map(|name| DeviceSetting::asked("rdma_device", name, format!("environment variable {NAMES}")));
+    DeviceSettings { device, ..DeviceSettings::default() }
 }
 
 fn fabric(pool: &Pool, options: VerbsOptions) -> VerbsFabric {
@@ -33,14 +34,14 @@ fn fabric(pool: &Pool, options: VerbsOptions) -> VerbsFabric {
 
 /// One of two ends with equal options apart from their devices.
 pub fn end(end: usize, pool: &Pool) -> VerbsFabric {
-    fabric(pool, VerbsOptions { wishes: wishes(end), ..VerbsOptions::default() })
+    fabric(pool, VerbsOptions { device_settings: device_settings(end), ..VerbsOptions::default() })
 }
 
 /// An end with small packets, small completion queues, and large writes over three queue pairs.
 fn small_end(end: usize, pool: &Pool) -> VerbsFabric {
-    let mtu = Some(Wish::asked("rdma_qp_mtu", Mtu::B512, "a test"));
-    let wishes = Wishes { mtu, ..wishes(end) };
-    fabric(pool, VerbsOptions { wishes, cq_entries: 16, qps_per_peer: 3, ..VerbsOptions::default() })
+    let mtu = Some(DeviceSetting::asked("rdma_qp_mtu", Mtu::B512, "a test"));
+    let device_settings = DeviceSettings { mtu, ..device_settings(end) };
+    fabric(pool, VerbsOptions { device_settings, cq_entries: 16, qps_per_peer: 3, ..VerbsOptions::default() })
 }
 
 pub struct VerbsDevice;

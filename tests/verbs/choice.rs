@@ -66,16 +66,16 @@ fn the_first_active_port_and_the_best_gid_are_taken() {
 fn a_port_or_gid_that_is_asked_for_is_taken() {
     needs_fake!();
     let fake = Fake::new(SEVERAL);
-    let port = with("mlx5_0", |o| o.wishes.port = Some(wish("rdma_device_port", 2)));
+    let port = with("mlx5_0", |o| o.device_settings.port = Some(setting("rdma_device_port", 2)));
     let [init, rtr] = place(&fake, port);
     assert_eq!([init.number("port"), rtr.number("sgid_index"), rtr.number("is_global")], [2, 2, 1]);
     for index in [0, 1, 4, 5, 12] {
-        let gid = with("mlx5_2", |o| o.wishes.gid_index = Some(wish("rdma_gid_index", index)));
+        let gid = with("mlx5_2", |o| o.device_settings.gid_index = Some(setting("rdma_gid_index", index)));
         let [_, rtr] = place(&fake, gid);
         assert_eq!(rtr.number("sgid_index"), u64::from(index));
     }
     // A GID on InfiniBand adds a global header to each packet.
-    let gid = with("mlx5_0", |o| o.wishes.gid_index = Some(wish("rdma_gid_index", 0)));
+    let gid = with("mlx5_0", |o| o.device_settings.gid_index = Some(setting("rdma_gid_index", 0)));
     let [_, rtr] = place(&fake, gid);
     assert_eq!([rtr.number("is_global"), rtr.number("sgid_index"), rtr.number("dlid")], [1, 0, 7]);
 }
@@ -138,7 +138,8 @@ fn every_refusal_lists_what_there_is() {
     assert_says(&said, &all);
     assert_says(&said, &["none of its ports is active", "cable, switch, `ip link set ... up`"]);
     assert_says(&refused(on("iw_0")), &["iw_0", "iWARP"]);
-    let port = |device, number| with(device, |o| o.wishes.port = Some(wish("rdma_device_port", number)));
+    let port =
+        |device, number| with(device, |o| o.device_settings.port = Some(setting("rdma_device_port", number)));
     assert_says(
         &refused(port("mlx5_0", 3)),
         &[
@@ -148,15 +149,17 @@ fn every_refusal_lists_what_there_is() {
     );
     assert_says(&refused(port("mlx5_2", 1)), &["port 1 of mlx5_2 is DOWN", "port 3 ACTIVE Ethernet"]);
     assert_says(&refused(port("mlx5_2", 2)), &["port 2 of mlx5_2 is INIT", "subnet manager"]);
-    let gid = |device, index| with(device, |o| o.wishes.gid_index = Some(wish("rdma_gid_index", index)));
+    let gid = |device, index| {
+        with(device, |o| o.device_settings.gid_index = Some(setting("rdma_gid_index", index)))
+    };
     assert_says(
         &refused(gid("mlx5_2", 2)),
         &["rdma_gid_index is \"2\"", "that entry is empty", "9 (10.0.2.3, RoCE v2", "4 (10.0.2.3, RoCE v1"],
     );
     assert_says(&refused(gid("mlx5_2", 200)), &["0 to 15", "past the table's end"]);
-    let pkey = with("mlx5_2", |o| o.wishes.pkey_index = wish("rdma_qp_pkey_index", 1));
+    let pkey = with("mlx5_2", |o| o.device_settings.pkey_index = setting("rdma_qp_pkey_index", 1));
     assert_says(&refused(pkey), &["rdma_qp_pkey_index is \"1\"", "0 to 0", "mlx5_2"]);
-    let depth = with("mlx5_2", |o| o.wishes.queue_depth = wish("rdma_qp_queue_depth", 9000));
+    let depth = with("mlx5_2", |o| o.device_settings.queue_depth = setting("rdma_qp_queue_depth", 9000));
     assert_says(&refused(depth), &["rdma_qp_queue_depth is \"9000\"", "1 to 8192", "max_qp_wr"]);
 }
 
@@ -164,7 +167,7 @@ fn every_refusal_lists_what_there_is() {
 fn an_mtu_above_the_active_one_is_refused_with_those_that_fit() {
     needs_fake!();
     let fake = Fake::new("device name=x\nport mtu=3\ngid index=1 gid=00000000000000000000ffff0a000001");
-    let mtu = |mtu| with("x", |o| o.wishes.mtu = Some(wish("rdma_qp_mtu", mtu)));
+    let mtu = |mtu| with("x", |o| o.device_settings.mtu = Some(setting("rdma_qp_mtu", mtu)));
     let said = refusal(&fake, mtu(Mtu::B2048));
     assert_says(
         &said,

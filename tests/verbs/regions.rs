@@ -70,7 +70,7 @@ fn relaxed_ordering_is_for_the_pool_alone_and_only_when_asked_for() {
 
     // A library that is too old registers without it. It does not report GID types either.
     let mut relaxed = relaxed;
-    relaxed.wishes.gid_index = Some(wish("rdma_gid_index", 1));
+    relaxed.device_settings.gid_index = Some(setting("rdma_gid_index", 1));
     let (pools, others) = registered(&Fake::old(ONE_NIC), relaxed);
     assert!(pools.iter().all(|pool| pool.word == "reg_mr" && pool.number("access") == POOL), "{pools:?}");
     assert_plain_buffers(&others);
@@ -82,7 +82,7 @@ fn an_old_library_whose_contexts_have_no_extension_does() {
     let script = ONE_NIC.replace("name=fake_0", "name=fake_0 old_context=1");
     let fake = Fake::old(&script);
     let mut options = VerbsOptions::default();
-    options.wishes.gid_index = Some(wish("rdma_gid_index", 1));
+    options.device_settings.gid_index = Some(setting("rdma_gid_index", 1));
     let (mut a, mut b) = ends(&fake, [options.clone(), options], &link(16));
     let links = (a.link, b.link);
     assert_works(&mut a, &mut b, links);

@@ -29,13 +29,13 @@ gid index=3 type=2 gid=20010db8000000000000000000000002";
 fn every_setting_reaches_the_queue_pairs() {
     needs_fake!();
     let fake = Fake::new(TABLES);
-    let mut wishes = on("fake_0").wishes;
-    wishes.port = Some(wish("rdma_device_port", 2));
-    wishes.gid_index = Some(wish("rdma_gid_index", 150));
-    wishes.pkey_index = wish("rdma_qp_pkey_index", 8);
-    wishes.mtu = Some(wish("rdma_qp_mtu", Mtu::B1024));
+    let mut device_settings = on("fake_0").device_settings;
+    device_settings.port = Some(setting("rdma_device_port", 2));
+    device_settings.gid_index = Some(setting("rdma_gid_index", 150));
+    device_settings.pkey_index = setting("rdma_qp_pkey_index", 8);
+    device_settings.mtu = Some(setting("rdma_qp_mtu", Mtu::B1024));
     let options = VerbsOptions {
-        wishes,
+        device_settings,
         service_level: 3,
         traffic_class: 96,
         timeout: 18,

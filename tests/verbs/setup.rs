@@ -3,7 +3,7 @@
 use crate::driver::Fake;
 use crate::harness::{End, TIMEOUT, connect, pool};
 use tensorwire::FabricError;
-use tensorwire::internals::fabric::verbs::device::{Wish, Wishes};
+use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::internals::fabric::{LinkId, LinkOptions, Port, PostError};
 
@@ -29,14 +29,17 @@ macro_rules! needs_fake {
     };
 }
 
-pub fn wish<T>(key: &'static str, value: T) -> Wish<T> {
-    Wish::asked(key, value, "a test")
+pub fn setting<T>(key: &'static str, value: T) -> DeviceSetting<T> {
+    DeviceSetting::asked(key, value, "a test")
 }
 
 /// Options that choose the device with this name.
 pub fn on(device: &str) -> VerbsOptions {
-    let device = Some(wish("rdma_device", device.to_owned()));
-    VerbsOptions { wishes: Wishes { device, ..Wishes::default() }, ..VerbsOptions::default() }
+    let device = Some(setting("rdma_device", device.to_owned()));
+    VerbsOptions {
+        device_settings: DeviceSettings { device, ..DeviceSettings::default() },
+        ..VerbsOptions::default()
+    }
 }
 
 pub fn fabric(fake: &Fake, options: VerbsOptions) -> Result<VerbsFabric, FabricError> {

@@ -65,7 +65,7 @@ pub fn run(args: DevicesArgs) -> Result<(), CliError> {
     let file = |device| (device::device_file(&args.dev, device), device::user_access(&args.dev, device));
     let report = DeviceReport {
         files: found.devices.iter().map(file).collect(),
-        choice: device::choose(&found.devices, &node::rdma_wishes(&config)),
+        choice: device::choose(&found.devices, &node::rdma_settings(&config)),
         library: library::find(),
         untold,
         found,

@@ -4,7 +4,7 @@
 use super::options::BareOptions;
 use tensorwire::internals::fabric::Fabric;
 use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
-use tensorwire::internals::fabric::verbs::device::{Mtu, Wish, Wishes};
+use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::{FabricError, Pool};
 
@@ -44,18 +44,20 @@ impl MeasuredFabric for VerbsFabric {
 
     fn open(pool: &Pool, options: &BareOptions) -> Result<Self, FabricError> {
         let device = &options.fabric.device;
-        let wishes = Wishes {
-            device: device.ib_dev.clone().map(|name| Wish::asked("rdma_device", name, "--ib-dev")),
-            port: device.ib_port.map(|port| Wish::asked("rdma_device_port", port, "--ib-port")),
-            gid_index: device.gid_index.map(|index| Wish::asked("rdma_gid_index", index, "--gid-index")),
+        let device_settings = DeviceSettings {
+            device: device.ib_dev.clone().map(|name| DeviceSetting::asked("rdma_device", name, "--ib-dev")),
+            port: device.ib_port.map(|port| DeviceSetting::asked("rdma_device_port", port, "--ib-port")),
+            gid_index: device
+                .gid_index
+                .map(|index| DeviceSetting::asked("rdma_gid_index", index, "--gid-index")),
             mtu: options
                 .fabric
                 .mtu
                 .and_then(Mtu::from_bytes)
-                .map(|mtu| Wish::asked("rdma_qp_mtu", mtu, "--mtu")),
-            ..Wishes::default()
+                .map(|mtu| DeviceSetting::asked("rdma_qp_mtu", mtu, "--mtu")),
+            ..DeviceSettings::default()
         };
-        let mut verbs = VerbsOptions { wishes, ..VerbsOptions::default() };
+        let mut verbs = VerbsOptions { device_settings, ..VerbsOptions::default() };
         if let Some(count) = options.cq_mod {
             verbs.signal_every = count;
         }

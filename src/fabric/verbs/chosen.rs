@@ -2,7 +2,7 @@
 
 use super::buffers::PLACE;
 use super::context::DeviceContext;
-use super::device::{Choice, GidEntry, GidKind, LinkLayer, Refusal, Wishes, choose};
+use super::device::{Choice, DeviceSettings, GidEntry, GidKind, LinkLayer, Refusal, choose};
 use super::failure::unavailable;
 use super::library::Library;
 use super::probe::{Probed, gid, gids, probe};
@@ -37,8 +37,8 @@ impl Chosen {
     /// Opens the named device, or the default one.
     ///
     /// # Errors
-    /// If there is nothing that is as wished, or that can be opened.
-    pub fn open(library: &'static Library, wishes: &Wishes) -> Result<Self, FabricError> {
+    /// If no device fits the settings, or none can be opened.
+    pub fn open(library: &'static Library, device_settings: &DeviceSettings) -> Result<Self, FabricError> {
         let (mut devices, mut contexts, mut closed) = (Vec::new(), Vec::new(), Vec::new());
         for Probed { name, opened } in probe(library)? {
             match opened {
@@ -46,13 +46,15 @@ impl Chosen {
                     devices.push(device);
                     contexts.push(context);
                 }
-                Err(error) if wishes.device.as_ref().is_some_and(|wish| wish.value == name) => {
+                Err(error)
+                    if device_settings.device.as_ref().is_some_and(|setting| setting.value == name) =>
+                {
                     return Err(error);
                 }
                 Err(error) => closed.push(error),
             }
         }
-        let choice = match choose(&devices, wishes) {
+        let choice = match choose(&devices, device_settings) {
             Ok(choice) => choice,
             // All devices failed to open, so the error names that cause.
             Err(Refusal::NoDevice) if !closed.is_empty() => return Err(closed.swap_remove(0)),

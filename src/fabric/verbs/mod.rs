@@ -140,7 +140,7 @@ impl VerbsFabric {
         options: VerbsOptions,
     ) -> Result<Self, FabricError> {
         options.check()?;
-        let chosen = Chosen::open(library, &options.wishes)?;
+        let chosen = Chosen::open(library, &options.device_settings)?;
         let domain = ProtectionDomain::new(&chosen.context)?;
         let region = pool.region();
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
@@ -197,8 +197,8 @@ impl VerbsFabric {
         &self.shared.chosen.choice
     }
 
-    /// Operations that a link can have outstanding, by the wished length of queues: the power of
-    /// two that has room in it, at least 2.
+    /// Operations that a link can have outstanding: the largest power of two within the set length
+    /// of queues, at least 2.
     pub fn queue_depth(&self) -> u32 {
         depth_within(&self.shared.chosen)
     }

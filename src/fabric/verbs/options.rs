@@ -1,6 +1,6 @@
 //! Options of the fabric.
 
-use super::device::Wishes;
+use super::device::DeviceSettings;
 use super::stripes::MAX_STRIPES;
 use crate::fabric::{FabricError, FabricKind};
 
@@ -8,7 +8,7 @@ use crate::fabric::{FabricError, FabricKind};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
     /// Which device, port, GID, partition key and MTU.
-    pub wishes: Wishes,
+    pub device_settings: DeviceSettings,
     /// Service level, 0 to 7.
     pub service_level: u8,
     /// The traffic class, from which the network derives priorities, on routed addresses.
@@ -49,7 +49,7 @@ pub struct VerbsOptions {
 impl Default for VerbsOptions {
     fn default() -> Self {
         VerbsOptions {
-            wishes: Wishes::default(),
+            device_settings: DeviceSettings::default(),
             service_level: 0,
             traffic_class: 0,
             timeout: 14,

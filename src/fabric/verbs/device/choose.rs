@@ -4,7 +4,7 @@ use super::choice::{Choice, DeviceReason, GidReason, PortReason};
 use super::gid::{GidEntry, GidKind};
 use super::model::{Device, DevicePort, LinkLayer};
 use super::refusal::{self, Refusal};
-use super::wishes::{Wish, Wishes};
+use super::settings::{DeviceSetting, DeviceSettings};
 
 /// Chooses device, port and GID, and checks the other settings against their limits.
 ///
@@ -14,22 +14,22 @@ use super::wishes::{Wish, Wishes};
 /// [`Device`]) are not checked.
 ///
 /// # Errors
-/// The first thing that can't be as wished, or that is not clear without a wish.
-pub fn choose(devices: &[Device], wishes: &Wishes) -> Result<Choice, Refusal> {
-    let (device, device_reason) = choose_device(devices, wishes.device.as_ref())?;
-    let (port, port_reason) = choose_port(devices, device, wishes)?;
+/// The first setting that the devices can't fulfil, or that must be set for the choice to be clear.
+pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Choice, Refusal> {
+    let (device, device_reason) = choose_device(devices, device_settings.device.as_ref())?;
+    let (port, port_reason) = choose_port(devices, device, device_settings)?;
     let by_lid = uses_lid(port);
-    let global = !by_lid || port.grh_required == Some(true) || wishes.gid_index.is_some();
+    let global = !by_lid || port.grh_required == Some(true) || device_settings.gid_index.is_some();
     if by_lid && port.lid == 0 && !global {
         let (device, ports) = (device.name.clone(), refusal::ports(device));
         return Err(Refusal::NoLid { device, port: port.number, ports });
     }
-    let (gid, gid_reason) = match &wishes.gid_index {
-        Some(wish) => asked_gid(device, port, wish).map(|(gid, reason)| (Some(gid), reason))?,
+    let (gid, gid_reason) = match &device_settings.gid_index {
+        Some(setting) => asked_gid(device, port, setting).map(|(gid, reason)| (Some(gid), reason))?,
         None if by_lid => (first_gid(device, port, global)?, GidReason::InfiniBand),
         None => best_gid(device, port).map(|(gid, reason)| (Some(gid), reason))?,
     };
-    let pkey = choose_pkey(device, port, &wishes.pkey_index)?;
+    let pkey = choose_pkey(device, port, &device_settings.pkey_index)?;
     Ok(Choice {
         device: device.name.clone(),
         device_reason,
@@ -40,14 +40,14 @@ pub fn choose(devices: &[Device], wishes: &Wishes) -> Result<Choice, Refusal> {
         gid: gid.cloned(),
         gid_reason,
         global,
-        pkey_index: wishes.pkey_index.value,
+        pkey_index: device_settings.pkey_index.value,
         pkey,
-        queue_depth: choose_depth(device, &wishes.queue_depth)?,
-        mtu: match (&wishes.mtu, port.active_mtu) {
-            (Some(wish), Some(active)) if wish.value > active => {
-                return Err(refusal::mtu(wish, device, port, active));
+        queue_depth: choose_depth(device, &device_settings.queue_depth)?,
+        mtu: match (&device_settings.mtu, port.active_mtu) {
+            (Some(setting), Some(active)) if setting.value > active => {
+                return Err(refusal::mtu(setting, device, port, active));
             }
-            (Some(wish), _) => Some(wish.value),
+            (Some(setting), _) => Some(setting.value),
             (None, active) => active,
         },
     })
@@ -55,20 +55,20 @@ pub fn choose(devices: &[Device], wishes: &Wishes) -> Result<Choice, Refusal> {
 
 fn choose_device<'a>(
     devices: &'a [Device],
-    wish: Option<&Wish<String>>,
+    setting: Option<&DeviceSetting<String>>,
 ) -> Result<(&'a Device, DeviceReason), Refusal> {
     let listed = || refusal::devices(devices);
-    if devices.is_empty() && wish.is_none() {
+    if devices.is_empty() && setting.is_none() {
         return Err(Refusal::NoDevice);
     }
-    if let Some(wish) = wish {
-        let Some(device) = devices.iter().find(|device| device.name == wish.value) else {
-            return Err(Refusal::UnknownDevice { wish: wish.to_string(), devices: listed() });
+    if let Some(setting) = setting {
+        let Some(device) = devices.iter().find(|device| device.name == setting.value) else {
+            return Err(Refusal::UnknownDevice { setting: setting.to_string(), devices: listed() });
         };
         if let Some(why) = device.unfit() {
-            return Err(Refusal::UnfitDevice { wish: wish.to_string(), why, devices: listed() });
+            return Err(Refusal::UnfitDevice { setting: setting.to_string(), why, devices: listed() });
         }
-        return Ok((device, DeviceReason::Asked(wish.origin().into())));
+        return Ok((device, DeviceReason::Asked(setting.origin().into())));
     }
     let active: Vec<_> = devices.iter().filter(|device| device.active_ports().next().is_some()).collect();
     match active[..] {
@@ -81,31 +81,34 @@ fn choose_device<'a>(
 fn choose_port<'a>(
     devices: &[Device],
     device: &'a Device,
-    wishes: &Wishes,
+    device_settings: &DeviceSettings,
 ) -> Result<(&'a DevicePort, PortReason), Refusal> {
     let ports = || refusal::ports(device);
-    if let Some(wish) = &wishes.port {
-        let Some(port) = device.ports.iter().find(|port| port.number == wish.value) else {
+    if let Some(setting) = &device_settings.port {
+        let Some(port) = device.ports.iter().find(|port| port.number == setting.value) else {
             let device = device.name.clone();
-            return Err(Refusal::UnknownPort { wish: wish.to_string(), device, ports: ports() });
+            return Err(Refusal::UnknownPort { setting: setting.to_string(), device, ports: ports() });
         };
         if !port.is_active() {
             return Err(Refusal::PortDown {
-                wish: wish.to_string(),
+                setting: setting.to_string(),
                 device: device.name.clone(),
                 port: port.number,
                 state: port.state.to_string(),
                 ports: ports(),
             });
         }
-        return Ok((port, PortReason::Asked(wish.origin().into())));
+        return Ok((port, PortReason::Asked(setting.origin().into())));
     }
     let first = device.active_ports().min_by_key(|port| port.number);
     match (first, device.active_ports().count()) {
         (Some(port), 1) => Ok((port, PortReason::OnlyActive)),
         (Some(port), _) => Ok((port, PortReason::FirstActive)),
         (None, _) => Err(Refusal::DeviceDown {
-            wish: wishes.device.as_ref().map_or_else(|| device.name.clone(), Wish::to_string),
+            setting: device_settings
+                .device
+                .as_ref()
+                .map_or_else(|| device.name.clone(), DeviceSetting::to_string),
             devices: refusal::devices(devices),
         }),
     }
@@ -128,10 +131,10 @@ fn entry(port: &DevicePort, index: u8) -> Option<&GidEntry> {
 fn asked_gid<'a>(
     device: &Device,
     port: &'a DevicePort,
-    wish: &Wish<u8>,
+    setting: &DeviceSetting<u8>,
 ) -> Result<(&'a GidEntry, GidReason), Refusal> {
-    let entry = entry(port, wish.value).ok_or_else(|| refusal::gid_index(wish, device, port))?;
-    Ok((entry, GidReason::Asked(wish.origin().into())))
+    let entry = entry(port, setting.value).ok_or_else(|| refusal::gid_index(setting, device, port))?;
+    Ok((entry, GidReason::Asked(setting.origin().into())))
 }
 
 fn first_gid<'a>(
@@ -170,22 +173,26 @@ fn best_gid<'a>(device: &Device, port: &'a DevicePort) -> Result<(&'a GidEntry, 
     })
 }
 
-fn choose_pkey(device: &Device, port: &DevicePort, wish: &Wish<u16>) -> Result<Option<u16>, Refusal> {
+fn choose_pkey(
+    device: &Device,
+    port: &DevicePort,
+    setting: &DeviceSetting<u16>,
+) -> Result<Option<u16>, Refusal> {
     if port.pkey_table == 0 {
         return Ok(None); // not seen: the device will say
     }
-    match port.pkeys.iter().find(|pkey| pkey.index == wish.value) {
+    match port.pkeys.iter().find(|pkey| pkey.index == setting.value) {
         Some(pkey) => Ok(Some(pkey.key)),
-        None => Err(refusal::pkey_index(wish, device, port)),
+        None => Err(refusal::pkey_index(setting, device, port)),
     }
 }
 
-fn choose_depth(device: &Device, wish: &Wish<u32>) -> Result<u32, Refusal> {
+fn choose_depth(device: &Device, setting: &DeviceSetting<u32>) -> Result<u32, Refusal> {
     match &device.limits {
-        Some(limits) if wish.value > limits.max_qp_wr => match wish.origin {
-            Some(_) => Err(refusal::queue_depth(wish, device, limits.max_qp_wr)),
+        Some(limits) if setting.value > limits.max_qp_wr => match setting.origin {
+            Some(_) => Err(refusal::queue_depth(setting, device, limits.max_qp_wr)),
             None => Ok(limits.max_qp_wr),
         },
-        _ => Ok(wish.value),
+        _ => Ok(setting.value),
     }
 }

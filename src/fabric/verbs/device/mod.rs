@@ -3,7 +3,7 @@
 //! [`Device`] describes a device: its ports with state, speed and MTU, their GID and partition key
 //! tables, and its limits. [`read`] fills it from sysfs, where the kernel shows nearly all of it
 //! without a library. Values that only `ibv_query_device(3)` and `ibv_query_port(3)` report are
-//! `None` until they are queried. `choose` takes the devices and the [`Wishes`] of the
+//! `None` until they are queried. `choose` takes the devices and the [`DeviceSettings`] of the
 //! configuration. It returns a [`Choice`], each part with its reason, or a [`Refusal`] that lists
 //! the choices.
 //!
@@ -19,8 +19,8 @@ mod choose;
 mod gid;
 mod model;
 mod refusal;
+mod settings;
 mod sysfs;
-mod wishes;
 
 pub use choice::{Choice, DeviceReason, GidReason, PortReason};
 pub use choose::choose;
@@ -29,8 +29,8 @@ pub use model::{
     Device, DevicePort, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, PortState, Speed,
 };
 pub use refusal::Refusal;
+pub use settings::{DeviceSetting, DeviceSettings};
 pub use sysfs::{Found, UserAccess, device_file, read, user_access};
-pub use wishes::{Wish, Wishes};
 
 #[cfg(test)]
 mod test_choose;

@@ -3,7 +3,7 @@
 
 use super::gid::GidEntry;
 use super::model::{Device, DevicePort, Mtu, Pkey};
-use super::wishes::Wish;
+use super::settings::DeviceSetting;
 use std::fmt::{Display, Write};
 
 /// Why no device, port or GID could be chosen.
@@ -35,18 +35,18 @@ pub enum Refusal {
         devices: String,
     },
     /// The device that was asked for is not there.
-    #[error("{wish}: there is no such RDMA device; there is {devices}")]
+    #[error("{setting}: there is no such RDMA device; there is {devices}")]
     UnknownDevice {
         /// Key, value and origin.
-        wish: String,
+        setting: String,
         /// Every device with its ports.
         devices: String,
     },
     /// The device that was asked for has no reliable connections that this fabric could make.
-    #[error("{wish}: it is {why}; there is {devices}")]
+    #[error("{setting}: it is {why}; there is {devices}")]
     UnfitDevice {
         /// Key, value and origin.
-        wish: String,
+        setting: String,
         /// Its kind.
         why: &'static str,
         /// Every device with its ports.
@@ -54,21 +54,21 @@ pub enum Refusal {
     },
     /// The device that was asked for has no port that carries data.
     #[error(
-        "{wish}: none of its ports is active: bring one up (cable, switch, `ip link set ... up`; on \
+        "{setting}: none of its ports is active: bring one up (cable, switch, `ip link set ... up`; on \
          InfiniBand a subnet \
          manager), or name another device; there is {devices}"
     )]
     DeviceDown {
         /// Key, value and origin.
-        wish: String,
+        setting: String,
         /// Every device with its ports.
         devices: String,
     },
     /// The port that was asked for is not there.
-    #[error("{wish}: {device} has no such port; it has {ports}")]
+    #[error("{setting}: {device} has no such port; it has {ports}")]
     UnknownPort {
         /// Key, value and origin.
-        wish: String,
+        setting: String,
         /// The device's name.
         device: String,
         /// Its ports.
@@ -76,13 +76,13 @@ pub enum Refusal {
     },
     /// The port that was asked for carries no data.
     #[error(
-        "{wish}: port {port} of {device} is {state}: bring it up (cable, switch, `ip link set ... up`; \
+        "{setting}: port {port} of {device} is {state}: bring it up (cable, switch, `ip link set ... up`; \
          on InfiniBand a \
          subnet manager), or name another; {device} has {ports}"
     )]
     PortDown {
         /// Key, value and origin.
-        wish: String,
+        setting: String,
         /// The device's name.
         device: String,
         /// The port's number.
@@ -135,10 +135,10 @@ pub enum Refusal {
         gids: String,
     },
     /// A setting that this port or device can't do.
-    #[error("{wish}: it must be {allowed}; {offers}")]
+    #[error("{setting}: it must be {allowed}; {offers}")]
     Setting {
         /// Key, value and origin.
-        wish: String,
+        setting: String,
         /// The allowed values.
         allowed: String,
         /// The offer of the device.
@@ -179,40 +179,44 @@ pub(super) fn gids(port: &DevicePort) -> String {
     list(&port.gids, "none", GidEntry::to_string)
 }
 
-fn setting<T: Display>(wish: &Wish<T>, allowed: String, offers: String) -> Refusal {
-    Refusal::Setting { wish: wish.to_string(), allowed, offers }
+fn refused_setting<T: Display>(setting: &DeviceSetting<T>, allowed: String, offers: String) -> Refusal {
+    Refusal::Setting { setting: setting.to_string(), allowed, offers }
 }
 
 /// The place in the GID table is past its end, or empty.
-pub(super) fn gid_index(wish: &Wish<u8>, device: &Device, port: &DevicePort) -> Refusal {
+pub(super) fn gid_index(setting: &DeviceSetting<u8>, device: &Device, port: &DevicePort) -> Refusal {
     let last = port.gid_table.saturating_sub(1).min(GidEntry::LAST_USABLE);
     let allowed = format!("0 to {last}, an entry that is not empty");
-    let what = if u32::from(wish.value) < port.gid_table {
+    let what = if u32::from(setting.value) < port.gid_table {
         "that entry is empty"
     } else {
         "that is past the table's end"
     };
     let offers =
         format!("{what}; the GID table of port {} of {} has {}", port.number, device.name, gids(port));
-    setting(wish, allowed, offers)
+    refused_setting(setting, allowed, offers)
 }
 
 /// The place in the partition key table is past its end, or empty.
-pub(super) fn pkey_index(wish: &Wish<u16>, device: &Device, port: &DevicePort) -> Refusal {
+pub(super) fn pkey_index(setting: &DeviceSetting<u16>, device: &Device, port: &DevicePort) -> Refusal {
     let allowed = format!("0 to {}, an entry that is not empty", port.pkey_table.saturating_sub(1));
     let there = list(&port.pkeys, "none", Pkey::to_string);
-    setting(wish, allowed, format!("the P_Key table of port {} of {} has {there}", port.number, device.name))
+    refused_setting(
+        setting,
+        allowed,
+        format!("the P_Key table of port {} of {} has {there}", port.number, device.name),
+    )
 }
 
 /// Queues can't be as long.
-pub(super) fn queue_depth(wish: &Wish<u32>, device: &Device, most: u32) -> Refusal {
+pub(super) fn queue_depth(setting: &DeviceSetting<u32>, device: &Device, most: u32) -> Refusal {
     let offers = format!("{} holds at most {most} work requests in a queue (max_qp_wr)", device.name);
-    setting(wish, format!("1 to {most}"), offers)
+    refused_setting(setting, format!("1 to {most}"), offers)
 }
 
 /// Packets can't be as large.
-pub(super) fn mtu(wish: &Wish<Mtu>, device: &Device, port: &DevicePort, active: Mtu) -> Refusal {
+pub(super) fn mtu(setting: &DeviceSetting<Mtu>, device: &Device, port: &DevicePort, active: Mtu) -> Refusal {
     let fit: Vec<_> = Mtu::ALL.into_iter().filter(|mtu| *mtu <= active).collect();
     let offers = format!("the active MTU of port {} of {} is {active}", port.number, device.name);
-    setting(wish, list(&fit, "none", Mtu::to_string), offers)
+    refused_setting(setting, list(&fit, "none", Mtu::to_string), offers)
 }

@@ -3,24 +3,24 @@
 use super::testing::{device, down, entry, ethernet, infiniband, limits, roce};
 use super::*;
 
-fn chosen(devices: &[Device], wishes: &Wishes) -> Choice {
-    choose(devices, wishes).unwrap_or_else(|refusal| panic!("refused: {refusal}"))
+fn chosen(devices: &[Device], device_settings: &DeviceSettings) -> Choice {
+    choose(devices, device_settings).unwrap_or_else(|refusal| panic!("refused: {refusal}"))
 }
 
 fn free(devices: &[Device]) -> Choice {
-    chosen(devices, &Wishes::default())
+    chosen(devices, &DeviceSettings::default())
 }
 
 fn index(choice: &Choice) -> Option<u32> {
     choice.gid.as_ref().map(|entry| entry.index)
 }
 
-fn wish<T>(key: &'static str, value: T) -> Option<Wish<T>> {
-    Some(Wish::asked(key, value, "a test"))
+fn setting<T>(key: &'static str, value: T) -> Option<DeviceSetting<T>> {
+    Some(DeviceSetting::asked(key, value, "a test"))
 }
 
 #[test]
-fn the_only_device_its_only_port_and_its_best_gid_need_no_wish() {
+fn the_only_device_its_only_port_and_its_best_gid_need_no_setting() {
     let choice = free(&[device("mlx5_0", vec![roce(1)])]);
     assert_eq!((choice.device.as_str(), choice.port, index(&choice)), ("mlx5_0", 1, Some(3)));
     assert_eq!(choice.device_reason, DeviceReason::OnlyActive);
@@ -79,12 +79,12 @@ fn the_first_active_port_is_the_one_of_the_lowest_number() {
 #[test]
 fn a_device_and_a_port_that_are_named_are_taken() {
     let devices = [device("a", vec![roce(1)]), device("b", vec![roce(1), infiniband(2, 9), down(roce(3))])];
-    let named = Wishes { device: wish("rdma_device", "b".into()), ..Wishes::default() };
+    let named = DeviceSettings { device: setting("rdma_device", "b".into()), ..DeviceSettings::default() };
     let choice = chosen(&devices, &named);
     assert_eq!((choice.device.as_str(), choice.port), ("b", 1));
     assert_eq!(choice.device_reason, DeviceReason::Asked("a test".into()));
     assert_eq!(choice.port_reason, PortReason::FirstActive);
-    let choice = chosen(&devices, &Wishes { port: wish("rdma_device_port", 2), ..named });
+    let choice = chosen(&devices, &DeviceSettings { port: setting("rdma_device_port", 2), ..named });
     assert_eq!((choice.port, choice.link, choice.lid), (2, LinkLayer::InfiniBand, 9));
     assert_eq!(choice.port_reason, PortReason::Asked("a test".into()));
     assert!(
@@ -138,13 +138,15 @@ fn of_equals_the_one_at_the_lowest_index_wins() {
 #[test]
 fn an_index_that_is_named_is_taken_whatever_its_kind() {
     for at in 0..4 {
-        let wishes = Wishes { gid_index: wish("rdma_gid_index", at), ..Wishes::default() };
-        let choice = chosen(&[device("a", vec![roce(1)])], &wishes);
+        let device_settings =
+            DeviceSettings { gid_index: setting("rdma_gid_index", at), ..DeviceSettings::default() };
+        let choice = chosen(&[device("a", vec![roce(1)])], &device_settings);
         assert_eq!((index(&choice), choice.gid_reason), (Some(at.into()), GidReason::Asked("a test".into())));
     }
     let unknown = ethernet(1, vec![entry(15, "fe80::1", GidKind::Unknown)]);
-    let wishes = Wishes { gid_index: wish("rdma_gid_index", 15), ..Wishes::default() };
-    assert_eq!(index(&chosen(&[device("a", vec![unknown])], &wishes)), Some(15));
+    let device_settings =
+        DeviceSettings { gid_index: setting("rdma_gid_index", 15), ..DeviceSettings::default() };
+    assert_eq!(index(&chosen(&[device("a", vec![unknown])], &device_settings)), Some(15));
 }
 
 #[test]
@@ -183,8 +185,9 @@ fn infiniband_uses_the_lid_and_no_global_header_unless_it_must() {
     // A named GID behaves in the same way.
     let mut port = infiniband(1, 7);
     port.gids.push(entry(5, "fec0::1", GidKind::InfiniBand));
-    let wishes = Wishes { gid_index: wish("rdma_gid_index", 5), ..Wishes::default() };
-    let choice = chosen(&[device("mlx5_0", vec![port])], &wishes);
+    let device_settings =
+        DeviceSettings { gid_index: setting("rdma_gid_index", 5), ..DeviceSettings::default() };
+    let choice = chosen(&[device("mlx5_0", vec![port])], &device_settings);
     assert_eq!((choice.lid, choice.global, index(&choice)), (7, true, Some(5)));
 }
 
@@ -201,24 +204,27 @@ fn a_port_of_unknown_kind_is_of_infiniband_if_it_has_a_lid() {
 fn the_partition_key_is_the_one_at_the_index() {
     let pkeys = vec![Pkey { index: 0, key: 0xffff }, Pkey { index: 5, key: 0x8001 }];
     let port = DevicePort { pkey_table: 128, pkeys, ..infiniband(1, 3) };
-    let wishes = Wishes { pkey_index: Wish::asked("rdma_qp_pkey_index", 5, "a test"), ..Wishes::default() };
-    let choice = chosen(&[device("a", vec![port])], &wishes);
+    let device_settings = DeviceSettings {
+        pkey_index: DeviceSetting::asked("rdma_qp_pkey_index", 5, "a test"),
+        ..DeviceSettings::default()
+    };
+    let choice = chosen(&[device("a", vec![port])], &device_settings);
     assert_eq!((choice.pkey_index, choice.pkey), (5, Some(0x8001)));
     // An unknown table is not checked.
     let port = DevicePort { pkey_table: 0, pkeys: Vec::new(), ..infiniband(1, 3) };
-    let choice = chosen(&[device("a", vec![port])], &wishes);
+    let choice = chosen(&[device("a", vec![port])], &device_settings);
     assert_eq!((choice.pkey_index, choice.pkey), (5, None));
 }
 
 #[test]
 fn the_depth_that_nobody_asked_for_gives_way_to_the_device() {
-    let with = |max, depth: Wish<u32>| {
+    let with = |max, depth: DeviceSetting<u32>| {
         let device = Device { limits: Some(limits(max)), ..device("a", vec![roce(1)]) };
-        chosen(&[device], &Wishes { queue_depth: depth, ..Wishes::default() }).queue_depth
+        chosen(&[device], &DeviceSettings { queue_depth: depth, ..DeviceSettings::default() }).queue_depth
     };
-    let default = || Wish::default_of("rdma_qp_queue_depth", 1024);
+    let default = || DeviceSetting::default_of("rdma_qp_queue_depth", 1024);
     assert_eq!((with(32768, default()), with(1024, default()), with(1023, default())), (1024, 1024, 1023));
-    assert_eq!(with(512, Wish::asked("rdma_qp_queue_depth", 512, "a test")), 512);
+    assert_eq!(with(512, DeviceSetting::asked("rdma_qp_queue_depth", 512, "a test")), 512);
 }
 
 #[test]
@@ -228,11 +234,13 @@ fn the_mtu_is_the_active_one_or_a_smaller_one_that_is_asked_for() {
         let devices = [device("a", vec![port])];
         assert_eq!(free(&devices).mtu, Some(active));
         for asked in Mtu::ALL.into_iter().filter(|asked| *asked <= active) {
-            let wishes = Wishes { mtu: wish("rdma_qp_mtu", asked), ..Wishes::default() };
-            assert_eq!(chosen(&devices, &wishes).mtu, Some(asked));
+            let device_settings =
+                DeviceSettings { mtu: setting("rdma_qp_mtu", asked), ..DeviceSettings::default() };
+            assert_eq!(chosen(&devices, &device_settings).mtu, Some(asked));
         }
     }
     // Not judged as long as the active one is not known.
-    let wishes = Wishes { mtu: wish("rdma_qp_mtu", Mtu::B4096), ..Wishes::default() };
-    assert_eq!(chosen(&[device("a", vec![roce(1)])], &wishes).mtu, Some(Mtu::B4096));
+    let device_settings =
+        DeviceSettings { mtu: setting("rdma_qp_mtu", Mtu::B4096), ..DeviceSettings::default() };
+    assert_eq!(chosen(&[device("a", vec![roce(1)])], &device_settings).mtu, Some(Mtu::B4096));
 }

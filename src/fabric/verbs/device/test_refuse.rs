@@ -5,22 +5,22 @@ use super::*;
 
 const HERE: &str = "environment variable RDMA_X";
 
-fn refused(devices: &[Device], wishes: &Wishes) -> String {
-    let refusal = choose(devices, wishes).expect_err("refused").to_string();
+fn refused(devices: &[Device], device_settings: &DeviceSettings) -> String {
+    let refusal = choose(devices, device_settings).expect_err("refused").to_string();
     assert!(!refusal.contains('\n'), "one line: {refusal}");
     refusal
 }
 
 fn free(devices: &[Device]) -> String {
-    refused(devices, &Wishes::default())
+    refused(devices, &DeviceSettings::default())
 }
 
-fn wish<T>(key: &'static str, value: T) -> Option<Wish<T>> {
-    Some(Wish::asked(key, value, HERE))
+fn setting<T>(key: &'static str, value: T) -> Option<DeviceSetting<T>> {
+    Some(DeviceSetting::asked(key, value, HERE))
 }
 
-fn named(name: &str) -> Wishes {
-    Wishes { device: wish("rdma_device", name.into()), ..Wishes::default() }
+fn named(name: &str) -> DeviceSettings {
+    DeviceSettings { device: setting("rdma_device", name.into()), ..DeviceSettings::default() }
 }
 
 /// One active device, one that is down, and one that is not a channel adapter.
@@ -94,7 +94,9 @@ fn a_device_that_is_not_there_is_down_or_has_no_reliable_connections() {
 
 #[test]
 fn a_port_that_is_not_there_or_down() {
-    let why = |port| refused(&some(), &Wishes { port: wish("rdma_device_port", port), ..named("mlx5_0") });
+    let why = |port| {
+        refused(&some(), &DeviceSettings { port: setting("rdma_device_port", port), ..named("mlx5_0") })
+    };
     assert_eq!(
         why(3),
         "rdma_device_port is \"3\" (environment variable RDMA_X): mlx5_0 has no such port; it has port 1 \
@@ -111,7 +113,7 @@ fn a_port_that_is_not_there_or_down() {
     );
     for state in [PortState::Init, PortState::Armed, PortState::ActiveDefer, PortState::Unknown] {
         let devices = [device("a", vec![DevicePort { state, ..roce(1) }])];
-        let why = refused(&devices, &Wishes { port: wish("rdma_device_port", 1), ..named("a") });
+        let why = refused(&devices, &DeviceSettings { port: setting("rdma_device_port", 1), ..named("a") });
         assert!(why.contains(&format!("port 1 of a is {state}: bring it up")), "{why}");
     }
 }
@@ -165,7 +167,10 @@ fn a_gid_index_at_a_hole_or_past_the_end_of_a_sparse_table() {
     for index in [0, 1, 3, 6, 8, 15, 16, 255] {
         let what = if index < 16 { "that entry is empty" } else { "that is past the table's end" };
         assert_eq!(
-            refused(&sparse(), &Wishes { gid_index: wish("rdma_gid_index", index), ..Wishes::default() }),
+            refused(
+                &sparse(),
+                &DeviceSettings { gid_index: setting("rdma_gid_index", index), ..DeviceSettings::default() }
+            ),
             format!(
                 "rdma_gid_index is \"{index}\" (environment variable RDMA_X): it must be 0 to 15, an \
                  entry that is not \
@@ -181,7 +186,10 @@ fn a_table_longer_than_a_queue_pair_can_name() {
     let devices = [device("a", vec![DevicePort { gid_table: 1024, ..ethernet(1, gids) }])];
     let why = free(&devices);
     assert!(why.ends_with("; there is 256 (10.0.0.1, RoCE v2, eth0)"), "{why}");
-    let why = refused(&devices, &Wishes { gid_index: wish("rdma_gid_index", 7), ..Wishes::default() });
+    let why = refused(
+        &devices,
+        &DeviceSettings { gid_index: setting("rdma_gid_index", 7), ..DeviceSettings::default() },
+    );
     assert!(
         why.contains(": it must be 0 to 255, an entry that is not empty; that entry is empty; "),
         "{why}"
@@ -203,10 +211,12 @@ fn a_partition_key_index_at_a_hole_or_past_the_end() {
     let pkeys = vec![Pkey { index: 0, key: 0xffff }, Pkey { index: 2, key: 0x8001 }];
     let devices = [device("a", vec![DevicePort { pkey_table: 128, pkeys, ..infiniband(1, 3) }])];
     for index in [1, 127, 128, 65535] {
-        let wishes =
-            Wishes { pkey_index: Wish::asked("rdma_qp_pkey_index", index, HERE), ..Wishes::default() };
+        let device_settings = DeviceSettings {
+            pkey_index: DeviceSetting::asked("rdma_qp_pkey_index", index, HERE),
+            ..DeviceSettings::default()
+        };
         assert_eq!(
-            refused(&devices, &wishes),
+            refused(&devices, &device_settings),
             format!(
                 "rdma_qp_pkey_index is \"{index}\" (environment variable RDMA_X): it must be 0 to 127, \
                  an entry that is \
@@ -226,9 +236,12 @@ fn a_partition_key_index_at_a_hole_or_past_the_end() {
 #[test]
 fn a_depth_past_the_devices() {
     let device = Device { limits: Some(limits(32768)), ..device("a", vec![roce(1)]) };
-    let wishes = Wishes { queue_depth: Wish::asked("rdma_qp_queue_depth", 32769, HERE), ..Wishes::default() };
+    let device_settings = DeviceSettings {
+        queue_depth: DeviceSetting::asked("rdma_qp_queue_depth", 32769, HERE),
+        ..DeviceSettings::default()
+    };
     assert_eq!(
-        refused(&[device], &wishes),
+        refused(&[device], &device_settings),
         "rdma_qp_queue_depth is \"32769\" (environment variable RDMA_X): it must be 1 to 32768; a holds \
          at most 32768 \
          work requests in a queue (max_qp_wr)"
@@ -240,13 +253,19 @@ fn an_mtu_above_the_active_one() {
     for active in Mtu::ALL {
         let devices = [device("a", vec![DevicePort { active_mtu: Some(active), ..roce(1) }])];
         for asked in Mtu::ALL.into_iter().filter(|asked| *asked > active) {
-            let why = refused(&devices, &Wishes { mtu: wish("rdma_qp_mtu", asked), ..Wishes::default() });
+            let why = refused(
+                &devices,
+                &DeviceSettings { mtu: setting("rdma_qp_mtu", asked), ..DeviceSettings::default() },
+            );
             let start = format!("rdma_qp_mtu is \"{asked}\" (environment variable RDMA_X): it must be 256");
             assert!(why.starts_with(&start), "{why}");
             assert!(why.ends_with(&format!("; the active MTU of port 1 of a is {active}")), "{why}");
         }
     }
     let devices = [device("a", vec![DevicePort { active_mtu: Some(Mtu::B1024), ..roce(1) }])];
-    let why = refused(&devices, &Wishes { mtu: wish("rdma_qp_mtu", Mtu::B4096), ..Wishes::default() });
+    let why = refused(
+        &devices,
+        &DeviceSettings { mtu: setting("rdma_qp_mtu", Mtu::B4096), ..DeviceSettings::default() },
+    );
     assert!(why.contains("it must be 256, 512, 1024; the active"), "{why}");
 }

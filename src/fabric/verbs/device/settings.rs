@@ -3,9 +3,9 @@
 use super::model::Mtu;
 use std::fmt;
 
-/// A wanted value and its origin.
+/// The value of a setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish<T> {
+pub struct DeviceSetting<T> {
     /// The setting's key.
     pub key: &'static str,
     /// The value.
@@ -14,15 +14,15 @@ pub struct Wish<T> {
     pub origin: Option<String>,
 }
 
-impl<T> Wish<T> {
+impl<T> DeviceSetting<T> {
     /// A default value.
     pub fn default_of(key: &'static str, value: T) -> Self {
-        Wish { key, value, origin: None }
+        DeviceSetting { key, value, origin: None }
     }
 
     /// A value that was set at `origin`.
     pub fn asked(key: &'static str, value: T, origin: impl Into<String>) -> Self {
-        Wish { key, value, origin: Some(origin.into()) }
+        DeviceSetting { key, value, origin: Some(origin.into()) }
     }
 
     /// Where it was set.
@@ -31,7 +31,7 @@ impl<T> Wish<T> {
     }
 }
 
-impl<T: fmt::Display> fmt::Display for Wish<T> {
+impl<T: fmt::Display> fmt::Display for DeviceSetting<T> {
     /// `rdma_gid_index is "7" (environment variable RDMA_GID_INDEX)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is {:?} ({})", self.key, self.value.to_string(), self.origin())
@@ -40,29 +40,29 @@ impl<T: fmt::Display> fmt::Display for Wish<T> {
 
 /// The settings of the configuration that depend on the devices of this machine and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct DeviceSettings {
     /// The device's name; otherwise the only one with an active port.
-    pub device: Option<Wish<String>>,
+    pub device: Option<DeviceSetting<String>>,
     /// The port's number; otherwise the first active one.
-    pub port: Option<Wish<u8>>,
+    pub port: Option<DeviceSetting<u8>>,
     /// The place in the port's GID table; otherwise the best.
-    pub gid_index: Option<Wish<u8>>,
+    pub gid_index: Option<DeviceSetting<u8>>,
     /// The place in the port's partition key table.
-    pub pkey_index: Wish<u16>,
+    pub pkey_index: DeviceSetting<u16>,
     /// Work requests of each queue of a queue pair.
-    pub queue_depth: Wish<u32>,
+    pub queue_depth: DeviceSetting<u32>,
     /// The largest packets; otherwise the port's active MTU.
-    pub mtu: Option<Wish<Mtu>>,
+    pub mtu: Option<DeviceSetting<Mtu>>,
 }
 
-impl Default for Wishes {
+impl Default for DeviceSettings {
     fn default() -> Self {
-        Wishes {
+        DeviceSettings {
             device: None,
             port: None,
             gid_index: None,
-            pkey_index: Wish::default_of("rdma_qp_pkey_index", 0),
-            queue_depth: Wish::default_of("rdma_qp_queue_depth", 1024),
+            pkey_index: DeviceSetting::default_of("rdma_qp_pkey_index", 0),
+            queue_depth: DeviceSetting::default_of("rdma_qp_queue_depth", 1024),
             mtu: None,
         }
     }
