@@ -30,7 +30,7 @@ fn show_device(device: &Device, file: Option<&Path>, access: &UserAccess) -> Val
     json!({
         "name": device.name,
         "node_type": device.node_type.to_string(),
-        "unfit": device.unfit(),
+        "unusable": device.unusable(),
         "firmware": device.firmware,
         "bus": device.bus,
         "numa_node": device.numa_node,

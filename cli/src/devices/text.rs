@@ -51,7 +51,7 @@ fn show_device(
     if let Some(why) = refused(&device.name, access) {
         writeln!(text, "  {why}")?;
     }
-    if let Some(why) = device.unfit() {
+    if let Some(why) = device.unusable() {
         writeln!(text, "  not for this fabric: {why}")?;
     }
     for port in &device.ports {

@@ -65,8 +65,8 @@ fn choose_device<'a>(
         let Some(device) = devices.iter().find(|device| device.name == setting.value) else {
             return Err(Refusal::UnknownDevice { setting: setting.to_string(), devices: listed() });
         };
-        if let Some(why) = device.unfit() {
-            return Err(Refusal::UnfitDevice { setting: setting.to_string(), why, devices: listed() });
+        if let Some(why) = device.unusable() {
+            return Err(Refusal::UnusableDevice { setting: setting.to_string(), why, devices: listed() });
         }
         return Ok((device, DeviceReason::Asked(setting.origin().into())));
     }

@@ -319,7 +319,7 @@ pub struct Device {
 
 impl Device {
     /// The reason why the device has no reliable connections; `None` if it has.
-    pub fn unfit(&self) -> Option<&'static str> {
+    pub fn unusable(&self) -> Option<&'static str> {
         match self.node_type {
             NodeType::ChannelAdapter => None,
             NodeType::Rnic => Some("an iWARP NIC, whose connections need a connection manager"),
@@ -327,9 +327,9 @@ impl Device {
         }
     }
 
-    /// Its ports that carry data, by number; none if it is unfit.
+    /// Its ports that carry data, by number; none if it is unusable.
     pub fn active_ports(&self) -> impl Iterator<Item = &DevicePort> {
-        self.ports.iter().filter(|port| self.unfit().is_none() && port.is_active())
+        self.ports.iter().filter(|port| self.unusable().is_none() && port.is_active())
     }
 }
 

@@ -44,7 +44,7 @@ pub enum Refusal {
     },
     /// The device that was asked for has no reliable connections that this fabric could make.
     #[error("{setting}: it is {why}; there is {devices}")]
-    UnfitDevice {
+    UnusableDevice {
         /// Key, value and origin.
         setting: String,
         /// Its kind.
@@ -163,7 +163,7 @@ fn list<T>(items: &[T], none: &str, show: impl Fn(&T) -> String) -> String {
 
 /// `mlx5_0 (port 1 ACTIVE InfiniBand 100 Gb/s, port 2 DOWN InfiniBand)`, and so on.
 pub(super) fn devices(devices: &[Device]) -> String {
-    list(devices, "none", |device| match device.unfit() {
+    list(devices, "none", |device| match device.unusable() {
         Some(why) => format!("{} ({why})", device.name),
         None => format!("{} ({})", device.name, ports(device)),
     })
