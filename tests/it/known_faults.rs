@@ -294,6 +294,31 @@ fn set_up_that_failed_is_never_logged_as_a_success() {
 }
 
 #[test]
+fn steps_that_are_never_cleaned_up_are_logged() {
+    // The process has one subscriber, which records every event.
+    Other::run_alone("known_faults::role_leaves_steps_behind", "", &[]);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_leaves_steps_behind() {
+    log::log();
+    let node = member(&cluster(1), 0).start().expect("the node starts");
+    node.join().expect("it has no peers");
+    let warnings = || log::logged_with("were not cleaned up");
+    let begin = |steps: std::ops::Range<u64>| steps.for_each(|id| drop(node.step(id).expect("new")));
+    begin(0..1023);
+    assert_eq!(warnings(), [""; 0]);
+    // A warning at 1,024 live steps and at twice as many.
+    begin(1023..2048);
+    let logged = warnings();
+    assert_eq!(logged.len(), 2, "{logged:?}");
+    for (line, live) in logged.iter().zip(["live=1024 ", "live=2048 "]) {
+        assert!(line.contains(live), "{line}");
+    }
+}
+
+#[test]
 #[ignore = "a role, not a test"]
 fn role_logs_its_set_up() {
     log::log();

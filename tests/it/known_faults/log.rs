@@ -39,8 +39,13 @@ impl tracing::Subscriber for &'static Log {
 
 /// The recorded events of a task of this job.
 pub fn logged_of(job: &str) -> Vec<String> {
+    logged_with(&format!("{job}/"))
+}
+
+/// The recorded events whose text contains `part`.
+pub fn logged_with(part: &str) -> Vec<String> {
     let lines = log().0.lock().unwrap_or_else(PoisonError::into_inner);
-    lines.iter().filter(|line| line.contains(&format!("{job}/"))).cloned().collect()
+    lines.iter().filter(|line| line.contains(part)).cloned().collect()
 }
 
 pub fn log() -> &'static Log {
