@@ -26,6 +26,13 @@ const RESERVED: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 /// know, for example `RDMA_GID_INDEX` (`tensorwire config` lists them). Two variables that set one
 /// key to different values are an error. A variable that begins with `TENSORWIRE_` and belongs to
 /// no key is an error, except `TENSORWIRE_TEST_*` and `TENSORWIRE_BUILD_*`.
+///
+/// ```
+/// use tensorwire::Node;
+/// let settings = Node::builder().without_environment().member("worker", 0);
+/// let refused = settings.set("cluster", "worker=127.0.0.1:7000").set("pool_size", "much").build();
+/// assert!(refused.unwrap_err().to_string().contains("pool_size"));
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct Builder {

@@ -214,6 +214,14 @@ macro_rules! settings {
 
 /// All settings of one process, checked. Made by [`Config::builder`]; the values are its fields:
 /// `config.pool_size` ([`ConfigValues`] lists them).
+///
+/// ```
+/// use tensorwire::Config;
+/// let settings = Config::builder().without_environment().member("worker", 0);
+/// let config = settings.set("cluster", "worker=127.0.0.1:7000").set("pool_size", "16MiB").build()?;
+/// assert_eq!(config.pool_size, 16 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub(super) values: ConfigValues,

@@ -67,6 +67,16 @@ pub struct Node {
 pub use crate::bootstrap::NodeState;
 
 /// The link with a peer, and the life of the peer, as this node sees them.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// for peer in node.peers() {
+///     match peer.state.error() {
+///         Some(error) => println!("{} was lost: {error}", peer.task),
+///         None => println!("{}: {:?}, link {}", peer.task, peer.fabric, peer.generation),
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerReport {

@@ -266,6 +266,16 @@ impl Counters {
 }
 
 /// The values of all counters and gauges at one time. `+=` adds the values of several pollers.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::Counter;
+/// let before = node.counters();
+/// node.progress()?;
+/// let spent = node.counters().since(&before);
+/// assert!(spent.iter().any(|(name, _)| name == Counter::ALL[0].name()));
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Snapshot {
     values: [u64; COUNT],

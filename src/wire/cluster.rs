@@ -29,6 +29,14 @@ pub(crate) fn check_job(job: &str) -> Result<(), JobError> {
 }
 
 /// A task of the cluster: the name of its job and its number there. Sorts by job, then by number.
+///
+/// ```
+/// use tensorwire::TaskId;
+/// let task = TaskId::new("worker", 3)?;
+/// assert_eq!((task.job(), task.task()), ("worker", 3));
+/// assert_eq!(task.to_string(), "worker/3");
+/// # Ok::<(), tensorwire::JobError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId {
     job: String,

@@ -13,6 +13,14 @@ const INLINE: usize = 6;
 /// The dimensions of a tensor, outermost first. Rank 0 is a scalar.
 ///
 /// Up to six dimensions are kept in place, so cloning a common shape does not allocate.
+///
+/// ```
+/// use tensorwire::Shape;
+/// let shape = Shape::new(&[2, 3])?;
+/// assert_eq!((shape.rank(), shape.elements()), (2, Some(6)));
+/// assert_eq!(Shape::SCALAR.elements(), Some(1));
+/// # Ok::<(), tensorwire::ShapeError>(())
+/// ```
 #[derive(Clone)]
 pub struct Shape(Dims);
 
@@ -133,6 +141,13 @@ impl fmt::Debug for Shape {
 /// The bytes of a tensor are its elements in order, if these have a fixed size. Strings and
 /// variants have none: their bytes are a serialised form, whose length is part of the meta-data and
 /// changes with the contents.
+///
+/// ```
+/// use tensorwire::{DType, Shape, TensorMeta};
+/// let meta = TensorMeta::new(DType::F32, Shape::new(&[2, 3])?)?;
+/// assert_eq!(meta.bytes(), 24);
+/// # Ok::<(), tensorwire::ShapeError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
     dtype: DType,

@@ -58,6 +58,13 @@ impl Code {
 /// In its process it is whole, whatever its size. To a peer its message and its details travel
 /// whole up to 256 KiB each; beyond that the message is cut, the details are left out, and the
 /// message that the peer gets ends with a note of that.
+///
+/// ```
+/// use tensorwire::{Code, Status};
+/// let status = Status::new(Code::Aborted, "the loss is not a number").with_details(vec![1]);
+/// assert_eq!(status.to_string(), "Aborted: the loss is not a number");
+/// assert!(status.into_derived().derived);
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Status {
     /// The canonical code.
