@@ -79,8 +79,8 @@ mutants! {
     OldLifeRemembered,
     /// A value that a lost peer had been promised is forgotten, not put back.
     KeptValueForgotten,
-    /// A local value that misfits is lost.
-    LocalMisfitLost,
+    /// A local value of another shape than the tensor given for it is lost.
+    LocalShapeMismatchLost,
     /// What comes for a standing request before it is claimed is thrown away.
     ParkedDropped,
     /// A standing request that was given up can still be claimed.
@@ -121,7 +121,7 @@ mutants! {
     BatchStopsAtFailure,
     /// A receive of a batch for which there was no room is not asked for again once the slot table
     /// was full.
-    HeldUpForgotten,
+    QueuedForgotten,
 }
 
 /// Whether a bug is switched on.

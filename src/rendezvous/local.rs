@@ -142,7 +142,7 @@ impl DeferredWakeups {
             let (sent, given) = (Box::new(tensor.meta().clone()), Box::new(given.meta().clone()));
             let error = Error::ShapeMismatch { key: key.to_string(), sent, given };
             self.0.push(DeferredWakeup::Failed { waiter: waiter.waiter, error });
-            return (!is_on(Mutant::LocalMisfitLost)).then_some(matched);
+            return (!is_on(Mutant::LocalShapeMismatchLost)).then_some(matched);
         }
         self.0.push(DeferredWakeup::Value { waiter, value: matched.value });
         None

@@ -268,11 +268,11 @@ pub fn received(settings: &'static Settings) {
         assert_eq!((tensors, bytes), staged);
         until(node, "what is granted comes back", || Arc::strong_count(&buffer) == 1);
     });
-    misfit_and_dead(settings);
+    shape_mismatch_and_dead(settings);
 }
 
 /// A value that does not fit goes to the next receive. A dead value returns the given tensor.
-fn misfit_and_dead(settings: &'static Settings) {
+fn shape_mismatch_and_dead(settings: &'static Settings) {
     run(2, settings, move |node, task| {
         let step = node.step(1).expect("new");
         if task == 0 {
@@ -282,9 +282,9 @@ fn misfit_and_dead(settings: &'static Settings) {
         }
         let buffer = Buffer::new(4 * LARGE);
         let small = buffer.target(node, floats(LARGE - 1));
-        let misfit = step.receive(&here(node)).into(small).begin().expect("begun").wait();
-        assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
-        until(node, "the misfit is let go of", || Arc::strong_count(&buffer) == 1);
+        let mismatch = step.receive(&here(node)).into(small).begin().expect("begun").wait();
+        assert!(matches!(&mismatch, Err(Error::ShapeMismatch { .. })), "{mismatch:?}");
+        until(node, "the rejected value is let go of", || Arc::strong_count(&buffer) == 1);
         assert_eq!(values(&step.recv(&here(node), SOON).expect("received").tensor)[0], 3.0);
         let dead = node.step(2).expect("new");
         let target = buffer.target(node, floats(5));

@@ -144,7 +144,8 @@ fn a_value_that_does_not_fit_what_was_given_is_an_error_and_is_kept() {
             }
             let edge = node.edge_from("w", 0, "x").expect("edge");
             let given = node.tensor(DType::I32, &[3]).expect("room");
-            let error = step.receive(&edge).into(given).begin().expect("begun").wait().expect_err("misfit");
+            let error =
+                step.receive(&edge).into(given).begin().expect("begun").wait().expect_err("shape mismatch");
             let text = error.to_string();
             assert!(text.contains("i32[3]") && text.contains(&format!("f32[{size}]")), "{text}");
             let got = step.recv(&edge, SOON).expect("the value was kept");

@@ -213,8 +213,8 @@ fn strings_are_received_into_a_tensor_of_just_their_length() {
             node.pool().tensor(meta).expect("room")
         };
         // A given tensor of another length does not fit, and the value goes to the next receive.
-        let misfit = step.receive(&here(node)).into(given(meta.bytes() + 1)).begin().expect("begun").wait();
-        assert!(matches!(&misfit, Err(Error::ShapeMismatch { .. })), "{misfit:?}");
+        let mismatch = step.receive(&here(node)).into(given(meta.bytes() + 1)).begin().expect("begun").wait();
+        assert!(matches!(&mismatch, Err(Error::ShapeMismatch { .. })), "{mismatch:?}");
         let fits = step
             .receive(&here(node))
             .into(given(meta.bytes()))

@@ -138,7 +138,7 @@ impl<'a> Side<'a> {
             2 => self.wait_a_moment(at, 1),
             3 => self.cancel_one(at),
             4 => self.wait_a_moment(at, 3),
-            _ => self.misfit_one(at),
+            _ => self.shape_mismatch_one(at),
         }
     }
 
@@ -208,7 +208,7 @@ impl<'a> Side<'a> {
     }
 
     /// A tensor of another shape than the value.
-    fn misfit_one(&mut self, at: usize) {
+    fn shape_mismatch_one(&mut self, at: usize) {
         let given = self.node.tensor(DType::F32, &[3]).expect("room");
         let pending = self.step.receive(&self.streams[at].from).into(given).begin().expect("begun");
         match pending.wait_timeout(self.random.moment()) {

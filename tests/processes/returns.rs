@@ -395,10 +395,10 @@ fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
     let step = node.step(0).expect("new");
     let edge = node.edge_from("w", 1, "life").expect("edge");
     let given = node.tensor(tensorwire::DType::F32, &[5]).expect("room");
-    let misfit = step.receive(&edge).into(given).begin().expect("begun").wait().map(|_| ());
+    let mismatch = step.receive(&edge).into(given).begin().expect("begun").wait().map(|_| ());
     assert!(
-        matches!(misfit, Err(Error::ShapeMismatch { .. })),
-        "the value is kept for the next receive: {misfit:?}"
+        matches!(mismatch, Err(Error::ShapeMismatch { .. })),
+        "the value is kept for the next receive: {mismatch:?}"
     );
     teller.kill();
     until(&node, "the news", || node.peers()[0].state.error().is_some());

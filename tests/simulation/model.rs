@@ -375,7 +375,7 @@ impl Model {
                 let values = &self.channels[key].values;
                 let fits = call.into.as_ref().is_none_or(|into| into.meta() == **sent);
                 let any = values.iter().any(|value| value.form.as_ref().is_some_and(|f| f.meta() == **sent));
-                ok(!fits && any, "no such value misfits")
+                ok(!fits && any, "no value in line has the sent shape")
             }
             Error::Remote { status, .. } => {
                 let there = |ended: &BTreeSet<Place>| {

@@ -198,7 +198,7 @@ impl VerbsFabric {
     }
 
     /// Operations that a link can have outstanding: the largest power of two within the set length
-    /// of queues, at least 2.
+    /// of queues and the device's limit, at least 2.
     pub fn queue_depth(&self) -> u32 {
         depth_within(&self.shared.chosen)
     }

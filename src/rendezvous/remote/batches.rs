@@ -199,7 +199,7 @@ impl RemoteHandler {
 
     /// Begins queued receives, as far as there is room.
     pub(super) fn resume<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        if self.queued.len() == 0 || is_on(Mutant::HeldUpForgotten) {
+        if self.queued.len() == 0 || is_on(Mutant::QueuedForgotten) {
             return;
         }
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
