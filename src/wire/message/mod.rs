@@ -226,7 +226,7 @@ pub enum Message<'a> {
     Error {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// The error that the sender met.
         status: Status,
     },
     /// No receive took the value of an answer. The receiver stashes it, and the sender puts its
@@ -254,7 +254,7 @@ pub enum Message<'a> {
     },
     /// Asks for the tensors of several steps in advance: standing requests.
     StandingRequest(StandingRequest<'a>),
-    /// The sum of the bytes that have just been sent for a request that wished it (specification
+    /// The sum of the bytes that have just been sent for a request that asked for it (specification
     /// 3.8).
     Checksum {
         /// The request.

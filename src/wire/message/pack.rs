@@ -83,7 +83,7 @@ pub enum PackError {
     /// A message ends behind the pack.
     #[error("message {at} of a pack has {announced} bytes, and {left} are left")]
     Short {
-        /// Which.
+        /// The message's place in the pack, from 0.
         at: usize,
         /// Bytes that it says it has.
         announced: usize,
@@ -93,7 +93,7 @@ pub enum PackError {
     /// A message that may not be in a pack.
     #[error("message {at} of a pack is of type {kind}, which is never packed")]
     Kind {
-        /// Which.
+        /// The message's place in the pack, from 0.
         at: usize,
         /// Its type; 0 if it is empty.
         kind: u8,
@@ -101,7 +101,7 @@ pub enum PackError {
     /// A pack has at least two messages.
     #[error("a pack of {count} messages came: two are the least")]
     Few {
-        /// How many.
+        /// Messages in the pack: 0 or 1.
         count: usize,
     },
 }

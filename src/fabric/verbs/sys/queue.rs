@@ -243,7 +243,7 @@ pub struct ibv_send_wr {
     pub next: *mut ibv_send_wr,
     /// Pieces of memory.
     pub sg_list: *mut ibv_sge,
-    /// How many of them.
+    /// Entries in `sg_list`.
     pub num_sge: c_int,
     /// One of `IBV_WR_*`.
     pub opcode: u32,
@@ -285,7 +285,7 @@ pub struct ibv_recv_wr {
     pub next: *mut ibv_recv_wr,
     /// Pieces of memory.
     pub sg_list: *mut ibv_sge,
-    /// How many of them.
+    /// Entries in `sg_list`.
     pub num_sge: c_int,
 }
 
