@@ -1,4 +1,4 @@
-//! Sets of tensors, sent and received by one call each.
+//! [`Batch`]: edges that one call sends, or receives, in each step.
 
 use super::Error;
 use super::context::Context;
@@ -21,16 +21,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Edges whose tensors are sent, or received, together: each step by one call.
+/// A set of edges whose tensors one call sends, or receives, in each step.
 ///
-/// Thousands of small tensors cost little more than their bytes then: they are handed to the poller
-/// at once, short messages share control slots, and a device, or a peer that sleeps, is told once
-/// of all of them. The edges may be of several peers and of this process itself. An edge that is
-/// there twice stands for two values, in order.
+/// Thousands of small tensors cost little more than their bytes. The poller gets them in one
+/// command, short messages share control slots, and a device or a sleeping peer is notified once.
+/// The edges may belong to several peers and to this process. An edge that is in the batch twice
+/// stands for two values, in order.
 ///
-/// Made once for many steps; in steady state its calls allocate nothing, but for edges within the
-/// process and for the list that [`Batch::recv`] returns (see [`Batch::recv_many`]). For edges that
-/// change each step there are [`Step::send_all`] and [`Step::recv_all`].
+/// Make a batch once for many steps. In steady state its calls allocate nothing, except for edges
+/// within the process and for the list that [`Batch::recv`] returns (see [`Batch::recv_many`]). For
+/// edges that change in each step there are [`Step::send_all`] and [`Step::recv_all`].
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -80,7 +80,7 @@ impl Batch {
     pub(super) fn new(context: &Arc<Context>, edges: Box<[Edge]>) -> Self {
         let paths = context.paths.count();
         let part = |edge: &Edge| match edge.source {
-            // There is a number behind the last path's.
+            // The subset behind the last path belongs to the local table.
             EdgeEnd::Here => paths as u16,
             EdgeEnd::Peer(peer) => context.paths.number_of(peer),
         };
@@ -88,15 +88,15 @@ impl Batch {
         Batch { context: context.clone(), edges, groups: GroupPool::new(parts, paths + 1) }
     }
 
-    /// The edges, in their order.
+    /// The edges, in the order of the values.
     pub fn edges(&self) -> &[Edge] {
         &self.edges
     }
 
-    /// Sends a value on each edge, in their order. Like [`Step::send_all`].
+    /// Sends one value on each edge, in the order of the edges, like [`Step::send_all`].
     ///
     /// # Errors
-    /// Like [`Step::send_all`]; and if there are more or fewer values than edges.
+    /// Like [`Step::send_all`], and if the number of values is not the number of edges.
     pub fn send<V: Sendable>(&self, step: &Step, values: impl IntoIterator<Item = V>) -> Result<(), Error> {
         step.check()?;
         let mut all = Values::of(step);
@@ -115,8 +115,8 @@ impl Batch {
         Error::WrongCount { edges: self.edges.len(), values }
     }
 
-    /// Waits for the values of all edges, for `timeout` at most; they come in the order of the
-    /// edges. Like [`Step::recv_all`].
+    /// Waits for the values of all edges, for `timeout` at most, like [`Step::recv_all`]. The values
+    /// are in the order of the edges.
     ///
     /// # Errors
     /// Like [`Step::recv_all`].
@@ -126,11 +126,11 @@ impl Batch {
         Ok(received)
     }
 
-    /// The same, into a list, which is emptied first: a list that is used again is not allocated
-    /// again.
+    /// Like [`Batch::recv`], into a list, which is emptied first. A list that is used again is not
+    /// allocated again.
     ///
     /// # Errors
-    /// Like [`Step::recv_all`]; the list is empty then.
+    /// Like [`Step::recv_all`]; then the list is empty.
     pub fn recv_many(
         &self,
         step: &Step,
@@ -152,7 +152,7 @@ impl Batch {
         let first = self.context.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
         let deadline = self.context.now() + timeout;
         let (receiver, senders) = self.groups.channels();
-        // From here on what goes wrong takes back what was begun.
+        // On an error below, the drop of `pending` cancels the receives that have begun.
         let pending = PendingBatch::new(&self.context, receiver, first, deadline);
         self.ask(step, BatchCalls { first, deadline, timeout }, senders)?;
         Ok(pending)
@@ -186,16 +186,16 @@ impl Batch {
     }
 }
 
-/// What the receives of a batch have in common.
+/// The common parameters of the receives of a batch.
 #[derive(Clone, Copy)]
 struct BatchCalls {
-    /// The first one's id; the others' follow.
+    /// The id of the first receive. The ids of the others follow.
     first: u64,
     deadline: Time,
     timeout: Duration,
 }
 
-/// Gives each path its part of a list.
+/// Passes to each path its part of a list.
 fn hand_over<T: OnPath>(
     paths: &Paths,
     mut list: Reused<T>,
@@ -215,7 +215,7 @@ fn hand_over<T: OnPath>(
     parts.try_for_each(|(path, part)| give(paths.nth(path), part))
 }
 
-/// Values that are sent together, checked one by one before any of them goes.
+/// Values that are sent together. Each value is checked before the first one is sent.
 struct Values<'a> {
     step: &'a Step,
     remote: Reused<BatchSend>,
@@ -250,7 +250,8 @@ impl<'a> Values<'a> {
             let too_large = |waiting| Error::BatchTooLarge { values: count, waiting, limit };
             reserve(&context.outstanding, count, limit).map_err(too_large)?;
         }
-        // What is refused is neither copied nor registered; and none goes before all of them can.
+        // After the checks: a refused batch copies and registers nothing. Before the first send:
+        // all values go, or none.
         let made_ready: Result<(), Error> = remote.iter_mut().try_for_each(|sending| {
             let value = std::mem::replace(&mut sending.value, Value::Dead);
             sending.value = step.movable_value(&sending.key, value)?;
@@ -269,16 +270,15 @@ impl<'a> Values<'a> {
 }
 
 impl Step {
-    /// Sends several tensors by one call: to several peers, to this process, several on one edge,
-    /// as it comes. Never blocks. A [`Batch`] does the same for edges that are the same in each
-    /// step, and allocates nothing.
+    /// Sends several tensors by one call, to any peers and to this process. Never blocks. A
+    /// [`Batch`] does the same for edges that are the same in each step, and allocates nothing.
     ///
-    /// All or nothing: what [`Step::send`] would refuse of one of them is found before any is sent.
-    /// Values of one edge are handed out in their order here.
+    /// All values are sent, or none: each is checked like a [`Step::send`] before the first is sent.
+    /// Several values of one edge arrive in their order here.
     ///
     /// # Errors
-    /// Like [`Step::send`], for the first value that can't be sent; and if so many more can't wait
-    /// to be asked for.
+    /// Like [`Step::send`], for the first value that can't be sent, and if the batch is beyond
+    /// `max_outstanding_sends`.
     pub fn send_all<'e, V: Sendable>(
         &self,
         values: impl IntoIterator<Item = (&'e Edge, V)>,

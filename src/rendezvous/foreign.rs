@@ -1,6 +1,5 @@
-//! Tensors that are not in the pool, made ready to be sent on the caller's thread: registered where
-//! the fabric does that, else staged, which is to copy them into the pool. What was done is
-//! counted.
+//! Tensors outside the pool, made ready to be sent on the thread of the caller. They are registered
+//! where the fabric can, else staged: copied into the pool. Both are counted.
 
 use super::Error;
 use super::context::Context;
@@ -10,11 +9,11 @@ use crate::memory::Tensor;
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes from which a tensor is registered: to copy fewer costs less than to register them, and not
-/// more than to find out.
+/// The smallest tensor that is registered, in bytes. A copy of fewer bytes costs less than a
+/// registration, and no more than a lookup.
 pub const REGISTERED_FROM: u64 = 4096;
 
-/// How tensors outside the pool are sent.
+/// The registrar of memory outside the pool, and the counters.
 #[derive(Default)]
 pub(super) struct Foreign {
     registrar: OnceLock<Arc<dyn Registrar>>,
@@ -22,7 +21,7 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    /// Has memory registered from now on. The first one counts.
+    /// Registers memory with `registrar` from now on. The first registrar counts.
     pub fn register_by(&self, registrar: Arc<dyn Registrar>) {
         let _ = self.registrar.set(registrar);
     }
@@ -37,7 +36,7 @@ impl Foreign {
 }
 
 impl Context {
-    /// The tensor, where peers can be sent it from.
+    /// The tensor in memory that can be sent to peers.
     pub(super) fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
         if tensor.meta().bytes() == 0 || self.is_ours(&tensor) {
             return Ok(tensor);
@@ -48,7 +47,7 @@ impl Context {
         }
     }
 
-    /// Whether the bytes lie in this node's pool, which alone its peers have mapped.
+    /// Whether the bytes lie in the pool of this node, the only memory that its peers have mapped.
     fn is_ours(&self, tensor: &Tensor) -> bool {
         let region = self.pool.region();
         let start = region.base().as_ptr().addr();

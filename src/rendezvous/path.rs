@@ -1,4 +1,4 @@
-//! How tensors of other processes are reached.
+//! The paths to other processes: one per poller.
 
 use super::waiter::{CallId, CancelReason, Waiter};
 use super::{BatchSend, Error, ReceiveAll, RemoteCommand, RemoteHandler, Reused};
@@ -8,16 +8,16 @@ use crate::link::{Destination, TensorKey, Value};
 use crate::wire::{Status, TaskId, Time};
 use std::sync::Arc;
 
-/// A task of the cluster: its index in the sorted list of all.
+/// The index of a task in the sorted list of [`Members`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerIndex(pub u32);
 
-/// Which of the links that there ever were with a peer: news of one says nothing of the others.
+/// Names one of the links that there ever were with a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkTag {
-    /// Which life of the peer.
+    /// The incarnation of the peer: which of its lives.
     pub incarnation: u64,
-    /// Which link of the pair of tasks; grows with each new one, over all lives.
+    /// The number of the link between the two tasks; grows with each new link, over all lives.
     pub generation: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct LinkTag {
 pub struct Members(Arc<[TaskId]>);
 
 impl Members {
-    /// These tasks.
+    /// Sorts the tasks and removes duplicates.
     pub fn new(mut tasks: Vec<TaskId>) -> Self {
         tasks.sort();
         tasks.dedup();
@@ -41,85 +41,85 @@ impl Members {
     /// The task with this index.
     ///
     /// # Panics
-    /// If the index is of another list.
+    /// If the index is not below the number of members.
     pub fn task(&self, index: PeerIndex) -> &TaskId {
         &self.0[index.0 as usize]
     }
 
-    /// All of them.
+    /// All tasks, sorted.
     pub fn all(&self) -> &[TaskId] {
         &self.0
     }
 }
 
-/// The ways to all peers: one for each poller, which serves the peers that are dealt out to it.
+/// The paths of all pollers. Each peer belongs to one of them, by its index.
 #[derive(Clone)]
 pub struct Paths(Arc<[Arc<dyn RemotePath>]>);
 
 impl Paths {
-    /// These, in this order.
+    /// The paths in the order of the pollers.
     ///
     /// # Panics
-    /// If there are none, or more than have a number.
+    /// If `paths` is empty or longer than 65,535.
     pub fn new(paths: Vec<Arc<dyn RemotePath>>) -> Self {
         assert!(!paths.is_empty() && paths.len() <= usize::from(u16::MAX), "{} paths", paths.len());
         Paths(paths.into())
     }
 
-    /// Which of `count` paths serves a peer, from 0 on.
+    /// The number of the path of a peer among `count` paths, from 0 on.
     pub fn index_of(peer: PeerIndex, count: usize) -> usize {
         peer.0 as usize % count
     }
 
-    /// Which of these serves a peer, from 0 on.
+    /// The number of the path of a peer, from 0 on.
     #[inline]
     pub fn number_of(&self, peer: PeerIndex) -> u16 {
-        // No more have a number.
+        // `new` has checked that the count fits.
         Self::index_of(peer, self.0.len()) as u16
     }
 
-    /// The path that serves a peer.
+    /// The path of a peer.
     #[inline]
     pub fn of(&self, peer: PeerIndex) -> &dyn RemotePath {
         self.nth(self.number_of(peer).into())
     }
 
-    /// How many there are.
+    /// The number of paths.
     #[inline]
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// One of them, from 0 on.
+    /// The path with number `nth`, from 0 on.
     #[inline]
     pub fn nth(&self, nth: usize) -> &dyn RemotePath {
         &*self.0[nth]
     }
 
-    /// The path for what concerns no peer.
+    /// The path for calls without a peer.
     #[inline]
     pub fn first(&self) -> &dyn RemotePath {
         &*self.0[0]
     }
 
-    /// All of them.
+    /// All paths, in the order of the pollers.
     pub fn all(&self) -> impl Iterator<Item = &dyn RemotePath> {
         self.0.iter().map(|path| &**path)
     }
 }
 
-/// A way to the tensors of other processes. One exists per poller.
+/// The path to the tensors of other processes, over one poller.
 pub trait RemotePath: Send + Sync {
     /// Offers a value for a peer's request.
     ///
     /// # Errors
-    /// If the path is not usable any more.
+    /// If the poller is closed or poisoned.
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error>;
 
-    /// Asks a peer for a tensor.
+    /// Requests a tensor from a peer.
     ///
     /// # Errors
-    /// If the path is not usable any more.
+    /// If the poller is closed or poisoned.
     fn receive(
         &self,
         peer: PeerIndex,
@@ -131,61 +131,60 @@ pub trait RemotePath: Send + Sync {
     /// Offers several values for peers' requests.
     ///
     /// # Errors
-    /// If the path is not usable any more.
+    /// If the poller is closed or poisoned.
     fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error>;
 
-    /// Asks peers for several tensors.
+    /// Requests several tensors from peers.
     ///
     /// # Errors
-    /// If the path is not usable any more.
+    /// If the poller is closed or poisoned.
     fn receive_all(&self, receives: ReceiveAll) -> Result<(), Error>;
 
-    /// Ends a call, unless it has ended.
+    /// Cancels a call, unless it has ended.
     fn cancel(&self, call: Cancel);
 
-    /// Ends those of several calls that have not ended.
+    /// Cancels several calls, except those that have ended.
     fn cancel_all(&self, calls: CancelAll);
 
-    /// A step changed its state.
+    /// Passes on the change of a step.
     fn step(&self, change: StepChange);
 
-    /// Steps of an edge are to be asked for in advance, or not any more.
+    /// Passes on the change of a standing request.
     fn standing(&self, change: StandingChange);
 
-    /// Makes progress once. Returns how much there was.
+    /// Makes progress once. Returns the number of completions.
     ///
     /// # Errors
-    /// If the path is not usable any more.
+    /// If the poller is closed or poisoned.
     fn progress(&self) -> Result<usize, Error>;
 
-    /// Makes progress until `done`, or until `deadline`. Returns whether it is done.
+    /// Makes progress until `done` or until `deadline`. Returns the last value of `done`.
     ///
     /// # Errors
-    /// If the path is not usable any more.
+    /// If the poller is closed or poisoned.
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error>;
 
-    /// Lets those who wait look whether they are done, after something outside this path has
-    /// happened.
+    /// Wakes the waiting threads, which check `done` again. Called after an event outside this path.
     fn nudge(&self);
 
-    /// Ends every call with this error, if the loss of any peer is to end everything.
+    /// Ends every call with this error, if the loss of a peer is fatal.
     fn end(&self, error: Error);
 
-    /// The time now, on this path's clock.
+    /// The time of the clock of this path.
     fn now(&self) -> Time;
 
     /// Closes every link and ends every call. Does nothing the second time.
     fn close(&self);
 }
 
-/// Which call to end, and why.
+/// The cancellation of one call, and its reason.
 #[derive(Clone, Debug)]
 pub struct Cancel {
     pub(super) id: CallId,
     pub(super) why: CancelReason,
 }
 
-/// Which calls to end, and why.
+/// The cancellation of `count` calls from id `first` on, and its reason.
 #[derive(Clone, Debug)]
 pub struct CancelAll {
     pub(super) first: u64,
@@ -194,73 +193,73 @@ pub struct CancelAll {
 }
 
 impl CancelAll {
-    /// The same of one of them.
+    /// The cancellation of one of the calls.
     pub(super) fn one(&self, id: u64) -> Cancel {
         Cancel { id: CallId(id), why: self.why.clone() }
     }
 }
 
-/// Something that goes to one of the paths.
+/// An item of a batch that goes to one of the paths.
 pub trait OnPath {
-    /// Which, from 0 on.
+    /// The number of the path, from 0 on.
     fn path(&self) -> u16;
 }
 
-/// What happened to a step.
+/// A change of a step, for the pollers.
 #[derive(Clone, Debug)]
 pub enum StepChange {
-    /// A run of steps was declared.
+    /// A sequence was declared.
     Sequence {
-        /// Its first step.
+        /// The id of the first step.
         base: u64,
     },
-    /// It has begun here.
+    /// A step has begun here.
     Begun {
-        /// Which.
+        /// The id of the step.
         step: u64,
-        /// Whose.
+        /// The worker that owns the step.
         worker: Arc<str>,
     },
-    /// It was aborted.
+    /// A step was aborted.
     Aborted {
-        /// Which.
+        /// The id of the step.
         step: u64,
-        /// With what.
+        /// The error of the abort.
         status: Status,
     },
-    /// It was cleaned up.
+    /// A step was cleaned up.
     CleanedUp {
-        /// Which.
+        /// The id of the step.
         step: u64,
     },
 }
 
-/// What is wished of the steps of an edge that are asked for in advance.
+/// A change of the standing request of an edge, for its poller.
 #[derive(Clone, Debug)]
 pub enum StandingChange {
-    /// They are to be asked for.
+    /// The standing request begins.
     Begun {
-        /// The name of this wish.
+        /// The id of the standing request.
         id: u64,
-        /// The peer that sends.
+        /// The sending peer.
         peer: PeerIndex,
-        /// The edge, with the first step of its sequence.
+        /// The key of the edge, at the first step of its sequence.
         key: TensorKey,
-        /// How many steps in advance.
+        /// The number of coming steps that are requested.
         window: u32,
-        /// Whether to borrow the tensors where the fabric can.
+        /// Whether the receiver borrows tensors where the fabric can.
         borrow: bool,
     },
-    /// From now on so many in advance.
+    /// The window changes.
     Window {
-        /// Which wish.
+        /// The id of the standing request.
         id: u64,
-        /// How many.
+        /// The number of coming steps that are requested from now on.
         window: u32,
     },
-    /// Not any more.
+    /// The standing request ends.
     Ended {
-        /// Which wish.
+        /// The id of the standing request.
         id: u64,
     },
 }
@@ -329,5 +328,5 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
     }
 }
 
-/// On a poller that is not usable any more every call has failed already; there is nothing to end.
+/// Ignores an unusable poller, which has failed every call already.
 fn ignore_end(_: Result<(), Unusable>) {}

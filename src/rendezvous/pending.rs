@@ -1,4 +1,4 @@
-//! Receives that have begun and have not ended.
+//! [`Pending`]: a receive that has begun.
 
 use super::Error;
 use super::context::Context;
@@ -13,14 +13,14 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a call waits.
+/// The place where a call waits: the local table, or the poller of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallPlace {
     Local(TensorKey),
     Remote(PeerIndex),
 }
 
-/// The right to cancel one receive. It may outlive the receive, and is then without effect.
+/// Cancels one receive, from any thread. It may outlive the receive, and then has no effect.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -47,8 +47,8 @@ impl fmt::Debug for CancelToken {
 }
 
 impl CancelToken {
-    /// Cancels the receive, unless it has ended. Either its value or [`Error::Cancelled`] is
-    /// brought, never both and never neither. Does not wait.
+    /// Cancels the receive, unless it has ended. The receive ends with its value or with
+    /// [`Error::Cancelled`]. Does not wait.
     pub fn cancel(&self) {
         self.cancel_for(CancelReason::Cancelled);
     }
@@ -73,13 +73,13 @@ impl CancelToken {
     }
 }
 
-/// A tensor type that a receive can bring.
+/// A tensor type that a receive can return.
 pub trait Receivable: Sized {
     #[doc(hidden)]
     fn from_payload(payload: SealedPayload) -> Option<Self>;
 }
 
-/// What a call brought, sealed.
+/// The tensor of a receive. Only this crate can make one.
 #[derive(Debug)]
 pub struct SealedPayload(Payload);
 
@@ -155,7 +155,7 @@ impl<T: Receivable> Pending<T> {
         self.receiver.is_done()
     }
 
-    /// The right to cancel this receive, for another thread than the one that waits for it.
+    /// A token that cancels this receive, from another thread than the waiting one.
     #[must_use]
     pub fn cancel_token(&self) -> CancelToken {
         self.token.clone()
@@ -164,7 +164,7 @@ impl<T: Receivable> Pending<T> {
     /// Waits until the tensor is there or the deadline that the receive began with has passed.
     ///
     /// # Errors
-    /// Whatever ended the receive without a value.
+    /// The reason why the receive ended without a value.
     pub fn wait(self) -> Result<Delivery<T>, Error> {
         let deadline = self.deadline;
         self.wait_until(deadline, None)
@@ -173,7 +173,7 @@ impl<T: Receivable> Pending<T> {
     /// Waits for `timeout` at most; then the receive is cancelled.
     ///
     /// # Errors
-    /// Whatever ended the receive without a value.
+    /// The reason why the receive ended without a value.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Delivery<T>, Error> {
         let deadline = self.token.context.now() + timeout;
         if deadline >= self.deadline {
@@ -186,8 +186,8 @@ impl<T: Receivable> Pending<T> {
         let context = &self.token.context;
         context.check_home()?;
         if !context.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
-            // The poller ends a call at its own deadline; this is for one that gives up earlier,
-            // and for calls of the local table, which no poller watches.
+            // A poller ends a call at the deadline of the receive. This cancellation is for an
+            // earlier deadline, and for calls of the local table, which no poller watches.
             return self.end(CancelReason::Deadline(given))?.0?.cast();
         }
         self.take()?.0?.cast()

@@ -1,4 +1,4 @@
-//! Several receives that have begun and have not ended, waited for as one.
+//! [`PendingBatch`]: several receives that have begun, with one wait.
 
 use super::Error;
 use super::context::Context;
@@ -11,14 +11,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the wait for one poller's part goes on without a look whether another part has failed.
+/// How long the wait for one poller's subset goes on before the other subsets are checked.
 const SLICE: Duration = Duration::from_millis(1);
 
 /// Several receives that have begun.
 ///
-/// Dropping it cancels those that have not ended, without waiting. A value that comes later is for
-/// the next receive. Receives that are done have their values, and dropping drops the values: to
-/// lose none, [cancel](PendingBatch::cancel), and [wait for each](PendingBatch::wait_each).
+/// Dropping it cancels the receives that have not ended, without waiting. A value that comes later
+/// is for the next receive. The values of receives that are done are dropped. To lose none,
+/// [cancel](PendingBatch::cancel), then [wait for each](PendingBatch::wait_each).
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -56,12 +56,12 @@ impl PendingBatch {
         PendingBatch { context: context.clone(), receiver, first, deadline }
     }
 
-    /// How many receives they are.
+    /// The number of receives, ended ones included.
     pub fn len(&self) -> usize {
         self.receiver.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch has no edges.
     pub fn is_empty(&self) -> bool {
         self.receiver.is_empty()
     }
@@ -72,41 +72,40 @@ impl PendingBatch {
         self.receiver.is_done() || self.receiver.has_failed()
     }
 
-    /// Whether every one of them has ended, with a value or without: then
-    /// [`PendingBatch::wait_each`] would return at once.
+    /// Whether every receive has ended, with a value or an error. Then [`PendingBatch::wait_each`]
+    /// returns at once.
     pub fn have_all_ended(&self) -> bool {
         self.receiver.is_done()
     }
 
-    /// How one of them has ended, by its place among the edges, as soon as it has; `None` before
-    /// that, and when it was taken. For who sees to each value as it comes: whoever waits for the
-    /// others afterwards is not given, or told, what was taken.
+    /// Takes the outcome of the receive on edge number `at`. `None` before the receive has ended,
+    /// and after its outcome was taken. Later waits leave out outcomes that were taken.
     pub fn take(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
         self.receiver.take(at).map(delivered)
     }
 
-    /// Cancels those that have not ended. Each brings either its value or [`Error::Cancelled`].
-    /// Does not wait.
+    /// Cancels the receives that have not ended. Each ends with its value or with
+    /// [`Error::Cancelled`]. Does not wait.
     pub fn cancel(&self) {
         self.cancel_for(CancelReason::Cancelled);
     }
 
-    /// Waits until every value has come, until one has failed, or for the deadline that the
-    /// receives began with. The values are in the order of the edges, without those that were
-    /// [taken](PendingBatch::take); a failure that was taken ends no wait.
+    /// Waits until every value has come, one receive has failed, or the deadline has passed. The
+    /// values are in the order of the edges, without those that were [taken](PendingBatch::take).
+    /// A failure that was taken ends no wait.
     ///
     /// # Errors
-    /// As of [`Step::recv_all`](super::Step::recv_all).
+    /// Like [`Step::recv_all`](super::Step::recv_all).
     pub fn wait(self) -> Result<Vec<Delivery<Tensor>>, Error> {
         let mut received = Vec::with_capacity(self.len());
         self.wait_into(&mut received)?;
         Ok(received)
     }
 
-    /// The same, with the values added to a list.
+    /// Like [`PendingBatch::wait`], with the values appended to `received`.
     ///
     /// # Errors
-    /// As of [`Step::recv_all`](super::Step::recv_all); the list is as it was then.
+    /// Like [`Step::recv_all`](super::Step::recv_all); then `received` is unchanged.
     pub fn wait_into(mut self, received: &mut Vec<Delivery<Tensor>>) -> Result<(), Error> {
         self.wait_for_end(true)?;
         if self.receiver.has_failed() {
@@ -126,8 +125,8 @@ impl PendingBatch {
         Ok(())
     }
 
-    /// Waits until each of them has ended, and tells how, in the order of the edges, without those
-    /// that were [taken](PendingBatch::take).
+    /// Waits until every receive has ended. The outcomes are in the order of the edges, without
+    /// those that were [taken](PendingBatch::take).
     pub fn wait_each(mut self) -> Vec<Result<Delivery<Tensor>, Error>> {
         let ended = self.wait_for_end(false);
         let places = 0..self.len();
@@ -138,7 +137,7 @@ impl PendingBatch {
         ends.collect()
     }
 
-    /// The first error that is not just the consequence of another, or the first at all.
+    /// The first error that is not derived from another, or else the first error.
     fn why(&mut self) -> Error {
         let mut derived = None;
         for at in 0..self.len() {
@@ -151,7 +150,7 @@ impl PendingBatch {
         derived.unwrap_or(Error::Stopped)
     }
 
-    /// How one has ended; `None` if that was taken.
+    /// The outcome of one receive; `None` if it was taken.
     fn delivery(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
         match self.receiver.take(at) {
             Some(outcome) => Some(delivered(outcome)),
@@ -160,14 +159,13 @@ impl PendingBatch {
         }
     }
 
-    /// Waits until all have ended or, if `or_failure`, one has failed.
+    /// Waits until all receives have ended or, if `or_failure`, one has failed.
     fn wait_for_end(&self, or_failure: bool) -> Result<(), Error> {
         self.context.check_home()?;
         if self.wait_until(self.deadline, or_failure)? {
             return Ok(());
         }
-        // The pollers end calls at their deadlines by themselves; this is for those of the local
-        // table.
+        // Pollers end calls at their deadlines. This cancellation is for the local table.
         self.cancel_for(CancelReason::Deadline(None));
         let after = 2 * self.context.settings.cancel_grace;
         if self.wait_until(self.context.now() + after, or_failure)? {
@@ -176,12 +174,12 @@ impl PendingBatch {
         Err(self.context.broken().unwrap_or(Error::Stalled { after }))
     }
 
-    /// Waits for one poller's part after the other: each poller wakes those who wait for its own.
+    /// Waits for the subset of one poller after the other, as a poller wakes only its own waiters.
     fn wait_until(&self, deadline: Time, or_failure: bool) -> Result<bool, Error> {
         let paths = &self.context.paths;
         let failed = || or_failure && self.receiver.has_failed();
         for part in 0..=paths.count() {
-            // The last part is the local table's.
+            // The last subset belongs to the local table.
             let path = if part < paths.count() { paths.nth(part) } else { paths.first() };
             let done = || self.receiver.is_subset_done(part) || failed();
             let is_only_one = || self.receiver.is_only_subset(part);
@@ -189,7 +187,7 @@ impl PendingBatch {
                 let now = self.context.now();
                 let until = if is_only_one() { deadline } else { deadline.min(now + SLICE) };
                 if !self.context.wait(path, until, &done)? && self.context.now() >= deadline {
-                    // There may be other parts.
+                    // Other subsets may have ended meanwhile.
                     return Ok(self.receiver.is_done() || failed());
                 }
                 if self.context.broken().is_some() {
