@@ -8,6 +8,7 @@ mod back_pressure;
 mod clock;
 mod error;
 mod host;
+mod options;
 mod peering;
 mod pollers;
 mod process;

@@ -3,21 +3,16 @@
 use super::back_pressure::TensorError;
 use super::error::NodeError;
 use super::host;
+use super::options::{bootstrap_options, members, region_options, remote_settings, rendezvous_settings};
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::transport::{Transport, TransportFabric};
-use crate::bootstrap::{Bootstrap, BootstrapError, BootstrapOptions, Incarnation, Peering};
-use crate::config::{Builder, BulkReceive, Config, PeerLoss};
+use crate::bootstrap::{Bootstrap, BootstrapError, Incarnation, Peering};
+use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
-use crate::link::LinkSettings;
-use crate::memory::{
-    BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionOptions, RegionReport, TensorMut,
-};
-use crate::rendezvous::{
-    Batch, Context, Edge, Error, Losses, Members, RemoteHandler, RemoteSettings, RendezvousSettings,
-    Sequence, Standing, Step,
-};
+use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
+use crate::rendezvous::{Batch, Context, Edge, Error, Losses, RemoteHandler, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, LossCause, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
@@ -566,57 +561,4 @@ const JOIN_POLL: Duration = Duration::from_millis(2);
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
     format!("/job:{job}/replica:0/task:{task}/device:CPU:0")
-}
-
-fn members(config: &Config) -> Members {
-    Members::new(config.cluster.members().map(|(task, _)| task).collect())
-}
-
-fn region_options(config: &Config) -> RegionOptions {
-    RegionOptions {
-        size: config.pool_size,
-        pages: config.pool_pages,
-        require: config.pool_require,
-        lock: config.pool_lock,
-        numa_node: config.numa_node,
-    }
-}
-
-fn remote_settings(config: &Config) -> RemoteSettings {
-    RemoteSettings {
-        link: LinkSettings {
-            small_tensor_bytes: config.small_tensor_bytes,
-            validate: config.validate,
-            max_requests: config.max_requests,
-            max_routes: config.max_routes,
-        },
-        max_deferred: config.max_deferred,
-        cancel_grace: config.cancel_grace,
-        peer_loss_is_fatal: config.peer_loss == PeerLoss::FailAll,
-    }
-}
-
-fn rendezvous_settings(config: &Config) -> RendezvousSettings {
-    RendezvousSettings {
-        max_outstanding_sends: config.max_outstanding_sends,
-        recv_timeout: config.recv_timeout,
-        cancel_grace: config.cancel_grace,
-        borrow: config.bulk_receive == BulkReceive::Borrow,
-    }
-}
-
-fn bootstrap_options(
-    config: &Config,
-    incarnation: Incarnation,
-    host: String,
-    spinners: u32,
-) -> BootstrapOptions {
-    BootstrapOptions {
-        bind: config.bind,
-        allow_non_loopback: config.allow_non_loopback,
-        heartbeat: config.heartbeat_interval,
-        silence: config.silence_bound,
-        spinners,
-        ..BootstrapOptions::new(config.task_id().clone(), config.cluster.clone(), incarnation, host)
-    }
 }

@@ -57,9 +57,8 @@ impl TransportFabric for ShmFabric {
         if same_host {
             return Ok(PeerTransport { kind: FabricKind::Shm, why: "same host: shared memory" });
         }
-        let message = "it runs on another host, which shared memory does not reach: start all members on \
-            one host, in one \
-            network namespace, or set fabric = verbs where the hosts have RDMA NICs";
+        let message = "it runs on another host, which shared memory does not reach: start all members on one \
+            host, in one network namespace, or set fabric = verbs where the hosts have RDMA NICs";
         Err(Status::new(Code::FailedPrecondition, message))
     }
 

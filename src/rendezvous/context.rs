@@ -182,8 +182,7 @@ impl Context {
             if Steps::is_warning_due(live) {
                 tracing::warn!(
                     live,
-                    "steps have begun and were not cleaned up: clean each up when every member is done with \
-                        it"
+                    "steps have begun and were not cleaned up: clean up each step when all members are done"
                 );
             }
             self.change(&StepChange::Begun { step: id, worker: worker.clone() });

@@ -1,4 +1,4 @@
-//! Edges, as users hold them.
+//! [`Edge`]: where tensors are sent and received.
 
 use super::path::PeerIndex;
 use crate::link::TensorKey;
@@ -28,7 +28,7 @@ pub struct Edge {
     pub(super) destination: EdgeEnd,
 }
 
-/// Which process an end of an edge is in.
+/// The process at one end of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum EdgeEnd {
     Here,
@@ -52,7 +52,7 @@ impl Edge {
         self.name.destination()
     }
 
-    /// What the edge is called.
+    /// The name of the edge.
     pub fn name(&self) -> &str {
         self.name.name()
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a send or a receive.
+//! The errors of sends and receives.
 
 use crate::engine::Unusable;
 use crate::memory::PoolError;
@@ -6,64 +6,64 @@ use crate::wire::{Code, EdgeNameError, LossCause, Status, TaskId, TensorMeta};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why a send or a receive failed.
+/// The reason why a send or a receive failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The call was cancelled; the value, if there is one, is still with its sender.
+    /// The receive was cancelled. A value of the sender stays with the sender.
     #[error("the receive of {key} was cancelled")]
     Cancelled {
-        /// What was asked for.
+        /// The key of the receive.
         key: String,
     },
-    /// Nothing came in time; the value, if it comes, is still with its sender.
+    /// No value came in time. A later value stays with the sender.
     #[error(
         "nothing was sent for {key} within {after:?}: is its producer running, and does it make progress?"
     )]
     DeadlineExceeded {
-        /// What was asked for.
+        /// The key of the receive.
         key: String,
-        /// How long it was waited for.
+        /// The timeout of the receive.
         after: Duration,
     },
     /// The step was aborted, here or at the peer.
     #[error("step {step} was aborted: {status}")]
     Aborted {
-        /// The step.
+        /// The id of the step.
         step: u64,
-        /// With what.
+        /// The error of the abort.
         status: Status,
     },
-    /// The step was cleaned up, and stays gone.
+    /// The step was cleaned up.
     #[error("step {step} was cleaned up and can't be used any more: use a new step id")]
     StepGone {
-        /// The step.
+        /// The id of the step.
         step: u64,
     },
     /// Two workers want the same step.
     #[error("step {step} belongs to worker '{owner}', and '{other}' wants it: step ids must be unique")]
     StepTaken {
-        /// The step.
+        /// The id of the step.
         step: u64,
-        /// Whose it is.
+        /// The worker that owns the step.
         owner: String,
-        /// Who else wants it.
+        /// The worker that tried to begin the step.
         other: String,
     },
-    /// The peer is gone.
+    /// The peer was lost.
     #[error("peer {peer} (incarnation {incarnation:016x}) was lost: {cause}")]
     PeerLost {
-        /// Which.
+        /// The lost task.
         peer: TaskId,
-        /// Which life of it.
+        /// The life of the task that was lost.
         incarnation: u64,
-        /// Why.
+        /// The reason of the loss.
         cause: LossCause,
     },
     /// The peer has not been joined.
     #[error("peer {peer} is not connected: call join first, and wait for it")]
     NotConnected {
-        /// Which.
+        /// The task that is not connected.
         peer: TaskId,
     },
     /// The sender's side failed.
@@ -71,86 +71,86 @@ pub enum Error {
     Remote {
         /// The sender.
         peer: TaskId,
-        /// What was asked for.
+        /// The key of the receive.
         key: String,
-        /// What it said.
+        /// The error of the sender.
         status: Status,
     },
-    /// What came is not what was sent: in data validation mode (`validate`) each tensor is compared
-    /// with its sender's sum. The value is lost; nobody gets it.
+    /// A tensor arrived with another checksum than it was sent with. The setting `validate` compares
+    /// them. The value is dropped.
     #[error(
         "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with \
-            {sent:016x}: something between \
-         the two memories changes bytes. Have the sender send it again; if it comes back, look at memory \
-         errors (EDAC, mcelog) \
-         and at the NIC's and its bus's error counters on both hosts"
+         {sent:016x}: something between the two memories changes bytes. Have the sender send it again; \
+         if the error comes back, look at memory errors (EDAC, mcelog) and at the error counters of the NIC \
+         and its bus on both hosts"
     )]
     Corrupted {
         /// The sender.
         peer: TaskId,
-        /// What was asked for, with its step.
+        /// The key of the receive, with its step.
         key: String,
-        /// Bytes of the tensor.
+        /// The length of the tensor in bytes.
         bytes: u64,
-        /// The sender's sum of them (XXH3, 64 bits).
+        /// The checksum of the sender (XXH3, 64 bits).
         sent: u64,
-        /// The sum of what came.
+        /// The checksum of the bytes that arrived.
         actual: u64,
     },
-    /// A value came that does not fit the tensor that was given. It is kept for the next receive.
+    /// The sent value has another type or shape than the tensor of the receive. The value is kept for
+    /// the next receive.
     #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
     ShapeMismatch {
-        /// What was asked for.
+        /// The key of the receive.
         key: String,
-        /// What was sent.
+        /// Type and shape of the sent value.
         sent: Box<TensorMeta>,
-        /// What was given.
+        /// Type and shape of the tensor of the receive.
         given: Box<TensorMeta>,
     },
-    /// There is no room in the pool. What a receive was to get is kept for the next one. What a
-    /// send was to copy into the pool was not sent, and the sender's handle to it is dropped:
-    /// receivers are not told, and go on waiting for another send, their deadline, or the
-    /// [abort](super::Step::abort) of the step.
+    /// The pool has no room. The value of a receive is kept for the next receive. A send that needs
+    /// a copy in the pool was not done, and its handle to the tensor is dropped. Receivers are not
+    /// told: they wait for another send, their deadline, or the [abort](super::Step::abort) of the
+    /// step.
     #[error("no room for {key}: {source}")]
     NoRoom {
-        /// Which tensor.
+        /// The key of the tensor.
         key: String,
-        /// What was asked, and what is free.
+        /// The size of the allocation, and the free memory.
         source: Arc<PoolError>,
     },
     /// A limit was reached.
     #[error("{what} is at its limit of {limit}: {remedy}")]
     ResourceExhausted {
-        /// What.
+        /// The resource.
         what: &'static str,
-        /// How much there can be.
+        /// The limit.
         limit: u64,
-        /// What to change.
+        /// The change that avoids the error.
         remedy: &'static str,
     },
-    /// More values were sent at once than may wait for somebody to ask for them.
+    /// A batch of sends is beyond `max_outstanding_sends`.
     #[error(
-        "a batch of {values} sends, while {waiting} sent tensors wait that nobody has asked for, is beyond \
-            the limit of {limit}: \
-         nothing of it was sent; send it in parts, wait until peers catch up, or raise max_outstanding_sends"
+        "a batch of {values} sends, while {waiting} sent tensors wait for a request, is beyond the limit of \
+         {limit}: nothing of it was sent; send it in parts, wait until peers catch up, or raise \
+         max_outstanding_sends"
     )]
     BatchTooLarge {
-        /// How many there are.
+        /// The number of values in the batch.
         values: usize,
-        /// How many wait already.
+        /// The number of values that wait for a request.
         waiting: usize,
-        /// How many may.
+        /// The setting `max_outstanding_sends`.
         limit: usize,
     },
-    /// A batch has another number of edges.
+    /// The number of values is not the number of edges of the batch.
     #[error(
         "a batch of {edges} edges was given {values} values: give one for each edge, in their order; \
-            nothing was sent"
+         nothing was sent"
     )]
     WrongCount {
-        /// How many it has.
+        /// The number of edges.
         edges: usize,
-        /// How many were given.
+        /// The number of values.
         values: usize,
     },
     /// The edge is not well-formed.
@@ -159,55 +159,55 @@ pub enum Error {
     /// The edge does not start, or end, in this process.
     #[error("{edge} {what}, which is {here}: {remedy}")]
     WrongEnd {
-        /// Which edge.
+        /// The edge.
         edge: String,
-        /// What is wrong.
+        /// The failed operation and its condition.
         what: &'static str,
         /// This task.
         here: TaskId,
-        /// What to change.
+        /// The change that avoids the error.
         remedy: &'static str,
     },
     /// The edge names a task that is not in the cluster.
     #[error("{edge} names task {task}, which the cluster does not have: its tasks are {members}")]
     UnknownTask {
-        /// Which edge.
+        /// The edge.
         edge: String,
         /// The task.
         task: TaskId,
-        /// Those that there are.
+        /// All tasks of the cluster.
         members: String,
     },
-    /// An edge is asked for in advance twice.
-    #[error("{edge} is asked for in advance already: drop that Standing first, or change its window")]
+    /// The edge has a [`Standing`](super::Standing) already.
+    #[error("{edge} has a Standing already: drop it first, or change its window")]
     StandingExists {
-        /// Which edge.
+        /// The edge.
         edge: String,
     },
-    /// More steps of an edge were to be asked for in advance than one message can ask for.
+    /// The window of a standing request is longer than one message can request.
     #[error(
-        "{window} steps can't be asked for in advance, {max} can: a window of 16 costs one control message \
-            in eight steps"
+        "a standing request can't have a window of {window} steps: give {max} at most; a window of 16 costs \
+         one control message in eight steps"
     )]
     WindowTooLong {
-        /// How many.
+        /// The window of the call, in steps.
         window: u32,
-        /// How many there can be.
+        /// The longest window, in steps.
         max: u32,
     },
-    /// An abort needs an error.
+    /// A step was aborted with status OK.
     #[error("step {step} can't be aborted with status OK: give the error that ends it")]
     AbortWithOk {
-        /// The step.
+        /// The id of the step.
         step: u64,
     },
-    /// A receive was given up, and nobody saw to it: the thread that polls for its peer is held up.
+    /// A receive was cancelled, and its poller made no progress.
     #[error(
-        "a receive was given up, and its poller did nothing for {after:?}: what keeps the thread that polls \
-            from its work?"
+        "a receive was cancelled, and its poller did nothing for {after:?}: find what keeps the polling \
+         thread from its work"
     )]
     Stalled {
-        /// For how long.
+        /// The time without progress.
         after: Duration,
     },
     /// The node has stopped.
@@ -215,8 +215,8 @@ pub enum Error {
     Stopped,
     /// This process was forked from the node's.
     #[error(
-        "this process was forked from the one that the node runs in, and has no part in it: exec in the \
-            child, or fork before the node is started"
+        "this process was forked from the process of the node, and can't use the node: exec in the child, or \
+         fork before the node is started"
     )]
     Forked,
     /// A thread panicked while it made progress.
@@ -234,7 +234,7 @@ impl From<Unusable> for Error {
 }
 
 impl Error {
-    /// The canonical code of this error.
+    /// The canonical code of this error, as gRPC defines them.
     pub fn code(&self) -> Code {
         match self {
             Error::Cancelled { .. } => Code::Cancelled,
@@ -261,8 +261,8 @@ impl Error {
         }
     }
 
-    /// This error as a status, for [`Step::abort`](super::Step::abort). One that came from a peer
-    /// keeps the text of its origin, marked as derived, however many tasks it passes through.
+    /// This error as a status, for [`Step::abort`](super::Step::abort). The error of a peer keeps the
+    /// text of its origin and is marked as derived, however many tasks it passes through.
     pub fn to_status(&self) -> Status {
         match self {
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.clone().into_derived(),
@@ -270,7 +270,7 @@ impl Error {
         }
     }
 
-    /// Whether this is only the consequence of another error (a cancellation that an abort caused).
+    /// Whether this is the consequence of another error, such as the abort of a peer.
     pub fn is_derived(&self) -> bool {
         match self {
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.derived,

@@ -1,15 +1,14 @@
-//! Edges and steps: who sends what to whom, and the tables in which both sides meet (specification
-//! 2).
+//! Edges and steps, and the tables that match sends with receives (specification 2).
 //!
-//! A [`Step`] is one training step's rendezvous. A send never blocks: it hands the tensor to
-//! whoever waits, or keeps it. A receive gets it at once, waits, or is called back. Where source
-//! and destination are the same process the local table serves both; otherwise the sender's poller
-//! keeps the tensor and a receive asks for it over a [`RemotePath`].
+//! A [`Step`] is the rendezvous of one training step. A send never blocks: the waiting receive gets
+//! the tensor, or the tensor is kept. A receive gets the tensor at once, waits, or has a callback
+//! called. The local table serves an edge within the process. For an edge between processes, the
+//! poller of the sender keeps the tensor, and the receive requests it over a [`RemotePath`].
 //!
-//! Beginning, aborting and cleaning up a step take a lock, once per step, as do sends and receives
-//! within the process. Sends to peers and receives from them take none.
+//! Sends to peers and receives from peers take no lock. Beginning, aborting and cleaning up a step
+//! take a lock once per step, and so do sends and receives within the process.
 //!
-//! What may not be done here: touch a fabric, or call user code while a table is held.
+//! This module must not touch a fabric, nor call user code while it holds a table.
 
 mod batch;
 mod context;

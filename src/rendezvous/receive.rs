@@ -1,4 +1,4 @@
-//! How a step receives: the calls, and the builders behind them.
+//! The receives of a step, and their builders.
 
 use super::batch::Batch;
 use super::edge::{Edge, EdgeEnd};
@@ -25,20 +25,21 @@ impl Step {
         self.receive(edge).within(timeout).wait()
     }
 
-    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: one that is
+    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: a tensor that is
     /// sent later is for the next receive.
     ///
-    /// Within the process this is one look. A peer is asked, which takes one round trip, or two for
-    /// a tensor of a new shape. A peer that makes no progress counts as one without a value after
-    /// `cancel_grace`. Earlier receives of the same edge and step come first. On an edge with a
-    /// [`Standing`](super::Standing) a tensor that has landed is had without a round trip; a call
-    /// that finds none ends the standing request of this step.
+    /// Within the process this call checks the local table. To a peer it takes one round trip, or
+    /// two for a tensor of a new shape. A peer that makes no progress counts as one without a value
+    /// after `cancel_grace`. Earlier receives of the same edge and step come first. On an edge with
+    /// a [`Standing`](super::Standing) a tensor that has arrived needs no round trip; a call that
+    /// finds no tensor ends the standing request of this step.
     ///
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         let tried = match self.try_once(edge) {
-            // That may have been the standing request, which was taken back; this is a plain one.
+            // The first try may have withdrawn the standing request; the second try sends a plain
+            // request.
             Ok(None) if edge.source != EdgeEnd::Here && self.context.has_standing() => self.try_once(edge),
             tried => tried,
         };
@@ -58,27 +59,26 @@ impl Step {
         }
     }
 
-    /// Sets up the receive of one tensor: [`within`](ReceiveBuilder::within) a time,
-    /// [`into`](ReceiveBuilder::into) a tensor; then [`wait`](ReceiveBuilder::wait) for it,
-    /// [`begin`](ReceiveBuilder::begin) and wait later, or have it passed to a callback with
+    /// Sets up the receive of one tensor, with a timeout ([`within`](ReceiveBuilder::within)) and a
+    /// destination ([`into`](ReceiveBuilder::into)). Then [`wait`](ReceiveBuilder::wait) for the
+    /// tensor, [`begin`](ReceiveBuilder::begin) and wait later, or pass it to a callback with
     /// [`then`](ReceiveBuilder::then).
     pub fn receive<'a>(&'a self, edge: &'a Edge) -> ReceiveBuilder<'a> {
         ReceiveBuilder { step: self, edge, timeout: None, into: None, is_try: false, receives: PhantomData }
     }
 
-    /// Waits for the values of all these edges, for `timeout` at most. They come in the order of
-    /// the edges, dead ones among them. An edge that is there twice takes two values, in order. A
-    /// [`Batch`] does the same for edges that are the same in each step, and looks nothing up anew.
+    /// Waits for the values of all edges, for `timeout` at most. The values are in the order of the
+    /// edges; dead values are among them. An edge that is listed twice takes two values, in order. A
+    /// [`Batch`] does the same for edges that are the same in each step, at a lower cost.
     ///
-    /// No limit refuses them: those beyond what may be outstanding with a peer (`max_requests`,
-    /// `max_routes`) are requested as earlier ones end. The deadline holds for all.
+    /// The limits `max_requests` and `max_routes` refuse no receive: those beyond a limit are
+    /// requested as earlier ones end. The deadline holds for all receives.
     ///
     /// # Errors
-    /// As soon as one has failed, with its error, as of [`Step::recv`], which names it. Of several,
-    /// the first one in the order of the edges is returned that is not just the consequence of
-    /// another. The other receives are dropped then: their values that have come are dropped, and
-    /// those that still come are for the next receive. To lose none, use
-    /// [`PendingBatch::wait_each`].
+    /// As soon as one receive fails, with an error of [`Step::recv`] that names the edge. Of several
+    /// errors, the first in the order of the edges that is not derived from another. Then the other
+    /// receives are cancelled: values that have come are dropped, and later ones are for the next
+    /// receive. To lose no value, use [`PendingBatch::wait_each`].
     pub fn recv_all<E: Borrow<Edge>>(
         &self,
         edges: &[E],
@@ -87,7 +87,7 @@ impl Step {
         self.receive_all(edges).within(timeout).wait()
     }
 
-    /// Sets up the receive of the values of all these edges, as [`Step::receive`] does for one.
+    /// Sets up the receive of the values of all edges, as [`Step::receive`] does for one.
     pub fn receive_all<E: Borrow<Edge>>(&self, edges: &[E]) -> ReceiveAllBuilder<'_> {
         let edges = edges.iter().map(|edge| edge.borrow().clone()).collect();
         ReceiveAllBuilder::new(self, BatchRef::Own(Batch::new(&self.context, edges)))
@@ -114,16 +114,16 @@ pub struct ReceiveBuilder<'a, T = Tensor> {
     edge: &'a Edge,
     timeout: Option<Duration>,
     into: Option<TensorMut>,
-    /// The sender says at once whether it has a value.
+    /// Whether the sender answers at once, with a value or without ([`Step::try_recv`]).
     is_try: bool,
     receives: PhantomData<fn() -> T>,
 }
 
 impl<'a> ReceiveBuilder<'a, Tensor> {
-    /// Receives into this tensor, which comes back filled. The tensor that is sent must have the
-    /// same element type and shape. On an edge with a [`Standing`](super::Standing) the tensor is
-    /// copied from where it has landed. If the receive can't begin, the tensor goes back to its
-    /// pool.
+    /// Receives into this tensor, which the delivery returns filled. The sent tensor must have the
+    /// same element type and shape. On an edge with a [`Standing`](super::Standing) the bytes are
+    /// copied from the destination of the standing request. If the receive can't begin, the tensor
+    /// is dropped.
     pub fn into(self, tensor: TensorMut) -> ReceiveBuilder<'a, TensorMut> {
         let ReceiveBuilder { step, edge, timeout, is_try, .. } = self;
         ReceiveBuilder { step, edge, timeout, is_try, into: Some(tensor), receives: PhantomData }
@@ -131,7 +131,7 @@ impl<'a> ReceiveBuilder<'a, Tensor> {
 }
 
 impl<T: Receivable> ReceiveBuilder<'_, T> {
-    /// The receive ends after this time, with the tensor or without. The default is `recv_timeout`.
+    /// Sets the timeout of the receive. The default is the setting `recv_timeout`.
     pub fn within(self, timeout: Duration) -> Self {
         ReceiveBuilder { timeout: Some(timeout), ..self }
     }
@@ -155,14 +155,13 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         self.begin()?.wait()
     }
 
-    /// Begins to receive; `done` is called with the tensor, or with the error. It is called on the
-    /// callback thread: never on the caller's stack, and outside every lock. In inline mode some
-    /// thread must make progress meanwhile: with any blocking call, or with
-    /// [`Node::progress`](crate::Node::progress).
+    /// Begins to receive. The callback thread calls `done` with the tensor or with the error, never
+    /// on the stack of the caller, and outside every lock. In inline mode some thread must make
+    /// progress meanwhile, with any blocking call or with [`Node::progress`](crate::Node::progress).
     ///
     /// # Errors
-    /// If the edge does not end here or the step is gone. A step that ends at this very moment may
-    /// have both this error returned and `done` called with one.
+    /// If the edge does not end here or the step is gone. If the step ends during the call, this
+    /// error may be returned and `done` be called with an error, too.
     pub fn then(
         self,
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
@@ -183,7 +182,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let context = &self.step.context;
         let id = CallId(context.next_call.fetch_add(1, Ordering::Relaxed));
         let (timeout, wait) = match self.is_try {
-            // The wait is for the sender's answer.
+            // The wait for the answer of the sender.
             true => (Duration::ZERO, context.settings.cancel_grace),
             false => [self.timeout.unwrap_or(context.settings.recv_timeout); 2].into(),
         };
@@ -210,7 +209,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
 }
 
 impl<P> Delivery<P> {
-    /// The delivery of the type that its receive asked for: it asks for this type and no other.
+    /// The delivery with the tensor type of its receive. The builder fixes the type, so the cast
+    /// never fails.
     pub(super) fn cast<T: Receivable>(self) -> Result<Delivery<T>, Error>
     where
         SealedPayload: From<P>,
@@ -257,8 +257,7 @@ impl<'a> ReceiveAllBuilder<'a> {
         ReceiveAllBuilder { step, batch, timeout: None }
     }
 
-    /// All receives end after this time, with their tensors or without. The default is
-    /// `recv_timeout`.
+    /// Sets the timeout of all receives. The default is the setting `recv_timeout`.
     pub fn within(self, timeout: Duration) -> Self {
         ReceiveAllBuilder { timeout: Some(timeout), ..self }
     }
@@ -266,7 +265,7 @@ impl<'a> ReceiveAllBuilder<'a> {
     /// Begins to receive, and returns at once.
     ///
     /// # Errors
-    /// If an edge does not end here or the step is gone: nothing was requested then.
+    /// If an edge does not end here or the step is gone. Then no receive has begun.
     pub fn begin(self) -> Result<PendingBatch, Error> {
         let timeout = self.timeout.unwrap_or(self.step.context.settings.recv_timeout);
         match &self.batch {

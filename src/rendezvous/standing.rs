@@ -1,4 +1,4 @@
-//! Receives that are known before their steps begin.
+//! [`Standing`]: requests for steps that have not begun.
 
 use super::Error;
 use super::context::Context;
@@ -62,10 +62,10 @@ use std::sync::atomic::Ordering;
 #[must_use = "dropping it ends it"]
 pub struct Standing {
     context: Arc<Context>,
-    /// The edge, with the first step of the sequence.
+    /// The key of the edge, at the first step of the sequence.
     key: TensorKey,
     id: u64,
-    /// `None` for an edge within the process, of which nothing is ever asked.
+    /// The sender; `None` for an edge within the process, which needs no request.
     peer: Option<PeerIndex>,
 }
 
@@ -99,10 +99,10 @@ impl Context {
 }
 
 impl Standing {
-    /// Asks for so many steps in advance from now on: 0 to 256. What was asked for already stays.
+    /// Changes the number of coming steps that are requested: 0 to 256. Requests that were made stay.
     ///
     /// # Errors
-    /// If the window is too long, or the node can be used no more.
+    /// If the window is too long, or the node has stopped.
     pub fn set_window(&self, window: u32) -> Result<(), Error> {
         self.context.check_usable()?;
         check_window(window)?;
@@ -127,7 +127,7 @@ impl Drop for Standing {
         if self.context.check_home().is_err() {
             return;
         }
-        // In this order, so that whoever makes it anew is heard later, if both are heard in order.
+        // In this order: a new `Standing` of the edge reaches the poller after the end of this one.
         self.tell(StandingChange::Ended { id: self.id });
         self.context.tables().standing.remove(&self.key);
     }

@@ -1,4 +1,4 @@
-//! One step's rendezvous: the calls that trainers make.
+//! [`Step`]: sends, aborts and cleanup of one training step.
 
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
@@ -13,7 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One training step: tensors are sent and received in it. Cheap to clone; usable from any thread.
+/// One training step, in which tensors are sent and received. Cheap to clone; usable from any
+/// thread.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -40,7 +41,7 @@ impl fmt::Debug for Step {
     }
 }
 
-/// Two handles are equal if they are of one step of one node.
+/// Two handles are equal if they refer to the same step of the same node.
 impl PartialEq for Step {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id && Arc::ptr_eq(&self.context, &other.context)
@@ -55,25 +56,24 @@ impl Step {
         self.id.into()
     }
 
-    /// Offers a tensor to the edge's destination. Never blocks: whoever waits gets it at once, else
-    /// it is kept until it is asked for or the step is cleaned up. Several values of one edge are
-    /// handed out in order.
+    /// Offers a tensor to the destination of the edge. Never blocks. A waiting receive gets the
+    /// tensor at once; else it is kept until it is requested or the step is cleaned up. Several
+    /// values of one edge arrive in order.
     ///
-    /// A tensor that lies outside this process's pool is copied into it first: one that was
-    /// borrowed from a peer, and [`ForeignMemory`](crate::ForeignMemory) where it is not registered
-    /// with a device instead, which may take long the first time. Strings and variants are sent
-    /// like any other tensor, made with [`StringTensor`](crate::StringTensor) and
+    /// A tensor outside the pool of this process is copied into the pool first. This applies to
+    /// tensors that were borrowed from a peer, and to [`ForeignMemory`](crate::ForeignMemory). The
+    /// verbs fabric registers foreign memory instead, which may take long the first time. Strings
+    /// and variants are sent like any other tensor: see [`StringTensor`](crate::StringTensor) and
     /// [`VariantTensor`](crate::VariantTensor).
     ///
-    /// A value is for a task and a step, not for one life of the task's process. What a receiver
-    /// that dies had not asked for, or had not begun to get, stays for its next life until the step
-    /// is cleaned up; what was on its way is not sent again. While the receiver is gone a send is
-    /// an error.
+    /// A value belongs to a task and a step, not to one life of the task. If the receiver dies, the
+    /// values whose transfer had not begun stay for its next life, until the step is cleaned up.
+    /// Values on their way are not sent again. While the receiver is gone, a send is an error.
     ///
     /// # Errors
-    /// If the edge does not start here, the step or the peer is gone, there is no room for a copy,
-    /// or too many values wait already. The tensor was not sent then, and this handle to it is
-    /// dropped.
+    /// If the edge does not start here, the step or the peer is gone, the pool has no room for a
+    /// copy, or `max_outstanding_sends` is reached. Then the tensor was not sent, and this handle to
+    /// it is dropped.
     ///
     /// A tensor that can still be written can't be sent:
     ///
@@ -87,7 +87,7 @@ impl Step {
         self.offer(edge, tensor.into_value())
     }
 
-    /// Offers the value of a branch not taken: it travels like any other and carries no data.
+    /// Sends a dead value: that of a branch not taken. It carries no data.
     ///
     /// # Errors
     /// Like [`Step::send`].
@@ -114,18 +114,18 @@ impl Step {
         self.context.check_peer(peer)?;
         let limit = self.context.settings.max_outstanding_sends as usize;
         reserve(&self.context.outstanding, 1, limit).map_err(|_| Error::ResourceExhausted {
-            what: "the number of sent tensors that nobody has asked for",
+            what: "the number of sent tensors that wait for a request",
             limit: limit as u64,
             remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
         })?;
-        // Last: what is refused is neither copied nor registered.
+        // Last, so that a refused send copies and registers nothing.
         let value = self.movable_value(&key, value).inspect_err(|_| {
             self.context.outstanding.fetch_sub(1, Ordering::Relaxed);
         })?;
         self.context.paths.of(peer).send(key, value)
     }
 
-    /// The value as it can go to a peer.
+    /// The value in memory that can be sent to peers.
     pub(super) fn movable_value(&self, key: &TensorKey, value: Value) -> Result<Value, Error> {
         match value {
             Value::Tensor(tensor) => Ok(Value::Tensor(self.context.movable(key, tensor)?)),
@@ -133,10 +133,10 @@ impl Step {
         }
     }
 
-    /// Ends all calls of this step, pending and future, with this error. [`Error::to_status`] makes
-    /// one of an error that came from a peer, without its text growing from peer to peer. The first
-    /// abort wins. Peers that ask this process for tensors of the step get it too, marked as
-    /// derived, whole up to the [bounds](Status) of what travels.
+    /// Ends all calls of this step, pending and future, with this error. The first abort wins. Peers
+    /// that request tensors of the step from this process get the error too, marked as derived, and
+    /// cut to the [bounds](Status) of a status. [`Error::to_status`] passes on the error of a peer
+    /// without a text that grows at each task.
     ///
     /// # Errors
     /// If the status is OK.
@@ -158,7 +158,7 @@ impl Step {
     }
 }
 
-/// A value that can be sent: a [`Tensor`], or a [`Value`] where dead ones are among them.
+/// A value that can be sent: a [`Tensor`], or a [`Value`], which may be dead.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be sent",
     label = "expected a `Tensor`",
@@ -222,7 +222,7 @@ impl Context {
         Ok(())
     }
 
-    /// All of them at once, or none.
+    /// Sends all values, or none.
     pub(super) fn send_all_local(
         &self,
         step: u64,
@@ -238,7 +238,7 @@ impl Context {
         Ok(())
     }
 
-    /// All of them at once, or none.
+    /// Begins all receives, or none.
     pub(super) fn receive_all_local(
         &self,
         step: u64,

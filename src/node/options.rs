@@ -1,0 +1,60 @@
+//! The options of the lower modules, from the configuration of a node.
+
+use crate::bootstrap::{BootstrapOptions, Incarnation};
+use crate::config::{BulkReceive, Config, PeerLoss};
+use crate::link::LinkSettings;
+use crate::memory::RegionOptions;
+use crate::rendezvous::{Members, RemoteSettings, RendezvousSettings};
+
+pub(super) fn members(config: &Config) -> Members {
+    Members::new(config.cluster.members().map(|(task, _)| task).collect())
+}
+
+pub(super) fn region_options(config: &Config) -> RegionOptions {
+    RegionOptions {
+        size: config.pool_size,
+        pages: config.pool_pages,
+        require: config.pool_require,
+        lock: config.pool_lock,
+        numa_node: config.numa_node,
+    }
+}
+
+pub(super) fn remote_settings(config: &Config) -> RemoteSettings {
+    RemoteSettings {
+        link: LinkSettings {
+            small_tensor_bytes: config.small_tensor_bytes,
+            validate: config.validate,
+            max_requests: config.max_requests,
+            max_routes: config.max_routes,
+        },
+        max_deferred: config.max_deferred,
+        cancel_grace: config.cancel_grace,
+        peer_loss_is_fatal: config.peer_loss == PeerLoss::FailAll,
+    }
+}
+
+pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
+    RendezvousSettings {
+        max_outstanding_sends: config.max_outstanding_sends,
+        recv_timeout: config.recv_timeout,
+        cancel_grace: config.cancel_grace,
+        borrow: config.bulk_receive == BulkReceive::Borrow,
+    }
+}
+
+pub(super) fn bootstrap_options(
+    config: &Config,
+    incarnation: Incarnation,
+    host: String,
+    spinners: u32,
+) -> BootstrapOptions {
+    BootstrapOptions {
+        bind: config.bind,
+        allow_non_loopback: config.allow_non_loopback,
+        heartbeat: config.heartbeat_interval,
+        silence: config.silence_bound,
+        spinners,
+        ..BootstrapOptions::new(config.task_id().clone(), config.cluster.clone(), incarnation, host)
+    }
+}
