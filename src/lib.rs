@@ -126,8 +126,11 @@
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |
 
 #![warn(missing_docs)]
-// Of what a user holds; the internals are not for holding.
-#![cfg_attr(not(feature = "internals"), warn(missing_debug_implementations))]
+// These hold for the public API. With `internals` they would also mean the modules.
+#![cfg_attr(
+    not(feature = "internals"),
+    warn(missing_debug_implementations, clippy::exhaustive_enums, clippy::exhaustive_structs)
+)]
 // Nothing waits for another thread on the data path: see tests/repo/layers/locks.rs.
 #![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]
 // Without `internals` the items that only the program, tests and benchmarks use are private, and
@@ -169,9 +172,9 @@ pub use rendezvous::{
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};
 pub use wire::{
-    Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, Element, HostPort, HostPortError,
-    JobError, KeyError, KeyPart, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, StepId, TaskId,
-    TensorMeta,
+    Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, Element, Generation, HostPort,
+    HostPortError, JobError, KeyError, KeyPart, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status,
+    StepId, TaskId, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

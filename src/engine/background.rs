@@ -143,7 +143,7 @@ pub fn start<P: Port, H: Handler<P>>(
     Ok(PollingThread {
         close: Box::new(move || engine.close()),
         thread: Some(thread),
-        fork_guard: ForkGuard::new(),
+        fork_guard: ForkGuard::of_this_process(),
     })
 }
 

@@ -226,7 +226,7 @@ mod tests {
     struct Answer(i32);
 
     impl Canceled for Answer {
-        fn abandoned() -> Self {
+        fn canceled() -> Self {
             Answer(-1)
         }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A result type with a value that says that the sender is gone.
 pub trait Canceled: Send + 'static {
     /// The result that the receiver gets if the sender is dropped without sending.
-    fn abandoned() -> Self;
+    fn canceled() -> Self;
 
     /// Whether the result ends the wait for a whole [`GroupReceiver`](super::GroupReceiver).
     fn is_failure(&self) -> bool {
@@ -155,7 +155,7 @@ impl<R: Canceled> OneshotSender<R> {
 impl<R: Canceled> Drop for OneshotSender<R> {
     fn drop(&mut self) {
         if self.to.is_some() {
-            self.send_to_target(R::abandoned());
+            self.send_to_target(R::canceled());
         }
     }
 }
@@ -174,7 +174,7 @@ mod tests {
     struct Answer(i32);
 
     impl Canceled for Answer {
-        fn abandoned() -> Self {
+        fn canceled() -> Self {
             Answer(-1)
         }
     }
@@ -212,7 +212,7 @@ mod tests {
     fn a_result_that_is_not_taken_is_dropped() {
         struct Counted(Arc<()>);
         impl Canceled for Counted {
-            fn abandoned() -> Self {
+            fn canceled() -> Self {
                 Counted(Arc::new(()))
             }
         }
@@ -232,7 +232,7 @@ mod tests {
             }
             assert_eq!(Arc::strong_count(&counted), 1);
         }
-        drop(Counted::abandoned().0);
+        drop(Counted::canceled().0);
     }
 
     #[test]

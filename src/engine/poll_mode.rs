@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// Which threads move a poller on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PollMode {
     /// The calls themselves, one at a time. There is no thread.
     Inline,

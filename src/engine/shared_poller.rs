@@ -325,7 +325,7 @@ mod tests {
     struct Ended;
 
     impl Canceled for Ended {
-        fn abandoned() -> Self {
+        fn canceled() -> Self {
             Ended
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// How a thread that waits pauses between two polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WaitStrategy {
     /// Polls again at once: for threads with a CPU of their own.
     Spin,

@@ -46,6 +46,7 @@ impl std::fmt::Display for TensorKey {
 
 /// A value to send.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Value {
     /// A tensor.
     Tensor(Tensor),

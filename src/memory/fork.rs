@@ -28,7 +28,7 @@ pub struct ForkGuard(u64);
 
 impl ForkGuard {
     /// A guard for this process.
-    pub fn new() -> ForkGuard {
+    pub fn of_this_process() -> ForkGuard {
         watch_forks();
         ForkGuard(FORKS.load(Ordering::Relaxed))
     }
@@ -194,9 +194,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_child_knows_that_it_is_one() {
-        let home = ForkGuard::new();
+        let home = ForkGuard::of_this_process();
         assert!(!home.in_child());
-        assert!(in_a_child(|| home.in_child() && !ForkGuard::new().in_child()));
+        assert!(in_a_child(|| home.in_child() && !ForkGuard::of_this_process().in_child()));
         assert!(!home.in_child());
     }
 

@@ -9,7 +9,7 @@ use crate::fabric::{Endpoint, LinkOptions, Role};
 use crate::rendezvous::{
     Context, Error, LinkTag, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand,
 };
-use crate::wire::{Code, LossCause, Status, TaskId};
+use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -60,7 +60,7 @@ fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -
     PeerReport {
         task: task.clone(),
         incarnation: tag.map_or(0, |tag| tag.incarnation),
-        generation: tag.map_or(0, |tag| tag.generation),
+        generation: tag.map_or(Generation::NONE, |tag| tag.generation),
         fabric: transport.map(|transport| transport.kind),
         why: transport.map_or("", |transport| transport.why),
         state,
@@ -103,7 +103,7 @@ impl LinkReporter {
     /// Reports the loss to the bootstrap service, which makes a new link if this one was up.
     fn report(&self, peer: PeerIndex, tag: LinkTag, why: &str) {
         if let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade) {
-            bootstrap.report_lost(self.directory.task(peer), tag.generation, why);
+            bootstrap.report_lost(self.directory.task(peer), tag.generation.get(), why);
         }
     }
 }
@@ -208,7 +208,7 @@ impl<F: TransportFabric> FabricPeering<F> {
 }
 
 fn tag_of(peer: &PeerInfo) -> LinkTag {
-    LinkTag { incarnation: peer.incarnation.get(), generation: peer.generation }
+    LinkTag { incarnation: peer.incarnation.get(), generation: peer.generation.into() }
 }
 
 /// How long the thread that probes a link waits between two polls.

@@ -14,7 +14,7 @@ use crate::fabric::{FabricKind, LinkOptions};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, RemoteHandler, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
-use crate::wire::{DType, LossCause, Shape, StepId, TaskId, TensorMeta};
+use crate::wire::{DType, Generation, LossCause, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,9 +79,8 @@ pub struct PeerReport {
     pub task: TaskId,
     /// The present life of the peer; 0 if it was never connected.
     pub incarnation: u64,
-    /// Which of the links that there ever were between the two tasks: grows with each new one, 0 if
-    /// there was none.
-    pub generation: u64,
+    /// The number of the newest link with this peer; zero if there was none.
+    pub generation: Generation,
     /// The fabric of the link; `None` if there was no link yet.
     pub fabric: Option<FabricKind>,
     /// The reason of the choice of this fabric; empty if there was no link yet.
@@ -223,7 +222,7 @@ impl Node {
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
-            fork_guard: ForkGuard::new(),
+            fork_guard: ForkGuard::of_this_process(),
         })
     }
 

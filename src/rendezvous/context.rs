@@ -19,7 +19,7 @@ use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{ForkGuard, Pool};
 use crate::telemetry::Snapshot;
-use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
+use crate::wire::{EdgeName, Generation, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -123,7 +123,7 @@ impl Context {
             executor,
             pool,
             foreign: Arc::default(),
-            fork_guard: ForkGuard::new(),
+            fork_guard: ForkGuard::of_this_process(),
             outstanding,
             next_call: AtomicU64::new(0),
             next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
@@ -268,7 +268,7 @@ impl Context {
     pub fn peer_status(&self, peer: PeerIndex) -> PeerStatus {
         match self.check_home() {
             Ok(()) => self.losses.status(peer),
-            Err(error) => PeerStatus::Lost(LinkTag { incarnation: 0, generation: 0 }, error),
+            Err(error) => PeerStatus::Lost(LinkTag { incarnation: 0, generation: Generation::NONE }, error),
         }
     }
 

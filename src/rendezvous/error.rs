@@ -96,6 +96,12 @@ pub enum Error {
         /// The checksum of the bytes that arrived.
         actual: u64,
     },
+    /// A value of [`Step::fetch`](crate::Step::fetch) is dead.
+    #[error("{key} is dead: its branch was not taken, so there is no tensor; recv_all returns dead values")]
+    Dead {
+        /// The key of the dead value.
+        key: String,
+    },
     /// The sent value has another type or shape than the tensor of the receive. The value is kept for
     /// the next receive.
     #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
@@ -252,6 +258,7 @@ impl Error {
             Error::Poisoned => Code::Internal,
             Error::Corrupted { .. } => Code::DataLoss,
             Error::ShapeMismatch { .. }
+            | Error::Dead { .. }
             | Error::WrongCount { .. }
             | Error::EdgeName(_)
             | Error::WrongEnd { .. }

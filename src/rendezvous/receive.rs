@@ -37,13 +37,12 @@ impl Step {
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
-        let tried = match self.try_once(edge) {
+        match self.try_once(edge) {
             // The first try may have withdrawn the standing request; the second try sends a plain
             // request.
             Ok(None) if edge.source != EdgeEnd::Here && self.context.has_standing() => self.try_once(edge),
             tried => tried,
-        };
-        tried
+        }
     }
 
     fn try_once(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
@@ -85,6 +84,20 @@ impl Step {
         timeout: Duration,
     ) -> Result<Vec<Delivery<Tensor>>, Error> {
         self.receive_all(edges).within(timeout).wait()
+    }
+
+    /// Waits for the tensors of all these edges, none of which may be dead.
+    ///
+    /// # Errors
+    /// Like [`Step::recv_all`], and [`Error::Dead`] names the first edge whose value is dead. The
+    /// values of the other edges are dropped then.
+    pub fn fetch<E: Borrow<Edge>>(&self, edges: &[E], timeout: Duration) -> Result<Vec<Tensor>, Error> {
+        let received = self.recv_all(edges, timeout)?;
+        let alive = received.into_iter().zip(edges).map(|(delivery, edge)| match delivery.is_dead {
+            true => Err(Error::Dead { key: edge.borrow().key(self.id).to_string() }),
+            false => Ok(delivery.tensor),
+        });
+        alive.collect()
     }
 
     /// Sets up the receive of the values of all edges, as [`Step::receive`] does for one.

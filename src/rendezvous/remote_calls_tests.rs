@@ -13,7 +13,7 @@ use crate::engine::Executor;
 use crate::link::{Destination, TensorKey, Value};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::wire::message::Placement;
-use crate::wire::{TaskId, Time};
+use crate::wire::{Generation, TaskId, Time};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -138,7 +138,7 @@ fn context(paths: [Brings; 2]) -> Arc<Context> {
     };
     let losses = Arc::new(Losses::new(&members, false));
     for peer in [1, 2].map(PeerIndex) {
-        losses.up(peer, LinkTag { incarnation: 1, generation: 0 });
+        losses.up(peer, LinkTag { incarnation: 1, generation: Generation::NONE });
     }
     let executor = Executor::on_the_spot();
     Context::new(task(0), members, Paths::new(paths.into()), pool, executor, Arc::default(), losses, settings)

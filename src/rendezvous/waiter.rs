@@ -47,7 +47,7 @@ pub(super) enum Payload {
 pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
 
 impl Canceled for Outcome {
-    fn abandoned() -> Self {
+    fn canceled() -> Self {
         Outcome(Err(Error::Stopped))
     }
 

@@ -6,6 +6,7 @@
 mod cluster;
 mod dtype;
 mod edge;
+mod generation;
 mod grant;
 mod immediate;
 mod key;
@@ -23,6 +24,7 @@ pub use cluster::{
 };
 pub use dtype::{DType, Element};
 pub use edge::{EdgeName, EdgeNameError};
+pub use generation::Generation;
 pub use grant::Grant;
 pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaSlot, Slot};
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};

@@ -66,6 +66,7 @@ impl Code {
 /// assert!(status.into_derived().derived);
 /// ```
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Status {
     /// The canonical code.
     pub code: Code,

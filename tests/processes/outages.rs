@@ -64,7 +64,7 @@ fn join(node: &Node) {
 fn link(node: &Node, task: u32) -> (u64, u64) {
     let peers = node.peers();
     let peer = peers.iter().find(|peer| peer.task.task() == task).expect("a member");
-    (peer.generation, peer.incarnation)
+    (peer.generation.get(), peer.incarnation)
 }
 
 /// The first step of a link. Leftovers of older links are in other steps.

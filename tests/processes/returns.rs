@@ -3,7 +3,7 @@
 use crate::common::other::{Other, counts, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, over_verbs, silence_or, until, values};
 use std::time::{Duration, Instant};
-use tensorwire::{Error, LossCause, Node, NodeError, Pending, Tensor};
+use tensorwire::{Error, Generation, LossCause, Node, NodeError, Pending, Tensor};
 
 /// `silence_bound` of these tests.
 fn bound() -> Duration {
@@ -114,7 +114,7 @@ enum End {
 fn role_survivor() {
     let cluster = cluster_of_the_test();
     let node = start(&cluster, 0);
-    let (mut incarnation, mut generation) = (0, 0);
+    let (mut incarnation, mut generation) = (0, Generation::NONE);
     let mut echo = Other::start("returns::role_echo", &cluster);
     let mut settled = None;
     let lives = if over_verbs() { 5 } else { 10 };
@@ -290,7 +290,7 @@ fn a_process_that_is_stopped_for_too_long_is_silent_not_dead_and_both_find_each_
         assert!(resumed.elapsed() < bound() * 5);
         let peer = &node.peers()[0];
         assert_eq!(peer.incarnation, life, "the same life");
-        assert!(peer.generation > round, "on a new link: {peer:?}");
+        assert!(peer.generation.get() > round, "on a new link: {peer:?}");
         drop(ask(&node, round));
     }
 }
@@ -318,7 +318,7 @@ fn a_process_that_is_stopped_for_less_than_the_bound_loses_nothing() {
         // Long enough for a heartbeat; otherwise the pauses would add up.
         std::thread::sleep(bound() / 3);
     }
-    assert_eq!(node.peers()[0].generation, 1, "the first link");
+    assert_eq!(node.peers()[0].generation.get(), 1, "the first link");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn where_a_loss_is_fatal_a_death_ends_the_join_at_once() {
     let cluster = cluster(3);
     let mut echo = Other::start("returns::role_lonely", &cluster);
     let fatal = member(&cluster, 0).set("peer_loss", "fail_all").start().expect("the node starts");
-    until(&fatal, "the link with w/1", || fatal.peers()[0].generation == 1);
+    until(&fatal, "the link with w/1", || fatal.peers()[0].generation.get() == 1);
     let (killed, error) = std::thread::scope(|scope| {
         let joining = scope.spawn(|| (fatal.join(), Instant::now()));
         std::thread::sleep(Duration::from_millis(50));

@@ -88,7 +88,7 @@ impl Bootstrap {
         for other in others.iter().flatten().filter(|other| other.at != dead.at) {
             let pair = (dead.at.min(other.at), dead.at.max(other.at));
             let generation = self.pairs.get(&pair).map_or(0, |(generation, _)| *generation);
-            let tag = LinkTag { incarnation: dead.incarnation, generation };
+            let tag = LinkTag { incarnation: dead.incarnation, generation: generation.into() };
             self.news.push(News { when: now + told, to: other.incarnation, about: dead.at, tag });
         }
     }
@@ -167,7 +167,7 @@ impl Bootstrap {
                 let other = peer.0 as At;
                 let pair = (member.at.min(other), member.at.max(other));
                 if let Some((generation, pair)) = self.pairs.get_mut(&pair)
-                    && *generation == tag.generation
+                    && *generation == tag.generation.get()
                 {
                     *pair = Pair::Apart(now + RELINK);
                 }
@@ -191,7 +191,7 @@ fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tri
         let peer = sides[1 - own];
         let attach = RemoteCommand::Attach {
             peer: PeerIndex(peer.at as u32),
-            tag: LinkTag { incarnation: peer.incarnation, generation },
+            tag: LinkTag { incarnation: peer.incarnation, generation: generation.into() },
             link,
             done: Box::new(move |result| *told.lock().expect("no panic") = Some(result)),
         };
@@ -203,7 +203,7 @@ fn connect(sides: [&Process; 2], options: &LinkOptions, generation: u64) -> [Tri
 
 fn ready(sides: [&Process; 2], generation: u64) {
     for (own, peer) in [(sides[0], sides[1]), (sides[1], sides[0])] {
-        let tag = LinkTag { incarnation: peer.incarnation, generation };
+        let tag = LinkTag { incarnation: peer.incarnation, generation: generation.into() };
         own.engine.submit(RemoteCommand::Ready { peer: PeerIndex(peer.at as u32), tag }).expect("usable");
     }
 }

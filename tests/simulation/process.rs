@@ -284,7 +284,7 @@ impl Process {
     /// The generation of the link that this process takes for the present one.
     pub fn link_with(&self, peer: At) -> Option<u64> {
         match self.rendezvous.peer_status(PeerIndex(peer as u32)) {
-            PeerStatus::Up(tag) => Some(tag.generation),
+            PeerStatus::Up(tag) => Some(tag.generation.get()),
             PeerStatus::Lost(..) | PeerStatus::Absent => None,
         }
     }

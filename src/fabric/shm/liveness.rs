@@ -146,7 +146,7 @@ impl ProcessWatcher {
         let timer = timer(period).map_err(os("making a timer"))?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(TICK), epoll::EventFlags::IN)
             .map_err(os("watching a timer"))?;
-        let (fork_guard, watched) = (ForkGuard::new(), Mutex::default());
+        let (fork_guard, watched) = (ForkGuard::of_this_process(), Mutex::default());
         let reclaiming = Mutex::default();
         let shared =
             Arc::new(WatcherShared { fork_guard, epoll, stop, timer, reclaimer, reclaiming, watched });

@@ -94,7 +94,7 @@ impl VerbsPort {
 
     /// A link to post on.
     #[inline]
-    fn to_post(&mut self, id: LinkId) -> Result<&mut VerbsLinkInner, PostError> {
+    fn usable(&mut self, id: LinkId) -> Result<&mut VerbsLinkInner, PostError> {
         let place = self.place(id).ok_or(PostError::Down)?;
         let link = &mut *self.links[place];
         if link.detached_at.is_some() {
@@ -401,7 +401,7 @@ impl Port for VerbsPort {
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("a message has at most 224 bytes"));
         }
-        let link = self.to_post(id)?;
+        let link = self.usable(id)?;
         let posted = link.main.post_copied(&mut link.local, bytes, None, None);
         posted.inspect_err(|error| self.note_refusal(id, *error))
     }
@@ -415,7 +415,7 @@ impl Port for VerbsPort {
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
         let len = bytes.len() as u64;
-        let link = self.to_post(id)?;
+        let link = self.usable(id)?;
         if bytes.len() > MAX_MESSAGE {
             return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
         }
@@ -440,7 +440,7 @@ impl Port for VerbsPort {
         }
         let bytes = Self::source(&self.shared, source, len)?;
         let longest = self.shared.chosen.max_message;
-        let link = self.to_post(id)?;
+        let link = self.usable(id)?;
         let remote = Self::remote(link, target, len);
         let op = PostedOp::Write(source.clone());
         let posted = match immediate {
@@ -468,7 +468,7 @@ impl Port for VerbsPort {
             ));
         }
         let (longest, lkey) = (self.shared.chosen.max_message, self.shared.region.lkey);
-        let link = match self.to_post(id) {
+        let link = match self.usable(id) {
             Ok(link) => link,
             Err(error) => return Err((error, target)),
         };

@@ -63,7 +63,7 @@ impl Registrations {
             survives_forks: survives_forks(domain.context.library),
             is_logged: AtomicBool::new(false),
             uncounted: AtomicU64::new(0),
-            fork_guard: ForkGuard::new(),
+            fork_guard: ForkGuard::of_this_process(),
             ranges: Mutex::new(RangeCache::new(limits)),
         });
         if registrations.is_wanted() {

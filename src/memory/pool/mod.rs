@@ -154,7 +154,7 @@ impl Pool {
             units,
             max_blocks: options.max_blocks,
             poison: options.poison,
-            fork_guard: ForkGuard::new(),
+            fork_guard: ForkGuard::of_this_process(),
             drop_owner: OnceLock::new(),
             region,
         });

@@ -23,6 +23,7 @@ use std::ptr::NonNull;
 
 /// Whether a region's pages are locked in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum LockPolicy {
     /// Lock as much as the process's limit permits. The report says how much.
     #[default]

@@ -27,6 +27,7 @@ pub struct VariantTensor {
 
 /// One value of a registered type.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Its fields are those of the format, and programs fill them.
 pub struct Variant {
     /// Name under which the type is registered.
     pub type_name: String,
@@ -38,6 +39,7 @@ pub struct Variant {
 
 /// A tensor inside a variant.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // The format has these three and no others.
 pub enum NestedTensor {
     /// A tensor of fixed-size elements.
     Flat(FlatTensor),

@@ -86,7 +86,7 @@ impl BufferRing {
         let home = Arc::new(RingBuffers {
             free: ArrayQueue::new(buffers),
             open: AtomicBool::new(true),
-            fork_guard: ForkGuard::new(),
+            fork_guard: ForkGuard::of_this_process(),
         });
         for mut tensor in tensors {
             tensor.header_mut().ring = Some(Arc::clone(&home));

@@ -54,7 +54,7 @@ pub(crate) struct Reclaimer {
 impl Reclaimer {
     /// No candidates.
     pub(crate) fn new(limiter: Arc<LoanLimiter>) -> Self {
-        Reclaimer { list: Mutex::default(), limiter, fork_guard: ForkGuard::new() }
+        Reclaimer { list: Mutex::default(), limiter, fork_guard: ForkGuard::of_this_process() }
     }
 
     /// Adds a region. It is reclaimed if its process dies.

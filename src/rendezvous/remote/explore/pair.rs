@@ -13,7 +13,7 @@ use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChang
 use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
-use crate::wire::{DType, EdgeName, Shape, TaskId, TensorMeta, Time, sum_of};
+use crate::wire::{DType, EdgeName, Generation, Shape, TaskId, TensorMeta, Time, sum_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -133,7 +133,7 @@ fn pair<F: Fabric>(
     validate: bool,
     meant: u64,
 ) -> Pair<F::Port> {
-    let options = LinkOptions { depth, receives: 0, generation: 0 };
+    let options = LinkOptions { depth, receives: 0, generation: Generation::NONE };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].endpoint(0, &options).expect("an endpoint"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let timeout = Duration::from_secs(5);
@@ -173,7 +173,10 @@ fn pair<F: Fabric>(
     };
     for (side, link) in [first, second].into_iter().enumerate() {
         let peer = PeerIndex(1 - side as u32);
-        let tag = LinkTag { incarnation: if side == RECEIVER { meant } else { LIFE + 1 }, generation: 0 };
+        let tag = LinkTag {
+            incarnation: if side == RECEIVER { meant } else { LIFE + 1 },
+            generation: Generation::NONE,
+        };
         let Side { links, remote, now, .. } = &mut pair.sides[side];
         // Nothing is sent before both sides are attached.
         let done = Box::new(|tried: Result<(), String>| tried.expect("it works"));
@@ -181,7 +184,10 @@ fn pair<F: Fabric>(
     }
     pair.run();
     for side in [SENDER, RECEIVER] {
-        let tag = LinkTag { incarnation: if side == RECEIVER { meant } else { LIFE + 1 }, generation: 0 };
+        let tag = LinkTag {
+            incarnation: if side == RECEIVER { meant } else { LIFE + 1 },
+            generation: Generation::NONE,
+        };
         pair.command(side, RemoteCommand::Ready { peer: PeerIndex(1 - side as u32), tag });
     }
     pair
