@@ -224,7 +224,8 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
                     && (why.contains("cut by a test") || why.contains("the link was made again"))),
             "{error}"
         );
-        while nodes.iter().any(|node| node.peers()[0].generation == generation || node.join().is_err()) {
+        while nodes.iter().any(|node| node.peers()[0].generation.get() == generation || node.join().is_err())
+        {
             assert!(began.elapsed() < SOON, "{:?} {:?}", a.peers(), b.peers());
             let _ = (a.progress(), b.progress());
         }

@@ -530,6 +530,9 @@ impl Drop for Node {
     }
 }
 
+/// The pollers of a fabric, and the links that the bootstrap service makes on it.
+type Built = (Arc<dyn PollerSet>, Arc<dyn Peering>);
+
 /// The parameters of the pollers and of the peering, which are the same for each fabric.
 struct TransportParts<'a> {
     config: &'a Config,
@@ -541,10 +544,7 @@ struct TransportParts<'a> {
 }
 
 impl TransportParts<'_> {
-    fn build<F: TransportFabric>(
-        &self,
-        fabric: F,
-    ) -> Result<(Arc<dyn PollerSet>, Arc<dyn Peering>), NodeError> {
+    fn build<F: TransportFabric>(&self, fabric: F) -> Result<Built, NodeError> {
         let TransportParts { config, pool, polling, directory, host, remote } = *self;
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };

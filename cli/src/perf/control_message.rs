@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// The *initiator* measures and the *responder* answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant)] // One of these travels per test.
 pub enum ControlMessage {
     /// First message of the initiator: open this test.
     Open {

@@ -133,7 +133,7 @@ fn pair<F: Fabric>(
     validate: bool,
     meant: u64,
 ) -> Pair<F::Port> {
-    let options = LinkOptions { depth, receives: 0, generation: Generation::NONE };
+    let options = LinkOptions { depth, receives: 0, generation: 0 };
     let [first, second] = [0, 1].map(|side: usize| fabrics[side].endpoint(0, &options).expect("an endpoint"));
     let (address, own) = (second.address().to_vec(), first.address().to_vec());
     let timeout = Duration::from_secs(5);
