@@ -27,7 +27,7 @@ impl End {
         self.port.poll(&mut self.completions);
         for (completion, message) in self.completions.drain() {
             match completion.event {
-                Event::Done { .. } => self.came[0] += 1,
+                Event::Done => self.came[0] += 1,
                 Event::ReadDone { target, .. } => {
                     self.came[0] += 1;
                     self.target = Some(target);

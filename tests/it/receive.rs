@@ -169,7 +169,7 @@ fn a_try_at_a_peer_that_makes_no_progress_ends_all_the_same() {
         let first = step.try_recv(&here(node)).expect("usable");
         assert!(begun.elapsed() < Duration::from_millis(700), "it took {:?}", begun.elapsed());
         tell(node, 0, 1);
-        let got = first.map_or_else(|| step.recv(&here(node), SOON).expect("received"), |got| got);
+        let got = first.unwrap_or_else(|| step.recv(&here(node), SOON).expect("received"));
         assert_eq!(values(&got.tensor)[0], 4.0, "the value was not lost");
     });
 }

@@ -170,7 +170,10 @@ fn every_known_fault_has_tests_that_are_there() {
     for row in rows.map_while(|row| row.strip_prefix("| ")) {
         let (fault, tests) = row.split_once(" | ").expect("two columns");
         let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
-        assert!(!named.is_empty() && named.len() % 2 == 0, "{fault}: files and tests, one after the other");
+        assert!(
+            !named.is_empty() && named.len().is_multiple_of(2),
+            "{fault}: files and tests, one after the other"
+        );
         for pair in named.chunks(2) {
             assert!(has_test(&text(pair[0]), pair[1]), "{fault}: {} has no test {}", pair[0], pair[1]);
         }

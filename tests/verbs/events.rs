@@ -107,7 +107,7 @@ fn a_device_that_is_removed_ends_its_links_and_makes_no_new_ones() {
         }
     }
     assert_eq!(down, [a.link, bystander.0]);
-    let why = a.fabric.endpoint(0, &link(16)).err().expect("no device").to_string();
+    let why = a.fabric.endpoint(0, &link(16)).expect_err("no device").to_string();
     assert!(why.contains("querying port 1 of fake_0") && why.contains("dmesg"), "{why}");
     let why = refusal(&fake, on("fake_0"));
     assert!(why.contains("no such RDMA device") && why.contains("fake_1"), "{why}");

@@ -141,7 +141,7 @@ fn refused(variables: &'static [(&'static str, &'static str)]) -> String {
     let builder = builder.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
     let error = match builder.environment(environment()).build() {
         Err(error) => error.to_string(),
-        Ok(config) => Node::start(&config).err().expect("refused").to_string(),
+        Ok(config) => Node::start(&config).expect_err("refused").to_string(),
     };
     assert!(!error.contains('\n'), "{error}");
     error

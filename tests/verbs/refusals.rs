@@ -107,7 +107,7 @@ fn a_port_that_can_t_be_made_says_why() {
     let fake = Fake::new(ONE_NIC);
     let made = fabric(&fake, VerbsOptions::default()).expect("a fabric");
     fake.run("fault call=create_comp_channel errno=24 times=1");
-    let error = made.port().err().expect("no channel").to_string();
+    let error = made.port().expect_err("no channel").to_string();
     assert_says(&error, &["making a completion channel of fake_0", "raise the limit of open files"]);
     drop(made);
     fake.assert_clean();

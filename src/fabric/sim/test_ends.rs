@@ -208,13 +208,13 @@ fn the_dead_connect_to_nobody_and_an_endpoint_to_one_other_only() {
     let third =
         fabrics[0].endpoint(0, &LinkOptions { depth: 16, receives: 0, generation: 0 }).expect("an endpoint");
     let reached = a.connect(Role::Initiator, b.address(), Duration::ZERO);
-    let why = third.connect(Role::Initiator, b.address(), Duration::ZERO).err().expect("refused");
+    let why = third.connect(Role::Initiator, b.address(), Duration::ZERO).expect_err("refused");
     assert!(why.to_string().contains("somebody else"), "{why}");
     drop(reached);
     let network = SimNetwork::new(1, SimOptions::default());
     let (fabrics, [a, b]) = endpoints(&network);
     network.kill(fabrics[0].process());
-    let why = a.connect(Role::Initiator, b.address(), Duration::ZERO).err().expect("refused");
+    let why = a.connect(Role::Initiator, b.address(), Duration::ZERO).expect_err("refused");
     assert!(why.to_string().contains("dead"), "{why}");
 }
 

@@ -209,7 +209,7 @@ fn an_endpoint_can_only_be_connected_to_its_equal_that_lives() {
         fabrics[who].endpoint(0, &LinkOptions { depth, receives: 0, generation: 0 }).expect("an endpoint")
     };
     let refused = |ours: SimEndpoint, address: &[u8]| {
-        ours.connect(Role::Initiator, address, Duration::ZERO).err().expect("refused").to_string()
+        ours.connect(Role::Initiator, address, Duration::ZERO).expect_err("refused").to_string()
     };
     assert!(refused(endpoint(0, 16), b"nowhere").contains("is no address"));
     assert!(refused(endpoint(0, 16), &99u64.to_le_bytes()).contains("no such endpoint"));
