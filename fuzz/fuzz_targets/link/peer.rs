@@ -8,7 +8,7 @@ use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    Allocator, Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest,
+    Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest,
     StandingStep, StandingSteps, TensorRequest, VERSION, VersionedMeta,
 };
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, sum_of};
@@ -213,8 +213,7 @@ impl Peer {
             None => TensorMeta::serialized(dtype, shape, input.number()),
         };
         let meta = meta.unwrap_or_else(|_| self.tensor.meta().clone());
-        let placement =
-            Placement { on_host: true, allocator: [Allocator::Pool, Allocator::Peer][input.below(2)] };
+        let placement = [Placement::POOL, Placement::BORROWED][input.below(2)];
         VersionedMeta { version: (input.number() as u32).max(1), placement, meta }
     }
 

@@ -67,6 +67,7 @@ pub struct RequestId {
 /// The placement of a tensor, as one side states it (specification 2.3). The device itself is that
 /// of the edge: its source at the sender, its destination at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Placement {
     /// Whether the bytes are in host memory.
     pub on_host: bool,
@@ -86,6 +87,7 @@ impl Placement {
 /// The allocator of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Allocator {
     /// The registered pool.
     Pool = 0,
