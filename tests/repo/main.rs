@@ -5,6 +5,7 @@
 mod abi_check;
 mod codegen;
 mod documents;
+mod errors;
 mod layers;
 mod names;
 mod packaging;
