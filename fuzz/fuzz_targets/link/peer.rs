@@ -8,8 +8,8 @@ use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest,
-    StandingStep, StandingSteps, TensorRequest, VERSION, VersionedMeta,
+    Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest, StandingStep,
+    StandingSteps, TensorRequest, VERSION, VersionedMeta,
 };
 use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, sum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
