@@ -218,7 +218,8 @@ macro_rules! settings {
 /// ```
 /// use tensorwire::Config;
 /// let settings = Config::builder().without_environment().member("worker", 0);
-/// let config = settings.set("cluster", "worker=127.0.0.1:7000").set("pool_size", "16MiB").build()?;
+/// let settings = settings.set("cluster", "worker=127.0.0.1:7000").set("pool_size", "16MiB");
+/// let config = settings.build()?;
 /// assert_eq!(config.pool_size, 16 << 20);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

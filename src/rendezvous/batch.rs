@@ -115,8 +115,8 @@ impl Batch {
         Error::WrongCount { edges: self.edges.len(), values }
     }
 
-    /// Waits for the values of all edges, for `timeout` at most, like [`Step::recv_all`]. The values
-    /// are in the order of the edges.
+    /// Waits for the values of all edges, for `timeout` at most, like [`Step::recv_all`]. The
+    /// values are in the order of the edges.
     ///
     /// # Errors
     /// Like [`Step::recv_all`].
@@ -273,8 +273,8 @@ impl Step {
     /// Sends several tensors by one call, to any peers and to this process. Never blocks. A
     /// [`Batch`] does the same for edges that are the same in each step, and allocates nothing.
     ///
-    /// All values are sent, or none: each is checked like a [`Step::send`] before the first is sent.
-    /// Several values of one edge arrive in their order here.
+    /// All values are sent, or none: each is checked like a [`Step::send`] before the first is
+    /// sent. Several values of one edge arrive in their order here.
     ///
     /// # Errors
     /// Like [`Step::send`], for the first value that can't be sent, and if the batch is beyond

@@ -76,8 +76,8 @@ pub enum Error {
         /// The error of the sender.
         status: Status,
     },
-    /// A tensor arrived with another checksum than it was sent with. The setting `validate` compares
-    /// them. The value is dropped.
+    /// A tensor arrived with another checksum than it was sent with. The setting `validate`
+    /// compares them. The value is dropped.
     #[error(
         "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with \
          {sent:016x}: something between the two memories changes bytes. Have the sender send it again; \
@@ -102,8 +102,8 @@ pub enum Error {
         /// The key of the dead value.
         key: String,
     },
-    /// The sent value has another type or shape than the tensor of the receive. The value is kept for
-    /// the next receive.
+    /// The sent value has another type or shape than the tensor of the receive. The value is kept
+    /// for the next receive.
     #[error("{key} is {sent}, but the tensor given for it is {given}: give one of the same type and shape")]
     ShapeMismatch {
         /// The key of the receive.
@@ -268,8 +268,8 @@ impl Error {
         }
     }
 
-    /// This error as a status, for [`Step::abort`](super::Step::abort). The error of a peer keeps the
-    /// text of its origin and is marked as derived, however many tasks it passes through.
+    /// This error as a status, for [`Step::abort`](super::Step::abort). The error of a peer keeps
+    /// the text of its origin and is marked as derived, however many tasks it passes through.
     pub fn to_status(&self) -> Status {
         match self {
             Error::Aborted { status, .. } | Error::Remote { status, .. } => status.clone().into_derived(),

@@ -164,7 +164,8 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error>;
 
-    /// Wakes the waiting threads, which check `done` again. Called after an event outside this path.
+    /// Wakes the waiting threads, which check `done` again. Called after an event outside this
+    /// path.
     fn nudge(&self);
 
     /// Ends every call with this error, if the loss of a peer is fatal.

@@ -25,8 +25,8 @@ impl Step {
         self.receive(edge).within(timeout).wait()
     }
 
-    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: a tensor that is
-    /// sent later is for the next receive.
+    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: a tensor that
+    /// is sent later is for the next receive.
     ///
     /// Within the process this call checks the local table. To a peer it takes one round trip, or
     /// two for a tensor of a new shape. A peer that makes no progress counts as one without a value
@@ -67,17 +67,17 @@ impl Step {
     }
 
     /// Waits for the values of all edges, for `timeout` at most. The values are in the order of the
-    /// edges; dead values are among them. An edge that is listed twice takes two values, in order. A
-    /// [`Batch`] does the same for edges that are the same in each step, at a lower cost.
+    /// edges; dead values are among them. An edge that is listed twice takes two values, in order.
+    /// A [`Batch`] does the same for edges that are the same in each step, at a lower cost.
     ///
     /// The limits `max_requests` and `max_routes` refuse no receive: those beyond a limit are
     /// requested as earlier ones end. The deadline holds for all receives.
     ///
     /// # Errors
-    /// As soon as one receive fails, with an error of [`Step::recv`] that names the edge. Of several
-    /// errors, the first in the order of the edges that is not derived from another. Then the other
-    /// receives are cancelled: values that have come are dropped, and later ones are for the next
-    /// receive. To lose no value, use [`PendingBatch::wait_each`].
+    /// As soon as one receive fails, with an error of [`Step::recv`] that names the edge. Of
+    /// several errors, the first in the order of the edges that is not derived from another. Then
+    /// the other receives are cancelled: values that have come are dropped, and later ones are for
+    /// the next receive. To lose no value, use [`PendingBatch::wait_each`].
     pub fn recv_all<E: Borrow<Edge>>(
         &self,
         edges: &[E],
@@ -170,7 +170,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
 
     /// Begins to receive. The callback thread calls `done` with the tensor or with the error, never
     /// on the stack of the caller, and outside every lock. In inline mode some thread must make
-    /// progress meanwhile, with any blocking call or with [`Node::progress`](crate::Node::progress).
+    /// progress meanwhile, with any blocking call or with
+    /// [`Node::progress`](crate::Node::progress).
     ///
     /// # Errors
     /// If the edge does not end here or the step is gone. If the step ends during the call, this

@@ -99,7 +99,8 @@ impl Context {
 }
 
 impl Standing {
-    /// Changes the number of coming steps that are requested: 0 to 256. Requests that were made stay.
+    /// Changes the number of coming steps that are requested: 0 to 256. Requests that were made
+    /// stay.
     ///
     /// # Errors
     /// If the window is too long, or the node has stopped.

@@ -72,8 +72,8 @@ impl Step {
     ///
     /// # Errors
     /// If the edge does not start here, the step or the peer is gone, the pool has no room for a
-    /// copy, or `max_outstanding_sends` is reached. Then the tensor was not sent, and this handle to
-    /// it is dropped.
+    /// copy, or `max_outstanding_sends` is reached. Then the tensor was not sent, and this handle
+    /// to it is dropped.
     ///
     /// A tensor that can still be written can't be sent:
     ///
@@ -133,10 +133,10 @@ impl Step {
         }
     }
 
-    /// Ends all calls of this step, pending and future, with this error. The first abort wins. Peers
-    /// that request tensors of the step from this process get the error too, marked as derived, and
-    /// cut to the [bounds](Status) of a status. [`Error::to_status`] passes on the error of a peer
-    /// without a text that grows at each task.
+    /// Ends all calls of this step, pending and future, with this error. The first abort wins.
+    /// Peers that request tensors of the step from this process get the error too, marked as
+    /// derived, and cut to the [bounds](Status) of a status. [`Error::to_status`] passes on the
+    /// error of a peer without a text that grows at each task.
     ///
     /// # Errors
     /// If the status is OK.
