@@ -9,15 +9,15 @@ use std::array;
 use std::sync::Arc;
 
 #[cfg(tensorwire_loom)]
-use loom::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(tensorwire_loom))]
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ticks in a grace period.
 pub const TICKS_PER_GRACE: u64 = 4;
 
-/// Ticks that are told apart: a loan that is not overdue began in one of the last five, and a
-/// counter is set to zero before its next use.
+/// Ticks that are told apart: a loan that is not overdue began in one of the last five. The other
+/// counters are ready for the next ticks.
 const TICKS: usize = 8;
 
 /// Bounds the bytes that a process lends and counts its loans. No call locks, allocates or enters
@@ -28,8 +28,10 @@ pub struct LoanLimiter {
     bytes: AtomicU64,
     out: AtomicU64,
     tick: AtomicU64,
-    /// For each of the last ticks, the loans that began in it and are out.
-    begun: [AtomicI64; TICKS],
+    /// For each of the last ticks, its number (upper half) and the number of loans that began in it
+    /// and are out (lower half). Both share a word, so that the end of a loan is counted in its own
+    /// tick or not at all.
+    begun: [AtomicU64; TICKS],
     overdue: AtomicU64,
     relocated_tensors: AtomicU64,
     relocated_bytes: AtomicU64,
@@ -71,7 +73,7 @@ impl LoanLimiter {
             bytes: AtomicU64::new(0),
             out: AtomicU64::new(0),
             tick: AtomicU64::new(0),
-            begun: array::from_fn(|_| AtomicI64::new(0)),
+            begun: array::from_fn(|tick| AtomicU64::new(tick_word(tick as u64))),
             overdue: AtomicU64::new(0),
             relocated_tensors: AtomicU64::new(0),
             relocated_bytes: AtomicU64::new(0),
@@ -94,36 +96,33 @@ impl LoanLimiter {
     /// Counts a loan among those of the present tick.
     fn begin(&self) -> u64 {
         loop {
-            let tick = self.tick.load(Ordering::Relaxed);
-            // Acquire: a thread that finds the counter set to zero for a later tick sees that tick
-            // below.
-            self.begun_in(tick).fetch_add(1, Ordering::Acquire);
-            if self.tick.load(Ordering::Relaxed) == tick {
+            // Acquire: the word of this tick is ready.
+            let tick = self.tick.load(Ordering::Acquire);
+            let one_more = |word: u64| is_of(word, tick).then_some(word + 1);
+            // The update fails only if several ticks have passed since the load. Acquire: the next
+            // load then sees a later tick.
+            let begun = self.begun_in(tick).fetch_update(Ordering::Relaxed, Ordering::Acquire, one_more);
+            if begun.is_ok() {
                 return tick;
             }
-            self.begun_in(tick).fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn begun_in(&self, tick: u64) -> &AtomicI64 {
+    fn begun_in(&self, tick: u64) -> &AtomicU64 {
         &self.begun[tick as usize % TICKS]
     }
 
     /// One tick has passed: the grace period divided by [`TICKS_PER_GRACE`]. Called by one thread
     /// only.
-    ///
-    /// A thread that stands still for three ticks in the drop of a permit may hide one overdue
-    /// loan.
     pub fn tick(&self) {
         let next = self.tick.load(Ordering::Relaxed) + 1;
         // These loans have been out for a whole grace period, and for less than one tick more.
         if let Some(over) = next.checked_sub(TICKS_PER_GRACE + 1) {
-            let begun = self.begun_in(over).load(Ordering::Relaxed);
-            self.overdue.fetch_add(begun.try_into().unwrap_or(0), Ordering::Relaxed);
+            // Release: a thread that sees this word sees a tick after `over`.
+            let begun = self.begun_in(over).swap(tick_word(over + TICKS as u64), Ordering::Release);
+            self.overdue.fetch_add(begun & u64::from(u32::MAX), Ordering::Relaxed);
         }
-        // Release: see `begin`.
-        self.begun_in(next + 1).store(0, Ordering::Release);
-        self.tick.store(next, Ordering::Relaxed);
+        self.tick.store(next, Ordering::Release);
     }
 
     /// Counts tensors of a dead peer that were copied out of its memory.
@@ -168,14 +167,23 @@ impl Drop for LoanPermit {
             return;
         }
         let times = if is_on(Mutant::LoanCountedBackTwice) { 2 } else { 1 };
-        let limiter = &self.limiter;
+        let (limiter, tick) = (&self.limiter, self.tick);
         limiter.bytes.fetch_sub(self.bytes * times, Ordering::Relaxed);
         limiter.out.fetch_sub(times, Ordering::Relaxed);
-        // Later its counter is over and done with.
-        if limiter.tick.load(Ordering::Relaxed) - self.tick <= TICKS_PER_GRACE {
-            limiter.begun_in(self.tick).fetch_sub(1, Ordering::Relaxed);
-        }
+        let one_less = |word: u64| is_of(word, tick).then(|| word - 1);
+        // The update fails if the loan was counted as overdue.
+        let _ = limiter.begun_in(tick).fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
+}
+
+/// The word of a tick in which no loan has begun.
+fn tick_word(tick: u64) -> u64 {
+    tick << 32
+}
+
+/// Whether a word counts the loans of this tick.
+fn is_of(word: u64, tick: u64) -> bool {
+    word >> 32 == tick & u64::from(u32::MAX)
 }
 
 #[cfg(all(test, not(tensorwire_loom)))]
@@ -246,17 +254,15 @@ mod tests {
     }
 }
 
-/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for
-/// it.
+/// Every interleaving, under loom: `tests/nightly` builds the crate with `--cfg tensorwire_loom`
+/// for it.
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
 
     #[test]
     fn a_loan_that_ends_while_the_time_passes_is_overdue_once_or_never_and_leaves_nothing_behind() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(2);
-        model.check(|| {
+        loom::model(|| {
             let limiter = Arc::new(LoanLimiter::new(10));
             let loan = limiter.permit(10).expect("room");
             let borrower = {

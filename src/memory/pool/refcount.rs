@@ -69,8 +69,8 @@ mod tests {
     }
 }
 
-/// Every interleaving, under loom: `tests/all` builds the crate with `--cfg tensorwire_loom` for
-/// it.
+/// Every interleaving, under loom: `tests/nightly` builds the crate with `--cfg tensorwire_loom`
+/// for it.
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
