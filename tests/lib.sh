@@ -85,7 +85,8 @@ tested() {
 gate() {
     step "cargo fmt" formatted
     step "cargo clippy" limited cargo clippy --locked --workspace --all-targets -- -D warnings
-    step "cargo clippy, the library alone" limited cargo clippy --locked --package tensorwire --lib -- -D warnings
+    step "cargo clippy, the library alone" limited \
+        cargo clippy --locked --package tensorwire --lib -- -D warnings
     step "cargo doc" documented
     step "cargo test" everything
     step "main job, 50 steps, against --single" main_job
@@ -101,9 +102,11 @@ documented() {
     RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --workspace
 }
 
-# With examples and doctests. Where spinning threads share a CPU the hot path takes a hundred rounds per scenario.
+# With examples and doctests. Where spinning threads share a CPU the hot path takes a hundred rounds per
+# scenario.
 everything() {
-    TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=100 tested cargo test --locked --workspace --no-fail-fast -- --show-output
+    TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=100 \
+        tested cargo test --locked --workspace --no-fail-fast -- --show-output
 }
 
 # main_job [OPTION...]: fifty steps of training by three processes, and the same by one process without the
@@ -111,7 +114,8 @@ everything() {
 main_job() {
     local options=(--servers 1 --workers 2 --steps 50 --batch 32 --seed 7) engine single
     limited cargo run --locked "$@" --example train -- "${options[@]}" --json "$work/engine.json" || return
-    limited cargo run --locked "$@" --example train -- "${options[@]}" --single --json "$work/single.json" || return
+    limited cargo run --locked "$@" --example train -- "${options[@]}" --single \
+        --json "$work/single.json" || return
     engine=$(json_text "$work/engine.json" weights_digest)
     single=$(json_text "$work/single.json" weights_digest)
     echo "weights: $engine with the engine, $single without"
@@ -123,15 +127,17 @@ json_text() {
     sed -n "s/.*\"$2\" *: *\"\([^\"]*\)\".*/\1/p" "$1"
 }
 
-# sum_of LOG: prints "passed failed skipped" of a log of cargo test, then one line for each skipped test.
+# count_tests LOG: prints "passed failed skipped" of a log of cargo test, then one line for each skipped test.
 #
 # A test may run its own program again, whose result is in the log too: only the last result of each program
 # counts. Doctests have two results, one of those compiled together and one of the others: both count. A test
 # that prints "skipped:" has passed for cargo, and counts as skipped here.
-sum_of() {
+count_tests() {
     awk '
         function close_section() { passed += p; failed += f; ignored += i; p = f = i = 0 }
-        /^ +Running / || /^ +Doc-tests / { close_section(); section++; doc = /Doc-tests/; good = 0; name = "" }
+        /^ +Running / || /^ +Doc-tests / {
+            close_section(); section++; doc = /Doc-tests/; good = 0; name = ""
+        }
         /^test result: / {
             if (!doc) p = f = i = 0
             for (n = 1; n < NF; n++) {
@@ -167,9 +173,9 @@ summary() {
     local reasons="$work/reasons"
     : >"$reasons"
     for at in "${!steps[@]}"; do
-        sum_of "$work/$at.log" >"$work/sum"
-        read -r p f s <"$work/sum"
-        tail -n +2 "$work/sum" >>"$reasons"
+        count_tests "$work/$at.log" >"$work/counts"
+        read -r p f s <"$work/counts"
+        tail -n +2 "$work/counts" >>"$reasons"
         # A step that failed without a failed test (lints, a build, a hang) is one failure.
         for line in "${failed_steps[@]}"; do
             [[ $line -ne $at || $f -gt 0 ]] || f=1

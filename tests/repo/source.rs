@@ -7,7 +7,8 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files below these folders whose names end with this, relative to the root, with their texts.
+/// The files below these folders with this extension, relative to the root, with their texts. The
+/// extension `""` selects files without one.
 pub fn files(folders: &[&str], extension: &str) -> Vec<(PathBuf, String)> {
     let mut paths = Vec::new();
     folders.iter().for_each(|folder| walk(Path::new(folder), extension, &mut paths));
@@ -25,7 +26,7 @@ fn walk(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
         let path = folder.join(entry.file_name());
         if entry.file_type().expect("the folder can be read").is_dir() {
             walk(&path, extension, found);
-        } else if path.extension().is_some_and(|own| own == extension) {
+        } else if path.extension().unwrap_or_default() == extension {
             found.push(path);
         }
     }

@@ -1,13 +1,30 @@
-//! How wide source text is.
+//! The width of Rust sources, shell scripts and TOML files.
 
-use crate::source::{files, is_generated};
-use std::path::Path;
+use crate::source::{files, is_generated, root};
+use std::path::{Path, PathBuf};
 
 const CODE: usize = 110;
 const COMMENT: usize = 100;
 
 /// Folders with Rust source.
 pub const RUST: &[&str] = &["src", "cli", "tests", "examples", "benches", "fuzz/fuzz_targets"];
+
+/// Folders with shell scripts. A script has the extension `sh` or none.
+const SHELL: &[&str] = &["tests", "tuning"];
+
+/// Folders with TOML files, besides the root.
+const TOML: &[&str] = &["cli", "fuzz", "tuning"];
+
+fn top_level_toml() -> Vec<(PathBuf, String)> {
+    let entries = std::fs::read_dir(root()).expect("the root can be read");
+    let names = entries.map(|entry| PathBuf::from(entry.expect("the root can be read").file_name()));
+    let tomls = names.filter(|name| name.extension().is_some_and(|own| own == "toml"));
+    let with_text = |name: PathBuf| {
+        let text = std::fs::read_to_string(root().join(&name)).expect("TOML is UTF-8");
+        (name, text)
+    };
+    tomls.map(with_text).collect()
+}
 
 /// Rows of a table in documentation cannot be wrapped.
 fn is_table_row(line: &str) -> bool {
@@ -29,7 +46,11 @@ fn too_wide(path: &Path, text: &str) -> Vec<String> {
 
 #[test]
 fn no_line_is_wider_than_the_project_s_width() {
-    let files = files(RUST, "rs").into_iter().filter(|(_, text)| !is_generated(text));
+    let scripts = [files(SHELL, ""), files(SHELL, "sh")].concat();
+    let tomls = [files(TOML, "toml"), top_level_toml()].concat();
+    assert!(scripts.len() > 5 && tomls.len() > 3, "{} scripts, {} TOML files", scripts.len(), tomls.len());
+    let rust = files(RUST, "rs").into_iter().filter(|(_, text)| !is_generated(text));
+    let files = rust.chain(scripts).chain(tomls);
     let wide: Vec<String> = files.flat_map(|(path, text)| too_wide(&path, &text)).collect();
     assert!(wide.is_empty(), "{} lines are too wide:\n{}", wide.len(), wide.join("\n"));
 }
