@@ -1,17 +1,18 @@
-//! The system's monotonic clock.
+//! The clock of a node: `CLOCK_MONOTONIC`.
 
 use crate::engine::Clock;
 use crate::wire::Time;
 use std::time::Instant;
 
-/// Time since the clock was made, as `CLOCK_MONOTONIC` counts it (read without a system call).
+/// Nanoseconds since [`start`](MonotonicClock::start). `CLOCK_MONOTONIC` is read through the vDSO,
+/// without a system call.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     origin: Instant,
 }
 
 impl MonotonicClock {
-    /// A clock that starts now.
+    /// A clock that reads 0 now.
     pub fn start() -> Self {
         MonotonicClock { origin: Instant::now() }
     }

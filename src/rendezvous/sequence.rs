@@ -1,9 +1,9 @@
-//! Steps whose ids are consecutive.
+//! [`Sequence`]: steps with consecutive ids.
 
 use crate::wire::StepId;
 
-/// Steps base, base + 1, and so on (specification 2.5a). Steps that were cleaned up are remembered
-/// without limit.
+/// Steps with the ids base, base + 1, and so on (specification 2.5a). The node remembers
+/// without limit which steps of a sequence were cleaned up.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -13,17 +13,17 @@ use crate::wire::StepId;
 /// step.cleanup();
 /// # Ok::<(), tensorwire::Error>(())
 /// ```
-#[must_use = "a sequence tells the ids of its steps"]
+#[must_use = "a sequence only computes the ids of its steps"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {
     pub(super) base: u64,
 }
 
 impl Sequence {
-    /// The id of its n-th step, counted from 0.
+    /// The id of step `n` of the sequence. The first step is step 0.
     ///
     /// # Panics
-    /// If base + n does not fit in 64 bits.
+    /// If `base + n` exceeds 2^64 - 1.
     pub fn step(&self, n: u64) -> StepId {
         self.base.checked_add(n).expect("a sequence has no step beyond 2^64-1").into()
     }
