@@ -81,25 +81,25 @@ mutants! {
     KeptValueForgotten,
     /// A local value of another shape than the tensor given for it is lost.
     LocalShapeMismatchLost,
-    /// What comes for a standing request before it is claimed is thrown away.
-    ParkedDropped,
-    /// A standing request that was given up can still be claimed.
-    ArmedStaysListed,
+    /// The receiver drops an early arrival.
+    EarlyArrivalDropped,
+    /// A receive can still claim a withdrawn standing request.
+    WithdrawnStaysListed,
     /// A tensor that fits the destination of a standing request keeps the meta-data of the one
     /// before.
     NotRetyped,
-    /// What has come for standing requests is thrown away when they are given up.
-    DisarmedValueDropped,
-    /// What has come for standing requests is thrown away when their link goes.
-    ParkedNotOrphaned,
-    /// A sum that is not the one of the bytes that came is not looked at.
-    SumNotCompared,
-    /// The sum is one of the first bytes alone.
-    SumOfHead,
-    /// A value is handed over before its sum has come.
-    DeliveredBeforeSum,
-    /// The sum is left out behind the write that answers a second request.
-    SumLeftOut,
+    /// The receiver drops the early arrivals of a standing request that it withdraws.
+    WithdrawnValueDropped,
+    /// The receiver drops the early arrivals of a link that ends.
+    EarlyArrivalNotOrphaned,
+    /// The receiver ignores a checksum that differs from the one of the received bytes.
+    ChecksumNotCompared,
+    /// The checksum covers the first 8 bytes only.
+    ChecksumOfHead,
+    /// The receiver delivers a value before its checksum has come.
+    DeliveredBeforeChecksum,
+    /// The sender omits the checksum behind the write that answers a re-request.
+    ChecksumLeftOut,
     /// Bytes that were found to be wrong when nobody waited for them any more are kept for the
     /// next.
     CorruptedHandedOn,

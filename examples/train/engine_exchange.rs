@@ -22,8 +22,8 @@ const WINDOW: u32 = 16;
 /// This process's node.
 pub struct Engine {
     node: Node,
-    /// The steps of the training, if tensors are requested in advance.
-    in_advance: Option<Sequence>,
+    /// The steps of the training, if edges have standing requests.
+    sequence: Option<Sequence>,
     receives: RefCell<Latencies>,
 }
 
@@ -49,13 +49,13 @@ impl Engine {
         };
         let node = node.start()?;
         node.join()?;
-        let in_advance = assignment.standing.then(|| node.sequence(0));
-        Ok(Engine { node, in_advance, receives: RefCell::default() })
+        let sequence = assignment.standing.then(|| node.sequence(0));
+        Ok(Engine { node, sequence, receives: RefCell::default() })
     }
 
     /// Makes standing requests for these edges. They end when the returned handles are dropped.
-    fn ask_in_advance<'e>(&self, edges: impl Iterator<Item = &'e Edge>) -> Result<Vec<Standing>> {
-        let Some(steps) = self.in_advance else { return Ok(Vec::new()) };
+    fn standing<'e>(&self, edges: impl Iterator<Item = &'e Edge>) -> Result<Vec<Standing>> {
+        let Some(steps) = self.sequence else { return Ok(Vec::new()) };
         let standing = edges.map(|edge| self.node.standing(edge, steps, WINDOW));
         Ok(standing.collect::<std::result::Result<_, _>>()?)
     }
@@ -81,7 +81,7 @@ impl Engine {
                 exchange.collect.push((*parameter, collect(parameter)?));
             }
         }
-        exchange._standing = self.ask_in_advance(exchange.collect.iter().map(|(_, edge)| edge))?;
+        exchange._standing = self.standing(exchange.collect.iter().map(|(_, edge)| edge))?;
         Ok(exchange)
     }
 
@@ -95,7 +95,7 @@ impl Engine {
             exchange.pull.push(self.node.edge_from(job, server, &weights_edge(parameter))?);
             exchange.push.push(self.node.edge_to(job, server, &gradient_edge(parameter))?);
         }
-        exchange._standing = self.ask_in_advance(exchange.pull.iter())?;
+        exchange._standing = self.standing(exchange.pull.iter())?;
         Ok(exchange)
     }
 
@@ -157,7 +157,7 @@ impl Engine {
         buffers: &mut Vec<Buffer>,
     ) -> Result<()> {
         let start = Instant::now();
-        if self.in_advance.is_some() {
+        if self.sequence.is_some() {
             buffers.clear();
             let begun: std::result::Result<Vec<_>, _> =
                 edges.map(|edge| step.receive(edge).begin()).collect();

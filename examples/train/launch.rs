@@ -120,7 +120,7 @@ impl Crew {
                 core: options.cores.as_ref().map(|cores| cores.of(index)),
                 poll: options.poll.clone(),
                 fabric: options.fabric.clone(),
-                standing: options.asks_in_advance(),
+                standing: options.has_standing_requests(),
                 device: options.devices.as_ref().map(|devices| devices.of(index).to_string()),
                 parent: std::process::id(),
             };

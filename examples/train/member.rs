@@ -69,7 +69,7 @@ pub struct Assignment {
     pub poll: String,
     /// The `fabric` setting.
     pub fabric: String,
-    /// Whether tensors are requested steps in advance.
+    /// Whether edges have standing requests.
     pub standing: bool,
     /// The RDMA device to use.
     pub device: Option<String>,

@@ -53,7 +53,7 @@ pub struct Options {
     /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
     #[arg(long, value_name = "LIST", value_parser = devices)]
     pub devices: Option<DeviceList>,
-    /// Whether tensors are requested steps in advance: on or off
+    /// Whether edges have standing requests: on or off
     #[arg(
         long, value_name = "WHETHER", default_value = "on", value_parser = ["on", "off"],
         hide_possible_values = true
@@ -123,8 +123,8 @@ impl Options {
         }
     }
 
-    /// Whether tensors are requested steps in advance.
-    pub fn asks_in_advance(&self) -> bool {
+    /// Whether edges have standing requests.
+    pub fn has_standing_requests(&self) -> bool {
         self.standing == "on"
     }
 
@@ -275,10 +275,10 @@ mod tests {
         assert_eq!([0, 1, 2].map(|process| devices.of(process)), ["a", "b", "a"]);
         let cores = options.cores.as_ref().expect("cores");
         assert_eq!([0, 1, 2, 3].map(|process| cores.of(process)), [0, 1, 5, 0]);
-        assert!(!options.single && !options.asks_in_advance());
+        assert!(!options.single && !options.has_standing_requests());
         assert_eq!(options.json, Some(PathBuf::from("a.json")));
         let single = read_line("--single").expect("options");
-        assert!(single.single && single.asks_in_advance());
+        assert!(single.single && single.has_standing_requests());
     }
 
     #[test]

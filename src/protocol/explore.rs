@@ -380,7 +380,7 @@ impl World {
                 Arrival::Stashed
             }
             ToReceiver::Checksum => {
-                assert!(std::mem::take(&mut self.unverified), "a sum is right behind its value");
+                assert!(std::mem::take(&mut self.unverified), "a checksum is right behind its value");
                 Arrival::Checksum
             }
             ToReceiver::CancelAck => Arrival::CancelAck,
@@ -450,12 +450,12 @@ impl World {
             + usize::from(self.unverified)
             + usize::from(stashed_in_line);
         assert_eq!(places, usize::from(self.sent), "never neither, never both: {self:?}");
-        let sums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Checksum).count();
+        let checksums = self.to_receiver.iter().filter(|message| **message == ToReceiver::Checksum).count();
         let bytes = |message: &&ToReceiver| {
             matches!(message, ToReceiver::Write | ToReceiver::Response | ToReceiver::Loan)
         };
         let with_bytes = self.to_receiver.iter().filter(bytes).count() + usize::from(self.unverified);
-        assert_eq!(sums, if self.case.validates { with_bytes } else { 0 }, "{self:?}");
+        assert_eq!(checksums, if self.case.validates { with_bytes } else { 0 }, "{self:?}");
         // The grant exists as long as a write is under way or may still be posted.
         if self.to_receiver.contains(&ToReceiver::Write) || self.to_sender.contains(&ToSender::ReRequest) {
             assert!(self.granted.is_some(), "granted memory was freed too early: {self:?}");

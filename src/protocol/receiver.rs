@@ -351,7 +351,7 @@ impl Receiver {
 
     /// A value with bytes has come.
     fn value_arrived(&mut self, cancelled: bool) -> ReceiverAction {
-        if self.validates && !is_on(Mutant::DeliveredBeforeSum) {
+        if self.validates && !is_on(Mutant::DeliveredBeforeChecksum) {
             self.state = ReceiverState::Unverified { cancelled };
             return ReceiverAction::AwaitChecksum;
         }

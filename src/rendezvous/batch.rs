@@ -180,7 +180,7 @@ impl Batch {
             context.receive_all_local(step.id, &mut local)?;
         }
         let (deadline, timeout, borrow) = (calls.deadline, calls.timeout, context.settings.borrow);
-        hand_over(&context.paths, remote, &context.lists.receive_parts, |path, receives| {
+        dispatch(&context.paths, remote, &context.lists.receive_parts, |path, receives| {
             path.receive_all(ReceiveAll { deadline, timeout, borrow, receives })
         })
     }
@@ -196,7 +196,7 @@ struct BatchCalls {
 }
 
 /// Passes to each path its part of a list.
-fn hand_over<T: OnPath>(
+fn dispatch<T: OnPath>(
     paths: &Paths,
     mut list: Reused<T>,
     parts: &Lists<Reused<T>>,
@@ -265,7 +265,7 @@ impl<'a> Values<'a> {
             context.outstanding.fetch_sub(count, Ordering::Relaxed);
             return Err(error);
         }
-        hand_over(&context.paths, remote, &context.lists.send_parts, |path, values| path.send_all(values))
+        dispatch(&context.paths, remote, &context.lists.send_parts, |path, values| path.send_all(values))
     }
 }
 

@@ -79,8 +79,8 @@ pub enum Error {
     /// A tensor arrived with another checksum than it was sent with. The setting `validate`
     /// compares them. The value is dropped.
     #[error(
-        "{key} came from {peer} with {bytes} bytes whose sum is {actual:016x}, and was sent with \
-         {sent:016x}: something between the two memories changes bytes. Have the sender send it again; \
+        "{key} came from {peer} with {bytes} bytes with the checksum {actual:016x}, and was sent \
+         with {sent:016x}: something between the two memories changes bytes. Have the sender send it again; \
          if the error comes back, look at memory errors (EDAC, mcelog) and at the error counters of the NIC \
          and its bus on both hosts"
     )]
@@ -207,13 +207,14 @@ pub enum Error {
         /// The id of the step.
         step: u64,
     },
-    /// A receive was cancelled, and its poller made no progress.
+    /// A receive was cancelled or reached its deadline, and its poller did not end it within
+    /// 2 x `cancel_grace`.
     #[error(
-        "a receive was cancelled, and its poller did nothing for {after:?}: find what keeps the polling \
-         thread from its work"
+        "a receive was cancelled or reached its deadline, and its poller did not end it within {after:?}: \
+         find the code that keeps the polling thread from polling"
     )]
     Stalled {
-        /// The time without progress.
+        /// The time for which the call waited for its end: 2 x `cancel_grace`.
         after: Duration,
     },
     /// The node has stopped.
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_corrupted_tensor_is_told_with_key_step_and_both_sums() {
+    fn a_corrupted_tensor_is_told_with_key_step_and_both_checksums() {
         let (peer, key) =
             (TaskId::new("ps", 3).expect("a job name"), "a -> b 'w1' 0:0 of step 41".to_owned());
         let error = Error::Corrupted { peer, key, bytes: 4096, sent: 0xABC, actual: 0xDEF };

@@ -49,7 +49,7 @@ impl Local {
         let mut wakeups = DeferredWakeups::default();
         let mut offered = self.table.offer(key, value);
         while let OfferOutcome::Matched(waiter, matched) = offered {
-            let Some(back) = wakeups.hand_over(key, waiter, matched) else { break };
+            let Some(back) = wakeups.deliver(key, waiter, matched) else { break };
             offered = self.table.put_back(key, back);
         }
         wakeups
@@ -61,7 +61,7 @@ impl Local {
         let deadline = waiter.waiter.deadline;
         match self.table.ask(key, waiter) {
             AskOutcome::Matched(waiter, matched) => {
-                if let Some(back) = wakeups.hand_over(key, waiter, matched) {
+                if let Some(back) = wakeups.deliver(key, waiter, matched) {
                     // A key with a value has no waiter, so the value is queued.
                     let _ = self.table.put_back(key, back);
                 }
@@ -130,7 +130,7 @@ fn failed(waiter: Waiter, error: &Error) -> DeferredWakeup {
 impl DeferredWakeups {
     /// Adds a value for its waiter. If the value does not fit the waiter's tensor, adds the error
     /// and returns the value.
-    fn hand_over(
+    fn deliver(
         &mut self,
         key: &TensorKey,
         waiter: LocalWaiter,
@@ -164,19 +164,19 @@ impl DeferredWakeup {
         match self {
             DeferredWakeup::GaveUp { key, waiter } => waiter.fail_cancelled(&key),
             DeferredWakeup::Failed { waiter, error } => waiter.complete(Err(error)),
-            DeferredWakeup::Value { waiter, value } => deliver(waiter, value),
+            DeferredWakeup::Value { waiter, value } => complete(waiter, value),
         }
     }
 }
 
-fn deliver(local: LocalWaiter, value: Value) {
+fn complete(local: LocalWaiter, value: Value) {
     let LocalWaiter { waiter, into } = local;
     let (tensor, is_dead, sender, receiver) = match (value, into) {
         (Value::Tensor(tensor), None) => {
             let placement = placement_of(&tensor);
             (Payload::Tensor(tensor), false, placement, placement)
         }
-        // `hand_over` has compared type and shape.
+        // `DeferredWakeups::deliver` has compared type and shape.
         (Value::Tensor(tensor), Some(mut given)) => {
             given.bytes_mut().copy_from_slice(tensor.bytes());
             let (sender, receiver) = (placement_of(&tensor), placement_of_mut(&given));

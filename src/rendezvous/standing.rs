@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 /// A trainer receives the same edges in each step. One message tells the sender the destinations of
 /// many steps, and the sender writes each tensor the moment it is produced. In steady state a
 /// tensor is one one-sided write, and `window` steps cost two control messages. Receives stay as
-/// they are: the receive of a step takes what was requested in advance. The first receive tells
-/// what the tensors are like; nothing is requested in advance before it.
+/// they are: the receive of a step takes the value of its standing request. The first receive gives
+/// the element type and the size of the tensors. No standing request is sent before it.
 ///
 /// ```
 /// # use std::time::Duration;

@@ -129,9 +129,9 @@ figures! {
         /// Errors received from a peer.
         ErrorsReceived = "errors_received",
         /// Values whose checksum was compared with the sender's.
-        SumsChecked = "sums_checked",
+        ChecksumsVerified = "checksums_verified",
         /// Values with another checksum. They are not delivered.
-        SumMismatches = "sum_mismatches",
+        ChecksumMismatches = "checksum_mismatches",
         /// Peers that were lost.
         PeersLost = "peers_lost",
         /// Rounds of the poll loop.

@@ -3,6 +3,7 @@
 //! Nothing here behaves: no I/O, no clock, no memory management. Everything that reads a peer's
 //! bytes lives here, is length-checked term by term, and returns an error rather than panicking.
 
+mod checksum;
 mod cluster;
 mod dtype;
 mod edge;
@@ -15,10 +16,10 @@ pub mod message;
 mod shape;
 mod status;
 mod step_id;
-mod sum;
 mod text;
 mod time;
 
+pub use checksum::checksum_of;
 pub use cluster::{
     Cluster, ClusterError, HostPort, HostPortError, JobError, MAX_CLUSTER_TEXT, MAX_JOB, TaskId,
 };
@@ -32,6 +33,5 @@ pub use loss::LossCause;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use status::{Code, Status};
 pub use step_id::StepId;
-pub use sum::sum_of;
 pub(crate) use text::quote;
 pub use time::Time;

@@ -36,7 +36,7 @@ fn tensors_and_bytes_are_those_of_the_formula_and_go_through_shared_memory() {
 }
 
 #[test]
-fn asked_for_in_advance_tensors_take_hardly_more_than_one_operation_each() {
+fn tensors_with_a_standing_request_take_hardly_more_than_one_operation_each() {
     let operations = |standing: &str| {
         let args = format!("--workers 2 --steps 100 --standing {standing}");
         let summary = Train::new(&args).summary();
@@ -44,7 +44,7 @@ fn asked_for_in_advance_tensors_take_hardly_more_than_one_operation_each() {
         number("fabric_ops") / number("tensors_moved")
     };
     let (on, off) = (operations("on"), operations("off"));
-    println!("operations of a tensor: {on:.2} asked for in advance, {off:.2} otherwise");
+    println!("operations of a tensor: {on:.2} with standing requests, {off:.2} without");
     // At the end each edge cancels its standing requests beyond the last step.
     assert!(on < 1.5 && off >= 2.0, "{on} and {off}");
 }

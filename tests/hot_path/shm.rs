@@ -386,31 +386,31 @@ fn batches_of_more_than_may_be_outstanding() {
 }
 
 #[test]
-fn small_tensors_that_are_asked_for_in_advance() {
+fn small_tensors_with_a_standing_request() {
     prove("small_standing");
 }
 
 #[test]
-fn written_tensors_that_are_asked_for_in_advance() {
+fn written_tensors_with_a_standing_request() {
     prove("written_standing");
 }
 
 #[test]
-fn borrowed_tensors_that_are_asked_for_in_advance() {
+fn borrowed_tensors_with_a_standing_request() {
     prove("borrowed_standing");
 }
 
 #[test]
-fn several_edges_that_are_asked_for_in_advance() {
+fn several_edges_with_a_standing_request() {
     prove("several_standing");
 }
 
 #[test]
-fn tensors_that_are_compared_with_their_sums() {
+fn tensors_that_are_compared_with_their_checksums() {
     ["small_validated", "written_validated", "borrowed_validated"].into_iter().for_each(prove);
 }
 
 #[test]
-fn tensors_that_are_asked_for_in_advance_and_compared_with_their_sums() {
+fn tensors_with_a_standing_request_that_are_compared_with_their_checksums() {
     prove("several_standing_validated");
 }

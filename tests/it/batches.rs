@@ -183,7 +183,7 @@ fn large_tensors_of_a_batch_are_written_each_on_its_own() {
 }
 
 #[test]
-fn batches_of_edges_that_are_asked_for_in_advance_claim_what_came() {
+fn batches_of_edges_with_a_standing_request_claim_early_arrivals() {
     const STEPS: u64 = 40;
     run(2, &[], |node, task| {
         let sequence = node.sequence(1 << 40);

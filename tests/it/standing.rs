@@ -211,7 +211,7 @@ fn a_second_receive_of_a_step_gets_a_value_of_its_own() {
 }
 
 #[test]
-fn who_stops_asking_in_advance_loses_nothing() {
+fn the_end_of_a_standing_request_loses_nothing() {
     pair(
         &[],
         |node, sequence| (0..30).for_each(|n| send(node, sequence, n, LARGE)),
@@ -234,7 +234,7 @@ fn who_stops_asking_in_advance_loses_nothing() {
 }
 
 #[test]
-fn a_receive_into_memory_takes_what_was_asked_for_in_advance() {
+fn a_receive_into_memory_takes_the_value_of_a_standing_request() {
     pair(
         &[],
         |node, sequence| (0..30).for_each(|n| send(node, sequence, n, LARGE)),
@@ -408,15 +408,19 @@ fn threads_may_make_change_and_drop_what_others_made() {
                 drop(give);
             });
             (2..10).for_each(|n| receive(node, sequence, n, 200));
-            let armed = node.counters().get(Counter::StandingRequests);
+            let requested = node.counters().get(Counter::StandingRequests);
             (10..40).for_each(|n| receive(node, sequence, n, 200));
-            assert_eq!(node.counters().get(Counter::StandingRequests), armed, "one is left, that nobody has");
+            assert_eq!(
+                node.counters().get(Counter::StandingRequests),
+                requested,
+                "one is left, that nobody has"
+            );
         },
     );
 }
 
 #[test]
-fn what_can_not_be_asked_for_in_advance_is_refused_by_name() {
+fn a_standing_request_that_cannot_be_made_is_refused_by_name() {
     run(2, &[], |node, task| {
         let sequence = node.sequence(BASE);
         let error = node.standing(&there(node, 1 - task), sequence, 4).expect_err("it ends there");
@@ -491,7 +495,7 @@ fn role_sender() {
 }
 
 #[test]
-fn a_sender_that_comes_back_is_asked_in_advance_again() {
+fn a_sender_that_comes_back_gets_standing_requests_again() {
     let cluster = cluster(2);
     let start = |first: u64| {
         Other::start_with("standing::role_sender", &cluster, &[("TEST_FIRST", &first.to_string())])

@@ -55,8 +55,8 @@ fn exchange(
 }
 
 fn all_checked(counted: Snapshot, received: u64) {
-    assert_eq!(counted.get(Counter::SumsChecked), received, "{counted}");
-    assert_eq!(counted.get(Counter::SumMismatches), 0, "{counted}");
+    assert_eq!(counted.get(Counter::ChecksumsVerified), received, "{counted}");
+    assert_eq!(counted.get(Counter::ChecksumMismatches), 0, "{counted}");
 }
 
 fn only_receiver(task: u32) -> Vec<(&'static str, &'static str)> {
@@ -78,7 +78,7 @@ fn every_tensor_is_checked_if_its_receiver_alone_wishes_it() {
 }
 
 #[test]
-fn tensors_that_are_asked_for_in_advance_are_checked() {
+fn tensors_with_a_standing_request_are_checked() {
     exchange(only_receiver, true, false, all_checked);
     exchange(only_receiver, true, true, all_checked);
 }
@@ -95,7 +95,7 @@ fn borrowed_tensors_are_checked_where_they_lie() {
 #[test]
 fn who_does_not_wish_it_pays_nothing() {
     exchange(only_sender, false, false, |counted, _| {
-        assert_eq!(counted.get(Counter::SumsChecked), 0, "{counted}");
+        assert_eq!(counted.get(Counter::ChecksumsVerified), 0, "{counted}");
     });
 }
 
@@ -111,6 +111,6 @@ fn within_a_process_there_is_nothing_to_check_and_dead_values_have_no_bytes() {
         } else {
             assert!(step.recv(&here(node, 0), SOON).expect("sent").is_dead);
         }
-        assert_eq!(node.counters().get(Counter::SumsChecked), 0);
+        assert_eq!(node.counters().get(Counter::ChecksumsVerified), 0);
     });
 }

@@ -111,8 +111,8 @@ const REACHED: &[Counter] = &[
     Counter::ErrorsReceived,
     Counter::PeersLost,
     Counter::TensorsReceived,
-    Counter::SumsChecked,
-    Counter::SumMismatches,
+    Counter::ChecksumsVerified,
+    Counter::ChecksumMismatches,
     Counter::IdlePolls,
 ];
 

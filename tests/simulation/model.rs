@@ -5,7 +5,7 @@ use crate::program::{At, Form, Key, Settings, UNLIMITED};
 use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use tensorwire::internals::wire::{Time, sum_of};
+use tensorwire::internals::wire::{Time, checksum_of};
 use tensorwire::{Code, DType, Error, Tensor};
 
 /// A violation of the model, in words.
@@ -272,7 +272,7 @@ impl Model {
             let form = value.form.as_ref().filter(|form| form.meta().bytes() == bytes);
             form.is_some_and(|form| {
                 let content = pattern(key, number, form.dtype).flatten().take(bytes as usize);
-                sum_of(&content.collect::<Vec<u8>>()) == sent
+                checksum_of(&content.collect::<Vec<u8>>()) == sent
             })
         })
     }

@@ -163,8 +163,8 @@ impl World {
     fn is_quiet(&mut self, who: &[At]) -> Result<bool, Violation> {
         let asked = |world: &Self| {
             let processes = who.iter().filter_map(|at| world.processes[*at].as_ref());
-            processes.map(|process| process.load().links).fold((0, 0), |(asked, armed), links| {
-                (asked + links.requests - links.standing, armed + links.standing)
+            processes.map(|process| process.load().links).fold((0, 0), |(asked, standing), links| {
+                (asked + links.requests - links.standing, standing + links.standing)
             })
         };
         match asked(self) {

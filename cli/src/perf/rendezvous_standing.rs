@@ -95,7 +95,7 @@ impl Exchange for RendezvousStanding {
     }
 
     fn how(&self) -> String {
-        format!("standing requests, {} steps in advance", self.options.standing())
+        format!("standing requests, window {}", self.options.standing())
     }
 
     fn resize(&mut self, bytes: usize) -> Result<(), CliError> {

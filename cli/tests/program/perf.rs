@@ -285,8 +285,8 @@ fn what_costs_less_is_measured_beside_what_it_replaces() {
     let folder = tempfile::tempdir().expect("a folder");
     for (option, name, how) in [
         ("--batch 20", "one_by_one", "20 tensors each way by one call"),
-        ("--standing", "plain", "standing requests, 16 steps in advance"),
-        ("--standing 3 -I 0", "plain", "standing requests, 3 steps in advance"),
+        ("--standing", "plain", "standing requests, window 16"),
+        ("--standing 3 -I 0", "plain", "standing requests, window 3"),
     ] {
         let path = folder.path().join("report");
         let options = "-s 8,4KiB -n 300 --warmup 20 --pool 16MiB --json";

@@ -89,7 +89,7 @@ impl Owner {
             3 => self.cancel_requests(input),
             4 | 5 => self.answer(input),
             6 => self.links.drop_stashed(input.number()),
-            7 => self.ask_in_advance(input),
+            7 => self.make_standing_request(input),
             8 => self.links.withdraw_standing(self.link, &key(input), input.number() % 4, input.number() % 2),
             _ => self.delivered.truncate(input.below(8)),
         }
@@ -119,7 +119,7 @@ impl Owner {
         }
     }
 
-    fn ask_in_advance(&mut self, input: &mut Input<'_>) {
+    fn make_standing_request(&mut self, input: &mut Input<'_>) {
         let (first, count) = (key(input), input.u8().into());
         let posted = self.links.post_standing(self.link, &first, count, input.flag(), input.number() % 2);
         assert!(posted.steps <= count.min(SETTINGS.max_requests / 2));

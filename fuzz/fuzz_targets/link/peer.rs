@@ -11,7 +11,7 @@ use tensorwire::internals::wire::message::{
     Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest, StandingStep,
     StandingSteps, TensorRequest, VERSION, VersionedMeta,
 };
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, sum_of};
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, checksum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
@@ -36,7 +36,7 @@ pub struct Peer {
     tensor: Tensor,
     loans: Vec<LentBytes>,
     /// Of the bytes that it sent last.
-    sum: u64,
+    checksum: u64,
 }
 
 impl Peer {
@@ -58,7 +58,7 @@ impl Peer {
             grants: Vec::new(),
             tensor: tensor.freeze(),
             loans: Vec::new(),
-            sum: 0,
+            checksum: 0,
         }
     }
 
@@ -86,7 +86,7 @@ impl Peer {
             0 => self.is_attentive = !self.is_attentive,
             1 => self.loans.clear(),
             2 => self.port.post_receives(self.link, input.u8().into()),
-            3 => self.ask_in_advance(input),
+            3 => self.make_standing_request(input),
             4 if input.u8() > 200 => self.port.fail(self.link, LinkFailure::Closed),
             5 => self.pack_or_unpack(),
             _ => self.say(&Message::Pong { nonce: 1 ^ 2u64.rotate_left(32) }),
@@ -159,7 +159,7 @@ impl Peer {
         self.say(&Message::Request(request));
     }
 
-    fn ask_in_advance(&mut self, input: &mut Input<'_>) {
+    fn make_standing_request(&mut self, input: &mut Input<'_>) {
         let room = if input.flag() { Some((input.number() as u16, input.number())) } else { None };
         let mut steps = Vec::new();
         for _ in 0..=input.below(20) {
@@ -239,7 +239,7 @@ impl Peer {
             }
         };
         let data = vec![input.u8(); size];
-        self.sum = sum_of(&data);
+        self.checksum = checksum_of(&data);
         self.say(&Message::Response { request, meta, data: &data });
     }
 
@@ -252,8 +252,8 @@ impl Peer {
             2 => Message::Stashed { request: known, stash_id: input.number() as u32 },
             3 => Message::Ping { version: VERSION, nonce: input.number() },
             4 => Message::RouteDrop { number: input.number() as u32 },
-            5 if input.flag() => Message::Checksum { request: known, sum: self.sum },
-            5 => Message::Checksum { request: known, sum: input.number() },
+            5 if input.flag() => Message::Checksum { request: known, checksum: self.checksum },
+            5 => Message::Checksum { request: known, checksum: input.number() },
             _ => Message::Cancel { request: known },
         };
         self.say(&message);
@@ -302,7 +302,7 @@ impl Peer {
         let immediate = self.any_immediate(input, ImmediateKind::Plain);
         let tensor = self.tensor.clone();
         let has_immediate = input.u8() < 200;
-        self.sum = sum_of(&tensor.bytes()[..len as usize]);
+        self.checksum = checksum_of(&tensor.bytes()[..len as usize]);
         let _ = self.port.write(self.link, &tensor, len, &target, has_immediate.then_some(immediate));
     }
 
@@ -310,7 +310,7 @@ impl Peer {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
         let tensor = self.tensor.clone();
         let permit = LoanPermit::unbounded();
-        self.sum = sum_of(tensor.bytes());
+        self.checksum = checksum_of(tensor.bytes());
         let _ = self.port.lend(self.link, &tensor, permit, immediate);
     }
 

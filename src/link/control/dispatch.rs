@@ -58,7 +58,7 @@ impl<C> Link<C> {
                 false => Err(format!("route {number} was dropped, but never announced")),
             },
             Message::Request(request) => self.on_request(cx, &request, false),
-            Message::StandingRequest(arm) => self.on_standing_request(cx, &arm),
+            Message::StandingRequest(standing) => self.on_standing_request(cx, &standing),
             Message::ReRequest { request, grant } => self.on_re_request(cx, request, grant),
             Message::Cancel { request } => {
                 self.on_cancel(cx, request);
@@ -72,7 +72,7 @@ impl<C> Link<C> {
                 self.on_return(cx, request, WireKey { route, step, frame, iteration }, stash_id)
             }
             Message::Stashed { request, stash_id } => self.on_stashed(cx, request, stash_id),
-            Message::Checksum { request, sum } => self.on_checksum(cx, request, sum),
+            Message::Checksum { request, checksum } => self.on_checksum(cx, request, checksum),
         }
     }
 

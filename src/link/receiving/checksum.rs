@@ -12,8 +12,8 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Arrival, Receiver};
 use crate::telemetry::Counter;
+use crate::wire::checksum_of;
 use crate::wire::message::{Message, Placement, RequestId};
-use crate::wire::sum_of;
 
 /// A value that has come and whose checksum is still to come.
 #[derive(Debug)]
@@ -39,8 +39,8 @@ impl Unverified {
     }
 }
 
-fn sum(bytes: &[u8]) -> u64 {
-    if is_on(Mutant::SumOfHead) { sum_of(&bytes[..bytes.len().min(8)]) } else { sum_of(bytes) }
+fn checksum(bytes: &[u8]) -> u64 {
+    if is_on(Mutant::ChecksumOfHead) { checksum_of(&bytes[..bytes.len().min(8)]) } else { checksum_of(bytes) }
 }
 
 impl<C> Link<C> {
@@ -51,8 +51,8 @@ impl<C> Link<C> {
 
     /// The checksum of a value that is about to leave, if the peer asked for it.
     #[inline]
-    pub(in crate::link) fn sum(&self, validate: bool, value: &Tensor) -> Option<u64> {
-        validate.then(|| sum(value.bytes()))
+    pub(in crate::link) fn checksum(&self, validate: bool, value: &Tensor) -> Option<u64> {
+        validate.then(|| checksum(value.bytes()))
     }
 
     /// Sends the checksum, directly behind its value.
@@ -61,10 +61,10 @@ impl<C> Link<C> {
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
         request: RequestId,
-        sum: Option<u64>,
+        checksum: Option<u64>,
     ) {
-        if let Some(sum) = sum {
-            self.send(cx, &Message::Checksum { request, sum });
+        if let Some(checksum) = checksum {
+            self.send(cx, &Message::Checksum { request, checksum });
         }
     }
 
@@ -87,9 +87,9 @@ impl<C> Link<C> {
         // The machine accepts a checksum only behind a value.
         let Some(unverified) = request.unverified.take() else { return Ok(()) };
         let is_late = request.waiter.is_none();
-        cx.counters.increment(Counter::SumsChecked);
-        let actual = sum(unverified.bytes());
-        let is_right = actual == sent || is_on(Mutant::SumNotCompared);
+        cx.counters.increment(Counter::ChecksumsVerified);
+        let actual = checksum(unverified.bytes());
+        let is_right = actual == sent || is_on(Mutant::ChecksumNotCompared);
         if is_right || is_on(Mutant::CorruptedHandedOn) && is_late {
             match unverified {
                 Unverified::Placed(received, sender) => self.deliver(cx, id, action, received, sender),
@@ -97,7 +97,7 @@ impl<C> Link<C> {
             }
             return Ok(());
         }
-        cx.counters.increment(Counter::SumMismatches);
+        cx.counters.increment(Counter::ChecksumMismatches);
         let corruption = Corruption { bytes: unverified.bytes().len() as u64, sent, actual };
         // The received memory goes back to its pool or its lender.
         drop(unverified);

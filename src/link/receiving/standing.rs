@@ -23,7 +23,7 @@ use foldhash::fast::RandomState;
 
 /// Unclaimed requests for which memory is allocated at the start. A hash table that is less than
 /// half full never grows.
-const ARMED: usize = 256;
+const EXPECTED_REQUESTS: usize = 256;
 /// Standing requests may use one in this many of the slots, grants and routes of a link.
 pub(in crate::link) const SHARE: u32 = 2;
 /// Destinations of standing requests may use one in this many bytes of the pool.
@@ -108,7 +108,7 @@ pub(in crate::link) struct StandingTable {
 
 impl StandingTable {
     pub fn new() -> Self {
-        let by_key = HashMap::with_capacity_and_hasher(ARMED, RandomState::default());
+        let by_key = HashMap::with_capacity_and_hasher(EXPECTED_REQUESTS, RandomState::default());
         StandingTable { by_key, most: u32::MAX, scratch: Vec::new() }
     }
 
@@ -241,11 +241,11 @@ impl<C> Link<C> {
             RouteOutstanding::None => count,
             RouteOutstanding::StandingOnly => {
                 let mut key = first.clone();
-                let is_armed = |nth: &u32| {
+                let is_standing = |nth: &u32| {
                     key.step = first.step + u64::from(*nth);
                     self.standing.by_key.contains_key(&key)
                 };
-                (0..count).find(is_armed).unwrap_or(count)
+                (0..count).find(is_standing).unwrap_or(count)
             }
             RouteOutstanding::Any => {
                 let same = |key: &TensorKey| {
@@ -414,7 +414,7 @@ impl<C> Link<C> {
     /// Keeps what came for an unclaimed standing request.
     pub(in crate::link) fn store_early(&mut self, id: RequestId, early: EarlyArrival) {
         if let Some(request) = self.requests.get(id)
-            && !is_on(Mutant::ParkedDropped)
+            && !is_on(Mutant::EarlyArrivalDropped)
         {
             request.early = Some(early);
         }
@@ -464,12 +464,12 @@ impl<C> Link<C> {
     }
 
     fn withdraw_one<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, id: RequestId) {
-        if !is_on(Mutant::ArmedStaysListed) {
+        if !is_on(Mutant::WithdrawnStaysListed) {
             self.unlist(cx, id);
         }
         let Some(request) = self.requests.get(id) else { return };
         match request.early.take() {
-            Some(EarlyArrival::Value(value)) if !is_on(Mutant::DisarmedValueDropped) => {
+            Some(EarlyArrival::Value(value)) if !is_on(Mutant::WithdrawnValueDropped) => {
                 self.hold(cx, id, value)
             }
             Some(_) => {}
@@ -487,7 +487,7 @@ impl<C> Link<C> {
             let Some((_, request)) = self.requests.in_slot(slot) else { continue };
             cx.standing_bytes.remove(request);
             if let Some(EarlyArrival::Value(value)) = request.early.take()
-                && !is_on(Mutant::ParkedNotOrphaned)
+                && !is_on(Mutant::EarlyArrivalNotOrphaned)
             {
                 self.stash.keep(StashEntry { key: request.key.clone(), value, asked: request.asked });
             }

@@ -136,21 +136,21 @@ impl<C> Link<C> {
     pub(in crate::link) fn on_standing_request<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
-        arm: &StandingRequest<'_>,
+        standing: &StandingRequest<'_>,
     ) -> Result<(), String> {
-        for (n, step) in arm.steps.iter().enumerate() {
+        for (n, step) in standing.steps.iter().enumerate() {
             let request = TensorRequest {
                 request: step.request,
-                route: arm.route,
+                route: standing.route,
                 // The decoder refuses a message in which this overflows.
-                step: arm.first_step.wrapping_add(n as u64),
-                frame: arm.frame,
-                iteration: arm.iteration,
-                meta_version: arm.meta_version,
+                step: standing.first_step.wrapping_add(n as u64),
+                frame: standing.frame,
+                iteration: standing.iteration,
+                meta_version: standing.meta_version,
                 timeout_ms: u32::MAX,
-                borrow: arm.borrow,
-                validate: arm.validate,
-                grant: arm.grant(&step),
+                borrow: standing.borrow,
+                validate: standing.validate,
+                grant: standing.grant(&step),
             };
             self.on_request(cx, &request, true)?;
         }
@@ -174,9 +174,9 @@ impl<C> Link<C> {
         if let Some((tensor, number)) = served.pinned {
             let bytes = tensor.meta().bytes();
             self.answered.note(request, number, of);
-            let sum = self.sum(served.validate && !is_on(Mutant::SumLeftOut), &tensor);
+            let checksum = self.checksum(served.validate && !is_on(Mutant::ChecksumLeftOut), &tensor);
             self.write(cx, request, tensor, grant, ImmediateKind::Plain);
-            self.send_checksum(cx, request, sum);
+            self.send_checksum(cx, request, checksum);
             cx.events.push_back(LinkEvent::Resumed { bytes });
         }
         Ok(())
@@ -317,7 +317,7 @@ impl<C> Link<C> {
         }
         self.remove_peer_request(request.slot.index());
         self.answered.note(request, number, of);
-        let sum = self.sum(validate, &tensor);
+        let checksum = self.checksum(validate, &tensor);
         match (answer, grant) {
             (SenderAnswer::Lend { meta_first }, _) => {
                 // The machine lends only with a permit.
@@ -337,7 +337,7 @@ impl<C> Link<C> {
                 cx.counters.increment(Counter::SmallResponses);
                 let response = Message::Response { request, meta, data: tensor.bytes() };
                 self.send(cx, &response);
-                self.send_checksum(cx, request, sum);
+                self.send_checksum(cx, request, checksum);
                 return ServeOutcome::Copied;
             }
             (SenderAnswer::Write, Some(grant)) => {
@@ -360,7 +360,7 @@ impl<C> Link<C> {
                 _,
             ) => {}
         }
-        self.send_checksum(cx, request, sum);
+        self.send_checksum(cx, request, checksum);
         ServeOutcome::Posted
     }
 

@@ -3,8 +3,8 @@
 use super::standing::OWNER;
 use super::*;
 use crate::memory::Tensor;
+use crate::wire::checksum_of;
 use crate::wire::message::{StandingStep, StandingSteps};
-use crate::wire::sum_of;
 
 const BYTES: [u8; 4] = [1, 2, 3, 4];
 
@@ -21,8 +21,8 @@ enum Seen {
 }
 
 impl ByHand {
-    fn sum(&mut self, request: RequestId, sum: u64) {
-        self.say(&Message::Checksum { request, sum });
+    fn checksum(&mut self, request: RequestId, checksum: u64) {
+        self.say(&Message::Checksum { request, checksum });
     }
 
     fn response(&mut self, request: RequestId, data: &[u8]) {
@@ -120,9 +120,10 @@ impl Scene {
     fn post_two(&mut self) -> [RequestId; 2] {
         assert_eq!(self.post_standing(5, 2), 2);
         loop {
-            if let Message::StandingRequest(arm) = Message::decode(&self.peer.next()).expect("a message") {
-                assert!(arm.validate);
-                let mut steps = arm.steps.iter().map(|step| step.request);
+            if let Message::StandingRequest(standing) = Message::decode(&self.peer.next()).expect("a message")
+            {
+                assert!(standing.validate);
+                let mut steps = standing.steps.iter().map(|step| step.request);
                 return [(); 2].map(|()| steps.next().expect("two"));
             }
         }
@@ -153,9 +154,9 @@ fn a_value_is_delivered_with_its_right_checksum() {
     let request = scene.request();
     scene.peer.response(request, &BYTES);
     scene.nothing();
-    scene.peer.sum(request, sum_of(&BYTES));
+    scene.peer.checksum(request, checksum_of(&BYTES));
     assert_eq!(scene.tensor().bytes(), BYTES);
-    assert_eq!((scene.count(Counter::SumsChecked), scene.count(Counter::SumMismatches)), (1, 0));
+    assert_eq!((scene.count(Counter::ChecksumsVerified), scene.count(Counter::ChecksumMismatches)), (1, 0));
 }
 
 #[test]
@@ -163,10 +164,10 @@ fn a_value_with_another_checksum_is_an_error_and_is_not_delivered() {
     let mut scene = validating();
     let request = scene.request();
     scene.peer.response(request, &BYTES);
-    scene.peer.sum(request, 7);
-    let corruption = Corruption { bytes: 4, sent: 7, actual: sum_of(&BYTES) };
+    scene.peer.checksum(request, 7);
+    let corruption = Corruption { bytes: 4, sent: 7, actual: checksum_of(&BYTES) };
     assert_eq!(scene.corruption(), (77, corruption));
-    assert_eq!((scene.count(Counter::SumsChecked), scene.count(Counter::SumMismatches)), (1, 1));
+    assert_eq!((scene.count(Counter::ChecksumsVerified), scene.count(Counter::ChecksumMismatches)), (1, 1));
     let load = scene.links.load();
     assert_eq!((load.requests, load.stashed, load.unresolved), (0, 0, 0));
     assert!(scene.links.pool().is_empty(), "nothing leaked");
@@ -174,8 +175,8 @@ fn a_value_with_another_checksum_is_an_error_and_is_not_delivered() {
 
 #[test]
 fn a_tensor_of_the_receiver_and_one_that_does_not_fit_are_checked_too() {
-    for (len, sum, fits) in
-        [(4, sum_of(&BYTES), true), (4, 1, true), (5, sum_of(&BYTES), false), (5, 1, false)]
+    for (len, checksum, fits) in
+        [(4, checksum_of(&BYTES), true), (4, 1, true), (5, checksum_of(&BYTES), false), (5, 1, false)]
     {
         let mut scene = validating();
         let into = scene.links.pool().zeroed(meta(DType::U8, &[len]).meta).expect("room");
@@ -183,8 +184,8 @@ fn a_tensor_of_the_receiver_and_one_that_does_not_fit_are_checked_too() {
             scene.links.request(scene.link, key(1), Destination::Into(into), u32::MAX, 3).expect("sent");
         scene.peer.response(request, &BYTES);
         scene.nothing();
-        scene.peer.sum(request, sum);
-        match (scene.event(), sum == 1, fits) {
+        scene.peer.checksum(request, checksum);
+        match (scene.event(), checksum == 1, fits) {
             (LinkEvent::Arrived { received: Received::Into(given), .. }, false, true) => {
                 assert_eq!(given.bytes(), BYTES);
             }
@@ -213,7 +214,7 @@ fn a_loan_is_checked_where_it_lies_and_goes_back_if_it_is_wrong() {
         };
         scene.peer.lend(request, 1000, 9);
         scene.nothing();
-        scene.peer.sum(request, sum_of(&[9; 1000]) ^ u64::from(!right));
+        scene.peer.checksum(request, checksum_of(&[9; 1000]) ^ u64::from(!right));
         match right {
             true => assert_eq!(scene.tensor().bytes(), [9; 1000]),
             false => assert_eq!(scene.corruption().1.bytes, 1000),
@@ -237,7 +238,7 @@ fn a_value_without_bytes_has_no_checksum() {
     let request = scene.request();
     scene.peer.say(&Message::Error { request, status: Status::new(Code::NotFound, "no") });
     assert!(matches!(scene.event(), LinkEvent::Failed { error: RequestError::Remote(_), .. }));
-    assert_eq!(scene.count(Counter::SumsChecked), 0);
+    assert_eq!(scene.count(Counter::ChecksumsVerified), 0);
 }
 
 #[test]
@@ -246,12 +247,12 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
     let cases: [(bool, Say, &str); 6] = [
         (
             false,
-            |peer, request| peer.sum(request, 0),
+            |peer, request| peer.checksum(request, 0),
             "a checksum came for a request that waits for its first answer",
         ),
         (
             true,
-            |peer, request| peer.sum(request, 0),
+            |peer, request| peer.checksum(request, 0),
             "a checksum came for a request that waits for its first answer",
         ),
         (
@@ -284,7 +285,7 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
                 peer.response(request, &BYTES);
                 peer.say_bytes(&[16, 0, 0, 0, 0, 1, 2, 3]);
             },
-            "a message of type 16 ends after 8 bytes, in its sum",
+            "a message of type 16 ends after 8 bytes, in its checksum",
         ),
     ];
     for (validate, say, part) in cases {
@@ -303,13 +304,13 @@ fn a_checksum_for_a_slot_that_is_free_or_used_again_is_dropped_and_counted() {
     let stale = RequestId { generation: request.generation.wrapping_sub(1), ..request };
     let beyond = RequestId { slot: Slot::new(1_000_000).expect("20 bits"), ..request };
     for id in [stale, beyond] {
-        scene.peer.sum(id, 1);
+        scene.peer.checksum(id, 1);
         scene.nothing();
     }
     scene.peer.response(request, &BYTES);
-    scene.peer.sum(request, sum_of(&BYTES));
-    scene.peer.sum(request, sum_of(&BYTES));
-    assert_eq!(scene.tensor().bytes(), BYTES, "a second sum is for a slot that is free");
+    scene.peer.checksum(request, checksum_of(&BYTES));
+    scene.peer.checksum(request, checksum_of(&BYTES));
+    assert_eq!(scene.tensor().bytes(), BYTES, "a second checksum is for a slot that is free");
     assert_eq!(scene.count(Counter::StaleGenerations), 3);
 }
 
@@ -342,7 +343,7 @@ fn a_waiter_that_cancels_before_the_checksum_gets_the_value() {
         scene.peer.response(request, &BYTES);
         scene.nothing();
         scene.links.cancel_request(scene.link, request, &mut |_, _| CancelDecision::Cancel);
-        scene.peer.sum(request, sum_of(&BYTES) ^ u64::from(!right));
+        scene.peer.checksum(request, checksum_of(&BYTES) ^ u64::from(!right));
         scene.peer.say(&Message::CancelAck { request });
         match right {
             true => assert_eq!(scene.tensor().bytes(), BYTES),
@@ -362,7 +363,7 @@ fn the_next_receive_gets_the_error_of_a_value_that_was_corrupted_without_a_waite
     scene.drop_waiter(request);
     scene.links.request(scene.link, key(1), Destination::Alloc, u32::MAX, 78).expect("blocked");
     assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
-    scene.peer.sum(request, 1);
+    scene.peer.checksum(request, 1);
     scene.nothing();
     assert!(scene.links.pool().is_empty(), "the bytes are gone");
     let stash_id = match Message::decode(&scene.peer.next()).expect("a message") {
@@ -376,7 +377,7 @@ fn the_next_receive_gets_the_error_of_a_value_that_was_corrupted_without_a_waite
         other => panic!("{other:?}"),
     };
     scene.peer.say(&Message::Stashed { request, stash_id });
-    assert_eq!(scene.corruption(), (78, Corruption { bytes: 4, sent: 1, actual: sum_of(&BYTES) }));
+    assert_eq!(scene.corruption(), (78, Corruption { bytes: 4, sent: 1, actual: checksum_of(&BYTES) }));
     let load = scene.links.load();
     assert_eq!((load.requests, load.stashed, load.unresolved), (0, 0, 0), "told once");
 }
@@ -386,7 +387,7 @@ fn the_next_receive_gets_the_error_of_a_corrupted_value_whose_link_ended() {
     let mut scene = validating();
     let [first, _] = scene.post_two();
     scene.peer.response(first, &BYTES);
-    scene.peer.sum(first, 1);
+    scene.peer.checksum(first, 1);
     scene.nothing();
     scene.peer.say_bytes(&[99]);
     let events = scene.events();
@@ -407,10 +408,10 @@ fn standing_requests_are_checked_claimed_or_not() {
     scene.nothing();
     scene.claim_step(5);
     scene.nothing();
-    scene.peer.sum(first, sum_of(&BYTES));
+    scene.peer.checksum(first, checksum_of(&BYTES));
     assert_eq!(scene.tensor().bytes(), BYTES);
     scene.peer.response(second, &BYTES);
-    scene.peer.sum(second, 3);
+    scene.peer.checksum(second, 3);
     scene.nothing();
     scene.claim_step(6);
     assert_eq!(scene.corruption().0, 6);
@@ -434,7 +435,7 @@ fn a_repeated_standing_request_is_checked_like_any_other() {
     }
     scene.peer.response(first, &BYTES);
     scene.nothing();
-    scene.peer.sum(first, 1);
+    scene.peer.checksum(first, 1);
     assert_eq!(scene.corruption().0, 5);
 }
 
@@ -448,7 +449,7 @@ fn a_standing_request_cancelled_between_value_and_checksum_is_in_line_again() {
     for request in [first, second] {
         assert_eq!(Message::decode(&scene.peer.next()), Ok(Message::Cancel { request }));
     }
-    scene.peer.sum(first, sum_of(&BYTES));
+    scene.peer.checksum(first, checksum_of(&BYTES));
     scene.peer.say(&Message::CancelAck { request: first });
     scene.peer.say(&Message::CancelAck { request: second });
     scene.nothing();
@@ -457,10 +458,10 @@ fn a_standing_request_cancelled_between_value_and_checksum_is_in_line_again() {
     assert_eq!((load.requests, load.stashed, load.unresolved, load.standing), (0, 1, 0, 0));
 }
 
-fn checksum(slot: u32, sum: u64) -> Seen {
+fn checksum_message(slot: u32, checksum: u64) -> Seen {
     let request = RequestId { slot: Slot::new(slot).expect("20 bits"), generation: 0 };
     let mut bytes = Vec::new();
-    Message::Checksum { request, sum }.encode(&mut bytes);
+    Message::Checksum { request, checksum }.encode(&mut bytes);
     Seen::Message(bytes)
 }
 
@@ -493,7 +494,7 @@ fn the_checksum_follows_every_answer_with_bytes_and_no_other() {
     scene.peer.ask_validated(0, false, None);
     serve(&mut scene, Some(9));
     let seen = scene.peer.seen(2);
-    assert_eq!((kind(&seen[0]), &seen[1]), (8, &checksum(0, sum_of(&[9; 9]))));
+    assert_eq!((kind(&seen[0]), &seen[1]), (8, &checksum_message(0, checksum_of(&[9; 9]))));
     // Meta-data first, and the write after the re-request.
     scene.peer.ask_validated(1, false, None);
     serve(&mut scene, Some(1000));
@@ -502,14 +503,17 @@ fn the_checksum_follows_every_answer_with_bytes_and_no_other() {
     let request = RequestId { slot: Slot::new(1).expect("20 bits"), generation: 0 };
     scene.peer.say(&Message::ReRequest { request, grant });
     scene.events();
-    let sum = sum_of(&[1000_u32 as u8; 1000]);
-    assert_eq!(scene.peer.seen(2), [Seen::Immediate(ImmediateKind::Plain, 1000), checksum(1, sum)]);
+    let checksum = checksum_of(&[1000_u32 as u8; 1000]);
+    assert_eq!(
+        scene.peer.seen(2),
+        [Seen::Immediate(ImmediateKind::Plain, 1000), checksum_message(1, checksum)]
+    );
     // A loan behind its meta-data.
     scene.peer.ask_validated(2, true, None);
     serve(&mut scene, Some(2000));
     let seen = scene.peer.seen(3);
-    let sum = sum_of(&[2000_u32 as u8; 2000]);
-    assert_eq!((kind(&seen[0]), &seen[1..]), (6, &[Seen::Lent(2000), checksum(2, sum)][..]));
+    let checksum = checksum_of(&[2000_u32 as u8; 2000]);
+    assert_eq!((kind(&seen[0]), &seen[1..]), (6, &[Seen::Lent(2000), checksum_message(2, checksum)][..]));
     // A standing request: meta-data, write, checksum.
     let grant = scene.peer.grant(4000);
     let mut steps = Vec::new();
@@ -528,9 +532,9 @@ fn the_checksum_follows_every_answer_with_bytes_and_no_other() {
     }));
     serve(&mut scene, Some(3000));
     let seen = scene.peer.seen(3);
-    let sum = sum_of(&[3000_u32 as u8; 3000]);
+    let checksum = checksum_of(&[3000_u32 as u8; 3000]);
     assert_eq!(kind(&seen[0]), 6);
-    assert_eq!(seen[1..], [Seen::Immediate(ImmediateKind::Plain, 3000), checksum(3, sum)]);
+    assert_eq!(seen[1..], [Seen::Immediate(ImmediateKind::Plain, 3000), checksum_message(3, checksum)]);
     // Dead values and errors have no bytes. A receiver that does not ask for a checksum gets none.
     scene.peer.ask_validated(4, false, None);
     serve(&mut scene, None);

@@ -41,9 +41,9 @@ impl ByHand {
     /// The next `STANDING_REQUEST`.
     pub(super) fn standing(&mut self) -> Seen {
         loop {
-            if let Message::StandingRequest(arm) = Message::decode(&self.next()).expect("a message") {
-                let steps = arm.steps.iter().map(|step| (step.request, arm.grant(&step))).collect();
-                return Seen { first_step: arm.first_step, meta_version: arm.meta_version, steps };
+            if let Message::StandingRequest(standing) = Message::decode(&self.next()).expect("a message") {
+                let steps = standing.steps.iter().map(|step| (step.request, standing.grant(&step))).collect();
+                return Seen { first_step: standing.first_step, meta_version: standing.meta_version, steps };
             }
         }
     }

@@ -153,7 +153,7 @@ fn a_value_with_bytes_counts_only_with_its_checksum() {
         let mut receiver = Receiver::new(Some(8)).validated(true);
         assert_eq!(run(&mut receiver, &[answer]), [ReceiverAction::AwaitChecksum]);
         for early in [answer, Error, Meta, CancelAck, Dead] {
-            assert!(receiver.clone().arrive(early).is_err(), "{early:?} ahead of the sum");
+            assert!(receiver.clone().arrive(early).is_err(), "{early:?} ahead of the checksum");
         }
         assert_eq!(run(&mut receiver, &[Checksum]), [ReceiverAction::Deliver]);
         assert!(receiver.arrive(Checksum).is_err(), "twice");
@@ -191,7 +191,7 @@ fn a_checksum_comes_before_the_acknowledgement_of_a_cancel() {
     let mut between = Receiver::new(Some(8)).validated(true);
     run(&mut between, &[Landed { bytes: 8 }]);
     assert_eq!(between.cancel(), ReceiverAction::SendCancel);
-    assert!(between.clone().arrive(CancelAck).is_err(), "where is the sum?");
+    assert!(between.clone().arrive(CancelAck).is_err(), "where is the checksum?");
     assert_eq!(run(&mut between, &[Checksum, CancelAck]), kept);
 }
 

@@ -132,8 +132,8 @@ impl<'a> MessageReader<'a> {
             STASHED_RESPONSE => {
                 Message::Stashed { request: self.request()?, stash_id: self.u32("stash id")? }
             }
-            STANDING_REQUEST => Message::StandingRequest(self.arm()?),
-            CHECKSUM => Message::Checksum { request: self.request()?, sum: self.u64("sum")? },
+            STANDING_REQUEST => Message::StandingRequest(self.standing_request()?),
+            CHECKSUM => Message::Checksum { request: self.request()?, checksum: self.u64("checksum")? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }

@@ -84,11 +84,11 @@ impl Message<'_> {
                 put_request(out, *request);
                 out.extend_from_slice(&stash_id.to_le_bytes());
             }
-            Message::StandingRequest(arm) => arm.put(out),
-            Message::Checksum { request, sum } => {
+            Message::StandingRequest(standing) => standing.put(out),
+            Message::Checksum { request, checksum } => {
                 out.push(CHECKSUM);
                 put_request(out, *request);
-                out.extend_from_slice(&sum.to_le_bytes());
+                out.extend_from_slice(&checksum.to_le_bytes());
             }
         }
     }

@@ -25,7 +25,7 @@
 //! * 15 `STANDING_REQUEST`: flags u8, route u32, first step u64, frame u64, iteration u64, meta
 //!   version u32, with the grant flag region u16 and length u64; then for each of at most 256
 //!   consecutive steps request u32, and with a region key u32 and offset u64
-//! * 16 `CHECKSUM`: request u32, sum u64
+//! * 16 `CHECKSUM`: request u32, checksum u64
 //! * 17 `PACKED`: other messages, each after its length as u8 ([`pack`])
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the
@@ -128,7 +128,7 @@ pub struct TensorRequest {
     pub timeout_ms: u32,
     /// Whether the receiver would borrow the tensor where it lies.
     pub borrow: bool,
-    /// Whether the bytes of the answer are to be followed by their sum.
+    /// Whether the sender is to send the checksum behind the bytes of the answer.
     pub validate: bool,
     /// Where the tensor may be written, if its meta-data is the cached one.
     pub grant: Option<Grant>,
@@ -254,15 +254,15 @@ pub enum Message<'a> {
         /// The receiver's name for the value.
         stash_id: u32,
     },
-    /// Asks for the tensors of several steps in advance: standing requests.
+    /// Standing requests for the tensors of several steps that have not begun.
     StandingRequest(StandingRequest<'a>),
-    /// The sum of the bytes that have just been sent for a request that asked for it (specification
-    /// 3.8).
+    /// The checksum of the bytes that the sender has just sent, if the request asked for a checksum
+    /// (specification 3.8).
     Checksum {
         /// The request.
         request: RequestId,
-        /// The sum of the sender's bytes, by [`sum_of`](crate::wire::sum_of).
-        sum: u64,
+        /// The checksum of the sender's bytes, by [`checksum_of`](crate::wire::checksum_of).
+        checksum: u64,
     },
 }
 

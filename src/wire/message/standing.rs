@@ -1,21 +1,21 @@
-//! `STANDING_REQUEST`: requests for the same tensor of several steps, made in advance.
+//! `STANDING_REQUEST`: requests for the same tensor of several steps that have not begun.
 
 use super::decode::MessageReader;
 use super::encode::request_bits;
 use super::{FLAG_BORROW, FLAG_GRANT, FLAG_VALIDATE, MessageError, RequestId, STANDING_REQUEST};
 use crate::wire::{Grant, Slot};
 
-/// Steps that one message can arm. Some ten with destinations fit a control slot; more travel as
-/// fragments.
+/// Steps that one message can request. About ten steps with destinations fit a control slot. A
+/// longer message travels in fragments.
 pub const MAX_STANDING_STEPS: usize = 256;
 
 /// Bytes of a step without a destination, and with one.
 const BARE: usize = 4;
 const GRANTED: usize = 16;
 
-/// Standing requests: one for each of some consecutive steps. Each is a request as `TENSOR_REQUEST`
-/// makes it, but for this: it has no deadline, and a tensor that is smaller than its destination
-/// may be written there behind its meta-data.
+/// Standing requests: one for each of several consecutive steps. A standing request differs from a
+/// `TENSOR_REQUEST` in two points. It has no deadline. The sender may write a tensor that is smaller
+/// than the destination there, behind its meta-data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandingRequest<'a> {
     /// The route, announced by an earlier `ROUTE`.
@@ -30,7 +30,7 @@ pub struct StandingRequest<'a> {
     pub meta_version: u32,
     /// Whether the receiver would borrow the tensors where they lie.
     pub borrow: bool,
-    /// Whether the bytes of each answer are to be followed by their sum.
+    /// Whether the sender is to send the checksum behind the bytes of each answer.
     pub validate: bool,
     /// The region of all destinations and the length of each, if there are any.
     pub room: Option<(u16, u64)>,
@@ -139,7 +139,7 @@ impl StandingRequest<'_> {
 }
 
 impl<'a> MessageReader<'a> {
-    pub(super) fn arm(&mut self) -> Result<StandingRequest<'a>, MessageError> {
+    pub(super) fn standing_request(&mut self) -> Result<StandingRequest<'a>, MessageError> {
         let flags = self.flags(FLAG_GRANT | FLAG_BORROW | FLAG_VALIDATE)?;
         let granted = flags & FLAG_GRANT != 0;
         let (route, first_step) = (self.u32("route")?, self.u64("first step")?);

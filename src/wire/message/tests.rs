@@ -110,14 +110,14 @@ proptest! {
         let bytes = bytes_of(&steps, room.is_some());
         let list = StandingSteps::new(&bytes, room.is_some());
         let (frame, meta_version) = (!iteration, version);
-        let arm = StandingRequest {
+        let standing = StandingRequest {
             route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list,
         };
         let mut bytes = Vec::new();
-        Message::StandingRequest(arm.clone()).encode(&mut bytes);
+        Message::StandingRequest(standing.clone()).encode(&mut bytes);
         prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
         let decoded = Message::decode(&bytes).expect("own message");
-        prop_assert_eq!(&decoded, &Message::StandingRequest(arm.clone()));
+        prop_assert_eq!(&decoded, &Message::StandingRequest(standing.clone()));
         // A message that is cut between two steps has fewer steps. One that is cut elsewhere is
         // refused.
         for end in 0..bytes.len() {
@@ -125,10 +125,10 @@ proptest! {
                 prop_assert!(cut.steps.len() < steps.len());
             }
         }
-        let back: Vec<_> = arm.steps.iter().collect();
+        let back: Vec<_> = standing.steps.iter().collect();
         for (step, back) in steps.iter().zip(&back) {
             let granted = room.map(|(region, len)| Grant { region, key: step.key, offset: step.offset, len });
-            prop_assert_eq!((back.request, arm.grant(back)), (step.request, granted));
+            prop_assert_eq!((back.request, standing.grant(back)), (step.request, granted));
         }
         prop_assert_eq!(back.len(), steps.len());
     }
@@ -170,7 +170,7 @@ proptest! {
     ) {
         comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, stash_id })?;
         comes_back(&Message::Stashed { request, stash_id })?;
-        comes_back(&Message::Checksum { request, sum: step })?;
+        comes_back(&Message::Checksum { request, checksum: step })?;
     }
 
     #[test]

@@ -102,7 +102,7 @@ fn a_batch_over_two_pollers_and_the_process_itself_comes_whole_step_after_step()
 }
 
 #[test]
-fn edges_that_are_asked_for_in_advance_come_over_both_pollers() {
+fn edges_with_a_standing_request_come_over_both_pollers() {
     const STEPS: u64 = 30;
     on_two_pollers(|node, me| {
         let sequence = node.sequence(1 << 40);

@@ -196,15 +196,15 @@ fn one_step_is_asked_for_until_its_answer_has_told_what_they_are_like() {
             (0..2).for_each(|n| send(node, sequence, n, LARGE));
         },
         move |node, sequence| {
-            let armed = || node.counters().get(Counter::StandingRequests);
+            let requested = || node.counters().get(Counter::StandingRequests);
             let _standing = node.standing(&here(node, 0), sequence, 4).expect("new");
-            until(node, "a request", || armed() > 0);
-            assert_eq!(armed(), 1);
+            until(node, "a request", || requested() > 0);
+            assert_eq!(requested(), 1);
             is_asked.store(true, Ordering::Relaxed);
             receive(node, sequence, 0, LARGE);
             drop(begin(node, sequence, 1));
-            until(node, "a window", || armed() > 1);
-            assert!((4..=5).contains(&armed()), "{}", armed());
+            until(node, "a window", || requested() > 1);
+            assert!((4..=5).contains(&requested()), "{}", requested());
             receive(node, sequence, 1, LARGE);
         },
     );
@@ -216,7 +216,7 @@ fn a_window_that_changes_is_asked_for_at_once() {
         &[],
         |node, sequence| (0..30).for_each(|n| send(node, sequence, n, LARGE)),
         |node, sequence| {
-            let armed = |node: &tensorwire::Node, count: u64| {
+            let requested = |node: &tensorwire::Node, count: u64| {
                 until(node, "a window", || node.counters().get(Counter::StandingRequests) >= count);
                 assert_eq!(node.counters().get(Counter::StandingRequests), count);
             };
@@ -227,27 +227,27 @@ fn a_window_that_changes_is_asked_for_at_once() {
             receive(node, sequence, 0, LARGE);
             let standing = node.standing(&here(node, 0), sequence, 4).expect("new");
             // Requests for steps 1 to 3, and half a window later for 4 and 5.
-            armed(node, 3);
+            requested(node, 3);
             receive(node, sequence, 1, LARGE);
-            armed(node, 3);
+            requested(node, 3);
             begin(2);
-            armed(node, 5);
+            requested(node, 5);
             standing.set_window(12).expect("not too long");
-            armed(node, 13);
+            requested(node, 13);
             receive(node, sequence, 2, LARGE);
-            armed(node, 13);
+            requested(node, 13);
             standing.set_window(2).expect("shorter");
             (3..13).for_each(|n| receive(node, sequence, n, LARGE));
-            armed(node, 13);
+            requested(node, 13);
             begin(13);
-            armed(node, 14);
+            requested(node, 14);
             receive(node, sequence, 13, LARGE);
             standing.set_window(0).expect("none");
             (14..20).for_each(|n| receive(node, sequence, n, LARGE));
-            armed(node, 14);
+            requested(node, 14);
             standing.set_window(8).expect("again");
             // Requests for steps 20 to 26. The newest step that has begun gets none.
-            armed(node, 21);
+            requested(node, 21);
             (20..30).for_each(|n| receive(node, sequence, n, LARGE));
         },
     );

@@ -28,40 +28,40 @@ fn role_receiver() {
     let orders = std::thread::spawn(wait_to_be_told);
     let sequence = node.sequence(BASE);
     let _standing = node.standing(&here(&node, 0), sequence, WINDOW).expect("new");
-    match given("TEST_ARMED").parse() {
-        Ok(armed) => second_life(&node, sequence, armed),
+    match given("TEST_STANDING").parse() {
+        Ok(standing) => second_life(&node, sequence, standing),
         Err(_) => (0..FIRST).for_each(|n| receive(&node, sequence, n, LARGE)),
     }
-    println!("armed {} ", node.counters().get(Counter::StandingRequests));
+    println!("standing {} ", node.counters().get(Counter::StandingRequests));
     until(&node, "an order", || orders.is_finished());
     node.stop().expect("stopped");
 }
 
 /// The receiver of the second life. The first life had standing requests for the steps before
-/// `armed`.
-fn second_life(node: &Node, sequence: Sequence, armed: u64) {
+/// `standing`.
+fn second_life(node: &Node, sequence: Sequence, standing: u64) {
     let fails =
         |n, patience| begin(node, sequence, n).recv(&here(node, 0), patience).expect_err("it is lost");
     let gone = fails(FIRST, crate::common::SOON);
     assert!(gone.code() == Code::NotFound && gone.to_string().contains("cleaned up at w/0"), "{gone}");
-    for n in FIRST + 1..armed {
+    for n in FIRST + 1..standing {
         let lost = fails(n, Duration::from_millis(30));
         assert!(matches!(lost, Error::DeadlineExceeded { .. }), "step {n}: {lost}");
     }
-    (armed..armed + KEPT).for_each(|n| receive(node, sequence, n, LARGE));
+    (standing..standing + KEPT).for_each(|n| receive(node, sequence, n, LARGE));
     println!("all that was kept has come");
-    (armed + KEPT..armed + KEPT + LATER).for_each(|n| receive(node, sequence, n, LARGE));
+    (standing + KEPT..standing + KEPT + LATER).for_each(|n| receive(node, sequence, n, LARGE));
     let claimed = node.counters().get(Counter::StandingClaimed);
-    assert!(claimed >= LATER, "{claimed} requests were made in advance in this life");
+    assert!(claimed >= LATER, "{claimed} standing requests were claimed in this life");
 }
 
 fn a_receiver_dies(bulk: &str) {
     let cluster = cluster(2);
-    let start = |armed: &str| {
+    let start = |standing: &str| {
         Other::start_with(
             "standing::lives::role_receiver",
             &cluster,
-            &[("TEST_BULK", bulk), ("TEST_ARMED", armed)],
+            &[("TEST_BULK", bulk), ("TEST_STANDING", standing)],
         )
     };
     let mut receiver = start("none");
@@ -71,34 +71,34 @@ fn a_receiver_dies(bulk: &str) {
     let sent = || node.counters().get(Counter::TensorsSent);
     (0..FIRST).for_each(|n| send(&node, sequence, n, LARGE));
     until(&node, "the first steps", || sent() == FIRST);
-    let armed = receiver.wait_for("armed ");
-    let armed = armed.split_whitespace().last().and_then(|count| count.parse().ok());
-    let armed: u64 = armed.expect("how many steps were asked for, from step 0 on");
-    assert!(armed > FIRST + 1, "nothing was asked for in advance");
+    let standing = receiver.wait_for("standing ");
+    let standing = standing.split_whitespace().last().and_then(|count| count.parse().ok());
+    let standing: u64 = standing.expect("how many steps were asked for, from step 0 on");
+    assert!(standing > FIRST + 1, "there was no standing request");
     // Its destinations are written, and it polls no more.
     receiver.suspend();
-    (FIRST..armed + KEPT).for_each(|n| send(&node, sequence, n, LARGE));
-    until(&node, "what was asked for", || sent() == armed);
+    (FIRST..standing + KEPT).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "what was asked for", || sent() == standing);
     receiver.kill();
     until(&node, "the news", || node.peers()[0].state.error().is_some());
-    let late = begin(&node, sequence, armed + KEPT).send(&there(&node, 1), counting(&node, 0.0, LARGE));
+    let late = begin(&node, sequence, standing + KEPT).send(&there(&node, 1), counting(&node, 0.0, LARGE));
     assert!(matches!(late, Err(Error::PeerLost { .. })), "while it is gone a send says so: {late:?}");
-    assert_eq!(sent(), armed, "what was not asked for has not left");
+    assert_eq!(sent(), standing, "what was not asked for has not left");
     let gauges = || Gauge::ALL.iter().map(|gauge| node.counters().gauge(*gauge)).sum::<u64>();
     until(&node, "the end of what was on its way", || {
         node.pool().stats().live_tensors == KEPT as usize && gauges() == 0
     });
     node.cleanup(sequence.step(FIRST));
-    let mut receiver = start(&armed.to_string());
+    let mut receiver = start(&standing.to_string());
     until(&node, "its return", || node.join().is_ok());
-    until(&node, "what was kept", || sent() == armed + KEPT);
+    until(&node, "what was kept", || sent() == standing + KEPT);
     receiver.wait_for("all that was kept has come");
-    (armed + KEPT..armed + KEPT + LATER).for_each(|n| send(&node, sequence, n, LARGE));
-    until(&node, "the later steps", || sent() == armed + KEPT + LATER);
-    receiver.wait_for("armed ");
+    (standing + KEPT..standing + KEPT + LATER).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "the later steps", || sent() == standing + KEPT + LATER);
+    receiver.wait_for("standing ");
     receiver.say("stop");
     assert!(receiver.ends_well());
-    (0..armed + KEPT + LATER).for_each(|n| node.cleanup(sequence.step(n)));
+    (0..standing + KEPT + LATER).for_each(|n| node.cleanup(sequence.step(n)));
     until(&node, "nothing is left of it", || node.pool().is_empty() && gauges() == 0);
 }
 

@@ -92,7 +92,7 @@ fn check(program: Edges, window: u64) {
     let [[_, sender], [_, receiver]] = run(program);
     let tensors = program.edges as u64 * program.steps;
     println!(
-        "{} edges: {} messages for {tensors} tensors, {} windows, {} requests armed",
+        "{} edges: {} messages for {tensors} tensors, {} windows, {} standing requests",
         program.edges,
         receiver.get(Counter::MessagesSent) + sender.get(Counter::MessagesSent),
         receiver.get(Counter::StandingMessages),

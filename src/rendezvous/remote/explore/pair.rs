@@ -13,7 +13,7 @@ use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChang
 use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
-use crate::wire::{DType, EdgeName, Generation, Shape, TaskId, TensorMeta, Time, sum_of};
+use crate::wire::{DType, EdgeName, Generation, Shape, TaskId, TensorMeta, Time, checksum_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -275,7 +275,7 @@ impl<P: Port> Pair<P> {
     /// is possible.
     pub fn corrupted(&self, error: &Error, bytes: u64) -> Option<u8> {
         let Error::Corrupted { bytes: of, sent, actual, .. } = error else { return None };
-        let is_its = |number: &u8| sum_of(&vec![*number; bytes as usize]) == *sent;
+        let is_its = |number: &u8| checksum_of(&vec![*number; bytes as usize]) == *sent;
         (self.flips && *of == bytes && sent != actual).then(|| (0..=19).find(is_its)).flatten()
     }
 

@@ -456,14 +456,14 @@ fn count<P: Port>(pair: &mut Pair<P>, over: &str) {
         "{over}: {STEPS} steps with a window of {WINDOW}: {data} data operations, {control} control messages"
     );
     assert_eq!(data, STEPS);
-    let sums = if pair.validates { STEPS } else { 0 };
-    assert!(control <= sums + 2 * STEPS / u64::from(WINDOW));
-    assert_eq!(sum(Counter::SumsChecked), sums);
+    let checksums = if pair.validates { STEPS } else { 0 };
+    assert!(control <= checksums + 2 * STEPS / u64::from(WINDOW));
+    assert_eq!(sum(Counter::ChecksumsVerified), checksums);
 }
 
 #[test]
 fn a_step_is_one_write_and_a_window_two_messages_on_every_fabric() {
     count(&mut over_sim(true), "sim");
     count(&mut over_shm(), "shm");
-    count(&mut over_sim_validating(false), "sim, with a sum for each");
+    count(&mut over_sim_validating(false), "sim, with a checksum for each");
 }
