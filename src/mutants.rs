@@ -1,7 +1,7 @@
 //! Bugs that can be switched on, to prove that the simulation finds them.
 //!
 //! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any
-//! other build [`is_on`] is a constant, and the compiler removes each planted bug.
+//! other build [`is_on`] is a constant, and the compiler removes each mutant.
 
 macro_rules! mutants {
     ($($(#[$doc:meta])+ $mutant:ident,)+) => {
@@ -32,8 +32,8 @@ mutants! {
     /// A destination goes back to the pool when its request is given up, not when that is
     /// acknowledged.
     GrantFreedBeforeAck,
-    /// The slot of a cancelled request that was answered is used again before the acknowledgement,
-    /// whose generation nobody looks at.
+    /// The request slot of a cancelled request that was answered is used again before the
+    /// acknowledgement, whose generation nobody looks at.
     StaleGeneration,
     /// CANCEL is not sent.
     CancelDropped,
@@ -119,8 +119,8 @@ mutants! {
     BatchNeverEnds,
     /// A batch forgets what is behind a receive that fails at once.
     BatchStopsAtFailure,
-    /// A receive of a batch for which there was no room is not asked for again once the slot table
-    /// was full.
+    /// A receive of a batch for which there was no room is not asked for again once the request
+    /// table was full.
     QueuedForgotten,
 }
 

@@ -54,8 +54,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     pub(super) fn run_dedicated(&self) {
         let mut consumer = SubmissionConsumer::new();
         let mut returned = Vec::with_capacity(RETURNED);
-        let mut work = |slot: &mut Option<Poller<P, H>>| {
-            let Some(poller) = slot else { return };
+        let mut work = |cell: &mut Option<Poller<P, H>>| {
+            let Some(poller) = cell else { return };
             while !self.background.is_closing() {
                 let now = self.clock.now();
                 let waited = returned.len();
@@ -72,7 +72,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         };
         // A call that began in another mode may still hold the lock for a moment. If the poller is
         // poisoned or closed, every call on the engine fails by itself.
-        while let Ok(LockOutcome::Busy) = self.with_slot(&mut work) {
+        while let Ok(LockOutcome::Busy) = self.with_cell(&mut work) {
             std::thread::yield_now();
         }
         self.submissions.close(consumer);

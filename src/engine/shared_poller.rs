@@ -34,7 +34,7 @@ pub struct Engine<P: Port, H: Handler<P>> {
     pub(super) background: BackgroundState,
 }
 
-// SAFETY: the poller inside the cell is touched only in `with_slot`, by the thread that holds the
+// SAFETY: the poller inside the cell is touched only in `with_cell`, by the thread that holds the
 // lock; the lock orders one holder's accesses before the next one's. Everything in the poller may
 // move between threads (`Port: Send`, `Handler: Send`), which is all that successive holders need.
 // The other fields are `Sync`.
@@ -220,12 +220,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.background.close();
         self.sleeper.wake(Sleep::Waiter);
         self.sleeper.wake(Sleep::Background);
-        let end = |slot: &mut Option<Poller<P, H>>| {
-            drop(slot.take());
+        let end = |cell: &mut Option<Poller<P, H>>| {
+            drop(cell.take());
             while self.submissions.pop().is_some() {}
         };
         let mut round = 0;
-        while let Ok(LockOutcome::Busy) = self.with_slot(end) {
+        while let Ok(LockOutcome::Busy) = self.with_cell(end) {
             WaitStrategy::Yield.pause(round);
             round = round.saturating_add(1);
         }
@@ -249,7 +249,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut Poller<P, H>),
     ) -> Result<LockOutcome, Unusable> {
         let mut closed = false;
-        let outcome = self.with_slot(|slot| match slot {
+        let outcome = self.with_cell(|cell| match cell {
             Some(poller) => {
                 if !self.submissions.is_empty() {
                     self.run_submitted(poller, self.clock.now());
@@ -268,7 +268,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         if closed { Err(Unusable::Closed) } else { Ok(outcome) }
     }
 
-    pub(super) fn with_slot(
+    pub(super) fn with_cell(
         &self,
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
     ) -> Result<LockOutcome, Unusable> {
@@ -277,12 +277,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             // there is no other reference to the poller. `body` can't come back here with this
             // reference alive, as it finds the lock taken.
             #[allow(unsafe_code)]
-            let slot = unsafe { &mut *self.poller.get() };
-            let ran = catch_unwind(AssertUnwindSafe(|| body(slot))).is_ok();
+            let cell = unsafe { &mut *self.poller.get() };
+            let ran = catch_unwind(AssertUnwindSafe(|| body(cell))).is_ok();
             if !ran {
                 // The poller is in an unknown state and is only dropped: that closes its links and
                 // ends every call.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(slot.take())));
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(cell.take())));
             }
             ran
         };

@@ -42,8 +42,8 @@ use std::sync::atomic::Ordering;
 /// of which the standing requests of one peer take half at most. Where all edges together would
 /// need more, their windows are shorter. The counter `standing_steps_missed` counts steps that
 /// began without a standing request for want of space; they are received as usual. Messages for
-/// windows of more than 22 steps or so travel in fragments, which take more than one slot of the
-/// queue.
+/// windows of more than 22 steps or so travel in fragments, which take more than one control
+/// slot.
 ///
 /// # Shapes
 ///

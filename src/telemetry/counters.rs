@@ -49,11 +49,11 @@ figures! {
         BytesSent = "bytes_sent",
         /// Bytes of the tensors that came from peers.
         BytesReceived = "bytes_received",
-        /// Control messages posted. A message in several slots counts once.
+        /// Control messages posted. A message in several control slots counts once.
         MessagesSent = "messages_sent",
         /// Control messages received, counted as `messages_sent` counts them.
         MessagesReceived = "messages_received",
-        /// Posted control messages that shared a slot with others.
+        /// Posted control messages that shared a control slot with others.
         MessagesPacked = "messages_packed",
         /// Control slots that carried several messages.
         PacksSent = "packs_sent",
@@ -114,7 +114,8 @@ figures! {
         CancelsReceived = "cancels_received",
         /// Messages or writes that returned credits to a peer.
         CreditsPublished = "credits_published",
-        /// Immediates or messages dropped because they belong to an earlier use of their slot.
+        /// Immediates or messages dropped because they are for an earlier use of their request
+        /// slot.
         StaleGenerations = "stale_generations",
         /// Values that arrived after their receive was cancelled.
         LateValues = "late_values",

@@ -1,14 +1,14 @@
-//! The 32 bits of immediate data: 4 of kind, 8 of generation, 20 of slot.
+//! The 32 bits of immediate data: 4 of kind, 8 of generation, 20 of request slot.
 
 /// The index of a request in a link's table: 20 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(u32);
 
 impl Slot {
-    /// How many slots a link can have at most.
+    /// The largest number of request slots of a link.
     pub const COUNT: u32 = 1 << 20;
 
-    /// The slot with this index, if the index fits in 20 bits.
+    /// The request slot with this index, if the index fits in 20 bits.
     pub const fn new(index: u32) -> Option<Slot> {
         if index < Slot::COUNT { Some(Slot(index)) } else { None }
     }
@@ -85,13 +85,13 @@ impl ImmediateKind {
 
 /// Immediate data of one write.
 ///
-/// The generation is that of the slot. It grows by one (modulo 256) with each use of the slot, so
-/// that an immediate for an earlier use is recognised and dropped.
+/// The generation is the one of the request slot. It grows by one (modulo 256) with each use of the
+/// slot, so that an immediate for an earlier use is recognised and dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
     /// The kind of the write.
     pub kind: ImmediateKind,
-    /// Generation of the slot.
+    /// Generation of the request slot.
     pub generation: u8,
     /// The request that it is for.
     pub slot: Slot,

@@ -1,4 +1,4 @@
-//! The simulation finds each planted bug.
+//! The simulation finds each mutant.
 
 use crate::check::{Outcome, attempt};
 use crate::generate::program;

@@ -65,7 +65,7 @@ pub(super) struct ShmLinkInner {
     /// traffic.
     pub had_traffic: bool,
     /// Whether both processes take part in heavy barriers.
-    pub fenced: bool,
+    pub has_barriers: bool,
 }
 
 /// The results of a handshake that make a link.
@@ -79,13 +79,14 @@ pub(super) struct LinkParts {
     pub orphans: Arc<OrphanedLoans>,
     pub poll_bytes: u64,
     pub doorbells: Arc<PeerDoorbells>,
-    pub fenced: bool,
+    pub has_barriers: bool,
 }
 
 impl ShmLinkInner {
     /// A link on unused segments.
     pub(super) fn new(options: &LinkOptions, layout: &SegmentLayout, parts: LinkParts) -> Self {
-        let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, fenced } = parts;
+        let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, has_barriers } =
+            parts;
         let ringer = Ringer::new(peer.words(layout.state()), doorbells);
         let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()));
         let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()));
@@ -112,7 +113,7 @@ impl ShmLinkInner {
             pid,
             orphans,
             had_traffic: true,
-            fenced,
+            has_barriers,
         }
     }
 

@@ -8,9 +8,9 @@
 //! their poller is about to sleep. A port with a few links makes no system call on its own.
 
 use crate::fabric::shm::link::ShmLinkInner;
+use crate::fabric::shm::wakeup::barrier;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
-use crate::fabric::shm::wakeup::fence;
 use crate::fabric::{Completions, FabricError, FabricKind, LinkId};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl PortLinks {
         };
         let id = LinkId(self.places[place].before << PLACE_BITS | place as u32);
         link.attach(id, &self.doorbell, place);
-        if !link.fenced {
+        if !link.has_barriers {
             self.doorbell.set_barriers_unsupported();
         }
         self.places[place].link = Some(link);
@@ -265,7 +265,7 @@ impl PortLinks {
             }
         }
         *barriers += 1;
-        if !fence::heavy() {
+        if !barrier::heavy() {
             doorbell.set_barriers_unsupported();
         }
         active.retain(|&index| {

@@ -41,13 +41,13 @@ pub(super) struct ProcessWatcher {
 
 /// Starts the watcher of a fabric with the first link.
 pub(super) struct LazyWatcher {
-    watcher: Mutex<WatcherSlot>,
+    watcher: Mutex<HeldWatcher>,
     period: Duration,
     reclaimer: Arc<Reclaimer>,
 }
 
 #[derive(Default)]
-struct WatcherSlot {
+struct HeldWatcher {
     /// Held until a port is dropped.
     kept: Option<Arc<ProcessWatcher>>,
     /// The latest watcher, which links may hold: a second one beside it would tick the same loan
@@ -116,7 +116,7 @@ impl LazyWatcher {
             Some(watcher) => watcher,
             None => Arc::new(ProcessWatcher::start(self.period, Arc::clone(&self.reclaimer))?),
         };
-        *held = WatcherSlot { kept: Some(Arc::clone(&watcher)), last: Arc::downgrade(&watcher) };
+        *held = HeldWatcher { kept: Some(Arc::clone(&watcher)), last: Arc::downgrade(&watcher) };
         Ok(watcher)
     }
 
@@ -128,7 +128,7 @@ impl LazyWatcher {
         drop(kept);
     }
 
-    fn held(&self) -> MutexGuard<'_, WatcherSlot> {
+    fn held(&self) -> MutexGuard<'_, HeldWatcher> {
         self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -118,7 +118,7 @@ struct ShmContext {
     watcher: LazyWatcher,
     doorbells: Arc<Doorbells>,
     /// Whether this process takes part in heavy barriers.
-    fenced: bool,
+    has_barriers: bool,
     peer_doorbells: FileCache<PeerDoorbells>,
     peer_regions: FileCache<LazyRegion>,
 }
@@ -159,7 +159,7 @@ impl ShmFabric {
             uid: rustix::process::geteuid().as_raw(),
             orphans: Arc::default(),
             doorbells: Arc::new(Doorbells::new()?),
-            fenced: wakeup::fence::join(),
+            has_barriers: wakeup::barrier::join(),
             peer_doorbells: FileCache::default(),
             peer_regions: FileCache::default(),
         };
@@ -246,7 +246,7 @@ impl ShmEndpoint {
             uid: self.shared.uid,
             segment: self.segment.file(),
             doorbells: self.shared.doorbells.file(),
-            fenced: self.shared.fenced,
+            has_barriers: self.shared.has_barriers,
             regions: vec![(region.id(), region.len(), region.fd())],
         };
         match role {
@@ -275,7 +275,7 @@ impl ShmEndpoint {
             orphans: Arc::clone(&shared.orphans),
             poll_bytes: shared.options.poll_bytes,
             doorbells: shared.peer_doorbells.get(peer.doorbells, doorbells::BYTES as u64, map)?,
-            fenced: shared.fenced && peer.fenced,
+            has_barriers: shared.has_barriers && peer.has_barriers,
         };
         Ok(ShmLink(Box::new(ShmLinkInner::new(&self.options, &self.layout, parts))))
     }

@@ -43,7 +43,7 @@ const BATCH_LINKS: usize = 64;
 impl ShmPort {
     pub(super) fn new(shared: Arc<ShmContext>) -> Result<Self, FabricError> {
         let doorbell = shared.doorbells.take()?;
-        if !shared.fenced {
+        if !shared.has_barriers {
             doorbell.set_barriers_unsupported();
         }
         let (links, in_batch) = (PortLinks::new(Arc::clone(&doorbell)), Vec::with_capacity(BATCH_LINKS));

@@ -15,11 +15,11 @@ use super::control::{self, ControlQueue};
 use super::cq::CqPlaces;
 use super::data_queue::{self, DataQueue, RemoteAddr, SPARE};
 use super::failure::{os, peer, status};
-use super::link::{VerbsLinkInner, VerbsLinkParts};
+use super::link::{LinkParts, VerbsLinkInner};
 use super::options::refuse;
 use super::port::VerbsLink;
+use super::port_resources::{PendingLink, PortResources};
 use super::qp::QueuePair;
-use super::slot::{PendingLink, PortSlot};
 use super::sys::*;
 use crate::fabric::{Endpoint, FabricError, FabricKind, LinkOptions, Role};
 use std::ffi::c_int;
@@ -43,7 +43,7 @@ pub struct VerbsEndpoint {
     words: LinkBuffer,
     awaited: PendingLink,
     places: CqPlaces,
-    slot: Arc<PortSlot>,
+    resources: Arc<PortResources>,
     shared: Arc<VerbsShared>,
     options: LinkOptions,
     /// Where the port is.
@@ -90,12 +90,12 @@ impl VerbsEndpoint {
             return Err(refuse("depth", depth.into(), allowed));
         }
         let place = shared.chosen.address()?;
-        let slot = shared.slots.get(port, &shared.domain, &shared.watcher)?;
+        let resources = shared.ports.get(port, &shared.domain, &shared.watcher)?;
         let places = (u32::from(data_queues))
             .checked_mul(2 * depth + SPARE)
             .and_then(|places| places.checked_add(control::ROOM.iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
-        let places = slot.reserve(places)?;
+        let places = resources.reserve(places)?;
         // Of this link alone: this thread uses it until the link is made, and then the port's.
         let domain = ProtectionDomain::for_one_thread(&shared.domain);
         let make = |room, rights| {
@@ -130,9 +130,9 @@ impl VerbsEndpoint {
             pairs,
             local,
             words,
-            awaited: slot.await_link(),
+            awaited: resources.await_link(),
             places,
-            slot,
+            resources,
             shared: Arc::clone(shared),
             options: options.clone(),
             place,
@@ -264,9 +264,9 @@ impl Endpoint for VerbsEndpoint {
         }
         let stripes = queues.split_off(1);
         let Some(main) = queues.pop() else { unreachable!("an address has the main data queue") };
-        let VerbsEndpoint { local, words, awaited, places, slot, shared, options, .. } = self;
+        let VerbsEndpoint { local, words, awaited, places, resources, shared, options, .. } = self;
         let parts =
-            VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, slot, shared };
+            LinkParts { main, stripes, control, local, words, peer, awaited, places, resources, shared };
         Ok(VerbsLink(Box::new(VerbsLinkInner::new(&options, parts))))
     }
 }

@@ -8,7 +8,7 @@ use super::cq::CqPlaces;
 use super::data_queue::{DataQueue, operation};
 use super::failure::status;
 use super::grants::{MAX_GRANTS, VerbsGrants};
-use super::slot::{PendingLink, PortSlot};
+use super::port_resources::{PendingLink, PortResources};
 use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
@@ -55,12 +55,12 @@ pub(super) struct VerbsLinkInner {
     in_batch: bool,
     pub awaited: PendingLink,
     pub places: CqPlaces,
-    pub slot: Arc<PortSlot>,
+    pub resources: Arc<PortResources>,
     pub shared: Arc<VerbsShared>,
 }
 
 /// The parts from which an endpoint makes a link.
-pub(super) struct VerbsLinkParts {
+pub(super) struct LinkParts {
     pub main: DataQueue,
     pub stripes: Vec<DataQueue>,
     pub control: ControlQueue,
@@ -69,13 +69,13 @@ pub(super) struct VerbsLinkParts {
     pub peer: EndpointInfo,
     pub awaited: PendingLink,
     pub places: CqPlaces,
-    pub slot: Arc<PortSlot>,
+    pub resources: Arc<PortResources>,
     pub shared: Arc<VerbsShared>,
 }
 
 impl VerbsLinkInner {
-    pub fn new(options: &LinkOptions, parts: VerbsLinkParts) -> Self {
-        let VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, slot, shared } =
+    pub fn new(options: &LinkOptions, parts: LinkParts) -> Self {
+        let LinkParts { main, stripes, control, local, words, peer, awaited, places, resources, shared } =
             parts;
         VerbsLinkInner {
             limits: LinkLimits {
@@ -102,7 +102,7 @@ impl VerbsLinkInner {
             in_batch: false,
             awaited,
             places,
-            slot,
+            resources,
             shared,
         }
     }

@@ -21,7 +21,7 @@
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `registrations`, `range_cache` | memory outside the pool: registering, and the cache |
 //! | `data_queue`, `post_list`, `stripes`, `control` | the queue pairs of a link |
-//! | `grants`, `link`, `slot`, `sleeper`, `port` | links and ports |
+//! | `grants`, `link`, `port_resources`, `sleeper`, `port` | links and ports |
 //! | `address`, `endpoint` | how a link is made |
 
 #![allow(unsafe_code)]
@@ -45,13 +45,13 @@ pub mod library;
 mod link;
 mod options;
 mod port;
+mod port_resources;
 mod post_list;
 mod probe;
 mod qp;
 mod range_cache;
 mod registrations;
 mod sleeper;
-mod slot;
 mod stripes;
 pub mod sys;
 
@@ -70,9 +70,9 @@ use device::{Choice, Mtu};
 use events::DeviceWatcher;
 use failure::unavailable;
 use library::Library;
+use port_resources::PortTable;
 use range_cache::CacheLimits;
 use registrations::Registrations;
-use slot::PortSlots;
 use std::sync::Arc;
 use sys::*;
 
@@ -87,7 +87,7 @@ pub struct VerbsFabric {
 struct VerbsShared {
     // Dropped in this order: the thread that watches the ports, the registrations, the device.
     watcher: Arc<DeviceWatcher>,
-    slots: Arc<PortSlots>,
+    ports: Arc<PortTable>,
     region: MemoryRegion,
     /// Memory outside the pool.
     registrations: Arc<Registrations>,
@@ -161,7 +161,7 @@ impl VerbsFabric {
             bytes: usize::try_from(options.registered_bytes).unwrap_or(usize::MAX),
         };
         let registrations = Registrations::new(&domain, limits);
-        let slots = Arc::new(PortSlots::new(options.cq_entries));
+        let ports = Arc::new(PortTable::new(options.cq_entries));
         let watcher = DeviceWatcher::start(&chosen.context, chosen.port)?;
         tracing::info!(
             chosen = %chosen.choice,
@@ -171,7 +171,7 @@ impl VerbsFabric {
         );
         let shared = VerbsShared {
             watcher,
-            slots,
+            ports,
             region: registered,
             registrations,
             region_id: region.id(),

@@ -5,8 +5,8 @@ use super::cq::CompletionQueue;
 use super::data_queue::{AnnouncedLength, PostedOp, RemoteAddr};
 use super::link::VerbsLinkInner;
 use super::options::refuse;
+use super::port_resources::PortResources;
 use super::sleeper::VerbsSleeper;
-use super::slot::PortSlot;
 use super::sys::ibv_wc;
 use crate::fabric::{
     Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port, PostError,
@@ -38,7 +38,7 @@ pub struct VerbsLink(pub(super) Box<VerbsLinkInner>);
 /// arrived and the peer knows of the end.
 pub struct VerbsPort {
     shared: Arc<VerbsShared>,
-    slot: Arc<PortSlot>,
+    resources: Arc<PortResources>,
     // In the order of their numbers. Dropped before the queues.
     #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
     links: Vec<Box<VerbsLinkInner>>,
@@ -62,11 +62,11 @@ pub struct VerbsPort {
 
 impl VerbsPort {
     pub(super) fn new(shared: Arc<VerbsShared>) -> Result<Self, FabricError> {
-        let slot = shared.slots.next(&shared.domain, &shared.watcher)?;
+        let resources = shared.ports.next(&shared.domain, &shared.watcher)?;
         let news = shared.watcher.news();
         Ok(VerbsPort {
             shared,
-            slot,
+            resources,
             links: Vec::new(),
             queues: Vec::new(),
             pending: Vec::with_capacity(BATCH),
@@ -109,7 +109,7 @@ impl VerbsPort {
     #[inline]
     fn dispatch(&mut self, wc: &ibv_wc, out: &mut Completions) {
         let id = LinkId((wc.wr_id >> 32) as u32);
-        let Some(place) = self.place(id) else { return self.slot.keep(id, wc) };
+        let Some(place) = self.place(id) else { return self.resources.keep(id, wc) };
         let link = &mut self.links[place];
         if link.detached_at.is_none() {
             link.complete(wc, out);
@@ -128,7 +128,7 @@ impl VerbsPort {
             came = true;
             self.unpack(out);
         }
-        self.slot.adopt(&mut self.queues);
+        self.resources.adopt(&mut self.queues);
         for at in 0..self.queues.len() {
             match self.queues[at].poll(&mut self.batch) {
                 Ok(0) => {}
@@ -270,7 +270,7 @@ impl Port for VerbsPort {
     type Sleeper = VerbsSleeper;
 
     fn sleeper(&self) -> VerbsSleeper {
-        VerbsSleeper { events: Arc::clone(&self.slot.events) }
+        VerbsSleeper { events: Arc::clone(&self.resources.events) }
     }
 
     fn arm(&mut self) -> bool {
@@ -295,11 +295,11 @@ impl Port for VerbsPort {
 
     fn attach(&mut self, link: VerbsLink) -> Result<LinkId, FabricError> {
         let link = link.0;
-        if !Arc::ptr_eq(&link.slot, &self.slot) {
+        if !Arc::ptr_eq(&link.resources, &self.resources) {
             let allowed = "a link is attached to the port of the number that its endpoint was made for";
-            return Err(refuse("port", self.slot.number as u64, allowed));
+            return Err(refuse("port", self.resources.number as u64, allowed));
         }
-        self.slot.adopt(&mut self.queues);
+        self.resources.adopt(&mut self.queues);
         let id = link.id;
         // The next poll delivers earlier completions of the link, and handles earlier events.
         self.pending.splice(0..0, link.awaited.came());

@@ -1,4 +1,4 @@
-//! The slot table: every request of this side that the peer may still answer.
+//! The table of request slots: every request of this side that the peer may still answer.
 
 use crate::link::links::IN_FLIGHT;
 use crate::link::receiving::checksum::Unverified;
@@ -157,8 +157,8 @@ struct RequestSlot<C> {
     request: Option<Request<C>>,
 }
 
-/// Slots with generations. Each use of a slot has the next generation, which tells an answer for an
-/// earlier use apart.
+/// Request slots with generations. Each use of a slot has the next generation, so that an answer to
+/// an earlier use is recognised.
 #[derive(Debug)]
 pub(in crate::link) struct Requests<C> {
     entries: Vec<RequestSlot<C>>,

@@ -98,11 +98,11 @@ impl Magazines {
         header: Box<TensorHeader>,
     ) -> Result<(), CacheRefusal> {
         let shard = &self.shards[shard];
-        let Some(slot) = shard.classes.get(class.index()) else { return Err(CacheRefusal::Full(header)) };
+        let Some(queue) = shard.classes.get(class.index()) else { return Err(CacheRefusal::Full(header)) };
         let units = u64::from(class.units());
         let cached = shard.cached.fetch_add(units, Ordering::Relaxed) + units;
         let result = if self.permits(shard, cached) {
-            let queue = slot.get_or_init(|| ArrayQueue::new(self.depth(units)));
+            let queue = queue.get_or_init(|| ArrayQueue::new(self.depth(units)));
             queue.push(header).map_err(CacheRefusal::Full)
         } else {
             Err(CacheRefusal::Budget(header))

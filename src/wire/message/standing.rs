@@ -14,8 +14,8 @@ const BARE: usize = 4;
 const GRANTED: usize = 16;
 
 /// Standing requests: one for each of several consecutive steps. A standing request differs from a
-/// `TENSOR_REQUEST` in two points. It has no deadline. The sender may write a tensor that is smaller
-/// than the destination there, behind its meta-data.
+/// `TENSOR_REQUEST` in two points. It has no deadline. The sender may write a tensor that is
+/// smaller than the destination there, behind its meta-data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandingRequest<'a> {
     /// The route, announced by an earlier `ROUTE`.

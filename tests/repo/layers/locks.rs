@@ -38,7 +38,7 @@ pub const LOCKS: &[(&str, &str)] = &[
         "memory outside the pool, looked up and registered by the threads that send it; a port takes the \
             key that comes along",
     ),
-    ("src/fabric/verbs/slot", "completion queues are shared out when a port or a link is made"),
+    ("src/fabric/verbs/port_resources", "completion queues are shared out when a port or a link is made"),
     ("src/fabric/sim", "a network in one process, in virtual time"),
     ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),
     (

@@ -30,7 +30,7 @@ pub static LAYERS: LazyLock<Vec<Layer>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Planted bugs. `is_on` is a constant `false` in an ordinary build, so that each module may have
+/// Mutants. `is_on` is a constant `false` in an ordinary build, so that each module may have
 /// some.
 pub const MUTANTS: &str = "mutants";
 

@@ -31,7 +31,7 @@ pub(crate) struct LocalSide<'a> {
     pub uid: u32,
     pub segment: BorrowedFd<'a>,
     pub doorbells: BorrowedFd<'a>,
-    pub fenced: bool,
+    pub has_barriers: bool,
     /// Number, bytes and file of each region of the pool.
     pub regions: Vec<(u16, u64, BorrowedFd<'a>)>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct ShmPeer {
     pub process: OwnedFd,
     pub segment: OwnedFd,
     pub doorbells: OwnedFd,
-    pub fenced: bool,
+    pub has_barriers: bool,
     /// Number, bytes and file of each region of the peer's pool.
     pub regions: Vec<(u16, u64, OwnedFd)>,
 }
@@ -271,7 +271,7 @@ impl LocalSide<'_> {
             to: to.token,
             depth: self.options.depth,
             generation: self.options.generation,
-            fenced: self.fenced,
+            has_barriers: self.has_barriers,
             segment: self.layout.bytes() as u64,
             regions: self.regions.iter().map(|(id, len, _)| (*id, *len)).collect(),
         })
@@ -313,6 +313,6 @@ impl LocalSide<'_> {
         for (id, len) in hello.regions {
             regions.push((id, len, sealed(next()?, len)?));
         }
-        Ok(ShmPeer { pid, process, segment, doorbells, fenced: hello.fenced, regions })
+        Ok(ShmPeer { pid, process, segment, doorbells, has_barriers: hello.has_barriers, regions })
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct ShmHello {
     pub depth: u32,
     pub generation: u8,
     /// Whether the sender's process takes part in heavy barriers.
-    pub fenced: bool,
+    pub has_barriers: bool,
     /// Bytes of the sender's segment.
     pub segment: u64,
     /// Number and bytes of each region of the sender's pool.
@@ -92,7 +92,7 @@ impl HandshakeMessage {
 
 impl ShmHello {
     fn append(&self, bytes: &mut Vec<u8>) {
-        bytes.extend([HELLO, self.generation, u8::from(self.fenced)]);
+        bytes.extend([HELLO, self.generation, u8::from(self.has_barriers)]);
         bytes.extend(self.depth.to_le_bytes());
         bytes.extend(self.segment.to_le_bytes());
         bytes.extend(self.from);
@@ -106,8 +106,8 @@ impl ShmHello {
 
     /// Decodes a hello, to the end of the bytes.
     fn read(reader: &mut ByteReader<'_>) -> Option<ShmHello> {
-        let [generation, fenced] = reader.take()?;
-        if fenced > 1 {
+        let [generation, has_barriers] = reader.take()?;
+        if has_barriers > 1 {
             return None;
         }
         let depth = u32::from_le_bytes(reader.take()?);
@@ -122,8 +122,8 @@ impl ShmHello {
             let id = u16::from_le_bytes(reader.take()?);
             regions.push((id, u64::from_le_bytes(reader.take()?)));
         }
-        let fenced = fenced == 1;
-        let hello = ShmHello { from, to, depth, generation, fenced, segment, regions };
+        let has_barriers = has_barriers == 1;
+        let hello = ShmHello { from, to, depth, generation, has_barriers, segment, regions };
         reader.0.is_empty().then_some(hello)
     }
 
@@ -163,7 +163,7 @@ mod tests {
         let segment = SegmentLayout::new(&options()).expect("in range").bytes() as u64;
         let regions = vec![(0, 1 << 30), (7, 4096)];
         let (from, to) = ([1; 16], [2; 16]);
-        ShmHello { from, to, depth: 64, generation: 5, fenced: true, segment, regions }
+        ShmHello { from, to, depth: 64, generation: 5, has_barriers: true, segment, regions }
     }
 
     proptest! {

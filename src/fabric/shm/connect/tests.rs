@@ -45,7 +45,7 @@ fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let ShmAddress { token, .. } = address(to);
     let regions = vec![(0, 4096)];
-    ShmHello { from: from.token, to: token, depth: 8, generation: 0, fenced: true, segment, regions }
+    ShmHello { from: from.token, to: token, depth: 8, generation: 0, has_barriers: true, segment, regions }
 }
 
 /// Sends a message and files to an acceptor. It must reject them with `text`, and still accept the

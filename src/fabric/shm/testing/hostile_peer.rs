@@ -73,7 +73,7 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
         uid,
         segment: segment.file(),
         doorbells: fabric.shared.doorbells.file(),
-        fenced: true,
+        has_barriers: true,
         regions: vec![(0, hostile_pool.region().len(), hostile_pool.region_fd())],
     };
     let honest = ShmAddress::from_bytes(endpoint.address()).expect("an address");

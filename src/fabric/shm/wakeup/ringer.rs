@@ -1,7 +1,7 @@
 //! The sender's side of doorbells: rings for a peer that does not poll the link.
 
+use super::barrier;
 use super::doorbells::{OwnDoorbell, PeerDoorbells};
-use super::fence;
 use super::idle::{self, DoorbellRef};
 use crate::fabric::shm::memory::segment::PeerWords;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Ringer {
     /// side.
     #[inline]
     pub(crate) fn ring_if_idle(&self) {
-        if let Some(to) = idle::idle_doorbell(&self.line, fence::light) {
+        if let Some(to) = idle::idle_doorbell(&self.line, barrier::light) {
             self.ring(to);
         }
     }

@@ -152,7 +152,7 @@ pub union ibv_async_element {
     pub port_num: c_int,
 }
 
-/// A slot of `ibv_context_ops` that is not called any more, or not by us.
+/// An entry of `ibv_context_ops` that this crate does not call.
 type Unused = *mut c_void;
 
 /// The functions of an opened device that the header's inline functions call. The order is the ABI.

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The resources of one port.
-pub(super) struct PortSlot {
+pub(super) struct PortResources {
     pub number: usize,
     pub events: Arc<PortEvents>,
     domain: Arc<ProtectionDomain>,
     channel: Arc<CompletionChannel>,
     queues: Mutex<Vec<Arc<CompletionQueue>>>,
-    /// How many those are.
+    /// The number of `queues`.
     count: AtomicUsize,
     cq_entries: u32,
     /// The number of the next link.
@@ -31,20 +31,20 @@ pub(super) struct PortSlot {
 /// Registers a link that is being made. Its completions are kept until it is attached.
 pub(super) struct PendingLink {
     pub link: LinkId,
-    slot: Arc<PortSlot>,
+    resources: Arc<PortResources>,
 }
 
 impl PendingLink {
     /// Attaches a link. Returns its completions so far.
     pub fn came(&self) -> Vec<ibv_wc> {
-        self.slot.awaited().remove(&self.link).unwrap_or_default()
+        self.resources.awaited().remove(&self.link).unwrap_or_default()
     }
 }
 
 impl PendingLink {
     /// The failed completions of the link so far.
     pub fn failed(&self) -> Option<ibv_wc> {
-        let awaited = self.slot.awaited();
+        let awaited = self.resources.awaited();
         let failed = |wc: &&ibv_wc| ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status);
         awaited.get(&self.link)?.iter().find(failed).copied()
     }
@@ -56,7 +56,7 @@ impl Drop for PendingLink {
     }
 }
 
-impl PortSlot {
+impl PortResources {
     fn new(
         number: usize,
         domain: &Arc<ProtectionDomain>,
@@ -66,7 +66,7 @@ impl PortSlot {
         let channel = CompletionChannel::new(&domain.context)?;
         let events = Arc::new(PortEvents::new(ProcessWords::default()));
         watcher.watch_port(&channel, &events);
-        Ok(PortSlot {
+        Ok(PortResources {
             number,
             events,
             domain: Arc::clone(domain),
@@ -87,7 +87,7 @@ impl PortSlot {
     pub fn await_link(self: &Arc<Self>) -> PendingLink {
         let link = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
         self.awaited().insert(link, Vec::new());
-        PendingLink { link, slot: Arc::clone(self) }
+        PendingLink { link, resources: Arc::clone(self) }
     }
 
     /// Handles a completion of a link that the port does not have. If the link is being made, the
@@ -142,38 +142,38 @@ impl PortSlot {
     }
 }
 
-/// All slots of a fabric, in the order of its ports.
-pub(super) struct PortSlots {
-    all: Mutex<(Vec<Arc<PortSlot>>, usize)>,
+/// The resources of all ports of a fabric, in the order of the ports.
+pub(super) struct PortTable {
+    all: Mutex<(Vec<Arc<PortResources>>, usize)>,
     cq_entries: u32,
 }
 
-impl PortSlots {
+impl PortTable {
     pub fn new(cq_entries: u32) -> Self {
-        PortSlots { all: Mutex::default(), cq_entries }
+        PortTable { all: Mutex::default(), cq_entries }
     }
 
-    /// The slot of the port of this number.
+    /// The resources of the port with this number.
     pub fn get(
         &self,
         number: usize,
         domain: &Arc<ProtectionDomain>,
         watcher: &DeviceWatcher,
-    ) -> Result<Arc<PortSlot>, FabricError> {
+    ) -> Result<Arc<PortResources>, FabricError> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         while all.0.len() <= number {
-            let slot = PortSlot::new(all.0.len(), domain, watcher, self.cq_entries)?;
-            all.0.push(Arc::new(slot));
+            let resources = PortResources::new(all.0.len(), domain, watcher, self.cq_entries)?;
+            all.0.push(Arc::new(resources));
         }
         Ok(Arc::clone(&all.0[number]))
     }
 
-    /// The slot of the next port that is made.
+    /// The resources of the next port.
     pub fn next(
         &self,
         domain: &Arc<ProtectionDomain>,
         watcher: &DeviceWatcher,
-    ) -> Result<Arc<PortSlot>, FabricError> {
+    ) -> Result<Arc<PortResources>, FabricError> {
         let number = {
             let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
             all.1 += 1;
