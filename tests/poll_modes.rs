@@ -227,7 +227,7 @@ fn exchange_with_all(node: &Node, task: u32, members: u32, steps: u64) {
 }
 
 #[test]
-fn many_threads_hand_over_to_a_dedicated_poller_and_each_keeps_its_order() {
+fn many_threads_submit_to_a_dedicated_poller_and_each_keeps_its_order() {
     let _alone = alone();
     const THREADS: u32 = 4;
     const EACH: u64 = 500;
