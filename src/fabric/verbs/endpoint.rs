@@ -15,7 +15,7 @@ use super::control::{self, ControlQueue};
 use super::cq::CqPlaces;
 use super::data_queue::{self, DataQueue, RemoteAddr, SPARE};
 use super::failure::{os, peer, status};
-use super::link::{LinkParts, VerbsLinkInner};
+use super::link::{VerbsLinkInner, VerbsLinkParts};
 use super::options::refuse;
 use super::port::VerbsLink;
 use super::port_resources::{PendingLink, PortResources};
@@ -264,9 +264,9 @@ impl Endpoint for VerbsEndpoint {
         }
         let stripes = queues.split_off(1);
         let Some(main) = queues.pop() else { unreachable!("an address has the main data queue") };
-        let VerbsEndpoint { local, words, awaited, places, resources, shared, options, .. } = self;
+        let VerbsEndpoint { local, words, awaited, places, resources: port, shared, options, .. } = self;
         let parts =
-            LinkParts { main, stripes, control, local, words, peer, awaited, places, resources, shared };
+            VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, port, shared };
         Ok(VerbsLink(Box::new(VerbsLinkInner::new(&options, parts))))
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct VerbsLinkInner {
 }
 
 /// The parts from which an endpoint makes a link.
-pub(super) struct LinkParts {
+pub(super) struct VerbsLinkParts {
     pub main: DataQueue,
     pub stripes: Vec<DataQueue>,
     pub control: ControlQueue,
@@ -69,13 +69,13 @@ pub(super) struct LinkParts {
     pub peer: EndpointInfo,
     pub awaited: PendingLink,
     pub places: CqPlaces,
-    pub resources: Arc<PortResources>,
+    pub port: Arc<PortResources>,
     pub shared: Arc<VerbsShared>,
 }
 
 impl VerbsLinkInner {
-    pub fn new(options: &LinkOptions, parts: LinkParts) -> Self {
-        let LinkParts { main, stripes, control, local, words, peer, awaited, places, resources, shared } =
+    pub fn new(options: &LinkOptions, parts: VerbsLinkParts) -> Self {
+        let VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, port, shared } =
             parts;
         VerbsLinkInner {
             limits: LinkLimits {
@@ -102,7 +102,7 @@ impl VerbsLinkInner {
             in_batch: false,
             awaited,
             places,
-            resources,
+            resources: port,
             shared,
         }
     }
