@@ -1,8 +1,8 @@
-//! A name has one meaning: no two types of the library share a name.
+//! A name has one meaning: no two types of the library and the program share a name.
 
-use crate::source::{is_generated, sources};
+use crate::source::{is_generated, root, sources};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use syn::visit::Visit;
 use syn::{Attribute, Ident, ItemMod};
 
@@ -65,10 +65,10 @@ fn declared(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn no_two_types_of_the_library_share_a_name() {
+fn no_two_types_of_the_library_and_the_program_share_a_name() {
     let mut places: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for source in sources() {
-        if source.is_test || is_generated(&source.text) || source.path.starts_with("cli") {
+        if source.is_test || is_generated(&source.text) {
             continue;
         }
         for name in declared(&source.text) {
@@ -97,17 +97,35 @@ fn declarations_are_found_and_those_of_tests_are_not() {
     assert_eq!(declared("fn f() { struct Inner; }"), ["Inner"]);
 }
 
+fn items(path: &str) -> Vec<syn::Item> {
+    let text = std::fs::read_to_string(root().join(path)).expect("text");
+    syn::parse_file(&text).expect("Rust").items
+}
+
+/// The arguments of the attributes, such as the condition of a `cfg`.
+fn arguments(attributes: &[Attribute]) -> Vec<String> {
+    let lists = attributes.iter().filter_map(|attribute| attribute.meta.require_list().ok());
+    lists.map(|list| list.tokens.to_string()).collect()
+}
+
 #[test]
 fn the_library_exports_no_module_but_internals() {
-    let root =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).expect("text");
-    for item in syn::parse_file(&root).expect("Rust").items {
+    for item in items("src/lib.rs") {
         let syn::Item::Mod(module) = item else { continue };
         if matches!(module.vis, syn::Visibility::Public(_)) {
             assert_eq!(module.ident, "internals");
-            let feature = module.attrs.iter().filter_map(|attribute| attribute.meta.require_list().ok());
-            let feature: Vec<_> = feature.map(|list| list.tokens.to_string()).collect();
+            let feature = arguments(&module.attrs);
             assert!(feature.contains(&"feature = \"internals\"".to_owned()), "{feature:?}");
         }
     }
+}
+
+#[test]
+fn no_build_of_a_user_names_the_fabric_of_the_tests() {
+    let kinds = items("src/fabric/mod.rs").into_iter().find_map(|item| match item {
+        syn::Item::Enum(item) if item.ident == "FabricKind" => Some(item.variants),
+        _ => None,
+    });
+    let sim = kinds.expect("the kinds").into_iter().find(|kind| kind.ident == "Sim").expect("the kind");
+    assert!(arguments(&sim.attrs).iter().any(|condition| condition.contains("feature = \"sim\"")));
 }

@@ -40,7 +40,7 @@ pub struct BareLink<F: MeasuredFabric> {
 
 /// Completions that polls have found, of the kinds that the tests wait for.
 #[derive(Debug, Default)]
-pub struct Received {
+pub struct PolledCompletions {
     /// Immediates and messages.
     pub arrived: u32,
     /// Completed writes.
@@ -136,7 +136,7 @@ impl<F: MeasuredFabric> BareLink<F> {
         target: &Grant,
         immediate: Option<Immediate>,
         wanted: bool,
-        (watch, received): (&PeerWatch, &mut Received),
+        (watch, received): (&PeerWatch, &mut PolledCompletions),
     ) -> Result<(), Abort> {
         let (link, bytes, mut wait) = (self.link, source.bytes(), watch.wait());
         let inline = bytes.len() <= self.inline && !wanted;
@@ -160,7 +160,7 @@ impl<F: MeasuredFabric> BareLink<F> {
     pub fn send(
         &mut self,
         bytes: &[u8],
-        (watch, received): (&PeerWatch, &mut Received),
+        (watch, received): (&PeerWatch, &mut PolledCompletions),
     ) -> Result<(), Abort> {
         let mut wait = watch.wait();
         loop {
@@ -175,7 +175,7 @@ impl<F: MeasuredFabric> BareLink<F> {
     /// Polls until an immediate or a message has come, and posts a receive for the next one.
     #[inline(always)]
     pub fn arrived(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        let (mut wait, mut received) = (watch.wait(), Received::default());
+        let (mut wait, mut received) = (watch.wait(), PolledCompletions::default());
         while received.arrived == 0 {
             self.poll(&mut wait, &mut received)?;
         }
@@ -185,7 +185,7 @@ impl<F: MeasuredFabric> BareLink<F> {
 
     /// Polls once and adds the completions to `received`. Returns whether there were any.
     #[inline(always)]
-    pub fn poll(&mut self, wait: &mut Wait<'_>, received: &mut Received) -> Result<bool, Abort> {
+    pub fn poll(&mut self, wait: &mut Wait<'_>, received: &mut PolledCompletions) -> Result<bool, Abort> {
         if self.port.poll(&mut self.completions) == 0 {
             wait.again()?;
             return Ok(false);

@@ -2,7 +2,7 @@
 //!
 //! Every wait has a timeout, and the end of the other process ends it at once. No turn uses it.
 
-use super::control_message::ControlMessage;
+use super::channel_message::ChannelMessage;
 use super::peer_watch::PeerWatch;
 use crate::error::CliError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -115,15 +115,15 @@ impl ControlChannel {
     }
 
     /// Sends a message.
-    pub fn send(&mut self, message: &ControlMessage) -> Result<(), ChannelError> {
+    pub fn send(&mut self, message: &ChannelMessage) -> Result<(), ChannelError> {
         let body = serde_json::to_vec(message).map_err(std::io::Error::from)?;
         let mut bytes = u32::try_from(body.len()).map_err(std::io::Error::other)?.to_le_bytes().to_vec();
         bytes.extend(body);
         self.stream.write_all(&bytes).map_err(|error| self.explain(error))
     }
 
-    /// Receives a message. [`ControlMessage::Failed`] is an error.
-    pub fn receive(&mut self) -> Result<ControlMessage, ChannelError> {
+    /// Receives a message. [`ChannelMessage::Failed`] is an error.
+    pub fn receive(&mut self) -> Result<ChannelMessage, ChannelError> {
         let mut head = [0; 4];
         self.stream.read_exact(&mut head).map_err(|error| self.explain(error))?;
         let length = u32::from_le_bytes(head) as usize;
@@ -133,7 +133,7 @@ impl ControlChannel {
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body).map_err(|error| self.explain(error))?;
         match serde_json::from_slice(&body).map_err(|error| ChannelError::Unexpected(error.to_string()))? {
-            ControlMessage::Failed(why) => Err(ChannelError::Failed(why)),
+            ChannelMessage::Failed(why) => Err(ChannelError::Failed(why)),
             message => Ok(message),
         }
     }
@@ -155,7 +155,7 @@ impl ControlChannel {
     }
 
     /// Receives this message.
-    pub fn expect(&mut self, expected: &ControlMessage) -> Result<(), ChannelError> {
+    pub fn expect(&mut self, expected: &ChannelMessage) -> Result<(), ChannelError> {
         match self.receive()? {
             message if message == *expected => Ok(()),
             other => Err(ChannelError::Unexpected(format!("{other:?} instead of {expected:?}"))),
@@ -164,9 +164,9 @@ impl ControlChannel {
 
     /// Exchanges bytes with the other process, which calls this too.
     pub fn swap(&mut self, bytes: &[u8]) -> Result<Vec<u8>, ChannelError> {
-        self.send(&ControlMessage::Bytes(bytes.to_vec()))?;
+        self.send(&ChannelMessage::Bytes(bytes.to_vec()))?;
         match self.receive()? {
-            ControlMessage::Bytes(theirs) => Ok(theirs),
+            ChannelMessage::Bytes(theirs) => Ok(theirs),
             other => Err(ChannelError::Unexpected(format!("{other:?} instead of bytes"))),
         }
     }
@@ -195,11 +195,11 @@ mod tests {
     fn messages_arrive_in_order() {
         let (mut left, mut right) = pair(CHANNEL_TIMEOUT);
         assert!(!right.is_ready());
-        left.send(&ControlMessage::Ready).unwrap();
+        left.send(&ChannelMessage::Ready).unwrap();
         assert!(right.is_ready());
-        left.send(&ControlMessage::Rounds(3)).unwrap();
-        right.expect(&ControlMessage::Ready).unwrap();
-        assert_eq!(right.receive().unwrap(), ControlMessage::Rounds(3));
+        left.send(&ChannelMessage::Rounds(3)).unwrap();
+        right.expect(&ChannelMessage::Ready).unwrap();
+        assert_eq!(right.receive().unwrap(), ChannelMessage::Rounds(3));
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
     fn a_side_that_has_ended_is_silent_or_failed_is_an_error_each() {
         let (mut left, mut right) = pair(Duration::from_millis(20));
         assert!(matches!(left.receive(), Err(ChannelError::Silent(_))));
-        right.send(&ControlMessage::Failed("no memory".into())).unwrap();
+        right.send(&ChannelMessage::Failed("no memory".into())).unwrap();
         assert!(left.receive().unwrap_err().to_string().contains("no memory"));
         drop(right);
         assert!(matches!(left.receive(), Err(ChannelError::Gone)));

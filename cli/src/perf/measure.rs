@@ -1,9 +1,9 @@
 //! The turns: the test and its references one after the other, again and again, within a minute.
 
 use super::cache_line::CacheLine;
+use super::channel_message::ChannelMessage;
+use super::channel_message::Subject;
 use super::control_channel::ControlChannel;
-use super::control_message::ControlMessage;
-use super::control_message::Subject;
 use super::layout::{RING_PAYLOAD, RING_SLOTS, Set};
 use super::options::Figure;
 use super::peer_watch::PeerWatch;
@@ -13,7 +13,7 @@ use super::ring_64::Ring64;
 use super::workload::{Initiator, KeepAlive, Responder};
 use crate::error::CliError;
 use crate::reference::memcpy::Memcpy;
-use crate::reference::shared_mapping::SharedMapping;
+use crate::reference::shared_words::SharedWords;
 use crate::reference::stopwatch::Stopwatch;
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ impl<'a> Measurement<'a> {
         plan: &'a Plan,
         clock: Stopwatch,
         watch: PeerWatch,
-        mapping: Option<&Arc<SharedMapping>>,
+        mapping: Option<&Arc<SharedWords>>,
         test: Box<dyn Initiator>,
         baseline: Option<(&'static str, Box<dyn Initiator>)>,
     ) -> Self {
@@ -197,7 +197,7 @@ impl<'a> Measurement<'a> {
         recorder: &mut Recorder,
     ) -> Result<Elapsed, CliError> {
         recorder.clear();
-        channel.send(&ControlMessage::Turn { subject, bytes })?;
+        channel.send(&ChannelMessage::Turn { subject, bytes })?;
         let (length, warmup) = (self.plan.length(bytes), self.plan.warmup(bytes));
         let (clock, watch) = (&self.clock, &self.watch);
         let workload: &mut dyn Initiator = match (subject, &mut self.references) {
@@ -210,14 +210,14 @@ impl<'a> Measurement<'a> {
             _ => &mut *self.test,
         };
         workload.prepare(bytes, channel)?;
-        channel.expect(&ControlMessage::Ready)?;
+        channel.expect(&ChannelMessage::Ready)?;
         let batch = |count, recorder: &mut Recorder| {
-            channel.send(&ControlMessage::Rounds(count))?;
-            channel.expect(&ControlMessage::Ready)?;
+            channel.send(&ChannelMessage::Rounds(count))?;
+            channel.expect(&ChannelMessage::Ready)?;
             let nanos = workload.rounds(count, clock, watch, recorder).map_err(|abort| {
                 CliError::failed(format!("measuring {subject:?} with {bytes} bytes"), abort)
             })?;
-            channel.expect(&ControlMessage::Done)?;
+            channel.expect(&ChannelMessage::Done)?;
             Ok(nanos)
         };
         warm_and_measure(length, warmup, recorder, batch)
@@ -271,7 +271,7 @@ fn warm_and_measure(
 /// The responder: answers turn after turn until it is told to quit.
 pub fn answer(
     channel: &mut ControlChannel,
-    mapping: Option<&Arc<SharedMapping>>,
+    mapping: Option<&Arc<SharedWords>>,
     mut test: Box<dyn Responder>,
     mut baseline: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {
@@ -290,7 +290,7 @@ pub fn answer(
             }
         }
         let message = channel.receive()?;
-        if let ControlMessage::Turn { subject, bytes } = message {
+        if let ChannelMessage::Turn { subject, bytes } = message {
             turn = (subject, bytes);
         }
         let (subject, bytes) = turn;
@@ -301,17 +301,17 @@ pub fn answer(
             _ => &mut *test,
         };
         match message {
-            ControlMessage::Quit => return Ok(()),
-            ControlMessage::Turn { .. } => {
+            ChannelMessage::Quit => return Ok(()),
+            ChannelMessage::Turn { .. } => {
                 workload.prepare(bytes, channel)?;
-                channel.send(&ControlMessage::Ready)?;
+                channel.send(&ChannelMessage::Ready)?;
             }
-            ControlMessage::Rounds(count) => {
-                channel.send(&ControlMessage::Ready)?;
+            ChannelMessage::Rounds(count) => {
+                channel.send(&ChannelMessage::Ready)?;
                 workload.answers(count, &watch).map_err(|abort| {
                     CliError::failed(format!("answering {subject:?} with {bytes} bytes"), abort)
                 })?;
-                channel.send(&ControlMessage::Done)?;
+                channel.send(&ChannelMessage::Done)?;
             }
             other => return Err(CliError::Failed(format!("{other:?} came instead of a turn"))),
         }

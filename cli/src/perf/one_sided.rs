@@ -1,6 +1,6 @@
 //! The passive side of read_lat and write_bw: it has nothing to answer.
 
-use super::bare_link::{BareLink, Received};
+use super::bare_link::{BareLink, PolledCompletions};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::peer_watch::{Abort, PeerWatch};
@@ -39,7 +39,7 @@ impl<F: MeasuredFabric> Responder for Passive<F> {
         if F::IS_ONE_SIDED || self.failed.is_some() {
             return Ok(KeepAlive::Sleep);
         }
-        let (mut wait, mut received) = (self.watch.wait(), Received::default());
+        let (mut wait, mut received) = (self.watch.wait(), PolledCompletions::default());
         for _ in 0..POLLS {
             if let Err(halt) = self.side.poll(&mut wait, &mut received) {
                 // Perhaps the other side has only ended its run: its next message tells.

@@ -1,6 +1,6 @@
 //! The bare fabric: a one-sided read. Its figure is the whole round trip.
 
-use super::bare_link::{BareLink, Received};
+use super::bare_link::{BareLink, PolledCompletions};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::one_sided::Passive;
@@ -71,7 +71,7 @@ impl<F: MeasuredFabric> Initiator for ReadLat<F> {
         let Some(mut target) = self.target.take() else {
             return Err(Abort::Failed("the last read failed".into()));
         };
-        let (mut wait, mut received) = (watch.wait(), Received::default());
+        let (mut wait, mut received) = (watch.wait(), PolledCompletions::default());
         while let Err((error, back)) = self.side.port.read(self.side.link, target, &self.source) {
             if error != PostError::Full {
                 return Err(self.side.refused(error));

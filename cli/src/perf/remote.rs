@@ -1,7 +1,7 @@
 //! A server that listens for a client, on two hosts or on one.
 
+use super::channel_message::ChannelMessage;
 use super::control_channel::{CHANNEL_TIMEOUT, ChannelError, ControlChannel};
-use super::control_message::ControlMessage;
 use super::plan::Plan;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
@@ -59,7 +59,7 @@ pub fn serve(plan: &Plan, port: u16) -> Result<(), CliError> {
         Ok(()) => print(&format!("served {}\n", from.ip())),
         Err(error) => {
             // Fails if the client has ended.
-            let _: Result<(), ChannelError> = channel.send(&ControlMessage::Failed(error.to_string()));
+            let _: Result<(), ChannelError> = channel.send(&ChannelMessage::Failed(error.to_string()));
             Err(error)
         }
     }
@@ -67,7 +67,7 @@ pub fn serve(plan: &Plan, port: u16) -> Result<(), CliError> {
 
 fn serve_client(plan: &Plan, channel: &mut ControlChannel) -> Result<(), CliError> {
     let (version, mut args) = match channel.receive()? {
-        ControlMessage::Open { version, args, .. } => (version, args),
+        ChannelMessage::Open { version, args, .. } => (version, args),
         other => return Err(CliError::Failed(format!("the client sent {other:?} first, not Open"))),
     };
     let own = env!("CARGO_PKG_VERSION");
@@ -77,7 +77,7 @@ fn serve_client(plan: &Plan, channel: &mut ControlChannel) -> Result<(), CliErro
         )));
     }
     plan.agree(&args)?;
-    channel.send(&ControlMessage::Ready)?;
+    channel.send(&ChannelMessage::Ready)?;
     // The device is each process's own choice.
     if let (Some(theirs), Some(ours)) = (args.test.fabric_mut(), plan.args.test.fabric()) {
         theirs.device = ours.device.clone();

@@ -1,15 +1,15 @@
 //! The entry points: `perf`, and the second process of `perf --local`.
 
-use super::control_message::ControlMessage;
+use super::channel_message::ChannelMessage;
 use super::layout::MAPPING_BYTES;
 use super::options::PerfArgs;
-use super::peer_process::{self, PeerProcess, ResponderArgs};
 use super::plan::{Part, Plan};
 use super::remote;
 use super::report::{JsonFile, PerfReport};
+use super::responder_process::{self, ResponderArgs, ResponderProcess};
 use super::session::{answer, explain, measure};
 use crate::error::CliError;
-use crate::reference::shared_mapping::SharedMapping;
+use crate::reference::shared_words::SharedWords;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ pub fn run(args: PerfArgs, given: &BTreeSet<String>) -> Result<(), CliError> {
 }
 
 fn local(plan: &Plan) -> Result<PerfReport, CliError> {
-    let (mapping, memfd) = SharedMapping::create(MAPPING_BYTES)?;
-    let (mut second, mut channel) = PeerProcess::start(memfd)?;
+    let (mapping, memfd) = SharedWords::create(MAPPING_BYTES)?;
+    let (mut second, mut channel) = ResponderProcess::start(memfd)?;
     let report = measure(plan, Some(&Arc::new(mapping)), &mut channel)
         .map_err(|error| explain(error, &mut channel, Some(&mut second)))?;
     second.finish()?;
@@ -40,13 +40,13 @@ fn local(plan: &Plan) -> Result<PerfReport, CliError> {
 
 /// The second process: answers until the first one tells it to quit.
 pub fn respond(args: ResponderArgs) -> Result<(), CliError> {
-    let (mapping, mut channel) = peer_process::inherit(&args)?;
+    let (mapping, mut channel) = responder_process::inherit(&args)?;
     let answered = match channel.receive()? {
-        ControlMessage::Open { args, core, .. } => answer(&args, core, Some(&mapping), &mut channel),
+        ChannelMessage::Open { args, core, .. } => answer(&args, core, Some(&mapping), &mut channel),
         other => Err(CliError::Failed(format!("{other:?} came first"))),
     };
     // Sent before the exit, so that the first process finds it when it stops waiting.
-    answered.map_err(|error| match channel.send(&ControlMessage::Failed(error.to_string())) {
+    answered.map_err(|error| match channel.send(&ChannelMessage::Failed(error.to_string())) {
         Ok(()) => CliError::Reported,
         Err(_) => error,
     })

@@ -1,6 +1,6 @@
 //! The bare fabric: a message, answered by another.
 
-use super::bare_link::{BareLink, Received};
+use super::bare_link::{BareLink, PolledCompletions};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::options::InlineOptions;
@@ -30,7 +30,7 @@ impl<F: MeasuredFabric> Initiator for SendLat<F> {
     }
 
     fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        self.side.send(&self.message, (watch, &mut Received::default()))?;
+        self.side.send(&self.message, (watch, &mut PolledCompletions::default()))?;
         self.side.arrived(watch)
     }
 
@@ -47,7 +47,7 @@ impl<F: MeasuredFabric> Responder for SendLat<F> {
 
     fn answer(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.side.arrived(watch)?;
-        self.side.send(&self.message, (watch, &mut Received::default()))
+        self.side.send(&self.message, (watch, &mut PolledCompletions::default()))
     }
 
     fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {

@@ -1,15 +1,15 @@
 //! Both sides of a run, once the channel between them is open.
 
+use super::channel_message::ChannelMessage;
 use super::control_channel::{ChannelError, ControlChannel};
-use super::control_message::ControlMessage;
 use super::measure::{self, Measurement};
 use super::open;
 use super::options::PerfArgs;
-use super::peer_process::PeerProcess;
 use super::plan::{Part, Plan};
 use super::report::PerfReport;
+use super::responder_process::ResponderProcess;
 use crate::error::{CliError, print};
-use crate::reference::shared_mapping::SharedMapping;
+use crate::reference::shared_words::SharedWords;
 use crate::reference::stopwatch::Stopwatch;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use std::time::Duration;
 /// The initiator: measures every size, and prints the results as they come.
 pub fn measure(
     plan: &Plan,
-    mapping: Option<&Arc<SharedMapping>>,
+    mapping: Option<&Arc<SharedWords>>,
     channel: &mut ControlChannel,
 ) -> Result<PerfReport, CliError> {
     let (version, core) = (env!("CARGO_PKG_VERSION").into(), plan.cores.responder);
-    channel.send(&ControlMessage::Open { version, args: plan.args.clone(), core })?;
+    channel.send(&ChannelMessage::Open { version, args: plan.args.clone(), core })?;
     if plan.part != Part::Local {
-        channel.expect(&ControlMessage::Ready)?; // the server agrees
+        channel.expect(&ChannelMessage::Ready)?; // the server agrees
     }
     let (test, max_bytes) = (&plan.args.test, plan.args.max_bytes());
     let workload = open::initiator(test, max_bytes, mapping, channel)?;
@@ -35,7 +35,7 @@ pub fn measure(
     pin(plan.cores.initiator)?;
     let clock = Stopwatch::new();
     let core = match channel.receive()? {
-        ControlMessage::Opened { core } => core,
+        ChannelMessage::Opened { core } => core,
         other => return Err(CliError::Failed(format!("{other:?} came instead of Opened"))),
     };
     let mut report = PerfReport::new(plan, workload.facts(), &clock, core);
@@ -45,7 +45,7 @@ pub fn measure(
         report.add(&run.size(bytes, channel)?);
         print(&report.newest_row())?;
     }
-    channel.send(&ControlMessage::Quit)?;
+    channel.send(&ChannelMessage::Quit)?;
     print(&report.reference_table())?;
     Ok(report)
 }
@@ -54,7 +54,7 @@ pub fn measure(
 pub fn answer(
     args: &PerfArgs,
     core: usize,
-    mapping: Option<&Arc<SharedMapping>>,
+    mapping: Option<&Arc<SharedWords>>,
     channel: &mut ControlChannel,
 ) -> Result<(), CliError> {
     let (test, max_bytes) = (&args.test, args.max_bytes());
@@ -64,12 +64,16 @@ pub fn answer(
         None => None,
     };
     pin(core)?;
-    channel.send(&ControlMessage::Opened { core })?;
+    channel.send(&ChannelMessage::Opened { core })?;
     measure::answer(channel, mapping, workload, baseline)
 }
 
 /// Why a run failed: the last message of the other process, or its exit status, or `seen`.
-pub fn explain(seen: CliError, channel: &mut ControlChannel, second: Option<&mut PeerProcess>) -> CliError {
+pub fn explain(
+    seen: CliError,
+    channel: &mut ControlChannel,
+    second: Option<&mut ResponderProcess>,
+) -> CliError {
     if matches!(seen, CliError::Usage(_)) {
         return seen; // the other side failed for the same reason
     }
@@ -81,7 +85,7 @@ pub fn explain(seen: CliError, channel: &mut ControlChannel, second: Option<&mut
     if let Err(ChannelError::Failed(why)) = received {
         return CliError::Failed(format!("the {name} failed: {why}"));
     }
-    match second.and_then(PeerProcess::exit_status) {
+    match second.and_then(ResponderProcess::exit_status) {
         Some(status) => CliError::Failed(format!("{status}; this one saw: {seen}")),
         None => seen,
     }

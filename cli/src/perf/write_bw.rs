@@ -1,6 +1,6 @@
 //! The bare fabric: one-sided writes, as many outstanding as the queue is deep.
 
-use super::bare_link::{BareLink, Received};
+use super::bare_link::{BareLink, PolledCompletions};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::one_sided::Passive;
@@ -38,7 +38,7 @@ impl<F: MeasuredFabric> WriteBw<F> {
 
     /// Writes `count` times, and waits for the last completion.
     fn stream(&mut self, count: u64, watch: &PeerWatch) -> Result<(), Abort> {
-        let mut received = Received::default();
+        let mut received = PolledCompletions::default();
         let copied = self.source.bytes().len() <= self.side.inline;
         // Inline writes have no completion, except the last one, which completes after all others.
         let expected = if copied { count.min(1) } else { count };

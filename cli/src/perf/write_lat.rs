@@ -1,7 +1,7 @@
 //! The bare fabric: a one-sided write, answered by another. The receiver takes an immediate, or
 //! polls the last byte.
 
-use super::bare_link::{BareLink, Received, immediate};
+use super::bare_link::{BareLink, PolledCompletions, immediate};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
 use super::options::{Notify, WriteLatOptions};
@@ -77,7 +77,7 @@ impl<F: MeasuredFabric> WriteLat<F> {
 
     #[inline(always)]
     fn write(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        let (source, mut received) = (&self.sources[self.written], Received::default());
+        let (source, mut received) = (&self.sources[self.written], PolledCompletions::default());
         self.written ^= 1;
         self.side.write(source, &self.target, self.immediate, false, (watch, &mut received))
     }
@@ -93,7 +93,7 @@ impl<F: MeasuredFabric> WriteLat<F> {
         while self.landing.last_of(self.bytes) != mark {
             reads += 1;
             if reads.is_multiple_of(READS_PER_POLL) {
-                self.side.poll(&mut wait, &mut Received::default())?;
+                self.side.poll(&mut wait, &mut PolledCompletions::default())?;
             }
         }
         Ok(())

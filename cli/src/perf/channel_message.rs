@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The *initiator* measures and the *responder* answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[allow(clippy::large_enum_variant)] // One of these travels per test.
-pub enum ControlMessage {
+pub enum ChannelMessage {
     /// First message of the initiator: open this test.
     Open {
         /// The program's version: both must be the same.
@@ -23,15 +23,15 @@ pub enum ControlMessage {
         /// The core that it runs on.
         core: usize,
     },
-    /// From the initiator: prepare, and answer [`ControlMessage::Ready`].
+    /// From the initiator: prepare, and answer [`ChannelMessage::Ready`].
     Turn {
         /// What is measured.
         subject: Subject,
         /// Payload in bytes.
         bytes: usize,
     },
-    /// From the initiator: send [`ControlMessage::Ready`], answer this many round trips, and send
-    /// [`ControlMessage::Done`].
+    /// From the initiator: send [`ChannelMessage::Ready`], answer this many round trips, and send
+    /// [`ChannelMessage::Done`].
     Rounds(u64),
     /// From the responder: it is prepared.
     Ready,

@@ -2,7 +2,7 @@
 
 use super::control_channel::{CHANNEL_TIMEOUT, ControlChannel};
 use crate::error::CliError;
-use crate::reference::shared_mapping::SharedMapping;
+use crate::reference::shared_words::SharedWords;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 use std::fs::File;
@@ -30,11 +30,11 @@ pub struct ResponderArgs {
 
 /// The first process's handle of the second one. Dropping it kills the process.
 #[derive(Debug)]
-pub struct PeerProcess {
+pub struct ResponderProcess {
     child: Child,
 }
 
-impl PeerProcess {
+impl ResponderProcess {
     /// Starts it with one end of a new channel and the mapping's file.
     pub fn start(memfd: OwnedFd) -> Result<(Self, ControlChannel), CliError> {
         let tried = "starting the second process";
@@ -50,7 +50,7 @@ impl PeerProcess {
             .stdout(Stdio::null())
             .spawn()
             .map_err(failed)?;
-        Ok((PeerProcess { child }, ControlChannel::new(ours, CHANNEL_TIMEOUT)?))
+        Ok((ResponderProcess { child }, ControlChannel::new(ours, CHANNEL_TIMEOUT)?))
     }
 
     /// Waits for its exit, after it was told to quit.
@@ -80,7 +80,7 @@ impl PeerProcess {
     }
 }
 
-impl Drop for PeerProcess {
+impl Drop for ResponderProcess {
     fn drop(&mut self) {
         // Fails if it has ended already.
         let _ = self.child.kill();
@@ -97,7 +97,7 @@ fn in_words(status: ExitStatus) -> String {
 
 /// In the second process: opens the inherited mapping and channel. The kernel will kill it when the
 /// first process dies.
-pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedMapping>, ControlChannel), CliError> {
+pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedWords>, ControlChannel), CliError> {
     let tried = "taking over from the first process";
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| CliError::failed(tried, error))?;
@@ -111,7 +111,7 @@ pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedMapping>, ControlChann
         .write(true)
         .open(format!("/proc/self/fd/{}", args.memfd))
         .map_err(|error| CliError::failed(tried, error))?;
-    let shared = Arc::new(SharedMapping::open(&file)?);
+    let shared = Arc::new(SharedWords::open(&file)?);
     let stdin =
         std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| CliError::failed(tried, error))?;
     Ok((shared, ControlChannel::new(UnixStream::from(stdin), CHANNEL_TIMEOUT)?))
