@@ -132,7 +132,7 @@ async fn run(mut input: &[u8]) {
     let cluster = format!("worker={}", addresses.join(",")).parse().expect("a cluster");
     let life = Incarnation::new(77).expect("not zero");
     let tickets = Arc::new(Tickets::default());
-    let options = BootstrapOptions::new(name(1), cluster, life, "here");
+    let options = BootstrapOptions::for_tests(name(1), cluster, life);
     let shared = Arc::new(BootstrapShared::new(options, PROTOCOL_VERSION, tickets.clone()));
     shared.advance(&[ServicePhase::Created], ServicePhase::Started);
     let client = Client::new(shared.clone(), CALLEE).expect("a client");

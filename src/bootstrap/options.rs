@@ -13,7 +13,7 @@ pub const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the longest host id.
 pub const MAX_HOST_ID: usize = 128;
 
-/// Options of the bootstrap service.
+/// Options of the bootstrap service. The settings of `config` have the defaults.
 #[derive(Clone, Debug)]
 pub struct BootstrapOptions {
     /// The name of this process.
@@ -27,31 +27,32 @@ pub struct BootstrapOptions {
     pub bind: Option<SocketAddr>,
     /// Whether to listen on an address that other hosts reach. Members are not authenticated.
     pub allow_non_loopback: bool,
-    /// Time between two heartbeats to each peer. Default 1 s.
+    /// Time between two heartbeats to each peer.
     pub heartbeat: Duration,
-    /// Silence after which a peer counts as dead. Default 5 s.
+    /// Silence after which a peer counts as dead.
     pub silence: Duration,
-    /// How long making one link may take before the attempt is given up. Default [`LINK_TIMEOUT`].
+    /// How long making one link may take before the attempt is given up. Nodes use [`LINK_TIMEOUT`].
     pub link_timeout: Duration,
     /// Equal for all members on this host, different on other hosts. At most [`MAX_HOST_ID`] bytes.
     pub host_id: String,
-    /// Threads of this process that never sleep. The peers on this host add them up. Default 0.
+    /// Threads of this process that never sleep. The peers on this host add them up.
     pub spinners: u32,
 }
 
 impl BootstrapOptions {
-    /// The defaults for member `me` of `cluster` on the host `host_id`.
-    pub fn new(me: TaskId, cluster: Cluster, incarnation: Incarnation, host_id: impl Into<String>) -> Self {
+    /// Member `me` of `cluster`, with short times.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn for_tests(me: TaskId, cluster: Cluster, incarnation: Incarnation) -> Self {
         BootstrapOptions {
             me,
             cluster,
             incarnation,
             bind: None,
             allow_non_loopback: false,
-            heartbeat: Duration::from_secs(1),
-            silence: Duration::from_secs(5),
+            heartbeat: Duration::from_millis(100),
+            silence: Duration::from_secs(3),
             link_timeout: LINK_TIMEOUT,
-            host_id: host_id.into(),
+            host_id: "host".into(),
             spinners: 0,
         }
     }
@@ -145,7 +146,7 @@ mod tests {
     fn options(address: &str) -> BootstrapOptions {
         let cluster = format!("worker={address}").parse().unwrap();
         let me = TaskId::new("worker", 0).unwrap();
-        BootstrapOptions::new(me, cluster, Incarnation::new(1).unwrap(), "here")
+        BootstrapOptions::for_tests(me, cluster, Incarnation::new(1).unwrap())
     }
 
     #[test]

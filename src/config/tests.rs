@@ -460,8 +460,11 @@ fn there_are_as_many_pollers_as_are_said_or_as_cpus_for_them() {
 
 #[test]
 fn a_fabric_that_is_not_there_is_refused_by_name() {
-    let error = base().set("fabric", "tcp").build().expect_err("refused");
-    assert_eq!(error.to_string(), "fabric is \"tcp\" (the builder): it must be auto, shm or verbs");
+    // No setting names the fabric of the tests.
+    for name in ["tcp", "sim"] {
+        let error = base().set("fabric", name).build().expect_err("refused").to_string();
+        assert_eq!(error, format!("fabric is {name:?} (the builder): it must be auto, shm or verbs"));
+    }
 }
 
 #[test]

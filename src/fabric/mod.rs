@@ -78,6 +78,7 @@ pub enum FabricKind {
     /// RDMA NICs through libibverbs.
     Verbs,
     /// A virtual network inside one process, for tests.
+    #[cfg(any(test, feature = "sim"))]
     Sim,
 }
 
@@ -86,6 +87,7 @@ impl fmt::Display for FabricKind {
         f.write_str(match self {
             FabricKind::Shm => "shm",
             FabricKind::Verbs => "verbs",
+            #[cfg(any(test, feature = "sim"))]
             FabricKind::Sim => "sim",
         })
     }

@@ -1,6 +1,6 @@
 //! The options of the lower modules, from the configuration of a node.
 
-use crate::bootstrap::{BootstrapOptions, Incarnation};
+use crate::bootstrap::{BootstrapOptions, Incarnation, LINK_TIMEOUT};
 use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::link::LinkSettings;
 use crate::memory::RegionOptions;
@@ -46,15 +46,19 @@ pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
 pub(super) fn bootstrap_options(
     config: &Config,
     incarnation: Incarnation,
-    host: String,
+    host_id: String,
     spinners: u32,
 ) -> BootstrapOptions {
     BootstrapOptions {
+        me: config.task_id().clone(),
+        cluster: config.cluster.clone(),
+        incarnation,
         bind: config.bind,
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,
+        link_timeout: LINK_TIMEOUT,
+        host_id,
         spinners,
-        ..BootstrapOptions::new(config.task_id().clone(), config.cluster.clone(), incarnation, host)
     }
 }

@@ -222,7 +222,7 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
         })?;
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
         let port = Paths::index_of(self.index(&peer.name)?, self.pollers.count());
-        let endpoint = self.fabric.endpoint_over(transport, port, &options)?;
+        let endpoint = self.fabric.node_endpoint(port, &options)?;
         let offer = [&[transport.tag()], endpoint.address()].concat();
         let mut endpoints = self.endpoints();
         let ticket = endpoints.next;

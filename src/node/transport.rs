@@ -23,6 +23,7 @@ impl PeerTransport {
         match self.kind {
             FabricKind::Shm => b's',
             FabricKind::Verbs => b'v',
+            #[cfg(any(test, feature = "sim"))]
             FabricKind::Sim => b'm',
         }
     }
@@ -36,16 +37,11 @@ pub(super) trait TransportFabric: Fabric {
     /// If this fabric can't reach the peer.
     fn transport(&self, same_host: bool) -> Result<PeerTransport, Status>;
 
-    /// This side of a link over `transport`, for the poller with number `port`.
+    /// This side of a link, for the poller with number `port`.
     ///
     /// # Errors
     /// Like [`Fabric::endpoint`].
-    fn endpoint_over(
-        &self,
-        transport: PeerTransport,
-        port: usize,
-        options: &LinkOptions,
-    ) -> Result<Self::Endpoint, Status>;
+    fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status>;
 }
 
 fn unavailable(error: crate::fabric::FabricError) -> Status {
@@ -62,12 +58,7 @@ impl TransportFabric for ShmFabric {
         Err(Status::new(Code::FailedPrecondition, message))
     }
 
-    fn endpoint_over(
-        &self,
-        _transport: PeerTransport,
-        port: usize,
-        options: &LinkOptions,
-    ) -> Result<Self::Endpoint, Status> {
+    fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
         self.endpoint(port, options).map_err(unavailable)
     }
 }
@@ -77,12 +68,7 @@ impl TransportFabric for VerbsFabric {
         Ok(PeerTransport { kind: FabricKind::Verbs, why: "fabric = verbs" })
     }
 
-    fn endpoint_over(
-        &self,
-        _transport: PeerTransport,
-        port: usize,
-        options: &LinkOptions,
-    ) -> Result<Self::Endpoint, Status> {
+    fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
         let depth = self.queue_depth();
         let options = LinkOptions { depth, receives: depth, ..options.clone() };
         self.endpoint(port, &options).map_err(unavailable)

@@ -51,11 +51,8 @@ fn address(cluster: &Cluster, job: &str, task: u32) -> String {
 /// Options with short times for worker `task`.
 fn options(cluster: &Cluster, task: u32) -> BootstrapOptions {
     let incarnation = Incarnation::random().unwrap();
-    let mut options = BootstrapOptions::new(name("worker", task), cluster.clone(), incarnation, "host");
-    options.heartbeat = Duration::from_millis(100);
-    options.silence = Duration::from_secs(3);
-    options.spinners = task + 1;
-    options
+    let options = BootstrapOptions::for_tests(name("worker", task), cluster.clone(), incarnation);
+    BootstrapOptions { spinners: task + 1, ..options }
 }
 
 /// An event that a peering was told.
