@@ -154,7 +154,7 @@ mod rendezvous;
 mod telemetry;
 mod wire;
 
-pub use bootstrap::{BootstrapError, Incarnation, MissingPeer};
+pub use bootstrap::{BootstrapError, MissingPeer};
 pub use config::{Builder, BulkReceive, Config, ConfigError, ConfigValues, Origin, PeerLoss};
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
@@ -173,8 +173,8 @@ pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};
 pub use wire::{
     Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, Element, Generation, HostPort,
-    HostPortError, JobError, KeyError, KeyPart, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status,
-    StepId, TaskId, TensorMeta,
+    HostPortError, Incarnation, JobError, KeyError, KeyPart, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError,
+    Status, StepId, TaskId, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

@@ -2,13 +2,13 @@
 
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
-use super::names::{Incarnation, shorten};
+use super::names::shorten;
 use super::peer_table::LifeRefusal;
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::who;
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare};
 use super::thread::MAX_MESSAGE;
-use crate::wire::LossCause;
+use crate::wire::{Incarnation, LossCause};
 use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! Errors of starting, joining and stopping.
 
-use super::names::Incarnation;
 use super::service::NodeState;
-use crate::wire::TaskId;
+use crate::wire::{Incarnation, TaskId};
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -8,13 +8,13 @@
 use super::client::Client;
 use super::generated as grpc;
 use super::generated::bootstrap_server::Bootstrap;
-use super::names::{Incarnation, shorten};
+use super::names::shorten;
 use super::options::BootstrapOptions;
 use super::peering::{MAX_OFFER, PeerInfo, Peering, Prepared};
 use super::server::{Server, who};
 use super::service::PROTOCOL_VERSION;
 use super::shared::{BootstrapShared, MAX_REASON, ServicePhase, connect, prepare, task};
-use crate::wire::{Code, Status};
+use crate::wire::{Code, Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
 use prost::Message;
 use std::collections::HashMap;

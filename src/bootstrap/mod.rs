@@ -40,7 +40,6 @@ mod thread;
 mod tests;
 
 pub use error::{BootstrapError, MissingPeer};
-pub use names::Incarnation;
 pub use options::{BootstrapOptions, LINK_TIMEOUT};
 pub use peering::{PeerInfo, Peering, Prepared};
 pub use service::{Bootstrap, NodeState};

@@ -1,20 +1,9 @@
-//! Incarnations of members, and text from peers.
+//! The draw of an incarnation, and text from peers.
 
 use super::BootstrapError;
-use std::fmt;
-use std::num::NonZeroU64;
-
-/// The random number of one life of a process, drawn at start, so that messages for an earlier life
-/// are recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Incarnation(NonZeroU64);
+use crate::wire::Incarnation;
 
 impl Incarnation {
-    /// The life with this number; `None` for 0, which is not used.
-    pub fn new(number: u64) -> Option<Self> {
-        NonZeroU64::new(number).map(Incarnation)
-    }
-
     /// Draws the number of a new life.
     ///
     /// # Errors
@@ -27,17 +16,6 @@ impl Incarnation {
                 return Ok(incarnation);
             }
         }
-    }
-
-    /// The number; never 0.
-    pub fn get(self) -> u64 {
-        self.0.get()
-    }
-}
-
-impl fmt::Display for Incarnation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
     }
 }
 
@@ -65,10 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn incarnations_are_not_zero_and_not_the_same() {
-        assert_eq!(Incarnation::new(0), None);
+    fn incarnations_are_not_the_same() {
         assert_ne!(Incarnation::random().unwrap(), Incarnation::random().unwrap());
-        assert_eq!(Incarnation::new(0xb5c).unwrap().to_string(), "0000000000000b5c");
     }
 
     #[test]

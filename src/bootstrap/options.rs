@@ -1,8 +1,8 @@
 //! Options of the bootstrap service, and its listener.
 
 use super::BootstrapError;
-use super::names::{Incarnation, shorten};
-use crate::wire::{Cluster, HostPort, TaskId};
+use super::names::shorten;
+use crate::wire::{Cluster, HostPort, Incarnation, TaskId};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;

@@ -1,9 +1,8 @@
 //! The entry of one peer: its lives, and the link with the present one.
 
-use super::names::Incarnation;
 use super::peer_table::{PeerEvent, PeerIdentity};
 use super::peering::PeerInfo;
-use crate::wire::{LossCause, TaskId};
+use crate::wire::{Incarnation, LossCause, TaskId};
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -5,10 +5,9 @@
 //!
 //! [`Peering`]: super::Peering
 
-use super::names::Incarnation;
 use super::peer_record::{EndpointState, LifeStage, PeerLife, PeerRecord};
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
-use crate::wire::Status;
+use crate::wire::{Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,6 @@
 //! The trait by which the bootstrap service makes links and reports peers.
 
-use super::names::Incarnation;
-use crate::wire::{LossCause, Status, TaskId};
+use crate::wire::{Incarnation, LossCause, Status, TaskId};
 use std::time::Duration;
 
 /// Bytes of the longest offer.

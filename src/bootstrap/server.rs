@@ -4,14 +4,14 @@
 //! operators of both sides.
 
 use super::generated as grpc;
-use super::names::{Incarnation, shorten};
+use super::names::shorten;
 use super::options::MAX_HOST_ID;
 use super::peer_table::{HandshakeProgress, LifeRefusal, OfferDecision, PeerIdentity};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{
     BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,
 };
-use crate::wire::{LossCause, TaskId};
+use crate::wire::{Incarnation, LossCause, TaskId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;

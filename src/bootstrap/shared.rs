@@ -2,12 +2,12 @@
 
 use super::BootstrapError;
 use super::generated as grpc;
-use super::names::{Incarnation, shorten};
+use super::names::shorten;
 use super::options::BootstrapOptions;
 use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
 use super::service::NodeState;
-use crate::wire::{Code, HostPort, Status, TaskId};
+use crate::wire::{Code, HostPort, Incarnation, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

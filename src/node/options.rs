@@ -1,10 +1,11 @@
 //! The options of the lower modules, from the configuration of a node.
 
-use crate::bootstrap::{BootstrapOptions, Incarnation, LINK_TIMEOUT};
+use crate::bootstrap::{BootstrapOptions, LINK_TIMEOUT};
 use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::link::LinkSettings;
 use crate::memory::RegionOptions;
 use crate::rendezvous::{Members, RemoteSettings, RendezvousSettings};
+use crate::wire::Incarnation;
 
 pub(super) fn members(config: &Config) -> Members {
     Members::new(config.cluster.members().map(|(task, _)| task).collect())

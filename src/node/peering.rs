@@ -54,12 +54,12 @@ fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -
     let (tag, state) = match status {
         PeerStatus::Absent => (None, PeerState::Absent),
         PeerStatus::Up(tag) => (Some(tag), PeerState::Connected),
-        PeerStatus::Lost(tag, error) => (Some(tag), PeerState::Lost(error)),
+        PeerStatus::Lost(tag, error) => (tag, PeerState::Lost(error)),
     };
     let transport = transport.filter(|_| tag.is_some());
     PeerReport {
         task: task.clone(),
-        incarnation: tag.map_or(0, |tag| tag.incarnation),
+        incarnation: tag.map(|tag| tag.incarnation),
         generation: tag.map_or(Generation::NONE, |tag| tag.generation),
         fabric: transport.map(|transport| transport.kind),
         why: transport.map_or("", |transport| transport.why),
@@ -208,7 +208,7 @@ impl<F: TransportFabric> FabricPeering<F> {
 }
 
 fn tag_of(peer: &PeerInfo) -> LinkTag {
-    LinkTag { incarnation: peer.incarnation.get(), generation: peer.generation.into() }
+    LinkTag { incarnation: peer.incarnation, generation: peer.generation.into() }
 }
 
 /// How long the thread that probes a link waits between two polls.

@@ -1,7 +1,6 @@
 //! Links between two sides in one process, made and unmade as the bootstrap service does it.
 
 use super::*;
-use crate::bootstrap::Incarnation;
 use crate::fabric::Fabric;
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::link::LinkSettings;
@@ -9,6 +8,7 @@ use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
 use crate::node::pollers::{EngineOf, Polling};
 use crate::rendezvous::{RemoteHandler, RemoteSettings};
+use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -107,7 +107,7 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
     a.peering.ready(&old[0], tickets[0]);
     assert!(a.is_up(2) && b.is_up(2), "{:?} {:?}", a.status(), b.status());
     a.peering.lost(&new[0], LossCause::Left(LossCause::STOPPED.into()));
-    assert!(matches!(a.status(), PeerStatus::Lost(tag, _) if tag.generation.get() == 2));
+    assert!(matches!(a.status(), PeerStatus::Lost(Some(tag), _) if tag.generation.get() == 2));
 }
 
 #[test]
@@ -160,8 +160,8 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
 fn a_life_that_ends_before_it_is_linked_is_a_loss() {
     let a = side(0, 10);
     a.peering.gone(&info(1, 20, 0), LossCause::Died("nobody listens".into()));
-    let PeerStatus::Lost(tag, error) = a.status() else { panic!("{:?}", a.status()) };
-    assert_eq!(tag.incarnation, 20);
+    let PeerStatus::Lost(Some(tag), error) = a.status() else { panic!("{:?}", a.status()) };
+    assert_eq!(tag.incarnation.get(), 20);
     assert!(error.to_string().contains("nobody listens"), "{error}");
 }
 
@@ -186,8 +186,8 @@ fn a_new_life_that_came_before_the_news_of_the_old_ones_end_makes_that_a_loss() 
     let again = side(1, 21);
     let infos = [info(1, 21, 2), info(0, 10, 2)];
     let tickets = connect([&a, &again], [&infos[0], &infos[1]]);
-    let PeerStatus::Lost(tag, error) = a.status() else { panic!("{:?}", a.status()) };
-    assert_eq!((tag.incarnation, tag.generation.get()), (20, 1));
+    let PeerStatus::Lost(Some(tag), error) = a.status() else { panic!("{:?}", a.status()) };
+    assert_eq!((tag.incarnation.get(), tag.generation.get()), (20, 1));
     assert!(error.to_string().contains("started again"), "{error}");
     a.peering.ready(&infos[0], tickets[0]);
     assert!(a.is_up(2));
@@ -217,10 +217,10 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
         let waits = step.receive(&b.edge_from("w", 0, "never").expect("edge")).begin().expect("begun");
         a.cut(generation);
         let error = waits.wait().map(|_| ()).expect_err("its link is gone");
-        let lives = Some(a.incarnation());
+        let life = a.incarnation();
         assert!(
             matches!(&error, Error::PeerLost { incarnation, cause: LossCause::Closed(why), .. }
-                if Some(*incarnation) == lives
+                if *incarnation == life
                     && (why.contains("cut by a test") || why.contains("the link was made again"))),
             "{error}"
         );

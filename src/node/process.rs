@@ -7,14 +7,14 @@ use super::options::{bootstrap_options, members, region_options, remote_settings
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::transport::{Transport, TransportFabric};
-use crate::bootstrap::{Bootstrap, BootstrapError, Incarnation, Peering};
+use crate::bootstrap::{Bootstrap, BootstrapError, Peering};
 use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, RemoteHandler, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
-use crate::wire::{DType, Generation, LossCause, Shape, StepId, TaskId, TensorMeta};
+use crate::wire::{DType, Generation, Incarnation, LossCause, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,8 +77,8 @@ pub use crate::bootstrap::NodeState;
 pub struct PeerReport {
     /// Job and number of the peer.
     pub task: TaskId,
-    /// The present life of the peer; 0 if it was never connected.
-    pub incarnation: u64,
+    /// The present life of the peer, or the one that was lost; `None` if it was never connected.
+    pub incarnation: Option<Incarnation>,
     /// The number of the newest link with this peer; zero if there was none.
     pub generation: Generation,
     /// The fabric of the link; `None` if there was no link yet.
@@ -293,8 +293,8 @@ impl Node {
     }
 
     /// The random number of this life of the task.
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation.get()
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
     }
 
     /// The name of this task's CPU device, such as `/job:ps/replica:0/task:0/device:CPU:0`.

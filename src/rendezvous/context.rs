@@ -7,7 +7,7 @@ use super::ended::StepEnds;
 use super::foreign::Foreign;
 use super::local::{DeferredWakeups, Local, LocalWaiter};
 use super::losses::{Losses, PeerStatus};
-use super::path::{Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StepChange};
+use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StepChange};
 use super::remote::{BatchReceive, BatchSend};
 use super::reuse::{Lists, Reused};
 use super::sequence::Sequence;
@@ -19,7 +19,7 @@ use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::memory::{ForkGuard, Pool};
 use crate::telemetry::Snapshot;
-use crate::wire::{EdgeName, Generation, Status, StepId, TaskId, Time};
+use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -171,9 +171,9 @@ impl Context {
         let (live, ended) = {
             let mut tables = self.tables();
             let is_new = tables.steps.begin(id, worker).map_err(|error| match error {
-                BeginError::Gone => Error::StepGone { step: id },
+                BeginError::Gone => Error::StepGone { step: id.into() },
                 BeginError::Taken { owner } => {
-                    Error::StepTaken { step: id, owner: owner.to_string(), other: worker.to_string() }
+                    Error::StepTaken { step: id.into(), owner: owner.to_string(), other: worker.to_string() }
                 }
             })?;
             (is_new.then(|| tables.steps.live_count()), tables.ends.of(id))
@@ -204,7 +204,7 @@ impl Context {
         if self.check_home().is_err() {
             return;
         }
-        let error = Error::StepGone { step };
+        let error = Error::StepGone { step: step.into() };
         let wakeups = {
             let mut tables = self.tables();
             if !tables.steps.cleanup(step) {
@@ -268,7 +268,7 @@ impl Context {
     pub fn peer_status(&self, peer: PeerIndex) -> PeerStatus {
         match self.check_home() {
             Ok(()) => self.losses.status(peer),
-            Err(error) => PeerStatus::Lost(LinkTag { incarnation: 0, generation: Generation::NONE }, error),
+            Err(error) => PeerStatus::Lost(None, error),
         }
     }
 
@@ -299,7 +299,7 @@ impl Context {
     }
 
     pub(super) fn abort(&self, step: u64, status: Status) {
-        let error = Error::Aborted { step, status: status.clone() };
+        let error = Error::Aborted { step: step.into(), status: status.clone() };
         let wakeups = {
             let mut tables = self.tables();
             if !tables.steps.abort(step, status.clone()) {

@@ -2,7 +2,7 @@
 
 use crate::engine::Unusable;
 use crate::memory::PoolError;
-use crate::wire::{Code, EdgeNameError, LossCause, Status, TaskId, TensorMeta};
+use crate::wire::{Code, EdgeNameError, Incarnation, LossCause, Status, StepId, TaskId, TensorMeta};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub enum Error {
     #[error("step {step} was aborted: {status}")]
     Aborted {
         /// The id of the step.
-        step: u64,
+        step: StepId,
         /// The error of the abort.
         status: Status,
     },
@@ -38,25 +38,25 @@ pub enum Error {
     #[error("step {step} was cleaned up and can't be used any more: use a new step id")]
     StepGone {
         /// The id of the step.
-        step: u64,
+        step: StepId,
     },
     /// Two workers want the same step.
     #[error("step {step} belongs to worker '{owner}', and '{other}' wants it: step ids must be unique")]
     StepTaken {
         /// The id of the step.
-        step: u64,
+        step: StepId,
         /// The worker that owns the step.
         owner: String,
         /// The worker that tried to begin the step.
         other: String,
     },
     /// The peer was lost.
-    #[error("peer {peer} (incarnation {incarnation:016x}) was lost: {cause}")]
+    #[error("peer {peer} (incarnation {incarnation}) was lost: {cause}")]
     PeerLost {
         /// The lost task.
         peer: TaskId,
         /// The life of the task that was lost.
-        incarnation: u64,
+        incarnation: Incarnation,
         /// The reason of the loss.
         cause: LossCause,
     },
@@ -205,7 +205,7 @@ pub enum Error {
     #[error("step {step} can't be aborted with status OK: give the error that ends it")]
     AbortWithOk {
         /// The id of the step.
-        step: u64,
+        step: StepId,
     },
     /// A receive was cancelled or reached its deadline, and its poller did not end it within
     /// 2 x `cancel_grace`.

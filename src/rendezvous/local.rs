@@ -198,7 +198,7 @@ pub(super) fn check_live(steps: &Steps, step: u64) -> Result<(), Error> {
     }
     match steps.state(step) {
         StepState::Live | StepState::NotBegun => Ok(()),
-        StepState::Aborted(status) => Err(Error::Aborted { step, status }),
-        StepState::Gone => Err(Error::StepGone { step }),
+        StepState::Aborted(status) => Err(Error::Aborted { step: step.into(), status }),
+        StepState::Gone => Err(Error::StepGone { step: step.into() }),
     }
 }

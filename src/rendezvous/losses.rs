@@ -31,7 +31,7 @@ pub enum PeerStatus {
     /// This link with the peer is up.
     Up(LinkTag),
     /// The peer was lost with this link, or before the link was ready, and has not come back.
-    Lost(LinkTag, Error),
+    Lost(Option<LinkTag>, Error),
 }
 
 impl Losses {
@@ -80,7 +80,7 @@ impl PeerObserver for Losses {
     fn failed_before_ready(&self, _peer: PeerIndex, _tag: LinkTag) {}
 
     fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        self.set_status(peer, PeerStatus::Lost(tag, error.clone()));
+        self.set_status(peer, PeerStatus::Lost(Some(tag), error.clone()));
         let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
         if self.fatal && !clean {
             self.end(error);

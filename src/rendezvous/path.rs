@@ -5,7 +5,7 @@ use super::{BatchSend, Error, ReceiveAll, RemoteCommand, RemoteHandler, Reused};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
-use crate::wire::{Generation, Status, TaskId, Time};
+use crate::wire::{Generation, Incarnation, Status, TaskId, Time};
 use std::sync::Arc;
 
 /// The index of a task in the sorted list of [`Members`].
@@ -16,7 +16,7 @@ pub struct PeerIndex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkTag {
     /// The incarnation of the peer: which of its lives.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// The number of the link between the two tasks; grows with each new link, over all lives.
     pub generation: Generation,
 }

@@ -142,7 +142,7 @@ impl Step {
     /// If the status is OK.
     pub fn abort(&self, status: Status) -> Result<(), Error> {
         if status.code == Code::Ok {
-            return Err(Error::AbortWithOk { step: self.id });
+            return Err(Error::AbortWithOk { step: self.id() });
         }
         self.context.check_home()?;
         self.context.abort(self.id, status);

@@ -179,7 +179,7 @@ fn a_peer_that_restarts_is_met_again_while_the_others_go_on() {
     let first = std::thread::spawn(move || {
         let node = of_first();
         let life = |node: &Node| match &node.peers()[1] {
-            peer if matches!(peer.state, PeerState::Connected) => Some(peer.incarnation),
+            peer if matches!(peer.state, PeerState::Connected) => peer.incarnation,
             _ => None,
         };
         let before = life(&node).expect("joined");

@@ -326,7 +326,7 @@ fn an_abort_ends_all_calls_of_its_step_here_and_at_the_peer() {
             let error = step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1));
             let error = error.expect_err("aborted");
             assert!(
-                matches!(&error, Error::Aborted { step: 1, status } if status.message == "the loss is NaN")
+                matches!(&error, Error::Aborted { step, status } if step.get() == 1 && status.message == "the loss is NaN")
             );
             other.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
             return;
@@ -351,7 +351,7 @@ fn an_abort_here_ends_receives_that_wait_for_a_peer() {
         let error = pending.wait().expect_err("aborted");
         assert!(matches!(&error, Error::Aborted { status, .. } if status.message == "enough"), "{error}");
         let ok = Status::new(Code::Ok, "");
-        assert!(matches!(step.abort(ok), Err(Error::AbortWithOk { step: 1 })));
+        assert!(matches!(step.abort(ok), Err(Error::AbortWithOk { step }) if step.get() == 1));
     });
 }
 
@@ -362,7 +362,7 @@ fn a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error() {
         if task == 0 {
             gone.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 5000)).expect("sent");
             node.cleanup(1);
-            assert!(matches!(node.step(1), Err(Error::StepGone { step: 1 })));
+            assert!(matches!(node.step(1), Err(Error::StepGone { step }) if step.get() == 1));
             assert!(matches!(
                 gone.send_dead(&node.edge_to("w", 1, "x").expect("edge")),
                 Err(Error::StepGone { .. })

@@ -114,7 +114,7 @@ fn expect_death(node: &Node, killed: Instant, calls: impl FnOnce() -> Error) {
     match &error {
         Error::PeerLost { peer, incarnation, cause: LossCause::Died(_) } => {
             assert_eq!(peer.to_string(), "w/1");
-            assert_eq!(*incarnation, node.peers()[0].incarnation);
+            assert_eq!(Some(*incarnation), node.peers()[0].incarnation);
         }
         other => panic!("expected a death, got {other}"),
     }

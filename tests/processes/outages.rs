@@ -7,7 +7,7 @@ use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, member, until, values};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tensorwire::{Error, LossCause, Node, Pending, Tensor};
+use tensorwire::{Error, Incarnation, LossCause, Node, Pending, Tensor};
 
 /// Bound for the failure of a link that carries nothing any more.
 const BOUND: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ fn join(node: &Node) {
 }
 
 /// The generation of the link with a worker, and the worker's incarnation.
-fn link(node: &Node, task: u32) -> (u64, u64) {
+fn link(node: &Node, task: u32) -> (u64, Option<Incarnation>) {
     let peers = node.peers();
     let peer = peers.iter().find(|peer| peer.task.task() == task).expect("a member");
     (peer.generation.get(), peer.incarnation)
@@ -177,7 +177,7 @@ fn expect_loss(error: &Error, after: Duration, says: &str) {
 }
 
 /// New calls reach the same process over a new link.
-fn expect_return(node: &Node, before: (u64, u64)) {
+fn expect_return(node: &Node, before: (u64, Option<Incarnation>)) {
     let mended = Instant::now();
     join(node);
     println!("back {:?} after the network", mended.elapsed());

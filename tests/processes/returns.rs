@@ -3,7 +3,7 @@
 use crate::common::other::{Other, counts, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, over_verbs, silence_or, until, values};
 use std::time::{Duration, Instant};
-use tensorwire::{Error, Generation, LossCause, Node, NodeError, Pending, Tensor};
+use tensorwire::{Error, Generation, Incarnation, LossCause, Node, NodeError, Pending, Tensor};
 
 /// `silence_bound` of these tests.
 fn bound() -> Duration {
@@ -83,12 +83,12 @@ fn waits(node: &Node, id: u64) -> Pending<Tensor> {
 }
 
 /// The loss that has ended a call.
-fn loss(node: &Node, pending: Pending<Tensor>) -> (u64, LossCause) {
+fn loss(node: &Node, pending: Pending<Tensor>) -> (Option<Incarnation>, LossCause) {
     let result = wait_unless(node, pending, || false).expect("it ends");
     match result.map(|_| ()).expect_err("nothing was ever sent") {
         Error::PeerLost { peer, incarnation, cause } => {
             assert_eq!(peer.to_string(), "w/1");
-            (incarnation, cause)
+            (Some(incarnation), cause)
         }
         other => panic!("expected a loss, got {other}"),
     }
@@ -114,7 +114,7 @@ enum End {
 fn role_survivor() {
     let cluster = cluster_of_the_test();
     let node = start(&cluster, 0);
-    let (mut incarnation, mut generation) = (0, Generation::NONE);
+    let (mut incarnation, mut generation) = (None, Generation::NONE);
     let mut echo = Other::start("returns::role_echo", &cluster);
     let mut settled = None;
     let lives = if over_verbs() { 5 } else { 10 };
@@ -123,7 +123,7 @@ fn role_survivor() {
         let peer = node.peers()[0].clone();
         assert!(
             peer.incarnation != incarnation && peer.generation > generation,
-            "{peer:?} after {incarnation}"
+            "{peer:?} after {incarnation:?}"
         );
         (incarnation, generation) = (peer.incarnation, peer.generation);
         // The same ids in each life: leftovers of the old one must not interfere.
@@ -142,7 +142,7 @@ fn role_survivor() {
                 let error =
                     node.step(1).expect("usable").recv(&node.edge_from("w", 1, "x").expect("edge"), SOON);
                 assert!(
-                    matches!(error, Err(Error::PeerLost { incarnation: lost, .. }) if lost == incarnation)
+                    matches!(error, Err(Error::PeerLost { incarnation: lost, .. }) if Some(lost) == incarnation)
                 );
                 echo = Other::start("returns::role_echo", &cluster);
                 cause

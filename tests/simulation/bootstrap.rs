@@ -10,7 +10,7 @@ use std::time::Duration;
 use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
 use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerObserver, RemoteCommand};
 use tensorwire::internals::wire::Time;
-use tensorwire::{Error, LossCause};
+use tensorwire::{Error, Incarnation, LossCause};
 
 /// Delay until a lost link is made again.
 const RELINK: Duration = Duration::from_millis(1);
@@ -57,7 +57,7 @@ enum Pair {
 /// The report of the end of a life, on its way to one member.
 struct News {
     when: Time,
-    to: u64,
+    to: Incarnation,
     about: At,
     tag: LinkTag,
 }

@@ -21,8 +21,8 @@ use tensorwire::internals::rendezvous::{
 };
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
-    CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Pool, Sequence, Standing, Step, TaskId,
-    Tensor, TensorMut, Value,
+    CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing, Step,
+    TaskId, Tensor, TensorMut, Value,
 };
 
 pub type SimEngine = Engine<Port, RemoteHandler>;
@@ -32,7 +32,7 @@ pub type Outcome = Result<(Tensor, bool), Error>;
 
 pub struct Process {
     pub at: At,
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     pub pool: Pool,
     pub fabric: SimFabric,
     pub engine: Arc<SimEngine>,
@@ -82,12 +82,12 @@ fn device(at: At) -> String {
     format!("/job:w/replica:0/task:{at}/device:CPU:0")
 }
 
-fn incarnation(at: At, life: u64) -> u64 {
-    (at as u64 + 1) << 32 | life
+fn incarnation(at: At, life: u64) -> Incarnation {
+    Incarnation::new((at as u64 + 1) << 32 | life).expect("not 0")
 }
 
-fn life_of(incarnation: u64) -> u64 {
-    incarnation & u64::from(u32::MAX)
+fn life_of(incarnation: Incarnation) -> u64 {
+    incarnation.get() & u64::from(u32::MAX)
 }
 
 /// The last name is so long that its messages travel in fragments.
@@ -136,7 +136,7 @@ impl Process {
         };
         let remote = RemoteHandler::new(
             me.clone(),
-            incarnation,
+            incarnation.get(),
             members.clone(),
             remote_settings,
             outstanding.clone(),
@@ -293,7 +293,7 @@ impl Process {
     pub fn source_lives(&self, peer: At) -> RangeInclusive<u64> {
         match self.rendezvous.peer_status(PeerIndex(peer as u32)) {
             PeerStatus::Up(tag) => life_of(tag.incarnation)..=life_of(tag.incarnation),
-            PeerStatus::Lost(tag, _) => 0..=life_of(tag.incarnation),
+            PeerStatus::Lost(tag, _) => 0..=tag.map_or(0, |tag| life_of(tag.incarnation)),
             PeerStatus::Absent => 0..=u64::MAX,
         }
     }

@@ -8,7 +8,7 @@ mod refusals;
 
 use super::*;
 use crate::bootstrap::service::PROTOCOL_VERSION;
-use crate::wire::{Cluster, Code, HostPort, LossCause, Status, TaskId};
+use crate::wire::{Cluster, Code, HostPort, Incarnation, LossCause, Status, TaskId};
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -28,7 +28,7 @@ impl RemoteHandler {
             local: self.me.clone(),
             local_incarnation: self.incarnation,
             peer: self.members.task(index).clone(),
-            peer_incarnation: tag.incarnation,
+            peer_incarnation: tag.incarnation.get(),
         };
         match links.attach(link, identity, self.settings.link.clone()) {
             Ok(link) => {
@@ -44,7 +44,7 @@ impl RemoteHandler {
         let Some(old) = self.peer(index).connection.take() else { return };
         let cause = old.close_reason.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
             true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
-            false => LossCause::replaced(format_args!("{:016x}", by.incarnation)),
+            false => LossCause::replaced(by.incarnation),
         });
         let error = self.lost_error(index, old.tag, &cause);
         let calls = &mut self.calls;
@@ -94,7 +94,7 @@ impl RemoteHandler {
         let peer = self.members.index(task).map(|index| &self.peers[index.0 as usize]);
         let connection = peer.and_then(|peer| peer.connection.as_ref());
         connection.is_some_and(|connection| {
-            matches!(connection.stage, ConnectionStage::Up) && connection.tag.incarnation != incarnation
+            matches!(connection.stage, ConnectionStage::Up) && connection.tag.incarnation.get() != incarnation
         })
     }
 

@@ -47,14 +47,14 @@ impl RemoteHandler {
                 // The begin command of another thread may still be queued. It changes nothing then.
                 let _ = self.steps.begin(step, &Arc::from(""));
                 self.steps.abort(step, status.clone());
-                let error = Error::Aborted { step, status: status.clone() };
+                let error = Error::Aborted { step: step.into(), status: status.clone() };
                 self.end_step(links, step, &error, |_| status.clone().into_derived());
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
                 let status =
                     |me: &TaskId| Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"));
-                self.end_step(links, step, &Error::StepGone { step }, status);
+                self.end_step(links, step, &Error::StepGone { step: step.into() }, status);
             }
         }
     }

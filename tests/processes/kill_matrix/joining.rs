@@ -5,7 +5,7 @@ use super::{NEWS, Row, rounds};
 use crate::common::other::{Other, counts};
 use crate::common::{cluster, member, over_verbs};
 use std::time::{Duration, Instant};
-use tensorwire::{Error, LossCause, Node, NodeError, PeerState};
+use tensorwire::{Error, Incarnation, LossCause, Node, NodeError, PeerState};
 
 /// The range of random kill times: about the duration of a join.
 const WHOLE: Duration = Duration::from_millis(20);
@@ -124,7 +124,7 @@ fn untold() -> Duration {
 }
 
 /// The phase of a dead victim; `earlier` is the life before it.
-fn reached(node: &Node, earlier: u64, place: &str, was_up: bool) -> Reached {
+fn reached(node: &Node, earlier: Option<Incarnation>, place: &str, was_up: bool) -> Reached {
     let began = Instant::now();
     loop {
         let now = node.peers()[0].clone();

@@ -144,7 +144,7 @@ impl<'a> Round<'a> {
     fn expect_death(&self, error: &Error) {
         let life = self.node.peers()[0].incarnation;
         let right = matches!(error, Error::PeerLost { peer, incarnation, cause: LossCause::Died(_) }
-            if peer.to_string() == "w/1" && *incarnation == life);
+            if peer.to_string() == "w/1" && Some(*incarnation) == life);
         assert!(right, "{:?} in {:?}: {error}", self.killed, self.phase);
     }
 

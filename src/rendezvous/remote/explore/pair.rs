@@ -13,7 +13,7 @@ use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChang
 use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
-use crate::wire::{DType, EdgeName, Generation, Shape, TaskId, TensorMeta, Time, checksum_of};
+use crate::wire::{DType, EdgeName, Generation, Incarnation, Shape, TaskId, TensorMeta, Time, checksum_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,6 +22,10 @@ pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;
 /// The incarnation of the sender. That of the receiver is the next number.
 const LIFE: u64 = 1;
+
+fn life(number: u64) -> Incarnation {
+    Incarnation::new(number).expect("not 0")
+}
 
 /// Idle polls after which a side counts as quiet, if its port cannot tell: shared memory checks an
 /// idle link only now and then.
@@ -174,7 +178,7 @@ fn pair<F: Fabric>(
     for (side, link) in [first, second].into_iter().enumerate() {
         let peer = PeerIndex(1 - side as u32);
         let tag = LinkTag {
-            incarnation: if side == RECEIVER { meant } else { LIFE + 1 },
+            incarnation: life(if side == RECEIVER { meant } else { LIFE + 1 }),
             generation: Generation::NONE,
         };
         let Side { links, remote, now, .. } = &mut pair.sides[side];
@@ -185,7 +189,7 @@ fn pair<F: Fabric>(
     pair.run();
     for side in [SENDER, RECEIVER] {
         let tag = LinkTag {
-            incarnation: if side == RECEIVER { meant } else { LIFE + 1 },
+            incarnation: life(if side == RECEIVER { meant } else { LIFE + 1 }),
             generation: Generation::NONE,
         };
         pair.command(side, RemoteCommand::Ready { peer: PeerIndex(1 - side as u32), tag });
