@@ -127,9 +127,15 @@
 
 #![warn(missing_docs)]
 // These hold for the public API. With `internals` they would also mean the modules.
+// `unreachable_pub` is off: it would report each `pub` method of a private type, some 390.
 #![cfg_attr(
     not(feature = "internals"),
-    warn(missing_debug_implementations, clippy::exhaustive_enums, clippy::exhaustive_structs)
+    warn(
+        missing_debug_implementations,
+        unnameable_types,
+        clippy::exhaustive_enums,
+        clippy::exhaustive_structs
+    )
 )]
 // Nothing waits for another thread on the data path: see tests/repo/layers/locks.rs.
 #![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]

@@ -24,7 +24,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 #[rustfmt::skip]
-#[allow(missing_docs, clippy::all, clippy::unwrap_used)]
+#[allow(missing_docs, unnameable_types, clippy::all, clippy::unwrap_used)]
 mod generated;
 mod names;
 mod options;

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes of the longest host id.
-pub const MAX_HOST_ID: usize = 128;
+pub(super) const MAX_HOST_ID: usize = 128;
 
 /// Options of the bootstrap service. The settings of `config` have the defaults.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use crate::wire::{Incarnation, LossCause, Status, TaskId};
 use std::time::Duration;
 
 /// Bytes of the longest offer.
-pub const MAX_OFFER: usize = 64 * 1024;
+pub(super) const MAX_OFFER: usize = 64 * 1024;
 
 /// A peer in one of its lives.
 #[derive(Clone, Debug, PartialEq, Eq)]

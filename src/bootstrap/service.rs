@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the protocol in `proto/`. Members with different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub(super) const PROTOCOL_VERSION: u32 = 1;
 
 /// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -65,13 +65,13 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
 }
 
 /// The CPUs of the calling thread before it was pinned here, if it was.
-pub fn cpus_before_pin() -> Option<Vec<usize>> {
+pub(super) fn cpus_before_pin() -> Option<Vec<usize>> {
     BEFORE.with_borrow(Clone::clone)
 }
 
 /// Lets the calling thread run on these CPUs, whatever pin it inherited. Has no effect if the
 /// kernel refuses it.
-pub fn allow_current_thread(cpus: &[usize]) {
+pub(super) fn allow_current_thread(cpus: &[usize]) {
     let mut all = CpuSet::new();
     cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| all.set(*cpu));
     let _ = sched_setaffinity(None, &all);

@@ -102,10 +102,11 @@ pub enum LinkFailure {
     NoReceive,
 }
 
-impl From<LinkFailure> for LossCause {
-    fn from(failure: LinkFailure) -> Self {
-        let text = failure.to_string();
-        match failure {
+impl LinkFailure {
+    /// The loss of the peer that this end of a link means.
+    pub fn into_loss(self) -> LossCause {
+        let text = self.to_string();
+        match self {
             LinkFailure::PeerDied { .. } => LossCause::Died(text),
             LinkFailure::Closed => LossCause::Left(text),
             LinkFailure::Local(why) => LossCause::Closed(why),

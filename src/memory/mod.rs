@@ -25,6 +25,19 @@
 //! ```
 #![allow(unsafe_code)]
 
+/// A function of the crate, which the feature `internals` makes public.
+macro_rules! internal {
+    ($(#[$attribute:meta])* fn $($rest:tt)*) => {
+        #[cfg(feature = "internals")]
+        $(#[$attribute])*
+        pub fn $($rest)*
+
+        #[cfg(not(feature = "internals"))]
+        $(#[$attribute])*
+        pub(crate) fn $($rest)*
+    };
+}
+
 mod byte_count;
 mod foreign;
 mod fork;

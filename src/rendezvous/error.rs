@@ -231,16 +231,15 @@ pub enum Error {
     Poisoned,
 }
 
-impl From<Unusable> for Error {
-    fn from(why: Unusable) -> Self {
+impl Error {
+    /// The error of a call on an engine that is unusable.
+    pub(super) fn of_engine(why: Unusable) -> Self {
         match why {
             Unusable::Poisoned => Error::Poisoned,
             Unusable::Closed => Error::Stopped,
         }
     }
-}
 
-impl Error {
     /// The canonical code of this error, as gRPC defines them.
     pub fn code(&self) -> Code {
         match self {

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The smallest tensor that is registered, in bytes. A copy of fewer bytes costs less than a
 /// registration, and no more than a lookup.
-pub const REGISTERED_FROM: u64 = 4096;
+pub(crate) const REGISTERED_FROM: u64 = 4096;
 
 /// The registrar of memory outside the pool, and the counters.
 #[derive(Default)]

@@ -267,7 +267,7 @@ pub enum StandingChange {
 
 impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
-        Ok(self.submit(RemoteCommand::Send { key, value })?)
+        self.submit(RemoteCommand::Send { key, value }).map_err(Error::of_engine)
     }
 
     fn receive(
@@ -277,15 +277,15 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
         destination: Destination,
         waiter: Waiter,
     ) -> Result<(), Error> {
-        Ok(self.submit(RemoteCommand::Receive { peer, key, destination, waiter })?)
+        self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(Error::of_engine)
     }
 
     fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error> {
-        Ok(self.submit(RemoteCommand::SendAll(values))?)
+        self.submit(RemoteCommand::SendAll(values)).map_err(Error::of_engine)
     }
 
     fn receive_all(&self, receives: ReceiveAll) -> Result<(), Error> {
-        Ok(self.submit(RemoteCommand::ReceiveAll(receives))?)
+        self.submit(RemoteCommand::ReceiveAll(receives)).map_err(Error::of_engine)
     }
 
     fn cancel(&self, call: Cancel) {
@@ -305,11 +305,11 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
     }
 
     fn progress(&self) -> Result<usize, Error> {
-        Ok(Engine::progress(self)?)
+        Engine::progress(self).map_err(Error::of_engine)
     }
 
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
-        Ok(Engine::wait(self, deadline, done)?)
+        Engine::wait(self, deadline, done).map_err(Error::of_engine)
     }
 
     fn nudge(&self) {

@@ -182,6 +182,7 @@ impl Sendable for Value {
 }
 
 mod sealed {
+    #[allow(unnameable_types)] // sealed
     pub trait SealedSendable {}
     impl SealedSendable for super::Tensor {}
     impl SealedSendable for super::Value {}

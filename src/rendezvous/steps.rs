@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The initial capacity, in live steps.
 const LIVE: usize = 64;
 /// The number of retired steps outside all sequences that are remembered (specification 2.5).
-pub const MAX_RETIRED_STEPS: usize = 4096;
+pub(crate) const MAX_RETIRED_STEPS: usize = 4096;
 
 /// The number of live steps at which a missing cleanup is likely.
 const MANY_STEPS: usize = 1024;

@@ -102,6 +102,7 @@ impl fmt::Display for DType {
 }
 
 mod sealed {
+    #[allow(unnameable_types)] // sealed
     pub trait SealedElement {}
 }
 

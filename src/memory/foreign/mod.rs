@@ -299,13 +299,14 @@ impl Tensor {
         }
     }
 
-    /// The device's registration of the bytes, if they are foreign and registered.
-    #[inline]
-    #[doc(hidden)]
-    pub fn registered(&self) -> Option<&ForeignRegistration> {
-        match &self.header().storage {
-            Storage::Registered(_, registered) => Some(registered),
-            _ => None,
+    internal! {
+        /// The device's registration of the bytes, if they are foreign and registered.
+        #[inline]
+        fn registered(&self) -> Option<&ForeignRegistration> {
+            match &self.header().storage {
+                Storage::Registered(_, registered) => Some(registered),
+                _ => None,
+            }
         }
     }
 

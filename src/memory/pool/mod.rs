@@ -133,33 +133,34 @@ struct PoolState {
 type DropOwner = Box<dyn Fn(HeldOwner) + Send + Sync>;
 
 impl Pool {
-    /// A pool that uses the whole region.
-    ///
-    /// # Errors
-    /// [`PoolError::Option`] if an option is out of range.
-    #[doc(hidden)]
-    pub fn new(region: Region, options: PoolOptions) -> Result<Pool, PoolError> {
-        check("shards", options.shards as u64, 1, MAX_SHARDS as u64, "it must be 1 to 64")?;
-        let max_blocks = u64::from(options.max_blocks);
-        check("max_blocks", max_blocks, 16, 1 << 24, "it must be 16 to 16,777,216")?;
-        // Small units waste little; a large region has larger units, so that a `u32` can count
-        // them.
-        let unit = region.len().div_ceil(MAX_UNITS).next_power_of_two().max(ALIGN as u64);
-        let units = (region.len() / unit) as u32;
-        let cache = options.cache.unwrap_or(region.len() / 8).min(region.len());
-        let shared = Arc::new(PoolState {
-            magazines: Magazines::new(options.shards.next_power_of_two(), units, cache / unit),
-            central: Mutex::new(Central::new(units, options.max_blocks)),
-            unit,
-            units,
-            max_blocks: options.max_blocks,
-            poison: options.poison,
-            fork_guard: ForkGuard::of_this_process(),
-            drop_owner: OnceLock::new(),
-            region,
-        });
-        let shard = |index| Arc::new(PoolShard { shared: Arc::clone(&shared), index });
-        Ok(Pool { shards: (0..shared.magazines.shards()).map(shard).collect() })
+    internal! {
+        /// A pool that uses the whole region.
+        ///
+        /// # Errors
+        /// [`PoolError::Option`] if an option is out of range.
+        fn new(region: Region, options: PoolOptions) -> Result<Pool, PoolError> {
+            check("shards", options.shards as u64, 1, MAX_SHARDS as u64, "it must be 1 to 64")?;
+            let max_blocks = u64::from(options.max_blocks);
+            check("max_blocks", max_blocks, 16, 1 << 24, "it must be 16 to 16,777,216")?;
+            // Small units waste little; a large region has larger units, so that a `u32` can count
+            // them.
+            let unit = region.len().div_ceil(MAX_UNITS).next_power_of_two().max(ALIGN as u64);
+            let units = (region.len() / unit) as u32;
+            let cache = options.cache.unwrap_or(region.len() / 8).min(region.len());
+            let shared = Arc::new(PoolState {
+                magazines: Magazines::new(options.shards.next_power_of_two(), units, cache / unit),
+                central: Mutex::new(Central::new(units, options.max_blocks)),
+                unit,
+                units,
+                max_blocks: options.max_blocks,
+                poison: options.poison,
+                fork_guard: ForkGuard::of_this_process(),
+                drop_owner: OnceLock::new(),
+                region,
+            });
+            let shard = |index| Arc::new(PoolShard { shared: Arc::clone(&shared), index });
+            Ok(Pool { shards: (0..shared.magazines.shards()).map(shard).collect() })
+        }
     }
 
     /// A tensor of this element type and shape. Its contents are unspecified: old bytes of the
@@ -206,12 +207,13 @@ impl Pool {
         header
     }
 
-    /// Calls `end` to drop an owner of foreign memory whose last user was a tensor of this pool.
-    /// Without `end` the owner is dropped on the tensor's thread, which may be a poller. Only the
-    /// first call has an effect.
-    #[doc(hidden)]
-    pub fn drop_owners_with(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
-        let _ = self.shared().drop_owner.set(Box::new(end));
+    internal! {
+        /// Calls `end` to drop an owner of foreign memory whose last user was a tensor of this pool.
+        /// Without `end` the owner is dropped on the tensor's thread, which may be a poller. Only the
+        /// first call has an effect.
+        fn drop_owners_with(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
+            let _ = self.shared().drop_owner.set(Box::new(end));
+        }
     }
 
     /// State of the pool. In a forked child, which has no part in the pool, everything but the
@@ -250,16 +252,18 @@ impl Pool {
         self.region().report()
     }
 
-    /// The region that holds the tensors.
-    #[doc(hidden)]
-    pub fn region(&self) -> &Region {
-        &self.shared().region
+    internal! {
+        /// The region that holds the tensors.
+        fn region(&self) -> &Region {
+            &self.shared().region
+        }
     }
 
-    /// The region's memfd, for a peer to map.
-    #[doc(hidden)]
-    pub fn region_fd(&self) -> BorrowedFd<'_> {
-        self.region().fd()
+    internal! {
+        /// The region's memfd, for a peer to map.
+        fn region_fd(&self) -> BorrowedFd<'_> {
+            self.region().fd()
+        }
     }
 
     /// Whether the pool has no live tensor.

@@ -102,36 +102,37 @@ impl Tensor {
         Tensor::new(header)
     }
 
-    /// A tensor whose bytes lie in a peer's region. `pool` supplies only the header.
-    ///
-    /// Refuses [`DType::Bool`]: booleans are checked when they are viewed, and the peer could
-    /// change them after the check. `LentBytes` says how far a peer is trusted.
-    ///
-    /// # Errors
-    /// `LentError` with the bytes, if their number differs from that of `meta` or the element type
-    /// cannot be lent.
-    #[doc(hidden)]
-    pub fn from_lent(
-        pool: &Pool,
-        meta: TensorMeta,
-        bytes: LentBytes,
-    ) -> Result<Tensor, (LentError, LentBytes)> {
-        if meta.dtype() == DType::Bool {
-            let why = "its bytes must be checked, and the peer could change them after that";
-            return Err((LentError::DType { dtype: meta.dtype(), why }, bytes));
+    internal! {
+        /// A tensor whose bytes lie in a peer's region. `pool` supplies only the header.
+        ///
+        /// Refuses [`DType::Bool`]: booleans are checked when they are viewed, and the peer could
+        /// change them after the check. `LentBytes` says how far a peer is trusted.
+        ///
+        /// # Errors
+        /// `LentError` with the bytes, if their number differs from that of `meta` or the element type
+        /// cannot be lent.
+        fn from_lent(
+            pool: &Pool,
+            meta: TensorMeta,
+            bytes: LentBytes,
+        ) -> Result<Tensor, (LentError, LentBytes)> {
+            if meta.dtype() == DType::Bool {
+                let why = "its bytes must be checked, and the peer could change them after that";
+                return Err((LentError::DType { dtype: meta.dtype(), why }, bytes));
+            }
+            let (lent, needed) = (bytes.len() as u64, meta.bytes());
+            if lent != needed {
+                return Err((LentError::Length { lent, needed }, bytes));
+            }
+            let mut header = pool.bare();
+            header.meta = meta;
+            if !bytes.is_empty() {
+                header.data = bytes.data();
+                header.capacity = bytes.len();
+            }
+            header.storage = Storage::Lent(bytes);
+            Ok(Tensor::new(header))
         }
-        let (lent, needed) = (bytes.len() as u64, meta.bytes());
-        if lent != needed {
-            return Err((LentError::Length { lent, needed }, bytes));
-        }
-        let mut header = pool.bare();
-        header.meta = meta;
-        if !bytes.is_empty() {
-            header.data = bytes.data();
-            header.capacity = bytes.len();
-        }
-        header.storage = Storage::Lent(bytes);
-        Ok(Tensor::new(header))
     }
 
     pub(crate) fn header(&self) -> &TensorHeader {
@@ -188,11 +189,12 @@ impl Tensor {
         self.header().refs.is_one()
     }
 
-    /// The part of this process's region that holds the bytes. `None` for a tensor without bytes, a
-    /// lent one and a foreign one.
-    #[doc(hidden)]
-    pub fn span(&self) -> Option<Span> {
-        Span::of(self.header())
+    internal! {
+        /// The part of this process's region that holds the bytes. `None` for a tensor without bytes, a
+        /// lent one and a foreign one.
+        fn span(&self) -> Option<Span> {
+            Span::of(self.header())
+        }
     }
 
     /// Address of the first byte. Readable as long as this handle exists.

@@ -170,11 +170,12 @@ impl TensorMut {
         matches!(self.header.storage, Storage::Foreign(_))
     }
 
-    /// The part of this process's region that holds the bytes. `None` for a tensor without bytes or
-    /// a foreign one.
-    #[doc(hidden)]
-    pub fn span(&self) -> Option<Span> {
-        Span::of(&self.header)
+    internal! {
+        /// The part of this process's region that holds the bytes. `None` for a tensor without bytes or
+        /// a foreign one.
+        fn span(&self) -> Option<Span> {
+            Span::of(&self.header)
+        }
     }
 
     /// Address of the first byte. Readable as long as this handle exists.

@@ -118,7 +118,7 @@ impl RemoteHandler {
         // A link that was replaced was emptied then.
         let Some(index) = self.peer_of(link) else { return };
         let Some(connection) = self.peer(index).connection.take() else { return };
-        let cause = connection.close_reason.unwrap_or_else(|| failure.into());
+        let cause = connection.close_reason.unwrap_or_else(|| failure.into_loss());
         let error = self.lost_error(index, connection.tag, &cause);
         self.fail_queued(&error, |peer, _| peer == index);
         for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
