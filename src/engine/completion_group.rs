@@ -5,6 +5,7 @@
 //! subset alone.
 
 use super::Canceled;
+use super::executor::Executor;
 use super::oneshot::OneshotSender;
 use super::result_cell::ResultCell;
 use crossbeam_queue::ArrayQueue;
@@ -22,6 +23,33 @@ pub(super) struct CompletionGroup<R> {
     left: Box<[AtomicUsize]>,
     /// Number of results that are failures.
     failed: AtomicUsize,
+    /// The job that runs at the end, if nobody waits for it.
+    end: Option<EndJob>,
+}
+
+/// Runs a job once: when a group has its last result, or its first failure.
+struct EndJob {
+    /// Number of missing results of all subsets.
+    left: AtomicUsize,
+    /// The job, until it runs.
+    job: ArrayQueue<Box<dyn FnOnce() + Send>>,
+    executor: Executor,
+}
+
+impl EndJob {
+    fn note(&self, is_failure: bool) {
+        // AcqRel: the thread that counts the last result sees the counts of all subsets.
+        let is_last = self.left.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last || is_failure {
+            self.run();
+        }
+    }
+
+    fn run(&self) {
+        if let Some(job) = self.job.pop() {
+            self.executor.run(job);
+        }
+    }
 }
 
 /// The side of a completion group that waits.
@@ -60,6 +88,33 @@ impl<R: Canceled> GroupPool<R> {
     /// Both sides of a new group.
     pub fn channels(&self) -> (GroupReceiver<R>, GroupSenders<R>) {
         let group = self.unused().unwrap_or_else(|| CompletionGroup::new(self.subsets.clone(), self.count));
+        self.sides(group)
+    }
+
+    /// The senders of a new group. The executor calls `ended` with the receiver once: when every
+    /// result was sent, or the first failure.
+    pub fn senders_then(
+        &self,
+        executor: &Executor,
+        ended: impl FnOnce(GroupReceiver<R>) + Send + 'static,
+    ) -> GroupSenders<R> {
+        let mut group = CompletionGroup::of(self.subsets.clone(), self.count);
+        let left = AtomicUsize::new(group.cells.len());
+        group.end = Some(EndJob { left, job: ArrayQueue::new(1), executor: executor.clone() });
+        let group = Arc::new(group);
+        let (receiver, senders) = self.sides(group.clone());
+        if let Some(end) = &group.end {
+            // There is room. Until it runs, the job holds the group that holds the job. It runs, as
+            // each sender that is dropped sends.
+            let _ = end.job.push(Box::new(move || ended(receiver)));
+            if group.cells.is_empty() {
+                end.run();
+            }
+        }
+        senders
+    }
+
+    fn sides(&self, group: Arc<CompletionGroup<R>>) -> (GroupReceiver<R>, GroupSenders<R>) {
         let senders = GroupSenders { group: group.clone(), next: 0 };
         (GroupReceiver { group: Some(group), free: self.free.clone(), taken: 0 }, senders)
     }
@@ -80,13 +135,18 @@ impl<R: Canceled> GroupPool<R> {
 
 impl<R> CompletionGroup<R> {
     fn new(subsets: Arc<[u16]>, count: usize) -> Arc<Self> {
+        Arc::new(Self::of(subsets, count))
+    }
+
+    fn of(subsets: Arc<[u16]>, count: usize) -> Self {
         let cells = subsets.iter().map(|_| ResultCell::new()).collect();
         let left = (0..count).map(|_| AtomicUsize::new(0)).collect();
         let first = subsets.first().copied();
         let only_subset = first.filter(|first| subsets.iter().all(|subset| subset == first)).map(usize::from);
-        let mut group = CompletionGroup { cells, subsets, only_subset, left, failed: AtomicUsize::new(0) };
+        let failed = AtomicUsize::new(0);
+        let mut group = CompletionGroup { cells, subsets, only_subset, left, failed, end: None };
         group.reset();
-        Arc::new(group)
+        group
     }
 
     fn reset(&mut self) {
@@ -96,6 +156,7 @@ impl<R> CompletionGroup<R> {
             *self.left[usize::from(*subset)].get_mut() += 1;
         }
         *self.failed.get_mut() = 0;
+        self.end = None;
     }
 
     fn is_done(&self) -> bool {
@@ -120,6 +181,9 @@ impl<R: Canceled> CompletionGroup<R> {
         }
         // Release: a thread that loads 0 (acquire) sees all results.
         self.left[usize::from(self.subsets[at])].fetch_sub(1, Ordering::AcqRel);
+        if let Some(end) = &self.end {
+            end.note(is_failure);
+        }
     }
 }
 
@@ -310,6 +374,31 @@ mod tests {
         let (mut third, _senders) = groups.channels();
         assert_eq!(Arc::as_ptr(third.group.as_ref().expect("there")), cell, "used again");
         assert!(!third.is_done() && !third.has_failed() && third.take(1).is_none(), "and as new");
+    }
+
+    #[test]
+    fn the_job_at_the_end_runs_once_after_the_last_result_or_the_first_failure() {
+        let ends = |subsets: &[u16], answers: &[i32]| {
+            let (told, ended) = std::sync::mpsc::channel();
+            let groups = GroupPool::new(subsets.into(), 2);
+            let senders = groups.senders_then(&Executor::on_the_spot(), move |mut receiver| {
+                let taken: Vec<_> = (0..receiver.len()).map(|at| receiver.take(at)).collect();
+                told.send((receiver.is_done(), taken)).expect("open");
+            });
+            let mut ran_after = Vec::new();
+            for (sender, answer) in senders.zip(answers) {
+                sender.send(Answer(*answer));
+                ran_after.extend(ended.try_iter());
+                ran_after.iter().for_each(|(is_done, _)| assert!(*is_done || *answer < 0));
+            }
+            ran_after.extend(ended.try_iter());
+            ran_after
+        };
+        assert_eq!(ends(&[0, 1], &[7, 8]), [(true, vec![Some(Answer(7)), Some(Answer(8))])]);
+        assert_eq!(ends(&[0, 1, 0], &[7, -5, -6]), [(false, vec![Some(Answer(7)), Some(Answer(-5)), None])]);
+        assert_eq!(ends(&[], &[]), [(true, vec![])]);
+        // The second sender is dropped by the iterator.
+        assert_eq!(ends(&[0, 1], &[7]), [(true, vec![Some(Answer(7)), Some(Answer(-1))])]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::outstanding::reserve;
 use super::path::{OnPath, Paths, RemotePath};
+use super::pending::{CallPlace, CancelToken};
 use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::remote::{BatchReceive, BatchSend, ReceiveAll};
@@ -147,15 +148,40 @@ impl Batch {
     }
 
     pub(super) fn begin(&self, step: &Step, timeout: Duration) -> Result<PendingBatch, Error> {
+        let calls = self.calls(step, timeout)?;
+        let (receiver, senders) = self.groups.channels();
+        // On an error below, the drop of `pending` cancels the receives that have begun.
+        let pending = PendingBatch::new(&self.context, receiver, calls.first, calls.deadline);
+        self.ask(step, calls, senders)?;
+        Ok(pending)
+    }
+
+    /// Begins to receive. The callback thread calls `done`.
+    pub(super) fn begin_then(
+        &self,
+        step: &Step,
+        timeout: Duration,
+        done: impl FnOnce(Result<Vec<Delivery<Tensor>>, Error>) + Send + 'static,
+    ) -> Result<CancelToken, Error> {
+        let calls = self.calls(step, timeout)?;
+        let context = self.context.clone();
+        // On an error below, the senders are dropped, which ends the group: its pending batch
+        // cancels the receives that have begun.
+        let senders = self.groups.senders_then(&self.context.executor, move |receiver| {
+            // Returns at once: all receives have ended, or one has failed.
+            done(PendingBatch::new(&context, receiver, calls.first, calls.deadline).wait());
+        });
+        self.ask(step, calls, senders)?;
+        let place = CallPlace::Batch { count: self.edges.len() as u64 };
+        Ok(CancelToken { context: self.context.clone(), id: CallId(calls.first), place })
+    }
+
+    /// Checks that the receives may begin, and numbers them.
+    fn calls(&self, step: &Step, timeout: Duration) -> Result<BatchCalls, Error> {
         step.check()?;
         self.edges.iter().try_for_each(|edge| self.context.check_destination(edge))?;
         let first = self.context.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
-        let deadline = self.context.now() + timeout;
-        let (receiver, senders) = self.groups.channels();
-        // On an error below, the drop of `pending` cancels the receives that have begun.
-        let pending = PendingBatch::new(&self.context, receiver, first, deadline);
-        self.ask(step, BatchCalls { first, deadline, timeout }, senders)?;
-        Ok(pending)
+        Ok(BatchCalls { first, deadline: self.context.now() + timeout, timeout })
     }
 
     fn ask(&self, step: &Step, calls: BatchCalls, senders: GroupSenders<Outcome>) -> Result<(), Error> {

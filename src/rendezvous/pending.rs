@@ -2,7 +2,7 @@
 
 use super::Error;
 use super::context::Context;
-use super::path::{Cancel, PeerIndex, RemotePath};
+use super::path::{Cancel, CancelAll, PeerIndex, RemotePath};
 use super::waiter::{CallId, CancelReason, Delivery, Outcome, Payload};
 use crate::engine::OneshotReceiver;
 use crate::link::TensorKey;
@@ -13,14 +13,17 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The place where a call waits: the local table, or the poller of a peer.
+/// The place where a call waits: the local table, or the poller of a peer. The calls of a batch may
+/// wait in all of these places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallPlace {
     Local(TensorKey),
     Remote(PeerIndex),
+    Batch { count: u64 },
 }
 
-/// Cancels one receive, from any thread. It may outlive the receive, and then has no effect.
+/// Cancels one receive, or all receives of one call, from any thread. It may outlive the receives,
+/// and then has no effect.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -47,7 +50,7 @@ impl fmt::Debug for CancelToken {
 }
 
 impl CancelToken {
-    /// Cancels the receive, unless it has ended. The receive ends with its value or with
+    /// Cancels each receive that has not ended. The receive ends with its value or with
     /// [`Error::Cancelled`]. Does not wait.
     pub fn cancel(&self) {
         self.cancel_for(CancelReason::Cancelled);
@@ -61,13 +64,18 @@ impl CancelToken {
         match &self.place {
             CallPlace::Local(key) => self.context.cancel_local(key, &cancel),
             CallPlace::Remote(peer) => self.context.paths.of(*peer).cancel(cancel),
+            CallPlace::Batch { count } => {
+                let cancel = CancelAll { first: self.id.0, count: *count, why: cancel.why };
+                self.context.paths.all().for_each(|path| path.cancel_all(cancel.clone()));
+                self.context.cancel_all_local(&cancel);
+            }
         }
     }
 
     /// The path whose progress the receive needs.
     fn path(&self) -> &dyn RemotePath {
         match self.place {
-            CallPlace::Local(_) => self.context.paths.first(),
+            CallPlace::Local(_) | CallPlace::Batch { .. } => self.context.paths.first(),
             CallPlace::Remote(peer) => self.context.paths.of(peer),
         }
     }
@@ -81,6 +89,7 @@ pub trait Receivable: Sized {
 
 /// The tensor of a receive. Only this crate can make one.
 #[derive(Debug)]
+#[allow(unnameable_types)] // sealed
 pub struct SealedPayload(Payload);
 
 impl From<Payload> for SealedPayload {

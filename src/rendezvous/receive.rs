@@ -251,7 +251,7 @@ impl<P> Delivery<P> {
 /// assert_eq!(pending.wait()?.len(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "receives begin with `begin` or `wait`"]
+#[must_use = "receives begin with `begin`, `wait` or `then`"]
 #[derive(Debug)]
 pub struct ReceiveAllBuilder<'a> {
     step: &'a Step,
@@ -281,11 +281,7 @@ impl<'a> ReceiveAllBuilder<'a> {
     /// # Errors
     /// If an edge does not end here or the step is gone. Then no receive has begun.
     pub fn begin(self) -> Result<PendingBatch, Error> {
-        let timeout = self.timeout.unwrap_or(self.step.context.settings.recv_timeout);
-        match &self.batch {
-            BatchRef::User(batch) => batch.begin(self.step, timeout),
-            BatchRef::Own(batch) => batch.begin(self.step, timeout),
-        }
+        self.batch().begin(self.step, self.timeout())
     }
 
     /// Waits until every tensor is there, or one receive has failed.
@@ -294,5 +290,50 @@ impl<'a> ReceiveAllBuilder<'a> {
     /// Like [`Step::recv_all`].
     pub fn wait(self) -> Result<Vec<Delivery<Tensor>>, Error> {
         self.begin()?.wait()
+    }
+
+    /// Begins to receive. The callback thread calls `done` once: with all values in the order of the
+    /// edges, or with an error of [`Step::recv_all`] as soon as one receive has failed. The rules of
+    /// [`ReceiveBuilder::then`] hold.
+    ///
+    /// The token cancels the receives that have not ended. `done` is then called with
+    /// [`Error::Cancelled`], or with the values if all have come.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tensorwire::DType;
+    /// # let node = tensorwire::internals::doc_node();
+    /// let step = node.step(1)?;
+    /// let edges = [node.edge_to("worker", 0, "a")?, node.edge_to("worker", 0, "b")?];
+    /// let (sender, values) = std::sync::mpsc::channel();
+    /// step.receive_all(&edges).within(Duration::from_secs(1)).then(move |received| {
+    ///     sender.send(received.map(|deliveries| deliveries.len())).ok();
+    /// })?;
+    /// for edge in &edges {
+    ///     step.send(edge, node.tensor(DType::F32, &[4])?.freeze())?;
+    /// }
+    /// assert_eq!(values.recv()??, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If an edge does not end here or the step is gone. If the step ends during the call, this
+    /// error may be returned and `done` be called with an error, too.
+    pub fn then(
+        self,
+        done: impl FnOnce(Result<Vec<Delivery<Tensor>>, Error>) + Send + 'static,
+    ) -> Result<CancelToken, Error> {
+        self.batch().begin_then(self.step, self.timeout(), done)
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(self.step.context.settings.recv_timeout)
+    }
+
+    fn batch(&self) -> &Batch {
+        match &self.batch {
+            BatchRef::User(batch) => batch,
+            BatchRef::Own(batch) => batch,
+        }
     }
 }

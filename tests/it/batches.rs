@@ -1,5 +1,6 @@
 //! Batches, with every member in this process and real shared memory.
 
+mod callbacks;
 mod failures;
 mod limits;
 mod many;
