@@ -1,8 +1,8 @@
 //! A C program that says what the header of this machine says: the compiler's own word, also for
 //! what rdma-sys leaves out (enumerations without a name) or writes by hand (unions).
 
-use crate::scan::Function;
-use crate::table::{Constant, Layout, Place, Size};
+use crate::abi_check::scan::Function;
+use crate::abi_check::table::{Constant, Layout, Place, Size};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::Command;
