@@ -61,7 +61,11 @@ impl RemoteHandler {
         let timeout_ms = match waiter.deadline {
             _ if waiter.timeout.is_zero() => 0,
             Time::NEVER => u32::MAX,
-            deadline => u32::try_from(deadline.since(now).as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
+            // 0 asks for a value that is there now.
+            deadline => {
+                let ms = deadline.since(now).as_nanos().div_ceil(1_000_000).max(1);
+                u32::try_from(ms).unwrap_or(u32::MAX)
+            }
         };
         self.next_deadline = self.next_deadline.min(waiter.deadline);
         let (id, waits) = (waiter.id, !waiter.timeout.is_zero());

@@ -81,3 +81,21 @@ fn a_request_for_an_earlier_incarnation_is_refused_with_both_numbers() {
         assert!(status.message.contains(part), "{status}");
     }
 }
+
+#[test]
+fn a_receive_that_reaches_its_poller_late_ends_by_its_own_deadline() {
+    let timeout = Duration::from_millis(15);
+    let mut pair = over_sim(true);
+    for side in [SENDER, RECEIVER] {
+        pair.begin(side, 1);
+    }
+    let deadline = pair.sides[RECEIVER].now + timeout;
+    pair.pass(RECEIVER, timeout);
+    let mut call = pair.receive_until(&key(THERE, HERE, "x"), Destination::Alloc, (timeout, deadline));
+    pair.run();
+    assert!(is_waiting(&call), "the sender must not answer as it does a request with timeout 0");
+    pair.pass(RECEIVER, Duration::from_millis(1));
+    pair.run();
+    let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
+    assert!(matches!(outcome, Some(Outcome(Err(Error::DeadlineExceeded { .. })))), "{outcome:?}");
+}

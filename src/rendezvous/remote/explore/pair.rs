@@ -322,10 +322,20 @@ impl<P: Port> Pair<P> {
     }
 
     pub fn receive(&mut self, key: &TensorKey, destination: Destination, timeout: Duration) -> Call {
+        let deadline = self.sides[RECEIVER].now + timeout;
+        self.receive_until(key, destination, (timeout, deadline))
+    }
+
+    /// A receive that reaches the poller at any time before or after its deadline.
+    pub fn receive_until(
+        &mut self,
+        key: &TensorKey,
+        destination: Destination,
+        (timeout, deadline): (Duration, Time),
+    ) -> Call {
         self.next_call += 1;
         let (receiver, sender) = self.calls.channel();
         let id = CallId(self.next_call);
-        let deadline = self.sides[RECEIVER].now + timeout;
         let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let peer = PeerIndex(SENDER as u32);
         self.command(RECEIVER, RemoteCommand::Receive { peer, key: key.clone(), destination, waiter });
