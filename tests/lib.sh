@@ -87,6 +87,7 @@ gate() {
     step "cargo clippy" limited cargo clippy --locked --workspace --all-targets -- -D warnings
     step "cargo clippy, the library alone" limited \
         cargo clippy --locked --package tensorwire --lib -- -D warnings
+    step "cargo check, fuzz targets" fuzz_targets
     step "cargo doc" documented
     step "cargo test" everything
     step "main job, 50 steps, against --single" main_job
@@ -98,8 +99,16 @@ formatted() {
     cargo fmt --manifest-path fuzz/Cargo.toml --check
 }
 
+# With the code of the library that only they use. Nothing is linked, so libFuzzer is not built.
+fuzz_targets() {
+    CUSTOM_LIBFUZZER_PATH=/nowhere/libfuzzer.a RUSTFLAGS="--cfg fuzzing" limited \
+        cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir target/fuzz
+}
+
+# With the features of the program, and then with those of a user.
 documented() {
-    RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --workspace
+    RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --workspace || return
+    RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --package tensorwire
 }
 
 # With examples and doctests. Where spinning threads share a CPU the hot path takes a hundred rounds per

@@ -31,7 +31,8 @@ pub struct BootstrapOptions {
     pub heartbeat: Duration,
     /// Silence after which a peer counts as dead.
     pub silence: Duration,
-    /// How long making one link may take before the attempt is given up. Nodes use [`LINK_TIMEOUT`].
+    /// How long making one link may take before the attempt is given up. Nodes use
+    /// [`LINK_TIMEOUT`].
     pub link_timeout: Duration,
     /// Equal for all members on this host, different on other hosts. At most [`MAX_HOST_ID`] bytes.
     pub host_id: String,

@@ -292,9 +292,9 @@ impl<'a> ReceiveAllBuilder<'a> {
         self.begin()?.wait()
     }
 
-    /// Begins to receive. The callback thread calls `done` once: with all values in the order of the
-    /// edges, or with an error of [`Step::recv_all`] as soon as one receive has failed. The rules of
-    /// [`ReceiveBuilder::then`] hold.
+    /// Begins to receive. The callback thread calls `done` once: with all values in the order of
+    /// the edges, or with an error of [`Step::recv_all`] as soon as one receive has failed. The
+    /// rules of [`ReceiveBuilder::then`] hold.
     ///
     /// The token cancels the receives that have not ended. `done` is then called with
     /// [`Error::Cancelled`], or with the values if all have come.

@@ -11,7 +11,7 @@ use std::num::NonZeroU64;
 /// use tensorwire::Incarnation;
 /// let life = node.incarnation();
 /// assert_eq!(Incarnation::new(life.get()), Some(life));
-/// assert_eq!(Incarnation::new(0xB5C).map(|life| life.to_string()).as_deref(), Some("0000000000000b5c"));
+/// assert_eq!(Incarnation::new(0xB5C).unwrap().to_string(), "0000000000000b5c");
 /// assert_eq!(Incarnation::new(0), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -325,9 +325,8 @@ fn an_abort_ends_all_calls_of_its_step_here_and_at_the_peer() {
             let _ = step.abort(Status::new(Code::Internal, "too late"));
             let error = step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1));
             let error = error.expect_err("aborted");
-            assert!(
-                matches!(&error, Error::Aborted { step, status } if step.get() == 1 && status.message == "the loss is NaN")
-            );
+            assert!(matches!(&error, Error::Aborted { step, status }
+                if step.get() == 1 && status.message == "the loss is NaN"));
             other.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1)).expect("sent");
             return;
         }

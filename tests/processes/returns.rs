@@ -141,9 +141,8 @@ fn role_survivor() {
                 assert_eq!(lost, incarnation);
                 let error =
                     node.step(1).expect("usable").recv(&node.edge_from("w", 1, "x").expect("edge"), SOON);
-                assert!(
-                    matches!(error, Err(Error::PeerLost { incarnation: lost, .. }) if Some(lost) == incarnation)
-                );
+                assert!(matches!(error, Err(Error::PeerLost { incarnation: lost, .. })
+                    if Some(lost) == incarnation));
                 echo = Other::start("returns::role_echo", &cluster);
                 cause
             }

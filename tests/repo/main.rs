@@ -6,6 +6,7 @@ mod abi_check;
 mod codegen;
 mod documents;
 mod errors;
+mod hints;
 mod layers;
 mod names;
 mod packaging;

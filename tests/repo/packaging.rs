@@ -33,7 +33,7 @@ fn output_of(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
-fn rustc() -> String {
+pub fn rustc() -> String {
     std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned())
 }
 

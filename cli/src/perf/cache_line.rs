@@ -5,14 +5,14 @@ use super::layout::{Set, line};
 use super::peer_watch::{Abort, PeerWatch};
 use super::workload::{Facts, Initiator, KeepAlive, Responder};
 use crate::error::CliError;
-use crate::reference::shared_words::SharedWords;
+use crate::reference::word_mapping::WordMapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One side of the ping-pong. The initiator writes odd numbers, the responder the even ones after
 /// them.
 pub struct CacheLine {
-    mapping: Arc<SharedWords>,
+    mapping: Arc<WordMapping>,
     offset: usize,
     /// The last number that this side has read or written.
     value: u64,
@@ -20,7 +20,7 @@ pub struct CacheLine {
 
 impl CacheLine {
     /// A side of the set's line, which nobody has used before.
-    pub fn new(mapping: &Arc<SharedWords>, set: Set) -> Self {
+    pub fn new(mapping: &Arc<WordMapping>, set: Set) -> Self {
         CacheLine { mapping: Arc::clone(mapping), offset: line(set), value: 0 }
     }
 
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn every_ping_is_answered_once() {
-        let mapping = Arc::new(SharedWords::create(MAPPING_BYTES).unwrap().0);
+        let mapping = Arc::new(WordMapping::create(MAPPING_BYTES).unwrap().0);
         let watch = PeerWatch::without_peer();
         let mut answering = CacheLine::new(&mapping, Set::Reference);
         let mut measuring = CacheLine::new(&mapping, Set::Reference);

@@ -13,8 +13,8 @@ use super::ring_64::Ring64;
 use super::workload::{Initiator, KeepAlive, Responder};
 use crate::error::CliError;
 use crate::reference::memcpy::Memcpy;
-use crate::reference::shared_words::SharedWords;
 use crate::reference::stopwatch::Stopwatch;
+use crate::reference::word_mapping::WordMapping;
 use std::sync::Arc;
 
 /// Smallest payload that is compared with a plain copy, in bytes.
@@ -128,7 +128,7 @@ impl<'a> Measurement<'a> {
         plan: &'a Plan,
         clock: Stopwatch,
         watch: PeerWatch,
-        mapping: Option<&Arc<SharedWords>>,
+        mapping: Option<&Arc<WordMapping>>,
         test: Box<dyn Initiator>,
         baseline: Option<(&'static str, Box<dyn Initiator>)>,
     ) -> Self {
@@ -271,7 +271,7 @@ fn warm_and_measure(
 /// The responder: answers turn after turn until it is told to quit.
 pub fn answer(
     channel: &mut ControlChannel,
-    mapping: Option<&Arc<SharedWords>>,
+    mapping: Option<&Arc<WordMapping>>,
     mut test: Box<dyn Responder>,
     mut baseline: Option<Box<dyn Responder>>,
 ) -> Result<(), CliError> {

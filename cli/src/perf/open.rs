@@ -15,7 +15,7 @@ use super::workload::{Initiator, Responder};
 use super::write_bw::{self, WriteBw};
 use super::write_lat::WriteLat;
 use crate::error::CliError;
-use crate::reference::shared_words::SharedWords;
+use crate::reference::word_mapping::WordMapping;
 use std::sync::Arc;
 use tensorwire::internals::fabric::Role;
 use tensorwire::internals::fabric::shm::ShmFabric;
@@ -25,7 +25,7 @@ use tensorwire::internals::fabric::verbs::VerbsFabric;
 pub fn initiator(
     test: &Test,
     max_bytes: usize,
-    mapping: Option<&Arc<SharedWords>>,
+    mapping: Option<&Arc<WordMapping>>,
     channel: &mut ControlChannel,
 ) -> Result<Box<dyn Initiator>, CliError> {
     Ok(match test {
@@ -63,7 +63,7 @@ fn initiator_on<F: MeasuredFabric>(
 pub fn responder(
     test: &Test,
     max_bytes: usize,
-    mapping: Option<&Arc<SharedWords>>,
+    mapping: Option<&Arc<WordMapping>>,
     channel: &mut ControlChannel,
 ) -> Result<Box<dyn Responder>, CliError> {
     Ok(match test {
@@ -105,6 +105,6 @@ fn not_bare(test: &Test) -> CliError {
     CliError::Failed(format!("{} does not run on the bare fabric", test.name()))
 }
 
-fn shared(mapping: Option<&Arc<SharedWords>>) -> Result<&Arc<SharedWords>, CliError> {
+fn shared(mapping: Option<&Arc<WordMapping>>) -> Result<&Arc<WordMapping>, CliError> {
     mapping.ok_or_else(|| CliError::Failed("only processes of --local share memory".into()))
 }

@@ -2,7 +2,7 @@
 
 use super::control_channel::{CHANNEL_TIMEOUT, ControlChannel};
 use crate::error::CliError;
-use crate::reference::shared_words::SharedWords;
+use crate::reference::word_mapping::WordMapping;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 use std::fs::File;
@@ -97,7 +97,7 @@ fn in_words(status: ExitStatus) -> String {
 
 /// In the second process: opens the inherited mapping and channel. The kernel will kill it when the
 /// first process dies.
-pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedWords>, ControlChannel), CliError> {
+pub fn inherit(args: &ResponderArgs) -> Result<(Arc<WordMapping>, ControlChannel), CliError> {
     let tried = "taking over from the first process";
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| CliError::failed(tried, error))?;
@@ -111,7 +111,7 @@ pub fn inherit(args: &ResponderArgs) -> Result<(Arc<SharedWords>, ControlChannel
         .write(true)
         .open(format!("/proc/self/fd/{}", args.memfd))
         .map_err(|error| CliError::failed(tried, error))?;
-    let shared = Arc::new(SharedWords::open(&file)?);
+    let shared = Arc::new(WordMapping::open(&file)?);
     let stdin =
         std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| CliError::failed(tried, error))?;
     Ok((shared, ControlChannel::new(UnixStream::from(stdin), CHANNEL_TIMEOUT)?))

@@ -6,7 +6,7 @@ use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD, Set, ring};
 use super::peer_watch::{Abort, PeerWatch};
 use super::workload::{Facts, Initiator, KeepAlive, Responder};
 use crate::error::CliError;
-use crate::reference::shared_words::SharedWords;
+use crate::reference::word_mapping::WordMapping;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const WORDS: usize = 8;
 /// word is n. A ping-pong never has more than one message in a ring, so no slot is overwritten
 /// unread.
 pub struct Ring64 {
-    mapping: Arc<SharedWords>,
+    mapping: Arc<WordMapping>,
     outgoing: usize,
     incoming: usize,
     slots: u64,
@@ -31,16 +31,16 @@ pub struct Ring64 {
 
 impl Ring64 {
     /// The measuring side, with rings of `slots` slots.
-    pub fn initiator(mapping: &Arc<SharedWords>, set: Set, slots: u32) -> Self {
+    pub fn initiator(mapping: &Arc<WordMapping>, set: Set, slots: u32) -> Self {
         Self::new(mapping, set, slots, 0)
     }
 
     /// The answering side.
-    pub fn responder(mapping: &Arc<SharedWords>, set: Set, slots: u32) -> Self {
+    pub fn responder(mapping: &Arc<WordMapping>, set: Set, slots: u32) -> Self {
         Self::new(mapping, set, slots, 1)
     }
 
-    fn new(mapping: &Arc<SharedWords>, set: Set, slots: u32, side: usize) -> Self {
+    fn new(mapping: &Arc<WordMapping>, set: Set, slots: u32, side: usize) -> Self {
         assert!((1..=MAX_RING_SLOTS).contains(&slots), "the options allow no ring of {slots} slots");
         Ring64 {
             mapping: Arc::clone(mapping),
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn messages_go_round_a_ring_several_times_with_their_payload() {
-        let mapping = Arc::new(SharedWords::create(MAPPING_BYTES).unwrap().0);
+        let mapping = Arc::new(WordMapping::create(MAPPING_BYTES).unwrap().0);
         let watch = PeerWatch::without_peer();
         let mut answering = Ring64::responder(&mapping, Set::Reference, 4);
         let mut measuring = Ring64::initiator(&mapping, Set::Reference, 4);

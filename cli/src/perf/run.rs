@@ -9,7 +9,7 @@ use super::report::{JsonFile, PerfReport};
 use super::responder_process::{self, ResponderArgs, ResponderProcess};
 use super::session::{answer, explain, measure};
 use crate::error::CliError;
-use crate::reference::shared_words::SharedWords;
+use crate::reference::word_mapping::WordMapping;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub fn run(args: PerfArgs, given: &BTreeSet<String>) -> Result<(), CliError> {
 }
 
 fn local(plan: &Plan) -> Result<PerfReport, CliError> {
-    let (mapping, memfd) = SharedWords::create(MAPPING_BYTES)?;
+    let (mapping, memfd) = WordMapping::create(MAPPING_BYTES)?;
     let (mut second, mut channel) = ResponderProcess::start(memfd)?;
     let report = measure(plan, Some(&Arc::new(mapping)), &mut channel)
         .map_err(|error| explain(error, &mut channel, Some(&mut second)))?;

@@ -9,15 +9,15 @@ use super::plan::{Part, Plan};
 use super::report::PerfReport;
 use super::responder_process::ResponderProcess;
 use crate::error::{CliError, print};
-use crate::reference::shared_words::SharedWords;
 use crate::reference::stopwatch::Stopwatch;
+use crate::reference::word_mapping::WordMapping;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The initiator: measures every size, and prints the results as they come.
 pub fn measure(
     plan: &Plan,
-    mapping: Option<&Arc<SharedWords>>,
+    mapping: Option<&Arc<WordMapping>>,
     channel: &mut ControlChannel,
 ) -> Result<PerfReport, CliError> {
     let (version, core) = (env!("CARGO_PKG_VERSION").into(), plan.cores.responder);
@@ -54,7 +54,7 @@ pub fn measure(
 pub fn answer(
     args: &PerfArgs,
     core: usize,
-    mapping: Option<&Arc<SharedWords>>,
+    mapping: Option<&Arc<WordMapping>>,
     channel: &mut ControlChannel,
 ) -> Result<(), CliError> {
     let (test, max_bytes) = (&args.test, args.max_bytes());

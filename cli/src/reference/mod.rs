@@ -4,5 +4,5 @@
 
 pub mod landing;
 pub mod memcpy;
-pub mod shared_words;
 pub mod stopwatch;
+pub mod word_mapping;

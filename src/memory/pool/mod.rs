@@ -208,9 +208,9 @@ impl Pool {
     }
 
     internal! {
-        /// Calls `end` to drop an owner of foreign memory whose last user was a tensor of this pool.
-        /// Without `end` the owner is dropped on the tensor's thread, which may be a poller. Only the
-        /// first call has an effect.
+        /// Calls `end` to drop an owner of foreign memory whose last user was a tensor of this
+        /// pool. Without `end` the owner is dropped on the tensor's thread, which may be a poller.
+        /// Only the first call has an effect.
         fn drop_owners_with(&self, end: impl Fn(HeldOwner) + Send + Sync + 'static) {
             let _ = self.shared().drop_owner.set(Box::new(end));
         }

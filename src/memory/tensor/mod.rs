@@ -109,8 +109,8 @@ impl Tensor {
         /// change them after the check. `LentBytes` says how far a peer is trusted.
         ///
         /// # Errors
-        /// `LentError` with the bytes, if their number differs from that of `meta` or the element type
-        /// cannot be lent.
+        /// `LentError` with the bytes, if their number differs from that of `meta` or the element
+        /// type cannot be lent.
         fn from_lent(
             pool: &Pool,
             meta: TensorMeta,
@@ -190,8 +190,8 @@ impl Tensor {
     }
 
     internal! {
-        /// The part of this process's region that holds the bytes. `None` for a tensor without bytes, a
-        /// lent one and a foreign one.
+        /// The part of this process's region that holds the bytes. `None` for a tensor without
+        /// bytes, a lent one and a foreign one.
         fn span(&self) -> Option<Span> {
             Span::of(self.header())
         }

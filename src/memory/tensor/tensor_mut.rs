@@ -171,8 +171,8 @@ impl TensorMut {
     }
 
     internal! {
-        /// The part of this process's region that holds the bytes. `None` for a tensor without bytes or
-        /// a foreign one.
+        /// The part of this process's region that holds the bytes. `None` for a tensor without
+        /// bytes or a foreign one.
         fn span(&self) -> Option<Span> {
             Span::of(&self.header)
         }

@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicU64;
 
 /// The mapping in one process.
 #[derive(Debug)]
-pub struct SharedWords {
+pub struct WordMapping {
     map: MmapRaw,
 }
 
-impl SharedWords {
+impl WordMapping {
     /// Makes a mapping of `bytes`, all zero, and the file that the other process maps. A child
     /// inherits the file.
     pub fn create(bytes: usize) -> Result<(Self, OwnedFd), CliError> {
@@ -41,7 +41,7 @@ impl SharedWords {
             ));
         }
         let map = MmapOptions::new().map_raw(file).map_err(|error| CliError::failed(tried, error))?;
-        Ok(SharedWords { map })
+        Ok(WordMapping { map })
     }
 
     /// `count` words from byte `offset` on.
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn both_views_see_the_same_words() {
-        let (ours, fd) = SharedWords::create(64).unwrap();
-        let theirs = SharedWords::open(&File::from(fd)).unwrap();
+        let (ours, fd) = WordMapping::create(64).unwrap();
+        let theirs = WordMapping::open(&File::from(fd)).unwrap();
         ours.words(8, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!(theirs.words(0, 8)[1].load(Ordering::Relaxed), 7);
     }
@@ -79,13 +79,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "9 words at 0 do not lie in a mapping of 64 bytes")]
     fn words_outside_the_mapping_are_refused() {
-        SharedWords::create(64).unwrap().0.words(0, 9);
+        WordMapping::create(64).unwrap().0.words(0, 9);
     }
 
     #[test]
     fn a_file_that_could_shrink_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        assert!(SharedWords::open(&file).is_err());
+        assert!(WordMapping::open(&file).is_err());
     }
 }
