@@ -1,10 +1,14 @@
-//! Bugs that can be switched on, to prove that the simulation finds them.
+//! Bugs that can be switched on, to prove that the tests find them: the simulation of whole
+//! engines, and the exploration of edge windows.
 //!
 //! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any
 //! other build [`is_on`] is a constant, and the compiler removes each mutant.
 
 macro_rules! mutants {
-    ($($(#[$doc:meta])+ $mutant:ident,)+) => {
+    (
+        simulation { $($(#[$doc:meta])+ $mutant:ident,)+ }
+        windows { $($(#[$window_doc:meta])+ $window:ident,)+ }
+    ) => {
         /// A bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
@@ -12,116 +16,155 @@ macro_rules! mutants {
         #[cfg_attr(not(feature = "sim"), allow(dead_code))]
         pub enum Mutant {
             $($(#[$doc])+ $mutant,)+
+            $($(#[$window_doc])+ $window,)+
         }
 
         impl Mutant {
-            /// Every bug.
+            /// The bugs that the simulation of whole engines finds.
             #[cfg(tensorwire_mutants)]
-            pub const ALL: &[Mutant] = &[$(Mutant::$mutant),+];
+            pub const OF_ENGINES: &[Mutant] = &[$(Mutant::$mutant),+];
+
+            /// The bugs that the exploration of edge windows finds.
+            #[cfg(all(test, tensorwire_mutants))]
+            pub const OF_WINDOWS: &[Mutant] = &[$(Mutant::$window),+];
         }
     };
 }
 
 mutants! {
-    /// A message that had to wait uses up two credits.
-    LostCredit,
-    /// One receive more than was posted is promised to the peer.
-    CreditTooMany,
-    /// A message does not queue behind writes that wait: a CANCEL_ACK comes ahead of the write.
-    MessageOvertakesQueue,
-    /// A destination goes back to the pool when its request is given up, not when that is
-    /// acknowledged.
-    GrantFreedBeforeAck,
-    /// The request slot of a cancelled request that was answered is used again before the
-    /// acknowledgement, whose generation nobody looks at.
-    StaleGeneration,
-    /// CANCEL is not sent.
-    CancelDropped,
-    /// A request that has ended still counts on its route.
-    RouteNotReleased,
-    /// Meta-data keeps its version when it changes.
-    MetaVersionKept,
-    /// A value that comes back is put behind the others.
-    PutBackLast,
-    /// A value that overtook a cancel goes to its waiter, and to the next as well.
-    DeliveredTwice,
-    /// A dead value comes as a tensor.
-    DeadFlagLost,
-    /// A value that came too late is thrown away.
-    UnclaimedDropped,
-    /// Values that nobody took are thrown away when their link goes.
-    OrphansDropped,
-    /// The sender does not hear that nobody took a value.
-    ReturnNotSent,
-    /// A request goes out though it is not known yet what became of an earlier one of its key.
-    NotHeldBack,
-    /// A receive waits for ever.
-    DeadlineNeverFires,
-    /// The sender's side lets a request go long before its time.
-    DeadlineTooEarly,
-    /// The end of a step does not end the receives that wait for peers.
-    AbortMissesWaiter,
-    /// A request that waits for its step is forgotten when the step begins.
-    DeferredDropped,
-    /// A step that was cleaned up can begin again.
-    CleanedStepReturns,
-    /// One of those who wait for a lost peer is not told.
-    LossNotTold,
-    /// Values that never left are still counted when their link is gone.
-    OutstandingLeak,
-    /// The last value of a key is the first to leave.
-    LastValueFirst,
-    /// The first two fragments of a message change places.
-    FragmentsSwapped,
-    /// A receive that nobody waits for any more eats the value that comes for it.
-    DroppedReceiveEats,
-    /// What an old life of a peer had sent is given to those who ask the new one.
-    OldLifeRemembered,
-    /// A value that a lost peer had been promised is forgotten, not put back.
-    KeptValueForgotten,
-    /// A local value of another shape than the tensor given for it is lost.
-    LocalShapeMismatchLost,
-    /// The receiver drops an early arrival.
-    EarlyArrivalDropped,
-    /// A receive can still claim a withdrawn standing request.
-    WithdrawnStaysListed,
-    /// A tensor that fits the destination of a standing request keeps the meta-data of the one
-    /// before.
-    NotRetyped,
-    /// The receiver drops the early arrivals of a standing request that it withdraws.
-    WithdrawnValueDropped,
-    /// The receiver drops the early arrivals of a link that ends.
-    EarlyArrivalNotOrphaned,
-    /// The receiver ignores a checksum that differs from the one of the received bytes.
-    ChecksumNotCompared,
-    /// The checksum covers the first 8 bytes only.
-    ChecksumOfHead,
-    /// The receiver delivers a value before its checksum has come.
-    DeliveredBeforeChecksum,
-    /// The sender omits the checksum behind the write that answers a re-request.
-    ChecksumLeftOut,
-    /// Bytes that were found to be wrong when nobody waited for them any more are kept for the
-    /// next.
-    CorruptedHandedOn,
-    /// More is lent than the bound says.
-    LentPastBound,
-    /// A loan that comes back makes room for two.
-    LoanCountedBackTwice,
-    /// A loan that comes back makes no room.
-    LoanNeverCountedBack,
-    /// What was lent is used again when its link ends, though the borrower reads it.
-    LoanEndsWithLink,
-    /// The last message of a pack is thrown away.
-    LastOfPackLost,
-    /// A write does not wait for the messages of the pack that was begun before it.
-    WriteOvertakesPack,
-    /// The port is not told that a batch is over.
-    BatchNeverEnds,
-    /// A batch forgets what is behind a receive that fails at once.
-    BatchStopsAtFailure,
-    /// A receive of a batch for which there was no room is not asked for again once the request
-    /// table was full.
-    QueuedForgotten,
+    simulation {
+        /// A message that had to wait uses up two credits.
+        LostCredit,
+        /// One receive more than was posted is promised to the peer.
+        CreditTooMany,
+        /// A message does not queue behind writes that wait: a CANCEL_ACK comes ahead of the write.
+        MessageOvertakesQueue,
+        /// A destination goes back to the pool when its request is given up, not when that is
+        /// acknowledged.
+        GrantFreedBeforeAck,
+        /// The request slot of a cancelled request that was answered is used again before the
+        /// acknowledgement, whose generation nobody looks at.
+        StaleGeneration,
+        /// CANCEL is not sent.
+        CancelDropped,
+        /// A request that has ended still counts on its route.
+        RouteNotReleased,
+        /// Meta-data keeps its version when it changes.
+        MetaVersionKept,
+        /// A value that comes back is put behind the others.
+        PutBackLast,
+        /// A value that overtook a cancel goes to its waiter, and to the next as well.
+        DeliveredTwice,
+        /// A dead value comes as a tensor.
+        DeadFlagLost,
+        /// A value that came too late is thrown away.
+        UnclaimedDropped,
+        /// Values that nobody took are thrown away when their link goes.
+        OrphansDropped,
+        /// The sender does not hear that nobody took a value.
+        ReturnNotSent,
+        /// A request goes out though it is not known yet what became of an earlier one of its key.
+        NotHeldBack,
+        /// A receive waits for ever.
+        DeadlineNeverFires,
+        /// The sender's side lets a request go long before its time.
+        DeadlineTooEarly,
+        /// The end of a step does not end the receives that wait for peers.
+        AbortMissesWaiter,
+        /// A request that waits for its step is forgotten when the step begins.
+        DeferredDropped,
+        /// A step that was cleaned up can begin again.
+        CleanedStepReturns,
+        /// One of those who wait for a lost peer is not told.
+        LossNotTold,
+        /// Values that never left are still counted when their link is gone.
+        OutstandingLeak,
+        /// The last value of a key is the first to leave.
+        LastValueFirst,
+        /// The first two fragments of a message change places.
+        FragmentsSwapped,
+        /// A receive that nobody waits for any more eats the value that comes for it.
+        DroppedReceiveEats,
+        /// What an old life of a peer had sent is given to those who ask the new one.
+        OldLifeRemembered,
+        /// A value that a lost peer had been promised is forgotten, not put back.
+        KeptValueForgotten,
+        /// A local value of another shape than the tensor given for it is lost.
+        LocalShapeMismatchLost,
+        /// The receiver drops an early arrival.
+        EarlyArrivalDropped,
+        /// A receive can still claim a withdrawn standing request.
+        WithdrawnStaysListed,
+        /// A tensor that fits the destination of a standing request keeps the meta-data of the one
+        /// before.
+        NotRetyped,
+        /// The receiver drops the early arrivals of a standing request that it withdraws.
+        WithdrawnValueDropped,
+        /// The receiver drops the early arrivals of a link that ends.
+        EarlyArrivalNotOrphaned,
+        /// The receiver ignores a checksum that differs from the one of the received bytes.
+        ChecksumNotCompared,
+        /// The checksum covers the first 8 bytes only.
+        ChecksumOfHead,
+        /// The receiver delivers a value before its checksum has come.
+        DeliveredBeforeChecksum,
+        /// The sender omits the checksum behind the write that answers a re-request.
+        ChecksumLeftOut,
+        /// Bytes that were found to be wrong when nobody waited for them any more are kept for the
+        /// next.
+        CorruptedHandedOn,
+        /// More is lent than the bound says.
+        LentPastBound,
+        /// A loan that comes back makes room for two.
+        LoanCountedBackTwice,
+        /// A loan that comes back makes no room.
+        LoanNeverCountedBack,
+        /// What was lent is used again when its link ends, though the borrower reads it.
+        LoanEndsWithLink,
+        /// The last message of a pack is thrown away.
+        LastOfPackLost,
+        /// A write does not wait for the messages of the pack that was begun before it.
+        WriteOvertakesPack,
+        /// The port is not told that a batch is over.
+        BatchNeverEnds,
+        /// A batch forgets what is behind a receive that fails at once.
+        BatchStopsAtFailure,
+        /// A receive of a batch for which there was no room is not asked for again once the request
+        /// table was full.
+        QueuedForgotten,
+    }
+    windows {
+        /// A value that answers a need uses up credit.
+        NeedAnswerUsesCredit,
+        /// A need for a value that is not there yet is forgotten.
+        NeedForgotten,
+        /// The sender does not hear that a step's needs are taken back.
+        UnneedNotSent,
+        /// More credit is announced than the window has cells.
+        CreditPastWindow,
+        /// Credit does not go back.
+        CreditNotReturned,
+        /// A value that is dropped because its step is over occupies its cell.
+        DroppedValueOccupies,
+        /// The newest of the waiting values leaves first.
+        NewestFirst,
+        /// An edge that holds values is retired.
+        RetiredWhileHeld,
+        /// An announcement after a loss ignores the cells that are occupied.
+        OccupiedCellsIgnored,
+        /// After a repair, values that came are sent again.
+        ResentFromStart,
+        /// After a repair, the lost values leave behind those that waited.
+        ResentLast,
+        /// After a repair, needs are not repeated.
+        NeedNotRepeated,
+        /// After a repair, values of a step that is over are sent again.
+        EndedStepResent,
+        /// The end of a step at the sender does not end its receives.
+        StepsOverMissesWaiter,
+        /// Values that were sent to a life that has ended are sent to the next.
+        LostValuesWait,
+    }
 }
 
 /// Whether a bug is switched on.

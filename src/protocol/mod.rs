@@ -41,6 +41,7 @@
 mod explore;
 mod receiver;
 mod sender;
+pub mod window;
 
 pub use receiver::{Arrival, Receiver, ReceiverAction};
 pub use sender::{CancelAction, Sender, SenderAnswer, SenderRequest, SenderValue};

@@ -27,7 +27,7 @@ fn each_bug_is_found_within_a_minute() {
     std::panic::set_hook(Box::new(|_| {}));
     let only = setting("TENSORWIRE_TEST_SIM_MUTANT").map(|nth| nth as usize);
     let mut missed = Vec::new();
-    for (nth, mutant) in Mutant::ALL.iter().copied().enumerate() {
+    for (nth, mutant) in Mutant::OF_ENGINES.iter().copied().enumerate() {
         if only.is_some_and(|only| only != nth) {
             continue;
         }

@@ -1,0 +1,596 @@
+//! Every interleaving of the two ends of a link, in small cases.
+//!
+//! A case has programs for both ends. The exploration takes the programs' steps and the deliveries
+//! of messages in every order. After each step it checks that each value is in one place, that no
+//! window overflows, and, when nothing is under way, that no receive waits for a value that its
+//! sender has. At each end, all steps end and all edges retire: nothing may be left.
+
+mod cases;
+
+use super::in_edge::{Held, InState};
+use super::in_edges::{InEdges, Incoming};
+use super::message::{StepsOver, ToReceiver, ToSender};
+use super::out_edges::OutEdges;
+use super::{WindowOptions, WindowViolation};
+use cases::cases;
+use std::collections::{HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+type Key = u8;
+type Value = u8;
+type Waiter = u8;
+type Error = u8;
+
+const ENDED: Error = 1;
+const ABORTED: Error = 2;
+const REFUSED: Error = 3;
+const LOST: Error = 4;
+const ENDED_HERE: Error = 5;
+const MISMATCH: Error = 6;
+
+/// An edge that its sender does not serve.
+const UNSERVED: Key = 9;
+
+/// One step of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Act {
+    /// The sender sends the next value.
+    Send(Key, u64),
+    /// The sender cleans a step up.
+    End(u64),
+    /// The sender aborts a step.
+    Abort(u64),
+    /// The receiver begins the next receive.
+    Receive(Key, u64),
+    /// As `Receive`, into a tensor that no value fits.
+    ReceiveMismatch(Key, u64),
+    /// A receive gives up, if it waits.
+    GiveUp(Waiter),
+    /// The receiver cleans a step up.
+    EndHere(u64),
+    /// The receiver retires an edge, if it is idle.
+    Retire(Key),
+    /// The connection breaks, and what is under way is lost.
+    Break,
+    /// The sender sees the new connection.
+    SenderRepaired,
+    /// The receiver sees the new connection.
+    ReceiverRepaired,
+    /// The sender dies and returns.
+    SenderReturns,
+    /// The receiver dies and returns.
+    ReceiverReturns,
+}
+
+/// Where a value is when it is on neither end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Fate {
+    NotSent,
+    Moving,
+    Taken,
+    /// Its step ended, or a life.
+    Dropped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Call {
+    NotBegun,
+    Waits,
+    Got(Value),
+    Failed(Error),
+    GaveUp,
+}
+
+struct Case {
+    name: &'static str,
+    options: WindowOptions,
+    programs: Vec<Vec<Act>>,
+}
+
+impl Case {
+    /// The key and the step of each value, in the order of the programs.
+    fn values(&self) -> Vec<(Key, u64)> {
+        let acts = self.programs.iter().flatten();
+        acts.filter_map(|act| if let Act::Send(key, step) = act { Some((*key, *step)) } else { None })
+            .collect()
+    }
+
+    fn calls(&self) -> Vec<(Key, u64, bool)> {
+        let acts = self.programs.iter().flatten();
+        acts.filter_map(|act| match act {
+            Act::Receive(key, step) => Some((*key, *step, true)),
+            Act::ReceiveMismatch(key, step) => Some((*key, *step, false)),
+            _ => None,
+        })
+        .collect()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    at: Vec<usize>,
+    sender: OutEdges<Key, Value, Error>,
+    receiver: InEdges<Key, Value, Waiter, Error>,
+    to_receiver: VecDeque<ToReceiver<Value, Error>>,
+    to_sender: VecDeque<ToSender<Key>>,
+    /// Messages to the receiver that arrived and were not acknowledged to the sender.
+    unacknowledged: usize,
+    /// Whether each end has seen the present connection.
+    sender_up: bool,
+    receiver_up: bool,
+    over_at_sender: Vec<(u64, Error)>,
+    over_at_receiver: Vec<u64>,
+    fates: Vec<Fate>,
+    calls: Vec<Call>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Program(usize),
+    ToSender,
+    ToReceiver,
+    Acknowledge,
+}
+
+impl World {
+    fn new(case: &Case) -> Self {
+        World {
+            at: vec![0; case.programs.len()],
+            sender: OutEdges::new(case.options),
+            receiver: InEdges::new(case.options),
+            to_receiver: VecDeque::new(),
+            to_sender: VecDeque::new(),
+            unacknowledged: 0,
+            sender_up: true,
+            receiver_up: true,
+            over_at_sender: Vec::new(),
+            over_at_receiver: Vec::new(),
+            fates: vec![Fate::NotSent; case.values().len()],
+            calls: vec![Call::NotBegun; case.calls().len()],
+        }
+    }
+
+    fn next_act(&self, case: &Case, program: usize) -> Option<Act> {
+        let act = *case.programs[program].get(self.at[program])?;
+        let possible = match act {
+            Act::SenderRepaired => !self.sender_up,
+            Act::ReceiverRepaired => !self.receiver_up,
+            Act::Break | Act::SenderReturns | Act::ReceiverReturns => self.sender_up && self.receiver_up,
+            _ => true,
+        };
+        possible.then_some(act)
+    }
+
+    fn steps(&self, case: &Case) -> Vec<Step> {
+        let mut steps: Vec<_> = (0..case.programs.len())
+            .filter(|program| self.next_act(case, *program).is_some())
+            .map(Step::Program)
+            .collect();
+        if self.sender_up && !self.to_sender.is_empty() {
+            steps.push(Step::ToSender);
+        }
+        if self.receiver_up && !self.to_receiver.is_empty() {
+            steps.push(Step::ToReceiver);
+        }
+        if self.sender_up && self.receiver_up && self.unacknowledged > 0 {
+            steps.push(Step::Acknowledge);
+        }
+        steps
+    }
+
+    /// Checks this state. Returns the states that follow.
+    fn next(&self, case: &Case) -> Result<Vec<(Step, World)>, WindowViolation> {
+        self.check(case);
+        let steps = self.steps(case);
+        if steps.is_empty() {
+            self.clone().check_end(case);
+        }
+        let follow = |step| {
+            let mut next = self.clone();
+            next.take(case, step)?;
+            Ok((step, next))
+        };
+        steps.into_iter().map(follow).collect()
+    }
+
+    fn take(&mut self, case: &Case, step: Step) -> Result<(), WindowViolation> {
+        match step {
+            Step::Program(program) => {
+                let act = case.programs[program][self.at[program]];
+                self.at[program] += 1;
+                // Values and receives are numbered in the order of the programs.
+                let before = |is: fn(&Act) -> bool| {
+                    let earlier = case.programs[..program].iter().flatten();
+                    earlier
+                        .chain(&case.programs[program][..self.at[program] - 1])
+                        .filter(|act| is(act))
+                        .count()
+                };
+                let value = before(|act| matches!(act, Act::Send(..)));
+                let call = before(|act| matches!(act, Act::Receive(..) | Act::ReceiveMismatch(..)));
+                self.act(case, act, value as Value, call as Waiter);
+            }
+            Step::ToSender => {
+                let message = self.to_sender.pop_front().expect("a message");
+                let over = self.over_at_sender.clone();
+                let end_of = |step| over.iter().find(|(of, _)| *of == step).map(|(_, error)| *error);
+                let refusal = |key: &Key| (*key == UNSERVED).then_some(REFUSED);
+                let mut posted = Vec::new();
+                let dropped =
+                    self.sender.receive(message, end_of, refusal, &mut |message| posted.push(message))?;
+                self.post_to_receiver(posted);
+                self.drop_values(&dropped);
+            }
+            Step::ToReceiver => {
+                let message = self.to_receiver.pop_front().expect("a message");
+                self.unacknowledged += usize::from(case.options.resends);
+                self.arrive(case, message)?;
+            }
+            Step::Acknowledge => {
+                self.sender.acknowledged(std::mem::take(&mut self.unacknowledged));
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, case: &Case, act: Act, value: Value, call: Waiter) {
+        let mut to_receiver = Vec::new();
+        let mut to_sender = Vec::new();
+        match act {
+            Act::Send(key, step) => {
+                if self.over_at_sender.iter().any(|(of, _)| *of == step) {
+                    self.fates[value as usize] = Fate::Dropped;
+                    return;
+                }
+                self.fates[value as usize] = Fate::Moving;
+                let index = self.sender.edge(&key);
+                self.sender.offer(index, step, value, &mut |message| to_receiver.push(message));
+            }
+            Act::End(step) | Act::Abort(step) => {
+                if self.over_at_sender.iter().any(|(of, _)| *of == step) {
+                    return;
+                }
+                let error = if matches!(act, Act::End(_)) { ENDED } else { ABORTED };
+                self.over_at_sender.push((step, error));
+                let over = StepsOver { first: step, last: step, error };
+                let dropped = self.sender.end_steps(over, &mut |message| to_receiver.push(message));
+                self.drop_values(&dropped);
+            }
+            Act::Receive(key, step) | Act::ReceiveMismatch(key, step) => {
+                let fits = matches!(act, Act::Receive(..));
+                self.receive(case, (key, step, fits), call, &mut to_sender);
+            }
+            Act::GiveUp(waiter) => {
+                let (key, step, _) = case.calls()[waiter as usize];
+                if self.calls[waiter as usize] == Call::Waits {
+                    let index = self.receiver.edge(&key);
+                    assert!(self.receiver.give_up(index, step, &waiter), "{waiter} waits");
+                    self.calls[waiter as usize] = Call::GaveUp;
+                }
+            }
+            Act::EndHere(step) => {
+                self.over_at_receiver.push(step);
+                let (waiters, values) = self.receiver.end_step(step, &mut |message| to_sender.push(message));
+                self.fail(&waiters, ENDED_HERE);
+                self.drop_values(&values);
+            }
+            Act::Retire(key) => {
+                let index = self.receiver.edges().find(|(_, of, _)| **of == key).map(|(index, _, _)| index);
+                if let Some(index) = index {
+                    self.receiver.retire(index, &mut |message| to_sender.push(message));
+                }
+            }
+            Act::Break => {
+                self.clear_lanes();
+                (self.sender_up, self.receiver_up) = (false, false);
+            }
+            Act::SenderRepaired => {
+                self.sender_up = true;
+                self.sender.repaired(&mut |message| to_receiver.push(message));
+            }
+            Act::ReceiverRepaired => {
+                self.receiver_up = true;
+                self.receiver.repaired(&mut |message| to_sender.push(message));
+            }
+            Act::SenderReturns => {
+                let gone: Vec<_> = self.sender_values().chain(self.moving_values()).collect();
+                self.clear_lanes();
+                self.drop_values(&gone);
+                self.sender = OutEdges::new(case.options);
+                self.over_at_sender.clear();
+                let waiters = self.receiver.lost();
+                self.fail(&waiters, LOST);
+                self.receiver.returned();
+            }
+            Act::ReceiverReturns => {
+                let mut gone: Vec<_> = self.receiver_values().chain(self.moving_values()).collect();
+                self.clear_lanes();
+                gone.extend(self.sender.lost());
+                gone.sort_unstable();
+                gone.dedup();
+                // A value that was taken may not have been acknowledged.
+                gone.retain(|value| self.fates[*value as usize] == Fate::Moving);
+                self.drop_values(&gone);
+                let waiting = self.calls.iter().enumerate().filter(|(_, call)| **call == Call::Waits);
+                let waiting: Vec<_> = waiting.map(|(waiter, _)| waiter as Waiter).collect();
+                self.fail(&waiting, LOST);
+                self.receiver = InEdges::new(case.options);
+                self.over_at_receiver.clear();
+            }
+        }
+        self.post_to_receiver(to_receiver);
+        self.post_to_sender(to_sender);
+    }
+
+    fn receive(
+        &mut self,
+        case: &Case,
+        (key, step, fits): (Key, u64, bool),
+        waiter: Waiter,
+        posted: &mut Vec<ToSender<Key>>,
+    ) {
+        if self.over_at_receiver.contains(&step) {
+            self.calls[waiter as usize] = Call::Failed(ENDED_HERE);
+            return;
+        }
+        let index = self.receiver.edge(&key);
+        let mut post = |message| posted.push(message);
+        if self.receiver.first(index, step).is_some() {
+            if !fits {
+                self.calls[waiter as usize] = Call::Failed(MISMATCH);
+                return;
+            }
+            let value = self.receiver.take(index, step, &mut post).expect("a value");
+            self.got(case, waiter, value);
+        } else if let Some(error) = self.receiver.refusal(index, step) {
+            self.calls[waiter as usize] = Call::Failed(*error);
+            self.receiver.settle(index, &mut post);
+        } else {
+            self.calls[waiter as usize] = Call::Waits;
+            self.receiver.wait(index, step, waiter, &mut post);
+        }
+    }
+
+    fn arrive(&mut self, case: &Case, message: ToReceiver<Value, Error>) -> Result<(), WindowViolation> {
+        let over = self.over_at_receiver.clone();
+        let mut posted = Vec::new();
+        let mut post = |message| posted.push(message);
+        match self.receiver.receive(message, |step| over.contains(&step), &mut post)? {
+            Incoming::Nothing => {}
+            Incoming::Value(index, waiter, held) => {
+                let mut next = Some((waiter, held));
+                while let Some((waiter, held)) = next {
+                    next = None;
+                    if case.calls()[waiter as usize].2 {
+                        let Held { value, .. } = held;
+                        self.got(case, waiter, value);
+                    } else {
+                        self.calls[waiter as usize] = Call::Failed(MISMATCH);
+                        next = self.receiver.put_back(index, held);
+                    }
+                }
+                self.receiver.settle(index, &mut post);
+            }
+            Incoming::Dropped(value) => self.drop_values(&[value]),
+            Incoming::Ended(waiters, values, error) => {
+                self.fail(&waiters, error);
+                self.drop_values(&values);
+            }
+        }
+        self.post_to_sender(posted);
+        Ok(())
+    }
+
+    fn got(&mut self, case: &Case, waiter: Waiter, value: Value) {
+        let values = case.values();
+        let (key, step, _) = case.calls()[waiter as usize];
+        assert_eq!(values[value as usize], (key, step), "a value of another key");
+        assert_eq!(self.fates[value as usize], Fate::Moving, "value {value} was taken twice");
+        let earlier = values.iter().zip(&self.fates).take(value as usize);
+        let passed = earlier.filter(|(of, fate)| **of == (key, step) && **fate == Fate::Moving).count();
+        assert_eq!(passed, 0, "value {value} came before {passed} others");
+        self.fates[value as usize] = Fate::Taken;
+        self.calls[waiter as usize] = Call::Got(value);
+    }
+
+    fn fail(&mut self, waiters: &[Waiter], error: Error) {
+        for waiter in waiters {
+            assert_eq!(self.calls[*waiter as usize], Call::Waits, "{waiter} fails");
+            self.calls[*waiter as usize] = Call::Failed(error);
+        }
+    }
+
+    fn drop_values(&mut self, values: &[Value]) {
+        for value in values {
+            assert_eq!(self.fates[*value as usize], Fate::Moving, "value {value} is dropped");
+            self.fates[*value as usize] = Fate::Dropped;
+        }
+    }
+
+    fn post_to_receiver(&mut self, messages: Vec<ToReceiver<Value, Error>>) {
+        if self.sender_up {
+            self.to_receiver.extend(messages);
+        }
+    }
+
+    fn post_to_sender(&mut self, messages: Vec<ToSender<Key>>) {
+        if self.receiver_up {
+            self.to_sender.extend(messages);
+        }
+    }
+
+    fn clear_lanes(&mut self) {
+        self.to_receiver.clear();
+        self.to_sender.clear();
+        self.unacknowledged = 0;
+    }
+
+    fn moving_values(&self) -> impl Iterator<Item = Value> {
+        self.to_receiver.iter().filter_map(|message| match message {
+            ToReceiver::Record(record) => Some(record.value),
+            _ => None,
+        })
+    }
+
+    fn sender_values(&self) -> impl Iterator<Item = Value> {
+        self.sender.edges().flat_map(|(_, edge)| edge.waiting().map(|(_, value)| *value))
+    }
+
+    fn kept_values(&self) -> impl Iterator<Item = Value> {
+        self.sender.edges().flat_map(|(_, edge)| edge.kept().map(|record| record.value))
+    }
+
+    fn receiver_values(&self) -> impl Iterator<Item = Value> {
+        self.receiver.edges().flat_map(|(_, _, edge)| edge.held().iter().map(|held| held.value))
+    }
+
+    /// What holds in every state.
+    fn check(&self, case: &Case) {
+        for (value, fate) in self.fates.iter().enumerate() {
+            let is = |of: &Value| usize::from(*of) == value;
+            let places = self.moving_values().filter(is).count()
+                + self.sender_values().filter(is).count()
+                + self.receiver_values().filter(is).count();
+            let kept = self.kept_values().filter(is).count();
+            match fate {
+                Fate::Moving if case.options.resends => {
+                    assert!(places == 1 || (places == 0 && kept == 1), "value {value} is in {places} places");
+                }
+                Fate::Moving => assert_eq!(places, 1, "places of value {value}"),
+                _ => assert_eq!(places, 0, "places of value {value}, which is {fate:?}"),
+            }
+        }
+        let under_way = self.to_receiver.len().max(self.to_sender.len());
+        assert!(under_way < 32, "{under_way} messages are under way");
+        for (_, key, edge) in self.receiver.edges() {
+            let coming = self.to_receiver.iter().filter(|message| {
+                let InState::Announced(id) = edge.state() else { return false };
+                matches!(message, ToReceiver::Record(record) if record.edge == *id && !record.answers_need)
+            });
+            let cells = coming.count() as u64 + edge.occupied();
+            let occupied = edge.held().iter().filter(|held| held.in_window).count() as u64;
+            assert_eq!(edge.occupied(), occupied, "occupied cells of edge {key}");
+            assert!(cells <= case.options.largest_window, "{cells} cells of edge {key} are in use");
+        }
+        if self.to_receiver.is_empty() && self.to_sender.is_empty() && self.sender_up && self.receiver_up {
+            self.check_quiet(case);
+        }
+    }
+
+    /// What holds when nothing is under way.
+    fn check_quiet(&self, case: &Case) {
+        let out = |key: Key| self.sender.edges().find(|(of, _)| **of == key).map(|(_, edge)| edge);
+        for (_, key, edge) in self.receiver.edges() {
+            let id = out(*key).and_then(|out| out.id());
+            match edge.state() {
+                InState::Announced(announced) => assert_eq!(id, Some(*announced), "edge {key}"),
+                InState::Unannounced => assert_eq!(id, None, "edge {key}"),
+                InState::Retiring(_) => panic!("the end of edge {key} was not told"),
+                InState::Refused(_) => {}
+            }
+            if id.is_some() {
+                assert_eq!(out(*key).map(|out| out.credit()), Some(edge.credit()), "credit of edge {key}");
+            }
+            let needs = out(*key).map_or(0, |out| out.needs());
+            assert_eq!(needs, edge.needs(), "needs of edge {key}");
+            for (step, waiter) in edge.waiters() {
+                assert!(edge.first(*step).is_none(), "{waiter} waits for a value that is here");
+                let waiting = out(*key).is_some_and(|out| out.waiting().any(|(of, _)| of == step));
+                let numberless = *edge.state() == InState::Unannounced && case.options.max_edges == 1;
+                assert!(!waiting || numberless, "{waiter} waits for a value that its sender has");
+            }
+        }
+    }
+
+    /// The state after every step has ended on both sides and every edge was retired.
+    fn check_end(mut self, case: &Case) {
+        let mut steps: Vec<_> = case.values().iter().map(|(_, step)| *step).collect();
+        steps.extend(case.calls().iter().map(|(_, step, _)| *step));
+        steps.sort_unstable();
+        steps.dedup();
+        for step in steps {
+            if !self.over_at_receiver.contains(&step) {
+                self.act(case, Act::EndHere(step), 0, 0);
+            }
+            self.act(case, Act::End(step), 0, 0);
+        }
+        self.settle(case);
+        let calls: Vec<_> = self.calls.iter().filter(|call| **call == Call::Waits).collect();
+        assert!(calls.is_empty(), "a receive hangs: {:?}", self.calls);
+        for _ in 0..2 {
+            let keys: Vec<_> = self.receiver.edges().map(|(_, key, _)| *key).collect();
+            keys.into_iter().for_each(|key| self.act(case, Act::Retire(key), 0, 0));
+            self.settle(case);
+        }
+        let left = self.receiver.edges().filter(|(_, key, _)| **key != UNSERVED).count();
+        assert_eq!((left, self.sender.edges().count()), (0, 0), "edges are left: {self:?}");
+    }
+
+    /// Delivers everything that is under way.
+    fn settle(&mut self, case: &Case) {
+        for _ in 0..1000 {
+            let is_network = |step: &Step| !matches!(step, Step::Program(_));
+            let Some(step) = self.steps(case).into_iter().find(is_network) else { return };
+            self.take(case, step).unwrap_or_else(|violation| panic!("{violation}"));
+        }
+        panic!("the link is never quiet: {self:?}");
+    }
+}
+
+/// Explores every state that a case can reach. Returns the number of states and of ends, or the
+/// steps to a state that must not be.
+fn explore(case: &Case) -> Result<(usize, usize), String> {
+    let (mut states, mut ends) = (HashSet::new(), HashSet::new());
+    let mut open = vec![(World::new(case), Vec::new())];
+    while let Some((world, path)) = open.pop() {
+        let mut hasher = DefaultHasher::new();
+        world.hash(&mut hasher);
+        if !states.insert(hasher.finish()) {
+            continue;
+        }
+        // A step may break an assertion of the machines or of the world.
+        let next = std::panic::catch_unwind(|| world.next(case))
+            .map_err(|_| format!("{} fails after {path:?}", case.name))?
+            .map_err(|why| format!("{}: {why}, after {path:?} in {world:?}", case.name))?;
+        if next.is_empty() {
+            ends.insert(world.calls.clone());
+        }
+        for (step, world) in next {
+            let mut path = path.clone();
+            path.push(step);
+            open.push((world, path));
+        }
+    }
+    Ok((states.len(), ends.len()))
+}
+
+#[test]
+fn in_every_interleaving_each_value_is_in_one_place_and_nothing_is_left() {
+    let mut all = 0;
+    for case in cases() {
+        let (states, ends) = explore(&case).unwrap_or_else(|why| panic!("{why}"));
+        println!("{}, window {}: {states} states, {ends} ends", case.name, case.options.first_window);
+        all += states;
+    }
+    println!("{all} states");
+    assert!(all > 30_000, "the cases are too small to show anything");
+}
+
+/// Each mutant of the machines is found by one of the cases.
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    use crate::mutants::{Mutant, switch};
+    // A panic counts as a finding. Its text is dropped.
+    std::panic::set_hook(Box::new(|_| {}));
+    let find = |mutant: &Mutant| {
+        switch(Some(*mutant));
+        let found = cases().into_iter().find(|case| explore(case).is_err());
+        switch(None);
+        println!("{mutant:?}: {}", found.as_ref().map_or("not found", |case| case.name));
+        found.is_none()
+    };
+    let missed: Vec<_> = Mutant::OF_WINDOWS.iter().filter(|mutant| find(mutant)).collect();
+    let _ = std::panic::take_hook();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

@@ -1,0 +1,101 @@
+//! Both ends take any messages of a hostile peer: each is obeyed or refused, and none panics.
+
+use super::{EdgeId, InEdges, OutEdges, Record, StepsOver, ToReceiver, ToSender, WindowOptions};
+use proptest::prelude::*;
+
+const OPTIONS: WindowOptions =
+    WindowOptions { first_window: 2, largest_window: 4, max_edges: 3, max_needs: 4, resends: true };
+
+fn edge() -> impl Strategy<Value = EdgeId> {
+    (prop_oneof![0..4_u32, Just(u32::MAX)], 0..4_u16)
+        .prop_map(|(number, generation)| EdgeId { number, generation })
+}
+
+/// Small numbers, which are often right, and the largest.
+fn count() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..8_u64, 1 => Just(u64::MAX), 1 => any::<u64>()]
+}
+
+fn to_sender() -> impl Strategy<Value = ToSender<u8>> {
+    prop_oneof![
+        3 => (edge(), 0..4_u8, count(), proptest::option::of(count()))
+            .prop_map(|(edge, key, limit, resume)| ToSender::Announce { edge, key, limit, resume }),
+        3 => (edge(), count()).prop_map(|(edge, limit)| ToSender::Credit { edge, limit }),
+        3 => (edge(), count()).prop_map(|(edge, step)| ToSender::Need { edge, step }),
+        1 => (edge(), count()).prop_map(|(edge, step)| ToSender::Unneed { edge, step }),
+        2 => edge().prop_map(|edge| ToSender::Retire { edge }),
+        1 => Just(ToSender::Resumed),
+    ]
+}
+
+fn to_receiver() -> impl Strategy<Value = ToReceiver<u8, u8>> {
+    let record = (edge(), count(), count(), any::<bool>(), any::<u8>())
+        .prop_map(|(edge, n, step, answers_need, value)| Record { edge, n, step, answers_need, value });
+    prop_oneof![
+        8 => record.prop_map(ToReceiver::Record),
+        1 => edge().prop_map(|edge| ToReceiver::Refused { edge, error: 1 }),
+        1 => edge().prop_map(|edge| ToReceiver::Retired { edge }),
+        1 => (count(), count())
+            .prop_map(|(first, last)| ToReceiver::StepsOver(StepsOver { first, last, error: 2 })),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_sender_obeys_or_refuses_any_message(
+        sent in prop::collection::vec((0..4_u8, 0..4_u64), 0..8),
+        messages in prop::collection::vec(to_sender(), 0..40),
+        repair in 0..40_usize,
+    ) {
+        let mut edges = OutEdges::<u8, u8, u8>::new(OPTIONS);
+        let (mut records, mut left) = (0, 0);
+        let mut post = |message| records += usize::from(matches!(message, ToReceiver::Record(_)));
+        for (value, (key, step)) in sent.iter().enumerate() {
+            let index = edges.edge(key);
+            edges.offer(index, *step, value as u8, &mut post);
+        }
+        let mut repaired = false;
+        for (nth, message) in messages.into_iter().enumerate() {
+            if nth == repair {
+                edges.repaired(&mut post);
+                repaired = true;
+            }
+            let end_of = |step| (step == 3).then_some(3);
+            let refusal = |key: &u8| (*key == 3).then_some(4);
+            match edges.receive(message, end_of, refusal, &mut post) {
+                Ok(dropped) => left += dropped.len(),
+                // The link of such a peer ends.
+                Err(_) => break,
+            }
+        }
+        prop_assert!(repaired || records + left <= sent.len(), "a value left twice");
+        prop_assert!(edges.lost().len() <= sent.len());
+    }
+
+    #[test]
+    fn a_receiver_obeys_or_refuses_any_message(
+        begun in prop::collection::vec((0..4_u8, 0..4_u64), 0..8),
+        messages in prop::collection::vec(to_receiver(), 0..40),
+        repair in 0..40_usize,
+    ) {
+        let mut edges = InEdges::<u8, u8, usize, u8>::new(OPTIONS);
+        for (waiter, (key, step)) in begun.iter().enumerate() {
+            let index = edges.edge(key);
+            edges.wait(index, *step, waiter, &mut |_| {});
+        }
+        for (nth, message) in messages.into_iter().enumerate() {
+            if nth == repair {
+                edges.repaired(&mut |_| {});
+            }
+            if edges.receive(message, |step| step == 2, &mut |_| {}).is_err() {
+                break;
+            }
+            let held: usize = edges.edges().map(|(_, _, edge)| edge.held().len()).sum();
+            let cells = (OPTIONS.max_edges as u64 * OPTIONS.largest_window) as usize + begun.len();
+            prop_assert!(held <= cells, "{held} values are held");
+        }
+        prop_assert!(edges.lost().len() <= begun.len());
+    }
+}

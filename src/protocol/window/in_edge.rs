@@ -1,0 +1,367 @@
+//! The receiving end of an edge.
+
+use super::WindowViolation;
+use super::message::{EdgeId, Record, ToSender};
+use crate::mutants::{Mutant, is_on};
+use std::collections::VecDeque;
+
+/// How far an edge is announced to its sender.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum InState<E> {
+    /// The edge has no number.
+    Unannounced,
+    /// The number was announced.
+    Announced(EdgeId),
+    /// The number was given back. Values that left earlier may still come.
+    Retiring(EdgeId),
+    /// The sender does not serve the edge.
+    Refused(E),
+}
+
+/// A value that came and has not been taken.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Held<V> {
+    /// The step.
+    pub step: u64,
+    /// Whether the value occupies a cell of the window. A value that answered a need does not.
+    pub in_window: bool,
+    /// The value.
+    pub value: V,
+}
+
+/// The outcome of [`InEdge::arrive`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrived<V, W> {
+    /// The value is for the first waiter of its step.
+    For(W, Held<V>),
+    /// A cell holds the value.
+    Held,
+    /// The value's step is over here.
+    Dropped(V),
+}
+
+/// The receiving end of an edge: the cells that hold values, and the receives that wait. `V` is a
+/// value, `W` a waiter, and `E` an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InEdge<V, W, E> {
+    state: InState<E>,
+    /// Values that came since the announcement.
+    came: u64,
+    /// Values that came since the announcement and answered a need.
+    answers: u64,
+    /// The limit that was announced to the sender.
+    granted: u64,
+    /// Cells of the window.
+    window: u64,
+    /// Cells of the window that are occupied.
+    occupied: u64,
+    /// Values that came and have not been taken, oldest first.
+    held: Vec<Held<V>>,
+    /// Receives that wait, with their steps, oldest first.
+    waiters: VecDeque<(u64, W)>,
+    /// Steps with needs, with the number of values that are still to come for them.
+    needs: Vec<(u64, u32)>,
+}
+
+impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
+    /// An edge that is not announced, with a window of `window` cells.
+    pub fn new(window: u64) -> Self {
+        InEdge {
+            state: InState::Unannounced,
+            came: 0,
+            answers: 0,
+            granted: 0,
+            window,
+            occupied: 0,
+            held: Vec::new(),
+            waiters: VecDeque::new(),
+            needs: Vec::new(),
+        }
+    }
+
+    /// How far the edge is announced.
+    pub fn state(&self) -> &InState<E> {
+        &self.state
+    }
+
+    /// Values that came and have not been taken, oldest first.
+    pub fn held(&self) -> &[Held<V>] {
+        &self.held
+    }
+
+    /// Receives that wait, with their steps, oldest first.
+    pub fn waiters(&self) -> impl Iterator<Item = &(u64, W)> {
+        self.waiters.iter()
+    }
+
+    /// Needs that are not answered yet.
+    pub fn needs(&self) -> usize {
+        self.needs.iter().map(|(_, count)| *count as usize).sum()
+    }
+
+    /// Values that came since the announcement.
+    pub fn came(&self) -> u64 {
+        self.came
+    }
+
+    /// Values that may come now, as far as this end knows.
+    pub fn credit(&self) -> u64 {
+        self.granted - (self.came - self.answers)
+    }
+
+    /// Cells of the window that are occupied.
+    pub fn occupied(&self) -> u64 {
+        self.occupied
+    }
+
+    /// Whether the edge holds nothing and waits for nothing.
+    pub fn is_idle(&self) -> bool {
+        let held = self.held.is_empty() || is_on(Mutant::RetiredWhileHeld);
+        held && self.waiters.is_empty() && self.needs.is_empty()
+    }
+
+    /// Announces the edge under a new number. Values of an earlier announcement still occupy their
+    /// cells, so the limit is lower by them.
+    pub fn announce<K>(&mut self, edge: EdgeId, key: K) -> ToSender<K> {
+        self.state = InState::Announced(edge);
+        (self.came, self.answers) = (0, 0);
+        self.needs.clear();
+        self.granted = self.grantable();
+        ToSender::Announce { edge, key, limit: self.granted, resume: None }
+    }
+
+    /// Announces the edge again after a repair of the link. [`InEdge::next_message`] then repeats
+    /// the needs.
+    pub fn resume<K>(&mut self, key: K) -> Option<ToSender<K>> {
+        let (InState::Announced(edge) | InState::Retiring(edge)) = self.state else { return None };
+        self.state = InState::Announced(edge);
+        if !is_on(Mutant::NeedNotRepeated) {
+            self.needs.clear();
+        }
+        self.granted = self.grantable();
+        Some(ToSender::Announce { edge, key, limit: self.granted, resume: Some(self.came) })
+    }
+
+    /// Gives the number back, if the edge is idle.
+    pub fn retire<K>(&mut self) -> Option<ToSender<K>> {
+        let InState::Announced(edge) = self.state else { return None };
+        if !self.is_idle() {
+            return None;
+        }
+        self.state = InState::Retiring(edge);
+        Some(ToSender::Retire { edge })
+    }
+
+    /// The number is free.
+    ///
+    /// # Errors
+    /// If it was not given back.
+    pub fn retired(&mut self) -> Result<(), WindowViolation> {
+        let InState::Retiring(_) = self.state else {
+            return Err(WindowViolation("the end of an edge that was not retired"));
+        };
+        self.state = InState::Unannounced;
+        Ok(())
+    }
+
+    /// The sender does not serve the edge. Returns the waiters, which fail.
+    ///
+    /// # Errors
+    /// If the edge is not announced.
+    pub fn refused(&mut self, error: E) -> Result<Vec<W>, WindowViolation> {
+        let (InState::Announced(_) | InState::Retiring(_)) = self.state else {
+            return Err(WindowViolation("the refusal of an edge that was not announced"));
+        };
+        if self.came > 0 {
+            return Err(WindowViolation("the refusal of an edge that was served"));
+        }
+        self.state = InState::Refused(error);
+        self.needs.clear();
+        Ok(self.waiters.drain(..).map(|(_, waiter)| waiter).collect())
+    }
+
+    /// The first value of a step.
+    pub fn first(&self, step: u64) -> Option<&V> {
+        self.held.iter().find(|held| held.step == step).map(|held| &held.value)
+    }
+
+    /// Takes the first value of a step.
+    pub fn take(&mut self, step: u64) -> Option<V> {
+        let at = self.held.iter().position(|held| held.step == step)?;
+        let held = self.held.remove(at);
+        self.occupied -= u64::from(held.in_window);
+        Some(held.value)
+    }
+
+    /// A receive waits for a value of a step. The edge holds none of that step.
+    pub fn wait(&mut self, step: u64, waiter: W) {
+        self.waiters.push_back((step, waiter));
+    }
+
+    /// A receive gives up. Returns whether it was waiting. A value that it needed still comes, for
+    /// the next receive of the step.
+    pub fn give_up(&mut self, step: u64, waiter: &W) -> bool {
+        let Some(at) = self.waiters.iter().position(|(of, it)| *of == step && it == waiter) else {
+            return false;
+        };
+        self.waiters.remove(at);
+        true
+    }
+
+    /// A value has come.
+    ///
+    /// # Errors
+    /// If the value is not the next one of the edge, has no credit, or was not needed.
+    pub fn arrive(&mut self, record: Record<V>, is_over: bool) -> Result<Arrived<V, W>, WindowViolation> {
+        let (InState::Announced(edge) | InState::Retiring(edge)) = self.state else {
+            return Err(WindowViolation("a value of an edge without a number"));
+        };
+        let Record { n, step, answers_need, value, .. } = record;
+        if record.edge != edge {
+            return Err(WindowViolation("a value of another generation of its edge"));
+        }
+        if n != self.came + 1 {
+            return Err(WindowViolation("a value that is not the next of its edge"));
+        }
+        if answers_need {
+            if !self.answered(step) && !is_over {
+                return Err(WindowViolation("a value that was not needed"));
+            }
+            self.answers += 1;
+        } else if n - self.answers > self.granted {
+            return Err(WindowViolation("a value without credit"));
+        }
+        self.came = n;
+        if is_over {
+            self.occupied += u64::from(is_on(Mutant::DroppedValueOccupies) && !answers_need);
+            return Ok(Arrived::Dropped(value));
+        }
+        let held = Held { step, in_window: !answers_need, value };
+        if let Some(at) = self.waiters.iter().position(|(of, _)| *of == step)
+            && let Some((_, waiter)) = self.waiters.remove(at)
+        {
+            return Ok(Arrived::For(waiter, held));
+        }
+        self.occupied += u64::from(held.in_window);
+        self.held.push(held);
+        Ok(Arrived::Held)
+    }
+
+    /// The value did not fit its waiter, and becomes the first of its step again. Returns the next
+    /// waiter to try, with the value.
+    pub fn put_back(&mut self, held: Held<V>) -> Option<(W, Held<V>)> {
+        if let Some(at) = self.waiters.iter().position(|(of, _)| *of == held.step)
+            && let Some((_, waiter)) = self.waiters.remove(at)
+        {
+            return Some((waiter, held));
+        }
+        let at = self.held.iter().position(|other| other.step == held.step).unwrap_or(self.held.len());
+        self.occupied += u64::from(held.in_window);
+        self.held.insert(at, held);
+        None
+    }
+
+    /// The next message for the sender: credit, or a need. The caller repeats this until `None`
+    /// after each change. The first time that credit goes back, the window grows to `largest`
+    /// cells.
+    pub fn next_message<K>(&mut self, largest: u64) -> Option<ToSender<K>> {
+        let InState::Announced(edge) = self.state else { return None };
+        let back = self.grantable() - self.granted;
+        let is_short = self.credit() == 0 && !self.waiters.is_empty();
+        if back >= (self.window / 2).max(1) || (is_short && back > 0) {
+            if is_on(Mutant::CreditNotReturned) {
+                return None;
+            }
+            self.window = self.window.max(largest);
+            self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
+            return Some(ToSender::Credit { edge, limit: self.granted });
+        }
+        if !is_short {
+            return None;
+        }
+        let step = self.waiters.iter().map(|(step, _)| *step).find(|step| self.lacks(*step))?;
+        match self.needs.iter_mut().find(|(of, _)| *of == step) {
+            Some((_, count)) => *count += 1,
+            None => self.needs.push((step, 1)),
+        }
+        Some(ToSender::Need { edge, step })
+    }
+
+    /// Steps have ended at the sender. Returns their waiters, which fail, and their held values.
+    pub fn sender_ended<K>(
+        &mut self,
+        is_over: impl Fn(u64) -> bool,
+    ) -> (Vec<W>, Vec<V>, Option<ToSender<K>>) {
+        self.needs.retain(|(step, _)| !is_over(*step));
+        let (waiters, values) = self.end(is_over);
+        (waiters, values, None)
+    }
+
+    /// A step has ended here. Returns its waiters, which fail, its held values, and a message for
+    /// the sender.
+    pub fn end_step<K>(&mut self, step: u64) -> (Vec<W>, Vec<V>, Option<ToSender<K>>) {
+        let asked = self.needs.iter().position(|(of, _)| *of == step);
+        let message = match (&self.state, asked) {
+            (InState::Announced(edge), Some(at)) => {
+                self.needs.swap_remove(at);
+                Some(ToSender::Unneed { edge: *edge, step })
+            }
+            _ => None,
+        };
+        let (waiters, values) = self.end(|of| of == step);
+        (waiters, values, message.filter(|_| !is_on(Mutant::UnneedNotSent)))
+    }
+
+    /// The sender's life has ended. Returns the waiters, which fail. The held values stay.
+    pub fn lost(&mut self) -> Vec<W> {
+        self.state = InState::Unannounced;
+        self.needs.clear();
+        if is_on(Mutant::OccupiedCellsIgnored) {
+            self.occupied = 0;
+        }
+        self.waiters.drain(..).map(|(_, waiter)| waiter).collect()
+    }
+
+    /// The limit that can be announced now.
+    fn grantable(&self) -> u64 {
+        self.came - self.answers + self.window.saturating_sub(self.occupied)
+    }
+
+    /// Whether more receives wait for a step than it has needs.
+    fn lacks(&self, step: u64) -> bool {
+        let waiting = self.waiters.iter().filter(|(of, _)| *of == step).count();
+        let asked = self.needs.iter().find(|(of, _)| *of == step).map_or(0, |(_, count)| *count as usize);
+        waiting > asked
+    }
+
+    /// Counts the answer to a need. Returns whether the step had a need.
+    fn answered(&mut self, step: u64) -> bool {
+        let Some(at) = self.needs.iter().position(|(of, _)| *of == step) else { return false };
+        self.needs[at].1 -= 1;
+        if self.needs[at].1 == 0 {
+            self.needs.swap_remove(at);
+        }
+        true
+    }
+
+    fn end(&mut self, is_over: impl Fn(u64) -> bool) -> (Vec<W>, Vec<V>) {
+        let mut waiters = Vec::new();
+        for (step, waiter) in std::mem::take(&mut self.waiters) {
+            match is_over(step) && !is_on(Mutant::StepsOverMissesWaiter) {
+                true => waiters.push(waiter),
+                false => self.waiters.push_back((step, waiter)),
+            }
+        }
+        let mut values = Vec::new();
+        for held in std::mem::take(&mut self.held) {
+            match is_over(held.step) {
+                true => {
+                    self.occupied -= u64::from(held.in_window);
+                    values.push(held.value);
+                }
+                false => self.held.push(held),
+            }
+        }
+        (waiters, values)
+    }
+}

@@ -1,0 +1,372 @@
+//! The edges on which a link receives.
+
+use super::in_edge::{Arrived, Held, InEdge, InState};
+use super::message::{EdgeId, Record, StepsOver, ToReceiver, ToSender};
+use super::slab::Slab;
+use super::{WindowOptions, WindowViolation};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Ends of steps that [`InEdges`] remembers, for receives that begin later.
+const REMEMBERED: usize = 4096;
+/// Edges that [`InEdges`] examines for an idle one when it gives out a number.
+const EXAMINED: u32 = 4;
+
+/// The content of a message, for the layer above.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incoming<V, W, E> {
+    /// Nothing.
+    Nothing,
+    /// A value for the first waiter of its step on this edge.
+    Value(u32, W, Held<V>),
+    /// A value whose step is over here.
+    Dropped(V),
+    /// Waiters that fail, and values of steps that have ended.
+    Ended(Vec<W>, Vec<V>, E),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct NamedInEdge<K, V, W, E> {
+    key: K,
+    edge: InEdge<V, W, E>,
+    /// Values that had come when [`InEdges::retire_idle`] examined the edge last.
+    seen: u64,
+    /// Whether the edge is in [`InEdges::unnumbered`].
+    is_unnumbered: bool,
+}
+
+/// The receiving ends of all edges of a link, across the lives of the peer. The methods hand each
+/// message for the peer to `post`, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InEdges<K, V, W, E> {
+    edges: Slab<NamedInEdge<K, V, W, E>>,
+    by_key: BTreeMap<K, u32>,
+    /// Each number's generation, and the edge that has the number.
+    by_number: Vec<(u16, Option<u32>)>,
+    /// Numbers without an edge.
+    free: Vec<u32>,
+    /// Edges that wait for a number, oldest first.
+    unnumbered: VecDeque<u32>,
+    /// The edge that [`InEdges::retire_idle`] examined last.
+    hand: u32,
+    /// Steps that have ended at the peer.
+    over: VecDeque<StepsOver<E>>,
+    is_up: bool,
+    options: WindowOptions,
+}
+
+impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> {
+    /// No edges.
+    pub fn new(options: WindowOptions) -> Self {
+        InEdges {
+            edges: Slab::default(),
+            by_key: BTreeMap::new(),
+            by_number: Vec::new(),
+            free: Vec::new(),
+            unnumbered: VecDeque::new(),
+            hand: 0,
+            over: VecDeque::new(),
+            is_up: true,
+            options,
+        }
+    }
+
+    /// The index of an edge, which is added if it is new. The index is valid until the edge is idle
+    /// and has no number.
+    pub fn edge(&mut self, key: &K) -> u32 {
+        if let Some(index) = self.by_key.get(key) {
+            return *index;
+        }
+        let named = NamedInEdge {
+            key: key.clone(),
+            edge: InEdge::new(self.options.first_window),
+            seen: 0,
+            is_unnumbered: false,
+        };
+        let index = self.edges.add(named);
+        self.by_key.insert(key.clone(), index);
+        index
+    }
+
+    /// The edges, with their indices and keys.
+    pub fn edges(&self) -> impl Iterator<Item = (u32, &K, &InEdge<V, W, E>)> {
+        self.edges.iter().map(|(index, named)| (index, &named.key, &named.edge))
+    }
+
+    /// The error of a receive on this edge and step, if no value of the step can come any more.
+    pub fn refusal(&self, index: u32, step: u64) -> Option<&E> {
+        if let Some(InState::Refused(error)) = self.edges.get(index).map(|named| named.edge.state()) {
+            return Some(error);
+        }
+        self.over.iter().find(|over| over.includes(step)).map(|over| &over.error)
+    }
+
+    /// The first value of a step.
+    pub fn first(&self, index: u32, step: u64) -> Option<&V> {
+        self.edges.get(index)?.edge.first(step)
+    }
+
+    /// Takes the first value of a step.
+    pub fn take(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) -> Option<V> {
+        let value = self.edge_mut(index)?.take(step)?;
+        self.settle(index, post);
+        Some(value)
+    }
+
+    /// A receive waits for a value of a step. The edge holds none of that step. An edge without a
+    /// number is announced.
+    pub fn wait(&mut self, index: u32, step: u64, waiter: W, post: &mut impl FnMut(ToSender<K>)) {
+        if let Some(edge) = self.edge_mut(index) {
+            edge.wait(step, waiter);
+        }
+        self.settle(index, post);
+    }
+
+    /// A receive gives up. Returns whether it was waiting.
+    pub fn give_up(&mut self, index: u32, step: u64, waiter: &W) -> bool {
+        let waited = self.edge_mut(index).is_some_and(|edge| edge.give_up(step, waiter));
+        self.forget(index);
+        waited
+    }
+
+    /// A value did not fit its waiter, and becomes the first of its step again. Returns the next
+    /// waiter to try, with the value.
+    pub fn put_back(&mut self, index: u32, held: Held<V>) -> Option<(W, Held<V>)> {
+        self.edge_mut(index)?.put_back(held)
+    }
+
+    /// Sends the messages that are due on an edge. The caller calls this after it has delivered or
+    /// put back the value that [`InEdges::receive`] returned.
+    pub fn settle(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+        self.announce(index, post);
+        let largest = self.options.largest_window;
+        while let Some(message) = self.edge_mut(index).and_then(|edge| edge.next_message(largest)) {
+            post(message);
+        }
+        if !self.unnumbered.is_empty() {
+            self.retire(index, post);
+        }
+        self.forget(index);
+    }
+
+    /// Handles a message of the peer. `is_over` says whether a step is over here. After
+    /// [`Incoming::Value`] the caller calls [`InEdges::settle`].
+    ///
+    /// # Errors
+    /// If the peer breaks the protocol.
+    pub fn receive(
+        &mut self,
+        message: ToReceiver<V, E>,
+        is_over: impl Fn(u64) -> bool,
+        post: &mut impl FnMut(ToSender<K>),
+    ) -> Result<Incoming<V, W, E>, WindowViolation> {
+        match message {
+            ToReceiver::Record(record) => self.arrive(record, is_over, post),
+            ToReceiver::Refused { edge, error } => {
+                let index = self.find(edge)?;
+                let Some(refused) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
+                let waiters = refused.refused(error.clone())?;
+                self.release(edge, post);
+                Ok(Incoming::Ended(waiters, Vec::new(), error))
+            }
+            ToReceiver::Retired { edge } => {
+                let index = self.find(edge)?;
+                self.edge_mut(index).map_or(Ok(()), InEdge::retired)?;
+                self.release(edge, post);
+                self.settle(index, post);
+                Ok(Incoming::Nothing)
+            }
+            ToReceiver::StepsOver(over) => {
+                let (waiters, values) = self.end(|edge| edge.sender_ended(|step| over.includes(step)), post);
+                let error = over.error.clone();
+                self.remember(over);
+                Ok(Incoming::Ended(waiters, values, error))
+            }
+        }
+    }
+
+    fn arrive(
+        &mut self,
+        record: Record<V>,
+        is_over: impl Fn(u64) -> bool,
+        post: &mut impl FnMut(ToSender<K>),
+    ) -> Result<Incoming<V, W, E>, WindowViolation> {
+        let (index, step) = (self.find(record.edge)?, record.step);
+        if self.over.iter().any(|over| over.includes(step)) {
+            return Err(WindowViolation("a value of a step that it had ended"));
+        }
+        let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
+        let delivery = match edge.arrive(record, is_over(step))? {
+            Arrived::For(waiter, held) => return Ok(Incoming::Value(index, waiter, held)),
+            Arrived::Held => Incoming::Nothing,
+            Arrived::Dropped(value) => Incoming::Dropped(value),
+        };
+        self.settle(index, post);
+        Ok(delivery)
+    }
+
+    /// A step has ended here. Returns its waiters, which fail, and its held values.
+    pub fn end_step(&mut self, step: u64, post: &mut impl FnMut(ToSender<K>)) -> (Vec<W>, Vec<V>) {
+        self.end(|edge| edge.end_step(step), post)
+    }
+
+    /// Ends steps on each edge.
+    fn end(
+        &mut self,
+        end: impl Fn(&mut InEdge<V, W, E>) -> (Vec<W>, Vec<V>, Option<ToSender<K>>),
+        post: &mut impl FnMut(ToSender<K>),
+    ) -> (Vec<W>, Vec<V>) {
+        let mut all = (Vec::new(), Vec::new());
+        for index in 0..self.edges.numbers() {
+            let Some(edge) = self.edge_mut(index) else { continue };
+            let (waiters, values, message) = end(edge);
+            all.0.extend(waiters);
+            all.1.extend(values);
+            message.into_iter().for_each(&mut *post);
+            self.settle(index, post);
+        }
+        all
+    }
+
+    /// Gives the number of an edge back, if the edge is idle. Returns whether it is.
+    pub fn retire(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
+        let Some(message) = self.edge_mut(index).and_then(InEdge::retire) else { return false };
+        post(message);
+        true
+    }
+
+    /// The link was repaired. Each edge with a number is announced again.
+    pub fn repaired(&mut self, post: &mut impl FnMut(ToSender<K>)) {
+        for index in 0..self.edges.numbers() {
+            if let Some(named) = self.edges.get_mut(index)
+                && let Some(message) = named.edge.resume(named.key.clone())
+            {
+                post(message);
+            }
+        }
+        post(ToSender::Resumed);
+        (0..self.edges.numbers()).for_each(|index| self.settle(index, post));
+    }
+
+    /// The peer's life has ended. Returns the waiters, which fail. The held values stay.
+    pub fn lost(&mut self) -> Vec<W> {
+        (self.is_up, self.by_number, self.free) = (false, Vec::new(), Vec::new());
+        self.over.clear();
+        for index in std::mem::take(&mut self.unnumbered) {
+            if let Some(named) = self.edges.get_mut(index) {
+                named.is_unnumbered = false;
+            }
+        }
+        let mut waiters = Vec::new();
+        for index in 0..self.edges.numbers() {
+            if let Some(named) = self.edges.get_mut(index) {
+                waiters.extend(named.edge.lost());
+            }
+            self.forget(index);
+        }
+        waiters
+    }
+
+    /// The next life of the peer is linked.
+    pub fn returned(&mut self) {
+        self.is_up = true;
+    }
+
+    /// Announces the edge if a receive waits on it and it has no number.
+    fn announce(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+        let Some(named) = self.edges.get_mut(index) else { return };
+        let is_wanted = self.is_up && named.edge.waiters().next().is_some();
+        if !is_wanted || *named.edge.state() != InState::Unannounced {
+            return;
+        }
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.by_number.len() < self.options.max_edges as usize => {
+                self.by_number.push((0, None));
+                (self.by_number.len() - 1) as u32
+            }
+            None => {
+                if !std::mem::replace(&mut named.is_unnumbered, true) {
+                    self.unnumbered.push_back(index);
+                }
+                return self.retire_idle(self.edges.numbers(), post);
+            }
+        };
+        let entry = &mut self.by_number[number as usize];
+        *entry = (entry.0.wrapping_add(1), Some(index));
+        let edge = EdgeId { number, generation: entry.0 };
+        named.seen = 0;
+        post(named.edge.announce(edge, named.key.clone()));
+        // Retires ahead of need, so that the next edge finds a free number.
+        if self.by_number.len() - self.free.len() > self.options.max_edges as usize * 3 / 4 {
+            self.retire_idle(EXAMINED, post);
+        }
+    }
+
+    /// Examines `count` edges. Retires the first idle one that received nothing since it was
+    /// examined last.
+    fn retire_idle(&mut self, count: u32, post: &mut impl FnMut(ToSender<K>)) {
+        for _ in 0..count {
+            self.hand = if self.hand + 1 < self.edges.numbers() { self.hand + 1 } else { 0 };
+            let Some(named) = self.edges.get_mut(self.hand) else { continue };
+            let is_quiet = named.seen == named.edge.came();
+            named.seen = named.edge.came();
+            if is_quiet && self.retire(self.hand, post) {
+                return;
+            }
+        }
+    }
+
+    fn edge_mut(&mut self, index: u32) -> Option<&mut InEdge<V, W, E>> {
+        self.edges.get_mut(index).map(|named| &mut named.edge)
+    }
+
+    fn find(&self, edge: EdgeId) -> Result<u32, WindowViolation> {
+        match self.by_number.get(edge.number as usize) {
+            Some((generation, Some(index))) if *generation == edge.generation => Ok(*index),
+            _ => Err(WindowViolation("a message for an edge without a number")),
+        }
+    }
+
+    /// Frees a number. The edges that wait for one are announced while numbers are free.
+    fn release(&mut self, edge: EdgeId, post: &mut impl FnMut(ToSender<K>)) {
+        self.by_number[edge.number as usize].1 = None;
+        self.free.push(edge.number);
+        while !self.free.is_empty()
+            && let Some(index) = self.unnumbered.pop_front()
+        {
+            if let Some(named) = self.edges.get_mut(index) {
+                named.is_unnumbered = false;
+            }
+            self.settle(index, post);
+        }
+    }
+
+    fn remember(&mut self, over: StepsOver<E>) {
+        if self.over.iter().any(|known| known.includes(over.first) && known.includes(over.last)) {
+            return;
+        }
+        match self.over.back_mut() {
+            Some(last) if last.error == over.error && last.last.checked_add(1) == Some(over.first) => {
+                last.last = over.last;
+            }
+            _ => {
+                if self.over.len() == REMEMBERED {
+                    self.over.pop_front();
+                }
+                self.over.push_back(over);
+            }
+        }
+    }
+
+    /// Removes the edge if it is idle and has no number.
+    fn forget(&mut self, index: u32) {
+        if let Some(named) = self.edges.get(index)
+            && *named.edge.state() == InState::Unannounced
+            && named.edge.is_idle()
+            && !named.is_unnumbered
+        {
+            self.by_key.remove(&named.key);
+            self.edges.remove(index);
+        }
+    }
+}

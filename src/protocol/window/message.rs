@@ -1,0 +1,111 @@
+//! The messages of a link about its edges. `K` is a key without its step, `V` a value, and `E` an
+//! error.
+
+/// An edge on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EdgeId {
+    /// The number that the receiver chose. The receiver uses it again after the edge was retired.
+    pub number: u32,
+    /// Grows by one, modulo 2^16, each time the receiver gives the number to an edge.
+    pub generation: u16,
+}
+
+/// A message from the receiver of edges to their sender.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ToSender<K> {
+    /// The edge has a number from now on.
+    Announce {
+        /// The number.
+        edge: EdgeId,
+        /// The name of the edge.
+        key: K,
+        /// Values that may be sent: see [`ToSender::Credit`].
+        limit: u64,
+        /// After a repair of the link: the values that came before. The sender continues there.
+        resume: Option<u64>,
+    },
+    /// More values may be sent.
+    Credit {
+        /// The edge.
+        edge: EdgeId,
+        /// Values that may be sent since the announcement, without those that answer a need.
+        /// Cumulative.
+        limit: u64,
+    },
+    /// A receive waits for a value of this step, and the edge has no credit left. The sender may
+    /// send one value of the step outside the credit.
+    Need {
+        /// The edge.
+        edge: EdgeId,
+        /// The step.
+        step: u64,
+    },
+    /// The step has ended at the receiver, which takes back its needs.
+    Unneed {
+        /// The edge.
+        edge: EdgeId,
+        /// The step.
+        step: u64,
+    },
+    /// The receiver gives the number back.
+    Retire {
+        /// The edge.
+        edge: EdgeId,
+    },
+    /// After a repair of the link: each edge that has a number was announced again.
+    Resumed,
+}
+
+/// A message from the sender of edges to their receiver.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ToReceiver<V, E> {
+    /// A value.
+    Record(Record<V>),
+    /// The sender does not serve the edge. The number is free.
+    Refused {
+        /// The edge.
+        edge: EdgeId,
+        /// The reason.
+        error: E,
+    },
+    /// The answer to [`ToSender::Retire`]: the number is free.
+    Retired {
+        /// The edge.
+        edge: EdgeId,
+    },
+    /// Steps have ended at the sender. None of their values follows on any edge.
+    StepsOver(StepsOver<E>),
+}
+
+/// A value on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Record<V> {
+    /// The edge.
+    pub edge: EdgeId,
+    /// Values of the edge that have left since its announcement, including this one.
+    pub n: u64,
+    /// The step.
+    pub step: u64,
+    /// Whether the value answers a [`ToSender::Need`]. Such a value uses no credit.
+    pub answers_need: bool,
+    /// The value.
+    pub value: V,
+}
+
+/// Consecutive steps that have ended at the sender.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StepsOver<E> {
+    /// The first step.
+    pub first: u64,
+    /// The last step.
+    pub last: u64,
+    /// The error of receives that ask for values of these steps.
+    pub error: E,
+}
+
+impl<E> StepsOver<E> {
+    /// Whether these steps include `step`.
+    pub fn includes(&self, step: u64) -> bool {
+        (self.first..=self.last).contains(&step)
+    }
+}

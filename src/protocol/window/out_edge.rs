@@ -1,0 +1,289 @@
+//! The sending end of an edge.
+
+use super::WindowViolation;
+use super::message::{EdgeId, Record};
+use crate::mutants::{Mutant, is_on};
+use std::collections::VecDeque;
+
+/// The sending end of an edge: the credit, and the values that wait for it.
+///
+/// Values leave in the order in which they were offered. The exception is a value of a step that
+/// the receiver needs: it leaves before the values of other steps.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutEdge<V> {
+    /// The number; `None` while the edge is not announced.
+    id: Option<EdgeId>,
+    /// The last number, which was given back. The receiver resumes it if the link loses `RETIRED`.
+    ended: Option<EdgeId>,
+    /// Values that have left since the announcement.
+    sent: u64,
+    /// Upper bound of `sent`: the receiver's limit plus `answers`.
+    limit: u64,
+    /// Values that answered a need, and so do not count towards the receiver's limit.
+    answers: u64,
+    /// Values without credit, with their steps, oldest first. Empty while there is credit.
+    waiting: VecDeque<(u64, V)>,
+    /// Steps of which the receiver needs values, with the number of values.
+    needs: Vec<(u64, u32)>,
+    /// Values that left and did not arrive for certain, oldest first.
+    kept: VecDeque<Record<V>>,
+}
+
+impl<V> Default for OutEdge<V> {
+    fn default() -> Self {
+        OutEdge {
+            id: None,
+            ended: None,
+            sent: 0,
+            limit: 0,
+            answers: 0,
+            waiting: VecDeque::new(),
+            needs: Vec::new(),
+            kept: VecDeque::new(),
+        }
+    }
+}
+
+impl<V: Clone> OutEdge<V> {
+    /// The announced number of the edge.
+    pub fn id(&self) -> Option<EdgeId> {
+        self.id
+    }
+
+    /// Whether the edge can be forgotten.
+    pub fn is_unused(&self) -> bool {
+        let number = self.id.or(self.ended);
+        number.is_none() && self.waiting.is_empty() && self.kept.is_empty()
+    }
+
+    /// Values that wait for credit or for an announcement, with their steps, oldest first.
+    pub fn waiting(&self) -> impl Iterator<Item = &(u64, V)> {
+        self.waiting.iter()
+    }
+
+    /// Values that left and did not arrive for certain, oldest first.
+    pub fn kept(&self) -> impl Iterator<Item = &Record<V>> {
+        self.kept.iter()
+    }
+
+    /// Values that may leave now.
+    pub fn credit(&self) -> u64 {
+        self.limit.saturating_sub(self.sent)
+    }
+
+    /// Offers a value. Returns its record if the value leaves at once. With `keep` the value is
+    /// kept until [`OutEdge::arrived`].
+    #[inline]
+    pub fn offer(&mut self, step: u64, value: V, keep: bool) -> Option<Record<V>> {
+        if let Some(edge) = self.id {
+            if !self.needs.is_empty() && self.take_need(step) {
+                return Some(self.leave(edge, step, value, true, keep));
+            }
+            if self.sent < self.limit {
+                return Some(self.leave(edge, step, value, false, keep));
+            }
+        }
+        self.waiting.push_back((step, value));
+        None
+    }
+
+    /// The next waiting value that has credit. The caller repeats this until `None` after
+    /// [`OutEdge::announced`] and [`OutEdge::credited`].
+    pub fn next(&mut self, keep: bool) -> Option<Record<V>> {
+        let edge = self.id?;
+        if self.sent == self.limit {
+            return None;
+        }
+        let (step, value) = match is_on(Mutant::NewestFirst) {
+            true => self.waiting.pop_back()?,
+            false => self.waiting.pop_front()?,
+        };
+        Some(self.leave(edge, step, value, false, keep))
+    }
+
+    /// The receiver has announced the edge. After a repair, kept values that did not come wait
+    /// again. Returns those of them whose steps are over here.
+    ///
+    /// # Errors
+    /// If the edge has a number already, if other values came than were sent, or if the limit is
+    /// not within `window` of the values that came.
+    pub fn announced(
+        &mut self,
+        edge: EdgeId,
+        (limit, resume): (u64, Option<u64>),
+        window: u64,
+        is_over: impl Fn(u64) -> bool,
+    ) -> Result<Vec<V>, WindowViolation> {
+        if self.id.is_some() {
+            return Err(WindowViolation("an edge that has a number was announced"));
+        }
+        let mut dropped = Vec::new();
+        match resume {
+            Some(came) if self.ended == Some(edge) => {
+                let came = if is_on(Mutant::ResentFromStart) { 0 } else { came };
+                self.check_came(edge, came)?;
+                for record in std::mem::take(&mut self.kept).into_iter().rev() {
+                    if record.edge != edge || record.n <= came {
+                        continue;
+                    }
+                    self.answers -= u64::from(record.answers_need);
+                    match is_over(record.step) && !is_on(Mutant::EndedStepResent) {
+                        true => dropped.push(record.value),
+                        false if is_on(Mutant::ResentLast) => {
+                            self.waiting.push_back((record.step, record.value));
+                        }
+                        false => self.waiting.push_front((record.step, record.value)),
+                    }
+                }
+                self.sent = came;
+            }
+            // After a repair, the receiver has forgotten the numbers before: all their values came.
+            Some(0) => {
+                self.kept.clear();
+                (self.sent, self.answers) = (0, 0);
+            }
+            None => (self.sent, self.answers) = (0, 0),
+            Some(_) => return Err(WindowViolation("values of a number that was not announced")),
+        }
+        (self.id, self.ended) = (Some(edge), None);
+        self.needs.clear();
+        self.limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
+        if self.limit < self.sent || self.limit - self.sent > window {
+            return Err(WindowViolation("an announcement with a limit outside the window"));
+        }
+        Ok(dropped)
+    }
+
+    /// The receiver has raised its limit.
+    ///
+    /// # Errors
+    /// If the limit does not grow, or exceeds the values that were sent by more than `window`.
+    pub fn credited(&mut self, limit: u64, window: u64) -> Result<(), WindowViolation> {
+        let limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
+        if limit <= self.limit {
+            return Err(WindowViolation("credit that does not grow"));
+        }
+        if limit - self.sent > window {
+            return Err(WindowViolation("credit beyond the largest window"));
+        }
+        self.limit = limit;
+        Ok(())
+    }
+
+    /// The receiver needs a value of a step. Returns the record of the oldest one. If none waits,
+    /// the next value of the step leaves when it is offered.
+    pub fn needed(&mut self, step: u64, keep: bool) -> Option<Record<V>> {
+        let edge = self.id?;
+        if let Some(at) = self.waiting.iter().position(|(of, _)| *of == step) {
+            let (_, value) = self.waiting.remove(at)?;
+            return Some(self.leave(edge, step, value, true, keep));
+        }
+        if is_on(Mutant::NeedForgotten) {
+            return None;
+        }
+        match self.needs.iter_mut().find(|(of, _)| *of == step) {
+            Some((_, count)) => *count += 1,
+            None => self.needs.push((step, 1)),
+        }
+        None
+    }
+
+    /// The receiver takes back its needs of a step.
+    pub fn unneeded(&mut self, step: u64) {
+        self.needs.retain(|(of, _)| *of != step);
+    }
+
+    /// Values that the receiver needs.
+    pub fn needs(&self) -> usize {
+        self.needs.iter().map(|(_, count)| *count as usize).sum()
+    }
+
+    /// Steps have ended here. Returns their waiting values, which are not sent.
+    pub fn end_steps(&mut self, is_over: impl Fn(u64) -> bool) -> Vec<V> {
+        self.needs.retain(|(step, _)| !is_over(*step));
+        let mut dropped = Vec::new();
+        for (step, value) in std::mem::take(&mut self.waiting) {
+            match is_over(step) {
+                true => dropped.push(value),
+                false => self.waiting.push_back((step, value)),
+            }
+        }
+        dropped
+    }
+
+    /// The edge has no number any more: the receiver has given it back, or the link was repaired.
+    /// With `keep` the edge is remembered until [`OutEdge::retirement_arrived`] or
+    /// [`OutEdge::all_came`].
+    pub fn retired(&mut self, keep: bool) {
+        self.ended = self.id.or(self.ended).filter(|_| keep);
+        (self.id, self.limit) = (None, 0);
+        self.needs.clear();
+    }
+
+    /// The receiver knows that the number is free.
+    pub fn retirement_arrived(&mut self, edge: EdgeId) {
+        self.ended = self.ended.filter(|ended| *ended != edge);
+    }
+
+    /// Whether values wait or are needed.
+    pub fn has_pending(&self) -> bool {
+        !self.waiting.is_empty() || !self.needs.is_empty()
+    }
+
+    /// Every value that left has arrived.
+    pub fn all_came(&mut self) {
+        self.ended = None;
+        self.kept.clear();
+    }
+
+    /// The oldest kept value has arrived.
+    pub fn arrived(&mut self) {
+        self.kept.pop_front();
+    }
+
+    /// The receiver's life has ended. Returns the values that left and did not arrive for certain.
+    /// The waiting values stay, for the receiver's next life.
+    pub fn lost(&mut self) -> Vec<V> {
+        self.retired(false);
+        (self.sent, self.answers) = (0, 0);
+        let lost = std::mem::take(&mut self.kept).into_iter();
+        if is_on(Mutant::LostValuesWait) {
+            let again: Vec<_> = lost.map(|record| (record.step, record.value)).collect();
+            again.into_iter().rev().for_each(|value| self.waiting.push_front(value));
+            return Vec::new();
+        }
+        lost.map(|record| record.value).collect()
+    }
+
+    /// Checks that every value that did not come is kept.
+    fn check_came(&self, edge: EdgeId, came: u64) -> Result<(), WindowViolation> {
+        let missing = self.kept.iter().filter(|record| record.edge == edge && record.n > came).count();
+        match came.checked_add(missing as u64) == Some(self.sent) {
+            true => Ok(()),
+            false => Err(WindowViolation("an announcement that counts other values than were sent")),
+        }
+    }
+
+    #[inline]
+    fn leave(&mut self, edge: EdgeId, step: u64, value: V, answers_need: bool, keep: bool) -> Record<V> {
+        self.sent += 1;
+        if answers_need && !is_on(Mutant::NeedAnswerUsesCredit) {
+            self.limit += 1;
+            self.answers += 1;
+        }
+        let record = Record { edge, n: self.sent, step, answers_need, value };
+        if keep {
+            self.kept.push_back(record.clone());
+        }
+        record
+    }
+
+    fn take_need(&mut self, step: u64) -> bool {
+        let Some(at) = self.needs.iter().position(|(of, _)| *of == step) else { return false };
+        self.needs[at].1 -= 1;
+        if self.needs[at].1 == 0 {
+            self.needs.swap_remove(at);
+        }
+        true
+    }
+}

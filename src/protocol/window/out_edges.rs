@@ -1,0 +1,311 @@
+//! The edges on which a link sends.
+
+use super::message::{EdgeId, Record, StepsOver, ToReceiver, ToSender};
+use super::out_edge::OutEdge;
+use super::slab::Slab;
+use super::{WindowOptions, WindowViolation};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A message that was sent and not acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Unacked<E> {
+    /// A value of this edge.
+    Value(u32),
+    /// The end of steps.
+    Over(StepsOver<E>),
+    /// The end of a number of this edge.
+    Retired(u32, EdgeId),
+    /// A refusal. The peer's next announcement brings it again.
+    Refused,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct NamedOutEdge<K, V> {
+    key: K,
+    edge: OutEdge<V>,
+    /// Whether the edge is in [`OutEdges::pending`].
+    is_pending: bool,
+}
+
+/// The sending ends of all edges of a link, across the lives of the peer. The methods hand each
+/// message for the peer to `post`, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutEdges<K, V, E> {
+    edges: Slab<NamedOutEdge<K, V>>,
+    by_key: BTreeMap<K, u32>,
+    /// The edge that has each of the peer's numbers.
+    by_number: Vec<Option<(EdgeId, u32)>>,
+    /// Edges on which values may wait or be needed. The end of a step examines no others.
+    pending: Vec<u32>,
+    /// Messages that were not acknowledged, oldest first. Empty on a link that does not resend.
+    unacked: VecDeque<Unacked<E>>,
+    /// Whether the peer is announcing its edges again. No edge is removed meanwhile, as the counts
+    /// of all edges are needed.
+    is_resuming: bool,
+    options: WindowOptions,
+}
+
+impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
+    /// No edges.
+    pub fn new(options: WindowOptions) -> Self {
+        OutEdges {
+            edges: Slab::default(),
+            by_key: BTreeMap::new(),
+            by_number: Vec::new(),
+            pending: Vec::new(),
+            unacked: VecDeque::new(),
+            is_resuming: false,
+            options,
+        }
+    }
+
+    /// The index of an edge, which is added if it is new. The index is valid until the edge is
+    /// unused.
+    pub fn edge(&mut self, key: &K) -> u32 {
+        if let Some(index) = self.by_key.get(key) {
+            return *index;
+        }
+        let named = NamedOutEdge { key: key.clone(), edge: OutEdge::default(), is_pending: false };
+        let index = self.edges.add(named);
+        self.by_key.insert(key.clone(), index);
+        index
+    }
+
+    /// The edges, with their keys.
+    pub fn edges(&self) -> impl Iterator<Item = (&K, &OutEdge<V>)> {
+        self.edges.iter().map(|(_, named)| (&named.key, &named.edge))
+    }
+
+    /// Offers a value on an edge.
+    pub fn offer(&mut self, index: u32, step: u64, value: V, post: &mut impl FnMut(ToReceiver<V, E>)) {
+        let resends = self.options.resends;
+        let Some(edge) = self.edge_mut(index) else { return };
+        match edge.offer(step, value, resends) {
+            Some(record) => self.post_record(index, record, post),
+            None => self.note_pending(index),
+        }
+    }
+
+    /// Handles a message of the peer. `end_of` returns the error of a step that is over here, and
+    /// `refusal` that of an edge that is not served. Returns values that will not be sent.
+    ///
+    /// # Errors
+    /// If the peer breaks the protocol.
+    pub fn receive(
+        &mut self,
+        message: ToSender<K>,
+        end_of: impl Fn(u64) -> Option<E>,
+        refusal: impl Fn(&K) -> Option<E>,
+        post: &mut impl FnMut(ToReceiver<V, E>),
+    ) -> Result<Vec<V>, WindowViolation> {
+        match message {
+            ToSender::Announce { edge, key, limit, resume } => {
+                self.check_number(edge)?;
+                if let Some(error) = refusal(&key) {
+                    self.post(Unacked::Refused, ToReceiver::Refused { edge, error }, post);
+                    return Ok(Vec::new());
+                }
+                return self.announced(edge, &key, (limit, resume), |step| end_of(step).is_some(), post);
+            }
+            ToSender::Credit { edge, limit } => {
+                let (index, window) = (self.find(edge)?, self.options.largest_window);
+                self.edge_mut(index).map_or(Ok(()), |edge| edge.credited(limit, window))?;
+                self.drain(index, post);
+            }
+            ToSender::Need { edge, step } => {
+                let index = self.find(edge)?;
+                match end_of(step) {
+                    Some(error) => self.post_over(StepsOver { first: step, last: step, error }, post),
+                    None => self.needed(index, step, post)?,
+                }
+            }
+            ToSender::Unneed { edge, step } => {
+                let index = self.find(edge)?;
+                self.edge_mut(index).into_iter().for_each(|edge| edge.unneeded(step));
+            }
+            ToSender::Retire { edge } => {
+                let (index, resends) = (self.find(edge)?, self.options.resends);
+                self.by_number[edge.number as usize] = None;
+                self.edge_mut(index).into_iter().for_each(|edge| edge.retired(resends));
+                self.post(Unacked::Retired(index, edge), ToReceiver::Retired { edge }, post);
+                self.forget(index);
+            }
+            ToSender::Resumed => {
+                self.is_resuming = false;
+                self.forget_all(|edge| {
+                    if edge.id().is_none() {
+                        edge.all_came()
+                    }
+                });
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn announced(
+        &mut self,
+        edge: EdgeId,
+        key: &K,
+        limit: (u64, Option<u64>),
+        is_over: impl Fn(u64) -> bool,
+        post: &mut impl FnMut(ToReceiver<V, E>),
+    ) -> Result<Vec<V>, WindowViolation> {
+        let (index, window) = (self.edge(key), self.options.largest_window);
+        let Some(out) = self.edge_mut(index) else { return Ok(Vec::new()) };
+        let dropped = out.announced(edge, limit, window, is_over)?;
+        self.by_number[edge.number as usize] = Some((edge, index));
+        self.drain(index, post);
+        Ok(dropped)
+    }
+
+    fn needed(
+        &mut self,
+        index: u32,
+        step: u64,
+        post: &mut impl FnMut(ToReceiver<V, E>),
+    ) -> Result<(), WindowViolation> {
+        let (max, resends) = (self.options.max_needs as usize, self.options.resends);
+        let Some(edge) = self.edge_mut(index) else { return Ok(()) };
+        if edge.needs() >= max {
+            return Err(WindowViolation("more needs than receives can wait"));
+        }
+        match edge.needed(step, resends) {
+            Some(record) => self.post_record(index, record, post),
+            None => self.note_pending(index),
+        }
+        Ok(())
+    }
+
+    /// Steps have ended here. Returns their waiting values, which are not sent.
+    pub fn end_steps(&mut self, over: StepsOver<E>, post: &mut impl FnMut(ToReceiver<V, E>)) -> Vec<V> {
+        let mut dropped = Vec::new();
+        for index in std::mem::take(&mut self.pending) {
+            let Some(named) = self.edges.get_mut(index) else { continue };
+            named.is_pending = false;
+            dropped.extend(named.edge.end_steps(|step| over.includes(step)));
+            if named.edge.has_pending() {
+                self.note_pending(index);
+            }
+            self.forget(index);
+        }
+        self.post_over(over, post);
+        dropped
+    }
+
+    /// The peer has acknowledged `count` more messages.
+    pub fn acknowledged(&mut self, count: usize) {
+        for _ in 0..count {
+            let (index, retired) = match self.unacked.pop_front() {
+                Some(Unacked::Value(index)) => (index, None),
+                Some(Unacked::Retired(index, edge)) => (index, Some(edge)),
+                Some(Unacked::Over(_) | Unacked::Refused) | None => continue,
+            };
+            let Some(edge) = self.edge_mut(index) else { continue };
+            match retired {
+                Some(id) => edge.retirement_arrived(id),
+                None => edge.arrived(),
+            }
+            self.forget(index);
+        }
+    }
+
+    /// The link was repaired. Messages that were not acknowledged may be lost. The ends of steps
+    /// are sent again; the values follow when the peer announces its edges again.
+    pub fn repaired(&mut self, post: &mut impl FnMut(ToReceiver<V, E>)) {
+        self.is_resuming = true;
+        self.by_number.clear();
+        self.edges.iter_mut().for_each(|(_, named)| named.edge.retired(true));
+        for unacked in std::mem::take(&mut self.unacked) {
+            if let Unacked::Over(over) = unacked {
+                self.post_over(over, post);
+            }
+        }
+    }
+
+    /// The peer's life has ended. Returns the values that left and did not arrive for certain.
+    pub fn lost(&mut self) -> Vec<V> {
+        self.is_resuming = false;
+        self.by_number.clear();
+        self.unacked.clear();
+        let mut lost = Vec::new();
+        self.forget_all(|edge| lost.extend(edge.lost()));
+        lost
+    }
+
+    /// Sends the waiting values that have credit.
+    fn drain(&mut self, index: u32, post: &mut impl FnMut(ToReceiver<V, E>)) {
+        let resends = self.options.resends;
+        while let Some(record) = self.edge_mut(index).and_then(|edge| edge.next(resends)) {
+            self.post_record(index, record, post);
+        }
+    }
+
+    fn post_record(&mut self, index: u32, record: Record<V>, post: &mut impl FnMut(ToReceiver<V, E>)) {
+        self.post(Unacked::Value(index), ToReceiver::Record(record), post);
+    }
+
+    fn post_over(&mut self, over: StepsOver<E>, post: &mut impl FnMut(ToReceiver<V, E>)) {
+        self.post(Unacked::Over(over.clone()), ToReceiver::StepsOver(over), post);
+    }
+
+    fn post(
+        &mut self,
+        unacked: Unacked<E>,
+        message: ToReceiver<V, E>,
+        post: &mut impl FnMut(ToReceiver<V, E>),
+    ) {
+        if self.options.resends {
+            self.unacked.push_back(unacked);
+        }
+        post(message);
+    }
+
+    fn edge_mut(&mut self, index: u32) -> Option<&mut OutEdge<V>> {
+        self.edges.get_mut(index).map(|named| &mut named.edge)
+    }
+
+    /// Checks that the peer may give an edge this number.
+    fn check_number(&mut self, edge: EdgeId) -> Result<(), WindowViolation> {
+        if edge.number >= self.options.max_edges {
+            return Err(WindowViolation("a number beyond the largest"));
+        }
+        let numbers = edge.number as usize + 1;
+        if self.by_number.len() < numbers {
+            self.by_number.resize(numbers, None);
+        }
+        match self.by_number[edge.number as usize] {
+            None => Ok(()),
+            Some(_) => Err(WindowViolation("a number that another edge has")),
+        }
+    }
+
+    fn find(&self, edge: EdgeId) -> Result<u32, WindowViolation> {
+        match self.by_number.get(edge.number as usize) {
+            Some(Some((id, index))) if *id == edge => Ok(*index),
+            _ => Err(WindowViolation("a message for an edge that was not announced")),
+        }
+    }
+
+    fn note_pending(&mut self, index: u32) {
+        if let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_pending) {
+            named.is_pending = true;
+            self.pending.push(index);
+        }
+    }
+
+    /// Removes the edge if it is unused.
+    fn forget(&mut self, index: u32) {
+        let Some(named) = self.edges.get(index).filter(|_| !self.is_resuming) else { return };
+        if named.edge.is_unused() && !named.is_pending {
+            self.by_key.remove(&named.key);
+            self.edges.remove(index);
+        }
+    }
+
+    fn forget_all(&mut self, mut change: impl FnMut(&mut OutEdge<V>)) {
+        for index in 0..self.edges.numbers() {
+            self.edge_mut(index).into_iter().for_each(&mut change);
+            self.forget(index);
+        }
+    }
+}
