@@ -140,10 +140,9 @@ impl RemoteHandler {
         let name = key.to_string();
         let error = match error {
             RequestError::Cancelled => return waiter.fail_cancelled(key),
-            // The sender has no value now, and the waiter does not wait for one.
-            RequestError::Remote(status)
-                if waiter.timeout.is_zero() && status.code == Code::DeadlineExceeded && !status.derived =>
-            {
+            // The sender had no value in time. Its answer comes before the end of the wait if this
+            // process was stalled, or if the waiter does not wait.
+            RequestError::Remote(status) if status.code == Code::DeadlineExceeded && !status.derived => {
                 Error::DeadlineExceeded { key: name, after: waiter.timeout }
             }
             RequestError::Remote(status) => {

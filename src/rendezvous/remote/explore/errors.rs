@@ -99,3 +99,17 @@ fn a_receive_that_reaches_its_poller_late_ends_by_its_own_deadline() {
     let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
     assert!(matches!(outcome, Some(Outcome(Err(Error::DeadlineExceeded { .. })))), "{outcome:?}");
 }
+
+#[test]
+fn the_sender_s_answer_to_a_stalled_receiver_is_the_receiver_s_own_deadline() {
+    let mut pair = over_sim(true);
+    for side in [SENDER, RECEIVER] {
+        pair.begin(side, 1);
+    }
+    let mut call = pair.receive(&key(THERE, HERE, "x"), Destination::Alloc, Duration::from_millis(15));
+    pair.run();
+    pair.pass(SENDER, Duration::from_secs(1));
+    pair.run();
+    let outcome = call.receiver.as_mut().and_then(|receiver| receiver.take());
+    assert!(matches!(outcome, Some(Outcome(Err(Error::DeadlineExceeded { .. })))), "{outcome:?}");
+}
