@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tensorwire::internals::wire::message::{MAX_STATUS_TEXT, Message, MetaRef, VersionedMeta};
+use tensorwire::internals::wire::message::{MAX_STATUS_TEXT, Message, MetaRef, VersionedMeta, WindowMessage};
 use tensorwire::internals::wire::{EdgeName, Grant, Immediate, MAX_DIM, MAX_RANK};
 use tensorwire::{DType, TensorMeta};
 
@@ -14,6 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some((bits, _)) = bytes.split_first_chunk() {
         immediate(u32::from_le_bytes(*bits));
     }
+    window_message(bytes);
     let message = match Message::decode(bytes) {
         Ok(message) => message,
         Err(error) => return assert!(error.to_string().len() <= MAX_ERROR, "{error}"),
@@ -29,6 +30,15 @@ fuzz_target!(|bytes: &[u8]| {
     }
     look_at(&message, bytes.len());
 });
+
+/// A text that is longer than the sender's bound is read, and cut when it is encoded again.
+fn window_message(bytes: &[u8]) {
+    let Ok(message) = WindowMessage::decode(bytes) else { return };
+    let mut again = Vec::new();
+    message.encode(&mut again);
+    assert!(again == bytes || bytes.len() > MAX_STATUS_TEXT);
+    WindowMessage::decode(&again).expect("what was encoded");
+}
 
 fn encoded(message: &Message<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -7,6 +7,7 @@ mod checksum;
 mod cluster;
 mod dtype;
 mod edge;
+mod edge_id;
 mod generation;
 mod grant;
 mod immediate;
@@ -26,6 +27,7 @@ pub use cluster::{
 };
 pub use dtype::{DType, Element};
 pub use edge::{EdgeName, EdgeNameError};
+pub use edge_id::EdgeId;
 pub use generation::Generation;
 pub use grant::Grant;
 pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaSlot, Slot};

@@ -1,6 +1,7 @@
 //! Both ends take any messages of a hostile peer: each is obeyed or refused, and none panics.
 
-use super::{EdgeId, InEdges, OutEdges, Record, StepsOver, ToReceiver, ToSender, WindowOptions};
+use super::{InEdges, OutEdges, Record, StepsOver, ToReceiver, ToSender, WindowOptions};
+use crate::wire::EdgeId;
 use proptest::prelude::*;
 
 const OPTIONS: WindowOptions =
@@ -29,7 +30,7 @@ fn to_sender() -> impl Strategy<Value = ToSender<u8>> {
 }
 
 fn to_receiver() -> impl Strategy<Value = ToReceiver<u8, u8>> {
-    let record = (edge(), count(), count(), any::<bool>(), any::<u8>())
+    let record = (edge(), 0..8_u16, count(), any::<bool>(), any::<u8>())
         .prop_map(|(edge, n, step, answers_need, value)| Record { edge, n, step, answers_need, value });
     prop_oneof![
         8 => record.prop_map(ToReceiver::Record),

@@ -1,8 +1,9 @@
 //! The receiving end of an edge.
 
 use super::WindowViolation;
-use super::message::{EdgeId, Record, ToSender};
+use super::message::{Record, ToSender};
 use crate::mutants::{Mutant, is_on};
+use crate::wire::EdgeId;
 use std::collections::VecDeque;
 
 /// How far an edge is announced to its sender.
@@ -220,7 +221,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         if record.edge != edge {
             return Err(WindowViolation("a value of another generation of its edge"));
         }
-        if n != self.came + 1 {
+        let came = self.came + 1;
+        if n != came as u16 {
             return Err(WindowViolation("a value that is not the next of its edge"));
         }
         if answers_need {
@@ -228,10 +230,10 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
                 return Err(WindowViolation("a value that was not needed"));
             }
             self.answers += 1;
-        } else if n - self.answers > self.granted {
+        } else if came - self.answers > self.granted {
             return Err(WindowViolation("a value without credit"));
         }
-        self.came = n;
+        self.came = came;
         if is_over {
             self.occupied += u64::from(is_on(Mutant::DroppedValueOccupies) && !answers_need);
             return Ok(Arrived::Dropped(value));

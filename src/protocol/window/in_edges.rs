@@ -1,9 +1,10 @@
 //! The edges on which a link receives.
 
 use super::in_edge::{Arrived, Held, InEdge, InState};
-use super::message::{EdgeId, Record, StepsOver, ToReceiver, ToSender};
+use super::message::{Record, StepsOver, ToReceiver, ToSender};
 use super::slab::Slab;
 use super::{WindowOptions, WindowViolation};
+use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Ends of steps that [`InEdges`] remembers, for receives that begin later.

@@ -1,14 +1,7 @@
 //! The messages of a link about its edges. `K` is a key without its step, `V` a value, and `E` an
 //! error.
 
-/// An edge on a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EdgeId {
-    /// The number that the receiver chose. The receiver uses it again after the edge was retired.
-    pub number: u32,
-    /// Grows by one, modulo 2^16, each time the receiver gives the number to an edge.
-    pub generation: u16,
-}
+use crate::wire::EdgeId;
 
 /// A message from the receiver of edges to their sender.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -82,8 +75,8 @@ pub enum ToReceiver<V, E> {
 pub struct Record<V> {
     /// The edge.
     pub edge: EdgeId,
-    /// Values of the edge that have left since its announcement, including this one.
-    pub n: u64,
+    /// The lowest bits of the count of values that have left since the announcement, with this one.
+    pub n: u16,
     /// The step.
     pub step: u64,
     /// Whether the value answers a [`ToSender::Need`]. Such a value uses no credit.

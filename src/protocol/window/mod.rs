@@ -40,7 +40,7 @@ mod hostile_tests;
 
 pub use in_edge::{Arrived, Held, InEdge, InState};
 pub use in_edges::{InEdges, Incoming};
-pub use message::{EdgeId, Record, StepsOver, ToReceiver, ToSender};
+pub use message::{Record, StepsOver, ToReceiver, ToSender};
 pub use out_edge::OutEdge;
 pub use out_edges::OutEdges;
 

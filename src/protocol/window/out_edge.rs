@@ -1,8 +1,9 @@
 //! The sending end of an edge.
 
 use super::WindowViolation;
-use super::message::{EdgeId, Record};
+use super::message::Record;
 use crate::mutants::{Mutant, is_on};
+use crate::wire::EdgeId;
 use std::collections::VecDeque;
 
 /// The sending end of an edge: the credit, and the values that wait for it.
@@ -25,8 +26,8 @@ pub struct OutEdge<V> {
     waiting: VecDeque<(u64, V)>,
     /// Steps of which the receiver needs values, with the number of values.
     needs: Vec<(u64, u32)>,
-    /// Values that left and did not arrive for certain, oldest first.
-    kept: VecDeque<Record<V>>,
+    /// Values that left and did not arrive for certain, oldest first, with their count.
+    kept: VecDeque<(u64, Record<V>)>,
 }
 
 impl<V> Default for OutEdge<V> {
@@ -63,7 +64,7 @@ impl<V: Clone> OutEdge<V> {
 
     /// Values that left and did not arrive for certain, oldest first.
     pub fn kept(&self) -> impl Iterator<Item = &Record<V>> {
-        self.kept.iter()
+        self.kept.iter().map(|(_, record)| record)
     }
 
     /// Values that may leave now.
@@ -122,8 +123,8 @@ impl<V: Clone> OutEdge<V> {
             Some(came) if self.ended == Some(edge) => {
                 let came = if is_on(Mutant::ResentFromStart) { 0 } else { came };
                 self.check_came(edge, came)?;
-                for record in std::mem::take(&mut self.kept).into_iter().rev() {
-                    if record.edge != edge || record.n <= came {
+                for (n, record) in std::mem::take(&mut self.kept).into_iter().rev() {
+                    if record.edge != edge || n <= came {
                         continue;
                     }
                     self.answers -= u64::from(record.answers_need);
@@ -246,7 +247,7 @@ impl<V: Clone> OutEdge<V> {
     pub fn lost(&mut self) -> Vec<V> {
         self.retired(false);
         (self.sent, self.answers) = (0, 0);
-        let lost = std::mem::take(&mut self.kept).into_iter();
+        let lost = std::mem::take(&mut self.kept).into_iter().map(|(_, record)| record);
         if is_on(Mutant::LostValuesWait) {
             let again: Vec<_> = lost.map(|record| (record.step, record.value)).collect();
             again.into_iter().rev().for_each(|value| self.waiting.push_front(value));
@@ -257,7 +258,7 @@ impl<V: Clone> OutEdge<V> {
 
     /// Checks that every value that did not come is kept.
     fn check_came(&self, edge: EdgeId, came: u64) -> Result<(), WindowViolation> {
-        let missing = self.kept.iter().filter(|record| record.edge == edge && record.n > came).count();
+        let missing = self.kept.iter().filter(|(n, record)| record.edge == edge && *n > came).count();
         match came.checked_add(missing as u64) == Some(self.sent) {
             true => Ok(()),
             false => Err(WindowViolation("an announcement that counts other values than were sent")),
@@ -271,9 +272,9 @@ impl<V: Clone> OutEdge<V> {
             self.limit += 1;
             self.answers += 1;
         }
-        let record = Record { edge, n: self.sent, step, answers_need, value };
+        let record = Record { edge, n: self.sent as u16, step, answers_need, value };
         if keep {
-            self.kept.push_back(record.clone());
+            self.kept.push_back((self.sent, record.clone()));
         }
         record
     }

@@ -1,9 +1,10 @@
 //! The edges on which a link sends.
 
-use super::message::{EdgeId, Record, StepsOver, ToReceiver, ToSender};
+use super::message::{Record, StepsOver, ToReceiver, ToSender};
 use super::out_edge::OutEdge;
 use super::slab::Slab;
 use super::{WindowOptions, WindowViolation};
+use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A message that was sent and not acknowledged.

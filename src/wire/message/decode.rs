@@ -65,23 +65,31 @@ impl<'a> Message<'a> {
     /// # Errors
     /// If the bytes are not exactly one message of this version.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
-        let mut reader = MessageReader { kind: 0, len: bytes.len(), rest: bytes };
-        reader.kind = reader.u8("type")?;
-        let message = reader.message()?;
-        match reader.rest.len() {
-            0 => Ok(message),
-            extra => Err(MessageError::Long { kind: reader.kind, extra }),
-        }
+        MessageReader::whole(bytes, MessageReader::message)
     }
 }
 
 pub(super) struct MessageReader<'a> {
-    kind: u8,
+    pub(super) kind: u8,
     len: usize,
     pub(super) rest: &'a [u8],
 }
 
 impl<'a> MessageReader<'a> {
+    /// Reads the type byte, and the rest of the message by `read`, which must use all bytes.
+    pub(super) fn whole<T>(
+        bytes: &'a [u8],
+        read: impl FnOnce(&mut Self) -> Result<T, MessageError>,
+    ) -> Result<T, MessageError> {
+        let mut reader = MessageReader { kind: 0, len: bytes.len(), rest: bytes };
+        reader.kind = reader.u8("type")?;
+        let message = read(&mut reader)?;
+        match reader.rest.len() {
+            0 => Ok(message),
+            extra => Err(MessageError::Long { kind: reader.kind, extra }),
+        }
+    }
+
     fn message(&mut self) -> Result<Message<'a>, MessageError> {
         Ok(match self.kind {
             PING => Message::Ping { version: self.u16("version")?, nonce: self.u64("nonce")? },
@@ -154,7 +162,7 @@ impl<'a> MessageReader<'a> {
         })
     }
 
-    fn meta(&mut self) -> Result<VersionedMeta, MessageError> {
+    pub(super) fn meta(&mut self) -> Result<VersionedMeta, MessageError> {
         let version = self.u32("meta version")?;
         if version == 0 {
             return Err(self.bad("meta version", 0));
@@ -177,7 +185,7 @@ impl<'a> MessageReader<'a> {
         Ok(VersionedMeta { version, placement, meta })
     }
 
-    fn placement(&mut self) -> Result<Placement, MessageError> {
+    pub(super) fn placement(&mut self) -> Result<Placement, MessageError> {
         let bits = self.u8("placement")?;
         let allocator = match bits >> 1 {
             0 => Allocator::Pool,
@@ -188,7 +196,7 @@ impl<'a> MessageReader<'a> {
         Ok(Placement { on_host: bits & 1 != 0, allocator })
     }
 
-    fn status(&mut self, flags: u8) -> Result<Status, MessageError> {
+    pub(super) fn status(&mut self, flags: u8) -> Result<Status, MessageError> {
         let number = self.u8("status code")?;
         let code = Code::from_number(number).filter(|code| *code != Code::Ok);
         let code = code.ok_or_else(|| self.bad("status code", number.into()))?;
@@ -223,7 +231,7 @@ impl<'a> MessageReader<'a> {
         if flags & !known == 0 { Ok(flags) } else { Err(self.bad("flags", flags.into())) }
     }
 
-    fn text(&mut self, field: &'static str) -> Result<&'a str, MessageError> {
+    pub(super) fn text(&mut self, field: &'static str) -> Result<&'a str, MessageError> {
         let kind = self.kind;
         std::str::from_utf8(self.counted(field)?).map_err(|_| MessageError::Text { kind, field })
     }
@@ -241,7 +249,7 @@ impl<'a> MessageReader<'a> {
         self.bytes(len, field)
     }
 
-    fn u8(&mut self, field: &'static str) -> Result<u8, MessageError> {
+    pub(super) fn u8(&mut self, field: &'static str) -> Result<u8, MessageError> {
         Ok(self.array::<1>(field)?[0])
     }
 

@@ -63,12 +63,9 @@ impl Message<'_> {
             }
             Message::Error { request, status } => {
                 out.push(ERROR_STATUS);
-                out.push(if status.derived { FLAG_DERIVED } else { 0 });
+                out.push(derived_flag(status));
                 put_request(out, *request);
-                out.push(status.code as u8);
-                let (message, details) = travelling(status);
-                put_long(out, message.as_bytes());
-                put_long(out, details);
+                put_status(out, status);
             }
             Message::Return { request, route, step, frame, iteration, stash_id } => {
                 out.push(RETURN);
@@ -146,7 +143,7 @@ fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
     out.extend_from_slice(&grant.len.to_le_bytes());
 }
 
-fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
+pub(super) fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
     out.extend_from_slice(&meta.version.to_le_bytes());
     out.push(u8::from(meta.placement.on_host) | (meta.placement.allocator as u8) << 1);
     out.push(meta.meta.dtype().code());
@@ -160,10 +157,22 @@ fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
 }
 
 /// Names are at most 2 KiB, so their length fits in 16 bits.
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(super) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     debug_assert!(bytes.len() <= usize::from(u16::MAX));
     out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
     out.extend_from_slice(bytes);
+}
+
+/// The flag of a status that is only the consequence of another.
+pub(super) fn derived_flag(status: &Status) -> u8 {
+    if status.derived { FLAG_DERIVED } else { 0 }
+}
+
+pub(super) fn put_status(out: &mut Vec<u8>, status: &Status) {
+    out.push(status.code as u8);
+    let (message, details) = travelling(status);
+    put_long(out, message.as_bytes());
+    put_long(out, details);
 }
 
 fn put_long(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -38,9 +38,11 @@ mod encode;
 pub mod fragment;
 pub mod pack;
 mod standing;
+mod window;
 
 pub use decode::MessageError;
 pub use standing::{MAX_STANDING_STEPS, StandingRequest, StandingStep, StandingSteps};
+pub use window::{EdgeAnnouncement, RecordValue, WindowMessage};
 
 use super::{Grant, Slot, Status, TensorMeta};
 
@@ -294,3 +296,5 @@ const FLAG_DERIVED: u8 = 1;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_tests;

@@ -1,0 +1,112 @@
+use super::*;
+use crate::wire::{Code, DType, EdgeId, Shape, Status};
+use proptest::prelude::*;
+
+fn edge() -> impl Strategy<Value = EdgeId> {
+    any::<(u32, u16)>().prop_map(|(number, generation)| EdgeId { number, generation })
+}
+
+fn status() -> impl Strategy<Value = Status> {
+    ("[a-z \u{e4}]{0,40}", proptest::collection::vec(any::<u8>(), 0..20), any::<bool>())
+        .prop_map(|(message, details, derived)| Status { code: Code::Internal, message, details, derived })
+}
+
+fn value(data: &[u8]) -> impl Strategy<Value = RecordValue<'_>> {
+    prop_oneof![
+        any::<u16>().prop_map(move |meta| RecordValue::Bytes { meta, data }),
+        any::<u16>().prop_map(|meta| RecordValue::Loan { meta }),
+        Just(RecordValue::Dead),
+        status().prop_map(RecordValue::Error),
+    ]
+}
+
+/// The message survives its encoding, and no part of its bytes is a message. A record with bytes
+/// has them to its end, so a part of it is one.
+fn comes_back(message: &WindowMessage<'_>) -> Result<(), TestCaseError> {
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes);
+    prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
+    prop_assert_eq!(&WindowMessage::decode(&bytes).expect("own message"), message);
+    let has_rest = matches!(message, WindowMessage::Record { value: RecordValue::Bytes { .. }, .. });
+    for end in 0..bytes.len() {
+        prop_assert!(has_rest || WindowMessage::decode(&bytes[..end]).is_err(), "cut at {}", end);
+    }
+    bytes.push(0);
+    prop_assert!(has_rest || WindowMessage::decode(&bytes).is_err(), "a byte too many");
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn messages_about_an_edge_come_back(edge in edge(), number: u64) {
+        for message in [
+            WindowMessage::Credit { edge, limit: number },
+            WindowMessage::Need { edge, step: number },
+            WindowMessage::Unneed { edge, step: number },
+            WindowMessage::Retire { edge },
+            WindowMessage::Retired { edge },
+            WindowMessage::Resumed,
+        ] {
+            comes_back(&message)?;
+        }
+    }
+
+    #[test]
+    fn an_announcement_comes_back(
+        edge in edge(), limit: u64, resume in proptest::option::of(any::<u64>()),
+        incarnation: u64, frame: u64, iteration: u64, borrow: bool, validate: bool,
+        [source, destination, name] in ["[a-z:/]{0,40}", "[a-z:/]{0,40}", "[a-z\u{e4}]{0,40}"],
+    ) {
+        let (source, destination, name) = (&*source, &*destination, &*name);
+        let name = EdgeAnnouncement {
+            incarnation, frame, iteration, source, destination, name, borrow, validate,
+        };
+        comes_back(&WindowMessage::Announce { edge, limit, resume, name })?;
+    }
+
+    #[test]
+    fn a_record_comes_back(
+        edge in edge(), n: u16, step: u64, answers_need: bool, checksum: Option<u64>,
+        value in value(b"bytes"),
+    ) {
+        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Loan { .. });
+        let checksum = checksum.filter(|_| has_bytes);
+        comes_back(&WindowMessage::Record { edge, n, step, answers_need, checksum, value })?;
+    }
+
+    #[test]
+    fn errors_come_back(edge in edge(), first: u64, last: u64, status in status()) {
+        comes_back(&WindowMessage::Refused { edge, status: status.clone() })?;
+        comes_back(&WindowMessage::StepsOver { first, last, status })?;
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_come_back(bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 30..45_u8) {
+        let mut bytes = bytes;
+        if let Some(first) = bytes.first_mut() {
+            *first = kind;
+        }
+        if let Ok(message) = WindowMessage::decode(&bytes) {
+            let mut again = Vec::new();
+            message.encode(&mut again);
+            prop_assert_eq!(again, bytes);
+        }
+    }
+}
+
+#[test]
+fn meta_data_come_back() {
+    let meta = TensorMeta::new(DType::F32, Shape::new(&[2, 3]).expect("a shape")).expect("meta-data");
+    let meta = VersionedMeta { version: 7, placement: Placement::POOL, meta };
+    comes_back(&WindowMessage::Meta(meta)).expect("the same");
+}
+
+#[test]
+fn a_record_of_a_small_tensor_fits_a_cache_line_with_its_header() {
+    let (edge, n) = (EdgeId { number: 1, generation: 1 }, 1);
+    let value = RecordValue::Bytes { meta: 1, data: &[0; 32] };
+    let record = WindowMessage::Record { edge, n, step: 1, answers_need: false, checksum: None, value };
+    let mut bytes = Vec::new();
+    record.encode(&mut bytes);
+    assert!(bytes.len() <= 56, "{} bytes", bytes.len());
+}
