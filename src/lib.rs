@@ -157,6 +157,7 @@ mod mutants;
 mod node;
 mod protocol;
 mod rendezvous;
+mod sync;
 mod telemetry;
 mod wire;
 
@@ -227,6 +228,9 @@ pub mod internals {
     }
     pub mod rendezvous {
         pub use crate::rendezvous::*;
+    }
+    pub mod sync {
+        pub use crate::sync::*;
     }
     pub mod telemetry {
         pub use crate::telemetry::*;

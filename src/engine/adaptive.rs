@@ -8,10 +8,10 @@
 //! *standby*: it checks now and then whether calls continue. As soon as they do not, it takes over,
 //! arms the port and sleeps.
 
-use super::poller_lock::LockOutcome;
 use super::shared_poller::{Engine, Unusable};
 use super::{Handler, PollMode, Poller};
 use crate::fabric::{Port, Sleep, Sleeper};
+use crate::sync::LockOutcome;
 use crate::wire::Time;
 use std::time::Duration;
 

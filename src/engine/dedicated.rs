@@ -1,11 +1,11 @@
 //! The dedicated mode: a background poller holds the poller and never sleeps. Calls submit commands
 //! and wait.
 
-use super::poller_lock::LockOutcome;
 use super::shared_poller::{Engine, Unusable};
 use super::submission_queue::SubmissionConsumer;
 use super::{Handler, Poller, WaitStrategy};
 use crate::fabric::Port;
+use crate::sync::LockOutcome;
 use crate::wire::Time;
 
 /// Capacity for returned commands that is allocated at the start.

@@ -99,6 +99,16 @@ impl Executor {
         }
     }
 
+    /// A function that has this executor run `callback` with its argument.
+    pub fn callback<T, F>(&self, callback: F) -> impl FnOnce(T) + Send + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce(T) + Send + 'static,
+    {
+        let executor = self.clone();
+        move |argument| executor.run(move || callback(argument))
+    }
+
     /// As [`Executor::run`], but a job that finds no thread, as after [`Executor::stop`], runs on
     /// the caller's stack.
     pub fn run_or_here(&self, job: impl FnOnce() + Send + 'static) {

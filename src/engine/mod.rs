@@ -16,26 +16,18 @@
 mod adaptive;
 mod background;
 mod clock;
-mod completion_group;
 mod dedicated;
 mod executor;
-mod oneshot;
 mod pin;
 mod poll_mode;
 mod poller;
-mod poller_lock;
-mod result_cell;
 mod shared_poller;
-mod sleepers;
 mod submission_queue;
-mod sync;
 mod wait_strategy;
 
 pub use background::{PollingThread, StartError, start};
 pub use clock::Clock;
-pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
 pub use executor::Executor;
-pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
 pub use pin::{PinError, pin_current_thread, process_cpus};
 pub use poll_mode::{EngineOptions, PollMode};
 pub use poller::{Handler, Poller};

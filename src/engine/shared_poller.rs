@@ -1,11 +1,10 @@
 //! One poller, shared by all threads of a process.
 
 use super::background::BackgroundState;
-use super::poller_lock::{LockOutcome, PollerLock};
-use super::sleepers::Sleepers;
 use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, Handler, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
+use crate::sync::{CombiningLock, LockOutcome, Sleepers};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
@@ -16,13 +15,13 @@ use std::time::Duration;
 
 /// A poller shared by the threads of a process. One of them holds it at a time.
 ///
-/// In the inline and adaptive modes a calling thread takes the [combining lock](PollerLock) with
+/// In the inline and adaptive modes a calling thread takes the [combining lock](CombiningLock) with
 /// one compare-and-swap, runs its own command and all submitted ones, polls, and releases the lock.
 /// A thread that finds the lock taken submits its command to a queue, which the holder checks
 /// before and after the release. In the dedicated mode the background poller holds the lock from
 /// start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
-    lock: CachePadded<PollerLock>,
+    lock: CachePadded<CombiningLock>,
     pub(super) submissions: SubmissionQueue<H::Command>,
     poller: UnsafeCell<Option<Poller<P, H>>>,
     pub(super) clock: Arc<dyn Clock>,
@@ -56,7 +55,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Shares a poller. [`start`](super::start) begins the modes that have a background poller.
     pub fn new(poller: Poller<P, H>, clock: Arc<dyn Clock>, options: &EngineOptions) -> Self {
         Engine {
-            lock: CachePadded::new(PollerLock::new()),
+            lock: CachePadded::new(CombiningLock::new()),
             submissions: SubmissionQueue::new(options.queue),
             sleeper: poller.sleeper(),
             poller: UnsafeCell::new(Some(poller)),
@@ -273,7 +272,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
     ) -> Result<LockOutcome, Unusable> {
         let run = || {
-            // SAFETY: `PollerLock::try_run` calls this only while this thread holds the lock, so
+            // SAFETY: `CombiningLock::try_run` calls this only while this thread holds the lock, so
             // there is no other reference to the poller. `body` can't come back here with this
             // reference alive, as it finds the lock taken.
             #[allow(unsafe_code)]
@@ -312,11 +311,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Canceled, Executor, OneshotSender, start};
+    use crate::engine::{Executor, start};
     use crate::fabric::Fabric;
     use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
     use crate::link::{LinkEvent, Links};
     use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+    use crate::sync::{Canceled, OneshotSender};
     use crate::telemetry::CountersWriter;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -396,7 +396,7 @@ mod tests {
         let (engine, counters) = engine();
         let executor = Executor::default();
         let (told, ended) = channel();
-        let waiter = OneshotSender::callback(&executor, move |Ended| told.send(()).expect("open"));
+        let waiter = OneshotSender::callback(executor.callback(move |Ended| told.send(()).expect("open")));
         engine.submit(TestCommand::Keep(waiter)).expect("usable");
         assert_eq!(engine.submit(TestCommand::Panic), Err(Unusable::Poisoned));
         ended
@@ -421,7 +421,8 @@ mod tests {
                 end(&engine);
             }
             let told = told.clone();
-            let waiter = OneshotSender::callback(&executor, move |Ended| told.send(()).expect("open"));
+            let waiter =
+                OneshotSender::callback(executor.callback(move |Ended| told.send(()).expect("open")));
             // A command that is refused is dropped, which ends its call too.
             submitted += 1;
             let _ = engine.submit(TestCommand::Keep(waiter));

@@ -23,7 +23,6 @@
 //! This module knows nothing of requests, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
-mod event_count;
 mod loans;
 pub mod shm;
 #[cfg(any(test, feature = "sim"))]
@@ -31,6 +30,7 @@ pub mod sim;
 pub mod verbs;
 mod words;
 
+pub use crate::sync::Sleep;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
@@ -375,16 +375,6 @@ pub trait Port: Send + 'static {
 
     /// Revokes a grant for reading.
     fn withdraw(&mut self, link: LinkId, grant: &Grant);
-}
-
-/// The kinds of threads that sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sleep {
-    /// A thread that waits for the end of a call.
-    Waiter,
-    /// The background poller. Arrivals wake it only while no thread is an [active
-    /// waiter](Sleeper::enter_wait).
-    Background,
 }
 
 /// Blocks threads while nothing arrives on a port's links. Clones share one state.

@@ -10,12 +10,11 @@ use super::pending::{CallPlace, CancelToken};
 use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::remote::{BatchReceive, BatchSend, ReceiveAll};
-use super::reuse::{Lists, Reused};
 use super::step::{Sendable, Step};
 use super::waiter::{CallId, Delivery, Outcome, Waiter};
-use crate::engine::{GroupPool, GroupSenders};
 use crate::link::{TensorKey, Value};
 use crate::memory::Tensor;
+use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
 use crate::wire::Time;
 use std::fmt;
 use std::sync::Arc;
@@ -167,10 +166,10 @@ impl Batch {
         let context = self.context.clone();
         // On an error below, the senders are dropped, which ends the group: its pending batch
         // cancels the receives that have begun.
-        let senders = self.groups.senders_then(&self.context.executor, move |receiver| {
+        let senders = self.groups.senders_then(self.context.executor.callback(move |receiver| {
             // Returns at once: all receives have ended, or one has failed.
             done(PendingBatch::new(&context, receiver, calls.first, calls.deadline).wait());
-        });
+        }));
         self.ask(step, calls, senders)?;
         let place = CallPlace::Batch { count: self.edges.len() as u64 };
         Ok(CancelToken { context: self.context.clone(), id: CallId(calls.first), place })

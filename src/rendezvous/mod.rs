@@ -27,7 +27,6 @@ mod receive;
 mod remote;
 #[cfg(test)]
 mod remote_calls_tests;
-mod reuse;
 mod sequence;
 mod standing;
 mod step;
@@ -52,7 +51,6 @@ pub use remote::RemoteLoad;
 pub use remote::{
     BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteSettings,
 };
-pub use reuse::Reused;
 pub use sequence::Sequence;
 pub use standing::Standing;
 pub use step::{Sendable, Step};

@@ -1,10 +1,11 @@
 //! The paths to other processes: one per poller.
 
 use super::waiter::{CallId, CancelReason, Waiter};
-use super::{BatchSend, Error, ReceiveAll, RemoteCommand, RemoteHandler, Reused};
+use super::{BatchSend, Error, ReceiveAll, RemoteCommand, RemoteHandler};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
+use crate::sync::Reused;
 use crate::wire::{Generation, Incarnation, Status, TaskId, Time};
 use std::sync::Arc;
 

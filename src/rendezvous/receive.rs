@@ -7,9 +7,9 @@ use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload}
 use super::pending_batch::PendingBatch;
 use super::waiter::{CallId, Delivery, Outcome, Waiter};
 use super::{Error, Step};
-use crate::engine::OneshotSender;
 use crate::link::Destination;
 use crate::memory::{Tensor, TensorMut};
+use crate::sync::OneshotSender;
 use crate::wire::Time;
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -181,9 +181,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         self.check()?;
-        let sender = OneshotSender::callback(&self.step.context.executor, move |Outcome(result)| {
-            done(result.and_then(Delivery::cast));
-        });
+        let done = move |Outcome(result): Outcome| done(result.and_then(Delivery::cast));
+        let sender = OneshotSender::callback(self.step.context.executor.callback(done));
         self.submit(sender).map(|(token, _)| token)
     }
 

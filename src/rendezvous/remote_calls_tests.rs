@@ -7,11 +7,12 @@ use super::path::{
 use super::waiter::{Delivery, Outcome, Payload, Waiter};
 use super::{
     Batch, BatchReceive, BatchSend, Context, Edge, Error, Losses, PeerObserver, ReceiveAll,
-    RendezvousSettings, Reused, Step,
+    RendezvousSettings, Step,
 };
 use crate::engine::Executor;
 use crate::link::{Destination, TensorKey, Value};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
+use crate::sync::Reused;
 use crate::wire::message::Placement;
 use crate::wire::{Generation, Incarnation, TaskId, Time};
 use std::sync::atomic::{AtomicU64, Ordering};

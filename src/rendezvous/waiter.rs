@@ -1,9 +1,9 @@
 //! A receive that waits for its tensor, and its outcome.
 
 use super::Error;
-use crate::engine::{Canceled, OneshotSender};
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
+use crate::sync::{Canceled, OneshotSender};
 use crate::wire::Time;
 use crate::wire::message::Placement;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! The event count of a port. The thread that watches the device notifies it when the port's
 //! completion channel has an event.
 
-use crate::fabric::event_count::{EventCount, WORDS};
 use crate::fabric::words::{LoadWords, ShareWords};
 use crate::fabric::{Sleep, Sleeper};
+use crate::sync::event_count::{EventCount, WORDS};
 use rustix::thread::futex;
 use std::fmt;
 use std::ptr;

@@ -5,14 +5,13 @@
 
 use super::RemoteHandler;
 use super::receiving::Receive;
-use crate::engine::OneshotSender;
 use crate::fabric::Port;
 use crate::link::{Destination, Links, TensorKey, Value};
 use crate::mutants::{Mutant, is_on};
 use crate::rendezvous::Error;
 use crate::rendezvous::path::{CancelAll, OnPath, PeerIndex};
-use crate::rendezvous::reuse::Reused;
 use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
+use crate::sync::{OneshotSender, Reused};
 use crate::telemetry::Counter;
 use crate::wire::Time;
 use foldhash::HashMap;

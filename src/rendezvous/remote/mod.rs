@@ -13,7 +13,6 @@ mod standing;
 
 use super::Error;
 use super::path::{Cancel, CancelAll, LinkTag, Members, PeerIndex, StandingChange, StepChange};
-use super::reuse::Reused;
 use super::steps::{StepState, Steps};
 use super::table::{Numbered, Table};
 use super::waiter::{CallId, Waiter};
@@ -23,6 +22,7 @@ use crate::link::{
     Destination, LinkEvent, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey, Value,
 };
 use crate::mutants::{Mutant, is_on};
+use crate::sync::Reused;
 use crate::wire::message::RequestId;
 use crate::wire::{LossCause, TaskId, Time};
 use foldhash::HashMap;

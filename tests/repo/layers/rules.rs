@@ -49,7 +49,7 @@ const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[
 
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] =
-    &["src/memory", "src/fabric/shm", "src/fabric/verbs", "src/engine", "cli/src/reference"];
+    &["src/memory", "src/sync", "src/fabric/shm", "src/fabric/verbs", "src/engine", "cli/src/reference"];
 
 /// Modules within those that are plain Rust all the same.
 const NO_UNSAFE: &[&str] = &["src/fabric/verbs/device"];

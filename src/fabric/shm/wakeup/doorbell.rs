@@ -12,8 +12,8 @@
 //! | 48 | summary: one bit for each of the words behind it |
 //! | 64..128 | one bit for each link |
 
-use crate::fabric::event_count::EventCount;
 use crate::fabric::words::ShareWords;
+use crate::sync::event_count::EventCount;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Words of a doorbell: 1 KiB.

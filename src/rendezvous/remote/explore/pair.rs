@@ -1,7 +1,6 @@
 //! A sender and a receiver with a link between them, moved by the test.
 
 use crate::engine::Handler;
-use crate::engine::{OneshotPool, OneshotReceiver};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Endpoint, Fabric, LinkOptions, Port, Role};
@@ -12,6 +11,7 @@ use crate::rendezvous::Losses;
 use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
 use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
 use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
+use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
 use crate::wire::{DType, EdgeName, Generation, Incarnation, Shape, TaskId, TensorMeta, Time, checksum_of};
 use std::sync::Arc;

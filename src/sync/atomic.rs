@@ -1,4 +1,4 @@
-//! The atomics of this module: loom's where loom checks them.
+//! The atomics of the standard library, or those of loom where loom checks this module.
 
 #[cfg(tensorwire_loom)]
 pub(super) use loom::sync::atomic::{AtomicU32, Ordering};

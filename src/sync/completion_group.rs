@@ -5,7 +5,6 @@
 //! subset alone.
 
 use super::Canceled;
-use super::executor::Executor;
 use super::oneshot::OneshotSender;
 use super::result_cell::ResultCell;
 use crossbeam_queue::ArrayQueue;
@@ -33,7 +32,6 @@ struct EndJob {
     left: AtomicUsize,
     /// The job, until it runs.
     job: ArrayQueue<Box<dyn FnOnce() + Send>>,
-    executor: Executor,
 }
 
 impl EndJob {
@@ -47,7 +45,7 @@ impl EndJob {
 
     fn run(&self) {
         if let Some(job) = self.job.pop() {
-            self.executor.run(job);
+            job();
         }
     }
 }
@@ -91,16 +89,12 @@ impl<R: Canceled> GroupPool<R> {
         self.sides(group)
     }
 
-    /// The senders of a new group. The executor calls `ended` with the receiver once: when every
-    /// result was sent, or the first failure.
-    pub fn senders_then(
-        &self,
-        executor: &Executor,
-        ended: impl FnOnce(GroupReceiver<R>) + Send + 'static,
-    ) -> GroupSenders<R> {
+    /// The senders of a new group. A sending thread calls `ended` with the receiver once: when
+    /// every result was sent, or the first failure. User code must be passed on to another thread.
+    pub fn senders_then(&self, ended: impl FnOnce(GroupReceiver<R>) + Send + 'static) -> GroupSenders<R> {
         let mut group = CompletionGroup::of(self.subsets.clone(), self.count);
         let left = AtomicUsize::new(group.cells.len());
-        group.end = Some(EndJob { left, job: ArrayQueue::new(1), executor: executor.clone() });
+        group.end = Some(EndJob { left, job: ArrayQueue::new(1) });
         let group = Arc::new(group);
         let (receiver, senders) = self.sides(group.clone());
         if let Some(end) = &group.end {
@@ -381,7 +375,7 @@ mod tests {
         let ends = |subsets: &[u16], answers: &[i32]| {
             let (told, ended) = std::sync::mpsc::channel();
             let groups = GroupPool::new(subsets.into(), 2);
-            let senders = groups.senders_then(&Executor::on_the_spot(), move |mut receiver| {
+            let senders = groups.senders_then(move |mut receiver| {
                 let taken: Vec<_> = (0..receiver.len()).map(|at| receiver.take(at)).collect();
                 told.send((receiver.is_done(), taken)).expect("open");
             });

@@ -2,7 +2,6 @@
 //! state.
 
 use super::completion_group::CompletionGroup;
-use super::executor::Executor;
 use super::result_cell::ResultCell;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
@@ -38,7 +37,7 @@ pub struct OneshotSender<R: Canceled> {
 enum SendTarget<R> {
     Cell(Arc<ResultCell<R>>),
     Group(Arc<CompletionGroup<R>>, usize),
-    Callback(Box<dyn FnOnce(R) + Send>, Executor),
+    Callback(Box<dyn FnOnce(R) + Send>),
 }
 
 /// Cells that a pool makes at the start. At least as many channels lie between two uses of a cell.
@@ -114,9 +113,10 @@ impl<R> Drop for OneshotReceiver<R> {
 }
 
 impl<R: Canceled> OneshotSender<R> {
-    /// A sender whose result goes to `callback`, which the executor runs.
-    pub fn callback(executor: &Executor, callback: impl FnOnce(R) + Send + 'static) -> Self {
-        OneshotSender { to: Some(SendTarget::Callback(Box::new(callback), executor.clone())) }
+    /// A sender whose result goes to `callback`. The sending thread calls it: user code must be
+    /// passed on to another thread.
+    pub fn callback(callback: impl FnOnce(R) + Send + 'static) -> Self {
+        OneshotSender { to: Some(SendTarget::Callback(Box::new(callback))) }
     }
 
     /// The sender of one result of a group.
@@ -146,7 +146,7 @@ impl<R: Canceled> OneshotSender<R> {
                     group.put(at, result);
                 }
             }
-            Some(SendTarget::Callback(callback, executor)) => executor.run(move || callback(result)),
+            Some(SendTarget::Callback(callback)) => callback(result),
             None => {}
         }
     }

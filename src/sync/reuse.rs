@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// A pool of lists.
 #[derive(Debug)]
-pub(super) struct Lists<T> {
+pub(crate) struct Lists<T> {
     free: Arc<ArrayQueue<Vec<T>>>,
 }
 
@@ -31,7 +31,7 @@ impl<T> Lists<T> {
 
 impl<T> Reused<T> {
     /// Another empty list of the same pool.
-    pub(super) fn another(&self) -> Reused<T> {
+    pub(crate) fn another(&self) -> Reused<T> {
         Reused { list: self.home.pop().unwrap_or_default(), home: self.home.clone() }
     }
 }

@@ -18,10 +18,19 @@
 //! | 18 | waiters in their wait, asleep or not |
 //! | 32, 33 | background threads that sleep; the futex that they sleep on |
 
-use super::Sleep;
 use super::words::ShareWords;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
+
+/// The kinds of threads that sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// A thread that waits for the end of a call.
+    Waiter,
+    /// The background thread of a poller. Events wake it only while no thread is [in its
+    /// wait](EventCount::enter_wait).
+    Background,
+}
 
 /// Words of an event count.
 pub(crate) const WORDS: usize = 34;
@@ -133,8 +142,8 @@ impl<W: ShareWords> EventCount<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::words::LoadWords;
-    use crate::fabric::words::test::LoomShared;
+    use crate::sync::words::LoadWords;
+    use crate::sync::words::test::LoomShared;
     use loom::sync::atomic::{AtomicU32, Ordering};
     use std::sync::Arc;
 

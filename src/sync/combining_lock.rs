@@ -1,27 +1,25 @@
-//! The combining lock of a poller: at most one thread moves the poller, and no submitted command is
-//! forgotten.
+//! The combining lock: at most one thread has it, and no submitted command is forgotten.
 
-use super::sync::{AtomicU32, Ordering, spin_loop};
+use super::atomic::{AtomicU32, Ordering, spin_loop};
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 const POISONED: u32 = 2;
 
-/// Lets one thread at a time move a poller, and has it carry out what the other threads have
-/// submitted.
+/// Lets one thread at a time work, and has it carry out what the other threads have submitted.
 ///
 /// A thread that finds the lock taken leaves its command in a queue and continues.
-/// [`PollerLock::try_run`] makes sure that a lock holder runs that command: a holder looks at the
-/// queue *after* it has released the lock, and the other thread tries the lock *after* it has
+/// [`CombiningLock::try_run`] makes sure that a lock holder runs that command: a holder looks at
+/// the queue *after* it has released the lock, and the other thread tries the lock *after* it has
 /// queued. Both are sequentially consistent, so at least one of them sees the other.
 #[derive(Debug)]
-pub(super) struct PollerLock {
+pub(crate) struct CombiningLock {
     state: AtomicU32,
 }
 
 /// The outcome of an attempt to run under the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LockOutcome {
+pub(crate) enum LockOutcome {
     /// This thread held the lock, at least once.
     Ran,
     /// Another thread holds the lock and will see what was queued before the attempt.
@@ -30,9 +28,9 @@ pub(super) enum LockOutcome {
     Poisoned,
 }
 
-impl PollerLock {
+impl CombiningLock {
     pub fn new() -> Self {
-        PollerLock { state: AtomicU32::new(FREE) }
+        CombiningLock { state: AtomicU32::new(FREE) }
     }
 
     /// Runs `body` under the lock if the lock is free, and again as long as `has_work` finds work
@@ -84,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_holder_runs_again_while_others_leave_work() {
-        let lock = PollerLock::new();
+        let lock = CombiningLock::new();
         let (left, runs) = (Cell::new(2), Cell::new(0));
         let outcome = lock.try_run(
             || {
@@ -101,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_second_attempt_by_the_holder_finds_the_lock_busy() {
-        let lock = PollerLock::new();
+        let lock = CombiningLock::new();
         lock.try_run(
             || {
                 assert_eq!(lock.try_run(|| unreachable!(), || false), LockOutcome::Busy);
@@ -113,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_failed_holder_is_the_last() {
-        let lock = PollerLock::new();
+        let lock = CombiningLock::new();
         assert_eq!(lock.try_run(|| false, || false), LockOutcome::Poisoned);
         assert_eq!(lock.try_run(|| unreachable!(), || false), LockOutcome::Poisoned);
     }
@@ -127,7 +125,7 @@ mod loom_tests {
     use loom::sync::atomic::AtomicUsize;
 
     struct Shared {
-        lock: PollerLock,
+        lock: CombiningLock,
         queued: AtomicUsize,
         done: UnsafeCell<usize>,
     }
@@ -164,7 +162,7 @@ mod loom_tests {
         model.preemption_bound = preemptions;
         model.check(move || {
             let shared = Arc::new(Shared {
-                lock: PollerLock::new(),
+                lock: CombiningLock::new(),
                 queued: AtomicUsize::new(0),
                 done: UnsafeCell::new(0),
             });

@@ -1,7 +1,7 @@
 //! Counts the threads that sleep in calls, so that a thread that completes something knows whether
 //! to wake any.
 
-use super::sync::{AtomicU32, Ordering};
+use super::atomic::{AtomicU32, Ordering};
 
 /// Counts the waiters that sleep or are about to.
 ///
@@ -9,7 +9,7 @@ use super::sync::{AtomicU32, Ordering};
 /// completes something does so first and then reads the count. Both are sequentially consistent, so
 /// one of them sees the other.
 #[derive(Debug)]
-pub(super) struct Sleepers {
+pub(crate) struct Sleepers {
     count: AtomicU32,
 }
 

@@ -1,0 +1,31 @@
+//! How threads pass results on, take turns and sleep: each primitive once, and its race under loom.
+//!
+//! | type | purpose |
+//! |---|---|
+//! | [`OneshotPool`] | one result, from one thread to another |
+//! | [`GroupPool`] | several results that are waited for together |
+//! | [`Lists`] | lists that travel to another thread and come back |
+//! | [`CombiningLock`] | one thread works at a time, also for the others |
+//! | [`Sleepers`] | whether a thread must be woken |
+//! | [`EventCount`](event_count::EventCount) | threads sleep until an event, also in memory of several processes |
+//!
+//! Code in this module may not know what it carries. It may not run user code or hold a lock that
+//! another thread waits for.
+
+mod atomic;
+mod combining_lock;
+mod completion_group;
+pub(crate) mod event_count;
+mod oneshot;
+mod result_cell;
+mod reuse;
+mod sleepers;
+pub(crate) mod words;
+
+pub(crate) use combining_lock::{CombiningLock, LockOutcome};
+pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
+pub use event_count::Sleep;
+pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
+pub(crate) use reuse::Lists;
+pub use reuse::Reused;
+pub(crate) use sleepers::Sleepers;
