@@ -44,6 +44,10 @@ enum Act {
     Receive(Key, u64),
     /// As `Receive`, into a tensor that no value fits.
     ReceiveMismatch(Key, u64),
+    /// As `Receive`, for a value that is there now.
+    TryReceive(Key, u64),
+    /// The receiver announces an edge with a window of two.
+    Widen(Key),
     /// A receive gives up, if it waits.
     GiveUp(Waiter),
     /// The receiver cleans a step up.
@@ -81,6 +85,17 @@ enum Call {
     GaveUp,
 }
 
+/// What a receive asks for.
+#[derive(Clone, Copy, Debug)]
+struct Receive {
+    key: Key,
+    step: u64,
+    /// Whether values fit its tensor.
+    fits: bool,
+    /// Whether it waits for a value that is not there.
+    waits: bool,
+}
+
 struct Case {
     name: &'static str,
     options: WindowOptions,
@@ -95,11 +110,12 @@ impl Case {
             .collect()
     }
 
-    fn calls(&self) -> Vec<(Key, u64, bool)> {
+    fn calls(&self) -> Vec<Receive> {
         let acts = self.programs.iter().flatten();
-        acts.filter_map(|act| match act {
-            Act::Receive(key, step) => Some((*key, *step, true)),
-            Act::ReceiveMismatch(key, step) => Some((*key, *step, false)),
+        acts.filter_map(|act| match *act {
+            Act::Receive(key, step) => Some(Receive { key, step, fits: true, waits: true }),
+            Act::ReceiveMismatch(key, step) => Some(Receive { key, step, fits: false, waits: true }),
+            Act::TryReceive(key, step) => Some(Receive { key, step, fits: true, waits: false }),
             _ => None,
         })
         .collect()
@@ -207,7 +223,10 @@ impl World {
                         .count()
                 };
                 let value = before(|act| matches!(act, Act::Send(..)));
-                let call = before(|act| matches!(act, Act::Receive(..) | Act::ReceiveMismatch(..)));
+                let is_call = |act: &Act| {
+                    matches!(act, Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..))
+                };
+                let call = before(is_call);
                 self.act(case, act, value as Value, call as Waiter);
             }
             Step::ToSender => {
@@ -256,12 +275,15 @@ impl World {
                 let dropped = self.sender.end_steps(over, &mut |message| to_receiver.push(message));
                 self.drop_values(&dropped);
             }
-            Act::Receive(key, step) | Act::ReceiveMismatch(key, step) => {
-                let fits = matches!(act, Act::Receive(..));
-                self.receive(case, (key, step, fits), call, &mut to_sender);
+            Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..) => {
+                self.receive(case, call, &mut to_sender);
+            }
+            Act::Widen(key) => {
+                let index = self.receiver.edge(&key);
+                self.receiver.widen(index, 2, &mut |message| to_sender.push(message));
             }
             Act::GiveUp(waiter) => {
-                let (key, step, _) = case.calls()[waiter as usize];
+                let Receive { key, step, .. } = case.calls()[waiter as usize];
                 if self.calls[waiter as usize] == Call::Waits {
                     let index = self.receiver.edge(&key);
                     assert!(self.receiver.give_up(index, step, &waiter), "{waiter} waits");
@@ -322,13 +344,8 @@ impl World {
         self.post_to_sender(to_sender);
     }
 
-    fn receive(
-        &mut self,
-        case: &Case,
-        (key, step, fits): (Key, u64, bool),
-        waiter: Waiter,
-        posted: &mut Vec<ToSender<Key>>,
-    ) {
+    fn receive(&mut self, case: &Case, waiter: Waiter, posted: &mut Vec<ToSender<Key>>) {
+        let Receive { key, step, fits, waits } = case.calls()[waiter as usize];
         if self.over_at_receiver.contains(&step) {
             self.calls[waiter as usize] = Call::Failed(ENDED_HERE);
             return;
@@ -340,14 +357,18 @@ impl World {
                 self.calls[waiter as usize] = Call::Failed(MISMATCH);
                 return;
             }
-            let value = self.receiver.take(index, step, &mut post).expect("a value");
-            self.got(case, waiter, value);
+            let held = self.receiver.take(index, step).expect("a value");
+            self.got(case, waiter, held.value);
+            self.receiver.settle(index, &mut post);
         } else if let Some(error) = self.receiver.refusal(index, step) {
             self.calls[waiter as usize] = Call::Failed(*error);
             self.receiver.settle(index, &mut post);
-        } else {
+        } else if waits {
             self.calls[waiter as usize] = Call::Waits;
             self.receiver.wait(index, step, waiter, &mut post);
+        } else {
+            self.calls[waiter as usize] = Call::GaveUp;
+            self.receiver.ask(index, step, &mut post);
         }
     }
 
@@ -361,7 +382,7 @@ impl World {
                 let mut next = Some((waiter, held));
                 while let Some((waiter, held)) = next {
                     next = None;
-                    if case.calls()[waiter as usize].2 {
+                    if case.calls()[waiter as usize].fits {
                         let Held { value, .. } = held;
                         self.got(case, waiter, value);
                     } else {
@@ -383,7 +404,7 @@ impl World {
 
     fn got(&mut self, case: &Case, waiter: Waiter, value: Value) {
         let values = case.values();
-        let (key, step, _) = case.calls()[waiter as usize];
+        let Receive { key, step, .. } = case.calls()[waiter as usize];
         assert_eq!(values[value as usize], (key, step), "a value of another key");
         assert_eq!(self.fates[value as usize], Fate::Moving, "value {value} was taken twice");
         let earlier = values.iter().zip(&self.fates).take(value as usize);
@@ -505,7 +526,7 @@ impl World {
     /// The state after every step has ended on both sides and every edge was retired.
     fn check_end(mut self, case: &Case) {
         let mut steps: Vec<_> = case.values().iter().map(|(_, step)| *step).collect();
-        steps.extend(case.calls().iter().map(|(_, step, _)| *step));
+        steps.extend(case.calls().iter().map(|call| call.step));
         steps.sort_unstable();
         steps.dedup();
         for step in steps {

@@ -187,11 +187,27 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     }
 
     /// Takes the first value of a step.
-    pub fn take(&mut self, step: u64) -> Option<V> {
+    pub fn take(&mut self, step: u64) -> Option<Held<V>> {
         let at = self.held.iter().position(|held| held.step == step)?;
         let held = self.held.remove(at);
         self.occupied -= u64::from(held.in_window);
-        Some(held.value)
+        Some(held)
+    }
+
+    /// Lets the edge hold `window` values, or more if it does already.
+    pub fn widen(&mut self, window: u64) {
+        self.window = self.window.max(window);
+    }
+
+    /// Asks for a value of a step for a receive that does not wait. Returns the message for the
+    /// sender, if the value does not come by itself.
+    pub fn ask<K>(&mut self, step: u64) -> Option<ToSender<K>> {
+        let InState::Announced(edge) = self.state else { return None };
+        if self.credit() > 0 || self.needs.iter().any(|(of, _)| *of == step) {
+            return None;
+        }
+        self.needs.push((step, 1));
+        Some(ToSender::Need { edge, step })
     }
 
     /// A receive waits for a value of a step. The edge holds none of that step.

@@ -106,11 +106,27 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.get(index)?.edge.first(step)
     }
 
-    /// Takes the first value of a step.
-    pub fn take(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) -> Option<V> {
-        let value = self.edge_mut(index)?.take(step)?;
-        self.settle(index, post);
-        Some(value)
+    /// Takes the first value of a step. After it has delivered or put back the value, the caller calls
+    /// [`InEdges::settle`].
+    pub fn take(&mut self, index: u32, step: u64) -> Option<Held<V>> {
+        self.edge_mut(index)?.take(step)
+    }
+
+    /// Asks for a value of a step for a receive that does not wait. The edge holds none of that step.
+    pub fn ask(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) {
+        self.announce(index, true, post);
+        let credit = self.next_message(index, post);
+        if !credit && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step)) {
+            post(message);
+        }
+    }
+
+    /// Announces an edge before a receive needs it, with a window of at least `window` cells.
+    pub fn widen(&mut self, index: u32, window: u64, post: &mut impl FnMut(ToSender<K>)) {
+        let window = window.min(self.options.largest_window);
+        self.edge_mut(index).into_iter().for_each(|edge| edge.widen(window));
+        self.announce(index, true, post);
+        self.next_message(index, post);
     }
 
     /// A receive waits for a value of a step. The edge holds none of that step. An edge without a
@@ -138,15 +154,22 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// Sends the messages that are due on an edge. The caller calls this after it has delivered or
     /// put back the value that [`InEdges::receive`] returned.
     pub fn settle(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
-        self.announce(index, post);
-        let largest = self.options.largest_window;
-        while let Some(message) = self.edge_mut(index).and_then(|edge| edge.next_message(largest)) {
-            post(message);
-        }
+        self.announce(index, false, post);
+        self.next_message(index, post);
         if !self.unnumbered.is_empty() {
             self.retire(index, post);
         }
         self.forget(index);
+    }
+
+    /// Sends the credit and the needs of an edge. Returns whether there were any.
+    fn next_message(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
+        let (largest, mut sent) = (self.options.largest_window, false);
+        while let Some(message) = self.edge_mut(index).and_then(|edge| edge.next_message(largest)) {
+            post(message);
+            sent = true;
+        }
+        sent
     }
 
     /// Handles a message of the peer. `is_over` says whether a step is over here. After
@@ -272,11 +295,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.is_up = true;
     }
 
-    /// Announces the edge if a receive waits on it and it has no number.
-    fn announce(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+    /// Announces the edge if it has no number, and a receive waits on it or `is_wanted`.
+    fn announce(&mut self, index: u32, is_wanted: bool, post: &mut impl FnMut(ToSender<K>)) {
         let Some(named) = self.edges.get_mut(index) else { return };
-        let is_wanted = self.is_up && named.edge.waiters().next().is_some();
-        if !is_wanted || *named.edge.state() != InState::Unannounced {
+        let is_wanted = is_wanted || named.edge.waiters().next().is_some();
+        if !self.is_up || !is_wanted || *named.edge.state() != InState::Unannounced {
             return;
         }
         let number = match self.free.pop() {

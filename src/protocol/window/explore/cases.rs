@@ -108,6 +108,23 @@ pub fn cases() -> Vec<Case> {
             ],
         );
         add(
+            "receives that do not wait",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 2), Send(0, 3), Send(0, 3)],
+                vec![TryReceive(0, 3), TryReceive(0, 3), Receive(0, 3)],
+                vec![TryReceive(0, 1), Receive(0, 2)],
+            ],
+        );
+        add(
+            "an edge is announced before a receive",
+            WindowOptions { largest_window: 2, ..plain },
+            vec![
+                vec![Send(0, 1), Send(0, 2), Send(0, 3)],
+                vec![Widen(0), Receive(0, 3), Widen(0), Receive(0, 1)],
+            ],
+        );
+        add(
             "edges share one number",
             WindowOptions { max_edges: 1, ..plain },
             vec![
