@@ -33,6 +33,8 @@ mod step;
 mod steps;
 mod table;
 mod waiter;
+#[cfg(any(test, feature = "internals"))]
+pub mod windows;
 
 pub use batch::Batch;
 pub use context::{Context, RendezvousSettings};

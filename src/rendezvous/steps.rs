@@ -165,6 +165,27 @@ impl Steps {
         self.live.keys().copied()
     }
 
+    /// The retired steps that are remembered, as ranges from a first to a last one.
+    pub fn retired(&self) -> Vec<(u64, u64)> {
+        let run = |run: &StepRange| (run.base < run.watermark).then(|| (run.base, run.watermark - 1));
+        let mut ranges: Vec<(u64, u64)> = self.sequences.iter().filter_map(run).collect();
+        let early = self.sequences.iter().flat_map(|run| &run.early);
+        let mut alone: Vec<u64> = self.retired.iter().chain(early).copied().collect();
+        alone.sort_unstable();
+        for step in alone {
+            match ranges.last_mut() {
+                Some((_, last)) if last.checked_add(1) == Some(step) => *last = step,
+                _ => ranges.push((step, step)),
+            }
+        }
+        ranges
+    }
+
+    /// The aborted steps that were not cleaned up, with their statuses.
+    pub fn aborted(&self) -> impl Iterator<Item = (u64, &Status)> {
+        self.live.iter().filter_map(|(step, live)| Some((*step, live.aborted.as_ref()?)))
+    }
+
     fn is_gone(&self, step: u64) -> bool {
         if is_on(Mutant::CleanedStepReturns) {
             return false;
@@ -211,6 +232,16 @@ impl StepRange {
 mod tests {
     use super::*;
     use crate::wire::Code;
+
+    #[test]
+    fn retired_steps_are_told_as_ranges() {
+        let mut steps = Steps::default();
+        steps.sequence(100);
+        [1, 2, 3, 7, 100, 101, 105].iter().for_each(|step| assert!(steps.cleanup(*step)));
+        let mut ranges = steps.retired();
+        ranges.sort_unstable();
+        assert_eq!(ranges, [(1, 3), (7, 7), (100, 101), (105, 105)]);
+    }
 
     fn worker(name: &str) -> Arc<str> {
         name.into()

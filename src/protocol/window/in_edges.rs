@@ -106,13 +106,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.get(index)?.edge.first(step)
     }
 
-    /// Takes the first value of a step. After it has delivered or put back the value, the caller calls
-    /// [`InEdges::settle`].
+    /// Takes the first value of a step. After it has delivered or put back the value, the caller
+    /// calls [`InEdges::settle`].
     pub fn take(&mut self, index: u32, step: u64) -> Option<Held<V>> {
         self.edge_mut(index)?.take(step)
     }
 
-    /// Asks for a value of a step for a receive that does not wait. The edge holds none of that step.
+    /// Asks for a value of a step for a receive that does not wait. The edge holds none of that
+    /// step.
     pub fn ask(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) {
         self.announce(index, true, post);
         let credit = self.next_message(index, post);

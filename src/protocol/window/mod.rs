@@ -43,6 +43,7 @@ pub use in_edges::{InEdges, Incoming};
 pub use message::{Record, StepsOver, ToReceiver, ToSender};
 pub use out_edge::OutEdge;
 pub use out_edges::OutEdges;
+pub use slab::Slab;
 
 /// The peer did something that the protocol does not allow. The link must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

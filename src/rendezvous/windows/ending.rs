@@ -1,0 +1,126 @@
+//! The ends of calls, steps and lives.
+
+use super::sending::gone;
+use super::{EdgeKey, Lanes, Matching};
+use crate::link::TensorKey;
+use crate::protocol::window::StepsOver;
+use crate::rendezvous::Error;
+use crate::rendezvous::path::{Cancel, PeerIndex, StepChange};
+use crate::rendezvous::waiter::CancelReason;
+use crate::wire::{Status, Time};
+use std::sync::Arc;
+
+impl<L: Lanes> Matching<L> {
+    /// Cancels a call. Returns whether it was waiting.
+    pub fn cancel(&mut self, cancel: &Cancel) -> bool {
+        let Some(waiter) = self.calls.get(&cancel.id).copied() else { return false };
+        self.give_up(waiter, cancel.why.clone());
+        true
+    }
+
+    /// Ends the waits whose deadline is `now` or earlier.
+    pub fn expire(&mut self, now: Time) {
+        let late = self.waiting.iter().filter(|(_, receive)| receive.waiter.deadline <= now);
+        let late: Vec<_> = late.map(|(waiter, _)| waiter).collect();
+        late.into_iter().for_each(|waiter| self.give_up(waiter, CancelReason::Deadline(None)));
+        let deadlines = self.waiting.iter().map(|(_, receive)| receive.waiter.deadline);
+        self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
+    }
+
+    /// Ends a wait. A value that comes later is for the next receive.
+    fn give_up(&mut self, waiter: u32, why: CancelReason) {
+        let Some(mut receive) = self.take_waiting(waiter) else { return };
+        let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
+        incoming.give_up(receive.edge, receive.key.step, &waiter);
+        receive.waiter.cancel_reason = Some(why);
+        receive.waiter.fail_cancelled(&receive.key);
+    }
+
+    /// Notes the change of a step.
+    pub fn step_changed(&mut self, change: StepChange) {
+        match change {
+            StepChange::Sequence { base } => self.steps.sequence(base),
+            StepChange::Begun { step, worker } => {
+                // The rendezvous has checked that the step may begin.
+                let _ = self.steps.begin(step, &worker);
+            }
+            StepChange::Aborted { step, status } => {
+                // The begin command of another thread may still be queued. It changes nothing then.
+                let _ = self.steps.begin(step, &Arc::from(""));
+                self.steps.abort(step, status.clone());
+                let error = Error::Aborted { step: step.into(), status: status.clone() };
+                self.end_step(step, &error, status.into_derived());
+            }
+            StepChange::CleanedUp { step } => {
+                self.steps.cleanup(step);
+                self.end_step(step, &Error::StepGone { step: step.into() }, gone(&self.me, step));
+            }
+        }
+    }
+
+    /// Drops the values of a step, fails its receives, and tells the peers.
+    fn end_step(&mut self, step: u64, error: &Error, status: Status) {
+        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
+            let Matching { peers, lanes, .. } = self;
+            let entry = &mut peers[peer.0 as usize];
+            let over = StepsOver { first: step, last: step, error: status.clone() };
+            let dropped = entry.out.end_steps(over, &mut |message| lanes.to_receiver(peer, message));
+            let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
+            self.left(dropped.len());
+            self.fail(waiters, error);
+        }
+    }
+
+    /// A link to a peer is up. The peer hears which steps have ended here.
+    pub fn up(&mut self, peer: PeerIndex) {
+        let Matching { peers, lanes, steps, me, .. } = self;
+        let entry = &mut peers[peer.0 as usize];
+        entry.down = None;
+        entry.incoming.returned();
+        let mut post = |message| lanes.to_receiver(peer, message);
+        for (first, last) in steps.retired() {
+            // Their values were dropped when they ended.
+            let _ = entry.out.end_steps(StepsOver { first, last, error: gone(me, last) }, &mut post);
+        }
+        for (step, status) in steps.aborted() {
+            let error = status.clone().into_derived();
+            let _ = entry.out.end_steps(StepsOver { first: step, last: step, error }, &mut post);
+        }
+    }
+
+    /// The life of a peer has ended, and its link. Its receives fail with `error`. Values that left
+    /// are lost; the others are for its next life.
+    pub fn lost(&mut self, peer: PeerIndex, error: &Error) {
+        let entry = &mut self.peers[peer.0 as usize];
+        entry.down = Some(error.clone());
+        drop(entry.out.lost());
+        let waiters = entry.incoming.lost();
+        self.fail(waiters, error);
+    }
+
+    /// Fails every receive.
+    pub fn end(&mut self, error: &Error) {
+        let waiters: Vec<_> = self.waiting.iter().map(|(waiter, _)| waiter).collect();
+        for waiter in waiters {
+            let Some(receive) = self.take_waiting(waiter) else { continue };
+            let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
+            incoming.give_up(receive.edge, receive.key.step, &waiter);
+            receive.waiter.complete(Err(error.clone()));
+        }
+    }
+
+    /// Announces an edge before its receives, with a window of at least `window` values.
+    pub fn widen(&mut self, peer: PeerIndex, key: &TensorKey, window: u32) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let edge = incoming.edge(&EdgeKey::of(key));
+        incoming.widen(edge, window.into(), &mut |message| self.lanes.to_sender(peer, message));
+    }
+
+    fn fail(&mut self, waiters: Vec<u32>, error: &Error) {
+        for waiter in waiters {
+            if let Some(receive) = self.take_waiting(waiter) {
+                receive.waiter.complete(Err(error.clone()));
+            }
+        }
+    }
+}

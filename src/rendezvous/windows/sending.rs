@@ -1,0 +1,84 @@
+//! The sending side.
+
+use super::{EdgeKey, Lanes, Matching};
+use crate::link::{TensorKey, Value};
+use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
+use crate::rendezvous::path::PeerIndex;
+use crate::rendezvous::steps::{StepState, Steps};
+use crate::telemetry::Counter;
+use crate::wire::{Code, Status, TaskId};
+use std::sync::atomic::Ordering;
+
+impl<L: Lanes> Matching<L> {
+    /// Sends a value. A value of a step that has ended is dropped.
+    pub fn send(&mut self, peer: PeerIndex, key: &TensorKey, value: Value) {
+        if is_over(&self.steps, key.step) {
+            return self.left(1);
+        }
+        let Matching { peers, lanes, counters, .. } = self;
+        let out = &mut peers[peer.0 as usize].out;
+        let index = out.edge(&EdgeKey::of(key));
+        let mut records = 0;
+        out.offer(index, key.step, value, &mut |message| {
+            records += count_record(counters, &message);
+            lanes.to_receiver(peer, message);
+        });
+        self.left(records);
+    }
+
+    /// Handles a message of a peer that receives.
+    ///
+    /// # Errors
+    /// If the peer breaks the protocol. Its link must end.
+    pub fn from_receiver(
+        &mut self,
+        peer: PeerIndex,
+        message: ToSender<EdgeKey>,
+    ) -> Result<(), WindowViolation> {
+        let Matching { peers, lanes, counters, steps, me, .. } = self;
+        let mut records = 0;
+        let mut post = |message| {
+            records += count_record(counters, &message);
+            lanes.to_receiver(peer, message);
+        };
+        let out = &mut peers[peer.0 as usize].out;
+        let dropped = out.receive(message, |step| end_of(steps, me, step), |_| None, &mut post)?;
+        self.left(records + dropped.len());
+        Ok(())
+    }
+
+    /// Values have left for good, or were dropped.
+    pub(super) fn left(&self, count: usize) {
+        self.outstanding.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// Whether no value of a step may be kept: the step was aborted or cleaned up here. A step that has
+/// not begun may begin.
+pub(super) fn is_over(steps: &Steps, step: u64) -> bool {
+    !steps.is_live(step) && matches!(steps.state(step), StepState::Aborted(_) | StepState::Gone)
+}
+
+/// The error of receives that ask this process for values of a step that is over here.
+pub(super) fn end_of(steps: &Steps, me: &TaskId, step: u64) -> Option<Status> {
+    match steps.state(step) {
+        StepState::Aborted(status) => Some(status.into_derived()),
+        StepState::Gone => Some(gone(me, step)),
+        StepState::Live | StepState::NotBegun => None,
+    }
+}
+
+/// The error of receives that ask for values of a step that was cleaned up.
+pub(super) fn gone(me: &TaskId, step: u64) -> Status {
+    Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"))
+}
+
+/// Counts a record. Returns the number of values that leave with the message.
+fn count_record(counters: &crate::telemetry::CountersWriter, message: &ToReceiver<Value, Status>) -> usize {
+    let ToReceiver::Record(record) = message else { return 0 };
+    if let Value::Tensor(tensor) = &record.value {
+        counters.add(Counter::BytesSent, tensor.meta().bytes());
+    }
+    counters.increment(Counter::TensorsSent);
+    1
+}

@@ -1,0 +1,513 @@
+//! Two processes whose links are two queues of messages.
+
+use super::*;
+use crate::engine::{OneshotPool, OneshotReceiver};
+use crate::link::placement_of;
+use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use crate::protocol::window::Record;
+use crate::rendezvous::path::{Cancel, StepChange};
+use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
+use crate::wire::{Code, DType, Shape, TensorMeta, checksum_of};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;
+const TO_RECEIVER: PeerIndex = PeerIndex(RECEIVER as u32);
+const TO_SENDER: PeerIndex = PeerIndex(SENDER as u32);
+const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/replica:0/task:0/device:CPU:0"];
+const SOON: Duration = Duration::from_secs(1);
+const MAX_WAITING: usize = 40;
+
+/// The messages of one process that have not arrived.
+#[derive(Default)]
+struct Outbox {
+    to_sender: VecDeque<ToSender<EdgeKey>>,
+    to_receiver: VecDeque<ToReceiver<Value, Status>>,
+    is_down: bool,
+}
+
+impl Lanes for Outbox {
+    fn to_sender(&mut self, _: PeerIndex, message: ToSender<EdgeKey>) {
+        if !self.is_down {
+            self.to_sender.push_back(message);
+        }
+    }
+
+    fn to_receiver(&mut self, _: PeerIndex, message: ToReceiver<Value, Status>) {
+        if !self.is_down {
+            self.to_receiver.push_back(message);
+        }
+    }
+}
+
+struct Side {
+    matching: Matching<Outbox>,
+    pool: Pool,
+    outstanding: Arc<AtomicUsize>,
+}
+
+struct Pair {
+    sides: [Side; 2],
+    calls: OneshotPool<Outcome>,
+    next_call: u64,
+    now: Time,
+}
+
+struct Call {
+    id: CallId,
+    result: OneshotReceiver<Outcome>,
+}
+
+impl Call {
+    fn outcome(&mut self) -> Option<Result<Payload, Error>> {
+        self.result.take().map(|Outcome(result)| result.map(|delivery| delivery.tensor))
+    }
+
+    /// The number in the received tensor.
+    fn number(&mut self) -> u32 {
+        match self.outcome() {
+            Some(Ok(Payload::Tensor(tensor))) => number_in(tensor.bytes()),
+            Some(Ok(Payload::Into(tensor))) => number_in(tensor.bytes()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn error(&mut self) -> Error {
+        self.outcome().expect("ended").expect_err("an error")
+    }
+
+    fn waits(&self) -> bool {
+        !self.result.is_done()
+    }
+}
+
+fn number_in(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(*bytes.first_chunk().expect("a number"))
+}
+
+fn side(job: &str, window: u64) -> Side {
+    let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+    let pool = Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default());
+    let pool = pool.expect("a pool");
+    let tasks = ["a", "b"].map(|job| TaskId::new(job, 0).expect("a task"));
+    let members = Members::new(tasks.to_vec());
+    let outstanding = Arc::<AtomicUsize>::default();
+    let options = WindowOptions {
+        first_window: window,
+        largest_window: window,
+        max_edges: 8,
+        max_needs: 8,
+        resends: false,
+    };
+    let matching = Matching::new(
+        (TaskId::new(job, 0).expect("a task"), members),
+        (pool.clone(), CountersWriter::new()),
+        options,
+        (MAX_WAITING, outstanding.clone()),
+        Outbox::default(),
+    );
+    Side { matching, pool, outstanding }
+}
+
+fn key(name: &str, step: u64) -> TensorKey {
+    let edge = EdgeName::new(DEVICES[SENDER], DEVICES[RECEIVER], name).expect("an edge");
+    TensorKey { edge: Arc::new(edge), step, frame: 0, iteration: 0 }
+}
+
+impl Pair {
+    /// Two linked processes.
+    fn new(window: u64) -> Pair {
+        let sides = [side("a", window), side("b", window)];
+        let (calls, next_call, now) = (OneshotPool::new(64), 0, Time::from_nanos(1));
+        let mut pair = Pair { sides, calls, next_call, now };
+        pair.up();
+        pair
+    }
+
+    fn up(&mut self) {
+        for (side, peer) in [(SENDER, TO_RECEIVER), (RECEIVER, TO_SENDER)] {
+            self.sides[side].matching.lanes().is_down = false;
+            self.sides[side].matching.up(peer);
+        }
+        self.run();
+    }
+
+    fn lose(&mut self) {
+        for (side, peer) in [(SENDER, TO_RECEIVER), (RECEIVER, TO_SENDER)] {
+            let matching = &mut self.sides[side].matching;
+            *matching.lanes() = Outbox { is_down: true, ..Outbox::default() };
+            matching.lost(peer, &Error::Stopped);
+        }
+    }
+
+    /// Delivers one message, if there is any.
+    fn deliver(&mut self, side: usize) -> bool {
+        let other = 1 - side;
+        let (peer, lanes) = (PeerIndex(side as u32), self.sides[side].matching.lanes());
+        if let Some(message) = lanes.to_sender.pop_front() {
+            self.sides[other].matching.from_receiver(peer, message).expect("honest");
+            return true;
+        }
+        let Some(message) = lanes.to_receiver.pop_front() else { return false };
+        self.sides[other].matching.from_sender(peer, arrival(message)).expect("honest");
+        true
+    }
+
+    fn run(&mut self) {
+        while [SENDER, RECEIVER].map(|side| self.deliver(side)) != [false; 2] {}
+    }
+
+    fn tensor(&self, side: usize, number: u32, len: usize) -> TensorMut {
+        let shape = Shape::new(&[len as u64]).expect("a shape");
+        let meta = TensorMeta::new(DType::U8, shape).expect("meta-data");
+        let mut tensor = self.sides[side].pool.zeroed(meta).expect("room");
+        tensor.bytes_mut()[..4].copy_from_slice(&number.to_le_bytes());
+        tensor
+    }
+
+    fn send(&mut self, name: &str, step: u64, number: u32) {
+        let value = Value::Tensor(self.tensor(SENDER, number, 8).freeze());
+        self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
+        self.sides[SENDER].matching.send(TO_RECEIVER, &key(name, step), value);
+    }
+
+    fn begin(&mut self, name: &str, step: u64, destination: Destination, timeout: Duration) -> Call {
+        self.next_call += 1;
+        let id = CallId(self.next_call);
+        let (result, sender) = self.calls.channel();
+        let waiter = Waiter { id, sender, deadline: self.now + timeout, timeout, cancel_reason: None };
+        self.sides[RECEIVER].matching.receive(TO_SENDER, key(name, step), destination, waiter);
+        Call { id, result }
+    }
+
+    fn receive(&mut self, name: &str, step: u64) -> Call {
+        self.begin(name, step, Destination::Alloc, SOON)
+    }
+
+    fn begin_steps(&mut self, steps: std::ops::RangeInclusive<u64>) {
+        for (side, step) in
+            [SENDER, RECEIVER].into_iter().flat_map(|side| steps.clone().map(move |n| (side, n)))
+        {
+            self.step(side, StepChange::Begun { step, worker: "w".into() });
+        }
+    }
+
+    fn step(&mut self, side: usize, change: StepChange) {
+        self.sides[side].matching.step_changed(change);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.sides[SENDER].outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Ends the steps. Nothing may be left then.
+    fn end(mut self, steps: std::ops::RangeInclusive<u64>) {
+        for step in steps {
+            self.step(RECEIVER, StepChange::CleanedUp { step });
+            self.step(SENDER, StepChange::CleanedUp { step });
+        }
+        self.run();
+        assert_eq!(self.outstanding(), 0, "values are outstanding");
+        for side in &self.sides {
+            assert_eq!(side.matching.calls.len(), 0, "a call is left");
+            assert!(side.matching.waiting.iter().next().is_none(), "a receive is left");
+        }
+        let pools = self.sides.each_ref().map(|side| side.pool.clone());
+        drop(self);
+        assert!(pools.iter().all(Pool::is_empty), "a tensor is left");
+    }
+}
+
+/// The message as it arrives: the fabric lends the tensor.
+fn arrival(message: ToReceiver<Value, Status>) -> ToReceiver<WindowArrival, Status> {
+    match message {
+        ToReceiver::Record(Record { edge, n, step, answers_need, value }) => {
+            let value = match value {
+                Value::Tensor(tensor) => WindowArrival::Tensor(arrived(tensor)),
+                Value::Dead => WindowArrival::Dead,
+            };
+            ToReceiver::Record(Record { edge, n, step, answers_need, value })
+        }
+        ToReceiver::Refused { edge, error } => ToReceiver::Refused { edge, error },
+        ToReceiver::Retired { edge } => ToReceiver::Retired { edge },
+        ToReceiver::StepsOver(over) => ToReceiver::StepsOver(over),
+    }
+}
+
+fn arrived(tensor: Tensor) -> ArrivedTensor {
+    let (sender, checksum) = (placement_of(&tensor), Some(checksum_of(tensor.bytes())));
+    ArrivedTensor { tensor, sender, checksum }
+}
+
+#[test]
+fn values_and_receives_meet_whichever_comes_first() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=2);
+    pair.send("x", 1, 10);
+    let mut first = pair.receive("x", 1);
+    pair.run();
+    assert_eq!(first.number(), 10);
+    let mut second = pair.receive("x", 2);
+    pair.run();
+    assert!(second.waits());
+    pair.send("x", 2, 20);
+    pair.run();
+    assert_eq!(second.number(), 20);
+    assert_eq!(pair.outstanding(), 0);
+    pair.end(1..=2);
+}
+
+#[test]
+fn an_older_step_s_values_do_not_block_the_step_that_is_wanted() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=5);
+    (1..=5).for_each(|step| pair.send("x", step, step as u32));
+    for step in [5, 3, 1, 2, 4] {
+        let mut call = pair.receive("x", step);
+        pair.run();
+        assert_eq!(u64::from(call.number()), step);
+    }
+    pair.end(1..=5);
+}
+
+#[test]
+fn a_receive_that_does_not_wait_gets_the_value_of_a_later_call() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=2);
+    pair.send("x", 2, 7);
+    pair.send("x", 1, 8);
+    let mut missed = pair.begin("x", 1, Destination::Alloc, Duration::ZERO);
+    assert!(matches!(missed.error(), Error::DeadlineExceeded { .. }));
+    pair.run();
+    // The edge's only cell has the value of step 2, so the value of step 1 is needed.
+    let mut missed = pair.begin("x", 1, Destination::Alloc, Duration::ZERO);
+    assert!(matches!(missed.error(), Error::DeadlineExceeded { .. }));
+    pair.run();
+    assert_eq!(pair.begin("x", 1, Destination::Alloc, Duration::ZERO).number(), 8);
+    assert_eq!(pair.begin("x", 2, Destination::Alloc, Duration::ZERO).number(), 7);
+    pair.end(1..=2);
+}
+
+#[test]
+fn a_receive_that_gives_up_leaves_its_value_to_the_next() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=1);
+    let [mut cancelled, mut late, mut dropped] = [(); 3].map(|()| pair.receive("x", 1));
+    let of = |call: &Call, why| Cancel { id: call.id, why };
+    let matching = &mut pair.sides[RECEIVER].matching;
+    assert!(matching.cancel(&of(&cancelled, CancelReason::Cancelled)));
+    assert!(matching.cancel(&of(&dropped, CancelReason::Dropped)));
+    assert!(!matching.cancel(&of(&dropped, CancelReason::Dropped)), "it has ended");
+    assert_eq!(matching.next_deadline(), pair.now + SOON);
+    matching.expire(pair.now + SOON);
+    assert_eq!(matching.next_deadline(), Time::NEVER);
+    assert!(matches!(cancelled.error(), Error::Cancelled { .. }));
+    assert!(matches!(dropped.error(), Error::Cancelled { .. }));
+    assert!(matches!(late.error(), Error::DeadlineExceeded { after: SOON, .. }));
+    pair.send("x", 1, 5);
+    pair.run();
+    assert_eq!(pair.receive("x", 1).number(), 5);
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_value_that_does_not_fit_is_for_the_next_receive() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=1);
+    let longer = Destination::Into(pair.tensor(RECEIVER, 0, 9));
+    let mut misfit = pair.begin("x", 1, longer, SOON);
+    let given = Destination::Into(pair.tensor(RECEIVER, 0, 8));
+    let mut fitting = pair.begin("x", 1, given, SOON);
+    pair.send("x", 1, 3);
+    pair.run();
+    assert!(matches!(misfit.error(), Error::ShapeMismatch { .. }));
+    assert_eq!(fitting.number(), 3);
+    pair.send("x", 1, 4);
+    pair.run();
+    let longer = Destination::Into(pair.tensor(RECEIVER, 0, 9));
+    assert!(matches!(pair.begin("x", 1, longer, SOON).error(), Error::ShapeMismatch { .. }));
+    assert_eq!(pair.receive("x", 1).number(), 4);
+    pair.end(1..=1);
+}
+
+#[test]
+fn an_abort_at_the_sender_ends_receives_before_and_after_it() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=2);
+    pair.send("x", 1, 1);
+    pair.send("x", 1, 2);
+    pair.send("x", 1, 3);
+    assert_eq!(
+        {
+            let mut call = pair.receive("x", 1);
+            pair.run();
+            call.number()
+        },
+        1
+    );
+    let mut other = pair.receive("x", 2);
+    pair.step(SENDER, StepChange::Aborted { step: 1, status: Status::new(Code::Internal, "no") });
+    pair.run();
+    let mut late = pair.receive("x", 1);
+    let Error::Remote { status, .. } = late.error() else { panic!("not the sender's error") };
+    assert_eq!((status.code, status.derived), (Code::Internal, true));
+    assert!(other.waits(), "it is of another step");
+    pair.send("x", 2, 9);
+    pair.run();
+    assert_eq!(other.number(), 9);
+    pair.end(1..=2);
+}
+
+#[test]
+fn a_step_that_its_sender_has_cleaned_up_is_gone_also_for_a_later_life() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=2);
+    pair.send("x", 1, 1);
+    pair.step(SENDER, StepChange::CleanedUp { step: 1 });
+    pair.run();
+    let is_gone = |call: &mut Call| {
+        let error = call.error();
+        matches!(&error, Error::Remote { status, .. } if status.code == Code::NotFound)
+    };
+    assert!(is_gone(&mut pair.receive("x", 1)));
+    pair.lose();
+    pair.up();
+    assert!(is_gone(&mut pair.receive("x", 1)), "the new link is told");
+    pair.end(2..=2);
+}
+
+#[test]
+fn what_came_outlives_its_sender_and_what_waited_its_receiver() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=3);
+    (1..=3).for_each(|step| pair.send("x", step, step as u32));
+    let mut call = pair.receive("x", 1);
+    pair.run();
+    assert_eq!(call.number(), 1);
+    pair.run();
+    let mut waits = pair.receive("y", 1);
+    pair.lose();
+    assert!(matches!(waits.error(), Error::Stopped), "its peer is lost");
+    assert_eq!(pair.receive("x", 2).number(), 2, "it had come");
+    assert!(matches!(pair.receive("x", 3).error(), Error::Stopped));
+    pair.up();
+    let mut call = pair.receive("x", 3);
+    pair.run();
+    assert_eq!(call.number(), 3, "it had waited");
+    pair.end(1..=3);
+}
+
+#[test]
+fn more_receives_than_may_wait_are_refused() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=1);
+    let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| pair.receive("x", 1)).collect();
+    assert!(matches!(pair.receive("x", 1).error(), Error::ResourceExhausted { limit: 40, .. }));
+    (0..MAX_WAITING as u32).for_each(|number| pair.send("x", 1, number));
+    pair.run();
+    let numbers: Vec<_> = waiting.iter_mut().map(Call::number).collect();
+    assert_eq!(numbers, (0..MAX_WAITING as u32).collect::<Vec<_>>());
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_corrupted_value_is_the_error_of_one_receive() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=1);
+    let mut corrupted = pair.receive("x", 1);
+    let mut next = pair.receive("x", 1);
+    pair.run();
+    pair.send("x", 1, 1);
+    pair.send("x", 1, 2);
+    let message = pair.sides[SENDER].matching.lanes().to_receiver.pop_front().expect("a record");
+    let mut message = arrival(message);
+    if let ToReceiver::Record(Record { value: WindowArrival::Tensor(tensor), .. }) = &mut message {
+        tensor.checksum = Some(0);
+    }
+    pair.sides[RECEIVER].matching.from_sender(TO_SENDER, message).expect("honest");
+    assert!(matches!(corrupted.error(), Error::Corrupted { sent: 0, bytes: 8, .. }));
+    pair.run();
+    assert_eq!(next.number(), 2);
+    pair.end(1..=1);
+}
+
+#[test]
+fn an_edge_that_is_announced_early_has_its_values_before_the_receive() {
+    let mut pair = Pair::new(4);
+    pair.begin_steps(1..=4);
+    pair.sides[RECEIVER].matching.widen(TO_SENDER, &key("x", 1), 4);
+    pair.run();
+    (1..=4).for_each(|step| pair.send("x", step, step as u32));
+    assert_eq!(pair.outstanding(), 0, "all have left");
+    pair.run();
+    for step in 1..=4 {
+        assert_eq!(u64::from(pair.receive("x", step).number()), step);
+    }
+    pair.end(1..=4);
+}
+
+/// Random sends, receives, ends of receives and deliveries. Each receive that ends with a value has
+/// the next one of its step.
+#[test]
+fn in_random_order_each_receive_gets_the_next_value_of_its_step() {
+    for seed in 1..=200_u64 {
+        let mut random = seed;
+        let mut below = move |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % bound
+        };
+        let mut pair = Pair::new(1 + seed % 3);
+        pair.begin_steps(1..=3);
+        let (mut sent, mut next) = ([0_u32; 4], [0_u32; 4]);
+        let mut calls: Vec<(u64, Call)> = Vec::new();
+        for _ in 0..120 {
+            let step = 1 + below(3);
+            match below(6) {
+                0 | 1 => {
+                    pair.send("x", step, sent[step as usize]);
+                    sent[step as usize] += 1;
+                }
+                2 if calls.len() < MAX_WAITING => calls.push((step, pair.receive("x", step))),
+                3 if !calls.is_empty() => {
+                    let (_, call) = &calls[below(calls.len() as u64) as usize];
+                    let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
+                    pair.sides[RECEIVER].matching.cancel(&cancel);
+                }
+                _ => _ = pair.deliver(below(2) as usize),
+            }
+            take_ended(&mut calls, &mut next);
+        }
+        pair.run();
+        take_ended(&mut calls, &mut next);
+        for step in 1..=3 {
+            while next[step as usize] < sent[step as usize] {
+                let got = next[step as usize];
+                calls.push((step, pair.receive("x", step)));
+                pair.run();
+                take_ended(&mut calls, &mut next);
+                assert!(next[step as usize] > got, "seed {seed}: a value of step {step} is stuck");
+            }
+        }
+        assert_eq!(next, sent, "seed {seed}");
+        drop(calls);
+        pair.end(1..=3);
+    }
+}
+
+/// Removes the calls that have ended, and checks their values against the next ones of each step.
+fn take_ended(calls: &mut Vec<(u64, Call)>, next: &mut [u32; 4]) {
+    calls.retain_mut(|(step, call)| match call.outcome() {
+        None => true,
+        Some(Err(Error::Cancelled { .. })) => false,
+        Some(Ok(Payload::Tensor(tensor))) => {
+            assert_eq!(number_in(tensor.bytes()), next[*step as usize], "of step {step}");
+            next[*step as usize] += 1;
+            false
+        }
+        Some(other) => panic!("{other:?}"),
+    });
+}
