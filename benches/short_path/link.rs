@@ -49,7 +49,8 @@ impl Arrived {
         [word(1), word(2), word(3)]
     }
 
-    /// Whether words 1 to 3 are these. Words that stay in registers are compared faster than arrays.
+    /// Whether words 1 to 3 are these. Words that stay in registers are compared faster than
+    /// arrays.
     #[inline(always)]
     pub fn has_head(self, [first, step, order]: [u64; 3]) -> bool {
         let [own_first, own_step, own_order] = self.head();

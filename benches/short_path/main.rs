@@ -5,8 +5,8 @@
 //! program of UCX, `tag_lat` over shared memory runs in the same turns.
 //!
 //! The prototype has the records of 64 bytes, windows of value cells, credit, loans, step words and
-//! pools of the design of edge windows. It has no general code: no names, no timeouts of its own, no
-//! peers that come and go. Its figures are lower bounds for a complete implementation.
+//! pools of the design of edge windows. It has no general code: no names, no timeouts of its own,
+//! no peers that come and go. Its figures are lower bounds for a complete implementation.
 //!
 //! Each row stands between two measurements of a bare cache line, because the distance of the two
 //! CPUs changes on virtual machines. Rows with a line below 75 ns are `near`, above 120 ns `far`.

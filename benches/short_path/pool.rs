@@ -11,8 +11,8 @@ const CLASSES: usize = 32;
 /// Values of [`Use`].
 const USES: usize = 3;
 
-/// The use of a tensor. A block that the peer has just read is shared in the peer's cache, so that a
-/// write to the block is slow. Blocks of the two uses therefore never mix.
+/// The use of a tensor. A block that the peer has just read is shared in the peer's cache, so that
+/// a write to the block is slow. Blocks of the two uses therefore never mix.
 #[derive(Clone, Copy)]
 pub enum Use {
     /// A value to send.

@@ -1,7 +1,7 @@
 //! Two processes and the memory that they share.
 //!
-//! Each process has a segment of its own. The owner maps its segment writable, and the other process
-//! maps the same segment for reading only. [`OwnWord`] and [`PeerWord`] carry this rule.
+//! Each process has a segment of its own. The owner maps its segment writable, and the other
+//! process maps the same segment for reading only. [`OwnWord`] and [`PeerWord`] carry this rule.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

@@ -5,13 +5,15 @@
 //! window overflows, and, when nothing is under way, that no receive waits for a value that its
 //! sender has. At each end, all steps end and all edges retire: nothing may be left.
 
+mod case;
 mod cases;
 
+use super::WindowViolation;
 use super::in_edge::{Held, InState};
 use super::in_edges::{InEdges, Incoming};
 use super::message::{StepsOver, ToReceiver, ToSender};
 use super::out_edges::OutEdges;
-use super::{WindowOptions, WindowViolation};
+use case::{Act, Case, Receive};
 use cases::cases;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,41 +33,6 @@ const MISMATCH: Error = 6;
 /// An edge that its sender does not serve.
 const UNSERVED: Key = 9;
 
-/// One step of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Act {
-    /// The sender sends the next value.
-    Send(Key, u64),
-    /// The sender cleans a step up.
-    End(u64),
-    /// The sender aborts a step.
-    Abort(u64),
-    /// The receiver begins the next receive.
-    Receive(Key, u64),
-    /// As `Receive`, into a tensor that no value fits.
-    ReceiveMismatch(Key, u64),
-    /// As `Receive`, for a value that is there now.
-    TryReceive(Key, u64),
-    /// The receiver announces an edge with a window of two.
-    Widen(Key),
-    /// A receive gives up, if it waits.
-    GiveUp(Waiter),
-    /// The receiver cleans a step up.
-    EndHere(u64),
-    /// The receiver retires an edge, if it is idle.
-    Retire(Key),
-    /// The connection breaks, and what is under way is lost.
-    Break,
-    /// The sender sees the new connection.
-    SenderRepaired,
-    /// The receiver sees the new connection.
-    ReceiverRepaired,
-    /// The sender dies and returns.
-    SenderReturns,
-    /// The receiver dies and returns.
-    ReceiverReturns,
-}
-
 /// Where a value is when it is on neither end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Fate {
@@ -83,43 +50,6 @@ enum Call {
     Got(Value),
     Failed(Error),
     GaveUp,
-}
-
-/// What a receive asks for.
-#[derive(Clone, Copy, Debug)]
-struct Receive {
-    key: Key,
-    step: u64,
-    /// Whether values fit its tensor.
-    fits: bool,
-    /// Whether it waits for a value that is not there.
-    waits: bool,
-}
-
-struct Case {
-    name: &'static str,
-    options: WindowOptions,
-    programs: Vec<Vec<Act>>,
-}
-
-impl Case {
-    /// The key and the step of each value, in the order of the programs.
-    fn values(&self) -> Vec<(Key, u64)> {
-        let acts = self.programs.iter().flatten();
-        acts.filter_map(|act| if let Act::Send(key, step) = act { Some((*key, *step)) } else { None })
-            .collect()
-    }
-
-    fn calls(&self) -> Vec<Receive> {
-        let acts = self.programs.iter().flatten();
-        acts.filter_map(|act| match *act {
-            Act::Receive(key, step) => Some(Receive { key, step, fits: true, waits: true }),
-            Act::ReceiveMismatch(key, step) => Some(Receive { key, step, fits: false, waits: true }),
-            Act::TryReceive(key, step) => Some(Receive { key, step, fits: true, waits: false }),
-            _ => None,
-        })
-        .collect()
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,12 +1,13 @@
 //! Two processes whose links are two queues of messages.
 
 use super::*;
-use crate::engine::{OneshotPool, OneshotReceiver};
+
 use crate::link::placement_of;
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
 use crate::rendezvous::path::{Cancel, StepChange};
 use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
+use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::wire::{Code, DType, Shape, TensorMeta, checksum_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

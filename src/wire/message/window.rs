@@ -15,8 +15,8 @@
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, status
 //!
-//! A meta is that of [`Message`](super::Message). A status is code u8, message and details (each u32
-//! length + bytes); the derived flag belongs to it.
+//! A meta is that of [`Message`](super::Message). A status is code u8, message and details (each
+//! u32 length + bytes); the derived flag belongs to it.
 
 use super::decode::MessageReader;
 use super::encode::{derived_flag, put_bytes, put_meta, put_status};

@@ -81,7 +81,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_come_back(bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 30..45_u8) {
+    fn any_bytes_are_refused_or_come_back(
+        bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 30..45_u8,
+    ) {
         let mut bytes = bytes;
         if let Some(first) = bytes.first_mut() {
             *first = kind;

@@ -1,6 +1,7 @@
 //! The explored cases.
 
-use super::{Act, Case, UNSERVED};
+use super::UNSERVED;
+use super::case::{Act, Case};
 use crate::protocol::window::WindowOptions;
 
 fn options(window: u64) -> WindowOptions {
