@@ -152,6 +152,7 @@ mod documents;
 mod engine;
 mod fabric;
 mod link;
+mod matching;
 mod memory;
 mod mutants;
 mod node;
@@ -212,6 +213,9 @@ pub mod internals {
     }
     pub mod link {
         pub use crate::link::*;
+    }
+    pub mod matching {
+        pub use crate::matching::*;
     }
     pub mod memory {
         pub use crate::memory::*;

@@ -2,8 +2,9 @@
 
 use super::table::{KEYS, Key};
 use crate::bootstrap::{LINK_TIMEOUT, MAX_REASON};
+use crate::matching::MAX_RETIRED_STEPS;
 use crate::memory::MAX_DEPTH;
-use crate::rendezvous::{MAX_RETIRED_STEPS, REGISTERED_FROM};
+use crate::rendezvous::REGISTERED_FROM;
 use crate::wire::message::{MAX_STANDING_STEPS, MAX_STATUS_TEXT};
 use crate::wire::{MAX_CLUSTER_TEXT, MAX_JOB, MAX_NAME, MAX_RANK};
 use std::fmt::Write;

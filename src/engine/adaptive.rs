@@ -9,8 +9,9 @@
 //! arms the port and sleeps.
 
 use super::shared_poller::{Engine, Unusable};
-use super::{Handler, PollMode, Poller};
+use super::{PollMode, Poller};
 use crate::fabric::{Port, Sleep, Sleeper};
+use crate::link::Handler;
 use crate::sync::LockOutcome;
 use crate::wire::Time;
 use std::time::Duration;

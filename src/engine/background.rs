@@ -2,8 +2,9 @@
 #![allow(clippy::disallowed_methods)] // starting a thread waits until it is pinned
 
 use super::shared_poller::Engine;
-use super::{Handler, PinError, PollMode, pin_current_thread};
+use super::{PinError, PollMode, pin_current_thread};
 use crate::fabric::Port;
+use crate::link::Handler;
 use crate::memory::ForkGuard;
 use crate::wire::Time;
 use std::sync::Arc;

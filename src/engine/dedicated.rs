@@ -3,8 +3,9 @@
 
 use super::shared_poller::{Engine, Unusable};
 use super::submission_queue::SubmissionConsumer;
-use super::{Handler, Poller, WaitStrategy};
+use super::{Poller, WaitStrategy};
 use crate::fabric::Port;
+use crate::link::Handler;
 use crate::sync::LockOutcome;
 use crate::wire::Time;
 

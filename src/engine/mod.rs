@@ -1,8 +1,9 @@
 //! Pollers: they drain the completions of a port and move the layer above on.
 //!
-//! A [`Poller`] owns the links of a port and a [`Handler`], which is the layer above.
-//! [`Poller::step`] moves both on. The caller hands it the time: a poller never reads a clock. An
-//! [`Engine`] shares one poller between the threads of a process, in one of three modes:
+//! A [`Poller`] owns the links of a port and a [`Handler`](crate::link::Handler), which is the
+//! layer above. [`Poller::step`] moves both on. The caller hands it the time: a poller never reads
+//! a clock. An [`Engine`] shares one poller between the threads of a process, in one of three
+//! modes:
 //!
 //! | mode | progress is made by | while nothing comes |
 //! |---|---|---|
@@ -30,6 +31,6 @@ pub use clock::Clock;
 pub use executor::Executor;
 pub use pin::{PinError, pin_current_thread, process_cpus};
 pub use poll_mode::{EngineOptions, PollMode};
-pub use poller::{Handler, Poller};
+pub use poller::Poller;
 pub use shared_poller::{Engine, Unusable};
 pub use wait_strategy::WaitStrategy;

@@ -1,42 +1,9 @@
 //! One poller: its links and the layer above.
 
 use crate::fabric::Port;
-use crate::link::{LinkEvent, Links};
+use crate::link::{Handler, Links};
 use crate::telemetry::Counter;
 use crate::wire::Time;
-
-/// The layer above: it receives the events of the links and the commands of its users.
-///
-/// No method may block.
-pub trait Handler<P: Port>: Send + 'static {
-    /// The handler's name for the waiter of a request.
-    type Waiter: Send + 'static;
-    /// What its users submit.
-    type Command: Send + 'static;
-
-    /// Runs a command. Returned if it refers to one that another thread has submitted and that is
-    /// still queued: the caller retries it after it has drained the queue.
-    fn command(
-        &mut self,
-        links: &mut Links<P, Self::Waiter>,
-        command: Self::Command,
-        now: Time,
-    ) -> Option<Self::Command>;
-
-    /// Handles an event of a link.
-    fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
-
-    /// Called when no event is left. Resumes work that waited for room.
-    fn after_events(&mut self, links: &mut Links<P, Self::Waiter>, now: Time) {
-        let _ = (links, now);
-    }
-
-    /// The earliest time at which [`Handler::expire`] has something to do, or [`Time::NEVER`].
-    fn next_deadline(&self) -> Time;
-
-    /// Ends every wait whose deadline is `now` or earlier.
-    fn expire(&mut self, links: &mut Links<P, Self::Waiter>, now: Time);
-}
 
 /// One poller. The thread that holds `&mut` of it moves it on.
 pub struct Poller<P: Port, H: Handler<P>> {

@@ -2,8 +2,9 @@
 
 use super::background::BackgroundState;
 use super::submission_queue::SubmissionQueue;
-use super::{Clock, EngineOptions, Handler, PollMode, Poller, WaitStrategy};
+use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
+use crate::link::Handler;
 use crate::sync::{CombiningLock, LockOutcome, Sleepers};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;

@@ -7,6 +7,7 @@
 //! Code in this module may not block, read a clock, look up a key or call user code.
 
 mod control;
+mod handler;
 mod link_table;
 mod links;
 mod receiving;
@@ -15,6 +16,7 @@ mod serving;
 #[cfg(test)]
 mod tests;
 
+pub use handler::Handler;
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
 pub use receiving::standing::{StandingCapacity, StandingPosted};
 pub use receiving::stash::{RejectedValue, StashedValue};

@@ -3,8 +3,9 @@
 use crate::bootstrap::{BootstrapOptions, LINK_TIMEOUT};
 use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::link::LinkSettings;
+use crate::matching::{Members, RemoteSettings};
 use crate::memory::RegionOptions;
-use crate::rendezvous::{Members, RemoteSettings, RendezvousSettings};
+use crate::rendezvous::RendezvousSettings;
 use crate::wire::Incarnation;
 
 pub(super) fn members(config: &Config) -> Members {

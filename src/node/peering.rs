@@ -6,9 +6,8 @@ use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
-use crate::rendezvous::{
-    Context, Error, LinkTag, Losses, Members, Paths, PeerIndex, PeerObserver, PeerStatus, RemoteCommand,
-};
+use crate::matching::{LinkTag, Members, PeerIndex, PeerObserver, RemoteCommand};
+use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};

@@ -4,10 +4,10 @@ use super::*;
 use crate::fabric::Fabric;
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::link::LinkSettings;
+use crate::matching::{RemoteHandler, RemoteSettings};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
 use crate::node::pollers::{EngineOf, Polling};
-use crate::rendezvous::{RemoteHandler, RemoteSettings};
 use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
 

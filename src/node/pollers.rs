@@ -8,8 +8,9 @@ use crate::engine::{
 };
 use crate::fabric::{Fabric, LoanFigures, LoanLimiter};
 use crate::link::Links;
+use crate::matching::{PeerIndex, RemoteHandler};
 use crate::memory::Pool;
-use crate::rendezvous::{Paths, PeerIndex, RemoteHandler, RemotePath};
+use crate::rendezvous::{Paths, RemotePath};
 use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,18 +1,18 @@
 //! [`Batch`]: edges that one call sends, or receives, in each step.
 
-use super::Error;
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::outstanding::reserve;
-use super::path::{OnPath, Paths, RemotePath};
+use super::path::{Paths, RemotePath};
 use super::pending::{CallPlace, CancelToken};
 use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
-use super::remote::{BatchReceive, BatchSend, ReceiveAll};
 use super::step::{Sendable, Step};
-use super::waiter::{CallId, Delivery, Outcome, Waiter};
 use crate::link::{TensorKey, Value};
+use crate::matching::{
+    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, ReceiveAll, Waiter,
+};
 use crate::memory::Tensor;
 use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
 use crate::wire::Time;

@@ -1,21 +1,21 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
 #![allow(clippy::disallowed_types)] // the tables of this process: one lock per change of a step
 
-use super::Error;
 use super::edge::{Edge, EdgeEnd};
 use super::ended::StepEnds;
 use super::foreign::Foreign;
 use super::local::{DeferredWakeups, Local, LocalWaiter};
 use super::losses::{Losses, PeerStatus};
-use super::path::{Cancel, CancelAll, Members, Paths, PeerIndex, RemotePath, StepChange};
-use super::remote::{BatchReceive, BatchSend};
+use super::path::{Paths, RemotePath};
 use super::sequence::Sequence;
 use super::step::Step;
-use super::steps::{BeginError, Steps};
-use super::waiter::Outcome;
 use crate::engine::Executor;
 use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
+use crate::matching::{
+    BatchReceive, BatchSend, BeginError, Cancel, CancelAll, Error, Members, Outcome, PeerIndex, StepChange,
+    Steps,
+};
 use crate::memory::{ForkGuard, Pool};
 use crate::sync::{Lists, OneshotPool, Reused};
 use crate::telemetry::Snapshot;
@@ -28,7 +28,7 @@ use std::time::Duration;
 /// The longest sleep of [`Context::wait_until`], whose condition no poller signals.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// The settings of the calls; the pollers have [`RemoteSettings`](super::RemoteSettings).
+/// The settings of the calls; the pollers have [`RemoteSettings`](crate::matching::RemoteSettings).
 #[derive(Clone, Debug)]
 pub struct RendezvousSettings {
     /// The limit of values that were sent and not requested yet. A send beyond it fails.

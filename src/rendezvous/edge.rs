@@ -1,7 +1,7 @@
 //! [`Edge`]: where tensors are sent and received.
 
-use super::path::PeerIndex;
 use crate::link::TensorKey;
+use crate::matching::PeerIndex;
 use crate::wire::EdgeName;
 use std::fmt;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The end of a step, as all handles of the step see it.
 
-use super::Error;
+use crate::matching::Error;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 use std::collections::VecDeque;

@@ -1,10 +1,10 @@
 //! Tensors outside the pool, made ready to be sent on the thread of the caller. They are registered
 //! where the fabric can, else staged: copied into the pool. Both are counted.
 
-use super::Error;
 use super::context::Context;
 use crate::fabric::Registrar;
 use crate::link::TensorKey;
+use crate::matching::Error;
 use crate::memory::Tensor;
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};

@@ -1,10 +1,10 @@
 //! Tensors whose source and destination are this process: no fabric is used (specification 2.6).
 
-use super::steps::{StepState, Steps};
-use super::table::{AskOutcome, Numbered, OfferOutcome, Table};
-use super::waiter::{CancelReason, Delivery, Payload, Waiter};
-use super::{Error, path::Cancel, path::CancelAll};
 use crate::link::{TensorKey, Value, placement_of, placement_of_mut};
+use crate::matching::{
+    AskOutcome, Cancel, CancelAll, CancelReason, Delivery, Error, Numbered, OfferOutcome, Payload, Table,
+    Waiter,
+};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
@@ -189,16 +189,4 @@ fn complete(local: LocalWaiter, value: Value) {
         }
     };
     waiter.complete(Ok(Delivery { tensor, is_dead, sender, receiver }));
-}
-
-/// The error of a call on a step that is not live, or `Ok`.
-pub(super) fn check_live(steps: &Steps, step: u64) -> Result<(), Error> {
-    if steps.is_live(step) {
-        return Ok(());
-    }
-    match steps.state(step) {
-        StepState::Live | StepState::NotBegun => Ok(()),
-        StepState::Aborted(status) => Err(Error::Aborted { step: step.into(), status }),
-        StepState::Gone => Err(Error::StepGone { step: step.into() }),
-    }
 }

@@ -1,9 +1,7 @@
 //! The peers that are linked, and those that are lost.
 #![allow(clippy::disallowed_types)] // the error of a lost peer
 
-use super::Error;
-use super::path::{LinkTag, Members, PeerIndex};
-use super::remote::PeerObserver;
+use crate::matching::{Error, LinkTag, Members, PeerIndex, PeerObserver};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 

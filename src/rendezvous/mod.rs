@@ -1,4 +1,4 @@
-//! Edges and steps, and the tables that match sends with receives (specification 2).
+//! The API of edges and steps (specification 2).
 //!
 //! A [`Step`] is the rendezvous of one training step. A send never blocks: the waiting receive gets
 //! the tensor, or the tensor is kept. A receive gets the tensor at once, waits, or has a callback
@@ -14,8 +14,6 @@ mod batch;
 mod context;
 mod edge;
 mod ended;
-mod error;
-mod fifo;
 mod foreign;
 mod local;
 mod losses;
@@ -24,37 +22,22 @@ mod path;
 mod pending;
 mod pending_batch;
 mod receive;
-mod remote;
 #[cfg(test)]
 mod remote_calls_tests;
 mod sequence;
 mod standing;
 mod step;
-mod steps;
-mod table;
-mod waiter;
-#[cfg(any(test, feature = "internals"))]
-pub mod windows;
 
+pub use crate::matching::{Delivery, Error};
 pub use batch::Batch;
 pub use context::{Context, RendezvousSettings};
 pub use edge::Edge;
-pub use error::Error;
 pub(crate) use foreign::REGISTERED_FROM;
 pub use losses::{Losses, PeerStatus};
-pub use path::{
-    Cancel, CancelAll, LinkTag, Members, OnPath, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
-};
+pub use path::{Paths, RemotePath};
 pub use pending::{CancelToken, Pending, Receivable};
 pub use pending_batch::PendingBatch;
 pub use receive::{ReceiveAllBuilder, ReceiveBuilder};
-#[cfg(any(test, feature = "sim"))]
-pub use remote::RemoteLoad;
-pub use remote::{
-    BatchReceive, BatchSend, PeerObserver, ReceiveAll, RemoteCommand, RemoteHandler, RemoteSettings,
-};
 pub use sequence::Sequence;
 pub use standing::Standing;
 pub use step::{Sendable, Step};
-pub(crate) use steps::MAX_RETIRED_STEPS;
-pub use waiter::{Delivery, Waiter};

@@ -1,57 +1,15 @@
 //! The paths to other processes: one per poller.
 
-use super::waiter::{CallId, CancelReason, Waiter};
-use super::{BatchSend, Error, ReceiveAll, RemoteCommand, RemoteHandler};
 use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
+use crate::matching::{
+    BatchSend, Cancel, CancelAll, Error, PeerIndex, ReceiveAll, RemoteCommand, RemoteHandler, StandingChange,
+    StepChange, Waiter,
+};
 use crate::sync::Reused;
-use crate::wire::{Generation, Incarnation, Status, TaskId, Time};
+use crate::wire::Time;
 use std::sync::Arc;
-
-/// The index of a task in the sorted list of [`Members`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerIndex(pub u32);
-
-/// Names one of the links that there ever were with a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkTag {
-    /// The incarnation of the peer: which of its lives.
-    pub incarnation: Incarnation,
-    /// The number of the link between the two tasks; grows with each new link, over all lives.
-    pub generation: Generation,
-}
-
-/// The tasks of the cluster, sorted.
-#[derive(Clone, Debug)]
-pub struct Members(Arc<[TaskId]>);
-
-impl Members {
-    /// Sorts the tasks and removes duplicates.
-    pub fn new(mut tasks: Vec<TaskId>) -> Self {
-        tasks.sort();
-        tasks.dedup();
-        Members(tasks.into())
-    }
-
-    /// The index of a task, if it is a member.
-    pub fn index(&self, task: &TaskId) -> Option<PeerIndex> {
-        self.0.binary_search(task).ok().map(|at| PeerIndex(at as u32))
-    }
-
-    /// The task with this index.
-    ///
-    /// # Panics
-    /// If the index is not below the number of members.
-    pub fn task(&self, index: PeerIndex) -> &TaskId {
-        &self.0[index.0 as usize]
-    }
-
-    /// All tasks, sorted.
-    pub fn all(&self) -> &[TaskId] {
-        &self.0
-    }
-}
 
 /// The paths of all pollers. Each peer belongs to one of them, by its index.
 #[derive(Clone)]
@@ -179,96 +137,9 @@ pub trait RemotePath: Send + Sync {
     fn close(&self);
 }
 
-/// The cancellation of one call, and its reason.
-#[derive(Clone, Debug)]
-pub struct Cancel {
-    pub(super) id: CallId,
-    pub(super) why: CancelReason,
-}
-
-/// The cancellation of `count` calls from id `first` on, and its reason.
-#[derive(Clone, Debug)]
-pub struct CancelAll {
-    pub(super) first: u64,
-    pub(super) count: u64,
-    pub(super) why: CancelReason,
-}
-
-impl CancelAll {
-    /// The cancellation of one of the calls.
-    pub(super) fn one(&self, id: u64) -> Cancel {
-        Cancel { id: CallId(id), why: self.why.clone() }
-    }
-}
-
-/// An item of a batch that goes to one of the paths.
-pub trait OnPath {
-    /// The number of the path, from 0 on.
-    fn path(&self) -> u16;
-}
-
-/// A change of a step, for the pollers.
-#[derive(Clone, Debug)]
-pub enum StepChange {
-    /// A sequence was declared.
-    Sequence {
-        /// The id of the first step.
-        base: u64,
-    },
-    /// A step has begun here.
-    Begun {
-        /// The id of the step.
-        step: u64,
-        /// The worker that owns the step.
-        worker: Arc<str>,
-    },
-    /// A step was aborted.
-    Aborted {
-        /// The id of the step.
-        step: u64,
-        /// The error of the abort.
-        status: Status,
-    },
-    /// A step was cleaned up.
-    CleanedUp {
-        /// The id of the step.
-        step: u64,
-    },
-}
-
-/// A change of the standing request of an edge, for its poller.
-#[derive(Clone, Debug)]
-pub enum StandingChange {
-    /// The standing request begins.
-    Begun {
-        /// The id of the standing request.
-        id: u64,
-        /// The sending peer.
-        peer: PeerIndex,
-        /// The key of the edge, at the first step of its sequence.
-        key: TensorKey,
-        /// The number of coming steps that are requested.
-        window: u32,
-        /// Whether the receiver borrows tensors where the fabric can.
-        borrow: bool,
-    },
-    /// The window changes.
-    Window {
-        /// The id of the standing request.
-        id: u64,
-        /// The number of coming steps that are requested from now on.
-        window: u32,
-    },
-    /// The standing request ends.
-    Ended {
-        /// The id of the standing request.
-        id: u64,
-    },
-}
-
 impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
-        self.submit(RemoteCommand::Send { key, value }).map_err(Error::of_engine)
+        self.submit(RemoteCommand::Send { key, value }).map_err(unusable)
     }
 
     fn receive(
@@ -278,15 +149,15 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
         destination: Destination,
         waiter: Waiter,
     ) -> Result<(), Error> {
-        self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(Error::of_engine)
+        self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(unusable)
     }
 
     fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error> {
-        self.submit(RemoteCommand::SendAll(values)).map_err(Error::of_engine)
+        self.submit(RemoteCommand::SendAll(values)).map_err(unusable)
     }
 
     fn receive_all(&self, receives: ReceiveAll) -> Result<(), Error> {
-        self.submit(RemoteCommand::ReceiveAll(receives)).map_err(Error::of_engine)
+        self.submit(RemoteCommand::ReceiveAll(receives)).map_err(unusable)
     }
 
     fn cancel(&self, call: Cancel) {
@@ -306,11 +177,11 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
     }
 
     fn progress(&self) -> Result<usize, Error> {
-        Engine::progress(self).map_err(Error::of_engine)
+        Engine::progress(self).map_err(unusable)
     }
 
     fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
-        Engine::wait(self, deadline, done).map_err(Error::of_engine)
+        Engine::wait(self, deadline, done).map_err(unusable)
     }
 
     fn nudge(&self) {
@@ -327,6 +198,14 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
 
     fn close(&self) {
         Engine::close(self);
+    }
+}
+
+/// The error of a call on an engine that is unusable.
+fn unusable(why: Unusable) -> Error {
+    match why {
+        Unusable::Poisoned => Error::Poisoned,
+        Unusable::Closed => Error::Stopped,
     }
 }
 

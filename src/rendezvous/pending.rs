@@ -1,10 +1,11 @@
 //! [`Pending`]: a receive that has begun.
 
-use super::Error;
 use super::context::Context;
-use super::path::{Cancel, CancelAll, PeerIndex, RemotePath};
-use super::waiter::{CallId, CancelReason, Delivery, Outcome, Payload};
+use super::path::RemotePath;
 use crate::link::TensorKey;
+use crate::matching::{
+    CallId, Cancel, CancelAll, CancelReason, Delivery, Error, Outcome, Payload, PeerIndex,
+};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::OneshotReceiver;
 use crate::wire::Time;

@@ -1,9 +1,7 @@
 //! [`PendingBatch`]: several receives that have begun, with one wait.
 
-use super::Error;
 use super::context::Context;
-use super::path::CancelAll;
-use super::waiter::{CancelReason, Delivery, Outcome};
+use crate::matching::{CancelAll, CancelReason, Delivery, Error, Outcome};
 use crate::memory::Tensor;
 use crate::sync::GroupReceiver;
 use crate::wire::Time;

@@ -1,13 +1,13 @@
 //! The receives of a step, and their builders.
 
+use super::Step;
 use super::batch::Batch;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload};
 use super::pending_batch::PendingBatch;
-use super::waiter::{CallId, Delivery, Outcome, Waiter};
-use super::{Error, Step};
 use crate::link::Destination;
+use crate::matching::{CallId, Delivery, Error, Outcome, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::OneshotSender;
 use crate::wire::Time;

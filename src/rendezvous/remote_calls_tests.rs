@@ -1,16 +1,14 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables
 //! alone, and wait for each path.
 
-use super::path::{
-    Cancel, CancelAll, LinkTag, Members, Paths, PeerIndex, RemotePath, StandingChange, StepChange,
-};
-use super::waiter::{Delivery, Outcome, Payload, Waiter};
-use super::{
-    Batch, BatchReceive, BatchSend, Context, Edge, Error, Losses, PeerObserver, ReceiveAll,
-    RendezvousSettings, Step,
-};
+use super::path::{Paths, RemotePath};
+use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
 use crate::engine::Executor;
 use crate::link::{Destination, TensorKey, Value};
+use crate::matching::{
+    BatchReceive, BatchSend, Cancel, CancelAll, Delivery, Error, LinkTag, Members, Outcome, Payload,
+    PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Waiter,
+};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
 use crate::wire::message::Placement;

@@ -1,11 +1,10 @@
 //! [`Standing`]: requests for steps that have not begun.
 
-use super::Error;
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
-use super::path::{PeerIndex, StandingChange};
 use super::sequence::Sequence;
 use crate::link::TensorKey;
+use crate::matching::{Error, PeerIndex, StandingChange};
 use crate::wire::message::MAX_STANDING_STEPS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -3,10 +3,10 @@
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::ended::StepEnd;
-use super::local::{DeferredWakeups, LocalWaiter, check_live};
+use super::local::{DeferredWakeups, LocalWaiter};
 use super::outstanding::reserve;
-use super::{Error, PeerIndex};
 use crate::link::{TensorKey, Value};
+use crate::matching::{Error, PeerIndex, check_live};
 use crate::memory::Tensor;
 use crate::wire::{Code, Status, StepId};
 use std::fmt;

@@ -2,7 +2,7 @@
 //! and the details, complete.
 //!
 //! Errors that a whole node cannot cause (a key that is not the peer's, an earlier life of it) are
-//! tested in `src/rendezvous/remote/explore/errors.rs`.
+//! tested in `src/matching/explore/errors.rs`.
 
 use crate::common::{SOON, cluster, counting, member, run, run_each, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -159,7 +159,7 @@ fn a_lock_on_the_data_path_is_found_and_so_is_the_permission_to_have_one() {
     ] {
         for path in [
             "src/link/x.rs",
-            "src/rendezvous/remote/mod.rs",
+            "src/matching/mod.rs",
             "src/memory/pool/magazine.rs",
             "src/fabric/shm/memory/ring.rs",
         ] {

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
-use tensorwire::internals::rendezvous::{LinkTag, Losses, PeerIndex, PeerObserver, RemoteCommand};
+use tensorwire::internals::matching::{LinkTag, PeerIndex, PeerObserver, RemoteCommand};
+use tensorwire::internals::rendezvous::Losses;
 use tensorwire::internals::wire::Time;
 use tensorwire::{Error, Incarnation, LossCause};
 

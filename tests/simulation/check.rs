@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tensorwire::Counter;
 use tensorwire::internals::fabric::LoanFigures;
-use tensorwire::internals::rendezvous::RemoteLoad;
+use tensorwire::internals::matching::RemoteLoad;
 
 /// Figures of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,11 +14,11 @@ use tensorwire::internals::engine::{Engine, EngineOptions, Executor, PollMode, P
 use tensorwire::internals::fabric::sim::SimFabric;
 use tensorwire::internals::fabric::{Fabric, LoanFigures};
 use tensorwire::internals::link::{LinkSettings, Links};
-use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
-use tensorwire::internals::rendezvous::{
-    Context, Losses, Members, Paths, PeerIndex, PeerStatus, RemoteCommand, RemoteHandler, RemoteLoad,
-    RemoteSettings, RendezvousSettings,
+use tensorwire::internals::matching::{
+    Members, PeerIndex, RemoteCommand, RemoteHandler, RemoteLoad, RemoteSettings,
 };
+use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
+use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RendezvousSettings};
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
     CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing, Step,

@@ -1,5 +1,6 @@
 //! The state of each step: begun, aborted, or retired.
 
+use super::Error;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Status;
 use foldhash::fast::RandomState;
@@ -18,7 +19,7 @@ const MANY_STEPS: usize = 1024;
 /// The state of every step. The tables have their full capacity from the start, as each step passes
 /// through them.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(crate) struct Steps {
     live: HashMap<u64, Live>,
     sequences: Vec<StepRange>,
     retired: HashSet<u64>,
@@ -41,7 +42,7 @@ struct StepRange {
 
 /// The state of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum StepState {
+pub(crate) enum StepState {
     /// The step has not begun here.
     NotBegun,
     /// The step has begun and was neither aborted nor cleaned up.
@@ -54,7 +55,7 @@ pub(super) enum StepState {
 
 /// The reason why a step can't begin.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum BeginError {
+pub(crate) enum BeginError {
     Gone,
     Taken { owner: Arc<str> },
 }
@@ -225,6 +226,18 @@ impl StepRange {
         {
             self.watermark = next;
         }
+    }
+}
+
+/// The error of a call on a step that is not live, or `Ok`.
+pub(crate) fn check_live(steps: &Steps, step: u64) -> Result<(), Error> {
+    if steps.is_live(step) {
+        return Ok(());
+    }
+    match steps.state(step) {
+        StepState::Live | StepState::NotBegun => Ok(()),
+        StepState::Aborted(status) => Err(Error::Aborted { step: step.into(), status }),
+        StepState::Gone => Err(Error::StepGone { step: step.into() }),
     }
 }
 

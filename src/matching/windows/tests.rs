@@ -3,10 +3,9 @@
 use super::*;
 
 use crate::link::placement_of;
+use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
-use crate::rendezvous::path::{Cancel, StepChange};
-use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
 use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::wire::{Code, DType, Shape, TensorMeta, checksum_of};
 use std::collections::VecDeque;

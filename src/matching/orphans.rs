@@ -3,11 +3,10 @@
 //!
 //! As long as the link exists, such values are in line at their sender (see [`crate::protocol`]).
 
-use super::RemoteHandler;
+use super::{RemoteHandler, Waiter};
 use crate::fabric::Port;
 use crate::link::{Destination, Links, StashedValue, TensorKey};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::waiter::Waiter;
 
 impl RemoteHandler {
     pub(super) fn store_orphan(&mut self, key: TensorKey, orphan: StashedValue) {

@@ -6,10 +6,8 @@ use super::pair::{
 use super::{Choices, traced};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
+use crate::matching::{CancelReason, Error, Outcome, Payload, StepChange};
 use crate::memory::TensorMut;
-use crate::rendezvous::Error;
-use crate::rendezvous::path::StepChange;
-use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
 use crate::wire::{Code, EdgeName, Status};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,12 +1,9 @@
 //! The sending side: matches values with the requests of peers.
 
-use super::{Outgoing, RemoteHandler, WaitingRequest};
+use super::{AskOutcome, Numbered, OfferOutcome, Outgoing, RemoteHandler, StepState, Waiter, WaitingRequest};
 use crate::fabric::Port;
 use crate::link::{Links, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::steps::StepState;
-use crate::rendezvous::table::{AskOutcome, Numbered, OfferOutcome};
-use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use crate::wire::{Code, Status, Time};
 use std::sync::atomic::Ordering;

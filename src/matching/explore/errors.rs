@@ -4,8 +4,7 @@
 use super::pair::{Call, Pair, RECEIVER, SENDER, over_shm, over_sim, over_sim_stale};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
-use crate::rendezvous::Error;
-use crate::rendezvous::waiter::Outcome;
+use crate::matching::{Error, Outcome};
 use crate::wire::{Code, EdgeName, Status};
 use std::sync::Arc;
 use std::time::Duration;

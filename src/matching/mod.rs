@@ -1,28 +1,47 @@
-//! The rendezvous' part of a poller. It holds outgoing values, matches them with the requests of
-//! peers, and delivers what peers send. Its poller owns it, so it takes no lock.
+//! What one poller keeps for the rendezvous: the tag matching of its peers' edges.
+//!
+//! A [`RemoteHandler`] holds outgoing values, matches them with the requests of peers, and delivers
+//! what peers send. Its poller owns it, so it takes no lock. Users and the node reach it by a
+//! [`RemoteCommand`]. The rendezvous uses the same tables and steps for edges within the process.
+//!
+//! Code in this module may not know the API of steps and edges above it, touch a fabric except
+//! through links, or call user code.
 
 mod batches;
+mod command;
 mod connections;
 mod ending;
+mod error;
 #[cfg(test)]
 mod explore;
+mod fifo;
 mod orphans;
 mod receiving;
 mod serving;
 mod standing;
+mod steps;
+mod table;
+mod waiter;
+#[cfg(any(test, feature = "internals"))]
+pub mod windows;
 
-use super::Error;
-use super::path::{Cancel, CancelAll, LinkTag, Members, PeerIndex, StandingChange, StepChange};
-use super::steps::{StepState, Steps};
-use super::table::{Numbered, Table};
-use super::waiter::{CallId, Waiter};
-use crate::engine::Handler;
+#[cfg(any(test, feature = "sim"))]
+pub use command::RemoteLoad;
+pub use command::{
+    BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, Members, OnPath, PeerIndex, PeerObserver,
+    ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange,
+};
+pub use error::Error;
+pub(crate) use steps::{BeginError, MAX_RETIRED_STEPS, StepState, Steps, check_live};
+pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
+pub use waiter::{CallId, Delivery, Waiter};
+pub(crate) use waiter::{CancelReason, Outcome, Payload};
+
 use crate::fabric::{LinkId, Port};
 use crate::link::{
-    Destination, LinkEvent, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey, Value,
+    Handler, LinkEvent, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey, Value,
 };
 use crate::mutants::{Mutant, is_on};
-use crate::sync::Reused;
 use crate::wire::message::RequestId;
 use crate::wire::{LossCause, TaskId, Time};
 use foldhash::HashMap;
@@ -31,8 +50,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
-
-pub use batches::{BatchReceive, BatchSend, ReceiveAll};
 
 /// Calls for which memory is allocated at the start.
 const CALLS: usize = 256;
@@ -48,116 +65,6 @@ pub struct RemoteSettings {
     pub cancel_grace: Duration,
     /// Whether the loss of a peer, other than its clean stop, ends every call with every peer.
     pub peer_loss_is_fatal: bool,
-}
-
-/// Called when a new link works in both directions, or has failed.
-pub type ProbeCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
-
-/// A command of a user or of the node to the poller.
-pub enum RemoteCommand<L> {
-    /// Adds a new link.
-    Attach {
-        /// The peer.
-        peer: PeerIndex,
-        /// Which of the links with the peer.
-        tag: LinkTag,
-        /// The link.
-        link: L,
-        /// Called when the link works in both directions, or has failed.
-        done: ProbeCallback,
-    },
-    /// Both sides have probed a link: calls may use it from now on.
-    Ready {
-        /// The peer.
-        peer: PeerIndex,
-        /// Which of the links with the peer.
-        tag: LinkTag,
-    },
-    /// Closes a link. Other links with the peer stay.
-    Lose {
-        /// The peer.
-        peer: PeerIndex,
-        /// Which of the links with the peer.
-        tag: LinkTag,
-        /// The cause.
-        cause: LossCause,
-    },
-    /// An incarnation of a peer has ended, whether it was ever linked or not.
-    Gone {
-        /// The peer.
-        peer: PeerIndex,
-        /// The incarnation, and the last link with it that existed or was planned.
-        tag: LinkTag,
-        /// The cause.
-        cause: LossCause,
-    },
-    /// Ends every call, because another poller has found a fatal loss.
-    End {
-        /// The error of every call.
-        error: Error,
-    },
-    /// Sends a value to a peer.
-    Send {
-        /// The key of the value.
-        key: TensorKey,
-        /// The value.
-        value: Value,
-    },
-    /// Begins a receive from a peer.
-    Receive {
-        /// The sending peer.
-        peer: PeerIndex,
-        /// The requested key.
-        key: TensorKey,
-        /// Where the tensor goes.
-        destination: Destination,
-        /// The waiter.
-        waiter: Waiter,
-    },
-    /// Sends several values.
-    SendAll(Reused<BatchSend>),
-    /// Begins several receives.
-    ReceiveAll(ReceiveAll),
-    /// Cancels several calls.
-    CancelAll(CancelAll),
-    /// Cancels a call.
-    Cancel(Cancel),
-    /// A step changed its state.
-    Step(StepChange),
-    /// Changes a standing edge.
-    Standing(StandingChange),
-    /// Reports how much there is to do.
-    #[cfg(any(test, feature = "sim"))]
-    Load(Box<dyn FnOnce(RemoteLoad) + Send>),
-}
-
-/// How much a poller keeps for the rendezvous, for tests that wait until nothing is left.
-#[cfg(any(test, feature = "sim"))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RemoteLoad {
-    /// The load of its links.
-    pub links: crate::link::LinkLoad,
-    /// Values that no peer has requested yet.
-    pub values: usize,
-    /// Requests of peers that wait for their value.
-    pub requests: usize,
-    /// The deferred requests among them: their step has not begun.
-    pub deferred: usize,
-    /// Orphaned and stashed values.
-    pub orphans: usize,
-    /// Queued receives, which wait for room.
-    pub queued: usize,
-}
-
-/// Observes the links with peers. No method may block.
-pub trait PeerObserver: Send + Sync {
-    /// A link with this incarnation of the peer is up: both sides have said so.
-    fn up(&self, peer: PeerIndex, tag: LinkTag);
-    /// A peer was lost: its link was up and has ended, or its incarnation has ended before a link
-    /// was up.
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error);
-    /// A link had failed before both sides said that it is up. No call has used it.
-    fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
 }
 
 /// The rendezvous' part of a poller.

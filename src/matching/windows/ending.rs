@@ -3,10 +3,8 @@
 use super::sending::gone;
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::TensorKey;
+use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::protocol::window::StepsOver;
-use crate::rendezvous::Error;
-use crate::rendezvous::path::{Cancel, PeerIndex, StepChange};
-use crate::rendezvous::waiter::CancelReason;
 use crate::wire::{Status, Time};
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! The connections with peers.
 
-use super::{ConnectionStage, Outgoing, PeerConnection, ProbeCallback, RemoteHandler};
+use super::{
+    ConnectionStage, Error, LinkTag, Outgoing, PeerConnection, PeerIndex, ProbeCallback, RemoteHandler,
+    Waiter,
+};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{CancelDecision, LinkIdentity, Links};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::Error;
-use crate::rendezvous::path::{LinkTag, PeerIndex};
-use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use crate::wire::{LossCause, TaskId};
 

@@ -37,14 +37,14 @@ pub struct Delivery<T> {
 
 /// The tensor of a [`Delivery`], before it is cast to the type of the caller.
 #[derive(Debug)]
-pub(super) enum Payload {
+pub(crate) enum Payload {
     Tensor(Tensor),
     Into(TensorMut),
 }
 
 /// The result of a receive.
 #[derive(Debug)]
-pub(super) struct Outcome(pub Result<Delivery<Payload>, Error>);
+pub(crate) struct Outcome(pub Result<Delivery<Payload>, Error>);
 
 impl Canceled for Outcome {
     fn canceled() -> Self {
@@ -58,11 +58,11 @@ impl Canceled for Outcome {
 
 /// Names a call for its cancellation. Unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CallId(pub(super) u64);
+pub struct CallId(pub(crate) u64);
 
 /// The reason why a waiter stops to wait.
 #[derive(Clone, Debug)]
-pub(super) enum CancelReason {
+pub(crate) enum CancelReason {
     /// The program cancelled the receive.
     Cancelled,
     /// The deadline has passed, after this timeout; `None` for the timeout of the receive.
@@ -74,24 +74,24 @@ pub(super) enum CancelReason {
 /// A receive that waits: the sending end of its one-shot channel, and its deadline.
 #[derive(Debug)]
 pub struct Waiter {
-    pub(super) id: CallId,
-    pub(super) sender: OneshotSender<Outcome>,
+    pub(crate) id: CallId,
+    pub(crate) sender: OneshotSender<Outcome>,
     /// The end of the wait. A cancellation moves it on by `cancel_grace`.
-    pub(super) deadline: Time,
+    pub(crate) deadline: Time,
     /// The timeout of the caller, for the error.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// Set once the receive was cancelled.
-    pub(super) cancel_reason: Option<CancelReason>,
+    pub(crate) cancel_reason: Option<CancelReason>,
 }
 
 impl Waiter {
     /// Sends the result to the caller.
-    pub(super) fn complete(self, result: Result<Delivery<Payload>, Error>) {
+    pub(crate) fn complete(self, result: Result<Delivery<Payload>, Error>) {
         self.sender.send(Outcome(result));
     }
 
     /// Ends a cancelled waiter with the error of its reason.
-    pub(super) fn fail_cancelled(self, key: &TensorKey) {
+    pub(crate) fn fail_cancelled(self, key: &TensorKey) {
         let error = match &self.cancel_reason {
             Some(CancelReason::Deadline(after)) => {
                 Error::DeadlineExceeded { key: key.to_string(), after: after.unwrap_or(self.timeout) }

@@ -4,12 +4,9 @@
 //! the last step that has begun comes near the end: two messages per window. If all edges together
 //! need more than the capacity, their windows shrink in proportion.
 
-use super::RemoteHandler;
+use super::{PeerIndex, RemoteHandler, StandingChange, StepState, Waiter};
 use crate::fabric::{LinkId, Port};
 use crate::link::{Links, StandingCapacity, StandingPosted, TensorKey};
-use crate::rendezvous::path::{PeerIndex, StandingChange};
-use crate::rendezvous::steps::StepState;
-use crate::rendezvous::waiter::Waiter;
 use crate::telemetry::Counter;
 use foldhash::HashMap;
 

@@ -2,9 +2,8 @@
 
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::{TensorKey, Value};
+use crate::matching::{PeerIndex, StepState, Steps};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
-use crate::rendezvous::path::PeerIndex;
-use crate::rendezvous::steps::{StepState, Steps};
 use crate::telemetry::Counter;
 use crate::wire::{Code, Status, TaskId};
 use std::sync::atomic::Ordering;

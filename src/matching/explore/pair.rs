@@ -1,16 +1,14 @@
 //! A sender and a receiver with a link between them, moved by the test.
 
-use crate::engine::Handler;
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Endpoint, Fabric, LinkOptions, Port, Role};
-use crate::link::{Destination, LinkLoad, LinkSettings, Links, TensorKey, Value};
+use crate::link::{Destination, Handler, LinkLoad, LinkSettings, Links, TensorKey, Value};
+use crate::matching::{
+    CallId, Cancel, CancelReason, Error, LinkTag, Members, Outcome, PeerIndex, PeerObserver, RemoteCommand,
+    RemoteHandler, RemoteSettings, StandingChange, StepChange, Waiter,
+};
 use crate::memory::{LockPolicy, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
-use crate::rendezvous::Error;
-use crate::rendezvous::Losses;
-use crate::rendezvous::path::{Cancel, LinkTag, Members, PeerIndex, StandingChange, StepChange};
-use crate::rendezvous::remote::{RemoteCommand, RemoteHandler, RemoteSettings};
-use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
 use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::telemetry::{CountersWriter, Gauge, Snapshot};
 use crate::wire::{DType, EdgeName, Generation, Incarnation, Shape, TaskId, TensorMeta, Time, checksum_of};
@@ -35,6 +33,15 @@ const QUIET_ROUNDS: usize = 64;
 pub const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/replica:0/task:0/device:CPU:0"];
+
+/// The tests look at calls, not at links.
+struct NoObserver;
+
+impl PeerObserver for NoObserver {
+    fn up(&self, _peer: PeerIndex, _tag: LinkTag) {}
+    fn down(&self, _peer: PeerIndex, _tag: LinkTag, _error: Error) {}
+    fn failed_before_ready(&self, _peer: PeerIndex, _tag: LinkTag) {}
+}
 
 /// One side of the pair.
 pub struct Side<P: Port> {
@@ -156,7 +163,7 @@ fn pair<F: Fabric>(
             peer_loss_is_fatal: false,
         };
         let me = tasks.task(PeerIndex(side as u32)).clone();
-        let watch = Arc::new(Losses::new(&tasks, false));
+        let watch = Arc::new(NoObserver);
         let remote =
             RemoteHandler::new(me, LIFE + side as u64, tasks.clone(), settings, outstanding.clone(), watch);
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new(), 1);

@@ -1,16 +1,12 @@
 //! The receiving side: receives of this process and what comes for them.
 
-use super::RemoteHandler;
+use super::{Cancel, CancelReason, Delivery, Error, Payload, PeerIndex, RemoteHandler, Waiter, check_live};
 use crate::fabric::Port;
 use crate::link::{
     Corruption, Destination, Links, Received, RequestError, RequestRefused, TensorKey, placement_of,
     placement_of_mut,
 };
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::Error;
-use crate::rendezvous::local::check_live;
-use crate::rendezvous::path::{Cancel, PeerIndex};
-use crate::rendezvous::waiter::{CancelReason, Delivery, Payload, Waiter};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
 use crate::wire::{Code, Time};

@@ -3,59 +3,19 @@
 //! Receives of a batch without room are queued and sent as earlier ones end. Later receives of the
 //! same keys wait behind them.
 
-use super::RemoteHandler;
 use super::receiving::Receive;
+use super::{
+    BatchReceive, BatchSend, CallId, CancelAll, CancelReason, Error, PeerIndex, ReceiveAll, RemoteHandler,
+    Waiter,
+};
 use crate::fabric::Port;
-use crate::link::{Destination, Links, TensorKey, Value};
+use crate::link::{Destination, Links, TensorKey};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::Error;
-use crate::rendezvous::path::{CancelAll, OnPath, PeerIndex};
-use crate::rendezvous::waiter::{CallId, CancelReason, Outcome, Waiter};
-use crate::sync::{OneshotSender, Reused};
+use crate::sync::Reused;
 use crate::telemetry::Counter;
 use crate::wire::Time;
 use foldhash::HashMap;
 use std::collections::VecDeque;
-use std::time::Duration;
-
-/// A value of a batch.
-#[derive(Debug)]
-pub struct BatchSend {
-    pub(in crate::rendezvous) path: u16,
-    pub(in crate::rendezvous) key: TensorKey,
-    pub(in crate::rendezvous) value: Value,
-}
-
-/// A receive of a batch.
-#[derive(Debug)]
-pub struct BatchReceive {
-    pub(in crate::rendezvous) path: u16,
-    pub(in crate::rendezvous) peer: PeerIndex,
-    pub(in crate::rendezvous) id: CallId,
-    pub(in crate::rendezvous) key: TensorKey,
-    pub(in crate::rendezvous) sender: OneshotSender<Outcome>,
-}
-
-/// The receives of a batch.
-#[derive(Debug)]
-pub struct ReceiveAll {
-    pub(in crate::rendezvous) deadline: Time,
-    pub(in crate::rendezvous) timeout: Duration,
-    pub(in crate::rendezvous) borrow: bool,
-    pub(in crate::rendezvous) receives: Reused<BatchReceive>,
-}
-
-impl OnPath for BatchSend {
-    fn path(&self) -> u16 {
-        self.path
-    }
-}
-
-impl OnPath for BatchReceive {
-    fn path(&self) -> u16 {
-        self.path
-    }
-}
 
 /// The queued receives of each peer, in their order.
 #[derive(Debug)]

@@ -4,9 +4,7 @@ use super::pair::{CANCEL_TIMEOUT, Call, Pair, RECEIVER, SENDER, over_shm, over_s
 use super::{Choices, traced};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
-use crate::rendezvous::Error;
-use crate::rendezvous::path::{PeerIndex, StandingChange, StepChange};
-use crate::rendezvous::waiter::{CancelReason, Outcome, Payload};
+use crate::matching::{CancelReason, Error, Outcome, Payload, PeerIndex, StandingChange, StepChange};
 use crate::telemetry::Counter;
 use crate::wire::{Code, EdgeName, Status};
 use std::sync::Arc;

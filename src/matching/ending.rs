@@ -1,12 +1,9 @@
 //! The end of calls and steps.
 
-use super::{Outgoing, RemoteHandler};
+use super::{Cancel, CancelReason, Error, Outgoing, RemoteHandler, StepChange, Waiter};
 use crate::fabric::Port;
 use crate::link::{CancelDecision, Links};
 use crate::mutants::{Mutant, is_on};
-use crate::rendezvous::Error;
-use crate::rendezvous::path::{Cancel, StepChange};
-use crate::rendezvous::waiter::{CancelReason, Waiter};
 use crate::wire::{Code, Status, TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -5,12 +5,9 @@ use super::{EdgeKey, Lanes, Matching, WaitingReceive};
 use crate::link::{
     Corruption, Destination, Received, RequestError, StashedValue, TensorKey, placement_of, placement_of_mut,
 };
+use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter, check_live};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
-use crate::rendezvous::Error;
-use crate::rendezvous::local::check_live;
-use crate::rendezvous::path::PeerIndex;
-use crate::rendezvous::waiter::{CancelReason, Delivery, Payload, Waiter};
 use crate::telemetry::Counter;
 use crate::wire::message::Placement;
 use crate::wire::{Status, checksum_of};

@@ -14,14 +14,14 @@ const KEY_QUEUES: usize = 256;
 /// is put back takes its old place by the number. So the values of a key are always in the order in
 /// which they were sent.
 #[derive(Debug)]
-pub(super) struct Table<V, W> {
+pub(crate) struct Table<V, W> {
     queues: HashMap<TensorKey, KeyQueue<V, W>>,
     next_number: u64,
 }
 
 /// A value with its number among all offered values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Numbered<V> {
+pub(crate) struct Numbered<V> {
     /// Grows with each offer to the table.
     pub number: u64,
     /// The offered value.
@@ -43,7 +43,7 @@ impl<V, W> Default for Table<V, W> {
 
 /// The outcome of [`Table::offer`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum OfferOutcome<V, W> {
+pub(crate) enum OfferOutcome<V, W> {
     /// The first waiter gets the value.
     Matched(W, Numbered<V>),
     /// No waiter: the value is queued.
@@ -52,7 +52,7 @@ pub(super) enum OfferOutcome<V, W> {
 
 /// The outcome of [`Table::ask`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum AskOutcome<V, W> {
+pub(crate) enum AskOutcome<V, W> {
     /// The waiter gets the first value.
     Matched(W, Numbered<V>),
     /// No value: the waiter is queued.

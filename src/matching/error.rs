@@ -1,6 +1,5 @@
 //! The errors of sends and receives.
 
-use crate::engine::Unusable;
 use crate::memory::PoolError;
 use crate::wire::{Code, EdgeNameError, Incarnation, LossCause, Status, StepId, TaskId, TensorMeta};
 use std::sync::Arc;
@@ -115,7 +114,7 @@ pub enum Error {
     },
     /// The pool has no room. The value of a receive is kept for the next receive. A send that needs
     /// a copy in the pool was not done, and its handle to the tensor is dropped. Receivers are not
-    /// told: they wait for another send, their deadline, or the [abort](super::Step::abort) of the
+    /// told: they wait for another send, their deadline, or the [abort](crate::Step::abort) of the
     /// step.
     #[error("no room for {key}: {source}")]
     NoRoom {
@@ -184,7 +183,7 @@ pub enum Error {
         /// All tasks of the cluster.
         members: String,
     },
-    /// The edge has a [`Standing`](super::Standing) already.
+    /// The edge has a [`Standing`](crate::Standing) already.
     #[error("{edge} has a Standing already: drop it first, or change its window")]
     StandingExists {
         /// The edge.
@@ -232,14 +231,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error of a call on an engine that is unusable.
-    pub(super) fn of_engine(why: Unusable) -> Self {
-        match why {
-            Unusable::Poisoned => Error::Poisoned,
-            Unusable::Closed => Error::Stopped,
-        }
-    }
-
     /// The canonical code of this error, as gRPC defines them.
     pub fn code(&self) -> Code {
         match self {
@@ -268,7 +259,7 @@ impl Error {
         }
     }
 
-    /// This error as a status, for [`Step::abort`](super::Step::abort). The error of a peer keeps
+    /// This error as a status, for [`Step::abort`](crate::Step::abort). The error of a peer keeps
     /// the text of its origin and is marked as derived, however many tasks it passes through.
     pub fn to_status(&self) -> Status {
         match self {

@@ -19,10 +19,7 @@ mod tests;
 
 pub use receiving::{ArrivedTensor, WindowArrival};
 
-use super::Error;
-use super::path::{Members, PeerIndex};
-use super::steps::Steps;
-use super::waiter::{CallId, Waiter};
+use super::{CallId, Error, Members, PeerIndex, Steps, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::memory::Pool;
 use crate::protocol::window::{InEdges, OutEdges, Slab, ToReceiver, ToSender, WindowOptions};

@@ -1,0 +1,288 @@
+//! The commands of the users and of the node to a poller, and their data.
+
+use super::{CallId, CancelReason, Error, Outcome, Waiter};
+use crate::link::{Destination, TensorKey, Value};
+use crate::sync::{OneshotSender, Reused};
+use crate::wire::{Generation, Incarnation, LossCause, Status, TaskId, Time};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The index of a task in the sorted list of [`Members`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerIndex(pub u32);
+
+/// Names one of the links that there ever were with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkTag {
+    /// The incarnation of the peer: which of its lives.
+    pub incarnation: Incarnation,
+    /// The number of the link between the two tasks; grows with each new link, over all lives.
+    pub generation: Generation,
+}
+
+/// The tasks of the cluster, sorted.
+#[derive(Clone, Debug)]
+pub struct Members(Arc<[TaskId]>);
+
+impl Members {
+    /// Sorts the tasks and removes duplicates.
+    pub fn new(mut tasks: Vec<TaskId>) -> Self {
+        tasks.sort();
+        tasks.dedup();
+        Members(tasks.into())
+    }
+
+    /// The index of a task, if it is a member.
+    pub fn index(&self, task: &TaskId) -> Option<PeerIndex> {
+        self.0.binary_search(task).ok().map(|at| PeerIndex(at as u32))
+    }
+
+    /// The task with this index.
+    ///
+    /// # Panics
+    /// If the index is not below the number of members.
+    pub fn task(&self, index: PeerIndex) -> &TaskId {
+        &self.0[index.0 as usize]
+    }
+
+    /// All tasks, sorted.
+    pub fn all(&self) -> &[TaskId] {
+        &self.0
+    }
+}
+
+/// Called when a new link works in both directions, or has failed.
+pub type ProbeCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
+
+/// A command of a user or of the node to the poller.
+pub enum RemoteCommand<L> {
+    /// Adds a new link.
+    Attach {
+        /// The peer.
+        peer: PeerIndex,
+        /// Which of the links with the peer.
+        tag: LinkTag,
+        /// The link.
+        link: L,
+        /// Called when the link works in both directions, or has failed.
+        done: ProbeCallback,
+    },
+    /// Both sides have probed a link: calls may use it from now on.
+    Ready {
+        /// The peer.
+        peer: PeerIndex,
+        /// Which of the links with the peer.
+        tag: LinkTag,
+    },
+    /// Closes a link. Other links with the peer stay.
+    Lose {
+        /// The peer.
+        peer: PeerIndex,
+        /// Which of the links with the peer.
+        tag: LinkTag,
+        /// The cause.
+        cause: LossCause,
+    },
+    /// An incarnation of a peer has ended, whether it was ever linked or not.
+    Gone {
+        /// The peer.
+        peer: PeerIndex,
+        /// The incarnation, and the last link with it that existed or was planned.
+        tag: LinkTag,
+        /// The cause.
+        cause: LossCause,
+    },
+    /// Ends every call, because another poller has found a fatal loss.
+    End {
+        /// The error of every call.
+        error: Error,
+    },
+    /// Sends a value to a peer.
+    Send {
+        /// The key of the value.
+        key: TensorKey,
+        /// The value.
+        value: Value,
+    },
+    /// Begins a receive from a peer.
+    Receive {
+        /// The sending peer.
+        peer: PeerIndex,
+        /// The requested key.
+        key: TensorKey,
+        /// Where the tensor goes.
+        destination: Destination,
+        /// The waiter.
+        waiter: Waiter,
+    },
+    /// Sends several values.
+    SendAll(Reused<BatchSend>),
+    /// Begins several receives.
+    ReceiveAll(ReceiveAll),
+    /// Cancels several calls.
+    CancelAll(CancelAll),
+    /// Cancels a call.
+    Cancel(Cancel),
+    /// A step changed its state.
+    Step(StepChange),
+    /// Changes a standing edge.
+    Standing(StandingChange),
+    /// Reports how much there is to do.
+    #[cfg(any(test, feature = "sim"))]
+    Load(Box<dyn FnOnce(RemoteLoad) + Send>),
+}
+
+/// How much a poller keeps for the rendezvous, for tests that wait until nothing is left.
+#[cfg(any(test, feature = "sim"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteLoad {
+    /// The load of its links.
+    pub links: crate::link::LinkLoad,
+    /// Values that no peer has requested yet.
+    pub values: usize,
+    /// Requests of peers that wait for their value.
+    pub requests: usize,
+    /// The deferred requests among them: their step has not begun.
+    pub deferred: usize,
+    /// Orphaned and stashed values.
+    pub orphans: usize,
+    /// Queued receives, which wait for room.
+    pub queued: usize,
+}
+
+/// An item of a batch that goes to one of the paths.
+pub trait OnPath {
+    /// The number of the path, from 0 on.
+    fn path(&self) -> u16;
+}
+
+/// A value of a batch.
+#[derive(Debug)]
+pub struct BatchSend {
+    pub(crate) path: u16,
+    pub(crate) key: TensorKey,
+    pub(crate) value: Value,
+}
+
+/// A receive of a batch.
+#[derive(Debug)]
+pub struct BatchReceive {
+    pub(crate) path: u16,
+    pub(crate) peer: PeerIndex,
+    pub(crate) id: CallId,
+    pub(crate) key: TensorKey,
+    pub(crate) sender: OneshotSender<Outcome>,
+}
+
+/// The receives of a batch.
+#[derive(Debug)]
+pub struct ReceiveAll {
+    pub(crate) deadline: Time,
+    pub(crate) timeout: Duration,
+    pub(crate) borrow: bool,
+    pub(crate) receives: Reused<BatchReceive>,
+}
+
+impl OnPath for BatchSend {
+    fn path(&self) -> u16 {
+        self.path
+    }
+}
+
+impl OnPath for BatchReceive {
+    fn path(&self) -> u16 {
+        self.path
+    }
+}
+
+/// The cancellation of one call, and its reason.
+#[derive(Clone, Debug)]
+pub struct Cancel {
+    pub(crate) id: CallId,
+    pub(crate) why: CancelReason,
+}
+
+/// The cancellation of `count` calls from id `first` on, and its reason.
+#[derive(Clone, Debug)]
+pub struct CancelAll {
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+    pub(crate) why: CancelReason,
+}
+
+impl CancelAll {
+    /// The cancellation of one of the calls.
+    pub(crate) fn one(&self, id: u64) -> Cancel {
+        Cancel { id: CallId(id), why: self.why.clone() }
+    }
+}
+
+/// A change of a step, for the pollers.
+#[derive(Clone, Debug)]
+pub enum StepChange {
+    /// A sequence was declared.
+    Sequence {
+        /// The id of the first step.
+        base: u64,
+    },
+    /// A step has begun here.
+    Begun {
+        /// The id of the step.
+        step: u64,
+        /// The worker that owns the step.
+        worker: Arc<str>,
+    },
+    /// A step was aborted.
+    Aborted {
+        /// The id of the step.
+        step: u64,
+        /// The error of the abort.
+        status: Status,
+    },
+    /// A step was cleaned up.
+    CleanedUp {
+        /// The id of the step.
+        step: u64,
+    },
+}
+
+/// A change of the standing request of an edge, for its poller.
+#[derive(Clone, Debug)]
+pub enum StandingChange {
+    /// The standing request begins.
+    Begun {
+        /// The id of the standing request.
+        id: u64,
+        /// The sending peer.
+        peer: PeerIndex,
+        /// The key of the edge, at the first step of its sequence.
+        key: TensorKey,
+        /// The number of coming steps that are requested.
+        window: u32,
+        /// Whether the receiver borrows tensors where the fabric can.
+        borrow: bool,
+    },
+    /// The window changes.
+    Window {
+        /// The id of the standing request.
+        id: u64,
+        /// The number of coming steps that are requested from now on.
+        window: u32,
+    },
+    /// The standing request ends.
+    Ended {
+        /// The id of the standing request.
+        id: u64,
+    },
+}
+
+/// Observes the links with peers. No method may block.
+pub trait PeerObserver: Send + Sync {
+    /// A link with this incarnation of the peer is up: both sides have said so.
+    fn up(&self, peer: PeerIndex, tag: LinkTag);
+    /// A peer was lost: its link was up and has ended, or its incarnation has ended before a link
+    /// was up.
+    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error);
+    /// A link had failed before both sides said that it is up. No call has used it.
+    fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
+}
