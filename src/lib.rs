@@ -83,21 +83,21 @@
 //! * adaptive: a background thread does while no call is under way. Threads sleep while nothing
 //!   comes.
 //! * dedicated: a background thread that never sleeps does.
-//! * auto, the default: inline as long as all members of the host together have no more spinning
-//!   threads than it has CPUs, and adaptive from then on. [`Node::mode`] returns the mode.
+//! * auto, the default: inline as long as the members of the host have no more spinning threads
+//!   than it has CPUs. From then on adaptive. [`Node::mode`] returns the mode.
 //!
 //! Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one
 //! more thread, which never touches a tensor.
 //!
 //! # Peers that die and come back
 //!
-//! A process that ends, as the kernel tells it, that stops, or that is not heard for
-//! `silence_bound` is lost: every call that waits for it, and every later one, ends with
-//! [`Error::PeerLost`], which names the task, the life of it (incarnation) and the [`LossCause`].
-//! With `peer_loss` at `fail_all` every other call ends with that too, also [`Node::join`].
+//! A peer is lost when the kernel reports its end, when it stops, or after `silence_bound` without
+//! a message. Every call that waits for the peer, and every later one, ends with
+//! [`Error::PeerLost`]. The error names the task, its incarnation and the [`LossCause`]. With
+//! `peer_loss` at `fail_all` every other call ends with that error too, also [`Node::join`].
 //!
-//! Without it the node goes on. When the task is there again, as a new process or as one that was
-//! only held up, the two link again by themselves ([`PeerReport::generation`] grows);
+//! Without it the node goes on. The task may come back, as a new process or as one that had only
+//! stalled. The two then link again by themselves, and [`PeerReport::generation`] grows.
 //! [`Node::join`] waits for that. Calls that begin then reach the new life, in new steps or in
 //! those that have begun. A tensor borrowed from a life that is over can be read for as long as it
 //! is held; `borrow_grace` after the death it is copied, where it lies, so that the dead process's

@@ -64,7 +64,7 @@ mutants! {
         /// The sender does not hear that nobody took a value.
         ReturnNotSent,
         /// A request goes out though it is not known yet what became of an earlier one of its key.
-        NotHeldBack,
+        NotBlocked,
         /// A receive waits for ever.
         DeadlineNeverFires,
         /// The sender's side lets a request go long before its time.

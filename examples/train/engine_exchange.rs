@@ -141,9 +141,9 @@ impl Engine {
     }
 
     /// The next free buffer of each ring. Waits while slow readers use all buffers.
-    fn next_buffers(&self, rings: &[BufferRing], buffers: &mut Vec<Buffer>) -> Result<()> {
+    fn acquire_buffers(&self, rings: &[BufferRing], buffers: &mut Vec<Buffer>) -> Result<()> {
         for ring in rings {
-            buffers.push(Buffer(self.node.next_buffer(ring, BUFFER_TIMEOUT)?));
+            buffers.push(Buffer(self.node.acquire_within(ring, BUFFER_TIMEOUT)?));
         }
         Ok(())
     }
@@ -241,7 +241,7 @@ impl WorkerExchange for EngineWorker<'_> {
     }
 
     fn gradient_buffers(&mut self, gradients: &mut Vec<Buffer>) -> Result<()> {
-        self.engine.next_buffers(&self.gradients, gradients)
+        self.engine.acquire_buffers(&self.gradients, gradients)
     }
 
     fn push(&mut self, step: u64, gradients: &mut Vec<Buffer>) -> Result<()> {
@@ -269,7 +269,7 @@ impl ServerExchange for EngineServer<'_> {
     type Buffer = Buffer;
 
     fn weight_buffers(&mut self, weights: &mut Vec<Buffer>) -> Result<()> {
-        self.engine.next_buffers(&self.weights, weights)
+        self.engine.acquire_buffers(&self.weights, weights)
     }
 
     fn publish(&mut self, step: u64, weights: &mut Vec<Buffer>) -> Result<()> {

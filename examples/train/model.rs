@@ -132,8 +132,8 @@ impl Scratch {
     }
 }
 
-/// Writes the gradient of the mean loss of a batch of `batch` images, as far as these images
-/// contribute to it, to `gradient` and returns the sum of their losses.
+/// Writes the share of these images in the gradient of the mean loss to `gradient`. The batch has
+/// `batch` images. Returns the sum of the losses of these images.
 pub fn gradient<'a, W, G>(
     scratch: &mut Scratch,
     weights: &[W],

@@ -124,11 +124,11 @@ impl Client {
     /// Handles a call without an answer, or without a listener: it tells about the earlier life.
     fn not_met(&self, error: CallError, took: Duration) {
         // If the call took this long, this process itself was stopped or starved.
-        let held_up = took > CALL_LIMIT + self.shared.options.silence / 2;
+        let was_stopped = took > CALL_LIMIT + self.shared.options.silence / 2;
         self.shared.step(|members| {
             let events = match &error {
                 CallError::Unattended(why) => members.unattended(self.peer, why),
-                CallError::Unreachable(_) if !held_up => members.unanswered(self.peer, Instant::now()),
+                CallError::Unreachable(_) if !was_stopped => members.unanswered(self.peer, Instant::now()),
                 CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
             };
             ((), events)

@@ -27,7 +27,7 @@ pub enum BootstrapError {
     NotLoopback {
         /// Whose address it is: a task, or the bind setting.
         whose: String,
-        /// The address.
+        /// Host and port from the cluster or the settings.
         address: String,
     },
     /// An address could not be resolved.
@@ -37,7 +37,7 @@ pub enum BootstrapError {
     Resolve {
         /// Whose address it is.
         whose: TaskId,
-        /// The address.
+        /// Host and port from the cluster.
         address: String,
         /// The system's error.
         source: std::io::Error,
@@ -47,7 +47,7 @@ pub enum BootstrapError {
     Bind {
         /// The name of this process.
         me: TaskId,
-        /// The address.
+        /// The resolved address and port.
         address: SocketAddr,
         /// What to change.
         remedy: &'static str,

@@ -143,10 +143,10 @@ async fn run(mut input: &[u8]) {
         let (message, rest) = rest.split_at(usize::from(*len).min(rest.len()));
         input = rest;
         scene.take(*command, message).await;
-        scene.settle().await;
+        scene.until_idle().await;
     }
     scene.shared.change(|members| ((), members.close()));
-    scene.settle().await;
+    scene.until_idle().await;
     assert!(
         !scene.tickets.any(&[FuzzEndpoint::Prepared, FuzzEndpoint::Connected]),
         "an endpoint was forgotten"
@@ -156,7 +156,7 @@ async fn run(mut input: &[u8]) {
 impl Scene {
     /// Waits until no endpoint is being made or connected, so that later results do not depend on
     /// threads.
-    async fn settle(&self) {
+    async fn until_idle(&self) {
         let begin = Instant::now();
         for _ in 0..4 {
             tokio::task::yield_now().await;

@@ -135,8 +135,8 @@ impl PeerTable {
         news
     }
 
-    /// A life of the peer has introduced itself: by a call or (`dialed`) by an answer at the peer's
-    /// address in the cluster, which decides the owner of the name.
+    /// A life of the peer has introduced itself, by a call or (`dialed`) by an answer. An answer at
+    /// the peer's address in the cluster decides the owner of the name.
     pub(super) fn meet(
         &mut self,
         index: usize,
@@ -329,7 +329,7 @@ impl PeerTable {
     }
 
     /// The link is up as soon as both sides have said that they are connected.
-    pub(super) fn settle(&mut self, index: usize, info: &PeerInfo) -> Vec<PeerEvent> {
+    pub(super) fn link_if_both_ready(&mut self, index: usize, info: &PeerInfo) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
         let Some(attempt) = peer.linking(info) else { return Vec::new() };
         let EndpointState::Connected(ticket) = attempt.endpoint else { return Vec::new() };
@@ -364,7 +364,7 @@ impl PeerTable {
             }
             _ => return (HandshakeProgress::Failed(peer.failure_of(generation)), Vec::new()),
         };
-        let events = self.settle(index, &info);
+        let events = self.link_if_both_ready(index, &info);
         let progress =
             if events.is_empty() { HandshakeProgress::Connecting } else { HandshakeProgress::Connected };
         (progress, events)

@@ -311,8 +311,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
     }
 }
 
-/// Makes this side's endpoint of a generation that the peer has started, connects it, and gives it
-/// up unless the peer says in time that it is connected too.
+/// Makes and connects this side's endpoint of a generation that the peer has started. Gives the
+/// endpoint up unless the peer confirms its connection in time.
 async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
     if prepare(&shared, peer, &info).await.is_err() {
         return;
@@ -322,15 +322,15 @@ async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer
         return;
     }
     let mut changes = shared.watch();
-    shared.change(|members| ((), members.settle(peer, &info)));
-    let settled = timeout(shared.options.link_timeout, async {
+    shared.change(|members| ((), members.link_if_both_ready(peer, &info)));
+    let linked = timeout(shared.options.link_timeout, async {
         while shared.see(|members| members.is_linking(peer) && members.generation(peer) == info.generation) {
             if changes.changed().await.is_err() {
                 return;
             }
         }
     });
-    if settled.await.is_err() {
+    if linked.await.is_err() {
         let why = format!(
             "{} did not say within {:?} that it is connected",
             info.name, shared.options.link_timeout

@@ -23,7 +23,7 @@ const NOTICE: Duration = Duration::from_secs(1);
 /// Version of the protocol in `proto/`. Members with different versions refuse each other.
 pub(super) const PROTOCOL_VERSION: u32 = 1;
 
-/// The state of a node.
+/// How far the node is between its start and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NodeState {
@@ -107,7 +107,7 @@ impl Bootstrap {
         let failed = |tried| move |source| BootstrapError::Start { tried, source };
         let listener = self.shared.options.listen()?;
         listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
-        let local_addr = listener.local_addr().map_err(failed("asking for the socket's address"))?;
+        let local_addr = listener.local_addr().map_err(failed("reading the socket's address"))?;
         let runtime = thread::runtime(self.shared.peers.len())?;
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();

@@ -21,7 +21,7 @@ pub(super) const BLOCKING_NAME: &str = "tw-boot-block";
 /// Bytes of the longest message in both directions. It holds a cluster's text or an offer.
 pub(super) const MAX_MESSAGE: usize = 160 * 1024;
 
-/// Time limit for telling all peers that this process leaves.
+/// Time limit of the calls that tell all peers that this process leaves.
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 /// Calls of one peer that are served at a time.
 const MAX_CALLS: u32 = 32;

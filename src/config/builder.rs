@@ -84,9 +84,14 @@ impl Builder {
     /// Reads the file and the environment, and checks every value and how they fit together.
     ///
     /// # Errors
-    /// The first of: a file that can't be read or is not TOML, an unknown key or variable, a value
-    /// that is not allowed, a required key without value, settings that contradict each other. Each
-    /// message is one line with the origin, the value and what is allowed.
+    /// The first error of the file and the variables, as one line with the origin, the value and
+    /// the allowed values:
+    ///
+    /// * a file that can't be read or is not TOML;
+    /// * an unknown key or variable;
+    /// * a value that is not allowed;
+    /// * a required key without value;
+    /// * settings that contradict each other.
     pub fn build(self) -> Result<Config, ConfigError> {
         let ignores_environment = self.environment.as_ref().is_some_and(Variables::is_empty);
         let mut settings =

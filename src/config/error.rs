@@ -11,14 +11,14 @@ pub enum Origin {
     Default,
     /// A line of a file.
     File {
-        /// The file.
+        /// As given to the builder.
         path: PathBuf,
         /// The line, counted from 1.
         line: usize,
     },
     /// An environment variable.
     Variable {
-        /// Name of the variable.
+        /// As in the environment, such as `TENSORWIRE_POOL_SIZE`.
         name: String,
     },
     /// The program, through [`Builder`](super::Builder).
@@ -43,7 +43,7 @@ pub enum ConfigError {
     /// The file could not be read.
     #[error("configuration file {} can't be read: {source}", path.display())]
     Read {
-        /// The file.
+        /// As given to the builder.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -73,7 +73,7 @@ pub enum ConfigError {
     Value {
         /// Where it was set.
         origin: Origin,
-        /// The key.
+        /// As in the file, such as `pool_size`.
         key: &'static str,
         /// The value in quotes, shortened if it is long.
         value: String,
@@ -83,7 +83,7 @@ pub enum ConfigError {
     /// A required key that is not set.
     #[error("{key} is not set: {remedy}")]
     Missing {
-        /// The key.
+        /// As in the file, such as `pool_size`.
         key: &'static str,
         /// The ways to set it: builder call, variable, file.
         remedy: String,

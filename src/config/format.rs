@@ -47,7 +47,7 @@ pub(super) trait Format {
     }
 }
 
-/// The name of a job.
+/// ASCII letters, digits, `_` and `-`, as [`TaskId`](crate::wire::TaskId) takes them.
 pub(super) struct JobName;
 
 impl Format for JobName {

@@ -311,10 +311,10 @@ settings! {
 
     /// The fabric that reaches the peers: shared memory on one host, or RDMA verbs.
     fabric: FabricKind, AutoOr<FabricKind>, auto("auto"), "auto, shm or verbs", Some;
-    /// The threads that poll: the calling threads (inline), the calling threads and a background
-    /// thread, which sleep while idle (adaptive), or a background thread that never sleeps
-    /// (dedicated). Auto is inline if the members of the host have no more spinning threads than it
-    /// has CPUs, else adaptive.
+    /// The threads that poll. Inline: the calling threads. Adaptive: the calling threads and a
+    /// background thread, which sleep while idle. Dedicated: a background thread that never sleeps.
+    /// Auto is inline if the members of the host have no more spinning threads than it has CPUs,
+    /// else adaptive.
     poll: PollMode, AutoOr<PollMode>, auto("auto"), "auto, inline, adaptive or dedicated", Some;
     /// The number of pollers, which share the peers. Without it there are as many as `cores` names,
     /// else one. More than one needs the adaptive or the dedicated mode.
@@ -356,7 +356,7 @@ settings! {
         "0 to 16TiB: a number of bytes, or one with KiB, MiB, GiB or \
          TiB", |bytes| (bytes <= 16 << 40).then_some(bytes);
     /// How long a peer may hold a loan before it counts as overdue (`loans_overdue`). After a
-    /// peer's death, tensors borrowed from it are copied out of its memory after this time, and the
+    /// peer's death, tensors borrowed from it are copied out of its memory after this time. The
     /// rest of that memory goes back to the system.
     borrow_grace: Duration, DurationText, default("5s"), "1ms to 24h", up_to_a_day;
     /// Receives that can be outstanding on each link. One more fails at once. Receives of a batch
@@ -391,8 +391,8 @@ settings! {
     rdma_device_port: u8, Number<u8>, optional, "1 to 255, only with `rdma_device`",
         |port| (port >= 1).then_some(port), ["RDMA_DEVICE_PORT"];
     /// The entry of the port's GID table that is this process's address. Without it the first entry
-    /// of RoCE v2 with an IPv4 address, else v2 with a global IPv6 address, else v2 with a
-    /// link-local address, else v1. On InfiniBand 0.
+    /// of RoCE v2 with an IPv4 address, else v2 with a global IPv6 address. Entries of v2 with a
+    /// link-local address, then of v1, come last. On InfiniBand 0.
     rdma_gid_index: u8, Number<u8>, optional, "0 to 255, an entry of the port's GID table that is not empty",
         Some, ["RDMA_GID_INDEX"];
     /// The entry of the port's P_Key table for queue pairs.
@@ -415,9 +415,9 @@ settings! {
     /// How often a queue pair tries again if the peer has posted no receive. 7 is for ever.
     rdma_qp_rnr_retry: u8, Number<u8>, default("6"), "0 to 7", |count| (count <= 7).then_some(count),
         ["RDMA_QP_RNR_RETRY"];
-    /// The wait that a receiver without posted receive asks of the sender, as a code: 0 is 655.36
-    /// ms, 1 to 31 are 0.01 ms to 491.52 ms, 22 is 20.48 ms (InfiniBand Architecture Specification,
-    /// chapter 9.7.5.2.8).
+    /// The wait that a receiver without posted receive asks of the sender, as a code. 0 is 655.36
+    /// ms, 1 to 31 are 0.01 ms to 491.52 ms, and 22 is 20.48 ms. InfiniBand Architecture
+    /// Specification, chapter 9.7.5.2.8, has the codes.
     rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
         ["RDMA_QP_MIN_RNR_TIMER"];
     /// Queue pairs to each peer, over which large tensors are striped. Two members use the smaller

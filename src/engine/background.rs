@@ -90,7 +90,7 @@ pub enum StartError {
     /// The system refused a thread.
     #[error("starting the polling thread {name} failed: {source}; raise the limit of threads (ulimit -u)")]
     Thread {
-        /// The thread's name.
+        /// As the kernel shows it, at most 15 bytes.
         name: String,
         /// The system's error.
         source: std::io::Error,

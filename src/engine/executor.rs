@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 type ExecutorJob = Box<dyn FnOnce() + Send>;
 
-/// Runs jobs in order on a thread of its own. The thread starts with the first job and is parked
+/// Runs jobs in order on a thread of its own. The thread starts with the first job and sleeps
 /// while there are none.
 ///
 /// Clones share the thread. The default executor is the one for callbacks.
@@ -74,8 +74,8 @@ impl Executor {
         Executor::of(OWNERS)
     }
 
-    /// An executor that runs jobs at once, on the stack of the thread that submits them: for
-    /// virtual time, where the pace of a thread would change the run.
+    /// An executor that runs jobs at once, on the stack of the thread that submits them. Virtual
+    /// time needs it, because the pace of a thread would change the run.
     #[cfg(any(test, feature = "sim"))]
     pub fn on_the_spot() -> Self {
         let executor = Executor::default();
@@ -85,7 +85,7 @@ impl Executor {
 
     /// Queues `job`. A panic in it affects no other job.
     ///
-    /// After [`Executor::stop`] each job runs on a thread of its own, which is not joined: no job
+    /// After [`Executor::stop`] each job runs on a thread of its own, which is not joined. No job
     /// is lost, and none runs on a poller or on the caller's stack. If the system refuses a thread,
     /// the job is dropped and an error is logged.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {

@@ -17,8 +17,8 @@ use std::time::Duration;
 /// A poller shared by the threads of a process. One of them holds it at a time.
 ///
 /// In the inline and adaptive modes a calling thread takes the [combining lock](CombiningLock) with
-/// one compare-and-swap, runs its own command and all submitted ones, polls, and releases the lock.
-/// A thread that finds the lock taken submits its command to a queue, which the holder checks
+/// one compare-and-swap. It runs its own command and all submitted ones, polls, and releases the
+/// lock. A thread that finds the lock taken submits its command to a queue, which the holder checks
 /// before and after the release. In the dedicated mode the background poller holds the lock from
 /// start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
@@ -35,7 +35,7 @@ pub struct Engine<P: Port, H: Handler<P>> {
 }
 
 // SAFETY: the poller inside the cell is touched only in `with_cell`, by the thread that holds the
-// lock; the lock orders one holder's accesses before the next one's. Everything in the poller may
+// lock. The lock orders one holder's accesses before the next one's. Everything in the poller may
 // move between threads (`Port: Send`, `Handler: Send`), which is all that successive holders need.
 // The other fields are `Sync`.
 #[allow(unsafe_code)]

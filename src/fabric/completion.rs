@@ -7,9 +7,9 @@ use crate::wire::{Immediate, LossCause};
 /// An event on a link.
 #[derive(Debug)]
 pub struct Completion {
-    /// The link.
+    /// The link that the port reported it for.
     pub link: LinkId,
-    /// The event.
+    /// An arrival, a finished operation or a failure.
     pub event: Event,
 }
 

@@ -1,8 +1,8 @@
 //! Loans of one process to its peers, over all links and ports of a fabric: bounded and counted.
 //!
-//! Each loan needs a [`LoanPermit`]. The permit lives as long as the lender holds the tensor: on
-//! the link, or after the link's end until the borrower gives the tensor back. So the counts hold
-//! however a loan ends.
+//! Each loan needs a [`LoanPermit`]. The permit lives as long as the lender holds the tensor. The
+//! link holds it, and after the link's end an entry that lives until the borrower gives the tensor
+//! back. So the counts hold however a loan ends.
 
 use crate::mutants::{Mutant, is_on};
 use std::array;

@@ -69,7 +69,7 @@ const _: () = {
 /// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
 pub const MAX_MESSAGE: usize = 224;
 
-/// The kinds of fabric.
+/// The ways to move bytes between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FabricKind {
@@ -143,7 +143,7 @@ pub trait Fabric: Send + Sync + 'static {
     type Link: Send + 'static;
     /// The part that one poller owns.
     type Port: Port<Link = Self::Link>;
-    /// The kind of fabric.
+    /// For messages and reports.
     const KIND: FabricKind;
 
     /// Registers memory outside the pool, so that ports can write from it. With `None` the source
@@ -213,8 +213,8 @@ pub trait Endpoint: Send + 'static {
     /// Connects to the endpoint with the address `peer`. Blocks for `timeout` at most.
     ///
     /// # Errors
-    /// If the address is invalid, the other side does not answer in time, is another user's
-    /// process, or shows memory that breaks the fabric's rules.
+    /// If the address is invalid, or the other side does not answer in time. If it is another
+    /// user's process, or shows memory that breaks the fabric's rules.
     fn connect(self, role: Role, peer: &[u8], timeout: Duration) -> Result<Self::Link, FabricError>;
 }
 
@@ -275,8 +275,8 @@ pub trait Port: Send + 'static {
     fn peer_credits(&mut self, link: LinkId) -> u32;
 
     /// Begins a batch of operations. The port accepts and refuses operations as without a batch,
-    /// and keeps their order. It may tell the device, or a sleeping peer, of them as late as in
-    /// [`Port::end_batch`]; an operation that fails there fails as if it had been posted. A batch
+    /// and keeps their order. It may notify the device, or a sleeping peer, as late as in
+    /// [`Port::end_batch`]. An operation that fails there fails as if it had been posted. A batch
     /// within a batch is the same batch.
     fn begin_batch(&mut self) {}
 
@@ -284,8 +284,8 @@ pub trait Port: Send + 'static {
     /// batch.
     fn end_batch(&mut self) {}
 
-    /// Notifications of a device or a sleeping peer by this port, so far: calls of the driver on
-    /// verbs, doorbells that were rung on shared memory. 0 on a fabric that does neither.
+    /// Notifications of a device or a sleeping peer by this port, so far. They are calls of the
+    /// driver on verbs, and rung doorbells on shared memory. 0 on a fabric that does neither.
     fn doorbells(&self) -> u64 {
         0
     }
@@ -363,8 +363,8 @@ pub trait Port: Send + 'static {
     /// Revokes a grant for writing and returns the tensor; `None` if there is no such grant.
     ///
     /// A fabric that checks grants in software refuses writes to the tensor from now on. On other
-    /// fabrics the caller must know that no write is under way: it has landed, was never posted, or
-    /// the link's queue pairs are gone.
+    /// fabrics the caller must know that no write is under way. The write has landed, was never
+    /// posted, or the link's queue pairs are gone.
     fn revoke(&mut self, link: LinkId, grant: &Grant) -> Option<TensorMut>;
 
     /// Lets the peer read a tensor. The port holds the tensor until [`Port::withdraw`].
@@ -381,8 +381,8 @@ pub trait Port: Send + 'static {
 ///
 /// This order loses no wake-up: read [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, poll
 /// again, then sleep. A thread that leaves a wait must arm the port *after*
-/// [`exit_wait`](Sleeper::exit_wait), and handle the arrivals of the meantime, for which the
-/// background poller was not woken.
+/// [`exit_wait`](Sleeper::exit_wait). It must also handle the arrivals of the meantime, for which
+/// the background poller was not woken.
 pub trait Sleeper: Clone + Send + Sync + 'static {
     /// A number that changes with every wake-up.
     fn seen(&self) -> u32;
@@ -421,7 +421,7 @@ pub enum FabricError {
     /// A call to the operating system failed.
     #[error("{fabric}: {tried} failed: {source}; {remedy}")]
     Os {
-        /// The fabric.
+        /// The fabric that failed.
         fabric: FabricKind,
         /// What was tried, with which value.
         tried: String,
@@ -433,7 +433,7 @@ pub enum FabricError {
     /// A library, device or kernel feature is missing or not sufficient.
     #[error("{fabric}: {why}")]
     Unavailable {
-        /// The fabric.
+        /// The fabric that failed.
         fabric: FabricKind,
         /// What is missing, what there is instead, and what to change.
         why: String,
@@ -441,7 +441,7 @@ pub enum FabricError {
     /// An option is out of range.
     #[error("{fabric}: {option} is {value}: {allowed}")]
     Option {
-        /// The fabric.
+        /// The fabric that failed.
         fabric: FabricKind,
         /// The option's name.
         option: &'static str,
@@ -453,17 +453,17 @@ pub enum FabricError {
     /// The peer did not answer in time.
     #[error("{fabric}: {tried} took longer than {after:?}; is the peer running and reachable?")]
     Timeout {
-        /// The fabric.
+        /// The fabric that failed.
         fabric: FabricKind,
         /// What was tried.
         tried: String,
-        /// The timeout.
+        /// As given by the caller.
         after: Duration,
     },
     /// The peer broke the fabric's rules.
     #[error("{fabric}: the peer was refused: {why}")]
     Peer {
-        /// The fabric.
+        /// The fabric that failed.
         fabric: FabricKind,
         /// What the peer did.
         why: String,

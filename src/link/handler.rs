@@ -13,8 +13,8 @@ pub trait Handler<P: Port>: Send + 'static {
     /// What its users submit.
     type Command: Send + 'static;
 
-    /// Runs a command. Returned if it refers to one that another thread has submitted and that is
-    /// still queued: the caller retries it after it has drained the queue.
+    /// Runs a command. Returned if it refers to a command of another thread that is still queued.
+    /// The caller retries it after it has drained the queue.
     fn command(
         &mut self,
         links: &mut Links<P, Self::Waiter>,

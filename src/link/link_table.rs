@@ -1,6 +1,6 @@
 //! The links of one poller, by id, and lists of those that have something to do.
 //!
-//! The cost of a poll depends on the arrivals, not on the number of links: a poll visits only links
+//! The cost of a poll depends on the arrivals, not on the number of links. A poll visits only links
 //! with a backlog or with arrivals.
 
 use super::links::Link;
@@ -40,7 +40,7 @@ impl<C> LinkTable<C> {
         self.links.push(link);
     }
 
-    /// Removes a link.
+    /// `None` if the id is of a link that is gone.
     pub fn remove(&mut self, id: LinkId) -> Option<Link<C>> {
         let place = self.places.remove(&id)?;
         Arc::make_mut(&mut self.ids).swap_remove(place);
@@ -52,7 +52,7 @@ impl<C> LinkTable<C> {
         Some(link)
     }
 
-    /// A link.
+    /// `None` if the id is of a link that is gone.
     #[inline]
     pub fn get_mut(&mut self, id: LinkId) -> Option<&mut Link<C>> {
         let place = *self.places.get(&id)?;

@@ -38,7 +38,7 @@ pub struct LinkIdentity {
     pub peer_incarnation: u64,
 }
 
-/// Settings of a link.
+/// Limits and timeouts, equal for all links of a node.
 #[derive(Clone, Debug)]
 pub struct LinkSettings {
     /// Largest tensor in bytes that travels in its response.
@@ -452,7 +452,6 @@ pub enum RequestRefused {
 }
 
 impl<C> Link<C> {
-    /// A new link.
     pub(super) fn new(id: LinkId, identity: LinkIdentity, settings: LinkSettings, depth: u32) -> Self {
         Link {
             id,

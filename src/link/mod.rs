@@ -50,7 +50,7 @@ impl std::fmt::Display for TensorKey {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Value {
-    /// A tensor.
+    /// Elements, or the serialised form.
     Tensor(Tensor),
     /// A dead value: that of a branch not taken.
     Dead,
@@ -104,7 +104,7 @@ pub struct LinkLoad {
 pub struct PeerRequestId {
     /// The link that it came on.
     pub link: LinkId,
-    /// The peer's request.
+    /// Slot and generation at the peer.
     pub request: RequestId,
 }
 
@@ -138,7 +138,7 @@ pub enum Destination {
 /// What a receive got.
 #[derive(Debug)]
 pub enum Received {
-    /// A tensor.
+    /// In memory of this process, or borrowed from the peer.
     Tensor(Tensor),
     /// The given tensor, filled.
     Into(TensorMut),
@@ -199,12 +199,12 @@ pub enum RequestError {
 pub enum LinkEvent<C> {
     /// A new link works in both directions.
     Up {
-        /// The link.
+        /// Id at the port of this side.
         link: LinkId,
     },
     /// A link is gone, with all requests on it.
     Down {
-        /// The link.
+        /// Id at the port of this side.
         link: LinkId,
         /// The reason.
         failure: LinkFailure,
@@ -213,9 +213,9 @@ pub enum LinkEvent<C> {
     },
     /// A peer requests a tensor. Answer with [`Links::serve`] or [`Links::refuse`], now or later.
     Requested {
-        /// The request.
+        /// Names the request in the answer.
         peer_request: PeerRequestId,
-        /// The requested key.
+        /// As the receiver has named it: edge, incarnation and step.
         key: TensorKey,
         /// How long the peer waits, in ms; `u32::MAX` for ever.
         timeout_ms: u32,
@@ -224,9 +224,9 @@ pub enum LinkEvent<C> {
     },
     /// A peer cancelled a request that was not answered yet.
     Withdrawn {
-        /// The request.
+        /// Names the request in the answer.
         peer_request: PeerRequestId,
-        /// The requested key.
+        /// As the receiver has named it: edge, incarnation and step.
         key: TensorKey,
     },
     /// A re-request has come, and the pinned value is on its way. [`LinkEvent::SendComplete`]
@@ -241,7 +241,7 @@ pub enum LinkEvent<C> {
     PutBack {
         /// The key of the value.
         key: TensorKey,
-        /// The value.
+        /// The tensor or dead value that was not delivered.
         value: Value,
         /// The place of the value in line.
         number: u64,
@@ -249,7 +249,7 @@ pub enum LinkEvent<C> {
     /// A value was not taken at the peer and is in the peer's stash. Its place in line comes back:
     /// the next request on this link is answered with [`Links::serve_stashed`].
     Returned {
-        /// The link.
+        /// Id at the port of this side.
         link: LinkId,
         /// The key of the value.
         key: TensorKey,
@@ -262,14 +262,14 @@ pub enum LinkEvent<C> {
     Orphaned {
         /// The key of the value.
         key: TensorKey,
-        /// The value.
+        /// The tensor or dead value, as it arrived.
         value: StashedValue,
         /// The incarnation of the peer that sent it.
         incarnation: u64,
     },
     /// A receive got its value.
     Arrived {
-        /// The waiter.
+        /// Given to the link with the request.
         waiter: C,
         /// The key of the value.
         key: TensorKey,
@@ -280,9 +280,9 @@ pub enum LinkEvent<C> {
     },
     /// A request ended without a value.
     Failed {
-        /// The waiter.
+        /// Given to the link with the request.
         waiter: C,
-        /// The requested key.
+        /// As the receiver has named it: edge, incarnation and step.
         key: TensorKey,
         /// The reason.
         error: RequestError,

@@ -58,38 +58,38 @@ pub type ProbeCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 pub enum RemoteCommand<L> {
     /// Adds a new link.
     Attach {
-        /// The peer.
+        /// Index in the table of peers.
         peer: PeerIndex,
         /// Which of the links with the peer.
         tag: LinkTag,
-        /// The link.
+        /// Connected by the fabric, and not probed yet.
         link: L,
         /// Called when the link works in both directions, or has failed.
         done: ProbeCallback,
     },
     /// Both sides have probed a link: calls may use it from now on.
     Ready {
-        /// The peer.
+        /// Index in the table of peers.
         peer: PeerIndex,
         /// Which of the links with the peer.
         tag: LinkTag,
     },
     /// Closes a link. Other links with the peer stay.
     Lose {
-        /// The peer.
+        /// Index in the table of peers.
         peer: PeerIndex,
         /// Which of the links with the peer.
         tag: LinkTag,
-        /// The cause.
+        /// Goes into the errors of the calls that wait for the peer.
         cause: LossCause,
     },
     /// An incarnation of a peer has ended, whether it was ever linked or not.
     Gone {
-        /// The peer.
+        /// Index in the table of peers.
         peer: PeerIndex,
         /// The incarnation, and the last link with it that existed or was planned.
         tag: LinkTag,
-        /// The cause.
+        /// Goes into the errors of the calls that wait for the peer.
         cause: LossCause,
     },
     /// Ends every call, because another poller has found a fatal loss.
@@ -101,7 +101,7 @@ pub enum RemoteCommand<L> {
     Send {
         /// The key of the value.
         key: TensorKey,
-        /// The value.
+        /// A tensor, or a dead value.
         value: Value,
     },
     /// Begins a receive from a peer.
@@ -112,7 +112,7 @@ pub enum RemoteCommand<L> {
         key: TensorKey,
         /// Where the tensor goes.
         destination: Destination,
-        /// The waiter.
+        /// Told the outcome once.
         waiter: Waiter,
     },
     /// Sends several values.
@@ -136,7 +136,7 @@ pub enum RemoteCommand<L> {
 #[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteLoad {
-    /// The load of its links.
+    /// Requests, credits and queues of all links of the poller.
     pub links: crate::link::LinkLoad,
     /// Values that no peer has requested yet.
     pub values: usize,
@@ -164,7 +164,7 @@ pub struct BatchSend {
     pub(crate) value: Value,
 }
 
-/// A receive of a batch.
+/// One edge of a batch, with the place of its result.
 #[derive(Debug)]
 pub struct BatchReceive {
     pub(crate) path: u16,
@@ -262,7 +262,7 @@ pub enum StandingChange {
         /// Whether the receiver borrows tensors where the fabric can.
         borrow: bool,
     },
-    /// The window changes.
+    /// Later windows have another number of steps.
     Window {
         /// The id of the standing request.
         id: u64,

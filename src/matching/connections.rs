@@ -105,9 +105,9 @@ impl RemoteHandler {
         failure: LinkFailure,
         waiters: Vec<Waiter>,
     ) {
-        let asking = self.outgoing.remove_waiters(|_, asking| asking.peer_request.link == link);
-        for (_, asking) in asking {
-            self.leave(&asking);
+        let waiting = self.outgoing.remove_waiters(|_, waiting| waiting.peer_request.link == link);
+        for (_, waiting) in waiting {
+            self.leave(&waiting);
         }
         // A peer gives its stashed values to its own receives, without a message from here.
         self.outgoing

@@ -62,12 +62,12 @@ impl RemoteHandler {
             return;
         }
         if is_on(Mutant::DeferredDropped) {
-            drop(self.outgoing.remove_waiters(|key, asking| key.step == step && asking.deferred));
+            drop(self.outgoing.remove_waiters(|key, waiting| key.step == step && waiting.deferred));
         }
         let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
-        for (_, asking) in waiting {
-            if std::mem::take(&mut asking.deferred) {
-                let peer = &mut self.peers[asking.peer.0 as usize];
+        for (_, waiting) in waiting {
+            if std::mem::take(&mut waiting.deferred) {
+                let peer = &mut self.peers[waiting.peer.0 as usize];
                 peer.deferred = peer.deferred.saturating_sub(1);
             }
         }
@@ -81,12 +81,12 @@ impl RemoteHandler {
         status: impl Fn(&TaskId) -> Status,
     ) {
         links.begin_batch();
-        let (values, asking) = self.outgoing.remove_steps(|kept| kept == step);
+        let (values, waiting) = self.outgoing.remove_steps(|kept| kept == step);
         let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
         self.outstanding.fetch_sub(ours, Ordering::Relaxed);
-        for (_, asking) in asking {
-            self.leave(&asking);
-            links.refuse(asking.peer_request, status(&self.me));
+        for (_, waiting) in waiting {
+            self.leave(&waiting);
+            links.refuse(waiting.peer_request, status(&self.me));
         }
         self.drop_orphans(|key| key.step == step);
         links.drop_stashed(step);
@@ -132,14 +132,14 @@ impl RemoteHandler {
                 CancelDecision::Cancel
             });
         }
-        let late = self.outgoing.remove_waiters(|_, asking| asking.deadline <= now);
-        for (key, asking) in late {
-            self.leave(&asking);
+        let late = self.outgoing.remove_waiters(|_, waiting| waiting.deadline <= now);
+        for (key, waiting) in late {
+            self.leave(&waiting);
             let message = format!("nothing was sent for {key} at {} in time", self.me);
-            links.refuse(asking.peer_request, Status::new(Code::DeadlineExceeded, message));
+            links.refuse(waiting.peer_request, Status::new(Code::DeadlineExceeded, message));
         }
-        for (_, asking) in self.outgoing.waiters() {
-            next = next.min(asking.deadline);
+        for (_, waiting) in self.outgoing.waiters() {
+            next = next.min(waiting.deadline);
         }
         self.next_deadline = next;
     }

@@ -126,9 +126,9 @@ pub enum Error {
     /// A limit was reached.
     #[error("{what} is at its limit of {limit}: {remedy}")]
     ResourceExhausted {
-        /// The resource.
+        /// The counted things, such as receives.
         what: &'static str,
-        /// The limit.
+        /// Sends, receives or destinations that can be outstanding.
         limit: u64,
         /// The change that avoids the error.
         remedy: &'static str,
@@ -164,7 +164,7 @@ pub enum Error {
     /// The edge does not start, or end, in this process.
     #[error("{edge} {what}, which is {here}: {remedy}")]
     WrongEnd {
-        /// The edge.
+        /// As text: source device, destination device, name, frame and iteration.
         edge: String,
         /// The failed operation and its condition.
         what: &'static str,
@@ -176,9 +176,9 @@ pub enum Error {
     /// The edge names a task that is not in the cluster.
     #[error("{edge} names task {task}, which the cluster does not have: its tasks are {members}")]
     UnknownTask {
-        /// The edge.
+        /// As text: source device, destination device, name, frame and iteration.
         edge: String,
-        /// The task.
+        /// Job and number from a device name of the edge.
         task: TaskId,
         /// All tasks of the cluster.
         members: String,
@@ -186,7 +186,7 @@ pub enum Error {
     /// The edge has a [`Standing`](crate::Standing) already.
     #[error("{edge} has a Standing already: drop it first, or change its window")]
     StandingExists {
-        /// The edge.
+        /// As text: source device, destination device, name, frame and iteration.
         edge: String,
     },
     /// The window of a standing request is longer than one message can request.

@@ -57,7 +57,7 @@ const CALLS: usize = 256;
 /// Settings of a [`RemoteHandler`].
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// Settings of the links.
+    /// Limits and timeouts of each link.
     pub link: LinkSettings,
     /// Limit of deferred requests of one peer: those for steps that have not begun here.
     pub max_deferred: u32,
@@ -275,9 +275,9 @@ impl<P: Port> Handler<P> for RemoteHandler {
             }
             LinkEvent::Withdrawn { peer_request, key } => {
                 let withdrawn =
-                    self.outgoing.remove_waiter(&key, |asking| asking.peer_request == peer_request);
-                if let Some(asking) = withdrawn {
-                    self.leave(&asking);
+                    self.outgoing.remove_waiter(&key, |waiting| waiting.peer_request == peer_request);
+                if let Some(waiting) = withdrawn {
+                    self.leave(&waiting);
                 }
             }
             LinkEvent::PutBack { key, value, number } => {

@@ -15,8 +15,8 @@ impl RemoteHandler {
         }
     }
 
-    /// Drops the values of keys that fit, in the order of the keys: the pool gets its blocks back
-    /// in the same order in every run.
+    /// Drops the values of keys that fit, in the order of the keys. The pool then gets its blocks
+    /// back in the same order in every run.
     pub(super) fn drop_orphans(&mut self, mut fits: impl FnMut(&TensorKey) -> bool) {
         let mut dropped: Vec<_> = self.orphans.extract_if(|key, _| fits(key)).collect();
         dropped.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));

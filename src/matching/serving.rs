@@ -42,8 +42,8 @@ impl RemoteHandler {
         key: &TensorKey,
         mut offered: OfferOutcome<Outgoing, WaitingRequest>,
     ) {
-        while let OfferOutcome::Matched(asking, matched) = offered {
-            offered = self.serve(links, key, asking, matched);
+        while let OfferOutcome::Matched(waiting, matched) = offered {
+            offered = self.serve(links, key, waiting, matched);
         }
     }
 
@@ -53,30 +53,30 @@ impl RemoteHandler {
         &mut self,
         links: &mut Links<P, Waiter>,
         key: &TensorKey,
-        asking: WaitingRequest,
+        waiting: WaitingRequest,
         matched: Numbered<Outgoing>,
     ) -> OfferOutcome<Outgoing, WaitingRequest> {
-        let (peer_request, number) = (asking.peer_request, matched.number);
+        let (peer_request, number) = (waiting.peer_request, matched.number);
         let value = match matched.value {
             Outgoing::Value(value) => value,
             Outgoing::Stashed { link, .. } if link != peer_request.link => {
                 // The value was in the stash of a peer whose link is gone. The request continues
                 // with the next entry in line.
-                self.next_deadline = self.next_deadline.min(asking.deadline);
-                return match self.outgoing.ask(key, asking) {
-                    AskOutcome::Matched(asking, next) => OfferOutcome::Matched(asking, next),
+                self.next_deadline = self.next_deadline.min(waiting.deadline);
+                return match self.outgoing.ask(key, waiting) {
+                    AskOutcome::Matched(waiting, next) => OfferOutcome::Matched(waiting, next),
                     AskOutcome::Queued => OfferOutcome::Queued,
                 };
             }
             Outgoing::Stashed { stash_id, .. } => {
-                self.leave(&asking);
+                self.leave(&waiting);
                 return match links.serve_stashed(peer_request, stash_id, number) {
                     true => OfferOutcome::Queued,
                     false => self.outgoing.put_back(key, matched),
                 };
             }
         };
-        self.leave(&asking);
+        self.leave(&waiting);
         let bytes = match &value {
             Value::Tensor(tensor) => tensor.meta().bytes(),
             Value::Dead => 0,
@@ -142,11 +142,11 @@ impl RemoteHandler {
             ms => now + Duration::from_millis(ms.into()) + DEADLINE_MARGIN,
         };
         match self.outgoing.ask(key, WaitingRequest { peer_request, peer, deadline, deferred }) {
-            AskOutcome::Matched(asking, matched) => {
-                self.match_up(links, key, OfferOutcome::Matched(asking, matched));
+            AskOutcome::Matched(waiting, matched) => {
+                self.match_up(links, key, OfferOutcome::Matched(waiting, matched));
             }
             AskOutcome::Queued if !waits => {
-                self.outgoing.remove_waiter(key, |asking| asking.peer_request == peer_request);
+                self.outgoing.remove_waiter(key, |waiting| waiting.peer_request == peer_request);
                 let message = format!("{} has no value for {key} now", self.me);
                 links.refuse(peer_request, Status::new(Code::DeadlineExceeded, message));
             }
@@ -161,9 +161,9 @@ impl RemoteHandler {
     }
 
     /// Notes that a request of a peer has left the table.
-    pub(super) fn leave(&mut self, asking: &WaitingRequest) {
-        if asking.deferred {
-            let peer = self.peer(asking.peer);
+    pub(super) fn leave(&mut self, waiting: &WaitingRequest) {
+        if waiting.deferred {
+            let peer = self.peer(waiting.peer);
             peer.deferred = peer.deferred.saturating_sub(1);
         }
     }

@@ -40,7 +40,6 @@ struct StepRange {
     early: BTreeSet<u64>,
 }
 
-/// The state of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StepState {
     /// The step has not begun here.
@@ -87,7 +86,6 @@ impl Steps {
         Ok(true)
     }
 
-    /// The state of `step`.
     pub fn state(&self, step: u64) -> StepState {
         match self.live.get(&step) {
             Some(Live { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),

@@ -6,8 +6,8 @@
 //! by private ones: writes of the child stay in the child.
 //!
 //! A private mapping is no snapshot. A page that the child has not written shows the parent's later
-//! writes, so a child can read its parent's tensors only while the parent holds them. Everything
-//! that must not be used in a child holds a [`ForkGuard`].
+//! writes. A child can therefore read its parent's tensors only while the parent holds them.
+//! Everything that must not be used in a child holds a [`ForkGuard`].
 //!
 //! `fork(3)` of the C library calls the handler, as do Rust's `std::process` and Python. A child of
 //! the bare system call or of `vfork` is not detected: it must call `exec` and nothing else.
@@ -177,8 +177,8 @@ pub(super) mod tests {
     /// the result of `body`.
     pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other
-        // threads, so `body` must not wait for them: the allocator works after a fork, and the rest
-        // is what is tested.
+        // threads, so `body` must not wait for them. The allocator works after a fork, and `body`
+        // tests the rest.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);

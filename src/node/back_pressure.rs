@@ -13,8 +13,8 @@ impl Node {
     /// than its peers.
     ///
     /// # Errors
-    /// If `dims` is not a valid shape, the pool could never hold the tensor, no memory was free in
-    /// time, or the node has stopped.
+    /// If `dims` is not a valid shape, or the pool could never hold the tensor. If no memory was
+    /// free in time, or the node has stopped.
     pub fn tensor_within(
         &self,
         dtype: DType,
@@ -30,12 +30,12 @@ impl Node {
         })
     }
 
-    /// The next buffer of a ring. If all buffers are still read, waits for one, for `timeout` at
-    /// most, and makes progress meanwhile.
+    /// Acquires the next buffer of a ring. If all buffers are still read, waits for one, for
+    /// `timeout` at most, and makes progress meanwhile.
     ///
     /// # Errors
     /// If no buffer was returned in time, or the node has stopped.
-    pub fn next_buffer(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
+    pub fn acquire_within(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
         self.try_until(timeout, || match ring.acquire() {
             Err(error @ RingError::Busy { .. }) => Attempt::Again(TensorError::Ring(error)),
             result => Attempt::Over(result.map_err(TensorError::Ring)),

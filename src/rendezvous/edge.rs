@@ -52,7 +52,7 @@ impl Edge {
         self.name.destination()
     }
 
-    /// The name of the edge.
+    /// As given to `edge_to` or `edge_from`. Tells edges of the same two devices apart.
     pub fn name(&self) -> &str {
         self.name.name()
     }

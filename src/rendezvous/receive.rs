@@ -31,7 +31,7 @@ impl Step {
     /// Within the process this call checks the local table. To a peer it takes one round trip, or
     /// two for a tensor of a new shape. A peer that makes no progress counts as one without a value
     /// after `cancel_grace`. Earlier receives of the same edge and step come first. On an edge with
-    /// a [`Standing`](super::Standing) a tensor that has arrived needs no round trip; a call that
+    /// a [`Standing`](super::Standing) a tensor that has arrived needs no round trip. A call that
     /// finds no tensor ends the standing request of this step.
     ///
     /// # Errors
@@ -291,9 +291,9 @@ impl<'a> ReceiveAllBuilder<'a> {
         self.begin()?.wait()
     }
 
-    /// Begins to receive. The callback thread calls `done` once: with all values in the order of
-    /// the edges, or with an error of [`Step::recv_all`] as soon as one receive has failed. The
-    /// rules of [`ReceiveBuilder::then`] hold.
+    /// Begins to receive. The callback thread calls `done` once, with all values in the order of
+    /// the edges. As soon as one receive has failed, it passes an error of [`Step::recv_all`]
+    /// instead. The rules of [`ReceiveBuilder::then`] hold.
     ///
     /// The token cancels the receives that have not ended. `done` is then called with
     /// [`Error::Cancelled`], or with the values if all have come.

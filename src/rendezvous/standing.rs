@@ -36,13 +36,13 @@ use std::sync::atomic::Ordering;
 ///
 /// # Costs
 ///
-/// The destinations of up to `window` coming steps are allocated: at most a quarter of the pool for
-/// all edges, in equal parts for the edges of each poller. The requests count among `max_requests`,
-/// of which the standing requests of one peer take half at most. Where all edges together would
-/// need more, their windows are shorter. The counter `standing_steps_missed` counts steps that
-/// began without a standing request for want of space; they are received as usual. Messages for
-/// windows of more than 22 steps or so travel in fragments, which take more than one control
-/// slot.
+/// The destinations of up to `window` coming steps are allocated. They take at most a quarter of
+/// the pool for all edges, in equal parts for the edges of each poller. The requests count among
+/// `max_requests`, of which the standing requests of one peer take half at most. Where all edges
+/// together would need more, their windows are shorter. The counter `standing_steps_missed` counts
+/// steps that began without a standing request for want of space; they are received as usual.
+/// Messages for windows of more than 22 steps or so travel in fragments, which take more than one
+/// control slot.
 ///
 /// # Shapes
 ///

@@ -51,7 +51,7 @@ impl PartialEq for Step {
 impl Eq for Step {}
 
 impl Step {
-    /// The step's id.
+    /// As given to `Node::step` or drawn from a sequence.
     pub fn id(&self) -> StepId {
         self.id.into()
     }
@@ -71,9 +71,9 @@ impl Step {
     /// Values on their way are not sent again. While the receiver is gone, a send is an error.
     ///
     /// # Errors
-    /// If the edge does not start here, the step or the peer is gone, the pool has no room for a
-    /// copy, or `max_outstanding_sends` is reached. Then the tensor was not sent, and this handle
-    /// to it is dropped.
+    /// If the edge does not start here, or the step or the peer is gone. If the pool has no room
+    /// for a copy, or `max_outstanding_sends` is reached. Then the tensor was not sent, and this
+    /// handle to it is dropped.
     ///
     /// A tensor that can still be written can't be sent:
     ///

@@ -9,8 +9,8 @@ const POISONED: u32 = 2;
 /// Lets one thread at a time work, and has it carry out what the other threads have submitted.
 ///
 /// A thread that finds the lock taken leaves its command in a queue and continues.
-/// [`CombiningLock::try_run`] makes sure that a lock holder runs that command: a holder looks at
-/// the queue *after* it has released the lock, and the other thread tries the lock *after* it has
+/// [`CombiningLock::try_run`] makes sure that a lock holder runs that command. A holder looks at
+/// the queue *after* it has released the lock. The other thread tries the lock *after* it has
 /// queued. Both are sequentially consistent, so at least one of them sees the other.
 #[derive(Debug)]
 pub(crate) struct CombiningLock {

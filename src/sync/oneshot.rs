@@ -98,7 +98,7 @@ impl<R> OneshotReceiver<R> {
 
 impl<R> Drop for OneshotReceiver<R> {
     fn drop(&mut self) {
-        // Only a cell whose result was sent goes back to the pool, and it goes back empty: a result
+        // Only a cell whose result was sent goes back to the pool, and it goes back empty. A result
         // that was not taken would live on in the pool, with its tensor. A cell without a result is
         // freed by its sender.
         if !self.is_done() {

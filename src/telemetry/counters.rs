@@ -77,7 +77,7 @@ figures! {
         BytesRelocated = "bytes_relocated",
         /// Failed relocations. The process tries again.
         RelocationFailures = "relocation_failures",
-        /// Immediates received.
+        /// Immediates that arrived behind a write of the peer.
         ImmediatesReceived = "immediates_received",
         /// Answers with meta-data, because the request's meta-data did not match the tensor.
         MetaResponses = "meta_responses",

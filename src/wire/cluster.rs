@@ -221,8 +221,8 @@ impl Cluster {
     /// The cluster with these jobs, each with the addresses of its tasks in order.
     ///
     /// # Errors
-    /// If there is no job, a job's name breaks the rule, a job is listed twice or has no task, an
-    /// address is used twice, or the text form is longer than 64 KiB.
+    /// If there is no job, a job's name breaks the rule, or a job is listed twice or has no task.
+    /// If an address is used twice, or the text form is longer than 64 KiB.
     pub fn new(jobs: impl IntoIterator<Item = (String, Vec<HostPort>)>) -> Result<Self, ClusterError> {
         let refused = |why: String| Err(ClusterError(why));
         let mut cluster = Cluster { jobs: BTreeMap::new() };

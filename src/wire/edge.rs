@@ -16,9 +16,9 @@ pub enum EdgeNameError {
     /// A device is of a replica that no cluster has.
     #[error("device '{device}' is of replica {replica}: only replica 0 exists")]
     Replica {
-        /// The device.
+        /// As given, such as `/job:worker/replica:1/task:0/device:CPU:0`.
         device: String,
-        /// Its replica.
+        /// The number in the device name.
         replica: u32,
     },
     /// The job of a device breaks the rule for job names.
@@ -47,7 +47,7 @@ impl EdgeName {
     /// An edge from one device to another.
     ///
     /// # Errors
-    /// If a device name or the edge's name is not well-formed (specification 2.2), or a device has
+    /// If a device name or the edge's name is not well-formed (specification 2.2). If a device has
     /// a replica other than 0, which no cluster has.
     pub fn new(source: &str, destination: &str, name: &str) -> Result<Self, EdgeNameError> {
         let (from, to) = (DeviceName::parse(source)?, DeviceName::parse(destination)?);
@@ -76,7 +76,7 @@ impl EdgeName {
         &self.destination
     }
 
-    /// The name of the edge.
+    /// Tells edges of the same two devices apart, such as `grad/7`.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -2,8 +2,8 @@
 
 /// Leave to access `len` bytes at `offset` of a region of the granting process.
 ///
-/// No raw address is in it: a region is known by number since the link was made, and the side that
-/// resolves a grant checks region, key and bounds term by term (specification 3.1a).
+/// No raw address is in it: a region is known by number since the link was made. The side that
+/// resolves a grant checks region, key and bounds one by one (specification 3.1a).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Which of the granter's regions.

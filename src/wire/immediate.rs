@@ -13,7 +13,7 @@ impl Slot {
         if index < Slot::COUNT { Some(Slot(index)) } else { None }
     }
 
-    /// Its index.
+    /// Below [`Slot::COUNT`].
     pub const fn index(self) -> u32 {
         self.0
     }
@@ -33,13 +33,13 @@ impl MetaSlot {
         MetaSlot((version % MetaSlot::COUNT as u32) as u8)
     }
 
-    /// Its index.
+    /// Below [`MetaSlot::COUNT`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The kind of an immediate.
+/// What has landed, or what became of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImmediateKind {
     /// The tensor of a request has landed whole.

@@ -52,7 +52,7 @@ pub enum KeyPart {
     Whole,
     /// The source's device name.
     Source,
-    /// The source's incarnation.
+    /// 16 hex digits.
     SourceIncarnation,
     /// The destination's device name.
     Destination,
@@ -60,7 +60,7 @@ pub enum KeyPart {
     Edge,
     /// The frame, or the colon behind it.
     Frame,
-    /// The iteration.
+    /// The number behind the colon.
     Iteration,
 }
 

@@ -51,7 +51,7 @@ pub enum ShapeError {
     /// The number of bytes does not fit in 63 bits.
     #[error("a tensor of {dtype} with shape {shape:?} has more than 2^63-1 bytes")]
     Bytes {
-        /// The shape.
+        /// Dimensions whose product is too large.
         shape: Shape,
         /// The element type.
         dtype: DType,
@@ -74,7 +74,7 @@ pub enum ShapeError {
 }
 
 impl Shape {
-    /// The shape of a scalar.
+    /// No dimensions, one element.
     pub const SCALAR: Shape = Shape(Dims::Inline { rank: 0, dims: [0; INLINE] });
 
     /// A shape with these dimensions.
@@ -188,7 +188,7 @@ impl TensorMeta {
         self.dtype
     }
 
-    /// The shape.
+    /// Dimensions in elements, outermost first. A scalar has none.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

@@ -55,9 +55,9 @@ impl Code {
 
 /// An error with a canonical code. Waiters get it, and `ERROR_STATUS` carries it to a peer.
 ///
-/// In its process it is whole, whatever its size. To a peer its message and its details travel
-/// whole up to 256 KiB each; beyond that the message is cut, the details are left out, and the
-/// message that the peer gets ends with a note of that.
+/// In its process it is whole, whatever its size. Its message and its details travel to a peer
+/// whole up to 256 KiB each. A longer message is cut and ends with a note. Longer details are left
+/// out, and the message ends with a note.
 ///
 /// ```
 /// use tensorwire::{Code, Status};

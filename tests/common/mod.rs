@@ -31,10 +31,10 @@ fn free_port() -> u16 {
     }
 }
 
-/// Settings of one member of a small cluster. `TENSORWIRE_TEST_POLL` sets the poll mode,
-/// `TENSORWIRE_TEST_POLLERS` the number of pollers (in modes that can have several), and
-/// `TENSORWIRE_TEST_FABRIC` the fabric, so that the same tests run in every mode and on every
-/// fabric. RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`. On a slow machine
+/// Settings of one member of a small cluster. `TENSORWIRE_TEST_POLL` sets the poll mode, and
+/// `TENSORWIRE_TEST_POLLERS` the number of pollers in modes that can have several.
+/// `TENSORWIRE_TEST_FABRIC` sets the fabric. The same tests run in every mode and on every fabric.
+/// RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`. On a slow machine
 /// `TENSORWIRE_TEST_STOP` and `TENSORWIRE_TEST_SILENCE` set a longer `stop_timeout` and
 /// `silence_bound`.
 pub fn member(cluster: &str, task: u32) -> Builder {

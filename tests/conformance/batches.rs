@@ -157,6 +157,6 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
         assert!(start.elapsed() < TIMEOUT, "the loan never came back");
         a.poll();
         b.poll();
-        b.inbox.clear();
+        b.arrivals.clear();
     }
 }

@@ -53,7 +53,7 @@ pub struct End<F: Fabric> {
     pub fabric: F,
     pub port: F::Port,
     pub link: LinkId,
-    pub inbox: VecDeque<(LinkId, Got)>,
+    pub arrivals: VecDeque<(LinkId, Got)>,
     completions: Completions,
 }
 
@@ -114,7 +114,7 @@ impl<F: Fabric> End<F> {
         let mut port = fabric.port().expect("a port");
         let link = port.attach(link).expect("room");
         let completions = Completions::with_capacity(64);
-        End { pool, fabric, port, link, inbox: VecDeque::new(), completions }
+        End { pool, fabric, port, link, arrivals: VecDeque::new(), completions }
     }
 
     /// Polls once.
@@ -132,7 +132,7 @@ impl<F: Fabric> End<F> {
                 Event::Lent { immediate, bytes } => Got::Lent(immediate, bytes),
                 Event::Down(why) => Got::Down(why),
             };
-            self.inbox.push_back((completion.link, got));
+            self.arrivals.push_back((completion.link, got));
         }
     }
 
@@ -140,7 +140,7 @@ impl<F: Fabric> End<F> {
     pub fn next(&mut self, other: &mut End<F>) -> Got {
         let start = Instant::now();
         loop {
-            if let Some((_, got)) = self.inbox.pop_front() {
+            if let Some((_, got)) = self.arrivals.pop_front() {
                 return got;
             }
             assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");
@@ -153,7 +153,7 @@ impl<F: Fabric> End<F> {
     pub fn next_alone(&mut self) -> Got {
         let start = Instant::now();
         loop {
-            if let Some((_, got)) = self.inbox.pop_front() {
+            if let Some((_, got)) = self.arrivals.pop_front() {
                 return got;
             }
             assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");
@@ -180,7 +180,7 @@ impl<F: Fabric> End<F> {
             self.poll();
             other.poll();
         }
-        assert!(self.inbox.is_empty(), "{:?}", self.inbox);
+        assert!(self.arrivals.is_empty(), "{:?}", self.arrivals);
     }
 }
 

@@ -210,7 +210,7 @@ fn child_floods() {
     loop {
         let _ = end.port.write(end.link, &source, 1 << 20, &theirs, Some(immediate(1)));
         end.poll();
-        end.inbox.clear();
+        end.arrivals.clear();
     }
 }
 
@@ -326,7 +326,7 @@ fn the_death_of_an_idle_peer_fails_everything_outstanding_at_once() {
     for _ in 0..1000 {
         end.poll();
     }
-    assert!(end.inbox.is_empty());
+    assert!(end.arrivals.is_empty());
     let start = Instant::now();
     peer.process.kill().expect("killed");
     let (failed, done, why) = end.until_down();
@@ -360,7 +360,7 @@ fn a_death_in_the_middle_of_transfers_ends_each_operation_once() {
             }
             end.poll();
             let mut down = None;
-            for (_, got) in end.inbox.drain(..) {
+            for (_, got) in end.arrivals.drain(..) {
                 match got {
                     Got::Done => {
                         assert!(!failed, "what was done is told before what failed");

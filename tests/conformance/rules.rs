@@ -106,7 +106,7 @@ pub fn order_holds_within_a_link<H: Harness>() {
         }
         a.poll();
         b.poll();
-        for (_, got) in b.inbox.drain(..) {
+        for (_, got) in b.arrivals.drain(..) {
             let number = match got {
                 Got::Message(bytes) => u32::from_le_bytes(bytes.try_into().expect("four bytes")),
                 Got::Immediate(immediate, _) => immediate.slot.index(),
@@ -469,7 +469,7 @@ pub fn completions_are_neither_lost_nor_duplicated<H: Harness>() {
                 }
             }
             end.poll();
-            for (_, got) in end.inbox.drain(..) {
+            for (_, got) in end.arrivals.drain(..) {
                 let ended = |open: &mut u32| *open = open.checked_sub(1).expect("each ends once");
                 match got {
                     Got::Done => ended(&mut open[me][0]),
@@ -569,7 +569,7 @@ pub fn a_detached_link_releases_everything_and_the_peer_goes_down<H: Harness>() 
     let _ = (granted(&mut a, 64), granted(&mut b, 64));
     a.port.detach(a.link);
     expect!(b.next(&mut a), Got::Down(LinkFailure::Closed) => ());
-    assert!(a.inbox.is_empty());
+    assert!(a.arrivals.is_empty());
     b.port.detach(b.link);
     let start = Instant::now();
     while !(a.pool.is_empty() && b.pool.is_empty()) {
@@ -584,10 +584,10 @@ pub fn what_was_sent_before_a_link_was_closed_still_arrives<H: Harness>() {
     receives(&mut b, 10);
     let grant = granted(&mut b, 8);
     a.port.write_inline(a.link, &[7; 8], &grant, Some(immediate(1))).expect("posted");
-    a.port.send(a.link, b"farewell").expect("posted");
+    a.port.send(a.link, b"last").expect("posted");
     a.port.detach(a.link);
     expect!(b.next_alone(), Got::Immediate(_, 8) => ());
-    assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), b"farewell");
+    assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), b"last");
     expect!(b.next_alone(), Got::Down(LinkFailure::Closed) => ());
     assert_eq!(revoked(&mut b, &grant).bytes(), [7; 8]);
 }

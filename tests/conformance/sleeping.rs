@@ -147,7 +147,7 @@ pub fn arming_while_something_comes_loses_nothing<H: Harness>() {
             a.poll();
         }
         armed(&mut b, &mut a);
-        while b.inbox.is_empty() {
+        while b.arrivals.is_empty() {
             a.poll();
             b.poll();
             assert!(start.elapsed() < TIMEOUT, "nothing came within {TIMEOUT:?}");

@@ -1,5 +1,5 @@
-//! The verbs fabric on the RDMA device of this machine, such as soft-RoCE in a virtual machine, or
-//! between two devices that `TENSORWIRE_TEST_DEVICES` names, such as `rxe0,rxe1`.
+//! The verbs fabric on the RDMA device of this machine, such as soft-RoCE in a virtual machine.
+//! `TENSORWIRE_TEST_DEVICES` names two devices to run between, such as `rxe0,rxe1`.
 
 use crate::expect;
 use crate::harness::{

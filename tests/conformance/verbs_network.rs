@@ -135,7 +135,7 @@ fn a_short_outage_is_survived() {
         a.poll();
         b.poll();
     }
-    assert!(a.inbox.is_empty() && b.inbox.is_empty(), "{:?} {:?}", a.inbox, b.inbox);
+    assert!(a.arrivals.is_empty() && b.arrivals.is_empty(), "{:?} {:?}", a.arrivals, b.arrivals);
     mend();
 
     expect!(b.next(&mut a), Got::Immediate(_, _) => ());

@@ -85,7 +85,7 @@ fn wait(state: &mut State, number: u32, why: Stall) -> bool {
         _ => Instant::now(),
     };
     qp.stalled = Some((why, since));
-    if let Some((limit, status)) = patience(&qp.attr, why)
+    if let Some((limit, status)) = stall_limit(&qp.attr, why)
         && since.elapsed() >= limit
     {
         fail(state, number, status, 0x81);
@@ -112,9 +112,9 @@ fn done(state: &mut State, number: u32, send: &Send) -> bool {
     true
 }
 
-/// The duration of a stall, and the status after it: 4.096 us x 2^timeout for each try, times four
-/// as the specification permits, or the time that the target asks for.
-fn patience(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
+/// The duration of a stall, and the status after it. Each try takes 4.096 us x 2^timeout, times
+/// four as the specification permits, or the time that the target asks for.
+fn stall_limit(attr: &ibv_qp_attr, why: Stall) -> Option<(Duration, u32)> {
     match why {
         Stall::Silence if attr.timeout == 0 => None,
         Stall::Silence => {

@@ -386,10 +386,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     if let Some(context) = state.contexts.get_mut(&context) {
         context.events.retain(|(_, about)| *about != About::Qp(qp as usize));
     }
-    let patience = Duration::from_secs(5);
+    let timeout = Duration::from_secs(5);
     let outstanding = |state: &mut State| state.qps[&number].unacknowledged > 0;
     let (mut state, waited) =
-        ACKNOWLEDGED.wait_timeout_while(state, patience, outstanding).expect("a panic ends the process");
+        ACKNOWLEDGED.wait_timeout_while(state, timeout, outstanding).expect("a panic ends the process");
     if waited.timed_out() {
         state.misuse("a queue pair was ended whose events are not acknowledged: that waits for ever");
     }

@@ -3,7 +3,7 @@
 //! The filter turns each call into SIGSYS. The handler counts it for its thread, and then makes the
 //! call from the one instruction that the filter permits. So the process goes on, and threads that
 //! may enter the kernel (bootstrap, callbacks) do. The calls that begin and end a thread are made
-//! with the signal blocked, so the filter of all threads permits them; threads that move data get
+//! with the signal blocked, so the filter of all threads permits them. Threads that move data get
 //! one more filter that does not.
 
 pub use machine::{install, thread_id, tighten};

@@ -1,4 +1,4 @@
-//! Proof of the hot path of the verbs fabric, on the scripted libibverbs: in steady state our code
+//! Proof of the hot path of the verbs fabric, on the scripted libibverbs. In steady state our code
 //! allocates, frees and enters the kernel nowhere between a call of a port and the library. The
 //! library's own calls are not counted; a NIC's driver writes to the device's registers. Locks
 //! cannot be seen at run time: `tests/repo/layers/locks.rs` lists the files that may hold one.

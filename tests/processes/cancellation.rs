@@ -392,12 +392,12 @@ fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
     until(&node, "the end of the tensor", || node.pool().is_empty());
     other.suspend();
     let given = node.tensor(DType::F32, &[1000]).expect("room");
-    let (patience, begun) = (Duration::from_millis(50), Instant::now());
+    let (timeout, begun) = (Duration::from_millis(50), Instant::now());
     let pending = step.receive(&edge).into(given).begin().expect("begun");
-    let error = pending.wait_timeout(patience).map(|_| ()).expect_err("the peer is stopped");
+    let error = pending.wait_timeout(timeout).map(|_| ()).expect_err("the peer is stopped");
     let took = begun.elapsed();
     println!("the receive ended after {took:?}");
-    assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == patience), "{error}");
+    assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == timeout), "{error}");
     // The deadline, and the default `cancel_grace` of 100 ms.
     assert!(took >= Duration::from_millis(150) && took < SOON, "{took:?}");
     let stopped = Instant::now();
@@ -408,7 +408,7 @@ fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
     }
     other.signal("CONT");
     until(&node, "the end of the quarantine", || quarantined(&node) == 0 && node.pool().is_empty());
-    assert!(matches!(step.recv(&edge, patience), Err(Error::DeadlineExceeded { .. })), "nothing was sent");
+    assert!(matches!(step.recv(&edge, timeout), Err(Error::DeadlineExceeded { .. })), "nothing was sent");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Our declarations of libibverbs are those of its header: each struct, field, value and prototype
-//! is compared with what rdma-sys makes of the header, and with what a C compiler makes of it.
+//! Our declarations of libibverbs are those of its header. Each struct, field, value and prototype
+//! is compared with that of rdma-sys, and with that of a C compiler.
 //!
 //! Needs libibverbs-dev, librdmacm-dev, libclang and a C compiler; so it hangs on the feature
 //! `abi-check`.

@@ -10,6 +10,7 @@ mod hints;
 mod layers;
 mod names;
 mod packaging;
+mod prose;
 mod source;
 mod text;
 mod tuning;

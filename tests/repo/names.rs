@@ -1,8 +1,8 @@
-//! A name has one meaning: no two types of the library and the program share a name.
+//! A name has one meaning: no two types share a name, and no replaced name is used.
 
-use crate::source::{is_generated, root, sources};
+use crate::source::{files, is_generated, root, sources};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use syn::visit::Visit;
 use syn::{Attribute, Ident, ItemMod};
 
@@ -128,4 +128,145 @@ fn no_build_of_a_user_names_the_fabric_of_the_tests() {
     });
     let sim = kinds.expect("the kinds").into_iter().find(|kind| kind.ident == "Sim").expect("the kind");
     assert!(arguments(&sim.attrs).iter().any(|condition| condition.contains("feature = \"sim\"")));
+}
+
+const GLOSSARY: &str = "docs/glossary.md";
+
+/// Older names that are words of other concepts too, and why they may stand in text.
+const AMBIGUOUS: &[(&[&str], &str)] = &[
+    (
+        &[
+            "address",
+            "asked",
+            "cold",
+            "floor",
+            "give",
+            "give-up",
+            "grace",
+            "half",
+            "home",
+            "hot",
+            "kept",
+            "look",
+            "mark",
+            "members",
+            "mode",
+            "names",
+            "next",
+            "opened",
+            "part",
+            "ranges",
+            "reach",
+            "room",
+            "run",
+            "succeeded",
+            "sum",
+            "told",
+            "tried",
+            "turn",
+            "verdict",
+            "waiting",
+            "way",
+            "who",
+            "word",
+        ],
+        "a word of everyday English",
+    ),
+    (&["call", "chain", "class", "fence", "Side"], "a word of Rust, of its library or of every program"),
+    (&["channel"], "the completion channel of verbs, and the channels of gRPC"),
+    (&["arm", "ARM", "armed"], "a port is armed"),
+    (&["op", "slot"], "the operation and the slots of a ring"),
+    (&["board"], "the board of a device's asynchronous events"),
+    (&["ticket"], "the number of a read, or of an attempt to link"),
+    (&["abandoned"], "`CancelDecision::Abandon`, and the queue of a thread that has ended"),
+    (&["incoming"], "the events of edge windows"),
+    (&["cluster spec"], "the type of TensorFlow, where the pages compare"),
+];
+
+/// The names of the first column, and those of the column *Replaces*.
+fn glossary() -> (Vec<String>, Vec<String>) {
+    let text = std::fs::read_to_string(root().join(GLOSSARY)).expect("the glossary");
+    let (mut names, mut older) = (Vec::new(), Vec::new());
+    let mut has_older = false;
+    for row in text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|')) {
+        let cells: Vec<&str> = row.split('|').collect();
+        let parts = |cell: &str| -> Vec<String> {
+            let parts = cell.split(',').map(|part| part.trim().trim_matches('`').to_owned());
+            parts.filter(|part| !part.is_empty()).collect()
+        };
+        let (first, last) = (cells[0], cells[cells.len() - 1]);
+        if first.trim() == "Name" {
+            has_older = last.trim() == "Replaces";
+            continue;
+        }
+        names.extend(parts(first));
+        if has_older {
+            older.extend(parts(last));
+        }
+    }
+    (names, older)
+}
+
+/// A text as its words in lower case, with one space before and after each. A comment or a
+/// paragraph that goes on in the next line is not cut there.
+fn spaced(text: &str) -> String {
+    let lines = text.lines().map(|line| line.trim_start().trim_start_matches(['/', '!']));
+    let mut spaced = String::from(" ");
+    let mut before = ' ';
+    for c in lines.flat_map(|line| line.chars().chain([' '])) {
+        if c.is_uppercase() && before.is_lowercase() {
+            spaced.push(' ');
+        }
+        match c {
+            '_' | '-' => spaced.push(' '),
+            c if c.is_alphanumeric() => spaced.extend(c.to_lowercase()),
+            c if c.is_whitespace() => spaced.push(' '),
+            c => spaced.extend([' ', c, ' ']),
+        }
+        before = c;
+    }
+    spaced.push(' ');
+    spaced.split_whitespace().fold(String::from(" "), |text, word| text + word + " ")
+}
+
+/// Whether a spaced text has this name, or its plural.
+fn has_name(text: &str, name: &str) -> bool {
+    let name = spaced(name);
+    let name = name.trim_end();
+    text.contains(&format!("{name} ")) || text.contains(&format!("{name}s "))
+}
+
+/// The older names that have one meaning only.
+fn gone() -> Vec<String> {
+    let (names, older) = glossary();
+    let is_ambiguous = |name: &String| AMBIGUOUS.iter().any(|(words, _why)| words.contains(&name.as_str()));
+    older.into_iter().filter(|name| !names.contains(name) && !is_ambiguous(name)).collect()
+}
+
+#[test]
+fn no_source_or_page_uses_a_name_that_the_glossary_replaces() {
+    let gone = gone();
+    assert!(gone.len() > 50, "only {} names: the glossary is not where it is read", gone.len());
+    let texts = sources().into_iter().map(|source| (source.path, source.text));
+    let pages = files(&["docs"], "md").into_iter().filter(|(path, _)| path != Path::new(GLOSSARY));
+    let mut broken = Vec::new();
+    for (path, text) in texts.chain(pages) {
+        let text = spaced(&text);
+        let found = gone.iter().filter(|name| has_name(&text, name));
+        broken.extend(found.map(|name| format!("{}: {name}", path.display())));
+    }
+    assert!(broken.is_empty(), "{} uses of replaced names:\n{}", broken.len(), broken.join("\n"));
+    let (_, older) = glossary();
+    for word in AMBIGUOUS.iter().flat_map(|(words, _why)| *words) {
+        assert!(older.iter().any(|name| name == word), "{word} replaces nothing: strike it");
+    }
+}
+
+#[test]
+fn a_replaced_name_is_found() {
+    let gone = gone();
+    let said = |text: &str| gone.iter().any(|name| has_name(&spaced(text), name));
+    assert!(said("a.inbox.pop()") && said("let loan_lease = 1;") && said("LoanLease") && said("two leases"));
+    assert!(said("// it was held\n// up there") && said("fn turned_away()"));
+    assert!(!said("please, release the loan") && !said("|held| up") && !said("its slot"));
 }

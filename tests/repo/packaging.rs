@@ -1,6 +1,6 @@
-//! What `Cargo.toml` and the top level of the project promise: a toolchain and a C linker are
-//! enough, the minimum Rust version is true, the licence texts are there, and no folder is an empty
-//! promise.
+//! The promises of `Cargo.toml` and the top level of the project. A toolchain and a C linker are
+//! enough, and the minimum Rust version is true. The licence texts are there, and no folder is
+//! empty.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

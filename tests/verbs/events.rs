@@ -66,10 +66,10 @@ fn a_completion_queue_that_failed_ends_every_link_on_it() {
     fake.run(&format!("event kind={CQ_ERR} qp={}", pairs_of(&fake, "fake_0")[1]));
     let mut down = Vec::new();
     while down.len() < 2 {
-        while a.inbox.is_empty() {
+        while a.arrivals.is_empty() {
             a.poll();
         }
-        for (link, got) in a.inbox.drain(..) {
+        for (link, got) in a.arrivals.drain(..) {
             match got {
                 Got::Down(why) => down.push((link, why.to_string())),
                 Got::Failed => {}
@@ -98,7 +98,7 @@ fn a_device_that_is_removed_ends_its_links_and_makes_no_new_ones() {
     while down.len() < 2 {
         assert!(start.elapsed() < Duration::from_secs(10), "{down:?}");
         a.poll();
-        for (link, got) in a.inbox.drain(..) {
+        for (link, got) in a.arrivals.drain(..) {
             if let Got::Down(why) = got {
                 let text = why.to_string();
                 assert!(text.contains("the device failed or was removed on fake_0"), "{text}");

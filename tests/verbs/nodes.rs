@@ -1,5 +1,6 @@
-//! Whole nodes on the verbs fabric, over the scripted libibverbs of `tests/fake_verbs`: settings
-//! and the queue pairs that they make, refused starts, and links that fail and come back.
+//! Whole nodes on the verbs fabric, over the scripted libibverbs of `tests/fake_verbs`. The tests
+//! check settings and the queue pairs that they make, refused starts, and links that fail and come
+//! back.
 
 use crate::common::{SOON, cluster, counting, run, values};
 use crate::driver::Fake;

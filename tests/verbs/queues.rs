@@ -131,7 +131,7 @@ fn only_some_requests_make_a_completion() {
             assert_eq!(error, PostError::Full);
             a.poll();
             b.poll();
-            b.inbox.clear();
+            b.arrivals.clear();
         }
     }
     let pairs = fake.pairs();

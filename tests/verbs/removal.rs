@@ -67,7 +67,7 @@ fn all_down(end: &mut Verbs, links: usize) -> Vec<LinkFailure> {
     while down.len() < links {
         assert!(start.elapsed() < Duration::from_secs(5), "only {down:?} after {:?}", start.elapsed());
         end.poll();
-        for (_, got) in end.inbox.drain(..) {
+        for (_, got) in end.arrivals.drain(..) {
             if let Got::Down(why) = got {
                 down.push(why);
             }

@@ -99,7 +99,7 @@ pub fn assert_works(a: &mut Verbs, b: &mut Verbs, links: (LinkId, LinkId)) {
     }
     loop {
         // Events of other links are ignored.
-        if let Some((_, got)) = b.inbox.pop_front().filter(|(link, ..)| *link == links.1) {
+        if let Some((_, got)) = b.arrivals.pop_front().filter(|(link, ..)| *link == links.1) {
             let message = crate::expect!(got, crate::harness::Got::Message(m) => m);
             return assert_eq!(message, b"alive");
         }

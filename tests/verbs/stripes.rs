@@ -141,8 +141,8 @@ fn thousands_of_writes_of_all_lengths_and_messages_arrive_whole_and_in_order() {
         }
         a.poll();
         b.poll();
-        a.inbox.clear();
-        while let Some((_, got)) = b.inbox.pop_front() {
+        a.arrivals.clear();
+        while let Some((_, got)) = b.arrivals.pop_front() {
             match (came % 3, got) {
                 (2, Got::Message(message)) => {
                     assert_eq!(message, sources[came as usize % sources.len()].bytes());

@@ -57,7 +57,7 @@ impl Bandwidth {
         )
     }
 
-    /// Its row.
+    /// One line of text under the columns of `head`.
     pub fn row(&self) -> String {
         let mib = |gb_s: f64| gb_s * 1e9 / f64::from(1 << 20);
         format!(

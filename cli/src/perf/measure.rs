@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Smallest payload that is compared with a plain copy, in bytes.
 const COPY_FROM: usize = 4096;
 
-/// The results of one size.
+/// All measured times for one payload.
 #[derive(Clone, Debug)]
 pub struct SizeResult {
     /// The payload.
@@ -29,7 +29,7 @@ pub struct SizeResult {
     pub summary: Summary,
     /// The length of each turn.
     pub turns: Vec<Elapsed>,
-    /// The references.
+    /// The ratio to each reference that ran in turns with the test.
     pub references: Vec<Comparison>,
 }
 

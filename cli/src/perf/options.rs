@@ -182,7 +182,6 @@ pub struct DeviceOptions {
 /// Options of the tests of the bare fabric.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BareOptions {
-    /// The fabric.
     #[command(flatten)]
     #[serde(flatten)]
     pub fabric: FabricOptions,
@@ -207,7 +206,7 @@ pub struct InlineOptions {
     pub inline: Option<u32>,
 }
 
-/// Options of `write_lat`.
+/// Options of the test of writes with immediate.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WriteLatOptions {
     /// The bare fabric.
@@ -227,7 +226,6 @@ pub struct WriteLatOptions {
 /// Options of `rendezvous_lat`.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RendezvousOptions {
-    /// The fabric.
     #[command(flatten)]
     #[serde(flatten)]
     pub fabric: FabricOptions,
@@ -249,8 +247,8 @@ pub struct RendezvousOptions {
         value_parser = value_parser!(u32).range(1..=MAX_BATCH)
     )]
     batch: Option<u32>,
-    /// Each round trip is a step of its own, and both sides ask for the tensors of WINDOW steps in
-    /// advance [16 if no number is given]; then also measured with plain requests, in turns
+    /// Each round trip is a step of its own, and both sides have standing requests for WINDOW steps
+    /// [16 if no number is given]. The report also has plain requests, measured in turns
     #[arg(
         long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW,
         value_parser = value_parser!(u32).range(1..=MAX_WINDOW)
@@ -425,8 +423,8 @@ impl Test {
         }
     }
 
-    /// The test that runs in turns with this one, and its name in the report: the same without
-    /// idle links, with the tensors of a batch one by one, or with plain requests.
+    /// The test that runs in turns with this one, and its name in the report. It is the same
+    /// without idle links, with the tensors of a batch one by one, or with plain requests.
     pub fn baseline(&self) -> Option<(&'static str, Test)> {
         match self {
             Test::WriteLat(options) if options.links() > 0 => {

@@ -231,7 +231,7 @@ impl PerfReport {
         text + &rule + "\n"
     }
 
-    /// The report as JSON.
+    /// Indented JSON text, for `--json`.
     pub fn to_json(&self) -> Result<String, CliError> {
         let text = serde_json::to_string_pretty(self);
         Ok(text.map_err(|error| CliError::failed("making the JSON report", error))? + "\n")

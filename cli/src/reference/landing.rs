@@ -48,9 +48,9 @@ impl Landing {
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.len, "byte {at} of {}", self.len);
         // SAFETY: inside the granted tensor (just checked), which lies in the pool's mapping, held
-        // here. The port owns the tensor until its grant is revoked, which this program never does:
-        // so nothing in this process has a reference to these bytes, and what a device writes
-        // besides is seen through an atomic.
+        // here. The port owns the tensor until its grant is revoked, which this program never does.
+        // So nothing in this process has a reference to these bytes. Bytes that a device writes are
+        // seen through an atomic.
         unsafe { &*self.first.add(at) }
     }
 }

@@ -2,8 +2,8 @@
 //! receives.
 //!
 //! The input is a program of commands of the peer and of the owner. In all cases the link does not
-//! panic or hang, every waiter is told exactly once, delivered tensors do not change, every value
-//! is returned or released, and no memory is leaked.
+//! panic or hang. Every waiter is told exactly once, and delivered tensors do not change. Every
+//! value is returned or released, and no memory is leaked.
 #![no_main]
 
 mod input;

@@ -111,7 +111,7 @@ fn a_stop_while_a_link_is_being_made_says_so_and_the_endpoint_is_given_up() {
     while members[0].peering.connected.lock().unwrap().is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let error = members[0].service.stop("no patience", Duration::from_millis(100)).unwrap_err();
+    let error = members[0].service.stop("no time", Duration::from_millis(100)).unwrap_err();
     println!("{error}");
     assert!(error.to_string().contains("still making links with worker/1"), "{error}");
     members[0].service.stop("again", LONG).expect("it ends by itself");

@@ -110,11 +110,11 @@ fn a_link_that_is_reported_dead_is_lost_for_the_peer_and_made_again() {
     for reporter in [0usize, 1] {
         let members = linked(&cluster, 2);
         let peer = name("worker", 1 - reporter as u32);
-        assert!(members[reporter].service.report_lost(&peer, 1, "lane 0 is broken"));
+        assert!(members[reporter].service.report_lost(&peer, 1, "its queue is broken"));
         assert!(!members[reporter].service.report_lost(&peer, 1, "again"), "it is not up any more");
         let (who, cause) = members[1 - reporter].peering.await_loss();
         assert_eq!(who, name("worker", reporter as u32));
-        assert_eq!(cause, LossCause::Closed("lane 0 is broken".into()));
+        assert_eq!(cause, LossCause::Closed("its queue is broken".into()));
         members[reporter].peering.await_ready(&peer, 2);
         members[1 - reporter].peering.await_ready(&who, 2);
         let losses = members[reporter].peering.told();

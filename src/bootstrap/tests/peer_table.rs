@@ -28,7 +28,7 @@ fn linked(now: Instant) -> (PeerTable, PeerInfo) {
     assert_eq!(members.connecting(0, &info), Some(5));
     members.connected(0, &info, 5, Ok(())).0.unwrap();
     members.idle(0);
-    assert!(members.settle(0, &info).is_empty(), "the peer has said nothing yet");
+    assert!(members.link_if_both_ready(0, &info).is_empty(), "the peer has said nothing yet");
     let (progress, acts) = members.said_ready(0, info.incarnation, 1);
     assert_eq!((progress, acts), (HandshakeProgress::Connected, vec![PeerEvent::Ready(info.clone(), 5)]));
     assert!(members.all_linked());
@@ -50,8 +50,8 @@ fn a_link_is_up_whichever_side_is_ready_first() {
     members.connecting(0, &info).unwrap();
     assert_eq!(members.said_ready(0, info.incarnation, 4).0, HandshakeProgress::Connecting);
     members.connected(0, &info, 5, Ok(())).0.unwrap();
-    assert_eq!(members.settle(0, &info), [PeerEvent::Ready(info.clone(), 5)]);
-    assert!(members.settle(0, &info).is_empty(), "once");
+    assert_eq!(members.link_if_both_ready(0, &info), [PeerEvent::Ready(info.clone(), 5)]);
+    assert!(members.link_if_both_ready(0, &info).is_empty(), "once");
 }
 
 #[test]

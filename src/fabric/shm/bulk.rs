@@ -47,8 +47,8 @@ impl PeerPool {
         assert!(inside, "a part of a source lies inside it");
         // SAFETY: `source.len` bytes from `start` on are mapped for as long as `region` lives, so
         // those behind `skip` are. They can't fault, since the file can't shrink. `out` is memory
-        // that only this thread has. The peer may change its bytes meanwhile: any bytes are valid,
-        // nothing is decided by them, and the caller checks afterwards that the peer still took
+        // that only this thread has. The peer may change its bytes meanwhile. Any bytes are valid,
+        // and nothing is decided by them. The caller checks afterwards that the peer still took
         // part in the link.
         unsafe { ptr::copy_nonoverlapping(start.add(skip as usize), out.as_mut_ptr(), out.len()) };
         Ok(())

@@ -36,7 +36,6 @@ struct LinkPlace {
     is_active: bool,
 }
 
-/// The links of a port.
 pub(super) struct PortLinks {
     places: Vec<LinkPlace>,
     /// Free places, oldest first.
@@ -111,7 +110,6 @@ impl PortLinks {
         Some(self.places.len() - 1)
     }
 
-    /// Removes a link.
     pub(super) fn remove(&mut self, id: LinkId) -> Option<Box<ShmLinkInner>> {
         self.get(id)?;
         let index = place_of(id);

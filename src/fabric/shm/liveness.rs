@@ -1,10 +1,10 @@
 //! The watcher of peers' processes: one thread for all links of a fabric, asleep until a process
 //! ends.
 //!
-//! The watcher waits on the peers' pidfds, one for each process, however many links lead to it.
-//! (The end of a socket would be no proof: a forked child keeps sockets open.) A poller only reads
-//! a word of this process's memory, so the data path makes no system call for liveness. For an idle
-//! link the watcher rings the port's doorbell.
+//! The watcher waits on the peers' pidfds, one for each process, however many links lead to it. The
+//! end of a socket would be no proof, because a forked child keeps sockets open. A poller only
+//! reads a word of this process's memory, so the data path makes no system call for liveness. For
+//! an idle link the watcher rings the port's doorbell.
 //!
 //! On a timer the watcher counts overdue loans, and starts a second thread that reclaims dead-peer
 //! regions.

@@ -1,11 +1,12 @@
 //! Shared memory between processes of one host.
 //!
 //! Each process makes one segment per link. Only this process can write the segment; the peer maps
-//! it read-only. It holds the process's ring, the number of slots that it has consumed, the loans
-//! that it has given back, and the state of its side. Each process also maps the peer's pool
-//! read-only. No process can therefore write into another's memory, and bulk is *pulled*: a write
-//! puts a slot in the ring that names the sender's bytes, the target's `poll` checks its own grant
-//! and copies once. For a loan the target returns the bytes in place.
+//! it read-only. The segment holds the process's ring and the number of slots that the process has
+//! consumed. It also holds the loans that were given back, and the state of the process's side.
+//! Each process also maps the peer's pool read-only. No process can therefore write into another's
+//! memory, and bulk is *pulled*. A write puts a slot in the ring that names the sender's bytes. The
+//! target's `poll` checks its own grant and copies once. For a loan the target returns the bytes in
+//! place.
 //!
 //! The exception is the doorbells: a few words per port that peers set when an idle link has
 //! something. A hostile peer that writes there costs only time.
@@ -25,11 +26,11 @@
 //! | `violation` | the rules that a peer can break |
 //! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
-//! Costs of a link: no file descriptor once it is connected; two mappings; on each side two
-//! segments of 4 KiB and 256 bytes for each slot, its own and the peer's. Costs of a peer's
-//! process, for all links to it: its pidfd, its pool's descriptor until the pool is mapped, and 64
-//! KiB for its doorbells. During a handshake each endpoint has about eight descriptors. A port
-//! takes 4096 links, a fabric 64 ports.
+//! A connected link costs no file descriptor and two mappings. Each side has two segments, its own
+//! and the peer's, of 4 KiB and 256 bytes for each slot. A peer's process costs its pidfd, and its
+//! pool's descriptor until the pool is mapped. Its doorbells take 64 KiB for all links to it.
+//! During a handshake each endpoint has about eight descriptors. A port takes 4096 links, a fabric
+//! 64 ports.
 
 mod bulk;
 mod connect;

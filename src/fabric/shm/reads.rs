@@ -73,7 +73,7 @@ pub(super) struct ReadAnswer {
 }
 
 /// The answers of a link that wait for room in its ring. A peer has at most as many reads under way
-/// as the link is deep, so neither side must stop taking slots in order to answer.
+/// as the link is deep. Neither side must therefore stop taking slots in order to answer.
 pub(super) struct ReadAnswers {
     waiting: VecDeque<ReadAnswer>,
     depth: usize,

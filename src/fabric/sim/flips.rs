@@ -36,14 +36,14 @@ impl SimState {
         &mut self,
         to: usize,
         lent: &[u8],
-        lease: LoanGuard,
+        guard: LoanGuard,
     ) -> Result<LentBytes, LoanGuard> {
         let mut bytes = lent.to_vec();
         if !self.flip(to, &mut bytes) {
-            return Err(lease);
+            return Err(guard);
         }
         let (region, offset) = elsewhere(&bytes);
-        let flipped = LentBytes::new(region, offset, bytes.len() as u64, lease);
+        let flipped = LentBytes::new(region, offset, bytes.len() as u64, guard);
         Ok(flipped.expect("the bytes lie in their region"))
     }
 }

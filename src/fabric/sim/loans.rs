@@ -75,12 +75,12 @@ impl SimState {
         let Some((from, _)) = entry.operation else { return Ok(()) };
         let (offset, len) = entry.tensor.span().map_or((0, 0), |span| (span.offset, span.len));
         let region = self.processes[self.sides[from].process.0 as usize].region.clone();
-        let lease = LoanGuard::new(self.returned.clone(), loan);
+        let guard = LoanGuard::new(self.returned.clone(), loan);
         let tensor = entry.tensor.clone();
         entry.borrower = Some(to);
-        let bytes = match self.flip_loan(to, tensor.bytes(), lease) {
+        let bytes = match self.flip_loan(to, tensor.bytes(), guard) {
             Ok(flipped) => flipped,
-            Err(lease) => LentBytes::new(region, offset, len, lease)
+            Err(guard) => LentBytes::new(region, offset, len, guard)
                 .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
         };
         self.sides[to].bring(SimArrival::Lent(immediate, bytes));

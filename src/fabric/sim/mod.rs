@@ -1,11 +1,11 @@
 //! A virtual network inside one process and in virtual time, for tests of all modules above the
 //! fabric.
 //!
-//! A seed decides what a real network leaves to chance: delays, links that overtake each other,
-//! full queues, late local completions, stalled readers, cut links, dying processes, flipped bits.
-//! The same seed and the same calls give the same history, whose digest is [`SimNetwork::digest`].
-//! Time advances only by [`SimNetwork::advance_to`] or, with [`SimOptions::auto_advance`], by
-//! polls.
+//! A seed decides what a real network leaves to chance. Examples are delays, links that overtake
+//! each other, full queues, late local completions, stalled readers, cut links, dying processes and
+//! flipped bits. The same seed and the same calls give the same history, whose digest is
+//! [`SimNetwork::digest`]. Time advances only by [`SimNetwork::advance_to`] or, with
+//! [`SimOptions::auto_advance`], by polls.
 //!
 //! | file | |
 //! |---|---|

@@ -153,7 +153,7 @@ impl Port for SimPort {
                 side.has_changed = false;
                 let before = room;
                 while room > 0
-                    && let Some(arrived) = side.inbox.pop_front()
+                    && let Some(arrived) = side.arrivals.pop_front()
                 {
                     room -= 1;
                     complete(completions, link.id, arrived);

@@ -56,7 +56,6 @@ struct SimGrant {
     granted: SimGranted,
 }
 
-/// One side of a link.
 pub(super) struct LinkSide {
     pub process: SimProcess,
     pub options: LinkOptions,
@@ -79,7 +78,7 @@ pub(super) struct LinkSide {
     pub credits: (u64, u32),
     /// Number of publications of credits by this side.
     pub published: u64,
-    pub inbox: VecDeque<SimArrival>,
+    pub arrivals: VecDeque<SimArrival>,
     /// Whether credits or room have arrived since the last poll.
     pub has_changed: bool,
     /// Whether a post has found the queue full since there last was room.
@@ -111,7 +110,7 @@ impl LinkSide {
             last_arrival: Time::ZERO,
             credits: (0, 0),
             published: 0,
-            inbox: VecDeque::new(),
+            arrivals: VecDeque::new(),
             has_changed: false,
             wants_room: false,
             in_batch: false,
@@ -150,7 +149,7 @@ impl LinkSide {
 
     /// Queues an arrival for the port.
     pub fn bring(&mut self, arrived: SimArrival) {
-        self.inbox.push_back(arrived);
+        self.arrivals.push_back(arrived);
         self.ring();
     }
 
@@ -162,7 +161,7 @@ impl LinkSide {
 
     /// Whether a poll would change anything.
     pub fn has_news(&self) -> bool {
-        self.has_changed || !self.inbox.is_empty() || !self.early.is_empty()
+        self.has_changed || !self.arrivals.is_empty() || !self.early.is_empty()
     }
 
     /// Queues an operation. Returns its number.

@@ -140,7 +140,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
 }
 
 #[test]
-fn a_stall_ends_by_itself_and_is_foreseen() {
+fn a_stall_ends_by_itself_at_its_time() {
     let mut world = world(1, SimOptions { poll_batch: 100, ..SimOptions::default() });
     told(&mut world, 1);
     world.send_twenty();

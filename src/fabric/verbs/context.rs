@@ -103,7 +103,7 @@ pub(super) struct DeviceContext {
 }
 
 // SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is
-// thread safe); the struct itself is not changed after it is made.
+// thread safe). The struct itself is not changed after it is made.
 unsafe impl Send for DeviceContext {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceContext {}
@@ -225,9 +225,9 @@ impl MemoryRegion {
     /// Registers memory with these rights (`IBV_ACCESS_*`).
     ///
     /// # Safety
-    /// The memory is mapped, and stays so as long as the rights or a posted request permit anybody
-    /// to use it by this registration; and what they permit is no data race: nobody has a reference
-    /// to what a peer or the device may write.
+    /// The memory stays mapped as long as the rights or a posted request permit an access by this
+    /// registration. These accesses are no data race. No reference exists to bytes that a peer or
+    /// the device may write.
     pub unsafe fn new(
         domain: &Arc<ProtectionDomain>,
         base: NonNull<u8>,

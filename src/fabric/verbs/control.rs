@@ -1,6 +1,5 @@
-//! The control queue pair of a link: small messages between the two fabrics themselves, on a queue
-//! pair of their own, so that they consume none of the owners' receives and still come through when
-//! a data queue has failed.
+//! The control queue pair of a link: small messages between the two fabrics themselves. They
+//! consume none of the owners' receives, and they still arrive when a data queue has failed.
 //!
 //! A side sends at most [`WINDOW`] messages more than the other has acknowledged. Each message of
 //! the other side acknowledges, and so does a pure acknowledgement after each half window.
@@ -212,8 +211,8 @@ impl ControlQueue {
         true
     }
 
-    /// Tells the peer, once, that this side takes no part any more; and before that how many
-    /// receives (`last`) will have been consumed when all has come that was posted.
+    /// Tells the peer, once, that this side takes no part any more. A message before that carries
+    /// `last`: the receives that all posted operations consume together.
     pub fn disconnect(&mut self, buffer: &mut LinkBuffer, why: &LinkFailure, last: Option<u32>) {
         if self.is_disconnecting || self.has_disconnected {
             return;

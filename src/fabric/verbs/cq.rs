@@ -77,7 +77,6 @@ impl Drop for CompletionChannel {
     }
 }
 
-/// A completion queue.
 pub(super) struct CompletionQueue {
     channel: Arc<CompletionChannel>,
     handle: NonNull<ibv_cq>,

@@ -271,10 +271,10 @@ impl DataQueue {
             request.num_sge = 1;
         }
         let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
-        // SAFETY: the piece is of the pool or of the link's buffer, both registered longer than the
-        // queue pair is there, or of a tensor that holds a registration of its own and its memory's
-        // owner; the entry that the caller adds holds the tensor until it is done; inline bytes are
-        // copied in the call.
+        // SAFETY: a piece of the pool or of the link's buffer stays registered for longer than the
+        // queue pair exists. Another piece belongs to a tensor, which holds a registration and the
+        // owner of its memory. The caller's entry holds that tensor until the operation is done.
+        // Inline bytes are copied in the call.
         if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.break_off() }
     }
 
@@ -334,8 +334,8 @@ impl DataQueue {
         self.outstanding.push_back(OutstandingEntry { requests, signaled, is_flush: false, op });
     }
 
-    /// Where a request finds bytes that need not stay after this call, and the flag that says how:
-    /// the bytes themselves where they are read before that, else a copy.
+    /// Where a request finds bytes that need not stay after this call, and its flag. Inline bytes
+    /// are read in the call. Others are copied.
     #[inline]
     fn copy(&mut self, buffer: &mut LinkBuffer, bytes: &[u8]) -> (ibv_sge, u32) {
         let is_inline = bytes.len() <= self.max_inline;

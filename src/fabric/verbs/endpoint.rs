@@ -1,9 +1,10 @@
-//! How a link is made: queue pairs up to INIT, addresses swapped by others, receives, then RTR and
-//! RTS, and a ping in both directions on each queue pair that carries data. A ping is a write of
-//! eight bytes that the other side told in its address, into a word that it looks at: no completion
-//! is needed for it, and it shows that the queue pair carries writes to this very endpoint. The
-//! acceptor pings when it was pinged: from then on the initiator's queue pairs are known to take
-//! something.
+//! How a link is made. Queue pairs go to INIT, callers swap the addresses, and receives are posted.
+//! Then come RTR, RTS, and a ping in both directions on each queue pair that carries data.
+//!
+//! A ping writes eight bytes into a word of the other side. The other side chose both in its
+//! address and looks at the word, so a ping needs no completion. A ping that arrives shows that the
+//! queue pair carries writes to this very endpoint. The acceptor pings when it was pinged: from
+//! then on the initiator's queue pairs are known to accept writes.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
 use super::VerbsShared;

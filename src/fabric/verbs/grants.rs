@@ -1,8 +1,8 @@
 //! The tensors that the peer may write or read, held until they are revoked.
 //!
-//! The device checks that an access is inside the pool and has the pool's key; which part of the
-//! pool a grant names, and whether it was taken back, it can't check. So a peer is trusted with the
-//! pool as a whole, and a grant is used again only when the caller knows that no write to it is
+//! The device checks that an access is inside the pool and has the pool's key. It can't check the
+//! part of the pool that a grant names, or whether the grant was revoked. So a peer is trusted with
+//! the pool as a whole. A grant is used again only when the caller knows that no write to it is
 //! under way.
 
 use crate::fabric::PostError;

@@ -87,7 +87,7 @@ library! {
         get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
         /// Frees a list; devices that were opened stay.
         free_device_list: fn(*mut *mut ibv_device);
-        /// Opens a device.
+        /// Null with an errno if the file of the device cannot be opened.
         open_device: fn(*mut ibv_device) -> *mut ibv_context;
         /// Closes a device of which nothing is left.
         close_device: fn(*mut ibv_context) -> c_int;
@@ -135,9 +135,9 @@ library! {
         /// entry; since rdma-core 32.
         query_gid_ex = "_ibv_query_gid_ex":
             fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
-        /// Registers memory with flags that a device may not know, as relaxed ordering: domain,
-        /// first byte, length, the address that work requests name it by, flags; since rdma-core
-        /// 28.
+        /// Registers memory with flags that a device may not know, such as relaxed ordering. The
+        /// arguments are domain, first byte, length, the address of work requests, and flags. Since
+        /// rdma-core 28.
         reg_mr_iova2 = "ibv_reg_mr_iova2": fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
         /// The effect of a fork on registered memory: 2 for none. Since rdma-core 35.
         is_fork_initialized = "ibv_is_fork_initialized": fn() -> u32;
@@ -187,8 +187,9 @@ impl Library {
     }
 }
 
-/// The error of a call that returned other than 0: an errno (`ibv_modify_qp(3)`), with either sign,
-/// or from some drivers -1, with the errno where C keeps it. To be asked right after the call.
+/// The error of a call that returned other than 0. The value is an errno (`ibv_modify_qp(3)`) with
+/// either sign. Some drivers return -1, with the errno where C keeps it. To be asked right after
+/// the call.
 pub(super) fn returned(result: c_int) -> std::io::Error {
     match result {
         -1 => std::io::Error::last_os_error(),

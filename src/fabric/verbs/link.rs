@@ -32,7 +32,6 @@ enum VerbsLinkPhase {
     Down,
 }
 
-/// One link.
 pub(super) struct VerbsLinkInner {
     pub limits: LinkLimits,
     pub id: LinkId,
@@ -334,7 +333,7 @@ impl VerbsLinkInner {
 
     /// Whether everything has come that the peer will have sent.
     fn has_all(&self) -> bool {
-        self.main.has_all() && self.stripes.is_settled()
+        self.main.has_all() && self.stripes.is_complete()
     }
 
     #[cold]

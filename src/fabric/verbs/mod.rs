@@ -2,12 +2,13 @@
 //!
 //! The pool is registered once, and each tensor's bytes go straight from one process's pool to the
 //! other's. Memory outside the pool is registered when it is first sent, for reading alone; nothing
-//! is received there. A link has one queue pair for data or several (stripes), and one for control
-//! messages between the two fabrics: returned receives, and the disconnect of a side that leaves.
-//! Completions of all links of a port come by one completion queue, or a few, which can't overrun.
+//! is received there. A link has one queue pair for data or several (stripes). One more carries
+//! control messages between the two fabrics: returned receives, and the disconnect of a side that
+//! leaves. Completions of all links of a port come by one completion queue, or a few, which can't
+//! overrun.
 //!
 //! The device checks that an access has the key of the pool and lies inside it. It cannot check
-//! which part was granted, or that a grant was revoked: peers are trusted with the pool, as they
+//! which part was granted, or that a grant was revoked. Peers are trusted with the pool, as they
 //! are with the step that they compute.
 //!
 //! libibverbs is loaded when a fabric is made. In steady state this module makes no system call,
@@ -119,8 +120,8 @@ impl VerbsShared {
 }
 
 impl VerbsFabric {
-    /// A fabric for the tensors of `pool`, which is registered: that takes about 0.06 ms for each
-    /// MiB, and its pages can't be swapped out from then on.
+    /// A fabric for the tensors of `pool`, which is registered. Registration takes about 0.06 ms
+    /// for each MiB, and the pages can't be swapped out from then on.
     ///
     /// # Errors
     /// If libibverbs or a usable device is missing, an option is out of range, or the memory can't

@@ -12,7 +12,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The resources of one port.
 pub(super) struct PortResources {
     pub number: usize,
     pub events: Arc<PortEvents>,

@@ -31,9 +31,9 @@ pub(super) fn probe(library: &'static Library) -> Result<Vec<Probed>, FabricErro
     Ok(list.names().into_iter().enumerate().map(|(at, name)| Probed { name, opened: open(at) }).collect())
 }
 
-/// Adds to devices from sysfs the values that only the library has: limits, and for each port its
-/// MTU, its longest message and whether it needs global headers. Returns the devices that could not
-/// be queried, each with the reason.
+/// Adds to devices from sysfs the values that only the library has. These are limits, and for each
+/// port its MTU, its longest message and whether it needs global headers. Returns the devices that
+/// could not be queried, each with the reason.
 ///
 /// # Errors
 /// If the devices can't be listed.

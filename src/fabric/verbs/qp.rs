@@ -22,7 +22,6 @@ const HOP_LIMIT: u8 = 64;
 /// The inline sizes that are tried, largest first.
 const INLINE: [u32; 4] = [256, 128, 64, 0];
 
-/// A queue pair.
 pub(super) struct QueuePair {
     handle: NonNull<ibv_qp>,
     domain: Arc<ProtectionDomain>,
@@ -36,8 +35,9 @@ pub(super) struct QueuePair {
 }
 
 // SAFETY: libibverbs' calls may be made from any thread. On a domain of one thread
-// (`ProtectionDomain::for_one_thread`) posting may not be concurrent: all queue pairs of such a
-// domain are of one endpoint or link, which has one owner at a time and posts through `&mut`.
+// (`ProtectionDomain::for_one_thread`) posting may not be concurrent. All queue pairs of such a
+// domain are of one endpoint or link. That endpoint or link has one owner at a time and posts
+// through `&mut`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {

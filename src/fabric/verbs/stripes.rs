@@ -1,10 +1,10 @@
 //! Large writes over several queue pairs at a time (`qps_per_peer`).
 //!
 //! A striped write has one part for each data queue pair of the link. Each part ends with an
-//! immediate on its own queue pair. The part on the main queue pair is announced by a word, and its
-//! event waits until the parts of the other queue pairs have landed; later events of the main queue
+//! immediate on its own queue pair. The part on the main queue pair is announced by a word. Its
+//! event waits until the parts of the other queue pairs have landed. Later events of the main queue
 //! pair wait behind it. So the order within the link is that of one queue pair, and the modules
-//! above need not know of stripes: a message that was sent behind a write arrives behind all of it.
+//! above need not know of stripes. A message that was sent behind a write arrives behind all of it.
 
 use super::data_queue::{AnnouncedLength, DataQueue, PostedOp, RemoteAddr};
 use super::link::VerbsLinkInner;
@@ -65,7 +65,7 @@ impl Stripes {
     }
 
     /// Whether nothing waits for parts.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.held.is_empty()
     }
 
@@ -197,7 +197,7 @@ mod tests {
                 let expected = if at == 2 { vec![7] } else { vec![] };
                 assert_eq!(told(&mut out), expected, "{order:?} at {at}");
             }
-            assert!(stripes.is_settled());
+            assert!(stripes.is_complete());
         }
     }
 
@@ -215,7 +215,7 @@ mod tests {
         stripes.message(LINK, &[0; 20], &mut out);
         stripes.landed(LINK, 0, &mut out);
         assert_eq!(told(&mut out), [3, 4, 1020]);
-        assert!(stripes.is_settled());
+        assert!(stripes.is_complete());
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
         let (mut stripes, mut out) = (stripes(1), Completions::default());
         (stripes.begun, stripes.landed[0]) = (u32::MAX, u32::MAX);
         stripes.immediate(LINK, immediate(1), 5, true, &mut out);
-        assert!(!stripes.is_settled());
+        assert!(!stripes.is_complete());
         stripes.landed(LINK, 0, &mut out);
         assert_eq!(told(&mut out), [1]);
     }

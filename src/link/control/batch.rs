@@ -6,7 +6,6 @@ use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
 use crate::wire::message::pack::{is_packed, unpack};
 
-/// The state of a batch.
 #[derive(Debug, Default)]
 pub(in crate::link) struct BatchState {
     /// A batch is open: messages are packed until no event is left.

@@ -43,7 +43,7 @@ impl<C> Link<C> {
         self.asked += 1;
         let mut request = Request::unsent(key, waiter, number, self.asked, timeout_ms);
         request.machine = self.unsent_machine();
-        if self.unresolved.is_blocked(&request.key) && !is_on(Mutant::NotHeldBack) {
+        if self.unresolved.is_blocked(&request.key) && !is_on(Mutant::NotBlocked) {
             request.destination = Some(destination);
             let key = request.key.clone();
             // `has_room` was checked, so there is an id.
@@ -333,7 +333,7 @@ impl<C> Link<C> {
     }
 
     /// Gives a stashed value to a request. A value that the request can't take goes back to the
-    /// stash: under its old id `name`, or in line again as the answer to this request.
+    /// stash. There it has its old id `name`, or is in line again as the answer to this request.
     fn place<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,

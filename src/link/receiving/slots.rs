@@ -57,8 +57,8 @@ pub(in crate::link) struct Request<C> {
 }
 
 /// Keys with unresolved requests: the waiter is gone, and the outcome is not known. Later requests
-/// for such a key are blocked: if a value comes, it is theirs, and it was sent before any other
-/// that they could get.
+/// for such a key are blocked. A value that comes is theirs, and it was sent before any other that
+/// they could get.
 #[derive(Debug, Default)]
 pub(in crate::link) struct UnresolvedKeys {
     keys: HashMap<TensorKey, BlockedRequests>,
@@ -268,7 +268,7 @@ mod tests {
             unresolved.unblock(&key, id(7));
         }
         unresolved.unblock(&key, id(1));
-        assert_eq!(unresolved.resolve(&key), [], "one more is not settled");
+        assert_eq!(unresolved.resolve(&key), [], "one more is not resolved");
         assert_eq!(unresolved.resolve(&key), [id(0), id(2)]);
         assert_eq!(unresolved.len(), 0);
     }

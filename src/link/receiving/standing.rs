@@ -35,7 +35,7 @@ pub(in crate::link) const STANDING_LIMIT: Code = Code::Unavailable;
 /// What came for an unclaimed standing request.
 #[derive(Debug)]
 pub(in crate::link) enum EarlyArrival {
-    /// A value.
+    /// It arrived before a receive asked for it.
     Value(StashedValue),
     /// An error of the sender.
     Failed(RequestError),

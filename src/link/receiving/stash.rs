@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// A value that was not taken.
 #[derive(Debug)]
 pub enum StashedValue {
-    /// A tensor.
+    /// Whole, with its checksum compared.
     Tensor {
         /// The received tensor.
         tensor: Tensor,
@@ -101,7 +101,7 @@ impl StashedValue {
 /// A value that a receiver could not take, and the reason.
 #[derive(Debug)]
 pub struct RejectedValue {
-    /// The value.
+    /// The arrival that no receive took.
     pub value: StashedValue,
     /// The reason.
     pub error: RequestError,

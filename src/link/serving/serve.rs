@@ -104,7 +104,7 @@ impl<C> Link<C> {
     }
 
     /// The refusal of one more request, if the limit is reached. Standing requests leave a quarter
-    /// of the limit to plain ones: a receive whose standing request was refused sends a plain one,
+    /// of the limit to plain ones. A receive whose standing request was refused sends a plain one,
     /// which must not fail.
     fn no_room_for_more(&self, standing: bool) -> Option<Status> {
         let (has, max) = (self.peer_requests.len(), self.settings.max_requests);
@@ -125,7 +125,6 @@ impl<C> Link<C> {
         Some(Status::new(if standing { STANDING_LIMIT } else { Code::ResourceExhausted }, message))
     }
 
-    /// Removes a request of the peer.
     fn remove_peer_request(&mut self, slot: u32) -> Option<PeerRequest> {
         let served = self.peer_requests.remove(&slot)?;
         self.standing_peer_requests -= u32::from(served.standing);

@@ -36,7 +36,7 @@ fn tensors_beyond_the_share_of_standing_requests_go_back_in_line() {
     assert_eq!((load.standing, load.requests, load.unresolved), (2, 3, 1));
     assert!(scene.links.pool().stats().allocated < 300_000, "{:?}", scene.links.pool().stats());
     // A receive of that step sends a plain request, once the standing one is resolved.
-    scene.links.request(scene.link, key(6), Destination::Alloc, u32::MAX, 6).expect("held back");
+    scene.links.request(scene.link, key(6), Destination::Alloc, u32::MAX, 6).expect("blocked");
     scene.peer.say(&Message::CancelAck { request });
     assert!(scene.events().is_empty());
     assert!(

@@ -97,7 +97,6 @@ struct Running {
     end: Option<End>,
 }
 
-/// One run.
 struct Run<'a, P: Port> {
     pair: &'a mut Pair<P>,
     case: Case,

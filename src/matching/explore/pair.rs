@@ -56,7 +56,7 @@ pub struct Side<P: Port> {
 pub struct Pair<P: Port> {
     pub sides: [Side<P>; 2],
     /// Delivers everything that is on its way.
-    settle: Box<dyn Fn()>,
+    deliver_all: Box<dyn Fn()>,
     /// Whether a port can tell without a poll that nothing has come.
     tells_news: bool,
     /// Turns on or off the flipping of a bit in every tensor for the receiver.
@@ -117,13 +117,13 @@ fn sim_pair(lends: bool, validate: bool, meant: u64) -> Pair<<SimFabric as Fabri
     let fabrics = [0, 1].map(|side: usize| network.process(&pools[side]));
     let (flipping, receiver) = (network.clone(), fabrics[RECEIVER].process());
     let flip = move |on: bool| flipping.flip_bits(receiver, if on { 1000 } else { 0 });
-    let settle = move || {
+    let deliver_all = move || {
         while let Some(next) = network.next_event() {
             network.advance_to(next);
         }
     };
     // The depth is so large that no credits are returned.
-    let pair = pair(fabrics, pools, Box::new(settle), 1 << 24, true, validate, meant);
+    let pair = pair(fabrics, pools, Box::new(deliver_all), 1 << 24, true, validate, meant);
     Pair { flip: Box::new(flip), ..pair }
 }
 
@@ -138,7 +138,7 @@ pub fn over_shm() -> Pair<<ShmFabric as Fabric>::Port> {
 fn pair<F: Fabric>(
     fabrics: [F; 2],
     pools: [Pool; 2],
-    settle: Box<dyn Fn()>,
+    deliver_all: Box<dyn Fn()>,
     depth: u32,
     tells_news: bool,
     validate: bool,
@@ -172,7 +172,7 @@ fn pair<F: Fabric>(
     let sides = [both.next().expect("two"), both.next().expect("two")];
     let mut pair = Pair {
         sides,
-        settle,
+        deliver_all,
         tells_news,
         flip: Box::new(|_| ()),
         validates: validate,
@@ -217,7 +217,7 @@ impl<P: Port> Pair<P> {
         while let Some(event) = links.next_event() {
             remote.event(links, event, *now);
         }
-        (self.settle)();
+        (self.deliver_all)();
     }
 
     /// Whether a poll of that side may return something.
@@ -253,7 +253,7 @@ impl<P: Port> Pair<P> {
     fn run_awake(&mut self) {
         let mut rounds = 0;
         loop {
-            (self.settle)();
+            (self.deliver_all)();
             let news = [SENDER, RECEIVER].map(|side| self.has_news(side));
             if news == [false; 2] {
                 return;

@@ -34,9 +34,9 @@ use std::sync::atomic::AtomicUsize;
 pub struct EdgeKey {
     /// Source device, destination device and edge name.
     pub edge: Arc<EdgeName>,
-    /// Frame of the edge.
+    /// Number of the loop, 0 outside of loops.
     pub frame: u64,
-    /// Iteration of the edge.
+    /// Pass of the loop, from 0.
     pub iteration: u64,
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// A value that has come from a peer.
 #[derive(Debug)]
 pub enum WindowArrival {
-    /// A tensor.
+    /// Whole, in this process or borrowed.
     Tensor(ArrivedTensor),
     /// A dead value.
     Dead,
@@ -96,16 +96,16 @@ impl<L: Lanes> Matching<L> {
         let step = receive.key.step;
         if let Some(held) = entry.incoming.take(edge, step) {
             self.deliver(receive, held);
-            return self.settle(peer, edge);
+            return self.send_due(peer, edge);
         }
         if let Some(error) = &entry.down {
             let error = error.clone();
-            self.settle(peer, edge);
+            self.send_due(peer, edge);
             return receive.waiter.complete(Err(error));
         }
         if let Some(status) = entry.incoming.refusal(edge, step) {
             let error = RequestError::Remote(status.clone());
-            self.settle(peer, edge);
+            self.send_due(peer, edge);
             return self.failed(receive.waiter, &receive.key, error);
         }
         if receive.waiter.timeout.is_zero() {
@@ -124,7 +124,7 @@ impl<L: Lanes> Matching<L> {
                 limit: self.max_waiting as u64,
                 remedy: "raise max_requests, or wait for some first",
             };
-            self.settle(receive.peer, receive.edge);
+            self.send_due(receive.peer, receive.edge);
             return receive.waiter.complete(Err(error));
         }
         let WaitingReceive { peer, edge, .. } = receive;
@@ -155,7 +155,7 @@ impl<L: Lanes> Matching<L> {
                 if let Some(receive) = self.take_waiting(waiter) {
                     self.deliver(receive, held);
                 }
-                self.settle(peer, edge);
+                self.send_due(peer, edge);
             }
             Incoming::Ended(waiters, _, status) => {
                 for waiter in waiters {
@@ -167,7 +167,8 @@ impl<L: Lanes> Matching<L> {
         Ok(())
     }
 
-    /// Gives a value to a receive, or to the next one that it fits. The caller settles the edge.
+    /// Gives a value to a receive, or to the next one that it fits. The caller then calls
+    /// `send_due`.
     fn deliver(&mut self, receive: WaitingReceive, held: Held<WindowArrival>) {
         let Held { step, in_window, value } = held;
         let WaitingReceive { peer, edge, key, destination, waiter } = receive;
@@ -200,9 +201,9 @@ impl<L: Lanes> Matching<L> {
     }
 
     /// Sends what an edge owes its sender.
-    pub(super) fn settle(&mut self, peer: PeerIndex, edge: u32) {
+    pub(super) fn send_due(&mut self, peer: PeerIndex, edge: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        incoming.settle(edge, &mut |message| self.lanes.to_sender(peer, message));
+        incoming.send_due(edge, &mut |message| self.lanes.to_sender(peer, message));
     }
 
     pub(super) fn take_waiting(&mut self, waiter: u32) -> Option<WaitingReceive> {

@@ -22,13 +22,13 @@ const MAX_WAITING: usize = 40;
 
 /// The messages of one process that have not arrived.
 #[derive(Default)]
-struct Outbox {
+struct TestLanes {
     to_sender: VecDeque<ToSender<EdgeKey>>,
     to_receiver: VecDeque<ToReceiver<Value, Status>>,
     is_down: bool,
 }
 
-impl Lanes for Outbox {
+impl Lanes for TestLanes {
     fn to_sender(&mut self, _: PeerIndex, message: ToSender<EdgeKey>) {
         if !self.is_down {
             self.to_sender.push_back(message);
@@ -43,7 +43,7 @@ impl Lanes for Outbox {
 }
 
 struct Side {
-    matching: Matching<Outbox>,
+    matching: Matching<TestLanes>,
     pool: Pool,
     outstanding: Arc<AtomicUsize>,
 }
@@ -106,7 +106,7 @@ fn side(job: &str, window: u64) -> Side {
         (pool.clone(), CountersWriter::new()),
         options,
         (MAX_WAITING, outstanding.clone()),
-        Outbox::default(),
+        TestLanes::default(),
     );
     Side { matching, pool, outstanding }
 }
@@ -137,7 +137,7 @@ impl Pair {
     fn lose(&mut self) {
         for (side, peer) in [(SENDER, TO_RECEIVER), (RECEIVER, TO_SENDER)] {
             let matching = &mut self.sides[side].matching;
-            *matching.lanes() = Outbox { is_down: true, ..Outbox::default() };
+            *matching.lanes() = TestLanes { is_down: true, ..TestLanes::default() };
             matching.lost(peer, &Error::Stopped);
         }
     }
@@ -317,12 +317,12 @@ fn a_value_that_does_not_fit_is_for_the_next_receive() {
     let mut pair = Pair::new(2);
     pair.begin_steps(1..=1);
     let longer = Destination::Into(pair.tensor(RECEIVER, 0, 9));
-    let mut misfit = pair.begin("x", 1, longer, SOON);
+    let mut mismatch = pair.begin("x", 1, longer, SOON);
     let given = Destination::Into(pair.tensor(RECEIVER, 0, 8));
     let mut fitting = pair.begin("x", 1, given, SOON);
     pair.send("x", 1, 3);
     pair.run();
-    assert!(matches!(misfit.error(), Error::ShapeMismatch { .. }));
+    assert!(matches!(mismatch.error(), Error::ShapeMismatch { .. }));
     assert_eq!(fitting.number(), 3);
     pair.send("x", 1, 4);
     pair.run();

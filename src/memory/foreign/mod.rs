@@ -7,8 +7,8 @@
 //!
 //! A fabric keeps a registration with a device for one owner. When the owner is gone, the
 //! registration ends: another owner may map other memory at the same address. The registration ends
-//! with the owner if the last user of the owner was a tensor or a [`ForeignMemory`], and not if it
-//! was a handle of the program.
+//! with the owner if the owner's last user was a tensor or a [`ForeignMemory`]. It does not end if
+//! the last user was a handle of the program.
 //!
 //! An arena that hands out the same bytes again without unmapping them is the owner of these bytes.
 //! An arena that gives pages back to the system reports them with
@@ -38,8 +38,8 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 /// the first send, and reads it in place. Elsewhere each send copies the tensor into the pool.
 ///
 /// The owner is dropped when the last tensor and the last clone are gone. If the last one was a
-/// tensor of a node's pool, a separate thread of the node drops the owner and ends its
-/// registrations, so that no transfer waits for it.
+/// tensor of a node's pool, a separate thread of the node drops the owner. It also ends the owner's
+/// registrations, so that no transfer waits for that.
 ///
 /// ```
 /// use tensorwire::{DType, ForeignMemory, Node, Shape, Tensor, TensorMeta};
@@ -76,8 +76,8 @@ pub struct HeldOwner {
 
 struct OwnerEndNotice(WeakOwner);
 
-// SAFETY: `base` points to memory that the owner, which is Send and Sync, keeps mapped and that
-// belongs to no thread, as the caller of the constructor vouched.
+// SAFETY: `base` points to memory that the owner keeps mapped. The owner is Send and Sync. The
+// caller of the constructor vouched that the memory belongs to no thread.
 unsafe impl Send for ForeignArea {}
 // SAFETY: as above. Through a shared `ForeignArea` nothing is written.
 unsafe impl Sync for ForeignArea {}
@@ -121,11 +121,11 @@ impl ForeignMemory {
     /// As long as `owner` lives, on every thread:
     ///
     /// * The `len` bytes at `base` (at most `isize::MAX`) are mapped, readable and initialised.
-    /// * No thread writes to the bytes of a tensor of this memory as long as the tensor or a clone
-    ///   of it lives, including those in flight.
-    /// * No page is replaced: unmapped, mapped anew or moved (`munmap`, `mmap`, `mremap`), purged
-    ///   (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), or taken out of its file (a hole, a
-    ///   truncation). A device may have registered the old pages, also those of neighbouring
+    /// * No thread writes to the bytes of a tensor of this memory while the tensor or a clone
+    ///   lives. Tensors in flight count.
+    /// * No page is replaced: unmapped, mapped anew or moved (`munmap`, `mmap`, `mremap`). No page
+    ///   is purged (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`) or taken out of its file (a hole,
+    ///   a truncation). A device may have registered the old pages, also those of neighbouring
     ///   tensors, and would send their contents. An arena may replace pages that no tensor uses. It
     ///   then calls [`ForeignMemory::pages_replaced`] before it makes the next tensor of these
     ///   bytes.
@@ -236,7 +236,7 @@ impl fmt::Debug for ForeignMemory {
 }
 
 impl HeldOwner {
-    /// The owner.
+    /// Lives at least as long as this value.
     pub fn get(&self) -> &Owner {
         &self.owner
     }

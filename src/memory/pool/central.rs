@@ -5,8 +5,8 @@
 //!
 //! * It knows neither bytes nor alignment: [`Central`] counts in units.
 //! * It accepts a stale handle: a [`Block`] can't be copied, and [`Central::free`] consumes it.
-//! * It finds a free range only if the *rounded* size fits, so that a pool could not hold one
-//!   tensor of its own size: see [`Central::allocate_exact`].
+//! * It finds a free range only if the *rounded* size fits. A pool could then not hold one tensor
+//!   of its own size: see [`Central::allocate_exact`].
 
 use super::class::SizeClass;
 use offset_allocator::{Allocation, Allocator};

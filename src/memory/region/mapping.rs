@@ -117,8 +117,8 @@ impl RegionMapping {
         let mut mask = [0 as libc::c_ulong; NODES / WORD];
         let word = mask.get_mut(node as usize / WORD).ok_or(io::ErrorKind::InvalidInput)?;
         *word = 1 << (node as usize % WORD);
-        // SAFETY: the range is this mapping; the mask has NODES bits (the kernel reads one bit
-        // fewer than it is told) and lives until the call returns.
+        // SAFETY: the range is this mapping. The mask has NODES bits and lives until the call
+        // returns. The kernel reads one bit fewer than it is told.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -143,8 +143,8 @@ impl RegionMapping {
 
     fn node_at(&self, offset: usize) -> Option<u32> {
         let mut node: libc::c_int = -1;
-        // SAFETY: the address is inside this mapping (the callers' offsets are less than its
-        // length), the kernel writes one int to `node`, and no mask is passed.
+        // SAFETY: the address is inside this mapping, because the callers' offsets are less than
+        // its length. The kernel writes one int to `node`, and no mask is passed.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_get_mempolicy,

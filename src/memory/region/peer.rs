@@ -188,7 +188,7 @@ impl PeerRegion {
     /// The rest of the region reads as zeros and takes no memory. If no other process maps the
     /// region, its memory goes back to the system.
     ///
-    /// A reader of one of the parts sees the same bytes before, during and after the call: the
+    /// A reader of one of the parts sees the same bytes before, during and after the call. The
     /// kernel replaces the mapping under the lock that page faults take. After an error everything
     /// is unchanged.
     ///

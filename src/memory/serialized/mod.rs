@@ -2,7 +2,7 @@
 //!
 //! The bytes are a protobuf message `TensorProto` with TensorFlow's fields
 //! (`proto/tensorwire/v1/tensor.proto`), written and read by prost. The message is written straight
-//! into a tensor of the pool and read in place: values refer to the tensor's bytes and keep the
+//! into a tensor of the pool and read in place. Values refer to the tensor's bytes and keep the
 //! tensor, so no string is copied.
 //!
 //! The caller reads, on its own thread; no poller reads these bytes. A peer wrote them, so
@@ -12,7 +12,7 @@
 //!
 //! Memory is bounded by the bytes that arrived, whatever a length or a shape claims: prost's tables
 //! grow value by value. A string takes 32 bytes. An element of a variant's tables takes 120 bytes
-//! at most, three times that while the table grows, for at least two bytes that arrived
+//! at most, and three times that while the table grows. At least two bytes arrived for each
 //! (tests/memory/alloc_free.rs). Values of another kind than the tensor's are refused before prost
 //! decodes them.
 //!

@@ -40,7 +40,7 @@ impl StringTensor {
         Ok(StringTensor { shape, values })
     }
 
-    /// Shape.
+    /// The product of its dimensions is the number of strings.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

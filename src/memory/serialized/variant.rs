@@ -43,7 +43,7 @@ pub struct Variant {
 pub enum NestedTensor {
     /// A tensor of fixed-size elements.
     Flat(FlatTensor),
-    /// A tensor of strings.
+    /// Byte strings of any length.
     Strings(StringTensor),
     /// A tensor of variants, nested at most [`MAX_DEPTH`] deep.
     Variants(VariantTensor),
@@ -65,7 +65,7 @@ impl VariantTensor {
         Ok(made)
     }
 
-    /// Shape.
+    /// The product of its dimensions is the number of variants.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

@@ -151,7 +151,7 @@ impl Tensor {
         self.meta().dtype()
     }
 
-    /// Shape.
+    /// Dimensions in elements, outermost first. A scalar has none.
     pub fn shape(&self) -> &Shape {
         self.meta().shape()
     }
@@ -167,8 +167,8 @@ impl Tensor {
     /// The elements.
     ///
     /// # Errors
-    /// [`ViewError`] if the element type is not `T`, the bytes are not aligned for `T`, or a byte
-    /// of a bool tensor is neither 0 nor 1.
+    /// [`ViewError`] if the element type is not `T` or the bytes are not aligned for `T`. Also if a
+    /// byte of a bool tensor is neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], ViewError> {
         // SAFETY: as in `bytes`.
         unsafe { view::elements(self.meta(), self.header().data) }
@@ -205,8 +205,8 @@ impl Tensor {
     /// Makes the tensor writable again.
     ///
     /// # Errors
-    /// The unchanged tensor, if other handles exist, if the bytes belong to a peer or another
-    /// allocator, or if they were leaked to a borrower whose link is gone.
+    /// The unchanged tensor, if other handles exist, or if the bytes belong to a peer or another
+    /// allocator. Also if they were leaked to a borrower whose link is gone.
     pub fn try_into_mut(self) -> Result<TensorMut, Tensor> {
         let ours = matches!(self.header().storage, Storage::Block(_) | Storage::Empty);
         // `is_unique` comes before `is_leaked`: its acquire makes the flags of former handles
@@ -215,15 +215,15 @@ impl Tensor {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: the header was a box (`new`), this is its only handle (`is_unique`, which also
-        // orders the reads of former handles before our writes), and it is forgotten.
+        // SAFETY: the header was a box (`new`), and this is its only handle, which is forgotten.
+        // `is_unique` also orders the reads of former handles before our writes.
         Ok(TensorMut::new(unsafe { Box::from_raw(this.header.as_ptr()) }))
     }
 
-    /// Drops this handle and forbids all later writes to the bytes: a peer still reads them, and
+    /// Drops this handle and forbids all later writes to the bytes. A peer still reads them, and
     /// this process will not learn when the peer stops. Other handles stay valid and keep the pool.
-    /// The pool never reuses the bytes, but the bytes do not keep the pool: when its last user is
-    /// gone, the memory is unmapped here and stays mapped in the peer alone.
+    /// The pool never reuses the bytes, but the bytes do not keep the pool. When the pool's last
+    /// user is gone, the memory is unmapped here and stays mapped in the peer alone.
     pub(crate) fn leak(self) {
         let header = self.header();
         if matches!(header.storage, Storage::Block(_)) {

@@ -134,7 +134,7 @@ impl Drop for BufferRing {
             // may have been at the queue.
             return std::mem::forget(Arc::clone(&self.home));
         }
-        // Release and acquire with `put_back`, though nothing depends on it: a buffer that
+        // Release and acquire with `put_back`, though nothing depends on it. A buffer that
         // `put_back` still pushes is found when the last buffer in use drops the queue.
         self.home.open.store(false, Ordering::Release);
         self.home.drain();

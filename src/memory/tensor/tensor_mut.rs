@@ -86,7 +86,7 @@ impl TensorMut {
         self.meta().dtype()
     }
 
-    /// Shape.
+    /// Dimensions in elements, outermost first. A scalar has none.
     pub fn shape(&self) -> &Shape {
         self.meta().shape()
     }
@@ -120,16 +120,16 @@ impl TensorMut {
     /// All bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`. This is the only handle and it is borrowed mutably. The storage is
-        // a block of this process's region, which no peer can write to, or foreign memory, whose
-        // caller of `tensor_mut` vouched that nobody else uses the bytes.
+        // a block of this process's region, which no peer can write to, or foreign memory. For
+        // foreign memory the caller of `tensor_mut` vouched that nobody else uses the bytes.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
     /// The elements.
     ///
     /// # Errors
-    /// [`ViewError`] if the element type is not `T`, the bytes are not aligned for `T`, or a byte
-    /// of a bool tensor is neither 0 nor 1.
+    /// [`ViewError`] if the element type is not `T` or the bytes are not aligned for `T`. Also if a
+    /// byte of a bool tensor is neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], ViewError> {
         // SAFETY: as in `bytes`.
         unsafe { view::elements(self.meta(), self.header.data) }

@@ -1,9 +1,9 @@
 //! Every interleaving of the two ends of a link, in small cases.
 //!
 //! A case has programs for both ends. The exploration takes the programs' steps and the deliveries
-//! of messages in every order. After each step it checks that each value is in one place, that no
-//! window overflows, and, when nothing is under way, that no receive waits for a value that its
-//! sender has. At each end, all steps end and all edges retire: nothing may be left.
+//! of messages in every order. After each step it checks that each value is in one place, and that
+//! no window overflows. When nothing is under way, no receive may wait for a value that its sender
+//! has. At each end, all steps end and all edges retire: nothing may be left.
 
 mod case;
 mod cases;
@@ -289,10 +289,10 @@ impl World {
             }
             let held = self.receiver.take(index, step).expect("a value");
             self.got(case, waiter, held.value);
-            self.receiver.settle(index, &mut post);
+            self.receiver.send_due(index, &mut post);
         } else if let Some(error) = self.receiver.refusal(index, step) {
             self.calls[waiter as usize] = Call::Failed(*error);
-            self.receiver.settle(index, &mut post);
+            self.receiver.send_due(index, &mut post);
         } else if waits {
             self.calls[waiter as usize] = Call::Waits;
             self.receiver.wait(index, step, waiter, &mut post);
@@ -320,7 +320,7 @@ impl World {
                         next = self.receiver.put_back(index, held);
                     }
                 }
-                self.receiver.settle(index, &mut post);
+                self.receiver.send_due(index, &mut post);
             }
             Incoming::Dropped(value) => self.drop_values(&[value]),
             Incoming::Ended(waiters, values, error) => {
@@ -465,20 +465,20 @@ impl World {
             }
             self.act(case, Act::End(step), 0, 0);
         }
-        self.settle(case);
+        self.deliver_all(case);
         let calls: Vec<_> = self.calls.iter().filter(|call| **call == Call::Waits).collect();
         assert!(calls.is_empty(), "a receive hangs: {:?}", self.calls);
         for _ in 0..2 {
             let keys: Vec<_> = self.receiver.edges().map(|(_, key, _)| *key).collect();
             keys.into_iter().for_each(|key| self.act(case, Act::Retire(key), 0, 0));
-            self.settle(case);
+            self.deliver_all(case);
         }
         let left = self.receiver.edges().filter(|(_, key, _)| **key != UNSERVED).count();
         assert_eq!((left, self.sender.edges().count()), (0, 0), "edges are left: {self:?}");
     }
 
     /// Delivers everything that is under way.
-    fn settle(&mut self, case: &Case) {
+    fn deliver_all(&mut self, case: &Case) {
         for _ in 0..1000 {
             let is_network = |step: &Step| !matches!(step, Step::Program(_));
             let Some(step) = self.steps(case).into_iter().find(is_network) else { return };

@@ -22,11 +22,11 @@ pub enum InState<E> {
 /// A value that came and has not been taken.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Held<V> {
-    /// The step.
+    /// Step id that the sender gave it.
     pub step: u64,
     /// Whether the value occupies a cell of the window. A value that answered a need does not.
     pub in_window: bool,
-    /// The value.
+    /// Matched by the next receive of its step.
     pub value: V,
 }
 

@@ -15,7 +15,7 @@ const EXAMINED: u32 = 4;
 /// The content of a message, for the layer above.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming<V, W, E> {
-    /// Nothing.
+    /// The message concerns the windows alone.
     Nothing,
     /// A value for the first waiter of its step on this edge.
     Value(u32, W, Held<V>),
@@ -107,7 +107,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     }
 
     /// Takes the first value of a step. After it has delivered or put back the value, the caller
-    /// calls [`InEdges::settle`].
+    /// calls [`InEdges::send_due`].
     pub fn take(&mut self, index: u32, step: u64) -> Option<Held<V>> {
         self.edge_mut(index)?.take(step)
     }
@@ -136,7 +136,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         if let Some(edge) = self.edge_mut(index) {
             edge.wait(step, waiter);
         }
-        self.settle(index, post);
+        self.send_due(index, post);
     }
 
     /// A receive gives up. Returns whether it was waiting.
@@ -154,7 +154,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Sends the messages that are due on an edge. The caller calls this after it has delivered or
     /// put back the value that [`InEdges::receive`] returned.
-    pub fn settle(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+    pub fn send_due(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
         self.announce(index, false, post);
         self.next_message(index, post);
         if !self.unnumbered.is_empty() {
@@ -174,7 +174,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     }
 
     /// Handles a message of the peer. `is_over` says whether a step is over here. After
-    /// [`Incoming::Value`] the caller calls [`InEdges::settle`].
+    /// [`Incoming::Value`] the caller calls [`InEdges::send_due`].
     ///
     /// # Errors
     /// If the peer breaks the protocol.
@@ -197,7 +197,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 let index = self.find(edge)?;
                 self.edge_mut(index).map_or(Ok(()), InEdge::retired)?;
                 self.release(edge, post);
-                self.settle(index, post);
+                self.send_due(index, post);
                 Ok(Incoming::Nothing)
             }
             ToReceiver::StepsOver(over) => {
@@ -225,7 +225,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             Arrived::Held => Incoming::Nothing,
             Arrived::Dropped(value) => Incoming::Dropped(value),
         };
-        self.settle(index, post);
+        self.send_due(index, post);
         Ok(delivery)
     }
 
@@ -247,7 +247,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             all.0.extend(waiters);
             all.1.extend(values);
             message.into_iter().for_each(&mut *post);
-            self.settle(index, post);
+            self.send_due(index, post);
         }
         all
     }
@@ -269,7 +269,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
         }
         post(ToSender::Resumed);
-        (0..self.edges.numbers()).for_each(|index| self.settle(index, post));
+        (0..self.edges.numbers()).for_each(|index| self.send_due(index, post));
     }
 
     /// The peer's life has ended. Returns the waiters, which fail. The held values stay.
@@ -362,7 +362,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             if let Some(named) = self.edges.get_mut(index) {
                 named.is_unnumbered = false;
             }
-            self.settle(index, post);
+            self.send_due(index, post);
         }
     }
 

@@ -19,7 +19,7 @@ pub enum ToSender<K> {
     },
     /// More values may be sent.
     Credit {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
         /// Values that may be sent since the announcement, without those that answer a need.
         /// Cumulative.
@@ -28,21 +28,21 @@ pub enum ToSender<K> {
     /// A receive waits for a value of this step, and the edge has no credit left. The sender may
     /// send one value of the step outside the credit.
     Need {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
-        /// The step.
+        /// Step id.
         step: u64,
     },
     /// The step has ended at the receiver, which takes back its needs.
     Unneed {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
-        /// The step.
+        /// Step id.
         step: u64,
     },
     /// The receiver gives the number back.
     Retire {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
     },
     /// After a repair of the link: each edge that has a number was announced again.
@@ -56,14 +56,14 @@ pub enum ToReceiver<V, E> {
     Record(Record<V>),
     /// The sender does not serve the edge. The number is free.
     Refused {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
         /// The reason.
         error: E,
     },
     /// The answer to [`ToSender::Retire`]: the number is free.
     Retired {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
     },
     /// Steps have ended at the sender. None of their values follows on any edge.
@@ -73,24 +73,24 @@ pub enum ToReceiver<V, E> {
 /// A value on its way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record<V> {
-    /// The edge.
+    /// Number and generation, as the receiver has announced them.
     pub edge: EdgeId,
     /// The lowest bits of the count of values that have left since the announcement, with this one.
     pub n: u16,
-    /// The step.
+    /// Step id.
     pub step: u64,
     /// Whether the value answers a [`ToSender::Need`]. Such a value uses no credit.
     pub answers_need: bool,
-    /// The value.
+    /// A tensor, a dead value, or an error of the sender.
     pub value: V,
 }
 
 /// Consecutive steps that have ended at the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepsOver<E> {
-    /// The first step.
+    /// Id of the earliest ended step.
     pub first: u64,
-    /// The last step.
+    /// Id of the latest ended step, itself included.
     pub last: u64,
     /// The error of receives that ask for values of these steps.
     pub error: E,

@@ -19,8 +19,8 @@
 //! ```
 //!
 //! The messages of a link arrive in the order in which they were sent. A link that can lose them is
-//! repaired: both ends forget what was under way, the receiver announces its edges again with the
-//! number of values that came, and the sender continues from there.
+//! repaired. Both ends forget the messages under way. The receiver announces its edges again with
+//! the number of values that came, and the sender continues from there.
 //!
 //! The machines have no I/O, clock, thread or memory. Values, keys, waiters and errors are opaque
 //! to them. `docs/design/edge-windows.md` has the table of events, states and actions. The module

@@ -106,7 +106,7 @@ impl<V: Clone> OutEdge<V> {
     /// again. Returns those of them whose steps are over here.
     ///
     /// # Errors
-    /// If the edge has a number already, if other values came than were sent, or if the limit is
+    /// If the edge has a number already, or if other values came than were sent. If the limit is
     /// not within `window` of the values that came.
     pub fn announced(
         &mut self,

@@ -38,7 +38,7 @@ pub enum MessageError {
         kind: u8,
         /// Which field.
         field: &'static str,
-        /// Its value.
+        /// As it came, widened to 64 bits.
         value: u64,
     },
     /// A name is not UTF-8.

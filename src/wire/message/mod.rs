@@ -11,8 +11,8 @@
 //! * 3 `ROUTE`: number u32, source incarnation u64, source, destination, edge (each u16 length
 //!   + UTF-8)
 //! * 4 `ROUTE_DROP`: number u32
-//! * 5 `TENSOR_REQUEST`: flags u8, request u32, route u32, step u64, frame u64, iteration u64,
-//!   meta version u32, timeout in ms u32, and with the grant flag a grant
+//! * 5 `TENSOR_REQUEST`: flags u8, request u32, route u32, step u64, frame u64, iteration u64, meta
+//!   version u32, timeout in ms u32. With the grant flag a grant follows.
 //! * 6 `META_DATA_RESPONSE`: flags u8, request u32, meta
 //! * 7 `TENSOR_RE_REQUEST`: request u32, grant
 //! * 8 `TENSOR_RESPONSE`: flags u8, request u32, (version u32 or meta), data (the rest)
@@ -23,15 +23,15 @@
 //! * 13 `RETURN`: request u32, route u32, step u64, frame u64, iteration u64, stash id u32
 //! * 14 `STASHED_RESPONSE`: request u32, stash id u32
 //! * 15 `STANDING_REQUEST`: flags u8, route u32, first step u64, frame u64, iteration u64, meta
-//!   version u32, with the grant flag region u16 and length u64; then for each of at most 256
-//!   consecutive steps request u32, and with a region key u32 and offset u64
+//!   version u32. With the grant flag region u16 and length u64 follow. Then for each of at most
+//!   256 consecutive steps request u32, and with a region key u32 and offset u64.
 //! * 16 `CHECKSUM`: request u32, checksum u64
 //! * 17 `PACKED`: other messages, each after its length as u8 ([`pack`])
 //!
 //! A request is slot (20 bits) and generation (8 bits) as in the
-//! [immediate](crate::wire::Immediate); a grant is region u16, key u32, offset u64, length u64; a
-//! meta is version u32, placement u8, dtype u8, rank u8, then rank dimensions of u64, and for
-//! element types without a fixed size the length u64 of the serialised form.
+//! [immediate](crate::wire::Immediate). A grant is region u16, key u32, offset u64, length u64. A
+//! meta is version u32, placement u8, dtype u8, rank u8, then rank dimensions of u64. Element types
+//! without a fixed size add the length u64 of the serialised form.
 
 mod decode;
 mod encode;
@@ -113,7 +113,7 @@ pub struct VersionedMeta {
 /// A request of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRequest {
-    /// The request.
+    /// Slot and generation at the receiver.
     pub request: RequestId,
     /// The route, announced by an earlier `ROUTE`.
     pub route: u32,
@@ -152,7 +152,7 @@ pub enum Follows {
 pub enum MetaRef {
     /// The cached meta-data of the receiver.
     Cached(u32),
-    /// A new one.
+    /// Sent the first time, or after a change. The receiver caches it.
     New(VersionedMeta),
 }
 
@@ -186,7 +186,7 @@ pub enum Message<'a> {
     },
     /// Takes a number back.
     RouteDrop {
-        /// The number.
+        /// As given by `ROUTE`.
         number: u32,
     },
     /// Asks for a tensor (specification 3.1).
@@ -195,14 +195,14 @@ pub enum Message<'a> {
     Meta {
         /// The request that it answers.
         request: RequestId,
-        /// The message that follows.
+        /// Nothing, a loan or a write.
         follows: Follows,
         /// Its meta-data.
         meta: VersionedMeta,
     },
     /// Asks again, with a destination that fits (specification 3.3).
     ReRequest {
-        /// The request.
+        /// Slot and generation at the receiver.
         request: RequestId,
         /// Where the tensor may be written.
         grant: Grant,
@@ -218,17 +218,17 @@ pub enum Message<'a> {
     },
     /// The receiver gives up (specification 3.4a).
     Cancel {
-        /// The request.
+        /// Slot and generation at the receiver.
         request: RequestId,
     },
     /// Nothing more will come for a request.
     CancelAck {
-        /// The request.
+        /// Slot and generation at the receiver.
         request: RequestId,
     },
     /// The sender's side failed (specification 3.5).
     Error {
-        /// The request.
+        /// Slot and generation at the receiver.
         request: RequestId,
         /// The error that the sender met.
         status: Status,
@@ -261,7 +261,7 @@ pub enum Message<'a> {
     /// The checksum of the bytes that the sender has just sent, if the request asked for a checksum
     /// (specification 3.8).
     Checksum {
-        /// The request.
+        /// Slot and generation at the receiver.
         request: RequestId,
         /// The checksum of the sender's bytes, by [`checksum_of`](crate::wire::checksum_of).
         checksum: u64,

@@ -41,7 +41,7 @@ pub struct StandingRequest<'a> {
 /// One step of a [`StandingRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandingStep {
-    /// The request.
+    /// Slot and generation at the receiver.
     pub request: RequestId,
     /// Key and offset of its destination; 0 if there is none.
     pub key: u32,

@@ -2,16 +2,17 @@
 //!
 //! Type byte, message and the fields after the type byte. An edge is number u32 and generation u16:
 //!
-//! * 32 `ANNOUNCE`: flags u8, edge, limit u64, with the resume flag values u64, source incarnation
-//!   u64, frame u64, iteration u64, source, destination, name (each u16 length + UTF-8)
+//! * 32 `ANNOUNCE`: flags u8, edge, limit u64, with the resume flag values u64. Then source
+//!   incarnation u64, frame u64, iteration u64, source, destination, name (each u16 length +
+//!   UTF-8).
 //! * 33 `CREDIT`: edge, limit u64
 //! * 34 `NEED`, 35 `UNNEED`: edge, step u64
 //! * 36 `RETIRE`, 37 `RETIRED`: edge
 //! * 38 `RESUMED`
 //! * 39 `META`: meta, whose version is the id of later records
-//! * 40 `RECORD`: flags u8, edge, n u16, step u64, with the checksum flag checksum u64; then by the
-//!   kind in the flags: meta id u16 and the bytes of the tensor (the rest); meta id u16 for a loan,
-//!   which follows; nothing for a dead value; a status
+//! * 40 `RECORD`: flags u8, edge, n u16, step u64, with the checksum flag checksum u64.
+//!   The kind in the flags says what follows: meta id u16 and the bytes of the tensor (the rest).
+//!   A loan has meta id u16, and the loan follows. A dead value has nothing. An error has a status.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, status
 //!
@@ -53,15 +54,15 @@ const KINDS: u8 = 24;
 pub struct EdgeAnnouncement<'a> {
     /// The life of the source that the receiver means.
     pub incarnation: u64,
-    /// Frame of the edge.
+    /// Number of the loop, 0 outside of loops.
     pub frame: u64,
-    /// Iteration of the edge.
+    /// Pass of the loop, from 0.
     pub iteration: u64,
     /// The sending device.
     pub source: &'a str,
     /// The receiving device.
     pub destination: &'a str,
-    /// The name of the edge.
+    /// Tells edges of the same two devices apart, such as `grad/7`.
     pub name: &'a str,
     /// Whether the receiver borrows tensors where they lie.
     pub borrow: bool,
@@ -69,14 +70,14 @@ pub struct EdgeAnnouncement<'a> {
     pub validate: bool,
 }
 
-/// The value of a record.
+/// A tensor in the message, a loan, a dead value, or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordValue<'a> {
     /// A tensor, whose bytes are in the record.
     Bytes {
         /// The version of its meta-data.
         meta: u16,
-        /// Its bytes.
+        /// Elements, or the serialised form.
         data: &'a [u8],
     },
     /// A tensor, which the fabric lends behind the record.
@@ -84,7 +85,7 @@ pub enum RecordValue<'a> {
         /// The version of its meta-data.
         meta: u16,
     },
-    /// A dead value.
+    /// The mark of a branch not taken: no bytes follow.
     Dead,
     /// The sender failed to send the value.
     Error(Status),
@@ -106,33 +107,33 @@ pub enum WindowMessage<'a> {
     },
     /// More values may be sent.
     Credit {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
         /// Values that may be sent since the announcement.
         limit: u64,
     },
     /// One value of a step may be sent outside the credit.
     Need {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
-        /// The step.
+        /// Step id.
         step: u64,
     },
     /// The needs of a step are taken back.
     Unneed {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
-        /// The step.
+        /// Step id.
         step: u64,
     },
     /// The receiver gives the number back.
     Retire {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
     },
     /// The number is free.
     Retired {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
     },
     /// After a repair: each edge was announced again.
@@ -141,31 +142,31 @@ pub enum WindowMessage<'a> {
     Meta(VersionedMeta),
     /// A value.
     Record {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
         /// The lowest bits of the count of values.
         n: u16,
-        /// The step.
+        /// Step id.
         step: u64,
         /// Whether the value answers a need.
         answers_need: bool,
         /// The checksum of the tensor's bytes.
         checksum: Option<u64>,
-        /// The value.
+        /// By the kind in the flags.
         value: RecordValue<'a>,
     },
     /// The sender does not serve the edge.
     Refused {
-        /// The edge.
+        /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
         /// The reason.
         status: Status,
     },
     /// Steps have ended at the sender.
     StepsOver {
-        /// The first step.
+        /// Id of the earliest ended step.
         first: u64,
-        /// The last step.
+        /// Id of the latest ended step, itself included.
         last: u64,
         /// The error of receives that ask for their values.
         status: Status,

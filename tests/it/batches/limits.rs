@@ -81,11 +81,11 @@ fn the_deadline_holds_for_receives_that_wait_for_room_too() {
         }
         let step = begin(node, 1);
         let edges = edges_from(node, 0, 30);
-        let patience = Duration::from_millis(100);
+        let timeout = Duration::from_millis(100);
         let start = Instant::now();
-        let pending = step.receive_all(&borrowed(&edges)).within(patience).begin().expect("begun");
+        let pending = step.receive_all(&borrowed(&edges)).within(timeout).begin().expect("begun");
         let ends = pending.wait_each();
-        assert!(start.elapsed() >= patience && start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(start.elapsed() >= timeout && start.elapsed() < SOON, "{:?}", start.elapsed());
         for (at, end) in ends.into_iter().enumerate() {
             let error = end.expect_err("nobody has sent");
             let named = format!("'g/{at}'");

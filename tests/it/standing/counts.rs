@@ -142,7 +142,7 @@ fn a_step_with_a_small_tensor_is_one_message_and_a_window_two_more() {
 }
 
 /// Loans take at most half of the queue. The next tensor is written instead, which takes a
-/// re-request: a loan may be held for long, and a tensor that waited for a place would delay all
+/// re-request. A loan may be held for long, and a tensor that waited for a place would delay all
 /// behind it. So the queue must be twice as long as the number of loans.
 #[test]
 fn a_step_is_one_loan_where_tensors_are_borrowed() {

@@ -40,8 +40,7 @@ fn role_receiver() {
 /// The receiver of the second life. The first life had standing requests for the steps before
 /// `standing`.
 fn second_life(node: &Node, sequence: Sequence, standing: u64) {
-    let fails =
-        |n, patience| begin(node, sequence, n).recv(&here(node, 0), patience).expect_err("it is lost");
+    let fails = |n, timeout| begin(node, sequence, n).recv(&here(node, 0), timeout).expect_err("it is lost");
     let gone = fails(FIRST, crate::common::SOON);
     assert!(gone.code() == Code::NotFound && gone.to_string().contains("cleaned up at w/0"), "{gone}");
     for n in FIRST + 1..standing {

@@ -117,7 +117,7 @@ fn die_at(node: &Node, cluster: &str, place: &str) -> (Reached, Duration) {
 }
 
 /// The time after which an unreported death counts as never reported. The pauses between two
-/// attempts to reach a peer are at most half a second; over verbs nothing else reports a death, and
+/// attempts to reach a peer are at most half a second. Over verbs nothing else reports a death, and
 /// the machine may be slow.
 fn untold() -> Duration {
     Duration::from_millis(if over_verbs() { 2000 } else { 700 })

@@ -1,5 +1,6 @@
-//! A C program that says what the header of this machine says: the compiler's own word, also for
-//! what rdma-sys leaves out (enumerations without a name) or writes by hand (unions).
+//! A C program that prints the layout of this machine's header, as its compiler sees it. It has
+//! enumerations without a name, which rdma-sys leaves out, and unions, which rdma-sys writes by
+//! hand.
 
 use crate::abi_check::scan::Function;
 use crate::abi_check::table::{Constant, Layout, Place, Size};
@@ -73,8 +74,8 @@ impl Witness {
         self.of_name(name).0
     }
 
-    /// Whether a function has the prototype that we call it by, and whether looking it up by name
-    /// finds the version that a program is linked with.
+    /// Whether a function has the prototype that we call it by. Also whether its name leads to the
+    /// version that a program is linked with.
     pub fn prototype_and_version(&self, symbol: &str) -> (bool, bool) {
         let (prototype, version) = self.of_name(symbol);
         (prototype == 1, version == 1)

@@ -34,7 +34,6 @@ pub(crate) struct ShmHello {
     pub regions: Vec<(u16, u64)>,
 }
 
-/// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeMessage {
     Hello(ShmHello),

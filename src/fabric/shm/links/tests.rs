@@ -50,10 +50,10 @@ impl End {
     }
 
     /// Polls and arms until every link is idle and has nothing more.
-    fn settle(&mut self) {
+    fn poll_until_idle(&mut self) {
         let start = Instant::now();
         while !self.port.arm() {
-            assert!(start.elapsed() < TIMEOUT, "it does not settle");
+            assert!(start.elapsed() < TIMEOUT, "it does not become idle");
             self.poll();
         }
     }
@@ -156,8 +156,8 @@ fn assert_rung_for(
 ) {
     let (mut a, to_b, mut b, to_a) = pair();
     prepare(&mut a, to_b, &mut b, to_a);
-    a.settle();
-    b.settle();
+    a.poll_until_idle();
+    b.poll_until_idle();
     b.poll();
     assert!(b.port.arm(), "{what}: something is there before it was done");
     let sleeper = b.port.sleeper();
@@ -179,8 +179,8 @@ fn every_change_that_a_poll_must_see_is_rung_for() {
     assert_rung_for("a port that ends", nothing, |a, _| a.port = a.fabric.port().expect("room"));
     let write = |a: &mut End, to_b: LinkId, b: &mut End, to_a: LinkId| {
         let grant = a.port.grant(to_b, tensor_mut(&a.pool, 8)).expect("room");
-        b.settle();
-        a.settle();
+        b.poll_until_idle();
+        a.poll_until_idle();
         let source = tensor(&b.pool, &[1; 8]);
         b.port.write(to_a, &source, 8, &grant, None).expect("room");
     };
@@ -188,7 +188,7 @@ fn every_change_that_a_poll_must_see_is_rung_for() {
     write(&mut a, to_b, &mut b, to_a);
     assert!(b.port.arm() && !a.port.arm());
     a.poll();
-    a.settle(); // publishes how many slots it has consumed
+    a.poll_until_idle(); // publishes how many slots it has consumed
     assert!(b.attached().doorbell.doorbell.is_rung(), "a write that was taken");
     assert!(matches!(b.next().event, Event::Done));
 }
@@ -204,8 +204,8 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     while lent.len() < 10 {
         lent.extend(b.poll());
     }
-    b.settle();
-    a.settle();
+    b.poll_until_idle();
+    a.poll_until_idle();
     let last = lent.pop();
     std::thread::scope(|scope| scope.spawn(|| drop(last)).join().expect("no panic"));
     assert!(a.attached().doorbell.doorbell.is_rung());
@@ -215,7 +215,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
 #[test]
 fn a_link_that_fails_on_this_side_ends_the_sleep() {
     let (mut a, to_b, _b, _) = pair();
-    a.settle();
+    a.poll_until_idle();
     let seen = a.port.sleeper().seen();
     a.port.fail(to_b, LinkFailure::Local("enough".into()));
     assert_ne!(a.port.sleeper().seen(), seen);
@@ -227,7 +227,7 @@ fn a_link_that_fails_on_this_side_ends_the_sleep() {
 #[test]
 fn a_link_that_is_attached_to_an_armed_port_ends_the_sleep() {
     let (mut a, _, mut b, _) = pair();
-    a.settle();
+    a.poll_until_idle();
     let seen = a.port.sleeper().seen();
     let (to_b, to_a) = connect(&mut a, &mut b, 16);
     assert_ne!(a.port.sleeper().seen(), seen);
@@ -247,7 +247,7 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
     });
     let (to_b, to_a) = connect(&mut a, &mut b, 16);
     let grant = b.port.grant(to_a, tensor_mut(&b.pool, 20_000)).expect("room");
-    b.settle();
+    b.poll_until_idle();
     let source = tensor(&a.pool, &[9; 20_000]);
     a.port.write(to_b, &source, 20_000, &grant, Some(immediate())).expect("room");
     let sleeper = b.port.sleeper();
@@ -262,7 +262,7 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
 #[test]
 fn a_peer_that_clears_its_ring_only_delays() {
     let (mut a, to_b, mut b, to_a) = pair();
-    b.settle();
+    b.poll_until_idle();
     a.port.send(to_b, b"x").expect("room");
     // As a hostile peer could: no bit, and no sleeper.
     b.attached().doorbell.doorbell.reset();

@@ -127,9 +127,9 @@ impl ReclaimCandidate {
         // Several loans may be of the same bytes.
         let (spans, bytes) = merge_spans(spans);
         // SAFETY: its maker has ended, and nobody else can map it for writing (its seals). A
-        // candidate is made when the last `LazyRegion` of the region is gone, so nothing is pulled
-        // from it or borrowed of it from then on. Earlier loans have their places in `tables`; each
-        // loan keeps its table alive until its bytes are not read any more.
+        // candidate is made when the last `LazyRegion` of the region is gone. From then on nothing
+        // is pulled from the region or borrowed of it. Earlier loans have their places in `tables`;
+        // each loan keeps its table alive until its bytes are not read any more.
         match unsafe { region.relocate(&spans) } {
             Ok(()) => {
                 limiter.relocated(tensors, bytes);

@@ -1,9 +1,10 @@
 //! The layout of a segment.
 //!
 //! Each process makes one segment per link, which only it can write and which the peer maps
-//! read-only. The segment holds this process's ring, the number of slots that it has consumed, the
-//! loans that it has given back, and the state of its side. Parts that are written at different
-//! times are 128 bytes apart, since the hardware fetches cache lines in pairs.
+//! read-only. The segment holds this process's ring and the number of slots that the process has
+//! consumed. It also holds the loans that were given back, and the state of the process's side.
+//! Parts that are written at different times are 128 bytes apart, since the hardware fetches cache
+//! lines in pairs.
 
 use super::ring::SLOT_WORDS;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};

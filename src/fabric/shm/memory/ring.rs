@@ -19,7 +19,7 @@
 use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Words of a slot.
+/// One word has 8 bytes.
 pub(crate) const SLOT_WORDS: usize = 32;
 /// Words of a slot's header, not counting word 0.
 pub(crate) const HEADER_WORDS: usize = 3;

@@ -106,8 +106,8 @@ unsafe fn load(base: NonNull<u64>, len: usize, index: usize, order: Ordering) ->
     // SAFETY: mapped, as the caller promises, and inside, as the assertion checks; mappings and
     // words are aligned. The reference lives for one access. It is to an atomic, so that others may
     // write the word meanwhile. In a read-only mapping a load is allowed where it is a plain
-    // instruction (`std::sync::atomic`, "Atomic accesses to read-only memory"), as one of 8 bytes
-    // is on the 64-bit targets that this crate is for.
+    // instruction (`std::sync::atomic`, "Atomic accesses to read-only memory"). A load of 8 bytes
+    // is one on the 64-bit targets of this crate.
     unsafe { &*base.as_ptr().add(index).cast::<AtomicU64>() }.load(order)
 }
 

@@ -1,7 +1,7 @@
 //! An asymmetric barrier: one side pays for both.
 //!
 //! Two threads that each store and then read what the other stores need a barrier between the two
-//! steps; otherwise each may miss the other's store. Senders do this for every message, pollers
+//! steps. Otherwise each may miss the other's store. Senders do this for every message, pollers
 //! only when they mark links idle. Senders therefore have no barrier instruction ([`light`]).
 //! Pollers let the kernel make one in every running thread ([`heavy`]: `membarrier(2)`), in all
 //! processes that have registered ([`join`]).

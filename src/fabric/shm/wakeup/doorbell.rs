@@ -1,10 +1,10 @@
 //! The doorbell of a poller: words that a peer sets when an idle link has something.
 //!
-//! A sender that finds a link marked idle (`idle`) sets the link's bit, then a bit of the summary,
-//! which the poller reads in each poll. Then it notifies the event count, on which the poller's
-//! threads sleep. Any peer can write to a doorbell. A wrong bit costs a needless poll of a link. A
-//! cleared bit or a changed count delays something until a sleep ends and the poller checks its
-//! idle links.
+//! A sender that finds a link marked idle (`idle`) sets the link's bit, then a bit of the summary.
+//! The poller reads the summary in each poll. Then it notifies the event count, on which the
+//! poller's threads sleep. Any peer can write to a doorbell. A wrong bit costs a needless poll of a
+//! link. A cleared bit or a changed count delays something until a sleep ends and the poller checks
+//! its idle links.
 //!
 //! | word | content |
 //! |---|---|

@@ -124,7 +124,7 @@ impl Drop for OwnDoorbell {
     }
 }
 
-/// A peer's doorbells.
+/// The pages that the peer has shared, mapped here for writing.
 pub(crate) struct PeerDoorbells {
     doorbells: Vec<Doorbell<SharedWords>>,
 }

@@ -28,8 +28,8 @@ impl Ringer {
     }
 
     /// Rings if the peer has marked the link idle. To be called after each change that the peer's
-    /// poll must see: slots, the number of consumed slots, credits, returned loans, the end of this
-    /// side.
+    /// poll must see. Changes are slots, the number of consumed slots, credits, returned loans, and
+    /// the end of this side.
     #[inline]
     pub(crate) fn ring_if_idle(&self) {
         if let Some(to) = idle::idle_doorbell(&self.line, barrier::light) {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest sleep. A hostile peer can hold back a ring; the port then finds the slot after some
+/// The longest sleep. A hostile peer can omit a ring. The port then finds the slot after some
 /// sleeps, when it checks the idle links one after the other.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 

@@ -20,7 +20,7 @@ pub enum DeviceReason {
 pub enum PortReason {
     /// The configuration names it, there.
     Asked(String),
-    /// It is the only active one.
+    /// No other port of the device is active.
     OnlyActive,
     /// It is the first of several active ones.
     FirstActive,

@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether an entry of a GID table with this value holds nothing: all zero, or a link-local
-    /// prefix with nothing behind it, as virtual functions of some NICs have.
+    /// Whether an entry of a GID table with this value holds nothing. Such an entry is zero, or a
+    /// link-local prefix with zeros behind it, as virtual functions of some NICs have.
     pub fn is_empty(self) -> bool {
         let bits = u128::from_be_bytes(self.0);
         bits == 0 || bits == 0xfe80 << 112

@@ -7,8 +7,8 @@
 //! configuration. It returns a [`Choice`], each part with its reason, or a [`Refusal`] that lists
 //! the choices.
 //!
-//! Nothing here opens a device, loads a library or holds `unsafe` code: the choice is a function of
-//! plain values, so that tables which no machine at hand has can be written down and tried.
+//! Nothing here opens a device, loads a library or holds `unsafe` code. The choice is a function of
+//! plain values, so tests can write down tables that no machine at hand has.
 //!
 //! Sources: InfiniBand Architecture Specification volume 1, chapters 4 (GIDs), 10.9 (partition
 //! keys) and 14.2.5 (PortInfo), and its annexes A16 and A17 (RoCE);

@@ -152,7 +152,7 @@ impl Mtu {
     /// Every size, smallest first.
     pub const ALL: [Mtu; 5] = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
 
-    /// Its bytes.
+    /// The payload of one packet: 256 to 4096.
     pub fn bytes(self) -> u32 {
         128 << self.code()
     }
@@ -222,13 +222,13 @@ impl fmt::Display for Pkey {
 /// A network interface that a port's GIDs belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// As in `ip link`, such as `eth0`.
     pub name: String,
     /// Bytes that a frame of it carries, headers of RDMA included.
     pub mtu: Option<u32>,
 }
 
-/// A port of a device.
+/// The state, addresses and limits of one port, from sysfs and the library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePort {
     /// Its number, from 1.
@@ -298,7 +298,7 @@ pub struct Limits {
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name.
+    /// As in sysfs, such as `mlx5_0`.
     pub name: String,
     /// Its kind.
     pub node_type: NodeType,

@@ -71,7 +71,7 @@ pub enum Refusal {
         setting: String,
         /// The device's name.
         device: String,
-        /// Its ports.
+        /// Number and state of each port.
         ports: String,
     },
     /// The port that was asked for carries no data.
@@ -87,7 +87,7 @@ pub enum Refusal {
         device: String,
         /// The port's number.
         port: u8,
-        /// Its state.
+        /// As in sysfs, such as `DOWN`.
         state: String,
         /// The device's ports.
         ports: String,

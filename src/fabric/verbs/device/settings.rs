@@ -6,9 +6,9 @@ use std::fmt;
 /// The value of a setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSetting<T> {
-    /// The setting's key.
+    /// As in the file, such as `rdma_gid_index`.
     pub key: &'static str,
-    /// The value.
+    /// From the origin, or the default.
     pub value: T,
     /// The origin as text, such as `environment variable RDMA_GID_INDEX`. `None` for a default.
     pub origin: Option<String>,

@@ -22,8 +22,8 @@ pub struct Found {
 
 /// Reads every device under `sysfs`, which is `/sys` but in tests.
 ///
-/// A device or port that goes away meanwhile is left out; of a file that can't be read or
-/// understood, the value counts as not known.
+/// A device or port that goes away meanwhile is left out. The value of a file that can't be read or
+/// understood counts as not known.
 ///
 /// # Errors
 /// The folder of devices is there and can't be read.
@@ -52,7 +52,7 @@ pub enum UserAccess {
     NoDriver,
     /// The device's file can't be opened for reading and writing.
     Refused {
-        /// The file.
+        /// A path such as `/dev/infiniband/uverbs0`.
         file: String,
         /// Why not.
         why: io::Error,

@@ -1,6 +1,6 @@
 //! The values of libibverbs' enumerations that we use.
 //!
-//! They are plain integers and not Rust enums: the library or a device may return a newer value,
+//! They are plain integers and not Rust enums. The library or a device may return a newer value,
 //! and a Rust enum with an unknown value is undefined behaviour. Source: `infiniband/verbs.h` of
 //! rdma-core, whose values are frozen (they are part of the kernel's interface).
 

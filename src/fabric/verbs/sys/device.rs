@@ -19,7 +19,7 @@ pub struct ibv_gid_entry {
     pub gid: ibv_gid,
     /// Its place in the table.
     pub gid_index: u32,
-    /// Port.
+    /// From 1.
     pub port_num: u32,
     /// One of `IBV_GID_TYPE_*`.
     pub gid_type: u32,
@@ -179,7 +179,7 @@ pub struct ibv_context_ops {
 /// An opened device. Made by the library alone.
 #[repr(C)]
 pub struct ibv_context {
-    /// The device.
+    /// The device that the context was opened on.
     pub device: *mut ibv_device,
     /// The functions that the inline functions of the header call.
     pub ops: ibv_context_ops,

@@ -1,5 +1,5 @@
-//! libibverbs' public interface, as far as we call it: structs, constants and the inline functions
-//! of its header, written to the binary interface that `infiniband/verbs.h` of rdma-core fixes.
+//! The part of libibverbs' public interface that the fabric calls: structs, constants and the
+//! inline functions of its header. `infiniband/verbs.h` of rdma-core fixes the binary interface.
 //! Nothing here has behaviour of its own, and nothing links the library: `super::library` loads it.
 //!
 //! The names are the C names, so that the manual pages can be read beside the code.

@@ -12,9 +12,9 @@ use std::mem::offset_of;
 /// `bad` is the first request that was not posted.
 ///
 /// # Safety
-/// `qp` is a queue pair of the library that no other thread posts on meanwhile, `wr` a list of
-/// requests whose pieces of memory stay as they are until their completion (or, inline, until this
-/// returns).
+/// `qp` is a queue pair of the library that no other thread posts on meanwhile. `wr` is a list of
+/// requests whose pieces of memory stay as they are until their completion. Inline pieces stay
+/// until this function returns.
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: &mut *mut ibv_send_wr) -> c_int {
     // SAFETY: the caller guarantees a live queue pair, whose context the library keeps alive.
@@ -83,8 +83,8 @@ unsafe fn extension(context: *mut ibv_context, from_start: usize) -> Option<*mut
     }
     // A pointer to the part that we know: our struct ends where the library's does.
     let around = context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
-    // SAFETY: all ones in `abi_compat` is the library's word that the context is the last field of
-    // its `verbs_context`, and `sz` is the field before it in each version.
+    // SAFETY: with all ones in `abi_compat` the library states that the context is the last field
+    // of its `verbs_context`. `sz` is the field before it in each version.
     let size = unsafe { (&raw const (*around).sz).read() };
     (size >= size_of::<verbs_context>() - from_start).then_some(around)
 }
