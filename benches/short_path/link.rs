@@ -1,8 +1,8 @@
 //! The ring of a link: records of one cache line.
 //!
-//! Word 0 of a record holds its sequence number and an acknowledgement, word 1 kind, flags,
-//! meta-data and edge, word 2 the step, and word 3 generation, n and length. Words 4 to 7 are the
-//! payload, or the place of the value.
+//! Word 0 of a record holds its sequence number and an acknowledgement. Word 1 holds kind, flags,
+//! meta-data and edge. Word 2 holds the step, and word 3 generation, n and length. Words 4 to 7 are
+//! the payload, or the place of the value.
 
 use crate::process::{OwnSegment, OwnWord, PeerSegment, PeerWord, Slot, prefetch_for_write};
 use std::sync::atomic::{Ordering, compiler_fence};

@@ -25,8 +25,8 @@ const AHEAD: usize = 8;
 /// The number of the meta-data of all values here.
 pub const META: u16 = 3;
 const GENERATION: u16 = 7;
-/// A step word: the step, then one bit that says that the step has begun, then the count of cells
-/// that hold values of the step.
+/// A step word: the step, then one bit that says that the step has begun. The count of cells that
+/// hold values of the step follows.
 const LIVE: u64 = 1 << 15;
 const CELLS: u64 = LIVE - 1;
 

@@ -43,8 +43,8 @@ pub struct Tensor(NonNull<Header>);
 impl Tensor {
     #[inline(always)]
     fn header(&self) -> &Header {
-        // SAFETY: a header lives as long as its pool, which outlives the handles; and the pool
-        // changes the header of no tensor that has a handle.
+        // SAFETY: a header lives as long as its pool, which outlives the handles. The pool changes
+        // the header of no tensor that has a handle.
         unsafe { self.0.as_ref() }
     }
 
