@@ -20,7 +20,7 @@
 mod acceptor;
 mod client;
 mod error;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 #[rustfmt::skip]

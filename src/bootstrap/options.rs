@@ -42,7 +42,7 @@ pub struct BootstrapOptions {
 
 impl BootstrapOptions {
     /// Member `me` of `cluster`, with short times.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn for_tests(me: TaskId, cluster: Cluster, incarnation: Incarnation) -> Self {
         BootstrapOptions {
             me,

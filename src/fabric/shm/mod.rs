@@ -47,15 +47,16 @@ mod post;
 mod reads;
 mod regions;
 mod rings;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 mod testing;
 mod violation;
 mod wakeup;
 
 pub use port::{ShmLink, ShmPort};
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use testing::fuzz;
+pub(crate) use wakeup::doorbell::PLACES as MAX_LINKS;
 pub use wakeup::sleeper::ShmSleeper;
 
 use super::{
@@ -165,15 +166,6 @@ impl ShmFabric {
             peer_regions: FileCache::default(),
         };
         Ok(ShmFabric { shared: Arc::new(shared) })
-    }
-
-    /// Checks that this process can reach the endpoint of an address: same host, same network
-    /// namespace, same user.
-    ///
-    /// # Errors
-    /// [`FabricError::Peer`] with the reason.
-    pub fn check_reachable(&self, peer: &[u8]) -> Result<(), FabricError> {
-        ShmAddress::from_bytes(peer)?.check_reachable(self.shared.host, self.shared.uid)
     }
 }
 

@@ -38,7 +38,7 @@ pub mod device;
 mod endpoint;
 mod events;
 mod failure;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod grants;

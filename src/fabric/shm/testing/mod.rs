@@ -1,6 +1,6 @@
 //! Helpers of this module's tests, and a hostile peer for tests and fuzz targets.
 
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzz;
 pub(crate) mod hostile_peer;
 #[cfg(test)]
