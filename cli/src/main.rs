@@ -7,8 +7,10 @@ mod error;
 mod perf;
 mod reference;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use error::{CliError, print};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Benchmarks and diagnostics of tensorwire, which moves tensors between the processes of a
@@ -37,7 +39,7 @@ enum Command {
 
 fn main() -> ExitCode {
     // Prints help, the version and errors of the command line, and exits with 2 after an error.
-    let matches = Cli::command().get_matches();
+    let matches = matches(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
     let outcome = match Cli::from_arg_matches(&matches) {
         Ok(cli) => run(cli.command, &matches),
         Err(error) => error.exit(),
@@ -50,6 +52,22 @@ fn main() -> ExitCode {
             error.exit_code()
         }
     }
+}
+
+/// Reads the command line. The error for a command or test that does not exist lists those that do.
+fn matches(arguments: Vec<OsString>) -> Result<clap::ArgMatches, clap::Error> {
+    let mut command = Cli::command();
+    let first = arguments.get(1).cloned();
+    command.try_get_matches_from_mut(arguments).map_err(|mut error| {
+        if error.kind() == ErrorKind::InvalidSubcommand {
+            let parent = first.and_then(|name| command.find_subcommand(name)).unwrap_or(&command);
+            let visible = parent.get_subcommands().filter(|command| !command.is_hide_set());
+            let names: Vec<_> = visible.map(clap::Command::get_name).collect();
+            let tip = format!("there are {}", names.join(", "));
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+        error
+    })
 }
 
 fn run(command: Command, matches: &clap::ArgMatches) -> Result<(), CliError> {
@@ -72,6 +90,19 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_error_for_an_unknown_test_or_command_lists_those_there_are() {
+        let said = |arguments: &[&str]| {
+            let error = matches(arguments.iter().map(OsString::from).collect()).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            error.to_string()
+        };
+        let text = said(&["tensorwire", "perf", "foo"]);
+        assert!(text.contains("there are write_lat, write_bw, send_lat, read_lat"), "{text}");
+        let text = said(&["tensorwire", "foo"]);
+        assert!(text.contains("there are perf, devices, config") && !text.contains("responder"), "{text}");
     }
 
     #[test]
