@@ -181,8 +181,8 @@ pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};
 pub use wire::{
     Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, Element, Generation, HostPort,
-    HostPortError, Incarnation, JobError, KeyError, KeyPart, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError,
-    Status, StepId, TaskId, TensorMeta,
+    HostPortError, Incarnation, JobError, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, StepId,
+    TaskId, TaskIdError, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

@@ -24,6 +24,15 @@ const NOTICE: Duration = Duration::from_secs(1);
 pub(super) const PROTOCOL_VERSION: u32 = 1;
 
 /// How far the node is between its start and its end.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::NodeState;
+/// assert_eq!(node.state(), NodeState::Connected);
+/// node.stop()?;
+/// assert_eq!(node.state(), NodeState::Stopped);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NodeState {

@@ -53,10 +53,11 @@ fn membership(config: &ConfigValues) -> Result<TaskId, Conflict> {
     };
     if config.task as usize >= count {
         let (job, last) = (&config.job, count - 1);
-        return Err((
-            "task",
-            format!("job {job} has {count} task(s) in the cluster: it must be 0 to {last}"),
-        ));
+        let why = match count {
+            1 => format!("job {job} has one task in the cluster: it must be 0"),
+            _ => format!("job {job} has {count} tasks in the cluster: it must be 0 to {last}"),
+        };
+        return Err(("task", why));
     }
     TaskId::new(&config.job, config.task).map_err(|error| ("job", error.to_string()))
 }

@@ -4,6 +4,15 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// Where a value came from.
+///
+/// ```
+/// use tensorwire::{Config, Origin};
+/// let settings = Config::builder().without_environment().member("worker", 0);
+/// let config = settings.set("cluster", "worker=127.0.0.1:7000").build()?;
+/// assert_eq!(config.origin("cluster"), Origin::Builder);
+/// assert_eq!(config.origin("pool_size"), Origin::Default);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
@@ -41,12 +50,12 @@ impl fmt::Display for Origin {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("configuration file {} can't be read: {source}", path.display())]
+    #[error("configuration file {} can't be read: {cause}", path.display())]
     Read {
         /// As given to the builder.
         path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
+        /// The system's error. It is in the message, so it is no `source` of this error.
+        cause: std::io::Error,
     },
     /// The file is not TOML.
     #[error("{origin}, {entry}: not valid TOML: {message}")]

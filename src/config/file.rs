@@ -46,7 +46,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<(&'static Key, String, Origin)>, C
 /// The text of a regular file. Any other kind is refused before it is opened: a pipe may block, and
 /// a device may have no end.
 fn read_regular(path: &Path) -> Result<String, ConfigError> {
-    let failed = |source| ConfigError::Read { path: path.to_path_buf(), source };
+    let failed = |cause| ConfigError::Read { path: path.to_path_buf(), cause };
     let kind = std::fs::metadata(path).map_err(failed)?.file_type();
     if !kind.is_file() {
         let why = format!("it is {}, and must be a regular file", named(kind));

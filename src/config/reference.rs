@@ -2,11 +2,13 @@
 
 use super::table::{KEYS, Key};
 use crate::bootstrap::{LINK_TIMEOUT, MAX_REASON};
-use crate::matching::MAX_RETIRED_STEPS;
+use crate::fabric::{MAX_GRANTS, shm};
+use crate::link::{LOAN_SHARE, RECENT_ARRIVALS, STANDING_POOL_SHARE, STANDING_SHARE, UNLENT_ARRIVALS};
+use crate::matching::{MANY_STEPS, MAX_RETIRED_STEPS};
 use crate::memory::MAX_DEPTH;
 use crate::rendezvous::REGISTERED_FROM;
 use crate::wire::message::{MAX_STANDING_STEPS, MAX_STATUS_TEXT};
-use crate::wire::{MAX_CLUSTER_TEXT, MAX_JOB, MAX_NAME, MAX_RANK};
+use crate::wire::{MAX_CLUSTER_TEXT, MAX_DIM, MAX_JOB, MAX_NAME, MAX_RANK, MetaSlot};
 use std::fmt::Write;
 
 /// Groups of settings: title, and first key.
@@ -43,6 +45,7 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
         ("Device name, edge name", format!("{MAX_NAME} bytes"), "A longer name is refused."),
         ("Cluster", bytes(MAX_CLUSTER_TEXT), "Length of the cluster in its text form."),
         ("Dimensions of a tensor", MAX_RANK.to_string(), "A shape with more is refused."),
+        ("Size of a dimension, bytes of a tensor", MAX_DIM.to_string(), "A larger shape is refused."),
         ("Nested variants", MAX_DEPTH.to_string(), "Tensors of variants inside each other."),
         (
             "Window of a standing request",
@@ -53,6 +56,51 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
             "Steps known to have ended",
             MAX_RETIRED_STEPS.to_string(),
             "A process remembers so many ended steps outside of sequences, and refuses to use them again.",
+        ),
+        (
+            "Live steps without a warning",
+            (MANY_STEPS - 1).to_string(),
+            "From the next step on, the log warns of missing cleanups, again at each doubling.",
+        ),
+        (
+            "Links of a poller",
+            format!("{} over shared memory", shm::MAX_LINKS),
+            "More peers need more `pollers`.",
+        ),
+        (
+            "Granted tensors of a link",
+            MAX_GRANTS.to_string(),
+            "Also bounds the receives that can be outstanding on a link. Receives of a batch wait.",
+        ),
+        (
+            "Loans to a peer",
+            format!("1/{LOAN_SHARE} of `queue_depth`"),
+            "Further tensors are copied, so that a slow holder does not stop other traffic.",
+        ),
+        (
+            "Arrivals after a refused loan",
+            UNLENT_ARRIVALS.to_string(),
+            "After a refused loan, so many tensors of the edge are requested with a destination.",
+        ),
+        (
+            "Shapes known of an edge",
+            MetaSlot::COUNT.to_string(),
+            "A tensor of another shape costs one more message.",
+        ),
+        (
+            "Arrivals that set the size of a destination",
+            RECENT_ARRIVALS.to_string(),
+            "The longest of the shapes that came among so many arrivals of a link counts.",
+        ),
+        (
+            "Standing requests of a link",
+            format!("1/{STANDING_SHARE} of `max_requests`, of `max_routes` and of the grants"),
+            "The windows of all edges of a peer share them.",
+        ),
+        (
+            "Destinations of standing requests",
+            format!("1/{STANDING_POOL_SHARE} of `pool_size`"),
+            "The pollers share them in equal parts. Windows are shorter if there is no room.",
         ),
         (
             "Error text to a peer",

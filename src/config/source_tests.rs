@@ -99,6 +99,7 @@ fn a_file_that_cannot_be_read_or_is_no_toml_is_named() {
     let folder = tempfile::tempdir().expect("folder");
     let error = Config::builder().file(folder.path().join("none.toml")).build().expect_err("refused");
     assert_names(&error, &["configuration file ", "none.toml can't be read: No such file"]);
+    assert!(std::error::Error::source(&error).is_none(), "a chain of errors would print it twice");
     let error = build_file("pollers = 1\npollers = 2\n").expect_err("refused");
     assert_names(&error, &[" line 2, \"pollers = 2\": not valid TOML: duplicate key"]);
     let error = build_file("pollers = 1\nqueue_depth =\n").expect_err("refused");

@@ -147,6 +147,21 @@ macro_rules! settings {
             $accept:expr $(, $also:expr)?;
     )+) => {
         /// The values of all settings, read through [`Config`].
+        ///
+        /// ```
+        /// use tensorwire::{BulkReceive, Config, LockPolicy, PagePolicy, PeerLoss, PollMode};
+        /// let settings = Config::builder().without_environment().member("worker", 0);
+        /// let settings = settings.set("cluster", "worker=127.0.0.1:7000").set("poll", "adaptive");
+        /// let config = settings
+        ///     .bulk_receive(BulkReceive::Borrow)
+        ///     .pool_lock(LockPolicy::No)
+        ///     .pool_pages(PagePolicy::Plain)
+        ///     .peer_loss(PeerLoss::FailAll)
+        ///     .build()?;
+        /// assert_eq!((config.poll, config.wait), (Some(PollMode::Adaptive), None));
+        /// assert_eq!(config.bulk_receive, BulkReceive::Borrow);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct ConfigValues {
@@ -283,8 +298,8 @@ settings! {
     /// The address on which this process's bootstrap service listens, instead of its address in
     /// `cluster`.
     bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
-    /// Permits to listen beyond the loopback interface. Members are not authenticated: every
-    /// process that reaches the port can join.
+    /// Whether this process may listen beyond the loopback interface. Members are not
+    /// authenticated: every process that reaches the port can join.
     allow_non_loopback: bool, Bool, default("false"), "true or false", Some;
     /// How long `Node::join` waits for the other members.
     join_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;

@@ -375,7 +375,11 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[("task", "2")],
-        "task is \"2\" (the builder): job worker has 2 task(s) in the cluster: it must be 0 to 1",
+        "task is \"2\" (the builder): job worker has 2 tasks in the cluster: it must be 0 to 1",
+    ),
+    (
+        &[("cluster", "worker=h:1"), ("task", "7")],
+        "task is \"7\" (the builder): job worker has one task in the cluster: it must be 0",
     ),
     (
         &[("cluster", "worker=h:1,g:1;ps=h:1")],

@@ -69,6 +69,9 @@ const _: () = {
 /// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
 pub const MAX_MESSAGE: usize = 224;
 
+/// Grants that a link can have at a time, on every fabric.
+pub(crate) const MAX_GRANTS: usize = 1 << 14;
+
 /// The ways to move bytes between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -397,11 +397,6 @@ impl<P: Port, C> Links<P, C> {
         self.links.ids()
     }
 
-    /// Whether anything waits to leave on any link.
-    pub fn has_backlog(&self) -> bool {
-        self.links.has_backlog()
-    }
-
     /// How much there is to do on all links.
     #[cfg(any(test, feature = "sim"))]
     pub fn load(&self) -> super::LinkLoad {

@@ -18,8 +18,11 @@ mod tests;
 
 pub use handler::Handler;
 pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
+pub(crate) use receiving::standing::{STANDING_POOL_SHARE, STANDING_SHARE};
 pub use receiving::standing::{StandingCapacity, StandingPosted};
 pub use receiving::stash::{RejectedValue, StashedValue};
+pub(crate) use routes::announced::{RECENT_ARRIVALS, UNLENT_ARRIVALS};
+pub(crate) use serving::serve::LOAN_SHARE;
 
 use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
@@ -47,6 +50,16 @@ impl std::fmt::Display for TensorKey {
 }
 
 /// A value to send.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::{DType, Value};
+/// let edges = [node.edge_to("worker", 0, "then")?, node.edge_to("worker", 0, "else")?];
+/// // Of two branches one was taken.
+/// let values = [Value::from(node.tensor(DType::F32, &[4])?.freeze()), Value::Dead];
+/// node.step(1)?.send_all(edges.iter().zip(values))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Value {

@@ -6,6 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The reason why a send or a receive failed.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use std::time::Duration;
+/// use tensorwire::{Code, Error};
+/// let edge = node.edge_from("worker", 0, "never sent")?;
+/// let error = node.step(1)?.recv(&edge, Duration::from_millis(1)).unwrap_err();
+/// assert_eq!(error.code(), Code::DeadlineExceeded);
+/// match error {
+///     Error::DeadlineExceeded { key, after } => println!("{key} has not come within {after:?}"),
+///     Error::PeerLost { peer, cause, .. } => println!("{peer} is gone: {cause}"),
+///     other => return Err(other),
+/// }
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,7 +40,7 @@ pub enum Error {
         /// The timeout of the receive.
         after: Duration,
     },
-    /// The step was aborted, here or at the peer.
+    /// The step was aborted in this process. An abort at the sender arrives as [`Error::Remote`].
     #[error("step {step} was aborted: {status}")]
     Aborted {
         /// The id of the step.
@@ -65,8 +80,12 @@ pub enum Error {
         /// The task that is not connected.
         peer: TaskId,
     },
-    /// The sender's side failed.
-    #[error("{peer} could not send {key}: {status}")]
+    /// The sender's side failed. After an abort there the status is that of the abort, marked as
+    /// derived: [`Error::is_derived`] is true.
+    #[error(
+        "{peer} could not send {key}: {}{status}",
+        if .status.derived { "the step was aborted there: " } else { "" }
+    )]
     Remote {
         /// The sender.
         peer: TaskId,
@@ -217,7 +236,7 @@ pub enum Error {
         after: Duration,
     },
     /// The node has stopped.
-    #[error("the node has stopped")]
+    #[error("the node has stopped: its calls fail from now on; start a new node")]
     Stopped,
     /// This process was forked from the node's.
     #[error(
@@ -226,7 +245,10 @@ pub enum Error {
     )]
     Forked,
     /// A thread panicked while it made progress.
-    #[error("a thread panicked while it made progress: every call fails from now on")]
+    #[error(
+        "a thread panicked while it made progress: every call fails from now on; read the panic's message, \
+         and start the process again"
+    )]
     Poisoned,
 }
 

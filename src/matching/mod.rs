@@ -32,7 +32,7 @@ pub use command::{
     ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange,
 };
 pub use error::Error;
-pub(crate) use steps::{BeginError, MAX_RETIRED_STEPS, StepState, Steps, check_live};
+pub(crate) use steps::{BeginError, MANY_STEPS, MAX_RETIRED_STEPS, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use waiter::{CallId, Delivery, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome, Payload};

@@ -14,7 +14,7 @@ const LIVE: usize = 64;
 pub(crate) const MAX_RETIRED_STEPS: usize = 4096;
 
 /// The number of live steps at which a missing cleanup is likely.
-const MANY_STEPS: usize = 1024;
+pub(crate) const MANY_STEPS: usize = 1024;
 
 /// The state of every step. The tables have their full capacity from the start, as each step passes
 /// through them.

@@ -68,12 +68,6 @@ impl LentBytes {
         Some(LentBytes { data, len: usize::try_from(len).ok()?, _guard: guard, _region: region })
     }
 
-    /// Address of the first byte. Readable for [`LentBytes::len`] bytes as long as this value
-    /// lives.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.data.as_ptr()
-    }
-
     pub(super) fn data(&self) -> NonNull<u8> {
         self.data
     }

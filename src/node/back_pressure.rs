@@ -37,7 +37,9 @@ impl Node {
     /// If no buffer was returned in time, or the node has stopped.
     pub fn acquire_within(&self, ring: &BufferRing, timeout: Duration) -> Result<TensorMut, TensorError> {
         self.try_until(timeout, || match ring.acquire() {
-            Err(error @ RingError::Busy { .. }) => Attempt::Again(TensorError::Ring(error)),
+            Err(error @ RingError::Busy { .. }) => {
+                Attempt::Again(TensorError::NoBufferInTime { timeout, source: error })
+            }
             result => Attempt::Over(result.map_err(TensorError::Ring)),
         })
     }
@@ -99,6 +101,14 @@ pub enum TensorError {
         timeout: Duration,
         /// The error of the last attempt.
         source: PoolError,
+    },
+    /// All buffers of the ring were in use for the whole timeout.
+    #[error("no buffer was free within {timeout:?}: {source}")]
+    NoBufferInTime {
+        /// The timeout of the call.
+        timeout: Duration,
+        /// The error of the last attempt.
+        source: RingError,
     },
     /// The node has stopped, or the loss of a peer has ended every call.
     #[error(transparent)]

@@ -91,6 +91,15 @@ pub struct PeerReport {
 }
 
 /// Whether a peer is connected.
+///
+/// ```
+/// use tensorwire::{Node, PeerState};
+///
+/// /// The number of peers that can be sent to now.
+/// fn connected(node: &Node) -> usize {
+///     node.peers().iter().filter(|peer| matches!(peer.state, PeerState::Connected)).count()
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum PeerState {

@@ -132,9 +132,6 @@ pub trait RemotePath: Send + Sync {
 
     /// The time of the clock of this path.
     fn now(&self) -> Time;
-
-    /// Closes every link and ends every call. Does nothing the second time.
-    fn close(&self);
 }
 
 impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
@@ -194,10 +191,6 @@ impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
 
     fn now(&self) -> Time {
         Engine::now(self)
-    }
-
-    fn close(&self) {
-        Engine::close(self);
     }
 }
 

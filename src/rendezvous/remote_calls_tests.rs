@@ -115,8 +115,6 @@ impl RemotePath for Scripted {
     fn now(&self) -> Time {
         Time::from_nanos(self.clock.load(Ordering::Relaxed))
     }
-
-    fn close(&self) {}
 }
 
 /// The context of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the

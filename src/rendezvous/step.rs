@@ -197,7 +197,7 @@ impl Context {
             edge: edge.to_string(),
             what: "can't be sent from here: its source is not this task",
             here: self.me.clone(),
-            remedy: "send on edges whose source device is this task's",
+            remedy: "send on an edge that Node::edge_to made",
         })
     }
 
@@ -209,7 +209,7 @@ impl Context {
             edge: edge.to_string(),
             what: "can't be received here: its destination is not this task",
             here: self.me.clone(),
-            remedy: "receive on edges whose destination device is this task's",
+            remedy: "receive on an edge that Node::edge_from made",
         })
     }
 

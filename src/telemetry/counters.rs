@@ -40,6 +40,12 @@ macro_rules! figures {
 
 figures! {
     /// What is counted. Each counter only grows.
+    ///
+    /// ```
+    /// # let node = tensorwire::internals::doc_node();
+    /// use tensorwire::Counter;
+    /// println!("{} tensors were sent", node.counters().get(Counter::TensorsSent));
+    /// ```
     Counter {
         /// Tensors given to a peer, dead ones included.
         TensorsSent = "tensors_sent",
@@ -146,6 +152,12 @@ const COUNT: usize = Counter::ALL.len();
 
 figures! {
     /// A present amount. It grows and shrinks.
+    ///
+    /// ```
+    /// # let node = tensorwire::internals::doc_node();
+    /// use tensorwire::Gauge;
+    /// println!("{} bytes are lent to peers", node.counters().gauge(Gauge::LentBytes));
+    /// ```
     Gauge {
         /// Bytes granted to peers for requests that were cancelled since. They stay allocated until
         /// the peer's write has landed, the peer has acknowledged, or the link has ended.

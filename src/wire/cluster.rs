@@ -35,6 +35,7 @@ pub(crate) fn check_job(job: &str) -> Result<(), JobError> {
 /// let task = TaskId::new("worker", 3)?;
 /// assert_eq!((task.job(), task.task()), ("worker", 3));
 /// assert_eq!(task.to_string(), "worker/3");
+/// assert_eq!("worker/3".parse(), Ok(task));
 /// # Ok::<(), tensorwire::JobError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,7 +78,42 @@ impl fmt::Debug for TaskId {
     }
 }
 
+/// A text that is no task.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("task {task} {why}: it must be JOB/NUMBER, such as worker/3")]
+#[non_exhaustive]
+pub struct TaskIdError {
+    /// The text in quotes, escaped, and shortened if it is long.
+    pub task: String,
+    /// The violated rule.
+    pub why: &'static str,
+}
+
+/// Reads the one spelling that `Display` writes.
+impl FromStr for TaskId {
+    type Err = TaskIdError;
+
+    fn from_str(text: &str) -> Result<Self, TaskIdError> {
+        let refused = |why| TaskIdError { task: quote(text), why };
+        let (job, number) = text.split_once('/').ok_or_else(|| refused("has no '/'"))?;
+        let task = number.parse::<u32>().ok().filter(|task| task.to_string() == number);
+        let task = task.ok_or_else(|| refused("has no number from 0 to 4294967295 behind its '/'"))?;
+        TaskId::new(job, task).map_err(|_| {
+            refused("has a job that is not 1 to 64 letters, digits, '_' and '-', a letter or digit first")
+        })
+    }
+}
+
 /// A host and a port, at which a task's bootstrap service listens. Nothing here resolves the name.
+///
+/// ```
+/// use tensorwire::{Cluster, HostPort, TaskId};
+/// let address: HostPort = "ps-0.example.org:4000".parse()?;
+/// assert_eq!((address.name(), address.port()), (Some("ps-0.example.org"), 4000));
+/// let cluster = Cluster::new([("ps".to_string(), vec![address.clone()])])?;
+/// assert_eq!(cluster.address(&TaskId::new("ps", 0)?), Some(&address));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPort {
     host: Host,

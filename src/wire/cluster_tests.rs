@@ -18,6 +18,20 @@ fn tasks_sort_by_job_and_then_by_number() {
 }
 
 #[test]
+fn a_task_is_read_from_its_one_spelling() {
+    let read = |text: &str| text.parse::<TaskId>().map_err(|error| error.to_string());
+    assert_eq!(read("worker/10"), Ok(TaskId::new("worker", 10).unwrap()));
+    assert_eq!(
+        read("worker").unwrap_err(),
+        "task \"worker\" has no '/': it must be JOB/NUMBER, such as worker/3"
+    );
+    for number in ["", "-1", "+1", "01", "4294967296", "1/2"] {
+        assert!(read(&format!("worker/{number}")).unwrap_err().contains("has no number"), "{number}");
+    }
+    assert!(read("a b/1").unwrap_err().contains("has a job that is not"));
+}
+
+#[test]
 fn one_rule_says_what_a_job_name_is() {
     for job in ["7up", "parameter-server_2", "W", &"x".repeat(64)] {
         assert!(TaskId::new(job, 0).is_ok(), "{job}");

@@ -6,6 +6,16 @@ use std::fmt;
 
 /// The element type of a tensor. The codes are TensorFlow's
 /// (`tensorflow/core/framework/types.proto`).
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::{DType, Element};
+/// let mut tensor = node.tensor(DType::I64, &[2])?;
+/// tensor.as_mut_slice::<i64>()?.copy_from_slice(&[1, 2]);
+/// assert!(tensor.as_mut_slice::<u64>().is_err());
+/// assert_eq!((i64::DTYPE, DType::I64.code()), (DType::I64, 9));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]

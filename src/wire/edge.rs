@@ -1,7 +1,8 @@
 //! An edge's name without the parts that change: source, destination, and name.
 
 use super::cluster::{JobError, TaskId};
-use super::key::{DeviceName, DeviceNameError, KeyError, RendezvousKey};
+use super::key::{DeviceName, DeviceNameError, check_edge};
+use super::text::quote;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::OnceLock;
@@ -25,8 +26,13 @@ pub enum EdgeNameError {
     #[error(transparent)]
     Job(#[from] JobError),
     /// The edge's name is not well-formed.
-    #[error(transparent)]
-    Key(#[from] KeyError),
+    #[error("bad edge name {name}: {why}")]
+    Name {
+        /// The name in quotes, escaped, and shortened if it is long.
+        name: String,
+        /// The violated rule.
+        why: String,
+    },
 }
 
 /// Source device, destination device and name of an edge, checked, with a hash computed once.
@@ -51,15 +57,7 @@ impl EdgeName {
     /// a replica other than 0, which no cluster has.
     pub fn new(source: &str, destination: &str, name: &str) -> Result<Self, EdgeNameError> {
         let (from, to) = (DeviceName::parse(source)?, DeviceName::parse(destination)?);
-        let key = RendezvousKey {
-            source: from,
-            source_incarnation: 0,
-            destination: to,
-            edge: name,
-            frame: 0,
-            iteration: 0,
-        };
-        key.check()?;
+        check_edge(name).map_err(|why| EdgeNameError::Name { name: quote(name), why })?;
         let (source_task, destination_task) = (task_of(&from)?, task_of(&to)?);
         let hash = secret().hash_one((source, destination, name));
         let (source, destination, name) = (source.into(), destination.into(), name.into());
@@ -95,11 +93,6 @@ impl EdgeName {
     #[cfg(test)]
     pub(crate) fn with_hash(self, hash: u64) -> Self {
         EdgeName { hash, ..self }
-    }
-
-    /// The hash of the three names; differs from process to process.
-    pub fn hash_value(&self) -> u64 {
-        self.hash
     }
 }
 
@@ -155,5 +148,22 @@ impl fmt::Display for EdgeName {
 impl fmt::Debug for EdgeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: &str = "/job:w/replica:0/task:0/device:CPU:0";
+
+    #[test]
+    fn a_bad_name_is_quoted_as_it_was_given() {
+        let text = |name: &str| EdgeName::new(DEVICE, DEVICE, name).expect_err("refused").to_string();
+        assert_eq!(
+            text("grad;w1"),
+            "bad edge name \"grad;w1\": it has ';' at byte 4: neither ';' nor control characters are allowed"
+        );
+        assert_eq!(text(""), "bad edge name \"\": a name of 0 bytes: 1 to 2048 are allowed");
     }
 }

@@ -4,6 +4,16 @@ use std::fmt;
 
 /// The number of a link between two tasks. It grows with each link that the two make, and is the
 /// same on both sides. Zero stands for no link yet.
+///
+/// ```
+/// use tensorwire::{Generation, Node, TaskId};
+///
+/// /// Whether a peer has been linked again since `before`.
+/// fn is_back(node: &Node, peer: &TaskId, before: Generation) -> bool {
+///     node.peers().iter().any(|report| report.task == *peer && report.generation > before)
+/// }
+/// assert!(Generation::from(2) > Generation::NONE);
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(u64);
 

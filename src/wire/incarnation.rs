@@ -11,10 +11,11 @@ use std::num::NonZeroU64;
 /// use tensorwire::Incarnation;
 /// let life = node.incarnation();
 /// assert_eq!(Incarnation::new(life.get()), Some(life));
-/// assert_eq!(Incarnation::new(0xB5C).unwrap().to_string(), "0000000000000b5c");
+/// let other = Incarnation::new(0xB5C).unwrap();
+/// assert_eq!(format!("{other}, {other:?}"), "0000000000000b5c, 0000000000000b5c");
 /// assert_eq!(Incarnation::new(0), None);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Incarnation(NonZeroU64);
 
 impl Incarnation {
@@ -35,5 +36,12 @@ impl Incarnation {
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The hexadecimal digits of `Display`, by which errors and logs name a life.
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

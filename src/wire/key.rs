@@ -2,6 +2,10 @@
 //!
 //! A key has exactly one spelling, so two keys are the same if and only if their bytes are. Parsing
 //! borrows every part from the text and allocates only to report an error.
+//!
+//! The engine never writes a key as one text: its messages carry the parts, and its tables hold
+//! them in [`EdgeName`](super::EdgeName). [`RendezvousKey`] is the whole text of the
+//! specification. Only tests, benchmarks and fuzz targets read and write it.
 
 use super::cluster::check_job;
 use super::text::quote;
@@ -265,7 +269,8 @@ fn check_kind(kind: &str) -> Result<(), String> {
     Err(format!("device type {} must be upper-case letters, digits and '_', a letter first", quote(kind)))
 }
 
-fn check_edge(edge: &str) -> Result<(), String> {
+/// Checks the name of an edge; the error is the violated rule.
+pub(super) fn check_edge(edge: &str) -> Result<(), String> {
     if edge.is_empty() || edge.len() > MAX_NAME {
         return Err(format!("a name of {} bytes: 1 to {MAX_NAME} are allowed", edge.len()));
     }

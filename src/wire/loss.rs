@@ -4,6 +4,19 @@ use std::fmt;
 use std::time::Duration;
 
 /// Why a peer is gone, or its link is.
+///
+/// ```
+/// use tensorwire::{Error, LossCause};
+///
+/// /// What to do after the loss of a peer.
+/// fn plan(error: &Error) -> &'static str {
+///     match error {
+///         Error::PeerLost { cause, .. } if cause.is_clean() => "go on without it",
+///         Error::PeerLost { cause: LossCause::Died(_), .. } => "join again",
+///         _ => "look into it",
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {

@@ -23,7 +23,7 @@ mod time;
 
 pub use checksum::checksum_of;
 pub use cluster::{
-    Cluster, ClusterError, HostPort, HostPortError, JobError, MAX_CLUSTER_TEXT, MAX_JOB, TaskId,
+    Cluster, ClusterError, HostPort, HostPortError, JobError, MAX_CLUSTER_TEXT, MAX_JOB, TaskId, TaskIdError,
 };
 pub use dtype::{DType, Element};
 pub use edge::{EdgeName, EdgeNameError};

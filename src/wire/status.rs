@@ -3,6 +3,16 @@
 use std::fmt;
 
 /// The canonical status codes (`google.rpc.Code`), which trainers and gRPC share.
+///
+/// ```
+/// use tensorwire::{Code, Error};
+///
+/// /// Whether the same call may succeed later.
+/// fn is_passing(error: &Error) -> bool {
+///     matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted)
+/// }
+/// assert_eq!(Code::from_number(4), Some(Code::DeadlineExceeded));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs)] // the meaning of each is the standard's

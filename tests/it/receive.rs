@@ -147,7 +147,12 @@ fn a_try_fails_as_a_receive_does() {
         let error = step.try_recv(&edge).expect_err("its peer is lost");
         assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.to_string() == "w/0"), "{error}");
         let away = node.edge_to("w", 3 - task, "x").expect("an edge");
-        assert!(matches!(step.try_recv(&away), Err(Error::WrongEnd { .. })));
+        let wrong_end = step.try_recv(&away).expect_err("it ends elsewhere");
+        assert!(matches!(wrong_end, Error::WrongEnd { .. }));
+        assert!(
+            wrong_end.to_string().ends_with("receive on an edge that Node::edge_from made"),
+            "{wrong_end}"
+        );
         step.abort(Status::new(Code::Aborted, "enough")).expect("aborted");
         assert!(matches!(step.try_recv(&edge), Err(Error::Aborted { .. })));
     });
@@ -252,6 +257,8 @@ fn the_text_of_an_abort_does_not_grow_from_task_to_task() {
         let text = error.to_string();
         assert_eq!(error.code(), Code::Internal);
         assert!(error.is_derived() && text.starts_with(&format!("w/{} could not send", task - 1)), "{text}");
+        assert!(matches!(&error, Error::Remote { peer, .. } if peer.task() == task - 1), "{text}");
+        assert!(text.contains(&format!("the step was aborted there: Internal: {CAUSE}")), "{text}");
         assert_eq!(
             [CAUSE, "could not send", "derived"].map(|part| text.matches(part).count()),
             [1; 3],

@@ -626,8 +626,12 @@ fn who_waits_for_room_in_the_pool_gets_it_when_peers_have_taken_what_was_sent() 
             "{error}"
         );
         let error = node.tensor_within(DType::F32, &[1 << 30], SOON).expect_err("never");
-        assert!(error.to_string().contains("make the pool larger"), "{error}");
+        assert!(error.to_string().contains("raise pool_size"), "{error}");
         drop(held);
+        let ring = node.ring(DType::F32, &[4], 1).expect("room");
+        let _buffer = ring.acquire().expect("the only one");
+        let error = node.acquire_within(&ring, brief).expect_err("nobody gives it back");
+        assert!(error.to_string().starts_with("no buffer was free within 20ms: "), "{error}");
     });
 }
 

@@ -2,7 +2,6 @@
 
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::execute::OrderExecutor;
-use crate::fabric::shm::grants::MAX_GRANTS;
 use crate::fabric::shm::liveness::ProcessWatch;
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::loans::lent::LentLoans;
@@ -99,7 +98,7 @@ impl ShmLinkInner {
                 max_inline: PAYLOAD_BYTES,
                 max_write: u64::MAX,
                 lends: true,
-                grants: MAX_GRANTS as u32,
+                grants: crate::fabric::MAX_GRANTS as u32,
             },
             id: LinkId(0),
             pool,

@@ -5,13 +5,10 @@
 //! the pool as a whole. A grant is used again only when the caller knows that no write to it is
 //! under way.
 
-use crate::fabric::PostError;
+use crate::fabric::{MAX_GRANTS, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Grant;
 use std::collections::HashMap;
-
-/// Grants that a link can have at a time.
-pub(super) const MAX_GRANTS: usize = 1 << 14;
 
 /// The grants of one link, by their place in the pool.
 #[derive(Default)]

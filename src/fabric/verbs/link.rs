@@ -7,7 +7,7 @@ use super::control::{CONTROL, ControlMessage, ControlQueue};
 use super::cq::CqPlaces;
 use super::data_queue::{DataQueue, operation};
 use super::failure::status;
-use super::grants::{MAX_GRANTS, VerbsGrants};
+use super::grants::VerbsGrants;
 use super::port_resources::{PendingLink, PortResources};
 use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
@@ -84,7 +84,7 @@ impl VerbsLinkInner {
                 // One request goes before a write of several, with its length.
                 max_write: u64::from(options.depth - 1) * u64::from(shared.chosen.max_message),
                 lends: false,
-                grants: MAX_GRANTS as u32,
+                grants: crate::fabric::MAX_GRANTS as u32,
             },
             id: awaited.link,
             phase: VerbsLinkPhase::Up,

@@ -25,9 +25,9 @@ use foldhash::fast::RandomState;
 /// half full never grows.
 const EXPECTED_REQUESTS: usize = 256;
 /// Standing requests may use one in this many of the slots, grants and routes of a link.
-pub(in crate::link) const SHARE: u32 = 2;
+pub(crate) const STANDING_SHARE: u32 = 2;
 /// Destinations of standing requests may use one in this many bytes of the pool.
-const POOL_SHARE: u64 = 4;
+pub(crate) const STANDING_POOL_SHARE: u64 = 4;
 
 /// Code for "too many standing requests". No other refusal uses it.
 pub(in crate::link) const STANDING_LIMIT: Code = Code::Unavailable;
@@ -60,7 +60,7 @@ pub(in crate::link) struct StandingBytes {
 impl StandingBytes {
     /// An empty account. `pollers` pollers have equal shares of a pool of `pool_bytes`.
     pub fn new(pool_bytes: u64, pollers: usize) -> Self {
-        StandingBytes { used: 0, most: pool_bytes / POOL_SHARE / pollers.max(1) as u64 }
+        StandingBytes { used: 0, most: pool_bytes / STANDING_POOL_SHARE / pollers.max(1) as u64 }
     }
 
     fn has_room(&self, bytes: u64) -> bool {
@@ -148,7 +148,7 @@ impl<C> Link<C> {
         &self,
         cx: &mut LinkContext<'_, P, C>,
     ) -> StandingCapacity {
-        let slots = self.requests.max().min(cx.port.limits(self.id).grants) / SHARE;
+        let slots = self.requests.max().min(cx.port.limits(self.id).grants) / STANDING_SHARE;
         let slots = u64::from(slots.min(self.standing.most));
         StandingCapacity { slots, bytes: cx.standing_bytes.most }
     }

@@ -1,7 +1,7 @@
 //! The routes that this side has announced: numbers for its edges, and the meta-data that their
 //! senders told.
 
-use crate::link::receiving::standing::SHARE;
+use crate::link::receiving::standing::STANDING_SHARE;
 use crate::wire::message::VersionedMeta;
 use crate::wire::{EdgeName, MetaSlot, TensorMeta};
 use foldhash::HashMap;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 /// Meta-data that none of the last 1024 arrivals had no longer counts for the size of a
 /// destination. One large tensor must not keep the destinations of small ones large for ever.
-const RECENT: u64 = 1024;
+pub(crate) const RECENT_ARRIVALS: u64 = 1024;
 /// After a refused loan, the next 256 arrivals are requested with a destination: a missing
 /// destination costs two messages.
-const UNLENT: u64 = 256;
+pub(crate) const UNLENT_ARRIVALS: u64 = 256;
 
 /// The routes that this side has announced.
 #[derive(Debug)]
@@ -87,13 +87,13 @@ impl OutRoute {
 
     /// The meta-data of the largest recent tensor.
     pub fn largest(&self) -> Option<&TensorMeta> {
-        let of_late = self.known.iter().flatten().filter(|(_, at)| self.arrivals - at < RECENT);
+        let of_late = self.known.iter().flatten().filter(|(_, at)| self.arrivals - at < RECENT_ARRIVALS);
         of_late.map(|(meta, _)| &meta.meta).max_by_key(|meta| meta.bytes())
     }
 
     /// Whether a loan is expected: no recent loan was refused.
     pub fn is_lent(&self) -> bool {
-        self.unlent.is_none_or(|at| self.arrivals - at >= UNLENT)
+        self.unlent.is_none_or(|at| self.arrivals - at >= UNLENT_ARRIVALS)
     }
 
     /// Returns whether this was the last request on the route.
@@ -190,7 +190,7 @@ impl OutRoutes {
     /// Whether an edge may have standing requests: it has some, or less than half of all routes
     /// have some. Such routes cannot make room for another.
     pub fn may_post_standing(&self, edge: &Arc<EdgeName>) -> bool {
-        self.standing < self.max / SHARE as usize
+        self.standing < self.max / STANDING_SHARE as usize
             || self.by_edge.get(edge).is_some_and(|route| route.standing > 0)
     }
 
@@ -316,7 +316,7 @@ mod tests {
         for _ in 0..2 {
             routes.note_arrival(&a, 1);
             routes.note_unlent(&a);
-            for lent in 0..UNLENT {
+            for lent in 0..UNLENT_ARRIVALS {
                 assert!(!routes.is_lent(&a), "after {lent}");
                 routes.note_arrival(&a, 1);
             }
@@ -407,7 +407,7 @@ mod tests {
         }
         assert_eq!(routes.known(&edge("a"), place(1)), Some(meta(5, 5)), "four are remembered");
         assert_eq!(largest(&mut routes), Some(meta(2, 20).meta));
-        for _ in 0..RECENT {
+        for _ in 0..RECENT_ARRIVALS {
             routes.learn(&edge("a"), &meta(5, 5));
         }
         assert_eq!(largest(&mut routes), Some(meta(5, 5).meta), "it has not come for long");

@@ -39,6 +39,8 @@ impl PeerRequest {
     }
 }
 
+/// Loans may use one in this many of the outstanding operations of a link.
+pub(crate) const LOAN_SHARE: usize = 2;
 /// One request in this many is reserved for plain requests.
 const PLAIN_SHARE: u32 = 4;
 
@@ -366,7 +368,7 @@ impl<C> Link<C> {
     /// A permit to lend a value. Refused if the send queue is half full or the limit of lent memory
     /// is reached: a slow holder must not stop other traffic. A value that is not lent is copied.
     fn permit_loan<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<LoanPermit> {
-        let has_room = self.out.values() < self.depth as usize / 2;
+        let has_room = self.out.values() < self.depth as usize / LOAN_SHARE;
         let permit = if has_room { cx.port.permit_loan(self.id, bytes) } else { None };
         if permit.is_none() {
             cx.counters.increment(Counter::LoansRefused);

@@ -19,7 +19,7 @@ pub enum PoolError {
     },
     /// The tensor is larger than the whole pool.
     #[error(
-        "a tensor {meta} of {asked} bytes does not fit in a pool of {}: make the pool larger",
+        "a tensor {meta} of {asked} bytes does not fit in a pool of {}: raise pool_size",
         ByteCount(*.capacity)
     )]
     TooLarge {
@@ -33,7 +33,7 @@ pub enum PoolError {
     /// No free range is large enough now.
     #[error(
         "the pool is exhausted: {asked} bytes asked, {free} of {capacity} free, at least {largest_free} of \
-         them in one piece; drop tensors, or make the pool larger"
+         them in one piece; drop tensors, or raise pool_size"
     )]
     Exhausted {
         /// Bytes that were asked for.
@@ -47,8 +47,8 @@ pub enum PoolError {
     },
     /// The pool has free bytes, but its table of blocks is full.
     #[error(
-        "the pool's table of {max_blocks} blocks is full ({free} bytes are free): drop tensors, or raise \
-         `PoolOptions::max_blocks`"
+        "the pool's table of {max_blocks} blocks is full ({free} bytes are free): drop tensors, or make \
+         fewer and larger ones"
     )]
     TableFull {
         /// Blocks that the pool may consist of, free ones included.

@@ -20,7 +20,6 @@ use crate::memory::region::report::RegionReport;
 use crate::memory::tensor::Tensor;
 use crate::memory::tensor::tensor_mut::TensorMut;
 use crate::wire::TensorMeta;
-use rustix::fd::BorrowedFd;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -64,6 +63,16 @@ impl Default for PoolOptions {
 
 /// State of a pool, in bytes but for the number of tensors. Other threads may change the pool while
 /// it is read, so the figures need not add up exactly.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::DType;
+/// let tensor = node.tensor(DType::F32, &[1024])?;
+/// let stats = node.pool().stats();
+/// assert!(stats.live_tensors >= 1 && stats.allocated >= 4096);
+/// assert!(stats.peak >= stats.allocated && stats.capacity == 16 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -256,13 +265,6 @@ impl Pool {
         /// The region that holds the tensors.
         fn region(&self) -> &Region {
             &self.shared().region
-        }
-    }
-
-    internal! {
-        /// The region's memfd, for a peer to map.
-        fn region_fd(&self) -> BorrowedFd<'_> {
-            self.region().fd()
         }
     }
 

@@ -8,6 +8,16 @@ use crate::memory::byte_count::ByteCount;
 use std::{fmt, io};
 
 /// The pages that a region got. Every figure is read from the kernel after the region was made.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// let report = node.pool_report();
+/// assert_eq!(report.size, 16 << 20);
+/// for (pages, why) in &report.attempts {
+///     println!("not on {pages} pages: {why}");
+/// }
+/// println!("{report}"); // all in one line
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RegionReport {

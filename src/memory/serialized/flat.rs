@@ -4,6 +4,17 @@ use super::*;
 use crate::memory::PoolError;
 
 /// A flat tensor inside a variant. Its bytes may lie at any address.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::{DType, FlatTensor, NestedTensor};
+/// let mut weights = node.tensor(DType::F32, &[2])?;
+/// weights.as_mut_slice::<f32>()?.fill(0.5);
+/// let inside = FlatTensor::new(&weights.freeze())?;
+/// assert_eq!(inside.to_tensor(node.pool())?.as_slice::<f32>()?, [0.5; 2]);
+/// let nested = NestedTensor::Flat(inside);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatTensor {
     meta: TensorMeta,

@@ -26,6 +26,18 @@ pub struct VariantTensor {
 }
 
 /// One value of a registered type.
+///
+/// ```
+/// use tensorwire::{NestedTensor, Shape, StringTensor, Variant};
+/// let names = StringTensor::new(Shape::new(&[2])?, ["left", "right"])?;
+/// let pair = Variant {
+///     type_name: "pair".into(),
+///     metadata: vec![1].into(),
+///     tensors: vec![NestedTensor::Strings(names)],
+/// };
+/// assert_eq!(pair.tensors.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Its fields are those of the format, and programs fill them.
 pub struct Variant {
@@ -38,6 +50,21 @@ pub struct Variant {
 }
 
 /// A tensor inside a variant.
+///
+/// ```
+/// use tensorwire::NestedTensor;
+///
+/// /// The strings in a tensor, at any depth.
+/// fn strings(tensor: &NestedTensor) -> usize {
+///     match tensor {
+///         NestedTensor::Flat(_) => 0,
+///         NestedTensor::Strings(strings) => strings.values().len(),
+///         NestedTensor::Variants(variants) => {
+///             variants.values().iter().flat_map(|value| &value.tensors).map(strings).sum()
+///         }
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // The format has these three and no others.
 pub enum NestedTensor {

@@ -253,6 +253,18 @@ impl Tensor {
 }
 
 /// Why [`Tensor::make_mut`] could not copy a tensor. It holds the tensor, which is unchanged.
+///
+/// ```
+/// use tensorwire::{Pool, Tensor, TensorMut};
+///
+/// /// A writable copy, if the pool has room for one.
+/// fn writable(tensor: Tensor, pool: &Pool) -> Result<TensorMut, Tensor> {
+///     tensor.make_mut(pool).map_err(|error| {
+///         eprintln!("{}", error.pool_error());
+///         error.into_tensor() // unchanged
+///     })
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("no writable copy of a tensor {}: {source}", .tensor.meta())]
 pub struct MakeMutError {

@@ -18,7 +18,7 @@ fn filled(pool: &Pool, len: u64) -> Tensor {
 
 /// The pool's region as a peer maps it.
 fn mapped(pool: &Pool) -> PeerRegion {
-    PeerRegion::map(rustix::io::dup(pool.region_fd()).expect("dup"), LEN).expect("maps")
+    PeerRegion::map(rustix::io::dup(pool.region().fd()).expect("dup"), LEN).expect("maps")
 }
 
 /// Whether the peer reads the bytes that `filled` wrote.

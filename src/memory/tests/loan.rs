@@ -22,7 +22,7 @@ fn peer() -> (Tensor, Arc<PeerRegion>) {
     let mut tensor = pool.tensor(bytes(256)).expect("room");
     tensor.bytes_mut().iter_mut().zip(0..=255).for_each(|(byte, value)| *byte = value);
     assert_eq!(tensor.span().map(|span| span.offset), Some(0));
-    let fd = rustix::io::dup(pool.region_fd()).expect("dup");
+    let fd = rustix::io::dup(pool.region().fd()).expect("dup");
     let mapped = PeerRegion::map(fd, pool.region().len()).expect("maps");
     (tensor.freeze(), Arc::new(mapped))
 }

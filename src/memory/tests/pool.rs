@@ -38,7 +38,7 @@ fn an_exhausted_pool_says_how_much_was_asked_and_how_much_is_free() {
     assert_eq!(
         error.to_string(),
         "the pool is exhausted: 786432 bytes asked, 524288 of 1048576 free, at least 524288 of them in one \
-         piece; drop tensors, or make the pool larger"
+         piece; drop tensors, or raise pool_size"
     );
     drop(held);
     pool.tensor(bytes(MIB * 3 / 4)).expect("room again");
@@ -49,7 +49,7 @@ fn a_tensor_larger_than_the_pool_has_its_own_error() {
     let error = pool(MIB).tensor(bytes(2 * MIB)).expect_err("too large");
     assert_eq!(
         error.to_string(),
-        "a tensor u8[2097152] of 2097152 bytes does not fit in a pool of 1 MiB: make the pool larger"
+        "a tensor u8[2097152] of 2097152 bytes does not fit in a pool of 1 MiB: raise pool_size"
     );
     assert!(matches!(pool(MIB).tensor(bytes(1 << 62)), Err(PoolError::TooLarge { .. })));
 }
@@ -156,7 +156,7 @@ fn a_tensor_without_bytes_takes_no_room() {
 #[test]
 fn the_memory_outlives_the_pool_and_goes_with_the_last_tensor() {
     let pool = pool(MIB);
-    let fd = rustix::io::dup(pool.region_fd()).expect("dup");
+    let fd = rustix::io::dup(pool.region().fd()).expect("dup");
     let mapped = || {
         let inode = rustix::fs::fstat(&fd).expect("stat").st_ino.to_string();
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");

@@ -19,7 +19,7 @@ fn dead_peer_region() -> PeerRegion {
     let pool = Pool::new(region(LEN), options).expect("pool");
     let mut all = pool.tensor(bytes(LEN)).expect("room");
     all.bytes_mut().iter_mut().zip(0..).for_each(|(byte, at)| *byte = value(at));
-    PeerRegion::map(rustix::io::dup(pool.region_fd()).expect("dup"), LEN).expect("maps")
+    PeerRegion::map(rustix::io::dup(pool.region().fd()).expect("dup"), LEN).expect("maps")
 }
 
 fn value(at: u64) -> u8 {

@@ -68,6 +68,18 @@ pub struct RequestId {
 
 /// The placement of a tensor, as one side states it (specification 2.3). The device itself is that
 /// of the edge: its source at the sender, its destination at the receiver.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use std::time::Duration;
+/// use tensorwire::{Allocator, DType, Placement};
+/// let step = node.step(1)?;
+/// step.send(&node.edge_to("worker", 0, "x")?, node.tensor(DType::F32, &[4])?.freeze())?;
+/// let delivery = step.recv(&node.edge_from("worker", 0, "x")?, Duration::from_secs(1))?;
+/// assert_eq!(delivery.receiver, Placement::POOL);
+/// assert!(delivery.sender.on_host && delivery.sender.allocator == Allocator::Pool);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Placement {
@@ -87,6 +99,11 @@ impl Placement {
 }
 
 /// The allocator of a tensor's bytes.
+///
+/// ```
+/// use tensorwire::{Allocator, Placement};
+/// assert_eq!(Placement::BORROWED.allocator, Allocator::Peer);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]

@@ -74,7 +74,7 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
         segment: segment.file(),
         doorbells: fabric.shared.doorbells.file(),
         has_barriers: true,
-        regions: vec![(0, hostile_pool.region().len(), hostile_pool.region_fd())],
+        regions: vec![(0, hostile_pool.region().len(), hostile_pool.region().fd())],
     };
     let honest = ShmAddress::from_bytes(endpoint.address()).expect("an address");
     let (link, peer) = std::thread::scope(|scope| {
