@@ -15,7 +15,7 @@ fn text(path: &str) -> String {
 }
 
 /// The names that `pub use` items of this text bring to its root.
-fn exported(text: &str) -> BTreeSet<String> {
+pub fn exported(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for item in syn::parse_file(text).expect("Rust").items {
         if let Item::Use(item) = item

@@ -11,6 +11,7 @@ mod layers;
 mod names;
 mod packaging;
 mod prose;
+mod public_api;
 mod source;
 mod text;
 mod tuning;
