@@ -170,34 +170,45 @@ impl<L: Lanes> Matching<L> {
     /// Gives a value to a receive, or to the next one that it fits. The caller then calls
     /// `send_due`.
     fn deliver(&mut self, receive: WaitingReceive, held: Held<WindowArrival>) {
-        let Held { step, in_window, value } = held;
-        let WaitingReceive { peer, edge, key, destination, waiter } = receive;
-        let remaining = match value {
+        let mut next = Some((receive, held));
+        // A loop, as many receives with other shapes can wait.
+        while let Some((receive, held)) = next.take() {
+            let (peer, edge) = (receive.peer, receive.edge);
+            let Held { step, in_window, value } = held;
+            let Some(value) = self.offer(receive, value) else { return };
+            let incoming = &mut self.peers[peer.0 as usize].incoming;
+            let Some((waiter, held)) = incoming.put_back(edge, Held { step, in_window, value }) else {
+                return;
+            };
+            next = self.take_waiting(waiter).map(|receive| (receive, held));
+        }
+    }
+
+    /// Ends a receive with a value or its error. Returns a value that the receive could not take.
+    fn offer(&self, receive: WaitingReceive, value: WindowArrival) -> Option<WindowArrival> {
+        let WaitingReceive { key, destination, waiter, .. } = receive;
+        let (received, sender) = match value {
             WindowArrival::Failed(status) => {
-                return self.failed(waiter, &key, RequestError::Remote(status));
+                self.failed(waiter, &key, RequestError::Remote(status));
+                return None;
             }
             WindowArrival::Dead => {
-                let received = Received::Dead(match destination {
+                let given = match destination {
                     Destination::Into(given) => Some(given),
                     Destination::Alloc | Destination::Borrow => None,
-                });
-                return self.arrived(waiter, received, Placement::HEAP);
+                };
+                (Received::Dead(given), Placement::HEAP)
             }
             WindowArrival::Tensor(tensor) => match tensor.place(&self.pool, destination) {
-                Ok((received, sender)) => return self.arrived(waiter, received, sender),
+                Ok(placed) => placed,
                 Err(rejected) => {
                     self.failed(waiter, &key, rejected.error);
-                    rejected.value
+                    return rejected.value;
                 }
             },
         };
-        let Some(value) = remaining else { return };
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        if let Some((waiter, held)) = incoming.put_back(edge, Held { step, in_window, value })
-            && let Some(next) = self.take_waiting(waiter)
-        {
-            self.deliver(next, held);
-        }
+        self.arrived(waiter, received, sender);
+        None
     }
 
     /// Sends what an edge owes its sender.
