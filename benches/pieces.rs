@@ -1,11 +1,12 @@
-//! The cost of the pieces of a transfer, on one thread: `cargo bench --bench pieces`.
+//! The cost of the pieces of a transfer: `cargo bench --bench pieces`.
 //!
 //! Each figure is the median of 25 batches, in nanoseconds per operation. Beside it stands a
 //! minimal operation of the same kind from elsewhere, because absolute figures of a busy machine
 //! vary.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::message::{Message, MetaRef, RequestId, TensorRequest};
 use tensorwire::internals::wire::{Grant, RendezvousKey, Slot};
@@ -54,6 +55,48 @@ fn tensors() {
     let ours = median_ns(|| drop(black_box(tensor.clone())));
     let theirs = median_ns(|| drop(black_box(shared.clone())));
     row("tensor: clone, drop", ours, "Arc: clone, drop", theirs);
+    for bytes in [64u64, 4096] {
+        let meta = TensorMeta::new(DType::U8, Shape::new(&[bytes]).expect("shape")).expect("meta");
+        let ours = handed_over_ns(|| pool.tensor(meta.clone()).expect("memory").freeze());
+        let theirs = handed_over_ns(|| Vec::<u8>::with_capacity(bytes as usize));
+        row(&format!("tensor of {bytes} B: make, drop elsewhere"), ours, "Vec: make, drop elsewhere", theirs);
+    }
+}
+
+/// Median nanoseconds to make a value on this thread and to drop it on another one. The other
+/// thread drops while this one waits, so that the figure does not depend on free CPUs.
+fn handed_over_ns<T: Send>(make: impl Fn() -> T) -> f64 {
+    const HANDED: usize = 200;
+    let (send, receive) = mpsc::sync_channel::<Vec<T>>(1);
+    let (send_back, receive_back) = mpsc::sync_channel(1);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for mut values in receive {
+                let start = Instant::now();
+                values.clear();
+                send_back.send((start.elapsed(), values)).expect("the other thread waits");
+            }
+        });
+        let mut values = Vec::with_capacity(HANDED);
+        let mut batches: Vec<f64> = (0..BATCHES)
+            .map(|_| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..PER_BATCH as usize / HANDED {
+                    let start = Instant::now();
+                    values.extend((0..HANDED).map(|_| make()));
+                    spent += start.elapsed();
+                    send.send(std::mem::take(&mut values)).expect("the other thread waits");
+                    let (dropped, back) = receive_back.recv().expect("the other thread waits");
+                    values = back;
+                    spent += dropped;
+                }
+                spent.as_nanos() as f64 / f64::from(PER_BATCH)
+            })
+            .collect();
+        drop(send);
+        batches.sort_by(f64::total_cmp);
+        batches[BATCHES / 2]
+    })
 }
 
 fn keys() {

@@ -17,7 +17,7 @@ thread_local! {
         let plain = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
         let options = RegionOptions { lock: LockPolicy::No, ..plain };
         let region = Region::create(0, &options).expect("a region");
-        Pool::new(region, PoolOptions { shards: 1, ..PoolOptions::default() }).expect("a pool")
+        Pool::new(region, PoolOptions::default()).expect("a pool")
     };
 }
 

@@ -114,7 +114,7 @@ impl Process {
             lock: LockPolicy::No,
             ..RegionOptions::new(settings.pool_bytes)
         };
-        let options = PoolOptions { shards: 1, poison: true, max_blocks: 1 << 12, ..PoolOptions::default() };
+        let options = PoolOptions { poison: true, max_blocks: 1 << 12, ..PoolOptions::default() };
         let pool = Pool::new(Region::create(0, &region).expect("memory"), options).expect("a pool");
         let fabric = network.fabric(at, &pool);
         let incarnation = incarnation(at, life);

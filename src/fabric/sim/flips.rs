@@ -54,7 +54,7 @@ fn elsewhere(bytes: &[u8]) -> (Arc<PeerRegion>, u64) {
     let options = RegionOptions { pages: PagePolicy::Plain, lock: LockPolicy::No, ..RegionOptions::new(len) };
     let region = Region::create(0, &options).expect("memory for a flipped loan");
     let file = region.fd().try_clone_to_owned().expect("a descriptor");
-    let options = PoolOptions { shards: 1, poison: false, max_blocks: 16, ..PoolOptions::default() };
+    let options = PoolOptions { poison: false, max_blocks: 16, ..PoolOptions::default() };
     let pool = Pool::new(region, options).expect("a pool");
     let shape = Shape::new(&[bytes.len() as u64]).expect("a shape");
     let mut tensor = pool.tensor(TensorMeta::new(DType::U8, shape).expect("a size")).expect("room");

@@ -73,7 +73,7 @@ impl ArrivedTensor {
 }
 
 fn copied(pool: &Pool, tensor: &Tensor) -> Result<TensorMut, crate::memory::PoolError> {
-    let mut copy = pool.tensor(tensor.meta().clone())?;
+    let mut copy = pool.landing(tensor.meta().clone())?;
     copy.bytes_mut().copy_from_slice(tensor.bytes());
     Ok(copy)
 }

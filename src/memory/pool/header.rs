@@ -1,8 +1,10 @@
 //! The header that all handles of a tensor point to.
 
-use super::PoolShard;
 use super::central::Block;
+use super::chain::Linked;
+use super::magazine::Purpose;
 use super::refcount::RefCount;
+use super::state::PoolState;
 use crate::memory::foreign::{ForeignArea, ForeignRegistration};
 use crate::memory::loan::LentBytes;
 use crate::memory::tensor::Tensor;
@@ -34,22 +36,32 @@ pub(crate) enum Storage {
 /// One tensor: element type, shape, its bytes, and the place that takes them back after the last
 /// handle.
 ///
-/// A `Box<TensorHeader>` is a tensor with one owner, or lies in a magazine together with its block.
-/// While the tensor is shared, the box is leaked and `refs` counts the handles.
+/// A `Box<TensorHeader>` is a tensor with one owner, or lies in a magazine, with its block or
+/// without one. While the tensor is shared, the box is leaked and `refs` counts the handles.
+///
+/// Cached or not, a header does not outlive its pool: see `pool`.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct TensorHeader {
     pub(crate) refs: RefCount,
+    /// The link of the list that the header is in.
+    next: *mut TensorHeader,
     pub(crate) meta: TensorMeta,
     /// Address of the first byte. Aligned unless the storage is lent or foreign, and good for
-    /// `capacity` bytes as long as `storage` and `shard` are held. Readable; writable for the one
-    /// owner of a header whose storage is a block, or foreign and made to be written.
+    /// `capacity` bytes as long as the header has `storage`. Readable; writable for the one owner
+    /// of a header whose storage is a block, or foreign and made to be written.
     pub(crate) data: NonNull<u8>,
     pub(crate) capacity: usize,
     pub(crate) storage: Storage,
-    /// Keeps the pool alive, and is the shard that the header returns to. `None` while the header
-    /// is cached, and for tensors of no pool.
-    pub(crate) shard: Option<Arc<PoolShard>>,
+    /// The pool that the header returns to. `None` for a tensor of no pool.
+    ///
+    /// The pool lives as long as the header. It owns the headers in its magazines, counts the
+    /// others as live tensors, and waits for these.
+    pub(crate) pool: Option<NonNull<PoolState>>,
+    /// The magazine that the header returns to. [`NO_MAGAZINE`] if there is none.
+    pub(crate) magazine: u32,
+    /// What the block is used for, for as long as the header has it.
+    pub(crate) purpose: Purpose,
     /// The ring that the header returns to instead, if it is of one.
     pub(crate) ring: Option<Arc<RingBuffers>>,
     /// Whether the block must never be reused ([`Tensor::leak`]). Only set, never cleared, while
@@ -57,9 +69,10 @@ pub(crate) struct TensorHeader {
     pub(crate) is_leaked: AtomicBool,
 }
 
-// SAFETY: `data` alone keeps this from being Send. It points into a mapping that `storage` and
-// `shard` keep alive and that belongs to no thread. The bytes are written only through the one
-// owner of a header (`&mut`), and read through shared handles only when there is no owner.
+// SAFETY: three pointers keep this from being Send. `data` points into a mapping that `storage` and
+// the pool keep alive and that belongs to no thread. The bytes are written only through the one
+// owner of a header (`&mut`), and read through shared handles only when there is no owner. `pool`
+// outlives the header, and is Sync. `next` is the list's that has the header (`Linked`).
 unsafe impl Send for TensorHeader {}
 // SAFETY: as above. A shared `&TensorHeader` gives only reads.
 unsafe impl Sync for TensorHeader {}
@@ -72,16 +85,30 @@ struct AlignedUnit;
 
 const _: () = assert!(align_of::<AlignedUnit>() == ALIGN);
 
+/// A place that no magazine has.
+pub(crate) const NO_MAGAZINE: u32 = u32::MAX;
+
+// SAFETY: always the same field. It is private, and nothing else here touches it.
+unsafe impl Linked for TensorHeader {
+    #[inline]
+    fn next(&mut self) -> &mut *mut Self {
+        &mut self.next
+    }
+}
+
 impl TensorHeader {
     /// A header without bytes and without a pool.
     pub(crate) fn empty() -> Box<TensorHeader> {
         Box::new(TensorHeader {
             refs: RefCount::one(),
+            next: std::ptr::null_mut(),
             meta: PLACEHOLDER.clone(),
             data: NO_DATA,
             capacity: 0,
             storage: Storage::Empty,
-            shard: None,
+            pool: None,
+            magazine: NO_MAGAZINE,
+            purpose: Purpose::Source,
             ring: None,
             is_leaked: AtomicBool::new(false),
         })
@@ -101,13 +128,19 @@ impl TensorHeader {
         std::mem::replace(&mut self.storage, Storage::Empty)
     }
 
+    /// The pool that owns the block and counts the tensor, if the header has one.
+    pub(crate) fn pool(&self) -> Option<&PoolState> {
+        // SAFETY: the pool outlives the header (see `pool`).
+        self.pool.map(|pool| unsafe { pool.as_ref() })
+    }
+
     /// Gives a tensor without handles back to its ring, its pool, or the heap.
     ///
-    /// Takes no lock, allocates nothing and waits for nothing, unless the shard's magazine has no
-    /// room for the block.
+    /// Takes no lock, allocates nothing and waits for nothing in steady state. It takes a lock if
+    /// the magazines have no room for the block, or if another thread empties them at this moment.
     pub(crate) fn release(mut self: Box<Self>) {
         debug_assert!(self.refs.is_one());
-        if self.shard.as_ref().is_some_and(|shard| shard.in_child()) {
+        if self.pool().is_some_and(PoolState::in_child) {
             // A forked child: pool and lender belong to the parent, which has its own handle.
             std::mem::forget(self);
             return;
@@ -119,11 +152,10 @@ impl TensorHeader {
     }
 
     /// As [`TensorHeader::release`], for a header that does not return to a ring.
-    pub(crate) fn release_to_pool(mut self: Box<Self>) {
-        // The shard is dropped last: it keeps the pool alive, and the pool counts a tensor as live
-        // while it is held.
-        if let Some(shard) = self.shard.take() {
-            shard.put_back(self);
+    pub(crate) fn release_to_pool(self: Box<Self>) {
+        if let Some(pool) = self.pool {
+            // SAFETY: a box that is not in a magazine is a live tensor of its pool.
+            unsafe { PoolState::put_back(pool, self) };
         }
     }
 }

@@ -1,181 +1,555 @@
 //! Magazines: caches of free blocks in front of the central allocator.
 //!
-//! A thread uses one of a few shards. A shard has a bounded lock-free queue for each size class. A
-//! queue holds headers together with their blocks, so making a tensor is one pop and dropping it
-//! one push. A block returns to the shard that it was taken from, whichever thread drops it:
-//! consumers refill the queue that a producer empties.
+//! Each thread that makes or drops tensors owns one magazine of the pool: the one at its
+//! [`thread_index`]. A magazine has a last-in first-out list of headers with their blocks for each
+//! size class and purpose. Its owner makes and drops tensors with plain loads and stores, and gets
+//! the block that it used last.
 //!
-//! A budget bounds the size of all shards together. A shard takes a part of the budget when it
-//! needs it.
+//! A block returns to the magazine of the thread that took it from the central allocator. Another
+//! thread that drops it pushes it to a lock-free list of that magazine. The owner takes over that
+//! list as a whole when its own list is empty. A thread's successor at its index takes over its
+//! magazine.
+//!
+//! Blocks that receive a peer's bytes ([`Purpose::Landing`]) have lists of their own. A peer's
+//! cache still holds the lines of a block that the peer has just read. Each line that is written
+//! there costs a message between the caches.
+//!
+//! A budget bounds the size of all magazines together. An owner takes a part of the budget for what
+//! it drops, whichever magazine that goes to. An owner whose blocks are mostly dropped by others
+//! gives budget back.
+//!
+//! A [`Gate`] stops the owners while another thread collects from all magazines. Between
+//! [`Magazines::enter`] and the drop of [`Entered`] no code runs that could come back here.
 
 use super::central::Block;
+use super::chain::{Chain, RemoteList};
 use super::class::SizeClass;
+use super::gate::{Gate, Presence, Stopped};
 use super::header::{Storage, TensorHeader};
-use crossbeam_queue::ArrayQueue;
+use super::thread_index::{MAX_THREADS, thread_index};
+use crate::memory::sync::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, UnsafeCell, fence};
 use crossbeam_utils::CachePadded;
-use std::cell::Cell;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::marker::PhantomData;
+use std::ptr;
 
-/// Blocks of one class that one shard holds at most.
-const MAX_DEPTH: u64 = 1024;
-/// Headers without blocks that one shard holds at most; more are given back to the heap.
+/// Headers without blocks that an owner keeps at most; more are given back to the heap.
 const BARE_DEPTH: usize = 1024;
+/// Parts of the capacity: an owner takes at least one from the budget.
+const BATCHES: i64 = 64;
+/// Batches that an owner has too many before it gives budget back.
+const SPARE_BATCHES: i64 = 8;
+/// In [`SharedCounts::live`] until the pool is closed, so that it is not 0 before.
+const OPEN: i64 = 1 << 62;
+
+/// What a block is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// This process writes it, and may send it.
+    Source,
+    /// It receives what a peer sends.
+    Landing,
+}
+
+/// The lists of a magazine: one for each class and purpose, and an empty one. [`Collected`] has the
+/// blocks of the remote list there.
+type ClassLists = Box<[Chain<TensorHeader>]>;
 
 /// The magazines of a pool.
+#[derive(Debug)]
 pub(crate) struct Magazines {
-    shards: Box<[CachePadded<Shard>]>,
+    gate: Gate,
+    /// The magazine of each thread index, made when that thread first makes or drops a tensor. Only
+    /// that thread makes it. It then stays until the pool ends.
+    table: Box<[AtomicPtr<Magazine>]>,
+    classes: usize,
     /// Units that may be cached in all.
-    capacity: u64,
-    /// The part of `capacity` that no shard has taken.
-    budget: AtomicU64,
+    capacity: i64,
+    shared: CachePadded<SharedCounts>,
 }
 
-struct Shard {
-    /// One queue per class, made when the first block of the class is dropped.
-    classes: Box<[OnceLock<ArrayQueue<Box<TensorHeader>>>]>,
-    bare: ArrayQueue<Box<TensorHeader>>,
-    /// Units in the queues. Increased before a block is pushed and decreased after one is popped.
-    cached: AtomicU64,
-    /// The part of the budget that this shard has taken.
-    limit: AtomicU64,
+#[derive(Debug)]
+struct SharedCounts {
+    /// The part of the capacity that no owner has taken.
+    budget: AtomicI64,
+    /// All magazines are below this index.
+    used: AtomicUsize,
+    /// Live tensors that the magazines do not count, and [`OPEN`] until the pool is closed.
+    /// A tensor that a magazine counted as made, and that was dropped without one, counts -1.
+    live: AtomicI64,
 }
 
-/// Why a header was not cached. Returns the header.
-pub(crate) enum CacheRefusal {
-    /// The shard holds enough blocks of that class.
-    Full(Box<TensorHeader>),
-    /// All shards together hold as much as they may.
-    Budget(Box<TensorHeader>),
+#[derive(Debug)]
+struct Magazine {
+    /// Headers that other threads have dropped, with and without blocks.
+    remote: CachePadded<RemoteList<TensorHeader>>,
+    presence: Presence,
+    // Written only by the owner and by the thread that stopped all owners. Others read them.
+    /// Tensors that the owner has made.
+    made: AtomicU64,
+    /// Tensors that the owner has dropped, of any magazine.
+    dropped: AtomicU64,
+    /// Units that the owner has put into any magazine, less those that were taken out of this one.
+    /// The sum over all magazines is the number of cached units.
+    cached: AtomicI64,
+    owned: UnsafeCell<Owned>,
 }
+
+/// What only the owner touches, between entering and leaving, and the thread that stopped all
+/// owners.
+#[derive(Debug)]
+struct Owned {
+    lists: ClassLists,
+    bare: Chain<TensorHeader>,
+    bare_len: usize,
+    /// The part of the budget that the owner has. `cached` is not above it.
+    limit: i64,
+}
+
+// SAFETY: `owned` is reached only through `Entered` and `Paused`. An `Entered` is on the one thread
+// that has the index. `Gate` keeps it and a `Paused` apart, and orders them. An index passes to the
+// next thread with everything that the former one did (`thread_index`).
+unsafe impl Sync for Magazine {}
+// SAFETY: the lists own headers, which are Send.
+unsafe impl Send for Magazine {}
+
+/// The calling thread in its magazine.
+pub(crate) struct Entered<'a> {
+    magazines: &'a Magazines,
+    magazine: &'a Magazine,
+    index: usize,
+    /// Stays on the thread.
+    _thread: PhantomData<*const ()>,
+}
+
+/// Why a thread could not enter a magazine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotEntered {
+    /// Another thread has stopped the owners for a moment.
+    Paused,
+    /// The pool is closed, or the thread has no index.
+    NoMagazine,
+}
+
+/// All owners are stopped until this is dropped.
+pub(crate) struct Paused<'a>(&'a Magazines);
 
 impl Magazines {
-    /// Makes `shards` shards (a power of two) for blocks of up to `units` units. They hold
-    /// `capacity` units in all.
-    pub(crate) fn new(shards: usize, units: u32, capacity: u64) -> Magazines {
-        debug_assert!(shards.is_power_of_two());
-        let shard = || {
-            CachePadded::new(Shard {
-                classes: SizeClass::all_within(units).map(|_| OnceLock::new()).collect(),
-                bare: ArrayQueue::new(BARE_DEPTH),
-                cached: AtomicU64::new(0),
-                limit: AtomicU64::new(0),
-            })
-        };
-        let shards = (0..shards).map(|_| shard()).collect();
-        Magazines { shards, capacity, budget: AtomicU64::new(capacity) }
+    /// Magazines for blocks of up to `units` units, which hold `capacity` units in all.
+    pub(crate) fn new(units: u32, capacity: u64, has_membarrier: bool) -> Magazines {
+        Magazines::with_threads(MAX_THREADS, units, capacity, has_membarrier)
     }
 
-    /// Number of shards.
-    pub(crate) fn shards(&self) -> usize {
-        self.shards.len()
-    }
-
-    /// Index of the calling thread's shard.
-    pub(crate) fn mine(&self) -> usize {
-        thread_number() & (self.shards.len() - 1)
+    fn with_threads(threads: usize, units: u32, capacity: u64, has_membarrier: bool) -> Magazines {
+        let capacity = capacity as i64;
+        Magazines {
+            gate: Gate::new(has_membarrier),
+            table: (0..threads).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
+            classes: SizeClass::all_within(units).count(),
+            capacity,
+            shared: CachePadded::new(SharedCounts {
+                budget: AtomicI64::new(capacity),
+                used: AtomicUsize::new(0),
+                live: AtomicI64::new(OPEN),
+            }),
+        }
     }
 
     /// Whether blocks of this class are cached at all.
     pub(crate) fn caches(&self, class: SizeClass) -> bool {
-        u64::from(class.units()) <= self.capacity && class.index() < self.shards[0].classes.len()
+        i64::from(class.units()) <= self.capacity && class.index() < self.classes
     }
 
-    /// Takes a header with a block of this class out of a shard.
-    pub(crate) fn take(&self, shard: usize, class: SizeClass) -> Option<Box<TensorHeader>> {
-        let shard = &self.shards[shard];
-        let header = shard.classes.get(class.index())?.get()?.pop()?;
-        // Relaxed, here and below: these numbers bound and report, and guard no memory.
-        shard.cached.fetch_sub(u64::from(class.units()), Ordering::Relaxed);
-        Some(header)
+    /// Lets the calling thread into its magazine, which it must not be in yet.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Entered<'_>, NotEntered> {
+        self.enter_at(thread_index().ok_or(NotEntered::NoMagazine)?)
     }
 
-    /// Puts a header with a block of this class into a shard.
-    pub(crate) fn put(
-        &self,
-        shard: usize,
-        class: SizeClass,
-        header: Box<TensorHeader>,
-    ) -> Result<(), CacheRefusal> {
-        let shard = &self.shards[shard];
-        let Some(queue) = shard.classes.get(class.index()) else { return Err(CacheRefusal::Full(header)) };
-        let units = u64::from(class.units());
-        let cached = shard.cached.fetch_add(units, Ordering::Relaxed) + units;
-        let result = if self.permits(shard, cached) {
-            let queue = queue.get_or_init(|| ArrayQueue::new(self.depth(units)));
-            queue.push(header).map_err(CacheRefusal::Full)
-        } else {
-            Err(CacheRefusal::Budget(header))
+    /// `index` is the calling thread's.
+    #[inline]
+    fn enter_at(&self, index: usize) -> Result<Entered<'_>, NotEntered> {
+        let magazine = match self.at(index) {
+            Some(magazine) => magazine,
+            None => self.first(index),
         };
-        if result.is_err() {
-            shard.cached.fetch_sub(units, Ordering::Relaxed);
+        match self.gate.enter(&magazine.presence) {
+            Ok(()) => Ok(Entered { magazines: self, magazine, index, _thread: PhantomData }),
+            Err(Stopped::Paused) => Err(NotEntered::Paused),
+            Err(Stopped::Closed) => Err(NotEntered::NoMagazine),
         }
-        result
     }
 
-    fn depth(&self, units: u64) -> usize {
-        (self.capacity / units.max(1)).clamp(1, MAX_DEPTH) as usize
+    #[inline]
+    fn at(&self, index: usize) -> Option<&Magazine> {
+        // Acquire: pairs with the release in `first`.
+        let magazine = self.table.get(index)?.load(Ordering::Acquire);
+        // SAFETY: null, or a leaked box that is freed with `self`.
+        unsafe { magazine.as_ref() }
     }
 
-    /// Whether a shard may hold `cached` units. Takes the missing part from the budget if it can.
-    fn permits(&self, shard: &Shard, cached: u64) -> bool {
-        let missing = cached.saturating_sub(shard.limit.load(Ordering::Relaxed));
-        if missing == 0 {
-            return true;
-        }
-        let less = |budget: u64| budget.checked_sub(missing);
-        if self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err() {
+    #[cold]
+    fn first(&self, index: usize) -> &Magazine {
+        let magazine = Box::into_raw(Box::new(Magazine {
+            remote: CachePadded::new(RemoteList::new()),
+            presence: Presence::new(),
+            made: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            cached: AtomicI64::new(0),
+            owned: UnsafeCell::new(Owned { lists: self.lists(), bare: Chain::new(), bare_len: 0, limit: 0 }),
+        }));
+        self.table[index].store(magazine, Ordering::Release);
+        // Before the owner enters: the thread that stops the owners reads it behind its barrier.
+        self.shared.used.fetch_max(index + 1, Ordering::Release);
+        // SAFETY: as in `at`.
+        unsafe { &*magazine }
+    }
+
+    fn lists(&self) -> ClassLists {
+        (0..2 * self.classes + 1).map(|_| Chain::new()).collect()
+    }
+
+    fn list(&self, purpose: Purpose, class: SizeClass) -> usize {
+        class.index() + if purpose == Purpose::Landing { self.classes } else { 0 }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Magazine> {
+        let used = self.shared.used.load(Ordering::Acquire);
+        (0..used).filter_map(|index| self.at(index))
+    }
+
+    /// Counts a tensor that a thread without a magazine has made.
+    pub(crate) fn count_made(&self) {
+        // Relaxed: no thread waits for this number to rise.
+        self.shared.live.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a tensor that was dropped without a magazine. Returns whether the pool is closed and
+    /// this was its last tensor. Otherwise the pool may be gone when this returns.
+    pub(crate) fn count_dropped(&self) -> bool {
+        self.change_live(-1)
+    }
+
+    fn change_live(&self, by: i64) -> bool {
+        // Release: what this thread did with the pool happened before the pool ends.
+        if self.shared.live.fetch_add(by, Ordering::Release) + by != 0 {
             return false;
         }
-        shard.limit.fetch_add(missing, Ordering::Relaxed);
+        // Acquire: and so did what the others did.
+        fence(Ordering::Acquire);
         true
     }
 
-    /// Takes a header without a block, or makes one.
-    pub(crate) fn take_bare(&self, shard: usize) -> Box<TensorHeader> {
-        self.shards[shard].bare.pop().unwrap_or_else(TensorHeader::empty)
-    }
-
-    /// Keeps a header without a block, or frees it if the shard holds enough.
-    pub(crate) fn put_bare(&self, shard: usize, header: Box<TensorHeader>) {
-        debug_assert!(matches!(header.storage, Storage::Empty));
-        // A header that does not fit is dropped, which frees it.
-        let _ = self.shards[shard].bare.push(header);
-    }
-
-    /// Takes every cached block out and passes it to `give`.
-    pub(crate) fn drain(&self, mut give: impl FnMut(Block)) {
-        for (index, shard) in self.shards.iter().enumerate() {
-            for queue in shard.classes.iter().filter_map(OnceLock::get) {
-                // Bounded by the present length: other threads may go on pushing.
-                for mut header in std::iter::from_fn(|| queue.pop()).take(queue.len()) {
-                    if let Storage::Block(block) = header.strip() {
-                        shard.cached.fetch_sub(u64::from(block.units()), Ordering::Relaxed);
-                        give(block);
-                    }
-                    self.put_bare(index, header);
-                }
-            }
-            self.budget.fetch_add(shard.limit.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    /// Stops all owners. One thread at a time may do that. `None` if the pool is closed, or the
+    /// kernel refuses the barrier.
+    pub(crate) fn pause(&self) -> Option<Paused<'_>> {
+        if self.gate.is_closed() || !self.gate.pause() {
+            return None;
         }
+        // Only now: a magazine that was not in the table before the barrier lets nobody in.
+        self.iter().for_each(|magazine| magazine.presence.wait());
+        Some(Paused(self))
     }
 
-    /// Units in all shards at some moment.
+    /// Stops all owners for good. The thread that calls this must be the only one to stop them, and
+    /// no more tensors may be made.
+    ///
+    /// Returns the live tensors, for [`Magazines::end`]. `None` if the kernel refuses the barrier:
+    /// the number of live tensors is not known then.
+    pub(crate) fn close(&self) -> Option<i64> {
+        if !self.gate.close() {
+            return None;
+        }
+        self.iter().for_each(|magazine| magazine.presence.wait());
+        Some(self.counted())
+    }
+
+    /// The second half of [`Magazines::close`]. Returns whether there are no tensors. Otherwise the
+    /// pool may be gone when this returns: the thread that drops the last tensor ends it.
+    pub(crate) fn end(&self, counted: i64) -> bool {
+        self.change_live(counted - OPEN)
+    }
+
+    /// Live tensors. Exact while no thread makes or drops one; otherwise not too small.
+    pub(crate) fn live(&self) -> i64 {
+        self.shared.live.load(Ordering::Acquire) - OPEN + self.counted()
+    }
+
+    /// Live tensors, less those that were dropped and plus those that were made without a magazine.
+    fn counted(&self) -> i64 {
+        // Drops are counted first: a tensor that is made meanwhile does not stand for another one.
+        let dropped = self.dropped();
+        let made = self.iter().map(|magazine| magazine.made.load(Ordering::Relaxed));
+        made.fold(0, u64::wrapping_add).wrapping_sub(dropped) as i64
+    }
+
+    /// Tensors that were dropped so far, by threads with a magazine. While it stays the same, no
+    /// block is put into a magazine.
+    pub(crate) fn dropped(&self) -> u64 {
+        // Acquire: pairs with the release in `Entered::put`.
+        let dropped = self.iter().map(|magazine| magazine.dropped.load(Ordering::Acquire));
+        dropped.fold(0, u64::wrapping_add)
+    }
+
+    /// Units in all magazines at some moment.
     pub(crate) fn cached(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.cached.load(Ordering::Relaxed)).sum()
+        let cached: i64 = self.iter().map(|magazine| magazine.cached.load(Ordering::Relaxed)).sum();
+        cached.clamp(0, self.capacity) as u64
+    }
+
+    /// The least that an owner takes from the budget, and gives back.
+    fn batch(&self) -> i64 {
+        (self.capacity / BATCHES).max(1)
+    }
+
+    /// Takes a part of the budget: at least `least` or nothing, and a whole batch if there is one.
+    #[cold]
+    fn take_budget(&self, least: i64) -> Option<i64> {
+        let part = |budget: i64| least.max(self.batch().min(budget));
+        let less = |budget: i64| Some(budget - part(budget)).filter(|rest| *rest >= 0);
+        // Relaxed, here and below: these numbers bound and report, and guard no memory.
+        let before = self.shared.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        Some(part(before))
     }
 }
 
-/// A small number for the calling thread, counted from 0 in the order in which threads first ask.
-fn thread_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    NUMBER.with(|number| {
-        if number.get() == usize::MAX {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+impl Drop for Magazines {
+    fn drop(&mut self) {
+        for place in &self.table {
+            let magazine = place.load(Ordering::Acquire);
+            if !magazine.is_null() {
+                // SAFETY: a leaked box (`first`), and no thread uses the magazines any more.
+                drop(unsafe { Box::from_raw(magazine) });
+            }
         }
-        number.get()
-    })
+    }
 }
+
+impl Entered<'_> {
+    #[inline]
+    fn owned<R>(&mut self, body: impl FnOnce(&mut Owned) -> R) -> R {
+        // SAFETY: this thread is the owner, and inside: see `Sync for Magazine`. It is inside once
+        // (`Magazines::enter`), and `&mut self` keeps it from a second reference.
+        self.magazine.owned.with_mut(|owned| body(unsafe { &mut *owned }))
+    }
+
+    /// Index of the magazine.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Takes a header with a block out, and counts it as a live tensor.
+    #[inline]
+    pub(crate) fn take(&mut self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
+        let list = self.magazines.list(purpose, class);
+        let own = self.owned(|owned| owned.lists.get_mut(list)?.pop());
+        let header = own.or_else(|| {
+            self.take_over();
+            self.owned(|owned| owned.lists.get_mut(list)?.pop())
+        })?;
+        self.uncharge(i64::from(class.units()));
+        self.count_made();
+        Some(header)
+    }
+
+    /// Takes a header without a block out.
+    pub(crate) fn take_bare(&mut self) -> Option<Box<TensorHeader>> {
+        self.owned(Owned::take_bare).or_else(|| {
+            self.take_over();
+            self.owned(Owned::take_bare)
+        })
+    }
+
+    /// Keeps a header without a block, or frees it if there are enough.
+    pub(crate) fn put_bare(&mut self, header: Box<TensorHeader>) {
+        self.owned(|owned| owned.put_bare(header));
+    }
+
+    /// Counts a live tensor that was not taken out here.
+    #[inline]
+    pub(crate) fn count_made(&mut self) {
+        let made = &self.magazine.made;
+        made.store(made.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Puts a dropped tensor's header into its magazine, and counts the tensor as dropped. Refuses
+    /// a block that the budget does not hold.
+    ///
+    /// The pool may be gone when `self` is dropped afterwards.
+    #[inline]
+    pub(crate) fn put(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+        if let Some(class) = class_of(&header)
+            && !self.charge(i64::from(class.units()))
+        {
+            return Err(header);
+        }
+        let index = header.magazine as usize;
+        if index == self.index {
+            self.keep(header);
+        } else if let Some(magazine) = self.magazines.at(index) {
+            magazine.remote.push(header);
+        } else {
+            // Made without a magazine, so it has no block.
+            drop(header);
+        }
+        let dropped = &self.magazine.dropped;
+        // Release: a thread that counts this drop also counts that the tensor was made.
+        dropped.store(dropped.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        Ok(())
+    }
+
+    /// Sorts what other threads have put back into the own lists, so that the latest is on top.
+    #[cold]
+    fn take_over(&mut self) {
+        let mut chain = self.magazine.remote.take().reversed();
+        while let Some(header) = chain.pop() {
+            self.keep(header);
+        }
+    }
+
+    fn keep(&mut self, header: Box<TensorHeader>) {
+        let list = class_of(&header).map(|class| self.magazines.list(header.purpose, class));
+        self.owned(|owned| match list {
+            Some(list) => owned.lists[list].push(header),
+            None => owned.put_bare(header),
+        });
+    }
+
+    /// Counts units as cached, if the budget holds them.
+    fn charge(&mut self, units: i64) -> bool {
+        let magazine = self.magazine;
+        let magazines = self.magazines;
+        let cached = magazine.cached.load(Ordering::Relaxed) + units;
+        let permitted = self.owned(|owned| {
+            if cached > owned.limit {
+                let Some(part) = magazines.take_budget(cached - owned.limit) else { return false };
+                owned.limit += part;
+            }
+            true
+        });
+        if permitted {
+            magazine.cached.store(cached, Ordering::Relaxed);
+        }
+        permitted
+    }
+
+    /// Counts units as no longer cached. Gives budget back if other threads put the blocks of this
+    /// one into its magazine: they need it.
+    fn uncharge(&mut self, units: i64) {
+        let magazines = self.magazines;
+        let cached = self.magazine.cached.load(Ordering::Relaxed) - units;
+        self.magazine.cached.store(cached, Ordering::Relaxed);
+        if cached >= 0 {
+            return;
+        }
+        self.owned(|owned| {
+            let surplus = owned.limit - cached;
+            if surplus > SPARE_BATCHES * magazines.batch() {
+                owned.limit -= surplus;
+                magazines.shared.budget.fetch_add(surplus, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.magazine.presence.leave();
+    }
+}
+
+impl Owned {
+    fn take_bare(&mut self) -> Option<Box<TensorHeader>> {
+        let header = self.bare.pop()?;
+        self.bare_len -= 1;
+        Some(header)
+    }
+
+    fn put_bare(&mut self, header: Box<TensorHeader>) {
+        debug_assert!(matches!(header.storage, Storage::Empty));
+        if self.bare_len < BARE_DEPTH {
+            self.bare.push(header);
+            self.bare_len += 1;
+        }
+    }
+}
+
+/// The class of a header's block, if the header has one.
+#[inline]
+pub(crate) fn class_of(header: &TensorHeader) -> Option<SizeClass> {
+    let Storage::Block(Block { class, .. }) = &header.storage else { return None };
+    *class
+}
+
+/// Blocks that were taken out of the magazines, to be freed.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    /// The lists of magazines, which got the empty ones from here in return.
+    lists: Vec<ClassLists>,
+}
+
+impl Collected {
+    /// Takes all headers out.
+    pub(crate) fn drain(&mut self, mut give: impl FnMut(Box<TensorHeader>)) {
+        for list in self.lists.iter_mut().flatten() {
+            while let Some(header) = list.pop() {
+                give(header);
+            }
+        }
+    }
+}
+
+impl Paused<'_> {
+    /// Makes room for `units` more. Takes all blocks out, unless it is enough to give back what
+    /// owners have of the budget and do not use.
+    pub(crate) fn make_room(&self, units: i64, to: &mut Collected) {
+        let magazines = self.0;
+        let cached: i64 = magazines.iter().map(|magazine| magazine.cached.load(Ordering::Relaxed)).sum();
+        if cached + units > magazines.capacity {
+            return self.collect(to);
+        }
+        let mut budget = magazines.capacity;
+        for magazine in magazines.iter() {
+            let used = magazine.cached.load(Ordering::Relaxed);
+            self.owned(magazine, |owned| owned.limit = used);
+            budget -= used;
+        }
+        magazines.shared.budget.store(budget, Ordering::Relaxed);
+    }
+
+    /// Takes all blocks out of all magazines.
+    pub(crate) fn collect(&self, to: &mut Collected) {
+        let magazines = self.0;
+        for (at, magazine) in magazines.iter().enumerate() {
+            if to.lists.len() == at {
+                to.lists.push(magazines.lists());
+            }
+            self.owned(magazine, |owned| {
+                std::mem::swap(&mut owned.lists, &mut to.lists[at]);
+                owned.limit = 0;
+            });
+            // The last list of a magazine is empty (`ClassLists`).
+            if let Some(list) = to.lists[at].last_mut() {
+                *list = magazine.remote.take();
+            }
+            magazine.cached.store(0, Ordering::Relaxed);
+        }
+        magazines.shared.budget.store(magazines.capacity, Ordering::Relaxed);
+    }
+
+    fn owned<R>(&self, magazine: &Magazine, body: impl FnOnce(&mut Owned) -> R) -> R {
+        // SAFETY: all owners are stopped, and one thread at a time stops them: see `Sync for
+        // Magazine`.
+        magazine.owned.with_mut(|owned| body(unsafe { &mut *owned }))
+    }
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0.gate.resume();
+    }
+}
+
+#[cfg(test)]
+#[path = "magazine_tests.rs"]
+mod tests;

@@ -28,8 +28,14 @@ impl RefCount {
     }
 
     /// Removes a handle. Returns whether it was the last; if so, everything that other handles did
-    /// to the tensor happened before.
+    /// to the tensor happened before, and the count is one again.
+    #[inline]
     pub(crate) fn remove(&self) -> bool {
+        // The only handle needs no locked instruction: nobody can clone it meanwhile.
+        self.is_one() || self.remove_shared()
+    }
+
+    fn remove_shared(&self) -> bool {
         // Release: the uses through this handle come before the count goes down.
         if self.0.fetch_sub(1, Ordering::Release) != 1 {
             return false;
@@ -37,11 +43,14 @@ impl RefCount {
         // Acquire: pairs with the release of every other handle, so that their reads are over
         // before the last one writes or frees.
         fence(Ordering::Acquire);
+        // Relaxed: nobody else has a handle.
+        self.0.store(1, Ordering::Relaxed);
         true
     }
 
     /// Whether the caller's handle is the only one. The answer holds until the caller clones it,
     /// since handles are made only from handles.
+    #[inline]
     pub(crate) fn is_one(&self) -> bool {
         // Acquire: as in `remove`.
         self.0.load(Ordering::Acquire) == 1

@@ -30,8 +30,8 @@ pub struct Span {
 impl Span {
     pub(crate) fn of(header: &TensorHeader) -> Option<Span> {
         let len = header.meta.bytes();
-        let (Storage::Block(block), Some(shard)) = (&header.storage, &header.shard) else { return None };
-        let (region, offset) = shard.place(block);
+        let (Storage::Block(block), Some(pool)) = (&header.storage, header.pool()) else { return None };
+        let (region, offset) = pool.place(block);
         (len > 0).then_some(Span { region, offset, len })
     }
 }
@@ -297,10 +297,7 @@ impl Drop for Tensor {
             return;
         }
         // SAFETY: the header was a box (`new`), and this was its last handle.
-        let mut header = unsafe { Box::from_raw(self.header.as_ptr()) };
-        // The next use of the header starts with one handle.
-        header.refs = crate::memory::pool::refcount::RefCount::one();
-        header.release();
+        unsafe { Box::from_raw(self.header.as_ptr()) }.release();
     }
 }
 

@@ -3,6 +3,7 @@
 mod foreign;
 mod leaked;
 mod loan;
+mod magazines;
 mod pool;
 mod region;
 mod relocated;
@@ -19,9 +20,9 @@ fn region(bytes: u64) -> Region {
     Region::create(7, &options).expect("region")
 }
 
-/// A small pool of one shard: a dropped block is the next one of its size.
+/// A small pool.
 fn pool(bytes: u64) -> Pool {
-    Pool::new(region(bytes), PoolOptions { shards: 1, ..PoolOptions::default() }).expect("pool")
+    Pool::new(region(bytes), PoolOptions::default()).expect("pool")
 }
 
 fn meta(dtype: DType, dims: &[u64]) -> TensorMeta {

@@ -100,7 +100,7 @@ fn a_pool_without_caches_works() {
 
 #[test]
 fn caches_of_other_threads_come_back_too() {
-    let options = PoolOptions { shards: 8, cache: Some(MIB), ..PoolOptions::default() };
+    let options = PoolOptions { cache: Some(MIB), ..PoolOptions::default() };
     let pool = Pool::new(region(MIB), options).expect("pool");
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -113,7 +113,7 @@ fn caches_of_other_threads_come_back_too() {
 
 #[test]
 fn a_full_table_of_blocks_has_its_own_error() {
-    let options = PoolOptions { shards: 1, max_blocks: 16, ..PoolOptions::default() };
+    let options = PoolOptions { max_blocks: 16, ..PoolOptions::default() };
     let pool = Pool::new(region(MIB), options).expect("pool");
     let tensors: Vec<_> = std::iter::from_fn(|| pool.tensor(bytes(1)).ok()).collect();
     let error = pool.tensor(bytes(1)).expect_err("full");
@@ -125,15 +125,13 @@ fn a_full_table_of_blocks_has_its_own_error() {
 #[test]
 fn options_out_of_range_are_refused_by_name() {
     let refused = |options| Pool::new(region(4096), options).expect_err("refused").to_string();
-    let none = PoolOptions { shards: 0, ..PoolOptions::default() };
-    assert_eq!(refused(none), "pool option shards is 0: it must be 1 to 64");
     let few = PoolOptions { max_blocks: 1, ..PoolOptions::default() };
     assert!(refused(few).starts_with("pool option max_blocks is 1"));
 }
 
 #[test]
 fn a_freed_block_is_poisoned() {
-    let pool = Pool::new(region(MIB), PoolOptions { shards: 1, poison: true, ..PoolOptions::default() });
+    let pool = Pool::new(region(MIB), PoolOptions { poison: true, ..PoolOptions::default() });
     let pool = pool.expect("pool");
     let mut tensor = pool.tensor(bytes(100)).expect("room");
     assert_eq!(tensor.bytes(), [0; 100], "a new region is zero-filled");
@@ -176,7 +174,7 @@ fn the_memory_outlives_the_pool_and_goes_with_the_last_tensor() {
 
 #[test]
 fn many_threads_make_pass_on_and_drop_tensors_and_none_is_lost() {
-    let options = PoolOptions { shards: 4, ..PoolOptions::default() };
+    let options = PoolOptions::default();
     let pool = Pool::new(region(4 * MIB), options).expect("pool");
     thread::scope(|scope| {
         let (send, receive) = mpsc::sync_channel::<(u64, Tensor)>(64);
@@ -208,8 +206,7 @@ fn many_threads_make_pass_on_and_drop_tensors_and_none_is_lost() {
 
 #[test]
 fn threads_that_exhaust_a_pool_get_errors_and_no_tensor_twice() {
-    let pool =
-        Pool::new(region(256 << 10), PoolOptions { shards: 4, ..PoolOptions::default() }).expect("pool");
+    let pool = Pool::new(region(256 << 10), PoolOptions::default()).expect("pool");
     thread::scope(|scope| {
         for thread in 0..4u8 {
             let pool = &pool;

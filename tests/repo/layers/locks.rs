@@ -42,7 +42,7 @@ pub const LOCKS: &[(&str, &str)] = &[
     ("src/fabric/sim", "a network in one process, in virtual time"),
     ("src/memory/fork", "the list of mappings: when one is made or ends, and during a fork"),
     (
-        "src/memory/pool/mod",
+        "src/memory/pool/state",
         "the central allocator, behind the caches: where a size is new or the caches are full",
     ),
     ("src/rendezvous/losses", "the error of a lost peer; a send to a linked peer only loads a flag"),
