@@ -1,11 +1,11 @@
-//! Executes the orders in the peer's slots, after checking that they are allowed.
+//! Executes the orders in the peer's ring, after checking that they are allowed.
 
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
 use crate::fabric::shm::loans::borrowed::LoanTable;
-use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
-use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
+use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket};
 use crate::fabric::shm::memory::segment::PeerWords;
+use crate::fabric::shm::memory::slot::FirstWord;
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::reads::{PendingRead, ReadAnswer};
 use crate::fabric::shm::rings::{OrderInProgress, Rings};
@@ -15,8 +15,8 @@ use crate::memory::{LentBytes, LoanGuard};
 use crate::wire::Immediate;
 use std::sync::Arc;
 
-/// Slots that one poll takes from a ring, at most.
-const POLL_SLOTS: u32 = 16;
+/// Orders that one poll takes from a ring, at most.
+const POLL_ORDERS: u32 = 16;
 
 /// Executes the orders of one peer.
 pub(super) struct OrderExecutor {
@@ -44,32 +44,37 @@ impl OrderExecutor {
         OrderExecutor { grants, memory, loans, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
-    /// Takes a bounded number of slots. Returns whether there was any.
+    /// Takes a bounded number of orders. Returns whether there was any.
     #[inline]
     pub(super) fn poll(&mut self, rings: &mut Rings, out: &mut Completions) -> Result<bool, LinkFailure> {
-        let Some(ack) = rings.inc.peek() else {
+        let Some(first) = rings.inc.peek() else {
             rings.tell();
             return Ok(false);
         };
-        self.take(rings, ack, out)?;
+        self.take(rings, first, out)?;
         Ok(true)
     }
 
-    fn take(&mut self, rings: &mut Rings, mut ack: u32, out: &mut Completions) -> Result<(), LinkFailure> {
+    fn take(
+        &mut self,
+        rings: &mut Rings,
+        mut first: FirstWord,
+        out: &mut Completions,
+    ) -> Result<(), LinkFailure> {
         if std::mem::take(&mut rings.replies) {
             // A peer that takes turns expects a reply: its slot's cache line is fetched meanwhile.
             rings.out.prefetch();
         }
         let mut bytes = self.poll_bytes;
         let mut told = false;
-        for _ in 0..POLL_SLOTS {
-            rings.acknowledge(ack, out)?;
+        for _ in 0..POLL_ORDERS {
+            rings.acknowledge(first.ack(), out)?;
             match self.execute(rings, &mut bytes, out)? {
                 OrderProgress::More => break,
-                OrderProgress::Done => told |= rings.inc.advance(),
+                OrderProgress::Done => told |= rings.inc.advance(first),
             }
             match rings.inc.peek() {
-                Some(next) => ack = next,
+                Some(next) => first = next,
                 None => break,
             }
         }
@@ -89,24 +94,24 @@ impl OrderExecutor {
         if let Some(current) = rings.current {
             return self.execute_bulk(rings, current, bytes, out);
         }
-        let order = Order::from_words(rings.inc.header(), || rings.inc.words())?;
+        let order = Order::from_words(|k| rings.inc.word(k))?;
         match order {
             Order::Send { len } => {
                 receive(rings)?;
                 let message = &mut self.message[..len];
-                rings.inc.payload(message);
+                rings.inc.bytes(order.word_count(), message);
                 out.push_message(rings.link, message);
                 Ok(OrderProgress::Done)
             }
             Order::WriteInline { len, target, immediate } => {
-                self.write_inline(rings, len, target, immediate, out)?;
+                self.write_inline(rings, (order.word_count(), len), target, immediate, out)?;
                 Ok(OrderProgress::Done)
             }
             order => self.execute_bulk(rings, OrderInProgress { order, pulled: 0 }, bytes, out),
         }
     }
 
-    /// As [`OrderExecutor::execute`], for orders whose bytes are not in the slot.
+    /// As [`OrderExecutor::execute`], for orders whose bytes are not in the ring.
     #[inline(never)] // keeps the path of small orders short
     fn execute_bulk(
         &mut self,
@@ -136,14 +141,14 @@ impl OrderExecutor {
     fn write_inline(
         &mut self,
         rings: &mut Rings,
-        len: usize,
+        (payload, len): (usize, usize),
         target: OrderTarget,
         immediate: Option<Immediate>,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
         may_receive(rings, immediate)?;
         if len > 0 {
-            rings.inc.payload(self.grants.writable(target, len as u64)?);
+            rings.inc.bytes(payload, self.grants.writable(target, len as u64)?);
         }
         landed(rings, len as u64, immediate, out)
     }

@@ -7,7 +7,8 @@ use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::loans::lent::LentLoans;
 use crate::fabric::shm::loans::orphans::{OrphanedLink, OrphanedLoans};
 use crate::fabric::shm::memory::layout::SegmentLayout;
-use crate::fabric::shm::memory::ring::{Consumer, PAYLOAD_BYTES, Producer};
+use crate::fabric::shm::memory::order::PAYLOAD_BYTES;
+use crate::fabric::shm::memory::ring::{Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::rings::Rings;
@@ -18,7 +19,7 @@ use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOpt
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 
-/// Polls between two checks of the state that no slot carries: the peer's lines, its state word,
+/// Polls between two checks of the state that no order carries: the peer's lines, its state word,
 /// its death.
 const CHECK_EVERY: u32 = 32;
 /// Outstanding loans that one poll checks.
@@ -26,7 +27,7 @@ const LOANS_PER_POLL: usize = 4;
 
 /// A tensor that the peer may be reading in place.
 pub(super) struct LinkLoan {
-    /// Position of its slot in the ring.
+    /// Position of its order in the ring.
     pub position: u64,
     /// Its bytes must not change before the peer gives them back.
     pub tensor: Tensor,
@@ -39,7 +40,7 @@ pub(super) type LinkLoans = LentLoans<PeerWords, LinkLoan>;
 
 enum ShmLinkPhase {
     Up,
-    /// The peer has died or left. Its slots are still executed.
+    /// The peer has died or left. Its orders are still executed.
     Draining(LinkFailure),
     /// This side has ended the link. The next poll reports it.
     Failing(LinkFailure),
@@ -60,7 +61,7 @@ pub(super) struct ShmLinkInner {
     watch: Option<ProcessWatch>,
     pid: u32,
     orphans: Arc<OrphanedLoans>,
-    /// Whether a slot was received or posted since the port last searched for links without
+    /// Whether an order was received or posted since the port last searched for links without
     /// traffic.
     pub had_traffic: bool,
     /// Whether both processes take part in heavy barriers.
@@ -87,14 +88,15 @@ impl ShmLinkInner {
         let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, has_barriers } =
             parts;
         let ringer = Ringer::new(peer.words(layout.state()), doorbells);
-        let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()));
-        let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()));
+        let shape = layout.ring_shape();
+        let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()), shape);
+        let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()), shape);
         let rings = Rings::new(options.depth, out, inc, ringer.clone());
         let borrowed = LoanTable::new(own.words(layout.loan_table()), ringer);
         ShmLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
-                receives: 0, // early slots wait in the ring
+                receives: 0, // early messages wait in the ring
                 max_inline: PAYLOAD_BYTES,
                 max_write: u64::MAX,
                 lends: true,
@@ -184,7 +186,7 @@ impl ShmLinkInner {
         out.len() > before
     }
 
-    /// Executes new slots. Returns whether there were any; an error if the link went down for one.
+    /// Executes new orders. Returns whether there were any; an error if the link went down for one.
     #[inline(always)] // the inner loop of a spinning thread
     fn poll_ring(&mut self, out: &mut Completions) -> Result<bool, ()> {
         match self.executor.poll(&mut self.rings, out) {
@@ -210,7 +212,7 @@ impl ShmLinkInner {
         }
     }
 
-    /// Handles a link that is not up. Returns whether its slots are still to be executed.
+    /// Handles a link that is not up. Returns whether its orders are still to be executed.
     #[cold]
     fn poll_when_not_up(&mut self, out: &mut Completions) -> bool {
         if let ShmLinkPhase::Failing(why) = &self.phase {
@@ -226,7 +228,7 @@ impl ShmLinkInner {
         self.loans.returned(count, |_| out.push(link, Event::Done));
     }
 
-    /// Checks the state that no slot carries. `busy`: this poll has executed slots.
+    /// Checks the state that no order carries. `busy`: this poll has executed orders.
     fn check_peer(&mut self, busy: bool, out: &mut Completions) {
         if self.rings.waits_for_peer() {
             let checked = self.rings.refresh(out).and_then(|()| self.rings.post_answers());
@@ -274,7 +276,7 @@ impl ShmLinkInner {
 
     /// Tells the peer that this side no longer takes part.
     fn leave(&mut self, why: &LinkFailure) {
-        // The final number of consumed slots, before the peer can see that no more will be
+        // The final number of consumed orders, before the peer can see that no more will be
         // consumed.
         self.rings.inc.finish();
         state::leave(&self.state, why);

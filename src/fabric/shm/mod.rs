@@ -1,12 +1,12 @@
 //! Shared memory between processes of one host.
 //!
 //! Each process makes one segment per link. Only this process can write the segment; the peer maps
-//! it read-only. The segment holds the process's ring and the number of slots that the process has
+//! it read-only. The segment holds the process's ring and the number of orders that the process has
 //! consumed. It also holds the loans that were given back, and the state of the process's side.
 //! Each process also maps the peer's pool read-only. No process can therefore write into another's
-//! memory, and bulk is *pulled*. A write puts a slot in the ring that names the sender's bytes. The
-//! target's `poll` checks its own grant and copies once. For a loan the target returns the bytes in
-//! place.
+//! memory, and bulk is *pulled*. A write puts an order in the ring that names the sender's bytes.
+//! The target's `poll` checks its own grant and copies once. For a loan the target returns the
+//! bytes in place.
 //!
 //! The exception is the doorbells: a few words per port that peers set when an idle link has
 //! something. A hostile peer that writes there costs only time.
@@ -17,7 +17,7 @@
 //!
 //! | module | |
 //! |---|---|
-//! | `memory` | shared words, segments and their layout, rings, orders in slots, the link state |
+//! | `memory` | shared words, segments and their layout, slots, rings, orders, the link state |
 //! | `wakeup` | idle marks, doorbells, heavy barriers, sleeping |
 //! | `connect` | addresses, hellos, the handshake over a Unix socket |
 //! | `grants`, `bulk`, `regions`, `reads` | memory that a peer may access, and the peer's regions |
@@ -27,10 +27,10 @@
 //! | `liveness`, `file_cache` | the watcher of peers' processes; files that several links share |
 //!
 //! A connected link costs no file descriptor and two mappings. Each side has two segments, its own
-//! and the peer's, of 4 KiB and 256 bytes for each slot. A peer's process costs its pidfd, and its
-//! pool's descriptor until the pool is mapped. Its doorbells take 64 KiB for all links to it.
-//! During a handshake each endpoint has about eight descriptors. A port takes 4096 links, a fabric
-//! 64 ports.
+//! and the peer's, of 4 KiB and 256 bytes for each hot or deep slot. A peer's process costs its
+//! pidfd, and its pool's descriptor until the pool is mapped. Its doorbells take 64 KiB for all
+//! links to it. During a handshake each endpoint has about eight descriptors. A port takes 4096
+//! links, a fabric 64 ports.
 
 mod bulk;
 mod connect;
@@ -214,7 +214,7 @@ impl ShmEndpoint {
             }
         })?;
         let segment = OwnSegment::new(&layout)?;
-        ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()));
+        ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()), layout.ring_shape());
         Ok(ShmEndpoint {
             shared: Arc::clone(shared),
             options: options.clone(),

@@ -3,15 +3,14 @@
 use crate::fabric::shm::bulk::source;
 use crate::fabric::shm::grants::ShmGranted;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
-use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget};
-use crate::fabric::shm::memory::ring::PAYLOAD_BYTES;
+use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, PAYLOAD_BYTES};
 use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::shm::rings::Rings;
 use crate::fabric::{LoanPermit, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
 
-/// The target of an access of `len` bytes to a grant, as a slot carries it.
+/// The target of an access of `len` bytes to a grant, as an order carries it.
 #[inline]
 fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
     if len > grant.len {
@@ -21,7 +20,7 @@ fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
 }
 
 impl ShmLinkInner {
-    /// The rings, if the link is up and they have room for a slot.
+    /// The rings, if the link is up and they have room for an order.
     #[inline]
     fn room(&mut self) -> Result<&mut Rings, PostError> {
         if !self.is_up() {
@@ -43,7 +42,7 @@ impl ShmLinkInner {
         if bytes.len() > PAYLOAD_BYTES {
             return Err(PostError::Refused("a message has at most 224 bytes"));
         }
-        self.room()?.post_inline(Order::Send { len: bytes.len() }, bytes);
+        self.room()?.post(Order::Send { len: bytes.len() }, bytes);
         Ok(())
     }
 
@@ -59,7 +58,7 @@ impl ShmLinkInner {
             return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
         }
         let target = target(grant, len as u64)?;
-        self.room()?.post_inline(Order::WriteInline { len, target, immediate }, bytes);
+        self.room()?.post(Order::WriteInline { len, target, immediate }, bytes);
         Ok(())
     }
 
@@ -90,7 +89,7 @@ impl ShmLinkInner {
             return Err((PostError::Full, target));
         }
         if let Some(ticket) = rings.reads.add(PendingRead { target, len }) {
-            rings.post(Order::Read { exposed: OrderTarget::from(source), len, ticket });
+            rings.post(Order::Read { exposed: OrderTarget::from(source), len, ticket }, &[]);
         }
         Ok(())
     }
@@ -109,12 +108,12 @@ impl ShmLinkInner {
         let loan = LinkLoan { position, tensor: tensor.clone(), _permit: permit };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let order = Order::Lend { source, index: u64::from(index), number, immediate };
-        self.rings.post(order);
+        self.rings.post(order, &[]);
         Ok(())
     }
 
     /// Checks that a tensor can be lent now. Returns its place in the pool, and the position of the
-    /// slot that will lend it.
+    /// order that will lend it.
     fn lendable(&mut self, tensor: &Tensor) -> Result<(OrderSource, u64), PostError> {
         let source = source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let position = self.room()?.out.next();

@@ -1,6 +1,6 @@
 //! The two rings of a link, and the tensors that are held until the peer has taken them.
 
-use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
+use crate::fabric::shm::memory::order::Order;
 use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnWords, PeerWords};
 use crate::fabric::shm::reads::{PendingReads, ReadAnswers};
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 /// A tensor of this side that the peer may still pull from.
 struct HeldSource {
-    /// Position of its slot in the outgoing ring.
+    /// Position of its order in the outgoing ring.
     position: u64,
     /// Whether it is a write, which completes; else it answers a read of the peer.
     is_write: bool,
@@ -38,7 +38,7 @@ pub(super) struct Rings {
     pub current: Option<OrderInProgress>,
     pub reads: PendingReads,
     pub answers: ReadAnswers,
-    /// Whether something was posted since the last slot arrived.
+    /// Whether something was posted since the last order arrived.
     pub replies: bool,
     pub ringer: Ringer,
     /// Whether a batch is open: the peer is rung at its end.
@@ -96,36 +96,23 @@ impl Rings {
         }
     }
 
-    /// Posts an order without a body, and its payload. The caller has checked that there is room.
+    /// Posts an order and its payload, which is empty for most. The caller has checked that there
+    /// is room.
     #[inline]
-    pub(super) fn post_inline(&mut self, order: Order, payload: &[u8]) {
-        let (header, _) = order.to_words();
+    pub(super) fn post(&mut self, order: Order, payload: &[u8]) {
         let ack = self.inc.ack();
         self.replies = true;
-        self.out.post(ack, header, payload);
-        self.ring_if_idle();
-    }
-
-    /// Posts an order with a body. The caller has checked that there is room.
-    pub(super) fn post(&mut self, order: Order) {
-        let (header, body) = order.to_words();
-        let mut payload = [0; size_of::<[u64; BODY_WORDS]>()];
-        for (bytes, word) in payload.as_chunks_mut::<8>().0.iter_mut().zip(body) {
-            *bytes = word.to_le_bytes();
-        }
-        let ack = self.inc.ack();
-        self.replies = true;
-        self.out.post(ack, header, &payload);
+        self.out.post(ack, &order.to_words()[..order.word_count()], payload);
         self.ring_if_idle();
     }
 
     /// As [`Rings::post`], and holds the source until the peer has taken it. A write is done then.
     pub(super) fn post_held(&mut self, order: Order, is_write: bool, source: Option<Tensor>) {
         self.pending.push_back(HeldSource { position: self.out.next(), is_write, _source: source });
-        self.post(order);
+        self.post(order, &[]);
     }
 
-    /// Records how many slots the peer has taken from the outgoing ring.
+    /// Records how many orders the peer has taken from the outgoing ring.
     #[inline]
     pub(super) fn acknowledge(&mut self, ack: u32, out: &mut Completions) -> Result<(), BadAck> {
         self.out.acknowledge(ack)?;
@@ -133,7 +120,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Publishes the number of consumed slots, unless the peer knows it.
+    /// Publishes the number of consumed orders, unless the peer knows it.
     #[inline]
     pub(super) fn tell(&mut self) {
         if self.inc.tell() {
@@ -161,6 +148,13 @@ impl Rings {
     /// Completes the writes that the peer has taken.
     #[inline]
     fn complete(&mut self, out: &mut Completions) {
+        if !self.pending.is_empty() {
+            self.complete_pending(out);
+        }
+    }
+
+    #[inline(never)] // keeps the path of small orders short
+    fn complete_pending(&mut self, out: &mut Completions) {
         let acked = self.out.acked();
         while let Some(pending) = self.pending.pop_front_if(|pending| pending.position < acked) {
             if pending.is_write {
@@ -170,7 +164,13 @@ impl Rings {
     }
 
     /// Posts answers that waited for room.
+    #[inline]
     pub(super) fn post_answers(&mut self) -> Result<(), BadAck> {
+        if self.answers.is_empty() { Ok(()) } else { self.post_waiting_answers() }
+    }
+
+    #[inline(never)] // as above
+    fn post_waiting_answers(&mut self) -> Result<(), BadAck> {
         while !self.answers.is_empty() && self.out.has_room()? {
             if let Some(answer) = self.answers.pop() {
                 let order = Order::Answer { source: answer.source, ticket: answer.ticket };

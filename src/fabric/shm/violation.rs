@@ -1,18 +1,18 @@
 //! The rules that a peer can break on a link. A broken rule ends the link.
 
 use crate::fabric::LinkFailure;
-use crate::fabric::shm::memory::order::{OrderSource, OrderTarget, ReadTicket};
-use crate::fabric::shm::memory::ring::{BadAck, PAYLOAD_BYTES};
+use crate::fabric::shm::memory::order::{OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket};
+use crate::fabric::shm::memory::ring::BadAck;
 use crate::wire::ImmediateError;
 
 /// A rule that the peer broke, with the values that it sent. The texts say "it" for the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ShmViolation {
-    #[error("a slot has the unknown operation {0}")]
+    #[error("an order has the unknown operation {0}")]
     Operation(u8),
-    #[error("a slot has the unknown flags {0:#04x}")]
+    #[error("an order has the unknown flags {0:#04x}")]
     Flags(u8),
-    #[error("a slot claims {0} bytes of payload: {PAYLOAD_BYTES} is the most")]
+    #[error("an order claims {0} bytes of payload: {PAYLOAD_BYTES} is the most")]
     Payload(usize),
     #[error(transparent)]
     Immediate(#[from] ImmediateError),
@@ -73,7 +73,7 @@ impl From<ShmViolation> for LinkFailure {
 impl From<BadAck> for LinkFailure {
     #[cold]
     fn from(BadAck { said, sent }: BadAck) -> Self {
-        let why = format!("it says it has taken {said} slots, where {sent} were sent (both modulo 2^32)");
+        let why = format!("it says it has taken {said} orders, where {sent} were sent (both modulo 2^32)");
         LinkFailure::Protocol(why)
     }
 }

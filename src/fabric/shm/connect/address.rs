@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 
 /// Version of the address, the handshake and the segment's layout. They change together.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 
 const MAGIC: [u8; 8] = *b"twshmadr";
 const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;

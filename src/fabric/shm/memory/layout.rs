@@ -1,12 +1,12 @@
 //! The layout of a segment.
 //!
 //! Each process makes one segment per link, which only it can write and which the peer maps
-//! read-only. The segment holds this process's ring and the number of slots that the process has
+//! read-only. The segment holds this process's ring and the number of orders that the process has
 //! consumed. It also holds the loans that were given back, and the state of the process's side.
 //! Parts that are written at different times are 128 bytes apart, since the hardware fetches cache
 //! lines in pairs.
 
-use super::ring::SLOT_WORDS;
+use super::slot::RingShape;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ const LINE: usize = 2 * SPACING;
 /// Words of a page.
 const PAGE: usize = 4096 / 8;
 
-/// The largest number of slots of a ring.
+/// The largest number of orders that a link can have outstanding.
 pub(crate) const MAX_DEPTH: u32 = 1 << 16;
 
 /// The layout of both segments of a link: ranges of 64-bit words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentLayout {
-    depth: usize,
+    depth: u32,
 }
 
 impl SegmentLayout {
@@ -40,7 +40,7 @@ impl SegmentLayout {
         if !options.depth.is_power_of_two() || options.depth < 2 || options.depth > MAX_DEPTH {
             return refuse("depth", u64::from(options.depth), "a power of two from 2 to 65536 is allowed");
         }
-        Ok(SegmentLayout { depth: options.depth as usize })
+        Ok(SegmentLayout { depth: options.depth })
     }
 
     /// The owner's state line: whether it still takes part, and its idle mark.
@@ -48,7 +48,7 @@ impl SegmentLayout {
         STATE..STATE + 2
     }
 
-    /// The owner's consumer line: the slots that it has consumed of the peer's ring.
+    /// The owner's consumer line: the orders that it has consumed of the peer's ring.
     pub(crate) fn line(&self) -> Range<usize> {
         LINE..LINE + 2
     }
@@ -56,18 +56,23 @@ impl SegmentLayout {
     /// The owner's loan table: the loans that it holds of the peer.
     pub(crate) fn loan_table(&self) -> Range<usize> {
         let start = LINE + SPACING;
-        start..start + self.depth
+        start..start + self.depth as usize
+    }
+
+    /// The shape of both rings.
+    pub(crate) fn ring_shape(&self) -> RingShape {
+        RingShape::new(self.depth)
     }
 
     /// The owner's ring.
     pub(crate) fn ring(&self) -> Range<usize> {
         let start = self.loan_table().end.next_multiple_of(PAGE);
-        start..start + self.depth * SLOT_WORDS
+        start..start + self.ring_shape().words()
     }
 
     /// Bytes of the segment: whole pages.
     pub(crate) fn bytes(&self) -> usize {
-        // No overflow: 2^16 slots of 256 bytes are 2^24 bytes.
+        // No overflow: slots and extensions of a ring of 2^16 orders have about 2^24 bytes.
         self.ring().end.next_multiple_of(PAGE) * 8
     }
 }

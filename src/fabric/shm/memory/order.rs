@@ -1,7 +1,16 @@
-//! Orders: the operations of the fabric as a slot carries them, and the check of slots that a peer
-//! wrote.
+//! Orders: the operations of the fabric as the words of a ring, and the check of words that a
+//! peer wrote.
+//!
+//! | word | content |
+//! |---|---|
+//! | 0 | operation, flags, length of the payload, immediate |
+//! | 1, 2 | key, regions and offset of the target |
+//! | 3..7 | source; place and number of a loan or read |
+//!
+//! The payload of a send begins at word 1, that of an inline write at word 3. Without a long
+//! payload an order fits in its slot.
 
-use super::ring::{HEADER_WORDS, PAYLOAD_BYTES};
+use super::slot::MAX_WORDS;
 use crate::fabric::shm::violation::ShmViolation;
 use crate::wire::{Grant, Immediate};
 
@@ -14,21 +23,21 @@ const ANSWER: u8 = 6;
 
 const HAS_IMMEDIATE: u8 = 1;
 
-/// Words of the payload that describe the source of an order.
-pub(crate) const BODY_WORDS: usize = 4;
+/// Words of the longest order, without payload.
+pub(crate) const ORDER_WORDS: usize = 7;
+/// Words of an inline write, without payload.
+const WRITE_INLINE_WORDS: usize = 3;
+/// Bytes of the longest payload.
+pub(crate) const PAYLOAD_BYTES: usize = (MAX_WORDS - WRITE_INLINE_WORDS) * 8;
 
-/// The fields of a slot's header.
+/// The fields of word 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SlotHeader {
+struct OrderHead {
     op: u8,
     flags: u8,
     /// Bytes of payload.
     len: u16,
     immediate: u32,
-    key: u32,
-    target_region: u16,
-    source_region: u16,
-    target_offset: u64,
 }
 
 /// The place of bytes in the pool of the process that names them.
@@ -39,7 +48,7 @@ pub(crate) struct OrderSource {
     pub len: u64,
 }
 
-/// The content of a slot. Payload lengths are in range and immediates have known kinds. Regions,
+/// An order of a ring. Payload lengths are in range and immediates have known kinds. Regions,
 /// keys and bounds are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -78,55 +87,33 @@ pub(crate) struct ReadTicket {
     pub number: u32,
 }
 
-/// The words of an order's header and body. A send and an inline write have no body: the caller has
-/// their payload.
-pub(crate) type OrderWords = ([u64; HEADER_WORDS], [u64; BODY_WORDS]);
-
-impl SlotHeader {
+impl OrderHead {
     #[inline]
-    fn to_words(self) -> [u64; HEADER_WORDS] {
-        [
-            u64::from(self.op)
-                | u64::from(self.flags) << 8
-                | u64::from(self.len) << 16
-                | u64::from(self.immediate) << 32,
-            u64::from(self.key) | u64::from(self.target_region) << 32 | u64::from(self.source_region) << 48,
-            self.target_offset,
-        ]
-    }
-
-    #[inline]
-    fn from_words(words: [u64; HEADER_WORDS]) -> Self {
-        SlotHeader {
-            op: words[0] as u8,
-            flags: (words[0] >> 8) as u8,
-            len: (words[0] >> 16) as u16,
-            immediate: (words[0] >> 32) as u32,
-            key: words[1] as u32,
-            target_region: (words[1] >> 32) as u16,
-            source_region: (words[1] >> 48) as u16,
-            target_offset: words[2],
-        }
-    }
-
-    #[inline]
-    fn new(op: u8, target: Option<OrderTarget>, source_region: u16, immediate: Option<Immediate>) -> Self {
-        let target = target.unwrap_or(OrderTarget { region: 0, key: 0, offset: 0 });
-        SlotHeader {
+    fn new(op: u8, len: usize, immediate: Option<Immediate>) -> Self {
+        OrderHead {
             op,
             flags: if immediate.is_some() { HAS_IMMEDIATE } else { 0 },
-            len: 0,
+            len: len as u16,
             immediate: immediate.map_or(0, Immediate::to_bits),
-            key: target.key,
-            target_region: target.region,
-            source_region,
-            target_offset: target.offset,
         }
     }
 
     #[inline]
-    fn target(&self) -> OrderTarget {
-        OrderTarget { region: self.target_region, key: self.key, offset: self.target_offset }
+    fn to_word(self) -> u64 {
+        u64::from(self.op)
+            | u64::from(self.flags) << 8
+            | u64::from(self.len) << 16
+            | u64::from(self.immediate) << 32
+    }
+
+    #[inline]
+    fn from_word(word: u64) -> Self {
+        OrderHead {
+            op: word as u8,
+            flags: (word >> 8) as u8,
+            len: (word >> 16) as u16,
+            immediate: (word >> 32) as u32,
+        }
     }
 
     #[inline]
@@ -148,79 +135,89 @@ impl SlotHeader {
     }
 }
 
-impl Order {
-    /// Encodes the order.
+impl OrderTarget {
+    /// Word 1 of an order that has a target. The upper 16 bits are for the source's region.
     #[inline]
-    pub(crate) fn to_words(self) -> OrderWords {
-        let none = [0; BODY_WORDS];
+    fn keys(self) -> u64 {
+        u64::from(self.key) | u64::from(self.region) << 32
+    }
+}
+
+impl OrderSource {
+    /// Word 1 of an order that has a source and no target.
+    #[inline]
+    fn keys(self) -> u64 {
+        u64::from(self.region) << 48
+    }
+}
+
+impl Order {
+    /// Words that [`Order::to_words`] uses. The payload of the order, if it has one, comes behind.
+    #[inline]
+    pub(crate) fn word_count(&self) -> usize {
         match self {
-            Order::Send { len } => {
-                (SlotHeader { len: len as u16, ..SlotHeader::new(SEND, None, 0, None) }.to_words(), none)
-            }
+            Order::Send { .. } => 1,
+            Order::WriteInline { .. } => WRITE_INLINE_WORDS,
+            Order::Write { .. } => 5,
+            Order::Lend { .. } | Order::Read { .. } | Order::Answer { .. } => ORDER_WORDS,
+        }
+    }
+
+    /// Encodes the order, without its payload.
+    #[inline]
+    pub(crate) fn to_words(self) -> [u64; ORDER_WORDS] {
+        let head = |op, len, immediate| OrderHead::new(op, len, immediate).to_word();
+        match self {
+            Order::Send { len } => [head(SEND, len, None), 0, 0, 0, 0, 0, 0],
             Order::WriteInline { len, target, immediate } => {
-                let header = SlotHeader::new(WRITE_INLINE, Some(target), 0, immediate);
-                (SlotHeader { len: len as u16, ..header }.to_words(), none)
+                [head(WRITE_INLINE, len, immediate), target.keys(), target.offset, 0, 0, 0, 0]
             }
             Order::Write { source, target, immediate } => {
-                let header = SlotHeader::new(WRITE, Some(target), source.region, immediate);
-                (header.to_words(), [source.offset, source.len, 0, 0])
+                let keys = target.keys() | source.keys();
+                [head(WRITE, 0, immediate), keys, target.offset, source.offset, source.len, 0, 0]
             }
             Order::Lend { source, index, number, immediate } => {
-                let header = SlotHeader::new(LEND, None, source.region, Some(immediate));
-                (header.to_words(), [source.offset, source.len, index, number])
+                [head(LEND, 0, Some(immediate)), source.keys(), 0, source.offset, source.len, index, number]
             }
-            Order::Read { exposed, len, ticket } => {
-                let header = SlotHeader::new(READ, Some(exposed), 0, None);
-                (header.to_words(), [0, len, u64::from(ticket.index), u64::from(ticket.number)])
+            Order::Read { exposed, len, ticket: ReadTicket { index, number } } => {
+                let (keys, offset) = (exposed.keys(), exposed.offset);
+                [head(READ, 0, None), keys, offset, 0, len, u64::from(index), u64::from(number)]
             }
-            Order::Answer { source, ticket } => {
-                let header = SlotHeader::new(ANSWER, None, source.region, None);
-                (
-                    header.to_words(),
-                    [source.offset, source.len, u64::from(ticket.index), u64::from(ticket.number)],
-                )
+            Order::Answer { source, ticket: ReadTicket { index, number } } => {
+                let (keys, offset) = (source.keys(), source.offset);
+                [head(ANSWER, 0, None), keys, 0, offset, source.len, u64::from(index), u64::from(number)]
             }
         }
     }
 
-    /// Decodes and checks a slot of a peer. `body` is called only if the header says that there is
-    /// one.
+    /// Decodes and checks an order of a peer. `word` returns a word of the order, which can
+    /// change at any time: no word is asked for twice.
     ///
     /// # Errors
     /// The violation.
     #[inline]
-    pub(crate) fn from_words(
-        header: [u64; HEADER_WORDS],
-        body: impl FnOnce() -> [u64; BODY_WORDS],
-    ) -> Result<Order, ShmViolation> {
-        let header = SlotHeader::from_words(header);
-        let target = header.target();
-        let source = |body: &[u64; BODY_WORDS]| OrderSource {
-            region: header.source_region,
-            offset: body[0],
-            len: body[1],
-        };
-        let ticket = |body: &[u64; BODY_WORDS]| ReadTicket { index: body[2] as u32, number: body[3] as u32 };
-        match header.op {
-            SEND => Ok(Order::Send { len: header.payload()? }),
+    pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Result<Order, ShmViolation> {
+        let head = OrderHead::from_word(word(0));
+        let target =
+            |keys: u64| OrderTarget { region: (keys >> 32) as u16, key: keys as u32, offset: word(2) };
+        let source = |keys: u64| OrderSource { region: (keys >> 48) as u16, offset: word(3), len: word(4) };
+        let ticket = || ReadTicket { index: word(5) as u32, number: word(6) as u32 };
+        match head.op {
+            SEND => Ok(Order::Send { len: head.payload()? }),
             WRITE_INLINE => {
-                let len = header.payload()?;
-                Ok(Order::WriteInline { len, target, immediate: header.immediate()? })
+                let len = head.payload()?;
+                Ok(Order::WriteInline { len, target: target(word(1)), immediate: head.immediate()? })
             }
-            WRITE => Ok(Order::Write { source: source(&body()), target, immediate: header.immediate()? }),
+            WRITE => {
+                let keys = word(1);
+                Ok(Order::Write { source: source(keys), target: target(keys), immediate: head.immediate()? })
+            }
             LEND => {
-                let immediate = header.immediate()?.ok_or(ShmViolation::LoanWithoutImmediate)?;
-                let body = body();
-                Ok(Order::Lend { source: source(&body), index: body[2], number: body[3], immediate })
+                let immediate = head.immediate()?.ok_or(ShmViolation::LoanWithoutImmediate)?;
+                Ok(Order::Lend { source: source(word(1)), index: word(5), number: word(6), immediate })
             }
-            READ => {
-                let body = body();
-                Ok(Order::Read { exposed: target, len: body[1], ticket: ticket(&body) })
-            }
-            ANSWER => {
-                let body = body();
-                Ok(Order::Answer { source: source(&body), ticket: ticket(&body) })
-            }
+            READ => Ok(Order::Read { exposed: target(word(1)), len: word(4), ticket: ticket() }),
+            ANSWER => Ok(Order::Answer { source: source(word(1)), ticket: ticket() }),
             op => Err(ShmViolation::Operation(op)),
         }
     }
@@ -231,16 +228,24 @@ mod tests {
     use super::*;
     use crate::wire::{ImmediateKind, Slot};
     use proptest::prelude::*;
+    use std::cell::Cell;
+
+    /// Decodes words, each of which may be read once.
+    fn read_once(words: [u64; ORDER_WORDS]) -> Result<Order, ShmViolation> {
+        let words = words.map(|word| Cell::new(Some(word)));
+        Order::from_words(|k| words[k].take().expect("no word is read twice"))
+    }
 
     proptest! {
         #[test]
-        fn any_words_are_refused_or_come_back(mut header: [u64; HEADER_WORDS], body: [u64; 4], op in 0u8..9) {
+        fn any_words_are_refused_or_come_back(mut words: [u64; ORDER_WORDS], op in 0u8..9) {
             // Most random operations, flags and lengths are refused, so bring them near the allowed
             // ones.
-            header[0] = header[0] & !0xFE_FEFF | u64::from(op);
-            if let Ok(order) = Order::from_words(header, || body) {
-                let (again, words) = order.to_words();
-                prop_assert_eq!(Order::from_words(again, || words), Ok(order));
+            words[0] = words[0] & !0xFE_FEFF | u64::from(op);
+            if let Ok(order) = read_once(words) {
+                let again = order.to_words();
+                prop_assert_eq!(read_once(again), Ok(order));
+                prop_assert!(again[order.word_count()..].iter().all(|&word| word == 0));
             }
         }
     }
@@ -260,22 +265,22 @@ mod tests {
             Order::Read { exposed: target, len: 12, ticket },
             Order::Answer { source, ticket },
         ] {
-            let (header, body) = order.to_words();
-            assert_eq!(Order::from_words(header, || body), Ok(order));
+            assert_eq!(read_once(order.to_words()), Ok(order));
         }
     }
 
     #[test]
     fn malformed_words_are_refused_by_name() {
-        let refused = |header: SlotHeader| {
-            Order::from_words(header.to_words(), || [0; BODY_WORDS]).expect_err("nonsense").to_string()
+        let refused = |head: OrderHead| {
+            let words = [head.to_word(), 0, 0, 0, 0, 0, 0];
+            read_once(words).expect_err("nonsense").to_string()
         };
-        assert!(refused(SlotHeader { op: 99, ..SlotHeader::default() }).contains("operation 99"));
-        assert!(refused(SlotHeader { op: SEND, len: 225, ..SlotHeader::default() }).contains("225 bytes"));
-        assert!(refused(SlotHeader { op: WRITE, flags: 0x80, ..SlotHeader::default() }).contains("0x80"));
-        assert!(refused(SlotHeader { op: LEND, ..SlotHeader::default() }).contains("no immediate"));
-        let kind =
-            SlotHeader { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..SlotHeader::default() };
+        let none = OrderHead::default();
+        assert!(refused(OrderHead { op: 99, ..none }).contains("operation 99"));
+        assert!(refused(OrderHead { op: SEND, len: 225, ..none }).contains("225 bytes"));
+        assert!(refused(OrderHead { op: WRITE, flags: 0x80, ..none }).contains("0x80"));
+        assert!(refused(OrderHead { op: LEND, ..none }).contains("no immediate"));
+        let kind = OrderHead { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..none };
         assert!(refused(kind).contains("kind 15"));
     }
 }

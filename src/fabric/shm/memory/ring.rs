@@ -1,66 +1,59 @@
 //! A ring of slots with one producer and one consumer.
 //!
 //! The producer's process owns the slots. The consumer's process owns the consumer line, on which
-//! it publishes how many slots it has consumed. Neither writes what the other owns. A slot is 32
-//! words (four cache lines):
+//! it publishes how many orders it has consumed. Neither writes what the other owns. An order
+//! lies in one slot: see [`slot`](super::slot).
 //!
-//! | word | content |
-//! |---|---|
-//! | 0, low half | sequence number, stored last |
-//! | 0, high half | how many slots of the *other* ring of the link have been consumed |
-//! | 1..4 | header |
-//! | 4..32 | payload; its first four words share the header's cache line |
+//! Orders count up for ever from [`FIRST`], in 64 bits here and modulo 2^32 in shared memory. The
+//! count starts shortly *before* the 32 bits wrap, as the kernel's jiffies do, so that every link
+//! goes through the wrap. The order at position `p` has the sequence number `p + 1`.
 //!
-//! The slot for position `p` is full when its sequence number is `p + 1` (modulo 2^32), so a slot
-//! never has to be reset. Positions count up for ever in 64 bits here and modulo 2^32 in shared
-//! memory. They start shortly *before* the 32 bits wrap, as the kernel's jiffies do, so that every
-//! link goes through the wrap.
+//! A ring of `depth` orders has a few *hot* slots and `depth` *deep* ones. Position `p` lies in
+//! hot slot `p % hot` if fewer than `hot` orders are outstanding, and in deep slot `p % depth`
+//! otherwise. The order before says which. The processes of a ping-pong therefore use the hot
+//! slots only, which stay in their first-level caches.
+//!
+//! A place that was not used for long can hold the sequence number of 2^31 orders before. Before
+//! the producer posts an order, it replaces such a number in the place of the next order.
 
+use super::slot::{FIRST, FirstWord, MAX_WORDS, RingShape, first_word};
 use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// One word has 8 bytes.
-pub(crate) const SLOT_WORDS: usize = 32;
-/// Words of a slot's header, not counting word 0.
-pub(crate) const HEADER_WORDS: usize = 3;
-/// First word of a slot's payload.
-const PAYLOAD: usize = 1 + HEADER_WORDS;
-/// Bytes of a slot's payload.
-pub(crate) const PAYLOAD_BYTES: usize = (SLOT_WORDS - PAYLOAD) * 8;
-/// Word of the consumer's line: how many slots have been consumed, modulo 2^32.
+/// Word of the consumer's line: how many orders have been consumed, modulo 2^32.
 pub(crate) const TAIL: usize = 0;
 /// Word of the consumer's line that carries the credits of the layer above.
 pub(crate) const CREDITS: usize = 1;
 
-/// The first position of every ring: 300 slots before the 32 bits wrap.
-pub(crate) const FIRST: u64 = (1 << 32) - 300;
-
-/// The peer says that it has consumed more slots than were sent.
+/// The peer says that it has consumed more orders than were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadAck {
     /// The number that the peer says, modulo 2^32.
     pub said: u32,
-    /// The number of sent slots, modulo 2^32.
+    /// The number of sent orders, modulo 2^32.
     pub sent: u32,
-}
-
-/// The sequence number of a full slot at a position.
-fn sequence(position: u64) -> u32 {
-    (position as u32).wrapping_add(1)
 }
 
 /// Initialises a ring and a line of this process, before the peer can see them.
 ///
 /// # Panics
-/// If the number of slots is not a power of two.
-pub(crate) fn prepare(slots: &impl StoreWords, line: &impl StoreWords) {
-    let depth = depth(slots);
-    for position in FIRST..FIRST + depth {
-        // The sequence number that a full slot of the lap before would hold.
-        let empty = sequence(position.wrapping_sub(depth));
-        slots.store(slot_at(position, depth - 1), u64::from(empty), Relaxed);
-    }
+/// If the ring does not have the words of its shape.
+pub(crate) fn prepare(slots: &impl StoreWords, line: &impl StoreWords, shape: RingShape) {
+    assert_eq!(slots.len(), shape.words());
+    clear_if_stale(slots, shape.slot(FIRST, false), FIRST);
     line.store(TAIL, u64::from(FIRST as u32), Release);
+}
+
+/// Makes a slot empty for a consumer that waits there for the order at `position`.
+///
+/// A slot in use is not changed: its position is less than 2^31 away.
+#[inline]
+fn clear_if_stale(slots: &impl StoreWords, slot: usize, position: u64) {
+    let at = first_word(slot);
+    let found = FirstWord(slots.load(at, Relaxed));
+    if found.is_of(position) {
+        slots.store(at, !found.0, Relaxed);
+    }
 }
 
 /// The end of a ring that fills slots.
@@ -68,77 +61,102 @@ pub(crate) struct Producer<R, L> {
     slots: R,
     /// The peer's consumer line.
     line: L,
-    mask: u64,
-    /// Position of the next slot to fill.
+    shape: RingShape,
+    /// Position of the next order.
     next: u64,
-    /// All slots before this position are known to be consumed.
+    /// Slot of the next order.
+    slot: usize,
+    /// Whether that is a deep slot.
+    is_deep: bool,
+    /// From this position on all slots are of that kind.
+    since: u64,
+    /// All orders before this position are known to be consumed.
     acked: u64,
 }
 
 impl<R: StoreWords, L: LoadWords> Producer<R, L> {
     /// The producer of a ring that [`prepare`] has initialised.
-    ///
-    /// # Panics
-    /// If the number of slots is not a power of two.
-    pub(crate) fn new(slots: R, line: L) -> Self {
-        Producer { mask: depth(&slots) - 1, slots, line, next: FIRST, acked: FIRST }
+    pub(crate) fn new(slots: R, line: L, shape: RingShape) -> Self {
+        let slot = shape.slot(FIRST, false);
+        Producer { slots, line, shape, next: FIRST, slot, is_deep: false, since: FIRST, acked: FIRST }
     }
 
-    /// Position of the next slot to fill.
+    /// Position of the next order.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// All slots before this position have been consumed.
+    /// All orders before this position have been consumed.
     pub(crate) fn acked(&self) -> u64 {
         self.acked
     }
 
-    /// Whether a slot is free. Reads the peer's line only if none seems to be.
+    /// Whether another order may be outstanding. Reads the peer's line only if none seems to be
+    /// allowed.
     #[inline]
     pub(crate) fn has_room(&mut self) -> Result<bool, BadAck> {
-        if self.next - self.acked <= self.mask {
+        if self.next - self.acked < u64::from(self.shape.depth) {
             return Ok(true);
         }
         self.refresh()?;
-        Ok(self.next - self.acked <= self.mask)
+        Ok(self.next - self.acked < u64::from(self.shape.depth))
     }
 
-    /// Fills the next slot. `ack` is the number of consumed slots of the link's other ring.
+    /// Posts an order: `words`, and behind them `payload`. `ack` is the number of consumed
+    /// orders of the link's other ring.
     ///
     /// # Panics
-    /// If the payload is longer than [`PAYLOAD_BYTES`]. The caller has called
+    /// If both together are longer than [`MAX_WORDS`]. The caller has called
     /// [`Producer::has_room`].
     #[inline]
-    pub(crate) fn post(&mut self, ack: u32, header: [u64; HEADER_WORDS], payload: &[u8]) {
-        debug_assert!(self.next - self.acked <= self.mask, "posted to a full ring");
-        assert!(payload.len() <= PAYLOAD_BYTES);
-        let slot = slot_at(self.next, self.mask);
-        for (k, word) in header.into_iter().enumerate() {
-            self.slots.store(slot + 1 + k, word, Relaxed);
-        }
-        let (words, rest) = payload.as_chunks::<8>();
+    pub(crate) fn post(&mut self, ack: u32, words: &[u64], payload: &[u8]) {
+        debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
+        assert!(words.len() + payload.len().div_ceil(8) <= MAX_WORDS);
+        let (shape, slot, position) = (self.shape, self.slot, self.next);
+        let next_is_deep = self.choose_next();
+        let store = |k, word| self.slots.store(shape.word(slot, k), word, Relaxed);
         for (k, word) in words.iter().enumerate() {
-            self.slots.store(slot + PAYLOAD + k, u64::from_le_bytes(*word), Relaxed);
+            store(k, *word);
+        }
+        let (chunks, rest) = payload.as_chunks::<8>();
+        for (k, chunk) in chunks.iter().enumerate() {
+            store(words.len() + k, u64::from_le_bytes(*chunk));
         }
         if !rest.is_empty() {
             let mut last = [0; 8];
             last[..rest.len()].copy_from_slice(rest);
-            self.slots.store(slot + PAYLOAD + words.len(), u64::from_le_bytes(last), Relaxed);
+            store(words.len() + chunks.len(), u64::from_le_bytes(last));
         }
-        let first = u64::from(ack) << 32 | u64::from(sequence(self.next));
-        // Release: whoever sees the sequence number sees the words above.
-        self.slots.store(slot, first, Release);
+        // Release: a consumer that sees the sequence number sees the words above, and that the next
+        // order's slot is empty.
+        self.slots.store(first_word(slot), FirstWord::new(position, next_is_deep, ack).0, Release);
+    }
+
+    /// Goes to the next position, and makes its slot empty for the consumer. Returns whether it is
+    /// a deep slot.
+    #[inline]
+    fn choose_next(&mut self) -> bool {
         self.next += 1;
+        let is_deep = self.next - self.acked >= u64::from(self.shape.hot);
+        if is_deep != self.is_deep {
+            (self.is_deep, self.since) = (is_deep, self.next);
+        }
+        self.slot = self.shape.slot(self.next, is_deep);
+        // A slot that was used one round ago is not stale. To read it would cost up to 10 ns.
+        let round = if is_deep { self.shape.depth } else { self.shape.hot };
+        if self.next - self.since < u64::from(round) {
+            clear_if_stale(&self.slots, self.slot, self.next);
+        }
+        is_deep
     }
 
     /// Fetches the cache line of the next slot, which is about to be filled.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        self.slots.prefetch(slot_at(self.next, self.mask));
+        self.slots.prefetch(first_word(self.slot));
     }
 
-    /// Records how many slots the peer has consumed. Ignores an older number.
+    /// Records how many orders the peer has consumed. Ignores an older number.
     #[inline]
     pub(crate) fn acknowledge(&mut self, ack: u32) -> Result<(), BadAck> {
         let step = ack.wrapping_sub(self.acked as u32);
@@ -185,79 +203,74 @@ pub(crate) struct Consumer<R, L> {
     slots: R,
     /// This process's consumer line.
     line: L,
-    mask: u64,
-    /// Position of the next slot to empty.
+    shape: RingShape,
+    /// Position of the next order.
     position: u64,
+    /// Slot of the next order.
+    slot: usize,
     /// The position that was last published to the peer.
     told: u64,
 }
 
 impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// The consumer of a ring, on a line that [`prepare`] has initialised.
-    ///
-    /// # Panics
-    /// If the number of slots is not a power of two.
-    pub(crate) fn new(slots: R, line: L) -> Self {
-        Consumer { mask: depth(&slots) - 1, slots, line, position: FIRST, told: FIRST }
+    pub(crate) fn new(slots: R, line: L, shape: RingShape) -> Self {
+        Consumer { slots, line, shape, position: FIRST, slot: shape.slot(FIRST, false), told: FIRST }
     }
 
-    /// Whether the next slot is full. Returns the number that its sender has consumed of the other
-    /// ring.
+    /// Word 0 of the next order's slot, if the order is there.
     #[inline]
-    pub(crate) fn peek(&self) -> Option<u32> {
+    pub(crate) fn peek(&self) -> Option<FirstWord> {
         // Acquire: the words that were written before the sequence number are visible.
-        let first = self.slots.load(slot_at(self.position, self.mask), Acquire);
-        (first as u32 == sequence(self.position)).then_some((first >> 32) as u32)
+        let first = FirstWord(self.slots.load(first_word(self.slot), Acquire));
+        first.is_of(self.position).then_some(first)
     }
 
-    /// The header of the slot that [`Consumer::peek`] found.
-    #[inline]
-    pub(crate) fn header(&self) -> [u64; HEADER_WORDS] {
-        let slot = slot_at(self.position, self.mask);
-        std::array::from_fn(|k| self.slots.load(slot + 1 + k, Relaxed))
-    }
-
-    /// The first words of the slot's payload.
-    #[inline]
-    pub(crate) fn words<const N: usize>(&self) -> [u64; N] {
-        let slot = slot_at(self.position, self.mask);
-        std::array::from_fn(|k| self.slots.load(slot + PAYLOAD + k, Relaxed))
-    }
-
-    /// Copies the start of the slot's payload, as many bytes as `out` has.
+    /// Word `k` of the order that [`Consumer::peek`] found.
     ///
     /// # Panics
-    /// If `out` is longer than [`PAYLOAD_BYTES`].
+    /// If `k` is not below [`MAX_WORDS`].
     #[inline]
-    pub(crate) fn payload(&self, out: &mut [u8]) {
-        assert!(out.len() <= PAYLOAD_BYTES);
-        let slot = slot_at(self.position, self.mask) + PAYLOAD;
-        let (words, rest) = out.as_chunks_mut::<8>();
-        for (k, word) in words.iter_mut().enumerate() {
-            *word = self.slots.load(slot + k, Relaxed).to_le_bytes();
+    pub(crate) fn word(&self, k: usize) -> u64 {
+        assert!(k < MAX_WORDS);
+        self.slots.load(self.shape.word(self.slot, k), Relaxed)
+    }
+
+    /// Copies bytes of the order, from word `from` on, as many as `out` has.
+    ///
+    /// # Panics
+    /// If they end behind the longest order.
+    #[inline]
+    pub(crate) fn bytes(&self, from: usize, out: &mut [u8]) {
+        let (chunks, rest) = out.as_chunks_mut::<8>();
+        let mut k = from;
+        for chunk in chunks {
+            *chunk = self.word(k).to_le_bytes();
+            k += 1;
         }
         if !rest.is_empty() {
-            let last = self.slots.load(slot + words.len(), Relaxed).to_le_bytes();
-            rest.copy_from_slice(&last[..rest.len()]);
+            rest.copy_from_slice(&self.word(k).to_le_bytes()[..rest.len()]);
         }
     }
 
-    /// Consumes the slot: its words, and the memory that it names, are not read again. Publishes
-    /// the position now and then; returns whether it did.
+    /// Consumes the order of which [`Consumer::peek`] has returned `first`: its words, and the
+    /// memory that it names, are not read again. Publishes the position now and then; returns
+    /// whether it did.
     #[inline]
-    pub(crate) fn advance(&mut self) -> bool {
+    pub(crate) fn advance(&mut self, first: FirstWord) -> bool {
         self.position += 1;
-        self.position - self.told > self.mask / 4 && self.tell()
+        self.slot = self.shape.slot(self.position, first.next_is_deep());
+        self.position - self.told >= u64::from(self.shape.depth.div_ceil(4)) && self.tell()
     }
 
-    /// The number of consumed slots, for the next slot of the other ring. Counts as published.
+    /// The number of consumed orders, for the next slot of the other ring. Counts as published.
     #[inline]
     pub(crate) fn ack(&mut self) -> u32 {
         self.told = self.position;
         self.position as u32
     }
 
-    /// Publishes the number of consumed slots on the line, unless the peer knows it. Returns
+    /// Publishes the number of consumed orders on the line, unless the peer knows it. Returns
     /// whether it did.
     #[inline]
     pub(crate) fn tell(&mut self) -> bool {
@@ -268,7 +281,7 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         true
     }
 
-    /// Publishes the number of consumed slots on the line in any case.
+    /// Publishes the number of consumed orders on the line in any case.
     pub(crate) fn finish(&mut self) {
         self.told = self.position;
         // Release: this side's reads of the slots, and of the memory that they name, come before.
@@ -281,63 +294,76 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     }
 }
 
-/// Number of slots.
-fn depth(slots: &impl LoadWords) -> u64 {
-    let depth = slots.len() / SLOT_WORDS;
-    assert!(depth.is_power_of_two() && slots.len().is_multiple_of(SLOT_WORDS));
-    depth as u64
-}
-
-/// Index of the first word of a position's slot.
-fn slot_at(position: u64, mask: u64) -> usize {
-    (position & mask) as usize * SLOT_WORDS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::shm::memory::slot::IN_SLOT;
     use crate::fabric::words::test::{HeapWords, LoomWords};
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
 
-    fn ring<W: StoreWords + Clone>(slots: W, line: W) -> (Producer<W, W>, Consumer<W, W>) {
-        prepare(&slots, &line);
-        let producer = Producer::new(slots.clone(), line.clone());
-        (producer, Consumer::new(slots, line))
+    type Ends<W> = (Producer<W, W>, Consumer<W, W>);
+
+    fn ring<W: StoreWords + Clone>(shape: RingShape, slots: W, line: W) -> Ends<W> {
+        prepare(&slots, &line, shape);
+        let producer = Producer::new(slots.clone(), line.clone(), shape);
+        (producer, Consumer::new(slots, line, shape))
     }
 
-    fn heap_ring(depth: usize) -> (Producer<HeapWords, HeapWords>, Consumer<HeapWords, HeapWords>) {
-        ring(HeapWords::new(depth * SLOT_WORDS), HeapWords::new(2))
+    fn heap_ring(depth: u32) -> Ends<HeapWords> {
+        let shape = RingShape::new(depth);
+        ring(shape, HeapWords::new(shape.words()), HeapWords::new(2))
     }
 
+    /// Every place of the ring holds the sequence number of the order that is awaited there
+    /// first.
+    fn stale_loom_ring(depth: u32, orders: u64) -> Ends<LoomWords> {
+        let shape = RingShape::new(depth);
+        let slots = LoomWords::new(shape.words());
+        for position in (FIRST..FIRST + orders).rev() {
+            for is_deep in [false, true] {
+                let stale = FirstWord::new(position, !is_deep, 0);
+                slots.store(first_word(shape.slot(position, is_deep)), stale.0, Relaxed);
+            }
+        }
+        ring(shape, slots, LoomWords::new(2))
+    }
+
+    /// Takes an order of [`put`].
     fn take<W: StoreWords>(consumer: &mut Consumer<W, W>) -> Option<u64> {
-        consumer.peek()?;
-        let [word] = consumer.words::<1>();
-        assert_eq!(consumer.header(), [word, word + 1, word + 2], "the header is of the same slot");
-        consumer.advance();
+        let first = consumer.peek()?;
+        let word = consumer.word(0);
+        assert_eq!(consumer.word(IN_SLOT - 1), word + 1, "the slot's end is of the same order");
+        assert_eq!(consumer.word(IN_SLOT), word + 2, "the extension is of the same order");
+        consumer.advance(first);
         Some(word)
     }
 
+    /// Posts an order that goes on in its slot's extension.
     fn put<W: StoreWords>(producer: &mut Producer<W, W>, word: u64) -> bool {
         let room = producer.has_room().expect("an honest peer");
         if room {
-            producer.post(0, [word, word + 1, word + 2], &word.to_le_bytes());
+            producer.post(0, &[word, 0, 0, 0, 0, 0, word + 1], &(word + 2).to_le_bytes());
         }
         room
     }
 
     #[test]
-    fn loom_slots_arrive_whole_in_order_and_once_while_the_ring_goes_round() {
+    fn loom_orders_arrive_whole_in_sequence_and_once_while_the_ring_goes_round() {
+        // Hot slot 0, then slots of either kind, as the other thread's timing has it.
+        const ORDERS: u64 = 4;
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let (mut producer, mut consumer) = ring(LoomWords::new(2 * SLOT_WORDS), LoomWords::new(2));
+            let (mut producer, mut consumer) = stale_loom_ring(2, ORDERS);
             let sender = loom::thread::spawn(move || {
-                for word in 10..14 {
-                    while !put(&mut producer, word) {
+                for word in 0..ORDERS {
+                    while !put(&mut producer, 10 * word) {
                         loom::thread::yield_now();
                     }
                 }
             });
-            for word in 10..14 {
+            for word in 0..ORDERS {
                 let got = loop {
                     if let Some(got) = take(&mut consumer) {
                         break got;
@@ -345,22 +371,20 @@ mod tests {
                     consumer.tell();
                     loom::thread::yield_now();
                 };
-                assert_eq!(got, word);
+                assert_eq!(got, 10 * word);
             }
             assert_eq!(take(&mut consumer), None);
             sender.join().expect("the sender");
         });
     }
 
-    /// A source is pulled on one thread. The other thread writes it again once the slot that named
-    /// it was consumed.
+    /// A source is pulled on one thread. The other thread writes it again once the order that
+    /// named it was consumed.
     #[allow(unsafe_code)] // loom checks accesses to plain memory only through its raw cell
     fn pull_and_reuse(reply: bool) {
         loom::model(move || {
-            let words = || (LoomWords::new(2 * SLOT_WORDS), LoomWords::new(2));
-            let ((slots, line), (back_slots, back_line)) = (words(), words());
-            let (mut producer, mut consumer) = ring(slots, line);
-            let (mut back, replies) = ring(back_slots, back_line);
+            let (mut producer, mut consumer) = stale_loom_ring(2, 4);
+            let (mut back, replies) = stale_loom_ring(2, 4);
             let source = loom::sync::Arc::new(loom::cell::UnsafeCell::new(7u64));
             let pulled = loom::sync::Arc::clone(&source);
             assert!(put(&mut producer, 1));
@@ -369,14 +393,14 @@ mod tests {
                 pulled.with(|value| assert_eq!(unsafe { *value }, 7));
                 assert_eq!(take(&mut consumer), Some(1));
                 if reply {
-                    back.post(consumer.ack(), [0; 3], &[]);
+                    back.post(consumer.ack(), &[0; 3], &[]);
                 } else {
                     consumer.tell();
                 }
             });
             while producer.acked() != producer.next() {
                 match replies.peek() {
-                    Some(ack) if reply => producer.acknowledge(ack).expect("an honest peer"),
+                    Some(first) if reply => producer.acknowledge(first.ack()).expect("an honest peer"),
                     _ => producer.refresh().expect("an honest peer"),
                 }
                 loom::thread::yield_now();
@@ -393,6 +417,65 @@ mod tests {
         pull_and_reuse(true);
     }
 
+    /// As if slots of the kind that is not in use had last been used 2^31 orders ago. They get the
+    /// sequence numbers of the next orders that can lie there.
+    fn make_unused_slots_stale<W: StoreWords>(producer: &Producer<W, W>, consumer: &Consumer<W, W>) {
+        let (shape, next, is_deep) = (producer.shape, producer.next, !producer.is_deep);
+        let in_use: Vec<usize> =
+            (consumer.position..=next).map(|position| shape.slot(position, is_deep)).collect();
+        let round = if is_deep { shape.depth } else { shape.hot };
+        for position in next + 1..=next + u64::from(round) {
+            let slot = shape.slot(position, is_deep);
+            if !in_use.contains(&slot) {
+                producer.slots.store(first_word(slot), FirstWord::new(position, is_deep, 0).0, Relaxed);
+            }
+        }
+    }
+
+    proptest! {
+        /// Any interleaving, from any start, on slots that hold anything: a ring is a bounded
+        /// queue.
+        #[test]
+        fn a_ring_is_a_queue_of_its_depth(
+            log_depth in 1u32..9,
+            stale in any::<u32>(),
+            steps in proptest::collection::vec((0u8..5, 1usize..40), 1..60),
+        ) {
+            let (depth, line) = (1 << log_depth, HeapWords::new(2));
+            let shape = RingShape::new(depth);
+            let slots = HeapWords::new(shape.words());
+            let is_stale = |position: &u64| stale >> (position % 32) & 1 != 0;
+            for position in (FIRST..FIRST + 600).rev().filter(is_stale) {
+                let stale = FirstWord::new(position, stale.is_power_of_two(), stale);
+                slots.store(first_word(shape.slot(position, true)), stale.0, Relaxed);
+                slots.store(first_word(shape.slot(position, false)), stale.0, Relaxed);
+            }
+            let (mut producer, mut consumer) = ring(shape, slots, line);
+            let (mut sent, mut queue) = (0, VecDeque::new());
+            for (step, times) in steps {
+                for _ in 0..times {
+                    match step {
+                        0 | 1 => {
+                            let is_full = queue.len() == depth as usize;
+                            let has_room = put(&mut producer, sent);
+                            prop_assert!(!(is_full && has_room));
+                            if has_room {
+                                queue.push_back(sent);
+                                sent += 10;
+                            }
+                        }
+                        2 => prop_assert_eq!(take(&mut consumer), queue.pop_front()),
+                        3 => make_unused_slots_stale(&producer, &consumer),
+                        _ => {
+                            consumer.tell();
+                            prop_assert_eq!(producer.has_room(), Ok(queue.len() < depth as usize));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn positions_go_through_the_wrap_of_their_32_bits() {
         let (mut producer, mut consumer) = heap_ring(64);
@@ -401,7 +484,7 @@ mod tests {
             assert_eq!(take(&mut consumer), Some(word));
             assert_eq!(take(&mut consumer), None);
         }
-        assert!(producer.next() > 1 << 32, "700 slots go through the wrap");
+        assert!(producer.next() > 1 << 32, "700 orders go through the wrap");
     }
 
     #[test]
@@ -416,13 +499,41 @@ mod tests {
 
     #[test]
     fn a_ring_is_empty_before_anything_was_sent_even_where_the_sequence_wraps() {
-        // With 512 slots the first lap passes the position whose sequence number is 0.
+        // With 512 deep slots the first lap passes the position whose sequence number is 0.
         let (mut producer, mut consumer) = heap_ring(512);
-        for word in 0..512 {
+        for _ in 0..3 {
+            for word in 0..512 {
+                assert!(put(&mut producer, word));
+            }
+            for word in 0..512 {
+                assert_eq!(take(&mut consumer), Some(word));
+            }
             assert_eq!(take(&mut consumer), None);
+            consumer.tell();
+        }
+    }
+
+    #[test]
+    fn orders_in_turns_stay_in_the_hot_slots() {
+        let shape = RingShape::new(256);
+        let there = HeapWords::new(shape.words());
+        let (mut producer, mut consumer) = ring(shape, there.clone(), HeapWords::new(2));
+        let (mut back, mut replies) = heap_ring(256);
+        let deep = || {
+            (shape.slot(0, true)..shape.slots()).filter(|&slot| there.load(first_word(slot), Relaxed) != 0)
+        };
+        for word in 0..1000 {
             assert!(put(&mut producer, word));
             assert_eq!(take(&mut consumer), Some(word));
+            back.post(consumer.ack(), &[], &[]);
+            let reply = replies.peek().expect("a reply");
+            assert_eq!(producer.acknowledge(reply.ack()), Ok(()));
+            replies.advance(reply);
+            back.acknowledge(replies.ack()).expect("an honest peer");
         }
+        assert_eq!(deep().count(), 0);
+        assert!((0..256).all(|word| put(&mut producer, word)));
+        assert_eq!(deep().count(), 256 - 32);
     }
 
     #[test]
@@ -440,15 +551,19 @@ mod tests {
     #[test]
     fn payloads_of_every_length_come_back() {
         let (mut producer, mut consumer) = heap_ring(2);
-        for len in 0..=PAYLOAD_BYTES {
-            let bytes: Vec<u8> = (0..len).map(|k| (k * 7 + len) as u8).collect();
-            assert_eq!(producer.has_room(), Ok(true));
-            producer.post(0, [0; 3], &bytes);
-            assert!(consumer.peek().is_some());
-            let mut out = vec![0xEE; len];
-            consumer.payload(&mut out);
-            assert_eq!(out, bytes);
-            consumer.advance();
+        for words in [0, 1, 3, IN_SLOT, MAX_WORDS] {
+            for len in 0..=(MAX_WORDS - words) * 8 {
+                let bytes: Vec<u8> = (0..len).map(|k| (k * 7 + len) as u8).collect();
+                assert_eq!(producer.has_room(), Ok(true));
+                producer.post(0, &vec![len as u64; words], &bytes);
+                let first = consumer.peek().expect("it was posted");
+                let mut out = vec![0xEE; len];
+                consumer.bytes(words, &mut out);
+                assert_eq!(out, bytes);
+                assert!((0..words).all(|k| consumer.word(k) == len as u64));
+                consumer.advance(first);
+                consumer.tell();
+            }
         }
     }
 }

@@ -5,8 +5,7 @@ use super::hostile_peer::OPTIONS;
 use crate::fabric::shm::connect::address::{HostId, ShmAddress};
 use crate::fabric::shm::connect::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
 use crate::fabric::shm::memory::layout::SegmentLayout;
-use crate::fabric::shm::memory::order::{BODY_WORDS, Order};
-use crate::fabric::shm::memory::ring::HEADER_WORDS;
+use crate::fabric::shm::memory::order::{ORDER_WORDS, Order};
 
 pub use super::hostile_program::hostile_peer;
 
@@ -60,13 +59,12 @@ pub fn handshake(bytes: &[u8]) {
     assert_eq!(again, bytes);
 }
 
-/// The words of a slot that are accepted encode to an equal order.
-pub fn slot(words: [u64; HEADER_WORDS + BODY_WORDS]) {
-    let [a, b, c, body @ ..] = words;
-    match Order::from_words([a, b, c], || body) {
+/// The words of an order that are accepted encode to an equal order.
+pub fn order(words: [u64; ORDER_WORDS]) {
+    match Order::from_words(|k| words[k]) {
         Ok(order) => {
-            let (header, body) = order.to_words();
-            assert_eq!(Order::from_words(header, || body), Ok(order));
+            let again = order.to_words();
+            assert_eq!(Order::from_words(|k| again[k]), Ok(order));
         }
         Err(why) => is_short(&why),
     }

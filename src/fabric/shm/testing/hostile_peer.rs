@@ -7,9 +7,9 @@ use crate::fabric::shm::connect::address::ShmAddress;
 use crate::fabric::shm::connect::handshake::{self, LocalSide};
 use crate::fabric::shm::connect::socket::{Deadline, listen};
 use crate::fabric::shm::memory::layout::SegmentLayout;
-use crate::fabric::shm::memory::order::BODY_WORDS;
+use crate::fabric::shm::memory::order::ORDER_WORDS;
 use crate::fabric::shm::memory::ring;
-use crate::fabric::shm::memory::ring::{Consumer, HEADER_WORDS, Producer};
+use crate::fabric::shm::memory::ring::{Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::wakeup::doorbells::PeerDoorbells;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
@@ -61,7 +61,8 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
     let layout = SegmentLayout::new(&OPTIONS).expect("in range");
     let endpoint = fabric.endpoint(0, &OPTIONS).expect("an endpoint");
     let segment = OwnSegment::new(&layout).expect("a segment");
-    ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()));
+    let shape = layout.ring_shape();
+    ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()), shape);
     let token = address::draw_token().expect("random bytes");
     let (host, uid) = (fabric.shared.host, fabric.shared.uid);
     let hostile = ShmAddress { host, uid, pid: std::process::id(), token };
@@ -88,8 +89,8 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
     let link = port.attach(link).expect("room");
     port.post_receives(link, 1000);
     let hostile = HostilePeer {
-        out: Producer::new(segment.words(layout.ring()), peer.words(layout.line())),
-        inc: Consumer::new(peer.words(layout.ring()), segment.words(layout.line())),
+        out: Producer::new(segment.words(layout.ring()), peer.words(layout.line()), shape),
+        inc: Consumer::new(peer.words(layout.ring()), segment.words(layout.line()), shape),
         ring: segment.words(layout.ring()),
         line: segment.words(layout.line()),
         state: segment.words(layout.state()),
@@ -100,9 +101,8 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
 }
 
 impl HostilePeer {
-    pub fn post_words(&mut self, header: [u64; HEADER_WORDS], body: [u64; BODY_WORDS]) {
+    pub fn post_words(&mut self, words: [u64; ORDER_WORDS]) {
         assert_eq!(self.out.has_room(), Ok(true));
-        let body: Vec<u8> = body.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.out.post(self.inc.ack(), header, &body);
+        self.out.post(self.inc.ack(), &words, &[]);
     }
 }

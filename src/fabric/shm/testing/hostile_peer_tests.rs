@@ -17,8 +17,7 @@ fn hostile_link() -> (HonestPeer, HostilePeer) {
 
 impl HostilePeer {
     fn post(&mut self, order: Order) {
-        let (header, body) = order.to_words();
-        self.post_words(header, body);
+        self.post_words(order.to_words());
     }
 }
 
@@ -65,8 +64,8 @@ const SOURCE: OrderSource = OrderSource { region: 0, offset: 0, len: 8 };
 const NOWHERE: OrderTarget = OrderTarget { region: 0, key: 0, offset: 0 };
 
 #[test]
-fn malformed_slots_end_the_link() {
-    let op = |op: u64| [op, 0, 0];
+fn malformed_orders_end_the_link() {
+    let op = |op: u64| [op, 0, 0, 0, 0, 0, 0];
     let cases = [
         (op(0), "operation 0"),
         (op(200), "operation 200"),
@@ -76,9 +75,9 @@ fn malformed_slots_end_the_link() {
         (op(3 | 1 << 8 | 0xF000_0000 << 32), "kind 15"),
         (op(4), "no immediate"),
     ];
-    for (header, text) in cases {
+    for (words, text) in cases {
         let (mut honest, mut hostile) = hostile_link();
-        hostile.post_words(header, [0; 4]);
+        hostile.post_words(words);
         honest.assert_broken(text);
     }
 }
@@ -149,8 +148,7 @@ fn answers_without_a_read_end_the_link() {
         let grant = Grant { region: 0, key: 1, offset: 0, len: 8 };
         honest.port.read(honest.link, target, &grant).expect("posted");
         assert!(hostile.inc.peek().is_some());
-        let Ok(Order::Read { ticket, .. }) = Order::from_words(hostile.inc.header(), || hostile.inc.words())
-        else {
+        let Ok(Order::Read { ticket, .. }) = Order::from_words(|k| hostile.inc.word(k)) else {
             panic!("not a read");
         };
         hostile.post(Order::Answer { source: OrderSource { len, ..SOURCE }, ticket });
@@ -173,9 +171,9 @@ fn a_flood_of_reads_is_bounded() {
 }
 
 #[test]
-fn an_acknowledgement_of_slots_never_sent_ends_the_link() {
+fn an_acknowledgement_of_orders_never_sent_ends_the_link() {
     let (mut honest, mut hostile) = hostile_link();
-    hostile.out.post(12345, Order::Send { len: 0 }.to_words().0, &[]);
+    hostile.out.post(12345, &Order::Send { len: 0 }.to_words(), &[]);
     honest.assert_broken("where");
 
     // The same on the line, which is read when something waits for it.
@@ -184,7 +182,7 @@ fn an_acknowledgement_of_slots_never_sent_ends_the_link() {
     let grant = Grant { region: 0, key: 1, offset: 0, len: 8 };
     honest.port.write(honest.link, &source, 8, &grant, None).expect("posted");
     hostile.line.store(TAIL, 77, Ordering::Release);
-    honest.assert_broken("it says it has taken 77 slots");
+    honest.assert_broken("it says it has taken 77 orders");
     assert!(source.is_unique());
 }
 
@@ -194,7 +192,7 @@ fn a_wrong_consumer_line_of_a_full_ring_ends_the_link_at_the_next_post() {
     hostile.line.store(TAIL, 77, Ordering::Release);
     while honest.port.send(honest.link, b"x").is_ok() {}
     assert_eq!(honest.port.send(honest.link, b"x"), Err(crate::fabric::PostError::Down));
-    honest.assert_broken("it says it has taken 77 slots");
+    honest.assert_broken("it says it has taken 77 orders");
 }
 
 #[test]
@@ -228,7 +226,8 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the peer may still read it");
     // It took the first.
-    hostile.inc.advance();
+    let first = hostile.inc.peek().expect("it was posted");
+    hostile.inc.advance(first);
     hostile.inc.finish();
     crate::fabric::shm::memory::state::leave(&hostile.state, &LinkFailure::Closed);
     honest.port.detach(honest.link);
@@ -266,11 +265,11 @@ fn endless_rings_and_rings_for_missing_links_cost_only_time() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any slots: no panic, and no byte outside the grant changes.
+    /// Any orders: no panic, and no byte outside the grant changes.
     #[test]
-    fn no_slot_makes_the_honest_side_panic_or_write_outside_a_grant(
-        slots in proptest::collection::vec(
-            (0u64..8, any::<[u64; 3]>(), any::<[u64; 4]>(), any::<bool>(), 0u64..80),
+    fn no_order_makes_the_honest_side_panic_or_write_outside_a_grant(
+        orders in proptest::collection::vec(
+            (0u64..8, any::<[u64; 7]>(), any::<bool>(), 0u64..80),
             1..8,
         )
     ) {
@@ -278,16 +277,16 @@ proptest! {
         let before = tensor(&honest.pool, &[0x55; 256]);
         let grant = honest.granted(64);
         let after = tensor(&honest.pool, &[0x55; 256]);
-        for (op, mut header, mut body, near, len) in slots {
-            header[0] = header[0] & !0xFEFF | op;
+        for (op, mut words, near, len) in orders {
+            words[0] = words[0] & !0xFEFF | op;
             if near {
                 // Near enough to be executed sometimes.
-                header[0] = header[0] & 0x0FFF_FFFF_0000_01FF | len << 16;
-                header[1] = u64::from(grant.key) | u64::from(grant.region) << 32;
-                header[2] = grant.offset.wrapping_add(header[2] % 3).wrapping_sub(1);
-                body = [body[0] % 5000, len, body[2] % 9, body[3]];
+                words[0] = words[0] & 0x0FFF_FFFF_0000_01FF | len << 16;
+                words[1] = u64::from(grant.key) | u64::from(grant.region) << 32;
+                words[2] = grant.offset.wrapping_add(words[2] % 3).wrapping_sub(1);
+                (words[3], words[4], words[5]) = (words[3] % 5000, len, words[5] % 9);
             }
-            hostile.post_words(header, body);
+            hostile.post_words(words);
         }
         let (_, _) = honest.poll();
         prop_assert_eq!(before.bytes(), [0x55; 256]);

@@ -6,8 +6,9 @@
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer};
 use super::{tensor, tensor_mut};
-use crate::fabric::shm::memory::order::BODY_WORDS;
-use crate::fabric::shm::memory::ring::{CREDITS, FIRST, HEADER_WORDS, SLOT_WORDS, TAIL};
+use crate::fabric::shm::memory::order::ORDER_WORDS;
+use crate::fabric::shm::memory::ring::{CREDITS, TAIL};
+use crate::fabric::shm::memory::slot::{FIRST, RingShape};
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
@@ -105,9 +106,9 @@ fn run(setup: &HostileSetup, input: &mut Input<'_>) {
 impl HostilePeer {
     fn act(&mut self, command: u8, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
         match command {
-            0..=2 => self.slot(grants, exposed, input),
+            0..=2 => self.order(grants, exposed, input),
             3 => {
-                let words = OPTIONS.depth as usize * SLOT_WORDS;
+                let words = RingShape::new(OPTIONS.depth).words();
                 self.ring.store(input.number() as usize % words, input.u64(), Release);
             }
             4 => {
@@ -127,8 +128,8 @@ impl HostilePeer {
             },
             _ => {
                 for _ in 0..input.u8() % 8 {
-                    if self.inc.peek().is_some() {
-                        self.inc.advance();
+                    if let Some(first) = self.inc.peek() {
+                        self.inc.advance(first);
                     }
                 }
                 self.inc.tell();
@@ -136,30 +137,30 @@ impl HostilePeer {
         }
     }
 
-    /// Posts a slot that may be allowed or not.
-    fn slot(&mut self, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
+    /// Posts an order that may be allowed or not.
+    fn order(&mut self, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
         if self.out.has_room() != Ok(true) {
             return;
         }
         let (op, len) = (input.u8() % 8, input.u8());
-        let (mut header, mut body) = ([0; HEADER_WORDS], [0; BODY_WORDS]);
+        let mut words = [0; ORDER_WORDS];
         let kind = if input.u8() < 200 { input.u8() % 4 } else { input.u8() };
         let immediate = u64::from(kind) << 28 | u64::from(input.u8() % 4);
         let flags = u64::from(input.u8() % 4).min(if len > 250 { 3 } else { 1 });
-        header[0] = u64::from(op) | flags << 8 | u64::from(len) << 16 | immediate << 32;
+        words[0] = u64::from(op) | flags << 8 | u64::from(len) << 16 | immediate << 32;
         let known = if op == 5 { exposed } else { grants };
         if let Some(grant) = known.get(usize::from(input.u8()) % known.len().max(1)) {
-            header[1] = u64::from(grant.key) | u64::from(grant.region) << 32;
-            header[2] = grant.offset.wrapping_add(input.u8().into()).wrapping_sub(u64::from(input.u8() % 3));
+            words[1] = u64::from(grant.key) | u64::from(grant.region) << 32;
+            words[2] = grant.offset.wrapping_add(input.u8().into()).wrapping_sub(u64::from(input.u8() % 3));
         }
         if input.u8() > 220 {
-            header[usize::from(input.u8()) % HEADER_WORDS] ^= input.u64();
+            words[usize::from(input.u8()) % 3] ^= input.u64();
         }
-        body[0] = input.number();
-        body[1] = if input.u8() < 200 { u64::from(input.u8() % 65) } else { input.number() };
-        body[2] = if input.u8() < 220 { u64::from(input.u8() % 9) } else { input.number() };
-        body[3] = input.number();
-        self.post_words(header, body);
+        words[3] = input.number();
+        words[4] = if input.u8() < 200 { u64::from(input.u8() % 65) } else { input.number() };
+        words[5] = if input.u8() < 220 { u64::from(input.u8() % 9) } else { input.number() };
+        words[6] = input.number();
+        self.post_words(words);
     }
 }
 
@@ -283,7 +284,7 @@ impl HonestOwner {
         }
         self.borrowed.clear();
         self.guards.clear();
-        // A peer that leaves without taking a slot holds no loan. With a peer that does, the pool
+        // A peer that leaves without taking an order holds no loan. With a peer that does, the pool
         // keeps the lent bytes.
         hostile.line.store(TAIL, u64::from(FIRST as u32), Release);
         state::leave(&hostile.state, &LinkFailure::Closed);
