@@ -43,6 +43,10 @@ impl<T: Exchange> Initiator for T {
         self.fill(watch)
     }
 
+    fn max_chunk(&self) -> u64 {
+        1
+    }
+
     fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         let step = self.step()?;
         self.send(&step)?;

@@ -44,6 +44,10 @@ const MAX_SMALL: i64 = 160;
 /// --local and without HOST, this process is the server: it answers one client and ends. With HOST
 /// it is the client of the server there, and it measures. Each option that is given to the server
 /// must have the same value at the client.
+///
+/// Each round trip is a sample. Round trips of less than a microsecond are timed in chunks of 16,
+/// because reading the clock would lengthen them. Each then counts with the mean of its chunk.
+/// rendezvous_lat times every round trip alone.
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[command(disable_help_subcommand = true, subcommand_value_name = "TEST", subcommand_help_heading = "Tests")]
 pub struct PerfArgs {

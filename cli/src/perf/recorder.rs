@@ -39,15 +39,21 @@ impl Recorder {
     /// Adds a sample, in nanoseconds.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
+        self.record_many(nanos, 1);
+    }
+
+    /// Adds `count` equal samples, in nanoseconds each.
+    #[inline]
+    pub fn record_many(&mut self, nanos: u64, count: u64) {
         // A sample past the histogram's end counts in its last bucket; the exact maximum is kept
         // beside it.
-        self.histogram.saturating_record(nanos);
-        self.count += 1;
+        self.histogram.saturating_record_n(nanos, count);
+        self.count += count;
         self.min = self.min.min(nanos);
         self.max = self.max.max(nanos);
-        let from_old_mean = nanos as f64 - self.mean;
-        self.mean += from_old_mean / self.count as f64;
-        self.squares += from_old_mean * (nanos as f64 - self.mean);
+        let (from_old_mean, count) = (nanos as f64 - self.mean, count as f64);
+        self.mean += from_old_mean * count / self.count as f64;
+        self.squares += from_old_mean * (nanos as f64 - self.mean) * count;
     }
 
     /// Adds all samples of another recorder.
@@ -146,6 +152,16 @@ mod tests {
         assert_eq!((summary.min_ns, summary.max_ns, summary.mean_ns), (2.0, 9.0, 5.0));
         assert!((summary.stdev_ns - (32.0f64 / 7.0).sqrt()).abs() < 1e-12, "{}", summary.stdev_ns);
         assert_eq!((summary.p50_ns, summary.p90_ns), (4.0, 9.0));
+    }
+
+    #[test]
+    fn many_equal_samples_are_as_if_recorded_one_by_one() {
+        let mut many = recorder(&[2]);
+        many.record_many(4, 3);
+        many.record_many(5, 2);
+        many.record_many(7, 1);
+        many.record_many(9, 1);
+        assert_eq!(many.summary(1.0), recorder(&[2, 4, 4, 4, 5, 5, 7, 9]).summary(1.0));
     }
 
     #[test]

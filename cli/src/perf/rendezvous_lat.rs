@@ -145,6 +145,10 @@ impl Initiator for RendezvousLat {
         self.fill(watch)
     }
 
+    fn max_chunk(&self) -> u64 {
+        1
+    }
+
     fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         self.send()?;
         self.receive()

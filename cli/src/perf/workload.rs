@@ -9,22 +9,37 @@ use super::recorder::Recorder;
 use crate::error::CliError;
 use crate::reference::stopwatch::Stopwatch;
 
+/// Short round trips that are timed together.
+const CHUNK: u64 = 16;
+/// From this length on a round trip is timed alone, in nanoseconds. Two readings of the clock take
+/// about 2 % of it.
+const LONG_NS: u64 = 1000;
+
 /// The side that measures.
 pub trait Initiator {
     /// Prepares round trips with `bytes` of payload each way. Not measured. The responder prepares
     /// at the same time, and both may use the channel.
     fn prepare(&mut self, bytes: usize, channel: &mut ControlChannel) -> Result<(), CliError>;
 
-    /// Prepares one round trip, such as a freshly written source. Not measured.
+    /// Prepares one chunk of round trips, such as a freshly written source. Not measured.
     fn produce(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         Ok(())
+    }
+
+    /// Round trips that [`Initiator::produce`] prepares at once.
+    fn max_chunk(&self) -> u64 {
+        CHUNK
     }
 
     /// One round trip: payload there, payload back.
     fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort>;
 
-    /// `count` round trips, each a sample. Returns the nanoseconds of all of them. A workload
-    /// without round trips overrides this and records no samples.
+    /// `count` round trips. Returns the nanoseconds of all of them. A workload without round trips
+    /// overrides this and records no samples.
+    ///
+    /// Each round trip is a sample. A chunk of short ones is timed as a whole, because reading the
+    /// clock would lengthen each of them. Each then counts with the mean of its chunk. After a mean
+    /// of [`LONG_NS`] or more, the next round trip is timed alone.
     fn rounds(
         &mut self,
         count: u64,
@@ -33,12 +48,18 @@ pub trait Initiator {
         into: &mut Recorder,
     ) -> Result<u64, Abort> {
         let began = clock.now();
-        for _ in 0..count {
+        let (mut left, mut chunk) = (count, 1);
+        while left > 0 {
+            chunk = left.min(chunk);
             self.produce(watch)?;
             let start = clock.now();
-            self.round_trip(watch)?;
-            let end = clock.now();
-            into.record(clock.nanos(start, end));
+            for _ in 0..chunk {
+                self.round_trip(watch)?;
+            }
+            let mean = (clock.nanos(start, clock.now()) + chunk / 2) / chunk;
+            into.record_many(mean, chunk);
+            left -= chunk;
+            chunk = if mean < LONG_NS { self.max_chunk() } else { 1 };
         }
         Ok(clock.nanos(began, clock.now()))
     }
@@ -90,4 +111,65 @@ pub struct Facts {
     pub depth: u64,
     /// The path's MTU, where the fabric has one.
     pub mtu: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Counts its chunks and round trips, which take at least a given time.
+    struct Counting {
+        least: Duration,
+        max_chunk: u64,
+        chunks: u64,
+        round_trips: u64,
+    }
+
+    impl Initiator for Counting {
+        fn prepare(&mut self, _bytes: usize, _channel: &mut ControlChannel) -> Result<(), CliError> {
+            Ok(())
+        }
+
+        fn produce(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
+            self.chunks += 1;
+            Ok(())
+        }
+
+        fn max_chunk(&self) -> u64 {
+            self.max_chunk
+        }
+
+        fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
+            self.round_trips += 1;
+            let start = Instant::now();
+            while start.elapsed() < self.least {}
+            Ok(())
+        }
+
+        fn facts(&self) -> Facts {
+            unreachable!("no report")
+        }
+    }
+
+    /// Makes `count` round trips, each of which must become a sample. Returns the number of chunks.
+    fn chunks(count: u64, least: Duration, max_chunk: u64) -> u64 {
+        let mut counting = Counting { least, max_chunk, chunks: 0, round_trips: 0 };
+        let (clock, watch, mut recorder) = (Stopwatch::new(), PeerWatch::without_peer(), Recorder::new());
+        counting.rounds(count, &clock, &watch, &mut recorder).expect("no round trip fails");
+        assert_eq!((counting.round_trips, recorder.summary(1.0).count), (count, count));
+        counting.chunks
+    }
+
+    #[test]
+    fn short_round_trips_are_timed_in_chunks() {
+        let chunks = chunks(10_000, Duration::ZERO, CHUNK);
+        assert!((10_000 / CHUNK..5_000).contains(&chunks), "{chunks} chunks");
+    }
+
+    #[test]
+    fn long_round_trips_and_those_with_fresh_sources_are_timed_alone() {
+        assert_eq!(chunks(50, Duration::from_micros(5), CHUNK), 50);
+        assert_eq!(chunks(1000, Duration::ZERO, 1), 1000);
+    }
 }
