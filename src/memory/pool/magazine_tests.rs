@@ -172,6 +172,7 @@ mod one_thread {
 mod loom_tests {
     use super::super::*;
     use super::testing::{class, collect, drop_tensor, enter, magazines_and_tensors};
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -227,19 +228,33 @@ mod loom_tests {
         }
     }
 
+    /// The thread that ends the pool writes a cell that the others have read before their drops.
     #[test]
-    fn loom_one_thread_ends_a_closed_pool() {
+    fn loom_one_thread_ends_a_closed_pool_after_all_others_are_done() {
         model(2, || {
             let (magazines, [first, second]) = magazines_and_tensors(8);
-            let magazines = Arc::new(magazines);
+            let pool = Arc::new((magazines, UnsafeCell::new(0u32)));
+            // SAFETY: the pool has not ended; loom checks that no thread writes.
+            let read = |cell: &UnsafeCell<u32>| cell.with(|value| assert_eq!(unsafe { *value }, 0));
+            let end = |cell: &UnsafeCell<u32>, ends: bool| {
+                if ends {
+                    // SAFETY: the pool has ended; loom checks that no thread reads.
+                    cell.with_mut(|value| unsafe { *value = 1 });
+                }
+                usize::from(ends)
+            };
             let droppers = [(0, first), (1, second)].map(|(index, tensor)| {
-                let magazines = Arc::clone(&magazines);
-                thread::spawn(move || drop_tensor(&magazines, index, tensor))
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || {
+                    read(&pool.1);
+                    end(&pool.1, drop_tensor(&pool.0, index, tensor))
+                })
             });
-            let live = magazines.close().expect("loom's barrier works");
-            let mut ends = usize::from(magazines.end(live));
+            let live = pool.0.close().expect("loom's barrier works");
+            read(&pool.1);
+            let mut ends = end(&pool.1, pool.0.end(live));
             for dropper in droppers {
-                ends += usize::from(dropper.join().expect("no panic"));
+                ends += dropper.join().expect("no panic");
             }
             assert_eq!(ends, 1);
         });
