@@ -70,6 +70,9 @@ const _: () = {
 /// On shared memory a message of up to 48 bytes takes one cache line.
 pub const MAX_MESSAGE: usize = 224;
 
+/// Tensors that a link can have lent at a time in each direction, on every fabric that lends.
+pub(crate) const MAX_LOANS: usize = 1 << 16;
+
 /// Grants that a link can have at a time, on every fabric.
 pub(crate) const MAX_GRANTS: usize = 1 << 14;
 
@@ -339,7 +342,8 @@ pub trait Port: Send + 'static {
 
     /// Lends the peer a tensor in place. The operation is done when the peer has given it back. The
     /// peer gets [`Event::Lent`], which consumes a receive. The port holds the permit as long as
-    /// the tensor.
+    /// the tensor. A loan that the peer only copies from needs no permit. 2^16 loans can be out on
+    /// a link at a time.
     ///
     /// # Errors
     /// [`PostError`] with the permit; nothing was lent then.
@@ -347,9 +351,9 @@ pub trait Port: Send + 'static {
         &mut self,
         link: LinkId,
         source: &Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
-    ) -> Result<(), (PostError, LoanPermit)>;
+    ) -> Result<(), (PostError, Option<LoanPermit>)>;
 
     /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
     fn reaches(&self, target: &TensorMut) -> bool {

@@ -118,15 +118,20 @@ impl<C> LinkTable<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::links::{LinkIdentity, LinkSettings};
+    use crate::link::links::{LinkIdentity, LinkSettings, TensorProtocol};
     use crate::wire::TaskId;
 
     fn link(id: u32) -> Link<()> {
         let task = |job: &str| TaskId::new(job, 0).expect("a job name");
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
-        let settings =
-            LinkSettings { small_tensor_bytes: 128, max_requests: 4, max_routes: 4, validate: false };
+        let settings = LinkSettings {
+            small_tensor_bytes: 128,
+            max_requests: 4,
+            max_routes: 4,
+            validate: false,
+            protocol: TensorProtocol::Requests,
+        };
         Link::new(LinkId(id), identity, settings, 16)
     }
 

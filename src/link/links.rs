@@ -10,10 +10,12 @@ use super::routes::announced::OutRoutes;
 use super::routes::received::InRoutes;
 use super::serving::answered::AnsweredSlots;
 use super::serving::serve::PeerRequests;
+use super::windows::{EdgeKey, WindowLink};
 use super::{CancelDecision, Destination, LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
+use crate::protocol::window::{ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter, Gauge};
 use crate::wire::message::fragment::Assembler;
 use crate::wire::message::{Message, RequestId, VERSION};
@@ -38,6 +40,28 @@ pub struct LinkIdentity {
     pub peer_incarnation: u64,
 }
 
+/// The protocol by which the two ends of a link exchange tensors. Both ends have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorProtocol {
+    /// The receiver requests each tensor.
+    Requests,
+    /// The receiver announces an edge, and the sender sends within its credit.
+    Windows {
+        /// Whether this side's receives borrow where the fabric lends.
+        borrow: bool,
+    },
+}
+
+impl TensorProtocol {
+    /// The version that a ping tells, so that two ends with different protocols make no link.
+    pub(super) fn version(self) -> u16 {
+        match self {
+            TensorProtocol::Requests => VERSION,
+            TensorProtocol::Windows { .. } => VERSION | 1 << 8,
+        }
+    }
+}
+
 /// Limits and timeouts, equal for all links of a node.
 #[derive(Clone, Debug)]
 pub struct LinkSettings {
@@ -49,6 +73,8 @@ pub struct LinkSettings {
     pub max_routes: u32,
     /// Whether received values are compared with their checksums.
     pub validate: bool,
+    /// The protocol by which the ends exchange tensors.
+    pub protocol: TensorProtocol,
 }
 
 /// The state of one link.
@@ -73,6 +99,7 @@ pub(super) struct Link<C> {
     pub routes_out: OutRoutes,
     pub routes_in: InRoutes,
     pub assembler: Assembler,
+    pub windows: WindowLink,
     pub nonce: u64,
     pub up: bool,
     /// This side has ended the link: later arrivals are ignored.
@@ -174,7 +201,7 @@ impl<P: Port, C> Links<P, C> {
         let mut link = Link::new(id, identity, settings, depth);
         let nonce = link.nonce;
         self.counters.increment(Counter::MessagesSent);
-        let ping = Message::Ping { version: VERSION, nonce };
+        let ping = Message::Ping { version: link.settings.protocol.version(), nonce };
         link.out.message(&mut self.port, &self.counters, &ping, self.batch.is_open);
         self.links.insert(link);
         self.links.note_backlog(id);
@@ -254,6 +281,23 @@ impl<P: Port, C> Links<P, C> {
     /// Whether [`Links::next_event`] has an event.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
+    }
+
+    /// Sends a message about an edge on which this process receives. Dropped if there is no such
+    /// link.
+    #[inline]
+    pub fn window_to_sender(&mut self, link: LinkId, message: ToSender<EdgeKey>) {
+        let Some((found, mut cx)) = self.with(link) else { return };
+        found.window_to_sender(&mut cx, message);
+        self.links.note_backlog(link);
+    }
+
+    /// Sends a message about an edge on which this process sends. Dropped if there is no such link.
+    #[inline]
+    pub fn window_to_receiver(&mut self, link: LinkId, message: ToReceiver<Value, Status>) {
+        let Some((found, mut cx)) = self.with(link) else { return };
+        found.window_to_receiver(&mut cx, message);
+        self.links.note_backlog(link);
     }
 
     /// Whether a request for a key finds room in the tables of requests, grants and routes.
@@ -464,6 +508,7 @@ impl<C> Link<C> {
             routes_out: OutRoutes::new(settings.max_routes),
             routes_in: InRoutes::new(settings.max_routes),
             assembler: Assembler::default(),
+            windows: WindowLink::default(),
             nonce: identity.local_incarnation ^ identity.peer_incarnation.rotate_left(32),
             up: false,
             is_ended: false,
@@ -500,7 +545,10 @@ impl<C> Link<C> {
             }
             Event::Lent { immediate, bytes } => {
                 self.receive_credits.consumed();
-                self.on_loan(cx, immediate, bytes)
+                match self.settings.protocol {
+                    TensorProtocol::Requests => self.on_loan(cx, immediate, bytes),
+                    TensorProtocol::Windows { .. } => self.on_window_loan(cx, bytes),
+                }
             }
             // The port has released the source; a failure is followed by the link's end.
             Event::Done | Event::Failed => {

@@ -15,9 +15,10 @@ mod routes;
 mod serving;
 #[cfg(test)]
 mod tests;
+pub mod windows;
 
 pub use handler::Handler;
-pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused};
+pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused, TensorProtocol};
 pub(crate) use receiving::standing::{STANDING_POOL_SHARE, STANDING_SHARE};
 pub use receiving::standing::{StandingCapacity, StandingPosted};
 pub use receiving::stash::{RejectedValue, StashedValue};
@@ -210,6 +211,13 @@ pub enum RequestError {
 /// An event for the layer above. `C` is that layer's name for a waiter.
 #[derive(Debug)]
 pub enum LinkEvent<C> {
+    /// A message of edge windows has come.
+    Window {
+        /// Id at the port of this side.
+        link: LinkId,
+        /// The message.
+        event: windows::WindowEvent,
+    },
     /// A new link works in both directions.
     Up {
         /// Id at the port of this side.

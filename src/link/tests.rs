@@ -51,7 +51,13 @@ fn task(job: &str) -> TaskId {
 }
 
 fn scene() -> Scene {
-    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 4, max_routes: 4, validate: false })
+    scene_with(LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 4,
+        max_routes: 4,
+        validate: false,
+        protocol: TensorProtocol::Requests,
+    })
 }
 
 fn scene_with(settings: LinkSettings) -> Scene {

@@ -145,7 +145,7 @@ impl RemoteHandler {
 
     /// Whether a receive of this key can be sent now or ends at once.
     fn has_room<P: Port>(&self, links: &mut Links<P, Waiter>, peer: PeerIndex, key: &TensorKey) -> bool {
-        let Some(link) = self.peers[peer.0 as usize].usable() else { return true };
+        let Some(link) = self.connections.usable(peer) else { return true };
         links.has_room(link, key) || self.orphans.contains_key(key)
     }
 
@@ -161,7 +161,7 @@ impl RemoteHandler {
         if self.queued.len() == 0 || is_on(Mutant::QueuedForgotten) {
             return;
         }
-        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
+        for peer in (0..self.deferred.len() as u32).map(PeerIndex) {
             while let Some(first) = self.queued.first(peer)
                 && self.has_room(links, peer, first)
             {

@@ -1,225 +1,279 @@
-//! The connections with peers.
+//! The connections of a poller with its peers.
 
-use super::{
-    ConnectionStage, Error, LinkTag, Outgoing, PeerConnection, PeerIndex, ProbeCallback, RemoteHandler,
-    Waiter,
-};
+use super::{Error, LinkTag, Members, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings};
 use crate::fabric::{LinkFailure, LinkId, Port};
-use crate::link::{CancelDecision, LinkIdentity, Links};
-use crate::mutants::{Mutant, is_on};
-use crate::telemetry::Counter;
+use crate::link::{LinkIdentity, LinkSettings, Links};
+use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::{LossCause, TaskId};
+use foldhash::HashMap;
+use std::sync::Arc;
 
 /// Polls of a link before it is failed: enough for anything that its queues can hold.
 const LAST_POLLS: u32 = 10_000;
 
-impl RemoteHandler {
-    /// Adds a new link in place of any earlier one with that peer.
-    pub(super) fn attach<P: Port>(
+/// The connections of a poller with its peers, and the losses of peers.
+pub(super) struct Connections {
+    me: TaskId,
+    incarnation: u64,
+    members: Members,
+    link: LinkSettings,
+    is_loss_fatal: bool,
+    peers: Vec<PeerConnections>,
+    /// The peer of each link, of earlier incarnations too.
+    by_link: HashMap<LinkId, PeerIndex>,
+    observer: Arc<dyn PeerObserver>,
+}
+
+#[derive(Default)]
+struct PeerConnections {
+    /// The present link, or the attempt at one.
+    present: Option<PeerConnection>,
+    /// The end of the last link that was up, or of an incarnation without one, until another link
+    /// is up.
+    lost: Option<(LinkTag, LossCause)>,
+}
+
+struct PeerConnection {
+    link: LinkId,
+    tag: LinkTag,
+    stage: ConnectionStage,
+    /// The cause of the link's end, if this side knows it better than the fabric.
+    close_reason: Option<LossCause>,
+}
+
+/// The stage of a link. The end of a link that was never up is not a loss: it is tried again.
+enum ConnectionStage {
+    Probing(ProbeCallback),
+    Probed,
+    Up,
+}
+
+/// A connection that has ended. Its calls fail with the error, then [`Connections::ended`] notes
+/// the end.
+pub(super) struct EndedConnection {
+    /// The id of the link.
+    pub link: LinkId,
+    /// The peer of the link.
+    pub peer: PeerIndex,
+    /// The error of calls that need the link.
+    pub error: Error,
+    tag: LinkTag,
+    stage: ConnectionStage,
+    cause: LossCause,
+}
+
+/// The loss of a peer, to be reported by [`Connections::report`].
+pub(super) struct UnreportedLoss {
+    /// The error of calls that need the peer.
+    pub error: Error,
+    /// Whether the loss ends every call with every peer.
+    pub is_fatal: bool,
+    /// The lost peer.
+    pub peer: PeerIndex,
+    tag: LinkTag,
+}
+
+impl Connections {
+    pub fn new(
+        me: TaskId,
+        incarnation: u64,
+        members: Members,
+        settings: &RemoteSettings,
+        observer: Arc<dyn PeerObserver>,
+    ) -> Self {
+        Connections {
+            me,
+            incarnation,
+            peers: members.all().iter().map(|_| PeerConnections::default()).collect(),
+            members,
+            link: settings.link.clone(),
+            is_loss_fatal: settings.peer_loss_is_fatal,
+            by_link: HashMap::default(),
+            observer,
+        }
+    }
+
+    /// The peers of the node.
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The link that calls may use now.
+    #[inline]
+    pub fn usable(&self, peer: PeerIndex) -> Option<LinkId> {
+        let present = self.peers[peer.0 as usize].present.as_ref()?;
+        matches!(present.stage, ConnectionStage::Up).then_some(present.link)
+    }
+
+    /// The present link with a peer, up or not.
+    #[inline]
+    pub fn present(&self, peer: PeerIndex) -> Option<LinkId> {
+        self.peers[peer.0 as usize].present.as_ref().map(|present| present.link)
+    }
+
+    /// The peer of a present link.
+    #[inline]
+    pub fn peer_of(&self, link: LinkId) -> Option<PeerIndex> {
+        let peer = *self.by_link.get(&link)?;
+        (self.present(peer) == Some(link)).then_some(peer)
+    }
+
+    /// Takes the connection that a new link replaces.
+    pub fn replaced(&mut self, peer: PeerIndex, by: LinkTag) -> Option<EndedConnection> {
+        let old = self.peer(peer).present.take()?;
+        let cause = old.close_reason.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
+            true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
+            false => LossCause::replaced(by.incarnation),
+        });
+        let error = self.lost_error(peer, old.tag, &cause);
+        Some(EndedConnection { link: old.link, peer, error, tag: old.tag, stage: old.stage, cause })
+    }
+
+    /// Closes the link of a replaced connection.
+    pub fn close<P: Port, C>(&self, links: &mut Links<P, C>, ended: &EndedConnection) {
+        links.fail(ended.link, LinkFailure::Local(ended.cause.to_string()));
+    }
+
+    /// Adds a new link. The peer has no present one.
+    pub fn attach<P: Port, C>(
         &mut self,
-        links: &mut Links<P, Waiter>,
-        index: PeerIndex,
-        tag: LinkTag,
+        links: &mut Links<P, C>,
+        (peer, tag): (PeerIndex, LinkTag),
         link: P::Link,
         done: ProbeCallback,
     ) {
-        self.replace(links, index, tag);
         let identity = LinkIdentity {
             local: self.me.clone(),
             local_incarnation: self.incarnation,
-            peer: self.members.task(index).clone(),
+            peer: self.members.task(peer).clone(),
             peer_incarnation: tag.incarnation.get(),
         };
-        match links.attach(link, identity, self.settings.link.clone()) {
+        match links.attach(link, identity, self.link.clone()) {
             Ok(link) => {
                 let stage = ConnectionStage::Probing(done);
-                self.peer(index).connection = Some(PeerConnection { link, tag, stage, close_reason: None });
+                self.peer(peer).present = Some(PeerConnection { link, tag, stage, close_reason: None });
+                self.by_link.insert(link, peer);
             }
             Err(error) => done(Err(error.to_string())),
         }
     }
 
-    /// Ends the link that a new one replaces.
-    fn replace<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, by: LinkTag) {
-        let Some(old) = self.peer(index).connection.take() else { return };
-        let cause = old.close_reason.unwrap_or_else(|| match old.tag.incarnation == by.incarnation {
-            true => LossCause::Closed(format!("the link was made again, as generation {}", by.generation)),
-            false => LossCause::replaced(by.incarnation),
-        });
-        let error = self.lost_error(index, old.tag, &cause);
-        let calls = &mut self.calls;
-        links.cancel_requests(old.link, &mut |_, waiter| {
-            if let Some(waiter) = waiter.take() {
-                calls.remove(&waiter.id);
-                waiter.complete(Err(error.clone()));
-            }
-            CancelDecision::Keep
-        });
-        self.fail_queued(&error, |peer, _| peer == index);
-        links.fail(old.link, LinkFailure::Local(cause.to_string()));
-        self.ended(links, index, old.tag, old.stage, cause);
-    }
-
     /// Notes that a link works in both directions.
-    pub(super) fn probed(&mut self, link: LinkId) {
-        let Some(index) = self.peer_of(link) else { return };
-        let Some(connection) = &mut self.peer(index).connection else { return };
-        match std::mem::replace(&mut connection.stage, ConnectionStage::Probed) {
+    pub fn probed(&mut self, link: LinkId) {
+        let Some(peer) = self.peer_of(link) else { return };
+        let Some(present) = &mut self.peer(peer).present else { return };
+        match std::mem::replace(&mut present.stage, ConnectionStage::Probed) {
             ConnectionStage::Probing(done) => done(Ok(())),
-            stage => connection.stage = stage,
+            stage => present.stage = stage,
         }
     }
 
-    /// Notes that both sides have said that the link works.
-    pub(super) fn ready<P: Port>(&mut self, links: &mut Links<P, Waiter>, index: PeerIndex, tag: LinkTag) {
-        let peer = self.peer(index);
-        match &mut peer.connection {
-            Some(connection) if connection.tag == tag && connection.close_reason.is_none() => {
-                connection.stage = ConnectionStage::Up
+    /// Notes that both sides have said that the link works. Returns whether it is up now; `Some`
+    /// says whether an earlier life of the peer was lost.
+    pub fn ready(&mut self, peer: PeerIndex, tag: LinkTag) -> Option<bool> {
+        let entry = self.peer(peer);
+        match &mut entry.present {
+            Some(present) if present.tag == tag && present.close_reason.is_none() => {
+                present.stage = ConnectionStage::Up
             }
-            _ => return self.observer.failed_before_ready(index, tag),
+            _ => {
+                self.observer.failed_before_ready(peer, tag);
+                return None;
+            }
         }
-        let old_life = peer.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation);
-        if old_life && !is_on(Mutant::OldLifeRemembered) {
-            // Values of the old incarnation are not for its successor (specification 2.2).
-            let task = self.members.task(index).clone();
-            self.drop_orphans(|key| *key.edge.source_task() == task);
-        }
-        self.repost_standing(links, index);
-        self.observer.up(index, tag);
+        Some(entry.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation))
+    }
+
+    /// Reports that a link is up.
+    pub fn report_up(&self, peer: PeerIndex, tag: LinkTag) {
+        self.observer.up(peer, tag);
     }
 
     /// Whether a link with a later incarnation of a peer has superseded this one.
-    pub(super) fn is_superseded(&self, task: &TaskId, incarnation: u64) -> bool {
-        let peer = self.members.index(task).map(|index| &self.peers[index.0 as usize]);
-        let connection = peer.and_then(|peer| peer.connection.as_ref());
-        connection.is_some_and(|connection| {
-            matches!(connection.stage, ConnectionStage::Up) && connection.tag.incarnation.get() != incarnation
+    pub fn is_superseded(&self, task: &TaskId, incarnation: u64) -> bool {
+        let peer = self.members.index(task).map(|peer| &self.peers[peer.0 as usize]);
+        let present = peer.and_then(|peer| peer.present.as_ref());
+        present.is_some_and(|present| {
+            matches!(present.stage, ConnectionStage::Up) && present.tag.incarnation.get() != incarnation
         })
     }
 
-    pub(super) fn down<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        link: LinkId,
-        failure: LinkFailure,
-        waiters: Vec<Waiter>,
-    ) {
-        let waiting = self.outgoing.remove_waiters(|_, waiting| waiting.peer_request.link == link);
-        for (_, waiting) in waiting {
-            self.leave(&waiting);
-        }
-        // A peer gives its stashed values to its own receives, without a message from here.
-        self.outgoing
-            .remove_values(|value| matches!(value, Outgoing::Stashed { link: of, .. } if *of == link));
-        for waiter in &waiters {
-            self.calls.remove(&waiter.id);
-        }
-        // A link that was replaced was emptied then.
-        let Some(index) = self.peer_of(link) else { return };
-        let Some(connection) = self.peer(index).connection.take() else { return };
-        let cause = connection.close_reason.unwrap_or_else(|| failure.into_loss());
-        let error = self.lost_error(index, connection.tag, &cause);
-        self.fail_queued(&error, |peer, _| peer == index);
-        for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
-            waiter.complete(Err(error.clone()));
-        }
-        self.ended(links, index, connection.tag, connection.stage, cause);
+    /// Notes the end of a link. `None` if the link was replaced.
+    pub fn down(&mut self, link: LinkId, failure: LinkFailure) -> Option<EndedConnection> {
+        let peer = self.peer_of(link);
+        self.by_link.remove(&link);
+        let peer = peer?;
+        let PeerConnection { link, tag, stage, close_reason } = self.peer(peer).present.take()?;
+        let cause = close_reason.unwrap_or_else(|| failure.into_loss());
+        let error = self.lost_error(peer, tag, &cause);
+        Some(EndedConnection { link, peer, error, tag, stage, cause })
     }
 
-    /// Handles the end of a link. A failed attempt is tried again, unless the peer is gone.
-    fn ended<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        index: PeerIndex,
-        tag: LinkTag,
-        stage: ConnectionStage,
-        cause: LossCause,
-    ) {
+    /// Notes the end of a connection. A failed attempt is tried again, unless the peer is gone.
+    pub fn ended(&mut self, counters: &CountersWriter, ended: EndedConnection) -> Option<UnreportedLoss> {
+        let EndedConnection { peer, tag, stage, cause, .. } = ended;
         let was_up = matches!(stage, ConnectionStage::Up);
         if let ConnectionStage::Probing(done) = stage {
             done(Err(cause.to_string()));
         }
-        if was_up || matches!(cause, LossCause::Died(_)) {
-            self.note_loss(links, index, tag, cause);
+        match was_up || matches!(cause, LossCause::Died(_)) {
+            true => self.note_loss(counters, peer, tag, cause),
+            false => None,
         }
     }
 
-    fn note_loss<P: Port>(
+    fn note_loss(
         &mut self,
-        links: &mut Links<P, Waiter>,
-        index: PeerIndex,
+        counters: &CountersWriter,
+        peer: PeerIndex,
         tag: LinkTag,
         cause: LossCause,
-    ) {
+    ) -> Option<UnreportedLoss> {
         // One loss is reported for each incarnation. Older losses are ignored.
-        if let Some((lost, _)) = &self.peer(index).lost
+        if let Some((lost, _)) = &self.peer(peer).lost
             && (lost.incarnation == tag.incarnation || lost.generation > tag.generation)
         {
-            return;
+            return None;
         }
-        links.counters().increment(Counter::PeersLost);
-        let error = self.lost_error(index, tag, &cause);
-        let is_fatal = self.settings.peer_loss_is_fatal && !cause.is_clean();
-        self.peer(index).lost = Some((tag, cause));
-        if is_fatal {
-            self.end(links, &error);
-        }
-        self.observer.down(index, tag, error);
+        counters.increment(Counter::PeersLost);
+        let error = self.lost_error(peer, tag, &cause);
+        let is_fatal = self.is_loss_fatal && !cause.is_clean();
+        self.peer(peer).lost = Some((tag, cause));
+        Some(UnreportedLoss { error, is_fatal, peer, tag })
     }
 
-    fn lost_error(&self, index: PeerIndex, tag: LinkTag, cause: &LossCause) -> Error {
-        let (peer, cause) = (self.members.task(index).clone(), cause.clone());
+    /// Reports a loss.
+    pub fn report(&self, loss: UnreportedLoss) {
+        self.observer.down(loss.peer, loss.tag, loss.error);
+    }
+
+    fn lost_error(&self, peer: PeerIndex, tag: LinkTag, cause: &LossCause) -> Error {
+        let (peer, cause) = (self.members.task(peer).clone(), cause.clone());
         Error::PeerLost { peer, incarnation: tag.incarnation, cause }
     }
 
     /// The error of calls that need a link with this peer.
-    pub(super) fn why_unusable(&self, index: PeerIndex) -> Error {
-        match &self.peers[index.0 as usize].lost {
-            Some((tag, cause)) => self.lost_error(index, *tag, cause),
-            None => Error::NotConnected { peer: self.members.task(index).clone() },
-        }
-    }
-
-    /// Ends every present and future call with this error, unless an earlier error has.
-    pub(super) fn end<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
-        if self.broken.is_none() {
-            self.broken = Some(error.clone());
-            self.fail_waiters(links, error);
-        }
-    }
-
-    /// Ends every call on every link with this error.
-    pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
-        self.fail_queued(error, |_, _| true);
-        let calls = &mut self.calls;
-        for link in links.ids() {
-            links.cancel_requests(link, &mut |_, waiter| {
-                if let Some(waiter) = waiter.take() {
-                    calls.remove(&waiter.id);
-                    waiter.complete(Err(error.clone()));
-                }
-                CancelDecision::Abandon
-            });
+    pub fn why_unusable(&self, peer: PeerIndex) -> Error {
+        match &self.peers[peer.0 as usize].lost {
+            Some((tag, cause)) => self.lost_error(peer, *tag, cause),
+            None => Error::NotConnected { peer: self.members.task(peer).clone() },
         }
     }
 
     /// Closes one link. A command about an earlier link changes nothing.
-    pub(super) fn lose<P: Port>(
+    pub fn lose<P: Port, C>(
         &mut self,
-        links: &mut Links<P, Waiter>,
-        index: PeerIndex,
+        links: &mut Links<P, C>,
+        peer: PeerIndex,
         tag: LinkTag,
         cause: LossCause,
     ) {
-        let Some(connection) =
-            self.peer(index).connection.as_mut().filter(|connection| connection.tag == tag)
-        else {
+        let Some(present) = self.peer(peer).present.as_mut().filter(|present| present.tag == tag) else {
             return;
         };
-        let (link, why) = (connection.link, LinkFailure::Local(cause.to_string()));
+        let (link, why) = (present.link, LinkFailure::Local(cause.to_string()));
         // The first cause is kept.
-        connection.close_reason.get_or_insert(cause);
+        present.close_reason.get_or_insert(cause);
         // This command may arrive before the peer's last tensors were read. A poll that copies a
         // part of a large tensor returns 0 and leaves something to come. The loop is bounded, as
         // other peers may never be silent.
@@ -228,22 +282,25 @@ impl RemoteHandler {
     }
 
     /// Handles the end of an incarnation of a peer.
-    pub(super) fn gone<P: Port>(
+    pub fn gone<P: Port, C>(
         &mut self,
-        links: &mut Links<P, Waiter>,
-        index: PeerIndex,
+        links: &mut Links<P, C>,
+        peer: PeerIndex,
         tag: LinkTag,
         cause: LossCause,
-    ) {
-        let peer = self.peer(index);
-        let Some(connection) = &peer.connection else { return self.note_loss(links, index, tag, cause) };
-        if connection.tag.incarnation != tag.incarnation {
-            return;
+    ) -> Option<UnreportedLoss> {
+        let Some(present) = &self.peer(peer).present else {
+            return self.note_loss(links.counters(), peer, tag, cause);
+        };
+        if present.tag.incarnation != tag.incarnation {
+            return None;
         }
-        let (present, was_up) = (connection.tag, matches!(connection.stage, ConnectionStage::Up));
-        self.lose(links, index, present, cause.clone());
-        if !was_up {
-            self.note_loss(links, index, present, cause);
-        }
+        let (tag, was_up) = (present.tag, matches!(present.stage, ConnectionStage::Up));
+        self.lose(links, peer, tag, cause.clone());
+        if was_up { None } else { self.note_loss(links.counters(), peer, tag, cause) }
+    }
+
+    fn peer(&mut self, peer: PeerIndex) -> &mut PeerConnections {
+        &mut self.peers[peer.0 as usize]
     }
 }

@@ -58,7 +58,7 @@ impl RemoteHandler {
 
     /// Makes the deferred requests of a step ordinary ones.
     pub(super) fn undefer(&mut self, step: u64) {
-        if self.peers.iter().all(|peer| peer.deferred == 0) {
+        if self.deferred.iter().all(|deferred| *deferred == 0) {
             return;
         }
         if is_on(Mutant::DeferredDropped) {
@@ -67,8 +67,8 @@ impl RemoteHandler {
         let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
         for (_, waiting) in waiting {
             if std::mem::take(&mut waiting.deferred) {
-                let peer = &mut self.peers[waiting.peer.0 as usize];
-                peer.deferred = peer.deferred.saturating_sub(1);
+                let deferred = &mut self.deferred[waiting.peer.0 as usize];
+                *deferred = deferred.saturating_sub(1);
             }
         }
     }

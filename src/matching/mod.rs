@@ -15,6 +15,7 @@ mod error;
 #[cfg(test)]
 mod explore;
 mod fifo;
+mod losses;
 mod orphans;
 mod receiving;
 mod serving;
@@ -22,7 +23,6 @@ mod standing;
 mod steps;
 mod table;
 mod waiter;
-#[cfg(any(test, feature = "internals"))]
 pub mod windows;
 
 #[cfg(any(test, feature = "sim"))]
@@ -43,7 +43,8 @@ use crate::link::{
 };
 use crate::mutants::{Mutant, is_on};
 use crate::wire::message::RequestId;
-use crate::wire::{LossCause, TaskId, Time};
+use crate::wire::{TaskId, Time};
+use connections::Connections;
 use foldhash::HashMap;
 use receiving::Receive;
 use std::collections::VecDeque;
@@ -53,6 +54,11 @@ use std::time::Duration;
 
 /// Calls for which memory is allocated at the start.
 const CALLS: usize = 256;
+
+/// The handler of a poller that the rendezvous commands.
+pub trait Remote<P: Port>: Handler<P, Command = RemoteCommand<P::Link>> {}
+
+impl<P: Port, H: Handler<P, Command = RemoteCommand<P::Link>>> Remote<P> for H {}
 
 /// Settings of a [`RemoteHandler`].
 #[derive(Clone, Debug)]
@@ -70,12 +76,10 @@ pub struct RemoteSettings {
 /// The rendezvous' part of a poller.
 pub struct RemoteHandler {
     me: TaskId,
-    incarnation: u64,
-    members: Members,
     settings: RemoteSettings,
-    peers: Vec<PeerEntry>,
-    /// The peer of each link, of earlier incarnations too.
-    by_link: HashMap<LinkId, PeerIndex>,
+    connections: Connections,
+    /// The deferred requests of each peer.
+    deferred: Vec<u32>,
     steps: Steps,
     outgoing: Table<Outgoing, WaitingRequest>,
     /// The link and request of each call that waits.
@@ -85,44 +89,8 @@ pub struct RemoteHandler {
     standing: standing::StandingEdges,
     queued: batches::QueuedReceives,
     next_deadline: Time,
-    observer: Arc<dyn PeerObserver>,
     /// The fatal loss that has ended every call, if any.
     broken: Option<Error>,
-}
-
-#[derive(Default)]
-struct PeerEntry {
-    /// The present link, or the attempt at one.
-    connection: Option<PeerConnection>,
-    /// The end of the last link that was up, or of an incarnation without one, until another link
-    /// is up.
-    lost: Option<(LinkTag, LossCause)>,
-    deferred: u32,
-}
-
-struct PeerConnection {
-    link: LinkId,
-    tag: LinkTag,
-    stage: ConnectionStage,
-    /// The cause of the link's end, if this side knows it better than the fabric.
-    close_reason: Option<LossCause>,
-}
-
-/// The stage of a link. The end of a link that was never up is not a loss: it is tried again.
-enum ConnectionStage {
-    Probing(ProbeCallback),
-    Probed,
-    Up,
-}
-
-impl PeerEntry {
-    /// The link that calls may use now.
-    fn usable(&self) -> Option<LinkId> {
-        self.connection
-            .as_ref()
-            .filter(|connection| matches!(connection.stage, ConnectionStage::Up))
-            .map(|connection| connection.link)
-    }
 }
 
 /// An entry in the line of a key.
@@ -154,15 +122,13 @@ impl RemoteHandler {
         outstanding: Arc<AtomicUsize>,
         observer: Arc<dyn PeerObserver>,
     ) -> Self {
-        let peers: Vec<_> = members.all().iter().map(|_| PeerEntry::default()).collect();
-        let queued = batches::QueuedReceives::new(peers.len());
+        let deferred = vec![0; members.all().len()];
+        let queued = batches::QueuedReceives::new(deferred.len());
         RemoteHandler {
+            connections: Connections::new(me.clone(), incarnation, members, &settings, observer),
             me,
-            incarnation,
-            members,
             settings,
-            peers,
-            by_link: HashMap::default(),
+            deferred,
             steps: Steps::default(),
             outgoing: Table::default(),
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
@@ -171,7 +137,6 @@ impl RemoteHandler {
             standing: standing::StandingEdges::default(),
             queued,
             next_deadline: Time::NEVER,
-            observer,
             broken: None,
         }
     }
@@ -179,7 +144,7 @@ impl RemoteHandler {
     #[cfg(any(test, feature = "sim"))]
     fn load(&self, links: crate::link::LinkLoad) -> RemoteLoad {
         let (values, requests) = self.outgoing.len();
-        let deferred = self.peers.iter().map(|peer| peer.deferred as usize).sum();
+        let deferred = self.deferred.iter().map(|deferred| *deferred as usize).sum();
         let orphans = self.orphans.values().map(VecDeque::len).sum::<usize>() + links.stashed;
         RemoteLoad { links, values, requests, deferred, orphans, queued: self.queued.len() }
     }
@@ -188,16 +153,6 @@ impl RemoteHandler {
     /// thread is still queued.
     fn may_hold(&self, step: u64) -> bool {
         self.steps.is_live(step) || matches!(self.steps.state(step), StepState::NotBegun)
-    }
-
-    fn peer(&mut self, index: PeerIndex) -> &mut PeerEntry {
-        &mut self.peers[index.0 as usize]
-    }
-
-    fn peer_of(&self, link: LinkId) -> Option<PeerIndex> {
-        let index = *self.by_link.get(&link)?;
-        let connection = self.peers[index.0 as usize].connection.as_ref()?;
-        (connection.link == link).then_some(index)
     }
 }
 
@@ -230,17 +185,20 @@ impl<P: Port> Handler<P> for RemoteHandler {
             },
             RemoteCommand::Step(change) => self.step_changed(links, change),
             RemoteCommand::Attach { peer, tag, link, done } => {
-                self.attach(links, peer, tag, link, done);
-                if let Some(link) = self.peer(peer).connection.as_ref().map(|connection| connection.link) {
-                    self.by_link.insert(link, peer);
+                if let Some(old) = self.connections.replaced(peer, tag) {
+                    self.replaced(links, old);
                 }
+                self.connections.attach(links, (peer, tag), link, done);
             }
             RemoteCommand::Standing(change) => {
                 return self.standing_changed(links, change).map(RemoteCommand::Standing);
             }
             RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
-            RemoteCommand::Lose { peer, tag, cause } => self.lose(links, peer, tag, cause),
-            RemoteCommand::Gone { peer, tag, cause } => self.gone(links, peer, tag, cause),
+            RemoteCommand::Lose { peer, tag, cause } => self.connections.lose(links, peer, tag, cause),
+            RemoteCommand::Gone { peer, tag, cause } => {
+                let loss = self.connections.gone(links, peer, tag, cause);
+                self.lost(links, loss);
+            }
             RemoteCommand::End { error } => self.end(links, &error),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.load(links.load())),
@@ -269,7 +227,7 @@ impl<P: Port> Handler<P> for RemoteHandler {
             }
             LinkEvent::Orphaned { key, value, incarnation } => {
                 // Values of an old incarnation are not for its successor (specification 2.2).
-                if !self.is_superseded(key.edge.source_task(), incarnation) {
+                if !self.connections.is_superseded(key.edge.source_task(), incarnation) {
                     self.store_orphan(key, value);
                 }
             }
@@ -299,10 +257,11 @@ impl<P: Port> Handler<P> for RemoteHandler {
             }
             LinkEvent::Resumed { bytes } => serving::sent(links, bytes),
             LinkEvent::SendComplete => self.finished(),
-            LinkEvent::Up { link } => self.probed(link),
+            // A link that exchanges requests has none.
+            LinkEvent::Window { .. } => {}
+            LinkEvent::Up { link } => self.connections.probed(link),
             LinkEvent::Down { link, failure, waiters } => {
                 self.down(links, link, failure, waiters);
-                self.by_link.remove(&link);
             }
         }
     }

@@ -51,8 +51,8 @@ impl RemoteHandler {
         {
             return self.deliver_orphan(links, key, destination, waiter, orphan);
         }
-        let Some(link) = self.peers[peer.0 as usize].usable() else {
-            return waiter.complete(Err(self.why_unusable(peer)));
+        let Some(link) = self.connections.usable(peer) else {
+            return waiter.complete(Err(self.connections.why_unusable(peer)));
         };
         let timeout_ms = match waiter.deadline {
             _ if waiter.timeout.is_zero() => 0,
@@ -79,7 +79,7 @@ impl RemoteHandler {
 
     pub(super) fn refused(&self, refused: RequestRefused, key: &TensorKey, peer: PeerIndex) -> Error {
         match refused {
-            RequestRefused::NoLink => Error::NotConnected { peer: self.members.task(peer).clone() },
+            RequestRefused::NoLink => self.connections.why_unusable(peer),
             RequestRefused::TooManyRequests { max } => Error::ResourceExhausted {
                 what: "the number of receives outstanding with a peer",
                 limit: max.into(),

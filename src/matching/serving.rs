@@ -111,7 +111,7 @@ impl RemoteHandler {
         standing: bool,
         now: Time,
     ) {
-        let Some(peer) = self.peer_of(peer_request.link) else { return };
+        let Some(peer) = self.connections.peer_of(peer_request.link) else { return };
         let deferred = match self.steps.is_live(key.step) {
             true => false,
             false => match self.steps.state(key.step) {
@@ -128,7 +128,7 @@ impl RemoteHandler {
         };
         // The peer accepts only a value that is there now.
         let waits = timeout_ms > 0;
-        if deferred && waits && self.peer(peer).deferred >= self.settings.max_deferred {
+        if deferred && waits && self.deferred[peer.0 as usize] >= self.settings.max_deferred {
             let message = format!(
                 "{} requests wait at {} for steps that have not begun there (this one for step {}), \
                  which is the limit: raise max_deferred",
@@ -153,7 +153,7 @@ impl RemoteHandler {
             AskOutcome::Queued => {
                 self.next_deadline = self.next_deadline.min(deadline);
                 if deferred {
-                    self.peer(peer).deferred += 1;
+                    self.deferred[peer.0 as usize] += 1;
                     links.counters().increment(Counter::RequestsDeferred);
                 }
             }
@@ -163,8 +163,8 @@ impl RemoteHandler {
     /// Notes that a request of a peer has left the table.
     pub(super) fn leave(&mut self, waiting: &WaitingRequest) {
         if waiting.deferred {
-            let peer = self.peer(waiting.peer);
-            peer.deferred = peer.deferred.saturating_sub(1);
+            let deferred = &mut self.deferred[waiting.peer.0 as usize];
+            *deferred = deferred.saturating_sub(1);
         }
     }
 }

@@ -139,7 +139,7 @@ impl RemoteHandler {
             StandingChange::Ended { id } => {
                 let Some(at) = self.standing.places.get(&id).copied() else { return Some(change) };
                 let StandingEdge { peer, key, next, .. } = self.standing.remove(at);
-                if let (Some(link), Some(next)) = (self.peers[peer.0 as usize].usable(), next) {
+                if let (Some(link), Some(next)) = (self.connections.usable(peer), next) {
                     let first = TensorKey { step: self.steps.open(key.step).0, ..key };
                     links.withdraw_standing(link, &first, next, id);
                 }
@@ -200,7 +200,7 @@ impl RemoteHandler {
     /// Updates the expected bytes of an edge. Returns whether they are known.
     fn learn_expected_bytes<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize) -> bool {
         let standing = &self.standing.list[at];
-        let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return false };
+        let Some(link) = self.connections.usable(standing.peer) else { return false };
         let Some(bytes) = links.expected_bytes(link, &standing.key, standing.borrow) else { return false };
         if standing.bytes != Some(bytes) {
             self.standing.change(at, |standing| standing.bytes = Some(bytes));
@@ -212,7 +212,7 @@ impl RemoteHandler {
     /// that has begun is still to be received.
     fn post_standing<P: Port>(&mut self, links: &mut Links<P, Waiter>, at: usize, is_current_open: bool) {
         let standing = &self.standing.list[at];
-        let Some(link) = self.peers[standing.peer.0 as usize].usable() else { return };
+        let Some(link) = self.connections.usable(standing.peer) else { return };
         if self.broken.is_some() || standing.window == 0 {
             return;
         }

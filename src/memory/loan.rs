@@ -72,6 +72,13 @@ impl LentBytes {
         self.data
     }
 
+    /// As they lie at the lender.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` has checked that the bytes lie in the mapping, which `_region` keeps alive.
+        // A peer that lends them does not write to them: see "Trust" above.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -6,7 +6,7 @@ use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
-use crate::matching::{LinkTag, Members, PeerIndex, PeerObserver, RemoteCommand};
+use crate::matching::{LinkTag, Members, PeerIndex, PeerObserver, Remote, RemoteCommand};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
@@ -126,9 +126,9 @@ impl PeerObserver for LinkReporter {
 }
 
 /// Makes endpoints for the bootstrap service, connects them, and attaches the links to pollers.
-pub(super) struct FabricPeering<F: TransportFabric> {
+pub(super) struct FabricPeering<F: TransportFabric, H: Remote<F::Port>> {
     fabric: F,
-    pollers: Arc<Pollers<F>>,
+    pollers: Arc<Pollers<F, H>>,
     directory: PeerDirectory,
     host: String,
     options: LinkOptions,
@@ -140,10 +140,10 @@ struct Endpoints<H> {
     waiting: HashMap<u64, (H, PeerTransport)>,
 }
 
-impl<F: TransportFabric> FabricPeering<F> {
+impl<F: TransportFabric, H: Remote<F::Port>> FabricPeering<F, H> {
     pub fn new(
         fabric: F,
-        pollers: Arc<Pollers<F>>,
+        pollers: Arc<Pollers<F, H>>,
         directory: PeerDirectory,
         host: String,
         options: LinkOptions,
@@ -213,7 +213,7 @@ fn tag_of(peer: &PeerInfo) -> LinkTag {
 /// How long the thread that probes a link waits between two polls.
 const PROBE_POLL: Duration = Duration::from_micros(50);
 
-impl<F: TransportFabric> Peering for FabricPeering<F> {
+impl<F: TransportFabric, H: Remote<F::Port>> Peering for FabricPeering<F, H> {
     fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
         let transport = self.fabric.transport(peer.host_id == self.host).map_err(|status| {
             let hosts = format!("{} is on host {}, this is {}: ", peer.name, peer.host_id, self.host);

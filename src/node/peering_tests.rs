@@ -3,7 +3,7 @@
 use super::*;
 use crate::fabric::Fabric;
 use crate::fabric::shm::{ShmFabric, ShmOptions};
-use crate::link::LinkSettings;
+use crate::link::{LinkSettings, TensorProtocol};
 use crate::matching::{RemoteHandler, RemoteSettings};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
@@ -16,8 +16,8 @@ const SOON: Duration = Duration::from_secs(10);
 struct Side {
     task: u32,
     losses: Arc<Losses>,
-    engine: Arc<EngineOf<ShmFabric>>,
-    peering: FabricPeering<ShmFabric>,
+    engine: Arc<EngineOf<ShmFabric, RemoteHandler>>,
+    peering: FabricPeering<ShmFabric, RemoteHandler>,
 }
 
 fn members() -> Members {
@@ -33,7 +33,13 @@ fn side(task: u32, life: u64) -> Side {
     let losses = Arc::new(Losses::new(&members(), true));
     let directory = PeerDirectory::new(members());
     let settings = RemoteSettings {
-        link: LinkSettings { small_tensor_bytes: 64, max_requests: 16, max_routes: 16, validate: false },
+        link: LinkSettings {
+            small_tensor_bytes: 64,
+            max_requests: 16,
+            max_routes: 16,
+            validate: false,
+            protocol: TensorProtocol::Requests,
+        },
         max_deferred: 16,
         cancel_grace: Duration::from_millis(100),
         peer_loss_is_fatal: true,

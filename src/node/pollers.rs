@@ -8,7 +8,7 @@ use crate::engine::{
 };
 use crate::fabric::{Fabric, LoanFigures, LoanLimiter};
 use crate::link::Links;
-use crate::matching::{PeerIndex, RemoteHandler};
+use crate::matching::{PeerIndex, Remote};
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, RemotePath};
 use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
@@ -20,11 +20,11 @@ use std::time::Duration;
 const QUEUE: usize = 4096;
 
 /// One poller of a node with its submission queue.
-pub(super) type EngineOf<F> = Engine<<F as Fabric>::Port, RemoteHandler>;
+pub(super) type EngineOf<F, H> = Engine<<F as Fabric>::Port, H>;
 
 /// All pollers of a node. Each peer belongs to one of them.
-pub(super) struct Pollers<F: Fabric> {
-    engines: Vec<Arc<EngineOf<F>>>,
+pub(super) struct Pollers<F: Fabric, H: Remote<F::Port>> {
+    engines: Vec<Arc<EngineOf<F, H>>>,
     counters: Vec<Arc<Counters>>,
     loans: Option<Arc<LoanLimiter>>,
     polling: Polling,
@@ -120,14 +120,9 @@ fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
     sum.add(Counter::RelocationFailures, relocation_failures);
 }
 
-impl<F: Fabric> Pollers<F> {
+impl<F: Fabric, H: Remote<F::Port>> Pollers<F, H> {
     /// The pollers, without their threads. `remote` makes the handler of each.
-    pub fn new(
-        polling: Polling,
-        fabric: &F,
-        pool: &Pool,
-        remote: impl Fn() -> RemoteHandler,
-    ) -> Result<Self, NodeError> {
+    pub fn new(polling: Polling, fabric: &F, pool: &Pool, remote: impl Fn() -> H) -> Result<Self, NodeError> {
         let Polling { wait, spin, .. } = polling;
         let options = EngineOptions { mode: PollMode::Inline, wait, spin, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
@@ -176,12 +171,12 @@ impl<F: Fabric> Pollers<F> {
     }
 
     /// The poller that serves a peer.
-    pub fn of(&self, peer: PeerIndex) -> &Arc<EngineOf<F>> {
+    pub fn of(&self, peer: PeerIndex) -> &Arc<EngineOf<F, H>> {
         &self.engines[Paths::index_of(peer, self.engines.len())]
     }
 }
 
-impl<F: Fabric> PollerSet for Pollers<F> {
+impl<F: Fabric, H: Remote<F::Port>> PollerSet for Pollers<F, H> {
     fn start(&self) -> Result<(), NodeError> {
         match self.polling.mode {
             PollMode::Inline => Ok(()),

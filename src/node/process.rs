@@ -8,10 +8,12 @@ use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::transport::{Transport, TransportFabric};
 use crate::bootstrap::{Bootstrap, BootstrapError, Peering};
-use crate::config::{Builder, Config, PeerLoss};
+use crate::config::{Builder, BulkReceive, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
-use crate::matching::RemoteHandler;
+use crate::link::TensorProtocol;
+use crate::matching::windows::WindowHandler;
+use crate::matching::{Remote, RemoteHandler};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
@@ -160,30 +162,29 @@ impl Node {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
         let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
-        let remote = || {
-            RemoteHandler::new(
-                me.clone(),
-                incarnation.get(),
-                members.clone(),
-                remote_settings(config),
-                outstanding.clone(),
-                reporter.clone(),
-            )
+        let of_link = |protocol| {
+            let (settings, reporter) = (remote_settings(config, protocol), reporter.clone());
+            (me.clone(), incarnation.get(), members.clone(), settings, outstanding.clone(), reporter)
+        };
+        let borrow = config.bulk_receive == BulkReceive::Borrow;
+        let requests = || {
+            let (me, life, members, settings, outstanding, reporter) = of_link(TensorProtocol::Requests);
+            RemoteHandler::new(me, life, members, settings, outstanding, reporter)
+        };
+        let windows = || {
+            let protocol = TensorProtocol::Windows { borrow };
+            let (me, life, members, settings, outstanding, reporter) = of_link(protocol);
+            WindowHandler::new(me, life, members, settings, outstanding, reporter)
         };
         let polling = Polling::new(config, members.all().len(), cpus);
         let host = host::identity()?;
-        let parts = TransportParts {
-            config,
-            pool: &pool,
-            polling: &polling,
-            directory: &directory,
-            host: &host,
-            remote: &remote,
-        };
+        let parts =
+            TransportParts { config, pool: &pool, polling: &polling, directory: &directory, host: &host };
         let registrar = transport.registrar();
         let (pollers, peering) = match transport {
-            Transport::Shm(fabric) => parts.build(fabric)?,
-            Transport::Verbs(fabric) => parts.build(fabric)?,
+            Transport::Shm(fabric) if uses_windows() => parts.build(fabric, windows)?,
+            Transport::Shm(fabric) => parts.build(fabric, requests)?,
+            Transport::Verbs(fabric) => parts.build(fabric, requests)?,
         };
         let executor = Executor::default();
         let context = Context::new(
@@ -550,18 +551,28 @@ struct TransportParts<'a> {
     polling: &'a Polling,
     directory: &'a PeerDirectory,
     host: &'a str,
-    remote: &'a dyn Fn() -> RemoteHandler,
 }
 
 impl TransportParts<'_> {
-    fn build<F: TransportFabric>(&self, fabric: F) -> Result<Built, NodeError> {
-        let TransportParts { config, pool, polling, directory, host, remote } = *self;
+    fn build<F, H>(&self, fabric: F, remote: impl Fn() -> H) -> Result<Built, NodeError>
+    where
+        F: TransportFabric,
+        H: Remote<F::Port>,
+    {
+        let TransportParts { config, pool, polling, directory, host } = *self;
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
         let (directory, host) = (directory.clone(), host.to_string());
         let peering = FabricPeering::new(fabric, pollers.clone(), directory, host, link);
         Ok((pollers, Arc::new(peering)))
     }
+}
+
+/// Whether the links of shared memory exchange edge windows. Tests choose it until every test runs
+/// with them.
+fn uses_windows() -> bool {
+    cfg!(any(test, feature = "internals"))
+        && std::env::var_os("TENSORWIRE_TEST_EXCHANGE").is_some_and(|exchange| exchange == "windows")
 }
 
 /// How long a join waits between two polls of the links.

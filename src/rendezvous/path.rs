@@ -4,7 +4,7 @@ use crate::engine::{Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
-    BatchSend, Cancel, CancelAll, Error, PeerIndex, ReceiveAll, RemoteCommand, RemoteHandler, StandingChange,
+    BatchSend, Cancel, CancelAll, Error, PeerIndex, ReceiveAll, Remote, RemoteCommand, StandingChange,
     StepChange, Waiter,
 };
 use crate::sync::Reused;
@@ -134,7 +134,7 @@ pub trait RemotePath: Send + Sync {
     fn now(&self) -> Time;
 }
 
-impl<P: Port> RemotePath for Engine<P, RemoteHandler> {
+impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
     fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
         self.submit(RemoteCommand::Send { key, value }).map_err(unusable)
     }

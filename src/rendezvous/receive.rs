@@ -46,6 +46,9 @@ impl Step {
     }
 
     fn try_once(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
+        if let EdgeEnd::Peer(peer) = edge.source {
+            self.context.paths.of(peer).progress()?;
+        }
         let pending = ReceiveBuilder { is_try: true, ..self.receive(edge) }.begin()?;
         let tried = match edge.source {
             EdgeEnd::Here => pending.cancel_and_wait(),

@@ -5,6 +5,8 @@
 pub struct Slot(u32);
 
 impl Slot {
+    /// The first slot.
+    pub const ZERO: Slot = Slot(0);
     /// The largest number of request slots of a link.
     pub const COUNT: u32 = 1 << 20;
 

@@ -130,6 +130,12 @@ impl PartialEq for Shape {
 
 impl Eq for Shape {}
 
+impl std::hash::Hash for Shape {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.dims().hash(state);
+    }
+}
+
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.dims()).finish()
@@ -148,7 +154,7 @@ impl fmt::Debug for Shape {
 /// assert_eq!(meta.bytes(), 24);
 /// # Ok::<(), tensorwire::ShapeError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMeta {
     dtype: DType,
     shape: Shape,

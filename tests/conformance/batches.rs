@@ -130,7 +130,7 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     let bytes = pattern(5000, 8);
     let source = tensor(&a.pool, &bytes);
     let lend = |a: &mut End<H::Fabric>| {
-        let lent = a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(7));
+        let lent = a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(7));
         lent.map_err(|(error, _)| error).expect("posted");
     };
     a.port.begin_batch();

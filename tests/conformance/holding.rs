@@ -32,11 +32,11 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     refused(a.port.write(a.link, &foreign, 8, &grant, None));
     refused(a.port.expose(a.link, &foreign).map(|_| ()));
     if a.port.limits(a.link).lends {
-        let lent = a.port.lend(a.link, &foreign, LoanPermit::unbounded(), immediate(1));
+        let lent = a.port.lend(a.link, &foreign, Some(LoanPermit::unbounded()), immediate(1));
         refused(lent.map_err(|(error, _)| error));
     } else {
         let own = tensor(&a.pool, &[1; 8]);
-        let lent = a.port.lend(a.link, &own, LoanPermit::unbounded(), immediate(1));
+        let lent = a.port.lend(a.link, &own, Some(LoanPermit::unbounded()), immediate(1));
         refused(lent.map_err(|(error, _)| error));
     }
     assert!(foreign.is_unique(), "what was refused is not held");

@@ -215,8 +215,8 @@ pub fn a_loan_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
     }
     receives(&mut b, 1);
     let source = tensor(&a.pool, &[1; 8]);
-    a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(1)).expect("posted");
-    a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(2)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(1)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(2)).expect("posted");
     let held = expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes);
     assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive);
     drop(held);
@@ -265,7 +265,7 @@ pub fn zero_length_operations_check_no_key<H: Harness>() {
     }
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
     if a.port.limits(a.link).lends {
-        a.port.lend(a.link, &empty, LoanPermit::unbounded(), immediate(6)).expect("posted");
+        a.port.lend(a.link, &empty, Some(LoanPermit::unbounded()), immediate(6)).expect("posted");
         assert!(expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes).is_empty());
     } else {
         println!("skipped: this fabric does not lend");
@@ -520,7 +520,7 @@ fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> usize {
     if !a.port.limits(a.link).lends {
         return 2;
     }
-    a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(3)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(3)).expect("posted");
     3
 }
 
@@ -602,7 +602,7 @@ pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harne
     for round in 0..50 {
         let bytes = pattern(5000, round);
         let source = tensor(&a.pool, &bytes);
-        a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(7)).expect("posted");
+        a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(7)).expect("posted");
         let (imm, lent) = expect!(b.next(&mut a), Got::Lent(imm, lent) => (imm, lent));
         assert_eq!(imm, immediate(7));
         let lent = bytes_of(&b, lent);
@@ -626,7 +626,7 @@ pub fn lent_bytes_outlive_the_link<H: Harness>() {
     receives(&mut b, 2);
     let bytes = pattern(5000, 3);
     let source = tensor(&a.pool, &bytes);
-    a.port.lend(a.link, &source, LoanPermit::unbounded(), immediate(1)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(1)).expect("posted");
     let lent = expect!(b.next(&mut a), Got::Lent(_, lent) => bytes_of(&b, lent));
     a.port.fail(a.link, LinkFailure::Local("enough".into()));
     expect!(a.next(&mut b), Got::Failed => ());

@@ -72,6 +72,7 @@ fn settings(random: &mut Random) -> Settings {
         full_per_mille: random.pick(&[0, 0, 50, 400]),
         validating: random.pick(&[0, 0, 1, 2, 5, u32::MAX]),
         flip_per_mille: random.pick(&[0, 10, 100, 500]),
+        windows: random.one_in(2),
     }
 }
 

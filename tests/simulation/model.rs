@@ -37,7 +37,7 @@ type Place = (At, u64, u64);
 pub struct Channel {
     pub values: Vec<Sent>,
     pub calls: Vec<CallNo>,
-    /// Upper bound of values that were lost on their way to a standing request.
+    /// Upper bound of values that were lost ahead of their receives.
     ahead: usize,
 }
 
@@ -190,7 +190,7 @@ impl Model {
         let between = |key: &Key| (key.from, key.to) == (a, b) || (key.from, key.to) == (b, a);
         let asked = self.calls.iter_mut().filter(|call| !quiet && between(&call.key));
         asked.for_each(|call| call.exposed = true);
-        if !quiet {
+        if !quiet || self.settings.windows {
             self.lose_ahead(between);
         }
     }
@@ -200,13 +200,21 @@ impl Model {
     pub fn sent_in_vain(&mut self, key: Key, generation: u64) {
         let edge = Key { step: 0, ..key };
         let stood = self.stood.iter().any(|(stood, _)| *stood == edge);
-        if stood && self.in_vain.insert((key, generation)) {
+        if self.settings.windows || stood && self.in_vain.insert((key, generation)) {
             self.channel(key).ahead += 1;
         }
     }
 
-    /// One value of each of these keys may have been on its way to a standing request.
+    /// One value of each of these keys may have been on its way to a standing request. With edge
+    /// windows each value may have been on its way, or in a window.
     fn lose_ahead(&mut self, of: impl Fn(&Key) -> bool) {
+        if self.settings.windows {
+            let keys: Vec<Key> = self.channels.keys().filter(|key| of(key)).copied().collect();
+            return keys.into_iter().for_each(|key| {
+                let left = self.left(&key).len();
+                self.channel(key).ahead += left;
+            });
+        }
         let stood: Vec<Key> =
             self.channels.keys().filter(|key| of(key) && self.has_stood(key)).copied().collect();
         stood.into_iter().for_each(|key| self.channel(key).ahead += 1);

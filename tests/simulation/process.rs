@@ -10,22 +10,41 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::internals::engine::{Engine, EngineOptions, Executor, PollMode, Poller, WaitStrategy};
-use tensorwire::internals::fabric::sim::SimFabric;
+use tensorwire::internals::engine::{
+    Engine, EngineOptions, Executor, PollMode, Poller, Unusable, WaitStrategy,
+};
+use tensorwire::internals::fabric::sim::{SimFabric, SimLink};
 use tensorwire::internals::fabric::{Fabric, LoanFigures};
-use tensorwire::internals::link::{LinkSettings, Links};
+use tensorwire::internals::link::{LinkSettings, Links, TensorProtocol};
+use tensorwire::internals::matching::windows::WindowHandler;
 use tensorwire::internals::matching::{
-    Members, PeerIndex, RemoteCommand, RemoteHandler, RemoteLoad, RemoteSettings,
+    Members, PeerIndex, Remote, RemoteCommand, RemoteHandler, RemoteLoad, RemoteSettings,
 };
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
-use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RendezvousSettings};
+use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RemotePath, RendezvousSettings};
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
     CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing, Step,
     TaskId, Tensor, TensorMut, Value,
 };
 
-pub type SimEngine = Engine<Port, RemoteHandler>;
+/// The engine of a process, whatever protocol its links use.
+pub trait SimEngine: RemotePath {
+    fn submit(&self, command: SimCommand) -> Result<(), Unusable>;
+    fn close(&self);
+}
+
+type SimCommand = RemoteCommand<SimLink>;
+
+impl<H: Remote<Port>> SimEngine for Engine<Port, H> {
+    fn submit(&self, command: SimCommand) -> Result<(), Unusable> {
+        Engine::submit(self, command)
+    }
+
+    fn close(&self) {
+        Engine::close(self);
+    }
+}
 
 /// The result of a receive as its user sees it: the tensor, and whether it is dead.
 pub type Outcome = Result<(Tensor, bool), Error>;
@@ -35,7 +54,7 @@ pub struct Process {
     pub incarnation: Incarnation,
     pub pool: Pool,
     pub fabric: SimFabric,
-    pub engine: Arc<SimEngine>,
+    pub engine: Arc<dyn SimEngine>,
     pub ends: Ends,
     pub outstanding: Arc<AtomicUsize>,
     pub counters: Arc<Counters>,
@@ -129,29 +148,34 @@ impl Process {
                 small_tensor_bytes: settings.small_tensor_bytes,
                 max_requests: settings.max_requests,
                 max_routes: settings.max_routes,
+                protocol: settings.protocol(),
             },
             max_deferred: settings.max_deferred,
             cancel_grace: grace,
             peer_loss_is_fatal: settings.loss_is_fatal,
         };
-        let remote = RemoteHandler::new(
-            me.clone(),
-            incarnation.get(),
-            members.clone(),
-            remote_settings,
-            outstanding.clone(),
-            watch,
-        );
         let writer = CountersWriter::new();
         let counters = writer.counters();
-        let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
         let options = EngineOptions {
             mode: PollMode::Inline,
             wait: WaitStrategy::Spin,
             spin: Duration::ZERO,
             queue: 64,
         };
-        let engine = Arc::new(Engine::new(Poller::new(links, remote), network.clock(), &options));
+        let (life, clock) = (incarnation.get(), network.clock());
+        let (me_too, members_too, values) = (me.clone(), members.clone(), outstanding.clone());
+        let engine: Arc<dyn SimEngine> = match settings.protocol() {
+            TensorProtocol::Requests => {
+                let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
+                let remote = RemoteHandler::new(me_too, life, members_too, remote_settings, values, watch);
+                Arc::new(Engine::new(Poller::new(links, remote), clock, &options))
+            }
+            TensorProtocol::Windows { .. } => {
+                let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
+                let remote = WindowHandler::new(me_too, life, members_too, remote_settings, values, watch);
+                Arc::new(Engine::new(Poller::new(links, remote), clock, &options))
+            }
+        };
         let executor = Executor::on_the_spot();
         let rendezvous_settings = RendezvousSettings {
             max_outstanding_sends: settings.max_outstanding_sends,

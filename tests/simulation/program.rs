@@ -1,6 +1,7 @@
 //! A program: a seed, settings, and a list of actions. Any part of the list is a program too.
 
 use std::fmt;
+use tensorwire::internals::link::TensorProtocol;
 use tensorwire::{DType, Shape, TensorMeta};
 
 /// The number of a process.
@@ -51,9 +52,19 @@ pub struct Settings {
     pub validating: u32,
     /// How often a bit flips on the way to one of these, per thousand tensors.
     pub flip_per_mille: u32,
+    /// Whether the links exchange edge windows, and not requests.
+    pub windows: bool,
 }
 
 impl Settings {
+    /// The protocol of every link.
+    pub fn protocol(&self) -> TensorProtocol {
+        match self.windows {
+            true => TensorProtocol::Windows { borrow: self.borrow },
+            false => TensorProtocol::Requests,
+        }
+    }
+
     /// Whether no program can exhaust the pool.
     pub fn is_roomy(&self) -> bool {
         self.pool_bytes >= ROOMY

@@ -8,7 +8,7 @@ use tensorwire::internals::fabric::sim::{SimLink, SimPort};
 use tensorwire::internals::fabric::{LinkFailure, LinkId};
 use tensorwire::internals::link::{
     CancelDecision, Destination, LinkEvent, LinkIdentity, LinkSettings, Links, PeerRequestId, Received,
-    ServeOutcome, StashedValue, TensorKey,
+    ServeOutcome, StashedValue, TensorKey, TensorProtocol,
 };
 use tensorwire::internals::telemetry::CountersWriter;
 use tensorwire::internals::wire::EdgeName;
@@ -17,8 +17,13 @@ use tensorwire::{Code, DType, Pool, Shape, Status, TaskId, Tensor, TensorMeta, T
 
 /// Unanswered requests of the peer that are remembered.
 const MAX_ASKED: usize = 64;
-const SETTINGS: LinkSettings =
-    LinkSettings { small_tensor_bytes: 128, max_requests: 6, max_routes: 3, validate: false };
+const SETTINGS: LinkSettings = LinkSettings {
+    small_tensor_bytes: 128,
+    max_requests: 6,
+    max_routes: 3,
+    validate: false,
+    protocol: TensorProtocol::Requests,
+};
 
 /// A link, its owner's view of it, and a reference for its events.
 pub struct Owner {
@@ -189,6 +194,7 @@ impl Owner {
 
     fn take(&mut self, event: LinkEvent<u32>) {
         match event {
+            LinkEvent::Window { .. } => panic!("the link exchanges requests"),
             LinkEvent::Up { link } => assert!(link == self.link && !self.is_down),
             LinkEvent::Down { waiters, .. } => {
                 assert!(!std::mem::replace(&mut self.is_down, true), "down twice");

@@ -309,7 +309,7 @@ impl Peer {
     fn lend(&mut self, input: &mut Input<'_>) {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
         let tensor = self.tensor.clone();
-        let permit = LoanPermit::unbounded();
+        let permit = Some(LoanPermit::unbounded());
         self.checksum = checksum_of(tensor.bytes());
         let _ = self.port.lend(self.link, &tensor, permit, immediate);
     }

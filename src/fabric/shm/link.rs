@@ -32,7 +32,7 @@ pub(super) struct LinkLoan {
     /// Its bytes must not change before the peer gives them back.
     pub tensor: Tensor,
     /// Counts the bytes as lent until the loan ends.
-    pub _permit: LoanPermit,
+    pub _permit: Option<LoanPermit>,
 }
 
 /// The outstanding loans of a link.

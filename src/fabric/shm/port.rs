@@ -209,9 +209,9 @@ impl Port for ShmPort {
         &mut self,
         link: LinkId,
         source: &Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
-    ) -> Result<(), (PostError, LoanPermit)> {
+    ) -> Result<(), (PostError, Option<LoanPermit>)> {
         let posted = match self.link(link) {
             Some(link) => link.lend(source, permit, immediate),
             None => Err((PostError::Down, permit)),

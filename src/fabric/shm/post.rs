@@ -98,9 +98,9 @@ impl ShmLinkInner {
     pub(super) fn lend(
         &mut self,
         tensor: &Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
-    ) -> Result<(), (PostError, LoanPermit)> {
+    ) -> Result<(), (PostError, Option<LoanPermit>)> {
         let (source, position) = match self.lendable(tensor) {
             Ok(found) => found,
             Err(error) => return Err((error, permit)),

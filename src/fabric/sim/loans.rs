@@ -2,7 +2,7 @@
 
 use super::network::{SimEvent, SimState};
 use super::side::{HeldMemory, SimArrival};
-use crate::fabric::{LinkFailure, LoanPermit, PostError};
+use crate::fabric::{LinkFailure, LoanPermit, MAX_LOANS, PostError};
 use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Immediate;
@@ -28,7 +28,7 @@ impl GiveBack for ReturnedLoans {
 pub(super) struct SimLoan {
     tensor: Tensor,
     /// Counts the bytes as lent while the loan is out.
-    _permit: LoanPermit,
+    _permit: Option<LoanPermit>,
     /// The lender's side and operation, until the operation has ended.
     operation: Option<(usize, u64)>,
     /// The borrower's side, if it holds the loan.
@@ -48,14 +48,17 @@ impl SimState {
         &mut self,
         side: usize,
         source: &Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
-    ) -> Result<(), (PostError, LoanPermit)> {
+    ) -> Result<(), (PostError, Option<LoanPermit>)> {
         if !self.options.lends {
             return Err((PostError::Refused("this network does not lend"), permit));
         }
         if let Err(error) = self.has_room(side) {
             return Err((error, permit));
+        }
+        if self.sides[side].loans() >= MAX_LOANS {
+            return Err((PostError::Full, permit));
         }
         let loan = self.next_loan;
         self.next_loan += 1;

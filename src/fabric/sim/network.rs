@@ -367,7 +367,7 @@ impl SimState {
         }
         let by_chance = self.random.chance(self.options.full_per_mille);
         let side = &mut self.sides[side];
-        let is_full = side.operations.len() >= side.options.depth as usize;
+        let is_full = side.queued_operations() >= side.options.depth as usize;
         side.wants_room |= is_full;
         if is_full || by_chance {
             // A queue that was refused by chance has room again at once.

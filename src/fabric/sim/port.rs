@@ -274,9 +274,9 @@ impl Port for SimPort {
         &mut self,
         link: LinkId,
         source: &Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
-    ) -> Result<(), (PostError, LoanPermit)> {
+    ) -> Result<(), (PostError, Option<LoanPermit>)> {
         let may = self.post(link).and_then(|side| self.check_source(source).map(|()| side));
         match may {
             Ok(side) => self.network.with(|state| state.lend(side, source, permit, immediate)),

@@ -130,6 +130,16 @@ impl LinkSide {
         LinkSide { is_up: false, connected_to, reached_by, is_cut, ..closed }
     }
 
+    /// Outstanding loans.
+    pub fn loans(&self) -> usize {
+        self.operations.values().filter(|held| matches!(held, HeldMemory::Loan(_))).count()
+    }
+
+    /// Outstanding operations that take a place of the queue. A loan takes none.
+    pub fn queued_operations(&self) -> usize {
+        self.operations.len() - self.loans()
+    }
+
     /// The other side, once one of the two has connected.
     pub fn peer(&self) -> Option<usize> {
         self.connected_to.or(self.reached_by)

@@ -42,7 +42,7 @@ fn post_one_of_each(world: &mut World) -> Grant {
     let port = &mut world.ports[0];
     port.write(link, &source, 8, &target, None).expect("posted");
     port.read(link, into, &exposed).expect("posted");
-    port.lend(link, &source, LoanPermit::unbounded(), immediate()).expect("posted");
+    port.lend(link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
     target
 }
 
@@ -126,7 +126,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     let mut world = world(5, SimOptions::default());
     let source = tensor(&world.pools[0], &[7; 8]);
     let link = world.links[0];
-    world.ports[0].lend(link, &source, LoanPermit::unbounded(), immediate()).expect("posted");
+    world.ports[0].lend(link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
     world.rest();
     let mut borrowed = Completions::default();
     assert_eq!(world.ports[1].poll(&mut borrowed), 1);

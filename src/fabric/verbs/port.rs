@@ -489,9 +489,9 @@ impl Port for VerbsPort {
         &mut self,
         _link: LinkId,
         _source: &Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         _immediate: Immediate,
-    ) -> Result<(), (PostError, LoanPermit)> {
+    ) -> Result<(), (PostError, Option<LoanPermit>)> {
         Err((PostError::Refused("this fabric does not lend: see the link's limits"), permit))
     }
 

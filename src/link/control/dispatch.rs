@@ -2,12 +2,12 @@
 
 use crate::fabric::Port;
 use crate::link::LinkEvent;
-use crate::link::links::{Link, LinkContext, LinkIdentity};
+use crate::link::links::{Link, LinkContext, LinkIdentity, TensorProtocol};
 use crate::link::serving::answered::WireKey;
 use crate::telemetry::Counter;
 use crate::wire::message::fragment::is_fragment;
-use crate::wire::message::{Message, VERSION};
-use crate::wire::{EdgeName, Status};
+use crate::wire::message::{Message, is_probe};
+use crate::wire::{Code, EdgeName, Status};
 use std::sync::Arc;
 
 impl<C> Link<C> {
@@ -40,9 +40,13 @@ impl<C> Link<C> {
         bytes: &[u8],
     ) -> Result<(), String> {
         cx.counters.increment(Counter::MessagesReceived);
+        if matches!(self.settings.protocol, TensorProtocol::Windows { .. }) && !is_probe(bytes) {
+            return self.on_window_message(cx, bytes);
+        }
+        let version_here = self.settings.protocol.version();
         match Message::decode(bytes).map_err(|error| error.to_string())? {
-            Message::Ping { version, .. } if version != VERSION => {
-                Err(format!("it speaks version {version} of the protocol, this side version {VERSION}"))
+            Message::Ping { version, .. } if version != version_here => {
+                Err(format!("it speaks version {version} of the protocol, this side version {version_here}"))
             }
             Message::Ping { nonce, .. } => {
                 self.send(cx, &Message::Pong { nonce });
@@ -96,25 +100,33 @@ impl<C> Link<C> {
         destination: &str,
         edge: &str,
     ) -> Result<Arc<EdgeName>, Status> {
-        use crate::wire::Code::{FailedPrecondition, InvalidArgument, PermissionDenied};
         let edge = EdgeName::new(source, destination, edge)
-            .map_err(|error| Status::new(InvalidArgument, error.to_string()))?;
+            .map_err(|error| Status::new(Code::InvalidArgument, error.to_string()))?;
+        match self.refusal(incarnation, &edge) {
+            Some(status) => Err(status),
+            None => Ok(Arc::new(edge)),
+        }
+    }
+
+    /// The reason why this task does not serve an edge of this incarnation.
+    pub(in crate::link) fn refusal(&self, incarnation: u64, edge: &EdgeName) -> Option<Status> {
+        use crate::wire::Code::{FailedPrecondition, InvalidArgument, PermissionDenied};
         let LinkIdentity { local, local_incarnation, peer, .. } = &self.identity;
         if edge.source_task() != local {
             let message = format!("{edge} does not start at {local}, which {peer} asked for it");
-            return Err(Status::new(InvalidArgument, message));
+            return Some(Status::new(InvalidArgument, message));
         }
         if edge.destination_task() != peer {
             let message = format!("{edge} does not end at {peer}, which asked for it");
-            return Err(Status::new(PermissionDenied, message));
+            return Some(Status::new(PermissionDenied, message));
         }
         if incarnation != *local_incarnation {
             let message = format!(
                 "{edge} was asked of incarnation {incarnation:016x} of {local}, which is gone: \
                  it is {local_incarnation:016x} now"
             );
-            return Err(Status::new(FailedPrecondition, message));
+            return Some(Status::new(FailedPrecondition, message));
         }
-        Ok(Arc::new(edge))
+        None
     }
 }

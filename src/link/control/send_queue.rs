@@ -40,7 +40,6 @@ enum QueuedPost {
         target: Grant,
         immediate: Immediate,
     },
-    /// `permit` is `None` after the post.
     Lend {
         source: Tensor,
         permit: Option<LoanPermit>,
@@ -129,9 +128,21 @@ impl SendQueue {
         message: &Message<'_>,
         in_batch: bool,
     ) {
+        self.encoded(port, counters, in_batch, |bytes| message.encode(bytes));
+    }
+
+    /// Sends the message that `encode` appends, as [`SendQueue::message`].
+    #[inline]
+    pub fn encoded<P: Port>(
+        &mut self,
+        port: &mut P,
+        counters: &CountersWriter,
+        in_batch: bool,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
-        message.encode(&mut bytes);
+        encode(&mut bytes);
         if in_batch && self.pack.could_hold(bytes.len()) {
             if !self.pack.has_room(bytes.len()) {
                 self.flush_pack(port, counters);
@@ -179,11 +190,11 @@ impl SendQueue {
         port: &mut P,
         counters: &CountersWriter,
         source: Tensor,
-        permit: LoanPermit,
+        permit: Option<LoanPermit>,
         immediate: Immediate,
     ) {
         self.values += 1;
-        self.push(port, counters, QueuedPost::Lend { source, permit: Some(permit), immediate });
+        self.push(port, counters, QueuedPost::Lend { source, permit, immediate });
     }
 
     /// Posts what is queued, as far as credits and room allow. In a batch the pack stays. If the
@@ -348,10 +359,8 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
             port.write(link, source, len, target, Some(*immediate))
         }
         QueuedPost::Lend { source, permit, immediate } => {
-            // It is there until the loan is posted.
-            let Some(allowed) = permit.take() else { return Ok(()) };
-            port.lend(link, source, allowed, *immediate).map_err(|(error, allowed)| {
-                *permit = Some(allowed);
+            port.lend(link, source, permit.take(), *immediate).map_err(|(error, back)| {
+                *permit = back;
                 error
             })
         }

@@ -332,7 +332,7 @@ impl<C> Link<C> {
                     }
                 };
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, cx.counters, tensor, permit, immediate(kind, request));
+                self.out.lend(cx.port, cx.counters, tensor, Some(permit), immediate(kind, request));
             }
             (SenderAnswer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);

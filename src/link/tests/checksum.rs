@@ -9,7 +9,13 @@ use crate::wire::message::{StandingStep, StandingSteps};
 const BYTES: [u8; 4] = [1, 2, 3, 4];
 
 fn validating() -> Scene {
-    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: true })
+    scene_with(LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 16,
+        max_routes: 4,
+        validate: true,
+        protocol: TensorProtocol::Requests,
+    })
 }
 
 /// Arrivals at the peer.
@@ -39,7 +45,7 @@ impl ByHand {
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
-        let permit = crate::fabric::LoanPermit::unbounded();
+        let permit = Some(crate::fabric::LoanPermit::unbounded());
         self.port.lend(self.link, &source, permit, immediate).expect("room");
     }
 
@@ -289,7 +295,13 @@ fn an_unexpected_checksum_ends_the_link_and_the_waiter() {
         ),
     ];
     for (validate, say, part) in cases {
-        let settings = LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate };
+        let settings = LinkSettings {
+            small_tensor_bytes: 128,
+            max_requests: 16,
+            max_routes: 4,
+            validate,
+            protocol: TensorProtocol::Requests,
+        };
         let mut scene = scene_with(settings);
         let request = scene.request();
         say(&mut scene.peer, request);
@@ -479,6 +491,7 @@ fn the_checksum_follows_every_answer_with_bytes_and_no_other() {
         max_requests: 16,
         max_routes: 4,
         validate: false,
+        protocol: TensorProtocol::Requests,
     });
     scene.peer.route(1, 1, HERE, THERE);
     let serve = |scene: &mut Scene, bytes: Option<u64>| {

@@ -16,7 +16,7 @@ impl ByHand {
         source.bytes_mut().fill(fill);
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind, generation, slot };
-        let permit = LoanPermit::unbounded();
+        let permit = Some(LoanPermit::unbounded());
         self.port.lend(self.link, &source.freeze(), permit, immediate).expect("room");
     }
 }

@@ -91,6 +91,7 @@ fn requests_of_a_batch_share_slots_and_one_alone_goes_at_once() {
         max_requests: 64,
         max_routes: 4,
         validate: false,
+        protocol: TensorProtocol::Requests,
     });
     scene.links.request(scene.link, key(0), Destination::Alloc, u32::MAX, 0).expect("sent");
     let route = scene.peer.next_slot();

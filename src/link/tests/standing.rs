@@ -72,7 +72,13 @@ impl ByHand {
 }
 
 pub(super) fn roomy() -> Scene {
-    scene_with(LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 4, validate: false })
+    scene_with(LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 16,
+        max_routes: 4,
+        validate: false,
+        protocol: TensorProtocol::Requests,
+    })
 }
 
 /// A scene in which the meta-data of the edge is known: 1,000 bytes, version 1.
@@ -365,6 +371,7 @@ fn standing_requests_leave_room_for_others() {
         max_requests: 100,
         max_routes: 4,
         validate: false,
+        protocol: TensorProtocol::Requests,
     });
     let request = large.request();
     large.peer.say(&Message::Meta {

@@ -3,7 +3,7 @@
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::sim::{SimFabric, SimNetwork, SimOptions};
 use crate::fabric::{Endpoint, Fabric, LinkOptions, Port, Role};
-use crate::link::{Destination, Handler, LinkLoad, LinkSettings, Links, TensorKey, Value};
+use crate::link::{Destination, Handler, LinkLoad, LinkSettings, Links, TensorKey, TensorProtocol, Value};
 use crate::matching::{
     CallId, Cancel, CancelReason, Error, LinkTag, Members, Outcome, PeerIndex, PeerObserver, RemoteCommand,
     RemoteHandler, RemoteSettings, StandingChange, StepChange, Waiter,
@@ -157,7 +157,13 @@ fn pair<F: Fabric>(
         let outstanding = Arc::new(AtomicUsize::new(0));
         let validate = validate && side == RECEIVER;
         let settings = RemoteSettings {
-            link: LinkSettings { small_tensor_bytes: 128, max_requests: 16, max_routes: 16, validate },
+            link: LinkSettings {
+                small_tensor_bytes: 128,
+                max_requests: 16,
+                max_routes: 16,
+                validate,
+                protocol: TensorProtocol::Requests,
+            },
             max_deferred: 16,
             cancel_grace: CANCEL_TIMEOUT,
             peer_loss_is_fatal: false,

@@ -8,7 +8,7 @@ use crate::protocol::window::StepsOver;
 use crate::wire::{Status, Time};
 use std::sync::Arc;
 
-impl<L: Lanes> Matching<L> {
+impl Matching {
     /// Cancels a call. Returns whether it was waiting.
     pub fn cancel(&mut self, cancel: &Cancel) -> bool {
         let Some(waiter) = self.calls.get(&cancel.id).copied() else { return false };
@@ -35,7 +35,7 @@ impl<L: Lanes> Matching<L> {
     }
 
     /// Notes the change of a step.
-    pub fn step_changed(&mut self, change: StepChange) {
+    pub fn step_changed(&mut self, lanes: &mut impl Lanes, change: StepChange) {
         match change {
             StepChange::Sequence { base } => self.steps.sequence(base),
             StepChange::Begun { step, worker } => {
@@ -47,20 +47,19 @@ impl<L: Lanes> Matching<L> {
                 let _ = self.steps.begin(step, &Arc::from(""));
                 self.steps.abort(step, status.clone());
                 let error = Error::Aborted { step: step.into(), status: status.clone() };
-                self.end_step(step, &error, status.into_derived());
+                self.end_step(lanes, step, &error, status.into_derived());
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
-                self.end_step(step, &Error::StepGone { step: step.into() }, gone(&self.me, step));
+                self.end_step(lanes, step, &Error::StepGone { step: step.into() }, gone(&self.me, step));
             }
         }
     }
 
     /// Drops the values of a step, fails its receives, and tells the peers.
-    fn end_step(&mut self, step: u64, error: &Error, status: Status) {
+    fn end_step(&mut self, lanes: &mut impl Lanes, step: u64, error: &Error, status: Status) {
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
-            let Matching { peers, lanes, .. } = self;
-            let entry = &mut peers[peer.0 as usize];
+            let entry = &mut self.peers[peer.0 as usize];
             let over = StepsOver { first: step, last: step, error: status.clone() };
             let dropped = entry.out.end_steps(over, &mut |message| lanes.to_receiver(peer, message));
             let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
@@ -70,8 +69,8 @@ impl<L: Lanes> Matching<L> {
     }
 
     /// A link to a peer is up. The peer hears which steps have ended here.
-    pub fn up(&mut self, peer: PeerIndex) {
-        let Matching { peers, lanes, steps, me, .. } = self;
+    pub fn up(&mut self, lanes: &mut impl Lanes, peer: PeerIndex) {
+        let Matching { peers, steps, me, .. } = self;
         let entry = &mut peers[peer.0 as usize];
         entry.down = None;
         entry.incoming.returned();
@@ -90,14 +89,18 @@ impl<L: Lanes> Matching<L> {
     /// are lost; the others are for its next life.
     pub fn lost(&mut self, peer: PeerIndex, error: &Error) {
         let entry = &mut self.peers[peer.0 as usize];
-        entry.down = Some(error.clone());
+        entry.down.get_or_insert_with(|| error.clone());
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         self.fail(waiters, error);
     }
 
-    /// Fails every receive.
+    /// Ends every present and future receive with this error, unless an earlier error has.
     pub fn end(&mut self, error: &Error) {
+        if self.broken.is_some() {
+            return;
+        }
+        self.broken = Some(error.clone());
         let waiters: Vec<_> = self.waiting.iter().map(|(waiter, _)| waiter).collect();
         for waiter in waiters {
             let Some(receive) = self.take_waiting(waiter) else { continue };
@@ -108,10 +111,37 @@ impl<L: Lanes> Matching<L> {
     }
 
     /// Announces an edge before its receives, with a window of at least `window` values.
-    pub fn widen(&mut self, peer: PeerIndex, key: &TensorKey, window: u32) {
+    pub fn widen(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey, window: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let edge = incoming.edge(&EdgeKey::of(key));
-        incoming.widen(edge, window.into(), &mut |message| self.lanes.to_sender(peer, message));
+        incoming.widen(edge, window.into(), &mut |message| lanes.to_sender(peer, message));
+    }
+
+    /// Calls that need a peer without a link fail with this error.
+    pub fn set_down(&mut self, peer: PeerIndex, error: &Error) {
+        self.peers[peer.0 as usize].down = Some(error.clone());
+    }
+
+    /// Drops what came from an earlier life of a peer and was not received: it is not for the
+    /// successor of that life (specification 2.2).
+    pub fn drop_held(&mut self, peer: PeerIndex) {
+        drop(self.peers[peer.0 as usize].incoming.drop_held());
+    }
+
+    /// How much there is to do.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn load(&self, links: crate::link::LinkLoad) -> crate::matching::RemoteLoad {
+        let edges = || self.peers.iter().flat_map(|peer| peer.out.edges());
+        let held = self.peers.iter().flat_map(|peer| peer.incoming.edges());
+        let requests = links.requests + self.waiting.iter().count();
+        crate::matching::RemoteLoad {
+            links: crate::link::LinkLoad { requests, ..links },
+            values: edges().map(|(_, edge)| edge.waiting().count()).sum(),
+            requests: edges().map(|(_, edge)| edge.needs()).sum(),
+            deferred: 0,
+            orphans: held.map(|(_, _, edge)| edge.held().len()).sum(),
+            queued: 0,
+        }
     }
 
     fn fail(&mut self, waiters: Vec<u32>, error: &Error) {

@@ -2,43 +2,50 @@
 //! peers.
 //!
 //! [`Matching`] combines the [window machines](crate::protocol::window) with steps, waiters and
-//! tensors. It has no I/O: [`Lanes`] carries the messages. The thread that holds the poller calls
-//! it.
+//! tensors. It has no I/O: [`Lanes`] carries the messages. [`WindowHandler`] drives it on the links
+//! of a poller.
 //!
 //! | file | |
 //! |---|---|
 //! | `sending` | values of this process and the messages of their receivers |
 //! | `receiving` | receives of this process and the messages of their senders |
 //! | `ending` | the ends of calls, steps and lives |
+//! | `handler` | commands and events of a poller |
 
 mod ending;
+mod handler;
 mod receiving;
 mod sending;
 #[cfg(test)]
 mod tests;
 
-pub use receiving::{ArrivedTensor, WindowArrival};
+pub use handler::WindowHandler;
 
 use super::{CallId, Error, Members, PeerIndex, Steps, Waiter};
+use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival};
 use crate::link::{Destination, TensorKey, Value};
 use crate::memory::Pool;
 use crate::protocol::window::{InEdges, OutEdges, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
-use crate::wire::{EdgeName, Status, TaskId, Time};
+use crate::wire::{Status, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-/// The name of an edge without incarnations and without its step.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EdgeKey {
-    /// Source device, destination device and edge name.
-    pub edge: Arc<EdgeName>,
-    /// Number of the loop, 0 outside of loops.
-    pub frame: u64,
-    /// Pass of the loop, from 0.
-    pub iteration: u64,
-}
+/// Values that the edges of one direction of a link can hold: places for their loans, less those
+/// that answers to needs may take.
+const CELLS: u64 = (crate::fabric::MAX_LOANS / 2) as u64;
+
+/// The windows of every link.
+pub const WINDOWS: WindowOptions = WindowOptions {
+    first_window: 2,
+    usual_window: 16,
+    largest_window: 256,
+    max_cells: CELLS,
+    max_edges: MAX_EDGES,
+    max_needs: 1 << 20,
+    resends: false,
+};
 
 impl EdgeKey {
     /// The edge of a tensor.
@@ -49,6 +56,10 @@ impl EdgeKey {
 
 /// The links to the peers. A message to a peer without a link is dropped.
 pub trait Lanes {
+    /// The pool that tensors are received into.
+    fn pool(&self) -> &Pool;
+    /// The poller's counters.
+    fn counters(&self) -> &CountersWriter;
     /// Sends a message about an edge on which this process receives.
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
     /// Sends a message about an edge on which this process sends.
@@ -69,61 +80,54 @@ struct WaitingReceive {
 struct PeerEdges {
     out: OutEdges<EdgeKey, Value, Status>,
     incoming: InEdges<EdgeKey, WindowArrival, u32, Status>,
+    /// Receives that wait.
+    waiting: usize,
     /// The error of calls that need the peer, while it has no link.
     down: Option<Error>,
 }
 
 /// The tensors of one poller.
-pub struct Matching<L> {
+pub struct Matching {
     me: TaskId,
-    pool: Pool,
-    counters: CountersWriter,
-    lanes: L,
     peers: Vec<PeerEdges>,
     steps: Steps,
     waiting: Slab<WaitingReceive>,
     /// The waiting receive of each call.
     calls: HashMap<CallId, u32>,
-    /// Receives that can wait at a time.
+    /// Receives that can wait for one peer at a time.
     max_waiting: usize,
     /// Values that were sent and have not left. Senders read it.
     outstanding: Arc<AtomicUsize>,
     /// A lower bound of the deadlines of all waiting receives.
     next_deadline: Time,
+    /// The fatal loss that has ended every call, if any.
+    broken: Option<Error>,
 }
 
-impl<L: Lanes> Matching<L> {
+impl Matching {
     /// No values and no receives. Each member is without a link until [`Matching::up`].
     pub fn new(
         (me, members): (TaskId, Members),
-        (pool, counters): (Pool, CountersWriter),
         options: WindowOptions,
         (max_waiting, outstanding): (usize, Arc<AtomicUsize>),
-        lanes: L,
     ) -> Self {
         let no_link = |peer: &TaskId| PeerEdges {
             out: OutEdges::new(options),
-            incoming: InEdges::new(options),
+            incoming: InEdges::without_link(options),
+            waiting: 0,
             down: Some(Error::NotConnected { peer: peer.clone() }),
         };
         Matching {
             peers: members.all().iter().map(no_link).collect(),
             me,
-            pool,
-            counters,
-            lanes,
             steps: Steps::default(),
             waiting: Slab::default(),
             calls: HashMap::default(),
             max_waiting,
             outstanding,
             next_deadline: Time::NEVER,
+            broken: None,
         }
-    }
-
-    /// The links.
-    pub fn lanes(&mut self) -> &mut L {
-        &mut self.lanes
     }
 
     /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].

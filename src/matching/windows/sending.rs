@@ -4,51 +4,54 @@ use super::{EdgeKey, Lanes, Matching};
 use crate::link::{TensorKey, Value};
 use crate::matching::{PeerIndex, StepState, Steps};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
-use crate::telemetry::Counter;
 use crate::wire::{Code, Status, TaskId};
 use std::sync::atomic::Ordering;
 
-impl<L: Lanes> Matching<L> {
+impl Matching {
     /// Sends a value. A value of a step that has ended is dropped.
-    pub fn send(&mut self, peer: PeerIndex, key: &TensorKey, value: Value) {
+    pub fn send(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey, value: Value) {
         if is_over(&self.steps, key.step) {
             return self.left(1);
         }
-        let Matching { peers, lanes, counters, .. } = self;
-        let out = &mut peers[peer.0 as usize].out;
+        let out = &mut self.peers[peer.0 as usize].out;
         let index = out.edge(&EdgeKey::of(key));
         let mut records = 0;
         out.offer(index, key.step, value, &mut |message| {
-            records += count_record(counters, &message);
+            records += usize::from(matches!(message, ToReceiver::Record(_)));
             lanes.to_receiver(peer, message);
         });
         self.left(records);
     }
 
-    /// Handles a message of a peer that receives.
+    /// Handles a message of a peer that receives. `refusal` is the reason why an announced edge is
+    /// not served.
     ///
     /// # Errors
     /// If the peer breaks the protocol. Its link must end.
     pub fn from_receiver(
         &mut self,
+        lanes: &mut impl Lanes,
         peer: PeerIndex,
         message: ToSender<EdgeKey>,
+        refusal: Option<Status>,
     ) -> Result<(), WindowViolation> {
-        let Matching { peers, lanes, counters, steps, me, .. } = self;
+        let Matching { peers, steps, me, .. } = self;
         let mut records = 0;
         let mut post = |message| {
-            records += count_record(counters, &message);
+            records += usize::from(matches!(message, ToReceiver::Record(_)));
             lanes.to_receiver(peer, message);
         };
         let out = &mut peers[peer.0 as usize].out;
-        let dropped = out.receive(message, |step| end_of(steps, me, step), |_| None, &mut post)?;
+        let dropped = out.receive(message, |step| end_of(steps, me, step), |_| refusal.clone(), &mut post)?;
         self.left(records + dropped.len());
         Ok(())
     }
 
     /// Values have left for good, or were dropped.
     pub(super) fn left(&self, count: usize) {
-        self.outstanding.fetch_sub(count, Ordering::Relaxed);
+        if count > 0 {
+            self.outstanding.fetch_sub(count, Ordering::Relaxed);
+        }
     }
 }
 
@@ -70,14 +73,4 @@ pub(super) fn end_of(steps: &Steps, me: &TaskId, step: u64) -> Option<Status> {
 /// The error of receives that ask for values of a step that was cleaned up.
 pub(super) fn gone(me: &TaskId, step: u64) -> Status {
     Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"))
-}
-
-/// Counts a record. Returns the number of values that leave with the message.
-fn count_record(counters: &crate::telemetry::CountersWriter, message: &ToReceiver<Value, Status>) -> usize {
-    let ToReceiver::Record(record) = message else { return 0 };
-    if let Value::Tensor(tensor) = &record.value {
-        counters.add(Counter::BytesSent, tensor.meta().bytes());
-    }
-    counters.increment(Counter::TensorsSent);
-    1
 }

@@ -3,11 +3,12 @@
 use super::*;
 
 use crate::link::placement_of;
+use crate::link::windows::{ArrivedBytes, ArrivedTensor};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
 use crate::sync::{OneshotPool, OneshotReceiver};
-use crate::wire::{Code, DType, Shape, TensorMeta, checksum_of};
+use crate::wire::{Code, DType, EdgeName, Shape, TensorMeta, checksum_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,14 +22,23 @@ const SOON: Duration = Duration::from_secs(1);
 const MAX_WAITING: usize = 40;
 
 /// The messages of one process that have not arrived.
-#[derive(Default)]
 struct TestLanes {
+    pool: Pool,
+    counters: CountersWriter,
     to_sender: VecDeque<ToSender<EdgeKey>>,
     to_receiver: VecDeque<ToReceiver<Value, Status>>,
     is_down: bool,
 }
 
 impl Lanes for TestLanes {
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn counters(&self) -> &CountersWriter {
+        &self.counters
+    }
+
     fn to_sender(&mut self, _: PeerIndex, message: ToSender<EdgeKey>) {
         if !self.is_down {
             self.to_sender.push_back(message);
@@ -43,7 +53,8 @@ impl Lanes for TestLanes {
 }
 
 struct Side {
-    matching: Matching<TestLanes>,
+    matching: Matching,
+    lanes: TestLanes,
     pool: Pool,
     outstanding: Arc<AtomicUsize>,
 }
@@ -96,19 +107,26 @@ fn side(job: &str, window: u64) -> Side {
     let outstanding = Arc::<AtomicUsize>::default();
     let options = WindowOptions {
         first_window: window,
+        usual_window: window,
         largest_window: window,
+        max_cells: 1000,
         max_edges: 8,
         max_needs: 8,
         resends: false,
     };
     let matching = Matching::new(
         (TaskId::new(job, 0).expect("a task"), members),
-        (pool.clone(), CountersWriter::new()),
         options,
         (MAX_WAITING, outstanding.clone()),
-        TestLanes::default(),
     );
-    Side { matching, pool, outstanding }
+    let lanes = TestLanes {
+        pool: pool.clone(),
+        counters: CountersWriter::new(),
+        to_sender: VecDeque::new(),
+        to_receiver: VecDeque::new(),
+        is_down: false,
+    };
+    Side { matching, lanes, pool, outstanding }
 }
 
 fn key(name: &str, step: u64) -> TensorKey {
@@ -128,30 +146,34 @@ impl Pair {
 
     fn up(&mut self) {
         for (side, peer) in [(SENDER, TO_RECEIVER), (RECEIVER, TO_SENDER)] {
-            self.sides[side].matching.lanes().is_down = false;
-            self.sides[side].matching.up(peer);
+            let Side { matching, lanes, .. } = &mut self.sides[side];
+            lanes.is_down = false;
+            matching.up(lanes, peer);
         }
         self.run();
     }
 
     fn lose(&mut self) {
         for (side, peer) in [(SENDER, TO_RECEIVER), (RECEIVER, TO_SENDER)] {
-            let matching = &mut self.sides[side].matching;
-            *matching.lanes() = TestLanes { is_down: true, ..TestLanes::default() };
+            let Side { matching, lanes, .. } = &mut self.sides[side];
+            lanes.is_down = true;
+            lanes.to_sender.clear();
+            lanes.to_receiver.clear();
             matching.lost(peer, &Error::Stopped);
         }
     }
 
     /// Delivers one message, if there is any.
     fn deliver(&mut self, side: usize) -> bool {
-        let other = 1 - side;
-        let (peer, lanes) = (PeerIndex(side as u32), self.sides[side].matching.lanes());
-        if let Some(message) = lanes.to_sender.pop_front() {
-            self.sides[other].matching.from_receiver(peer, message).expect("honest");
+        let peer = PeerIndex(side as u32);
+        let [sender, receiver] = &mut self.sides;
+        let (from, to) = if side == SENDER { (sender, receiver) } else { (receiver, sender) };
+        if let Some(message) = from.lanes.to_sender.pop_front() {
+            to.matching.from_receiver(&mut to.lanes, peer, message, None).expect("honest");
             return true;
         }
-        let Some(message) = lanes.to_receiver.pop_front() else { return false };
-        self.sides[other].matching.from_sender(peer, arrival(message)).expect("honest");
+        let Some(message) = from.lanes.to_receiver.pop_front() else { return false };
+        to.matching.from_sender(&mut to.lanes, peer, arrival(message)).expect("honest");
         true
     }
 
@@ -170,7 +192,8 @@ impl Pair {
     fn send(&mut self, name: &str, step: u64, number: u32) {
         let value = Value::Tensor(self.tensor(SENDER, number, 8).freeze());
         self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
-        self.sides[SENDER].matching.send(TO_RECEIVER, &key(name, step), value);
+        let Side { matching, lanes, .. } = &mut self.sides[SENDER];
+        matching.send(lanes, TO_RECEIVER, &key(name, step), value);
     }
 
     fn begin(&mut self, name: &str, step: u64, destination: Destination, timeout: Duration) -> Call {
@@ -178,7 +201,8 @@ impl Pair {
         let id = CallId(self.next_call);
         let (result, sender) = self.calls.channel();
         let waiter = Waiter { id, sender, deadline: self.now + timeout, timeout, cancel_reason: None };
-        self.sides[RECEIVER].matching.receive(TO_SENDER, key(name, step), destination, waiter);
+        let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
+        matching.receive(lanes, (TO_SENDER, key(name, step)), destination, waiter, true);
         Call { id, result }
     }
 
@@ -195,7 +219,8 @@ impl Pair {
     }
 
     fn step(&mut self, side: usize, change: StepChange) {
-        self.sides[side].matching.step_changed(change);
+        let Side { matching, lanes, .. } = &mut self.sides[side];
+        matching.step_changed(lanes, change);
     }
 
     fn outstanding(&self) -> usize {
@@ -238,7 +263,8 @@ fn arrival(message: ToReceiver<Value, Status>) -> ToReceiver<WindowArrival, Stat
 
 fn arrived(tensor: Tensor) -> ArrivedTensor {
     let (sender, checksum) = (placement_of(&tensor), Some(checksum_of(tensor.bytes())));
-    ArrivedTensor { tensor, sender, checksum }
+    let (meta, bytes) = (tensor.meta().clone(), ArrivedBytes::Landed(tensor));
+    ArrivedTensor { meta, sender, checksum, bytes }
 }
 
 #[test]
@@ -421,12 +447,13 @@ fn a_corrupted_value_is_the_error_of_one_receive() {
     pair.run();
     pair.send("x", 1, 1);
     pair.send("x", 1, 2);
-    let message = pair.sides[SENDER].matching.lanes().to_receiver.pop_front().expect("a record");
+    let message = pair.sides[SENDER].lanes.to_receiver.pop_front().expect("a record");
     let mut message = arrival(message);
     if let ToReceiver::Record(Record { value: WindowArrival::Tensor(tensor), .. }) = &mut message {
         tensor.checksum = Some(0);
     }
-    pair.sides[RECEIVER].matching.from_sender(TO_SENDER, message).expect("honest");
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    matching.from_sender(lanes, TO_SENDER, message).expect("honest");
     assert!(matches!(corrupted.error(), Error::Corrupted { sent: 0, bytes: 8, .. }));
     pair.run();
     assert_eq!(next.number(), 2);
@@ -437,7 +464,8 @@ fn a_corrupted_value_is_the_error_of_one_receive() {
 fn an_edge_that_is_announced_early_has_its_values_before_the_receive() {
     let mut pair = Pair::new(4);
     pair.begin_steps(1..=4);
-    pair.sides[RECEIVER].matching.widen(TO_SENDER, &key("x", 1), 4);
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    matching.widen(lanes, TO_SENDER, &key("x", 1), 4);
     pair.run();
     (1..=4).for_each(|step| pair.send("x", step, step as u32));
     assert_eq!(pair.outstanding(), 0, "all have left");

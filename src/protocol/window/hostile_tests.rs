@@ -4,8 +4,15 @@ use super::{InEdges, OutEdges, Record, StepsOver, ToReceiver, ToSender, WindowOp
 use crate::wire::EdgeId;
 use proptest::prelude::*;
 
-const OPTIONS: WindowOptions =
-    WindowOptions { first_window: 2, largest_window: 4, max_edges: 3, max_needs: 4, resends: true };
+const OPTIONS: WindowOptions = WindowOptions {
+    first_window: 2,
+    usual_window: 4,
+    largest_window: 4,
+    max_cells: 1000,
+    max_edges: 3,
+    max_needs: 4,
+    resends: true,
+};
 
 fn edge() -> impl Strategy<Value = EdgeId> {
     (prop_oneof![0..4_u32, Just(u32::MAX)], 0..4_u16)

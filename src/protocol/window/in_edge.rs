@@ -110,6 +110,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.granted - (self.came - self.answers)
     }
 
+    /// Cells of the window.
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
     /// Cells of the window that are occupied.
     pub fn occupied(&self) -> u64 {
         self.occupied
@@ -280,9 +285,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     }
 
     /// The next message for the sender: credit, or a need. The caller repeats this until `None`
-    /// after each change. The first time that credit goes back, the window grows to `largest`
-    /// cells.
-    pub fn next_message<K>(&mut self, largest: u64) -> Option<ToSender<K>> {
+    /// after each change. The first time that credit goes back, the window grows to `usual` cells.
+    pub fn next_message<K>(&mut self, usual: u64) -> Option<ToSender<K>> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
@@ -290,7 +294,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             if is_on(Mutant::CreditNotReturned) {
                 return None;
             }
-            self.window = self.window.max(largest);
+            self.window = self.window.max(usual);
             self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
             return Some(ToSender::Credit { edge, limit: self.granted });
         }
@@ -338,6 +342,12 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             self.occupied = 0;
         }
         self.waiters.drain(..).map(|(_, waiter)| waiter).collect()
+    }
+
+    /// Every step ends, on an edge without a number. Returns as [`InEdge::end_step`].
+    pub fn end_all<K>(&mut self) -> (Vec<W>, Vec<V>, Option<ToSender<K>>) {
+        let (waiters, values) = self.end(|_| true);
+        (waiters, values, None)
     }
 
     /// The limit that can be announced now.

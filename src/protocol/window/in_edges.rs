@@ -3,6 +3,7 @@
 use super::in_edge::{Arrived, Held, InEdge, InState};
 use super::message::{Record, StepsOver, ToReceiver, ToSender};
 use super::slab::Slab;
+use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
@@ -33,6 +34,8 @@ struct NamedInEdge<K, V, W, E> {
     seen: u64,
     /// Whether the edge is in [`InEdges::unnumbered`].
     is_unnumbered: bool,
+    /// Whether the edge is in [`InEdges::busy`].
+    is_busy: bool,
 }
 
 /// The receiving ends of all edges of a link, across the lives of the peer. The methods hand each
@@ -47,6 +50,14 @@ pub struct InEdges<K, V, W, E> {
     free: Vec<u32>,
     /// Edges that wait for a number, oldest first.
     unnumbered: VecDeque<u32>,
+    /// Edges that may have a value, a waiter or a need. The end of a step examines no others.
+    busy: Vec<u32>,
+    /// The values and waiters of each step. The end of a step without any examines no edge.
+    counts: StepCounts,
+    /// Whether a need was sent since the end of a step last found none open.
+    has_needs: bool,
+    /// Cells of all windows.
+    cells: u64,
     /// The edge that [`InEdges::retire_idle`] examined last.
     hand: u32,
     /// Steps that have ended at the peer.
@@ -64,11 +75,20 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             by_number: Vec::new(),
             free: Vec::new(),
             unnumbered: VecDeque::new(),
+            busy: Vec::new(),
+            counts: StepCounts::default(),
+            has_needs: false,
+            cells: 0,
             hand: 0,
             over: VecDeque::new(),
             is_up: true,
             options,
         }
+    }
+
+    /// No edges, and no link until [`InEdges::returned`].
+    pub fn without_link(options: WindowOptions) -> Self {
+        InEdges { is_up: false, ..InEdges::new(options) }
     }
 
     /// The index of an edge, which is added if it is new. The index is valid until the edge is idle
@@ -77,12 +97,10 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         if let Some(index) = self.by_key.get(key) {
             return *index;
         }
-        let named = NamedInEdge {
-            key: key.clone(),
-            edge: InEdge::new(self.options.first_window),
-            seen: 0,
-            is_unnumbered: false,
-        };
+        let window = self.options.first_window.min(self.options.max_cells - self.cells);
+        self.cells += window;
+        let edge = InEdge::new(window);
+        let named = NamedInEdge { key: key.clone(), edge, seen: 0, is_unnumbered: false, is_busy: false };
         let index = self.edges.add(named);
         self.by_key.insert(key.clone(), index);
         index
@@ -109,7 +127,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// Takes the first value of a step. After it has delivered or put back the value, the caller
     /// calls [`InEdges::send_due`].
     pub fn take(&mut self, index: u32, step: u64) -> Option<Held<V>> {
-        self.edge_mut(index)?.take(step)
+        let held = self.edge_mut(index)?.take(step)?;
+        self.counts.remove(step);
+        Some(held)
     }
 
     /// Asks for a value of a step for a receive that does not wait. The edge holds none of that
@@ -118,14 +138,21 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.announce(index, true, post);
         let credit = self.next_message(index, post);
         if !credit && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step)) {
+            self.note_need(index);
             post(message);
         }
     }
 
     /// Announces an edge before a receive needs it, with a window of at least `window` cells.
     pub fn widen(&mut self, index: u32, window: u64, post: &mut impl FnMut(ToSender<K>)) {
-        let window = window.min(self.options.largest_window);
-        self.edge_mut(index).into_iter().for_each(|edge| edge.widen(window));
+        let most = self.options.max_cells - self.cells;
+        let largest = self.options.largest_window;
+        let grown = self.edge_mut(index).map_or(0, |edge| {
+            let before = edge.window();
+            edge.widen(window.min(largest).min(before + most));
+            edge.window() - before
+        });
+        self.cells += grown;
         self.announce(index, true, post);
         self.next_message(index, post);
     }
@@ -135,6 +162,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     pub fn wait(&mut self, index: u32, step: u64, waiter: W, post: &mut impl FnMut(ToSender<K>)) {
         if let Some(edge) = self.edge_mut(index) {
             edge.wait(step, waiter);
+            self.note_busy(index, step);
         }
         self.send_due(index, post);
     }
@@ -142,6 +170,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// A receive gives up. Returns whether it was waiting.
     pub fn give_up(&mut self, index: u32, step: u64, waiter: &W) -> bool {
         let waited = self.edge_mut(index).is_some_and(|edge| edge.give_up(step, waiter));
+        if waited {
+            self.counts.remove(step);
+        }
         self.forget(index);
         waited
     }
@@ -149,7 +180,13 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// A value did not fit its waiter, and becomes the first of its step again. Returns the next
     /// waiter to try, with the value.
     pub fn put_back(&mut self, index: u32, held: Held<V>) -> Option<(W, Held<V>)> {
-        self.edge_mut(index)?.put_back(held)
+        let step = held.step;
+        let next = self.edge_mut(index)?.put_back(held);
+        match next {
+            Some(_) => self.counts.remove(step),
+            None => self.note_busy(index, step),
+        }
+        next
     }
 
     /// Sends the messages that are due on an edge. The caller calls this after it has delivered or
@@ -165,8 +202,16 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Sends the credit and the needs of an edge. Returns whether there were any.
     fn next_message(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
-        let (largest, mut sent) = (self.options.largest_window, false);
-        while let Some(message) = self.edge_mut(index).and_then(|edge| edge.next_message(largest)) {
+        let spare = (self.options.max_cells / 2).saturating_sub(self.cells);
+        let (usual, mut sent) = (self.options.usual_window, false);
+        while let Some(edge) = self.edge_mut(index) {
+            let before = edge.window();
+            let Some(message) = edge.next_message(usual.min(before + spare)) else { break };
+            let grown = edge.window() - before;
+            self.cells += grown;
+            if matches!(message, ToSender::Need { .. }) {
+                self.note_need(index);
+            }
             post(message);
             sent = true;
         }
@@ -190,6 +235,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 let index = self.find(edge)?;
                 let Some(refused) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
                 let waiters = refused.refused(error.clone())?;
+                self.recount();
                 self.release(edge, post);
                 Ok(Incoming::Ended(waiters, Vec::new(), error))
             }
@@ -201,8 +247,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 Ok(Incoming::Nothing)
             }
             ToReceiver::StepsOver(over) => {
-                let (waiters, values) = self.end(|edge| edge.sender_ended(|step| over.includes(step)), post);
                 let error = over.error.clone();
+                if over.first == over.last && self.is_quiet(over.first) {
+                    self.remember(over);
+                    return Ok(Incoming::Ended(Vec::new(), Vec::new(), error));
+                }
+                let (waiters, values) = self.end(|edge| edge.sender_ended(|step| over.includes(step)), post);
                 self.remember(over);
                 Ok(Incoming::Ended(waiters, values, error))
             }
@@ -221,8 +271,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         }
         let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
         let delivery = match edge.arrive(record, is_over(step))? {
-            Arrived::For(waiter, held) => return Ok(Incoming::Value(index, waiter, held)),
-            Arrived::Held => Incoming::Nothing,
+            Arrived::For(waiter, held) => {
+                self.counts.remove(step);
+                return Ok(Incoming::Value(index, waiter, held));
+            }
+            Arrived::Held => {
+                self.note_busy(index, step);
+                Incoming::Nothing
+            }
             Arrived::Dropped(value) => Incoming::Dropped(value),
         };
         self.send_due(index, post);
@@ -231,24 +287,39 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// A step has ended here. Returns its waiters, which fail, and its held values.
     pub fn end_step(&mut self, step: u64, post: &mut impl FnMut(ToSender<K>)) -> (Vec<W>, Vec<V>) {
+        if self.is_quiet(step) {
+            return (Vec::new(), Vec::new());
+        }
         self.end(|edge| edge.end_step(step), post)
     }
 
-    /// Ends steps on each edge.
+    /// Whether no edge has a value, a waiter or a need of a step.
+    fn is_quiet(&self, step: u64) -> bool {
+        self.counts.is_empty(step) && !self.has_needs
+    }
+
+    /// Ends steps on each busy edge.
     fn end(
         &mut self,
         end: impl Fn(&mut InEdge<V, W, E>) -> (Vec<W>, Vec<V>, Option<ToSender<K>>),
         post: &mut impl FnMut(ToSender<K>),
     ) -> (Vec<W>, Vec<V>) {
         let mut all = (Vec::new(), Vec::new());
-        for index in 0..self.edges.numbers() {
-            let Some(edge) = self.edge_mut(index) else { continue };
-            let (waiters, values, message) = end(edge);
+        let mut busy = std::mem::take(&mut self.busy);
+        busy.sort_unstable();
+        busy.dedup();
+        for index in &busy {
+            let Some(named) = self.edges.get_mut(*index) else { continue };
+            named.is_busy = false;
+            let (waiters, values, message) = end(&mut named.edge);
             all.0.extend(waiters);
             all.1.extend(values);
             message.into_iter().for_each(&mut *post);
-            self.send_due(index, post);
+            self.send_due(*index, post);
         }
+        self.has_needs = false;
+        busy.into_iter().for_each(|index| self.note_still_busy(index));
+        self.recount();
         all
     }
 
@@ -288,7 +359,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
             self.forget(index);
         }
+        self.has_needs = false;
+        self.recount();
         waiters
+    }
+
+    /// Drops the held values, which are of a life that ended. No receive waits.
+    pub fn drop_held(&mut self) -> Vec<V> {
+        self.end(|edge| edge.end_all(), &mut |_| {}).1
     }
 
     /// The next life of the peer is linked.
@@ -338,6 +416,42 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             if is_quiet && self.retire(self.hand, post) {
                 return;
             }
+        }
+    }
+
+    /// Notes a value or a waiter of a step on an edge.
+    fn note_busy(&mut self, index: u32, step: u64) {
+        self.counts.add(step);
+        self.list(index);
+    }
+
+    fn note_need(&mut self, index: u32) {
+        self.has_needs = true;
+        self.list(index);
+    }
+
+    fn note_still_busy(&mut self, index: u32) {
+        let Some(edge) = self.edge_mut(index).filter(|edge| !edge.is_idle()) else { return };
+        let needs = edge.needs() > 0;
+        self.has_needs |= needs;
+        self.list(index);
+    }
+
+    fn list(&mut self, index: u32) {
+        if let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_busy) {
+            named.is_busy = true;
+            self.busy.push(index);
+        }
+    }
+
+    /// Counts anew, after several waiters or values have left.
+    fn recount(&mut self) {
+        let InEdges { edges, busy, counts, .. } = self;
+        *counts = StepCounts::default();
+        for index in busy.iter() {
+            let Some(named) = edges.get(*index) else { continue };
+            named.edge.waiters().for_each(|(step, _)| counts.add(*step));
+            named.edge.held().iter().for_each(|held| counts.add(held.step));
         }
     }
 
@@ -391,6 +505,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             && !named.is_unnumbered
         {
             self.by_key.remove(&named.key);
+            self.cells -= named.edge.window();
             self.edges.remove(index);
         }
     }

@@ -32,6 +32,7 @@ mod message;
 mod out_edge;
 mod out_edges;
 mod slab;
+mod step_counts;
 
 #[cfg(test)]
 mod explore;
@@ -56,7 +57,12 @@ pub struct WindowOptions {
     /// Values that a new edge can hold.
     pub first_window: u64,
     /// Values that an edge can hold once its first window was used up.
+    pub usual_window: u64,
+    /// Values that an edge can hold at most.
     pub largest_window: u64,
+    /// Values that all edges of a direction can hold together. Windows grow into half of it. Once
+    /// new edges have used the rest, further edges have no window and need each value.
+    pub max_cells: u64,
     /// Edges that have a number at a time. An edge beyond that waits until another is retired.
     pub max_edges: u32,
     /// Values that the receiver of one edge may need at a time.

@@ -34,8 +34,8 @@ struct NamedOutEdge<K, V> {
 pub struct OutEdges<K, V, E> {
     edges: Slab<NamedOutEdge<K, V>>,
     by_key: BTreeMap<K, u32>,
-    /// The edge that has each of the peer's numbers.
-    by_number: Vec<Option<(EdgeId, u32)>>,
+    /// The edge that has each of the peer's numbers; no index for a refused one.
+    by_number: Vec<Option<(EdgeId, Option<u32>)>>,
     /// Edges on which values may wait or be needed. The end of a step examines no others.
     pending: Vec<u32>,
     /// Messages that were not acknowledged, oldest first. Empty on a link that does not resend.
@@ -103,29 +103,32 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             ToSender::Announce { edge, key, limit, resume } => {
                 self.check_number(edge)?;
                 if let Some(error) = refusal(&key) {
+                    self.by_number[edge.number as usize] = Some((edge, None));
                     self.post(Unacked::Refused, ToReceiver::Refused { edge, error }, post);
                     return Ok(Vec::new());
                 }
                 return self.announced(edge, &key, (limit, resume), |step| end_of(step).is_some(), post);
             }
             ToSender::Credit { edge, limit } => {
-                let (index, window) = (self.find(edge)?, self.options.largest_window);
+                let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
+                let window = self.options.largest_window;
                 self.edge_mut(index).map_or(Ok(()), |edge| edge.credited(limit, window))?;
                 self.drain(index, post);
             }
             ToSender::Need { edge, step } => {
-                let index = self.find(edge)?;
+                let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
                 match end_of(step) {
                     Some(error) => self.post_over(StepsOver { first: step, last: step, error }, post),
                     None => self.needed(index, step, post)?,
                 }
             }
             ToSender::Unneed { edge, step } => {
-                let index = self.find(edge)?;
+                let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
                 self.edge_mut(index).into_iter().for_each(|edge| edge.unneeded(step));
             }
             ToSender::Retire { edge } => {
-                let (index, resends) = (self.find(edge)?, self.options.resends);
+                let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
+                let resends = self.options.resends;
                 self.by_number[edge.number as usize] = None;
                 self.edge_mut(index).into_iter().for_each(|edge| edge.retired(resends));
                 self.post(Unacked::Retired(index, edge), ToReceiver::Retired { edge }, post);
@@ -154,7 +157,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let (index, window) = (self.edge(key), self.options.largest_window);
         let Some(out) = self.edge_mut(index) else { return Ok(Vec::new()) };
         let dropped = out.announced(edge, limit, window, is_over)?;
-        self.by_number[edge.number as usize] = Some((edge, index));
+        self.by_number[edge.number as usize] = Some((edge, Some(index)));
         self.drain(index, post);
         Ok(dropped)
     }
@@ -275,12 +278,13 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             self.by_number.resize(numbers, None);
         }
         match self.by_number[edge.number as usize] {
-            None => Ok(()),
-            Some(_) => Err(WindowViolation("a number that another edge has")),
+            None | Some((_, None)) => Ok(()),
+            Some((_, Some(_))) => Err(WindowViolation("a number that another edge has")),
         }
     }
 
-    fn find(&self, edge: EdgeId) -> Result<u32, WindowViolation> {
+    /// The edge with this number. `None` if it was refused, as the peer may not know yet.
+    fn find(&self, edge: EdgeId) -> Result<Option<u32>, WindowViolation> {
         match self.by_number.get(edge.number as usize) {
             Some(Some((id, index))) if *id == edge => Ok(*index),
             _ => Err(WindowViolation("a message for an edge that was not announced")),

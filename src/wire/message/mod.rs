@@ -44,6 +44,11 @@ pub use decode::MessageError;
 pub use standing::{MAX_STANDING_STEPS, StandingRequest, StandingStep, StandingSteps};
 pub use window::{EdgeAnnouncement, RecordValue, WindowMessage};
 
+/// Whether a message probes a link, by its type byte: `PING` or `PONG`.
+pub fn is_probe(bytes: &[u8]) -> bool {
+    matches!(bytes.first(), Some(&(PING | PONG)))
+}
+
 use super::{Grant, Slot, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.

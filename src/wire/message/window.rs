@@ -12,7 +12,8 @@
 //! * 39 `META`: meta, whose version is the id of later records
 //! * 40 `RECORD`: flags u8, edge, n u16, step u64, with the checksum flag checksum u64.
 //!   The kind in the flags says what follows: meta id u16 and the bytes of the tensor (the rest).
-//!   A loan has meta id u16, and the loan follows. A dead value has nothing. An error has a status.
+//!   A loan has meta id u16, and the loan follows; the borrow flag lets the receiver keep it. A
+//!   dead value has nothing. An error has a status.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, status
 //!
@@ -43,6 +44,7 @@ const FLAG_VALIDATE: u8 = 4;
 // Flags of `RECORD`. The derived flag is the first, as elsewhere.
 const FLAG_ANSWERS_NEED: u8 = 2;
 const FLAG_CHECKSUM: u8 = 4;
+const FLAG_MAY_BORROW: u8 = 32;
 const KIND_BYTES: u8 = 0;
 const KIND_LOAN: u8 = 8;
 const KIND_DEAD: u8 = 16;
@@ -84,6 +86,8 @@ pub enum RecordValue<'a> {
     Loan {
         /// The version of its meta-data.
         meta: u16,
+        /// Whether the receiver may keep the loan. Otherwise it copies the bytes.
+        may_borrow: bool,
     },
     /// The mark of a branch not taken: no bytes follow.
     Dead,
@@ -265,22 +269,23 @@ impl<'a> MessageReader<'a> {
     }
 
     fn record(&mut self) -> Result<WindowMessage<'a>, MessageError> {
-        let flags = self.flags(FLAG_DERIVED | FLAG_ANSWERS_NEED | FLAG_CHECKSUM | KINDS)?;
+        let flags = self.flags(FLAG_DERIVED | FLAG_ANSWERS_NEED | FLAG_CHECKSUM | FLAG_MAY_BORROW | KINDS)?;
         let (edge, n, step) = (self.edge()?, self.u16("count")?, self.u64("step")?);
         let checksum = if flags & FLAG_CHECKSUM != 0 { Some(self.u64("checksum")?) } else { None };
-        let derived = flags & FLAG_DERIVED;
+        let (derived, may_borrow) = (flags & FLAG_DERIVED, flags & FLAG_MAY_BORROW != 0);
         let value = match flags & KINDS {
             KIND_BYTES => {
                 let meta = self.u16("meta id")?;
                 RecordValue::Bytes { meta, data: std::mem::take(&mut self.rest) }
             }
-            KIND_LOAN => RecordValue::Loan { meta: self.u16("meta id")? },
+            KIND_LOAN => RecordValue::Loan { meta: self.u16("meta id")?, may_borrow },
             KIND_DEAD => RecordValue::Dead,
             _ => RecordValue::Error(self.status(derived)?),
         };
         let is_error = matches!(value, RecordValue::Error(_));
+        let is_loan = matches!(value, RecordValue::Loan { .. });
         let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Loan { .. });
-        if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) {
+        if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) || (may_borrow && !is_loan) {
             return Err(self.bad("flags", flags.into()));
         }
         let answers_need = flags & FLAG_ANSWERS_NEED != 0;
@@ -329,6 +334,7 @@ fn put_record(
 ) {
     let kind = match value {
         RecordValue::Bytes { .. } => KIND_BYTES,
+        RecordValue::Loan { may_borrow: true, .. } => KIND_LOAN | FLAG_MAY_BORROW,
         RecordValue::Loan { .. } => KIND_LOAN,
         RecordValue::Dead => KIND_DEAD,
         RecordValue::Error(status) => KIND_ERROR | derived_flag(status),
@@ -345,7 +351,7 @@ fn put_record(
             out.extend(meta.to_le_bytes());
             out.extend_from_slice(data);
         }
-        RecordValue::Loan { meta } => out.extend(meta.to_le_bytes()),
+        RecordValue::Loan { meta, .. } => out.extend(meta.to_le_bytes()),
         RecordValue::Dead => {}
         RecordValue::Error(status) => put_status(out, status),
     }

@@ -14,7 +14,7 @@ fn status() -> impl Strategy<Value = Status> {
 fn value(data: &[u8]) -> impl Strategy<Value = RecordValue<'_>> {
     prop_oneof![
         any::<u16>().prop_map(move |meta| RecordValue::Bytes { meta, data }),
-        any::<u16>().prop_map(|meta| RecordValue::Loan { meta }),
+        any::<(u16, bool)>().prop_map(|(meta, may_borrow)| RecordValue::Loan { meta, may_borrow }),
         Just(RecordValue::Dead),
         status().prop_map(RecordValue::Error),
     ]

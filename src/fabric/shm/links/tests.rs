@@ -198,7 +198,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let (mut a, to_b, mut b, _) = pair();
     let source = tensor(&a.pool, &[3; 64]);
     for _ in 0..10 {
-        a.port.lend(to_b, &source, LoanPermit::unbounded(), immediate()).expect("room");
+        a.port.lend(to_b, &source, Some(LoanPermit::unbounded()), immediate()).expect("room");
     }
     let mut lent = Vec::new();
     while lent.len() < 10 {

@@ -28,10 +28,17 @@ pub(crate) struct LoanTable {
     ringer: Ringer,
 }
 
+/// Free places. Their memory takes no room before they are used.
+#[allow(unsafe_code)] // zeroed memory of the allocator
+fn unused_places(count: usize) -> Box<[BorrowPlace]> {
+    // SAFETY: a place consists of atomic integers, for which all zeros are a valid value.
+    unsafe { Box::new_zeroed_slice(count).assume_init() }
+}
+
 impl LoanTable {
     /// An empty table on these words of the own segment.
     pub(crate) fn new(words: OwnWords, ringer: Ringer) -> Self {
-        let held = (0..words.len()).map(|_| BorrowPlace::default()).collect();
+        let held = unused_places(words.len());
         LoanTable { words, held, ringer }
     }
 

@@ -15,6 +15,9 @@ pub(crate) fn give_back(table: &impl StoreWords, index: usize, number: u64) {
     table.store(index, number, Release);
 }
 
+/// Loans for which memory is allocated at the start.
+const RESERVED: usize = 256;
+
 /// An outstanding loan.
 struct LentLoan<T> {
     index: u32,
@@ -26,7 +29,10 @@ struct LentLoan<T> {
 pub(crate) struct LentLoans<W, T> {
     /// The peer's loan table.
     table: W,
+    /// Places that were used and are free.
     free: Vec<u32>,
+    /// The first place that was never used.
+    unused: u32,
     out: Vec<LentLoan<T>>,
     last: u64,
     cursor: usize,
@@ -35,28 +41,31 @@ pub(crate) struct LentLoans<W, T> {
 impl<W: LoadWords, T> LentLoans<W, T> {
     /// No loans. As many can be outstanding as the peer's table has words.
     pub(crate) fn new(table: W) -> Self {
-        let places = table.len() as u32;
-        LentLoans {
-            free: (0..places).rev().collect(),
-            out: Vec::with_capacity(places as usize),
-            table,
-            last: 0,
-            cursor: 0,
-        }
+        let (free, out) = (Vec::with_capacity(RESERVED), Vec::with_capacity(RESERVED));
+        LentLoans { table, free, unused: 0, out, last: 0, cursor: 0 }
     }
 
     /// Adds a loan. Returns its place in the peer's table and its number; `None` if the table is
     /// full.
     pub(crate) fn lend(&mut self, held: T) -> Option<(u32, u64)> {
-        let index = self.free.pop()?;
+        let index = self.free.pop().or_else(|| self.unused_place())?;
         self.last += 1;
         self.out.push(LentLoan { index, number: self.last, held });
         Some((index, self.last))
     }
 
+    fn unused_place(&mut self) -> Option<u32> {
+        let place = self.unused;
+        let exists = (place as usize) < self.table.len();
+        exists.then(|| {
+            self.unused += 1;
+            place
+        })
+    }
+
     /// Whether one more loan can be added.
     pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty()
+        !self.free.is_empty() || (self.unused as usize) < self.table.len()
     }
 
     /// Whether no loan is outstanding.
@@ -110,6 +119,7 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         LentLoans {
             table: self.table.clone(),
             free: std::mem::take(&mut self.free),
+            unused: std::mem::replace(&mut self.unused, self.table.len() as u32),
             out: std::mem::take(&mut self.out),
             last: self.last,
             cursor: 0,

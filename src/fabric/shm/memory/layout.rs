@@ -7,7 +7,7 @@
 //! lines in pairs.
 
 use super::slot::RingShape;
-use crate::fabric::{FabricError, FabricKind, LinkOptions};
+use crate::fabric::{FabricError, FabricKind, LinkOptions, MAX_LOANS};
 use std::ops::Range;
 
 /// Words between parts: 128 bytes.
@@ -16,6 +16,8 @@ const SPACING: usize = 16;
 const STATE: usize = SPACING;
 /// First word of the consumer line.
 const LINE: usize = 2 * SPACING;
+/// Places of the loan table that most links use.
+const LOANS_USED: usize = 256;
 /// Words of a page.
 const PAGE: usize = 4096 / 8;
 
@@ -53,12 +55,6 @@ impl SegmentLayout {
         LINE..LINE + 2
     }
 
-    /// The owner's loan table: the loans that it holds of the peer.
-    pub(crate) fn loan_table(&self) -> Range<usize> {
-        let start = LINE + SPACING;
-        start..start + self.depth as usize
-    }
-
     /// The shape of both rings.
     pub(crate) fn ring_shape(&self) -> RingShape {
         RingShape::new(self.depth)
@@ -66,14 +62,25 @@ impl SegmentLayout {
 
     /// The owner's ring.
     pub(crate) fn ring(&self) -> Range<usize> {
-        let start = self.loan_table().end.next_multiple_of(PAGE);
+        let start = (LINE + SPACING).next_multiple_of(PAGE);
         start..start + self.ring_shape().words()
+    }
+
+    /// The owner's loan table: the loans that it holds of the peer.
+    pub(crate) fn loan_table(&self) -> Range<usize> {
+        let start = self.ring().end.next_multiple_of(SPACING);
+        start..start + MAX_LOANS
+    }
+
+    /// Bytes at the start that every link uses: all but the loan table beyond its first places.
+    pub(crate) fn used_bytes(&self) -> usize {
+        (self.loan_table().start + LOANS_USED).next_multiple_of(PAGE) * 8
     }
 
     /// Bytes of the segment: whole pages.
     pub(crate) fn bytes(&self) -> usize {
-        // No overflow: slots and extensions of a ring of 2^16 orders have about 2^24 bytes.
-        self.ring().end.next_multiple_of(PAGE) * 8
+        // No overflow: a ring of 2^16 orders and 2^16 loans have less than 2^25 bytes.
+        self.loan_table().end.next_multiple_of(PAGE) * 8
     }
 }
 
@@ -89,12 +96,12 @@ mod tests {
     fn no_two_pieces_share_a_pair_of_cache_lines() {
         for depth in [2, 16, 64, MAX_DEPTH] {
             let layout = SegmentLayout::new(&options(depth)).expect("in range");
-            let pieces = [layout.state(), layout.line(), layout.loan_table(), layout.ring()];
+            let pieces = [layout.state(), layout.line(), layout.ring(), layout.loan_table()];
             for pair in pieces.windows(2) {
                 assert!((pair[0].end - 1) / SPACING < pair[1].start / SPACING, "{pair:?}");
             }
             assert!(pieces.iter().all(|piece| piece.start.is_multiple_of(SPACING)));
-            assert!(pieces.last().expect("a ring").end * 8 <= layout.bytes());
+            assert!(pieces.last().expect("a table").end * 8 <= layout.bytes());
             assert!(layout.bytes().is_multiple_of(4096));
         }
     }

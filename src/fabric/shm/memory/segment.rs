@@ -7,7 +7,7 @@ use crate::fabric::{FabricError, FabricKind};
 use crate::memory::SharedMapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -30,10 +30,17 @@ unsafe impl Sync for SegmentMapping {}
 
 impl SegmentMapping {
     /// Maps the first `bytes` bytes of a file that has at least as many and can't become shorter.
-    fn new(fd: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> rustix::io::Result<Self> {
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+    /// The first `used` bytes get their memory now.
+    fn new(fd: BorrowedFd<'_>, bytes: usize, used: usize, access: ProtFlags) -> rustix::io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, flags, fd, 0)? };
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0)? };
+        let populate = match access.contains(ProtFlags::WRITE) {
+            true => Advice::LinuxPopulateWrite,
+            false => Advice::LinuxPopulateRead,
+        };
+        // A kernel before 5.14 refuses: pages then get their memory with their first use.
+        // SAFETY: this call maps the pages of the new mapping and changes no content.
+        let _ = unsafe { rustix::mm::madvise(base, used.min(bytes), populate) };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         // The file may be closed before the mapping ends, so a child sees zeros: it has no use for
         // a link.
@@ -233,7 +240,7 @@ impl OwnSegment {
     /// If there is no memory for it.
     pub(crate) fn new(layout: &SegmentLayout) -> Result<Self, FabricError> {
         let bytes = layout.bytes();
-        Self::make(bytes).map_err(|error| FabricError::Os {
+        Self::make(bytes, layout.used_bytes()).map_err(|error| FabricError::Os {
             fabric: FabricKind::Shm,
             tried: format!("making a link segment of {bytes} bytes"),
             remedy: "free memory, raise the limit of open files, or make links with a smaller depth",
@@ -241,11 +248,11 @@ impl OwnSegment {
         })
     }
 
-    fn make(bytes: usize) -> rustix::io::Result<Self> {
+    fn make(bytes: usize, used: usize) -> rustix::io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tensorwire-link", flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
-        let mapping = SegmentMapping::new(file.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        let mapping = SegmentMapping::new(file.as_fd(), bytes, used, ProtFlags::READ | ProtFlags::WRITE)?;
         rustix::fs::fcntl_add_seals(&file, SEALS)?;
         Ok(OwnSegment { mapping: Arc::new(mapping), file })
     }
@@ -276,13 +283,14 @@ impl PeerSegment {
     /// # Errors
     /// If it can't be mapped.
     pub(crate) fn map(file: BorrowedFd<'_>, layout: &SegmentLayout) -> Result<Self, FabricError> {
-        let bytes = layout.bytes();
-        let mapping = SegmentMapping::new(file, bytes, ProtFlags::READ).map_err(|error| FabricError::Os {
-            fabric: FabricKind::Shm,
-            tried: format!("mapping the peer's link segment of {bytes} bytes"),
-            remedy: "free memory or address space",
-            source: error.into(),
-        })?;
+        let (bytes, used) = (layout.bytes(), layout.used_bytes());
+        let mapping =
+            SegmentMapping::new(file, bytes, used, ProtFlags::READ).map_err(|error| FabricError::Os {
+                fabric: FabricKind::Shm,
+                tried: format!("mapping the peer's link segment of {bytes} bytes"),
+                remedy: "free memory or address space",
+                source: error.into(),
+            })?;
         Ok(PeerSegment { mapping: Arc::new(mapping) })
     }
 
@@ -339,7 +347,7 @@ impl SharedSegment {
     /// # Errors
     /// If it can't be mapped.
     pub(crate) fn map(file: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<Self> {
-        let mapping = SegmentMapping::new(file, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        let mapping = SegmentMapping::new(file, bytes, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(SharedSegment { mapping: Arc::new(mapping) })
     }
 

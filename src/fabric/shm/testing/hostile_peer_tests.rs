@@ -6,7 +6,7 @@ use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTic
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::wakeup::idle;
 use crate::fabric::words::StoreWords;
-use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, Port};
+use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, MAX_LOANS, Port};
 use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -118,10 +118,13 @@ fn a_length_that_overflows_the_grants_end_is_refused() {
 #[test]
 fn loans_in_occupied_places_end_the_link() {
     let lend = |index, number| Order::Lend { source: SOURCE, index, number, immediate: immediate() };
-    for (order, text) in [(lend(8, 1), "place 8 of a table of 8"), (lend(u64::MAX, 1), "of a table of 8")] {
+    let places = MAX_LOANS as u64;
+    let outside = format!("place {places} of a table of {places}");
+    for (order, text) in [(lend(places, 1), outside), (lend(u64::MAX, 1), format!("of a table of {places}"))]
+    {
         let (mut honest, mut hostile) = hostile_link();
         hostile.post(order);
-        honest.assert_broken(text);
+        honest.assert_broken(&text);
     }
     let (mut honest, mut hostile) = hostile_link();
     hostile.post(lend(0, 0));
@@ -221,8 +224,8 @@ fn bytes_pulled_from_a_peer_that_has_left_meanwhile_are_not_delivered() {
 fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let (mut honest, mut hostile) = hostile_link();
     let source = tensor(&honest.pool, &[1; 8]);
-    honest.port.lend(honest.link, &source, LoanPermit::unbounded(), immediate()).expect("posted");
-    honest.port.lend(honest.link, &source, LoanPermit::unbounded(), immediate()).expect("posted");
+    honest.port.lend(honest.link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
+    honest.port.lend(honest.link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the peer may still read it");
     // It took the first.

@@ -239,7 +239,7 @@ impl HonestOwner {
                 let target = tensor_mut(&self.honest.pool, len);
                 port.read(link, target, &there).is_ok()
             }
-            _ => port.lend(link, &source, LoanPermit::unbounded(), immediate(input)).is_ok(),
+            _ => port.lend(link, &source, Some(LoanPermit::unbounded()), immediate(input)).is_ok(),
         };
         self.open += usize::from(is_posted);
     }

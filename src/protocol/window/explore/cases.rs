@@ -5,7 +5,15 @@ use super::case::{Act, Case};
 use crate::protocol::window::WindowOptions;
 
 fn options(window: u64) -> WindowOptions {
-    WindowOptions { first_window: window, largest_window: window, max_edges: 4, max_needs: 8, resends: false }
+    WindowOptions {
+        first_window: window,
+        usual_window: window,
+        largest_window: window,
+        max_cells: 1000,
+        max_edges: 4,
+        max_needs: 8,
+        resends: false,
+    }
 }
 
 pub fn cases() -> Vec<Case> {
@@ -119,7 +127,7 @@ pub fn cases() -> Vec<Case> {
         );
         add(
             "an edge is announced before a receive",
-            WindowOptions { largest_window: 2, ..plain },
+            WindowOptions { usual_window: 2, largest_window: 2, ..plain },
             vec![
                 vec![Send(0, 1), Send(0, 2), Send(0, 3)],
                 vec![Widen(0), Receive(0, 3), Widen(0), Receive(0, 1)],
@@ -211,7 +219,7 @@ pub fn cases() -> Vec<Case> {
     }
     add(
         "a window grows",
-        WindowOptions { largest_window: 3, ..options(1) },
+        WindowOptions { usual_window: 3, largest_window: 3, ..options(1) },
         vec![vec![Send(0, 1); 5], vec![Receive(0, 1); 3], vec![Receive(0, 1); 2]],
     );
     cases

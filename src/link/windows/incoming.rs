@@ -1,0 +1,150 @@
+//! Messages of the peer's windows.
+
+use super::{
+    ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, RecordBeforeLoan, WindowArrival,
+    WindowEvent,
+};
+use crate::fabric::Port;
+use crate::link::LinkEvent;
+use crate::link::links::{Link, LinkContext};
+use crate::memory::LentBytes;
+use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
+use crate::wire::message::{EdgeAnnouncement, RecordValue, WindowMessage};
+use crate::wire::{EdgeId, EdgeName, TensorMeta};
+use std::sync::Arc;
+
+impl<C> Link<C> {
+    /// Handles a whole window message.
+    pub(in crate::link) fn on_window_message<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        if self.windows.before_loan.is_some() {
+            return Err("a message came between a record and its loan".into());
+        }
+        let event = match WindowMessage::decode(bytes).map_err(|error| error.to_string())? {
+            WindowMessage::Announce { edge, limit, resume, name } => {
+                return self.on_announcement(cx, edge, (limit, resume), &name);
+            }
+            WindowMessage::Meta(meta) => return self.windows.known.learn(meta),
+            WindowMessage::Record { edge, n, step, answers_need, checksum, value } => {
+                let record = Record { edge, n, step, answers_need, value: () };
+                return self.on_record(cx, record, checksum, value);
+            }
+            WindowMessage::Credit { edge, limit } => to_sender(ToSender::Credit { edge, limit }),
+            WindowMessage::Need { edge, step } => to_sender(ToSender::Need { edge, step }),
+            WindowMessage::Unneed { edge, step } => to_sender(ToSender::Unneed { edge, step }),
+            WindowMessage::Retire { edge } => to_sender(ToSender::Retire { edge }),
+            WindowMessage::Resumed => to_sender(ToSender::Resumed),
+            WindowMessage::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
+            WindowMessage::Refused { edge, status } => {
+                WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status })
+            }
+            WindowMessage::StepsOver { first, last, status } => {
+                let over = StepsOver { first, last, error: status };
+                WindowEvent::ToReceiver(ToReceiver::StepsOver(over))
+            }
+        };
+        self.push_window(cx, event);
+        Ok(())
+    }
+
+    /// Handles the loan of the record before it.
+    pub(in crate::link) fn on_window_loan<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        bytes: LentBytes,
+    ) -> Result<(), String> {
+        let Some(before) = self.windows.before_loan.take() else {
+            return Err("a loan came without a record".into());
+        };
+        let RecordBeforeLoan { record, meta, may_borrow, checksum } = before;
+        let (meta, sender) = self.windows.known.get(meta)?.clone();
+        if meta.bytes() != bytes.len() as u64 {
+            return Err(format!("a loan of {} bytes came for {meta}", bytes.len()));
+        }
+        let bytes = ArrivedBytes::Lent { bytes, may_borrow };
+        let arrived = WindowArrival::Tensor(ArrivedTensor { meta, sender, checksum, bytes });
+        self.push_record(cx, record, arrived);
+        Ok(())
+    }
+
+    fn on_announcement<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        edge: EdgeId,
+        (limit, resume): (u64, Option<u64>),
+        name: &EdgeAnnouncement<'_>,
+    ) -> Result<(), String> {
+        let EdgeAnnouncement { incarnation, frame, iteration, borrow, validate, .. } = *name;
+        if edge.number >= MAX_EDGES {
+            return Err(format!("edge {} was announced, of at most {MAX_EDGES}", edge.number));
+        }
+        let place = edge.number as usize;
+        if self.windows.asked.len() <= place {
+            self.windows.asked.resize(place + 1, AskedOfEdge::default());
+        }
+        self.windows.asked[place] = AskedOfEdge { borrow, validate };
+        let named = EdgeName::new(name.source, name.destination, name.name);
+        let named =
+            named.map_err(|error| format!("an edge was announced whose name is not valid: {error}"))?;
+        let refusal = self.refusal(incarnation, &named);
+        let key = EdgeKey { edge: Arc::new(named), frame, iteration };
+        let announced = ToSender::Announce { edge, key, limit, resume };
+        self.push_window(cx, WindowEvent::ToSender(announced, refusal));
+        Ok(())
+    }
+
+    fn on_record<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        record: Record<()>,
+        checksum: Option<u64>,
+        value: RecordValue<'_>,
+    ) -> Result<(), String> {
+        let value = match value {
+            RecordValue::Dead => WindowArrival::Dead,
+            RecordValue::Error(status) => WindowArrival::Failed(status),
+            RecordValue::Loan { meta, may_borrow } => {
+                self.windows.before_loan = Some(RecordBeforeLoan { record, meta, may_borrow, checksum });
+                return Ok(());
+            }
+            RecordValue::Bytes { meta, data } => {
+                let (meta, sender) = self.windows.known.get(meta)?.clone();
+                if meta.bytes() != data.len() as u64 {
+                    return Err(format!("a record of {} bytes came for {meta}", data.len()));
+                }
+                let bytes = landed(cx, &meta, data);
+                WindowArrival::Tensor(ArrivedTensor { meta, sender, checksum, bytes })
+            }
+        };
+        self.push_record(cx, record, value);
+        Ok(())
+    }
+
+    fn push_record<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, record: Record<()>, value: WindowArrival) {
+        let Record { edge, n, step, answers_need, .. } = record;
+        let record = Record { edge, n, step, answers_need, value };
+        self.push_window(cx, WindowEvent::ToReceiver(ToReceiver::Record(record)));
+    }
+
+    fn push_window<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, event: WindowEvent) {
+        cx.events.push_back(LinkEvent::Window { link: self.id, event });
+    }
+}
+
+fn to_sender(message: ToSender<EdgeKey>) -> WindowEvent {
+    WindowEvent::ToSender(message, None)
+}
+
+/// The bytes of a record, in the pool if it has room.
+fn landed<P: Port, C>(cx: &LinkContext<'_, P, C>, meta: &TensorMeta, data: &[u8]) -> ArrivedBytes {
+    match cx.pool.landing(meta.clone()) {
+        Ok(mut tensor) => {
+            tensor.bytes_mut().copy_from_slice(data);
+            ArrivedBytes::Landed(tensor.freeze())
+        }
+        Err(_) => ArrivedBytes::Kept(data.into()),
+    }
+}

@@ -1,0 +1,115 @@
+//! The meta-data of a connection, by number: told once, named by each record.
+
+use crate::wire::TensorMeta;
+use crate::wire::message::{Placement, VersionedMeta};
+use foldhash::HashMap;
+
+/// Numbers of a connection. The next meta-data beyond them take the oldest number.
+pub(super) const MAX_METAS: u16 = 4096;
+
+/// The meta-data that were told to the peer.
+#[derive(Debug, Default)]
+pub(super) struct ToldMetas {
+    numbers: HashMap<(TensorMeta, u8), u16>,
+    /// The meta-data of each number, from 1 on.
+    of_number: Vec<(TensorMeta, u8)>,
+    /// The number that was given last.
+    last: u16,
+    /// The number that was asked for last: most tensors are as the one before.
+    latest: u16,
+}
+
+impl ToldMetas {
+    /// The number of meta-data, and whether the peer must be told of it.
+    pub fn number(&mut self, meta: &TensorMeta, placement: Placement) -> (u16, bool) {
+        let allocator = placement.allocator as u8;
+        if let Some((known, of)) = self.of_number.get(usize::from(self.latest).wrapping_sub(1))
+            && *of == allocator
+            && known == meta
+        {
+            return (self.latest, false);
+        }
+        let named = (meta.clone(), allocator);
+        if let Some(number) = self.numbers.get(&named) {
+            self.latest = *number;
+            return (*number, false);
+        }
+        self.last = if self.last == MAX_METAS { 1 } else { self.last + 1 };
+        let place = usize::from(self.last) - 1;
+        match self.of_number.get_mut(place) {
+            Some(old) => {
+                let old = std::mem::replace(old, named.clone());
+                self.numbers.remove(&old);
+            }
+            None => self.of_number.push(named.clone()),
+        }
+        self.numbers.insert(named, self.last);
+        self.latest = self.last;
+        (self.last, true)
+    }
+}
+
+/// The meta-data that the peer has told.
+#[derive(Debug, Default)]
+pub(super) struct KnownMetas(Vec<Option<(TensorMeta, Placement)>>);
+
+impl KnownMetas {
+    /// Notes meta-data under their number.
+    ///
+    /// # Errors
+    /// If the number is beyond the largest.
+    pub fn learn(&mut self, told: VersionedMeta) -> Result<(), String> {
+        let VersionedMeta { version, placement, meta } = told;
+        if version > u32::from(MAX_METAS) {
+            return Err(format!("meta-data came under number {version}, of at most {MAX_METAS}"));
+        }
+        let place = version as usize;
+        if self.0.len() <= place {
+            self.0.resize(place + 1, None);
+        }
+        self.0[place] = Some((meta, placement));
+        Ok(())
+    }
+
+    /// The meta-data of a number.
+    ///
+    /// # Errors
+    /// If the number was never told.
+    pub fn get(&self, number: u16) -> Result<&(TensorMeta, Placement), String> {
+        let known = self.0.get(usize::from(number)).and_then(Option::as_ref);
+        known.ok_or_else(|| format!("a record has meta-data {number}, which were never told"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{DType, Shape};
+
+    fn meta(dim: u64) -> TensorMeta {
+        TensorMeta::new(DType::F32, Shape::new(&[dim]).expect("a shape")).expect("a size")
+    }
+
+    #[test]
+    fn meta_data_are_told_once_and_the_oldest_make_room() {
+        let mut told = ToldMetas::default();
+        let mut known = KnownMetas::default();
+        for round in 0..2 {
+            for dim in 0..=u64::from(MAX_METAS) {
+                let (number, is_new) = told.number(&meta(dim), Placement::POOL);
+                assert!((1..=MAX_METAS).contains(&number) && is_new, "{round} {dim}");
+                let versioned =
+                    VersionedMeta { version: number.into(), placement: Placement::POOL, meta: meta(dim) };
+                known.learn(versioned).expect("in range");
+                assert_eq!(told.number(&meta(dim), Placement::POOL), (number, false));
+                assert_eq!(known.get(number).expect("told").0, meta(dim));
+            }
+        }
+        let (number, is_new) = told.number(&meta(7), Placement::HEAP);
+        assert!(is_new && told.number(&meta(7), Placement::HEAP) == (number, false));
+        assert!(known.get(0).is_err() && KnownMetas::default().get(1).is_err());
+        let beyond =
+            VersionedMeta { version: u32::from(MAX_METAS) + 1, placement: Placement::POOL, meta: meta(1) };
+        assert!(known.learn(beyond).is_err());
+    }
+}

@@ -1,0 +1,227 @@
+//! Edge windows on a link: turns the messages of the [window machines](crate::protocol::window)
+//! into control messages and loans, and back.
+//!
+//! | file | |
+//! |---|---|
+//! | `outgoing` | messages to the peer |
+//! | `incoming` | messages of the peer |
+//! | `meta` | the numbered meta-data of a connection |
+
+mod incoming;
+mod meta;
+mod outgoing;
+
+use super::{Corruption, Destination, Received, RequestError};
+use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::window::{Record, ToReceiver, ToSender};
+use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::message::Placement;
+use crate::wire::{DType, EdgeName, Status, TensorMeta, checksum_of};
+use meta::{KnownMetas, ToldMetas};
+use std::sync::Arc;
+
+/// Edges of a direction of a link that have a number at a time.
+pub const MAX_EDGES: u32 = 1 << 15;
+
+/// The name of an edge without incarnations and without its step.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EdgeKey {
+    /// Source device, destination device and edge name.
+    pub edge: Arc<EdgeName>,
+    /// Number of the loop, 0 outside of loops.
+    pub frame: u64,
+    /// Pass of the loop, from 0.
+    pub iteration: u64,
+}
+
+/// A message of edge windows that has come on a link.
+#[derive(Debug)]
+pub enum WindowEvent {
+    /// Of the receiver of an edge. An announcement of an edge that is not served comes with the
+    /// error.
+    ToSender(ToSender<EdgeKey>, Option<Status>),
+    /// Of the sender of an edge.
+    ToReceiver(ToReceiver<WindowArrival, Status>),
+}
+
+/// A value that has come from a peer.
+#[derive(Debug)]
+pub enum WindowArrival {
+    /// Whole, in this process or borrowed.
+    Tensor(ArrivedTensor),
+    /// A dead value.
+    Dead,
+    /// The sender failed to send the value.
+    Failed(Status),
+}
+
+/// A tensor that has come from a peer.
+#[derive(Debug)]
+pub struct ArrivedTensor {
+    /// Element type and shape.
+    pub meta: TensorMeta,
+    /// The placement of the tensor at the sender.
+    pub sender: Placement,
+    /// The sender's checksum of the bytes.
+    pub checksum: Option<u64>,
+    /// As many bytes as `meta` says.
+    pub bytes: ArrivedBytes,
+}
+
+/// Where the bytes of a tensor that has come lie.
+#[derive(Debug)]
+pub enum ArrivedBytes {
+    /// In a tensor of the pool.
+    Landed(Tensor),
+    /// In this process, as the pool had no room.
+    Kept(Box<[u8]>),
+    /// At the sender.
+    Lent {
+        /// Readable until they are dropped, which gives them back.
+        bytes: LentBytes,
+        /// Whether the receiver may keep the loan. Otherwise it copies the bytes.
+        may_borrow: bool,
+    },
+}
+
+/// A tensor that a receive could not take, and the reason. Without the tensor the error has
+/// consumed it.
+#[derive(Debug)]
+pub struct RejectedTensor {
+    /// For the next receive.
+    pub tensor: Option<ArrivedTensor>,
+    /// Of the receive.
+    pub error: RequestError,
+}
+
+/// What a link remembers of the messages before: meta-data, and what each edge has asked for.
+#[derive(Debug, Default)]
+pub(in crate::link) struct WindowLink {
+    told: ToldMetas,
+    known: KnownMetas,
+    /// What the receiver of each edge has asked for, by the number of the edge.
+    asked: Vec<AskedOfEdge>,
+    /// A record whose loan follows.
+    before_loan: Option<RecordBeforeLoan>,
+}
+
+/// What the receiver of an edge has asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct AskedOfEdge {
+    /// The receiver borrows.
+    borrow: bool,
+    /// Each record with bytes has their checksum.
+    validate: bool,
+}
+
+/// A record whose loan follows.
+#[derive(Debug)]
+struct RecordBeforeLoan {
+    record: Record<()>,
+    meta: u16,
+    may_borrow: bool,
+    checksum: Option<u64>,
+}
+
+impl ArrivedTensor {
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            ArrivedBytes::Landed(tensor) => tensor.bytes(),
+            ArrivedBytes::Kept(bytes) => bytes,
+            ArrivedBytes::Lent { bytes, .. } => bytes.bytes(),
+        }
+    }
+
+    /// Compares the bytes with the sender's checksum, once.
+    fn check(&mut self, counters: &CountersWriter) -> Result<(), Corruption> {
+        let Some(sent) = self.checksum.take() else { return Ok(()) };
+        counters.increment(Counter::ChecksumsVerified);
+        let bytes = self.bytes();
+        let actual = checksum_of(bytes);
+        if actual == sent || is_on(Mutant::ChecksumNotCompared) {
+            return Ok(());
+        }
+        counters.increment(Counter::ChecksumMismatches);
+        Err(Corruption { bytes: bytes.len() as u64, sent, actual })
+    }
+
+    /// Puts the tensor where the receive wants it. Returns it with the sender's placement.
+    ///
+    /// # Errors
+    /// If the bytes are not those that the sender sent. If the tensor does not fit, or the pool has
+    /// no room: the tensor comes back then.
+    pub fn place(
+        mut self,
+        pool: &Pool,
+        counters: &CountersWriter,
+        destination: Destination,
+    ) -> Result<(Received, Placement), Box<RejectedTensor>> {
+        if let Err(corruption) = self.check(counters) {
+            let error = RequestError::Corrupted(corruption);
+            return Err(Box::new(RejectedTensor { tensor: None, error }));
+        }
+        let sender = self.sender;
+        let placed = match destination {
+            Destination::Into(given) => self.place_into(counters, given).map(Received::Into),
+            Destination::Alloc => self.into_pool(pool).map(Received::Tensor),
+            Destination::Borrow => self.borrowed(pool).map(Received::Tensor),
+        };
+        placed.map(|received| (received, sender))
+    }
+
+    fn place_into(
+        self,
+        counters: &CountersWriter,
+        mut given: TensorMut,
+    ) -> Result<TensorMut, Box<RejectedTensor>> {
+        if *given.meta() != self.meta {
+            let (sent, given) = (Box::new(self.meta.clone()), Box::new(given.meta().clone()));
+            return Err(self.rejected(RequestError::ShapeMismatch { sent, given }));
+        }
+        given.bytes_mut().copy_from_slice(self.bytes());
+        if given.is_foreign() {
+            counters.increment(Counter::TensorsStaged);
+            counters.add(Counter::BytesStaged, given.meta().bytes());
+        }
+        Ok(given)
+    }
+
+    fn into_pool(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
+        if let ArrivedBytes::Landed(tensor) = self.bytes {
+            return Ok(tensor);
+        }
+        match pool.landing(self.meta.clone()) {
+            Ok(mut copy) => {
+                copy.bytes_mut().copy_from_slice(self.bytes());
+                Ok(copy.freeze())
+            }
+            Err(error) => Err(self.rejected(RequestError::NoRoom(error))),
+        }
+    }
+
+    fn borrowed(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
+        let ArrivedTensor { meta, sender, checksum, bytes } = self;
+        let bytes = match bytes {
+            ArrivedBytes::Lent { bytes, may_borrow: true } => {
+                match Tensor::from_lent(pool, meta.clone(), bytes) {
+                    Ok(tensor) => return Ok(tensor),
+                    // Such a tensor is copied.
+                    Err((_, bytes)) => ArrivedBytes::Lent { bytes, may_borrow: false },
+                }
+            }
+            bytes => bytes,
+        };
+        ArrivedTensor { meta, sender, checksum, bytes }.into_pool(pool)
+    }
+
+    fn rejected(self, error: RequestError) -> Box<RejectedTensor> {
+        Box::new(RejectedTensor { tensor: Some(self), error })
+    }
+}
+
+/// Whether a tensor may be lent to a receiver that keeps it. The bytes of a bool tensor are checked
+/// when they are copied.
+fn is_borrowable(tensor: &Tensor) -> bool {
+    tensor.dtype() != DType::Bool
+}

@@ -1,0 +1,134 @@
+//! Messages of this process's windows to the peer.
+
+use super::{AskedOfEdge, EdgeKey, is_borrowable};
+use crate::fabric::{LoanPermit, MAX_MESSAGE, Port};
+use crate::link::links::{Link, LinkContext, TensorProtocol};
+use crate::link::{Value, placement_of};
+use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
+use crate::telemetry::Counter;
+use crate::wire::message::{EdgeAnnouncement, RecordValue, VersionedMeta, WindowMessage};
+use crate::wire::{EdgeId, Immediate, ImmediateKind, Slot, Status, checksum_of};
+
+/// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
+/// meta id.
+const RECORD_HEAD: usize = 2 + 6 + 2 + 8 + 8 + 2;
+
+impl<C> Link<C> {
+    /// Sends a message about an edge on which this process receives.
+    pub(in crate::link) fn window_to_sender<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        message: ToSender<EdgeKey>,
+    ) {
+        let message = match &message {
+            ToSender::Announce { edge, key, limit, resume } => {
+                let name = EdgeAnnouncement {
+                    incarnation: self.identity.peer_incarnation,
+                    frame: key.frame,
+                    iteration: key.iteration,
+                    source: key.edge.source(),
+                    destination: key.edge.destination(),
+                    name: key.edge.name(),
+                    borrow: self.settings.protocol == TensorProtocol::Windows { borrow: true },
+                    validate: self.settings.validate,
+                };
+                WindowMessage::Announce { edge: *edge, limit: *limit, resume: *resume, name }
+            }
+            ToSender::Credit { edge, limit } => WindowMessage::Credit { edge: *edge, limit: *limit },
+            ToSender::Need { edge, step } => WindowMessage::Need { edge: *edge, step: *step },
+            ToSender::Unneed { edge, step } => WindowMessage::Unneed { edge: *edge, step: *step },
+            ToSender::Retire { edge } => WindowMessage::Retire { edge: *edge },
+            ToSender::Resumed => WindowMessage::Resumed,
+        };
+        self.send_window(cx, &message);
+    }
+
+    /// Sends a message about an edge on which this process sends.
+    pub(in crate::link) fn window_to_receiver<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        message: ToReceiver<Value, Status>,
+    ) {
+        match message {
+            ToReceiver::Record(record) => self.send_record(cx, record),
+            ToReceiver::Refused { edge, error } => {
+                cx.counters.increment(Counter::ErrorsSent);
+                self.send_window(cx, &WindowMessage::Refused { edge, status: error });
+            }
+            ToReceiver::Retired { edge } => self.send_window(cx, &WindowMessage::Retired { edge }),
+            ToReceiver::StepsOver(StepsOver { first, last, error }) => {
+                self.send_window(cx, &WindowMessage::StepsOver { first, last, status: error });
+            }
+        }
+    }
+
+    fn send_record<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, record: Record<Value>) {
+        let Record { edge, n, step, answers_need, value } = record;
+        cx.counters.increment(Counter::TensorsSent);
+        let Value::Tensor(tensor) = value else {
+            let value = RecordValue::Dead;
+            let dead = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
+            return self.send_window(cx, &dead);
+        };
+        let asked = self.asked_of(edge);
+        let checksum = (asked.validate && !is_on(Mutant::ChecksumLeftOut)).then(|| checksum(&tensor));
+        let meta = self.meta_number(cx, &tensor);
+        let bytes = tensor.bytes();
+        cx.counters.add(Counter::BytesSent, bytes.len() as u64);
+        let is_small = bytes.len() <= self.settings.small_tensor_bytes as usize
+            && RECORD_HEAD + bytes.len() <= MAX_MESSAGE;
+        if is_small || !cx.port.limits(self.id).lends || tensor.span().is_none() {
+            cx.counters.increment(Counter::SmallResponses);
+            let value = RecordValue::Bytes { meta, data: bytes };
+            return self
+                .send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
+        }
+        let permit = match asked.borrow && is_borrowable(&tensor) {
+            true => self.permit_borrow(cx, bytes.len() as u64),
+            false => None,
+        };
+        let value = RecordValue::Loan { meta, may_borrow: permit.is_some() };
+        cx.counters.increment(if permit.is_some() { Counter::LoansPosted } else { Counter::WritesPosted });
+        self.send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
+        self.out.lend(cx.port, cx.counters, tensor, permit, LOAN);
+    }
+
+    fn permit_borrow<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<LoanPermit> {
+        let permit = cx.port.permit_loan(self.id, bytes);
+        if permit.is_none() {
+            cx.counters.increment(Counter::LoansRefused);
+        }
+        permit
+    }
+
+    /// The number of a tensor's meta-data, which the peer is told first if they are new.
+    fn meta_number<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, tensor: &Tensor) -> u16 {
+        let placement = placement_of(tensor);
+        let (number, is_new) = self.windows.told.number(tensor.meta(), placement);
+        if is_new {
+            cx.counters.increment(Counter::MetaResponses);
+            let meta = VersionedMeta { version: number.into(), placement, meta: tensor.meta().clone() };
+            self.send_window(cx, &WindowMessage::Meta(meta));
+        }
+        number
+    }
+
+    fn asked_of(&self, edge: EdgeId) -> AskedOfEdge {
+        self.windows.asked.get(edge.number as usize).copied().unwrap_or_default()
+    }
+
+    fn send_window<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, message: &WindowMessage<'_>) {
+        cx.counters.increment(Counter::MessagesSent);
+        self.out.encoded(cx.port, cx.counters, cx.in_batch, |bytes| message.encode(bytes));
+    }
+}
+
+/// The immediate of a loan. The record before it says which value it is.
+const LOAN: Immediate = Immediate { kind: ImmediateKind::Lend, generation: 0, slot: Slot::ZERO };
+
+fn checksum(tensor: &Tensor) -> u64 {
+    let bytes = tensor.bytes();
+    if is_on(Mutant::ChecksumOfHead) { checksum_of(&bytes[..bytes.len().min(8)]) } else { checksum_of(bytes) }
+}

@@ -1,0 +1,296 @@
+//! Drives the matching on the links of a poller.
+
+use super::{Lanes, Matching, WINDOWS};
+use crate::fabric::{LinkFailure, LinkId, Port};
+use crate::link::windows::{EdgeKey, WindowEvent};
+use crate::link::{Destination, Handler, LinkEvent, Links, TensorKey, Value};
+use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
+use crate::matching::{
+    BatchReceive, BatchSend, CancelAll, LinkTag, Members, PeerIndex, PeerObserver, ReceiveAll, RemoteCommand,
+    RemoteSettings, StandingChange, Waiter,
+};
+use crate::memory::Pool;
+use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
+use crate::sync::Reused;
+use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::{Status, TaskId, Time};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+/// The rendezvous' part of a poller whose links exchange edge windows.
+pub struct WindowHandler {
+    members: Members,
+    connections: Connections,
+    matching: Matching,
+    standing: Vec<StandingWindow>,
+}
+
+/// An edge whose window is wide from the start.
+#[derive(Debug)]
+struct StandingWindow {
+    id: u64,
+    peer: PeerIndex,
+    key: TensorKey,
+    window: u32,
+}
+
+/// The links of a poller, as the lanes of its matching.
+struct LinkLanes<'a, P: Port> {
+    links: &'a mut Links<P, ()>,
+    connections: &'a Connections,
+}
+
+impl<P: Port> Lanes for LinkLanes<'_, P> {
+    fn pool(&self) -> &Pool {
+        self.links.pool()
+    }
+
+    fn counters(&self) -> &CountersWriter {
+        self.links.counters()
+    }
+
+    #[inline]
+    fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.window_to_sender(link, message);
+        }
+    }
+
+    #[inline]
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, Status>) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.window_to_receiver(link, message);
+        }
+    }
+}
+
+impl WindowHandler {
+    /// A handler without links. `outstanding` counts the values in line here; senders read it.
+    #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
+    pub fn new(
+        me: TaskId,
+        incarnation: u64,
+        members: Members,
+        settings: RemoteSettings,
+        outstanding: Arc<AtomicUsize>,
+        observer: Arc<dyn PeerObserver>,
+    ) -> Self {
+        let max_waiting = settings.link.max_requests as usize;
+        let tasks = (me.clone(), members.clone());
+        WindowHandler {
+            connections: Connections::new(me, incarnation, members.clone(), &settings, observer),
+            matching: Matching::new(tasks, WINDOWS, (max_waiting, outstanding)),
+            members,
+            standing: Vec::new(),
+        }
+    }
+
+    /// Calls `body` with the matching and its lanes.
+    #[inline]
+    fn with<P: Port, R>(
+        &mut self,
+        links: &mut Links<P, ()>,
+        body: impl FnOnce(&mut Matching, &mut LinkLanes<'_, P>) -> R,
+    ) -> R {
+        let WindowHandler { connections, matching, .. } = self;
+        body(matching, &mut LinkLanes { links, connections })
+    }
+
+    fn send<P: Port>(&mut self, links: &mut Links<P, ()>, key: &TensorKey, value: Value) {
+        // The rendezvous has found the destination among the members.
+        let Some(peer) = self.members.index(key.edge.destination_task()) else { return };
+        self.with(links, |matching, lanes| matching.send(lanes, peer, key, value));
+    }
+
+    fn send_all<P: Port>(&mut self, links: &mut Links<P, ()>, mut values: Reused<BatchSend>) {
+        links.begin_batch();
+        links.counters().increment(Counter::Batches);
+        for BatchSend { key, value, .. } in values.drain(..) {
+            self.send(links, &key, value);
+        }
+    }
+
+    fn receive_all<P: Port>(&mut self, links: &mut Links<P, ()>, batch: ReceiveAll) {
+        links.begin_batch();
+        links.counters().increment(Counter::Batches);
+        let ReceiveAll { deadline, timeout, borrow, mut receives } = batch;
+        for BatchReceive { peer, id, key, sender, .. } in receives.drain(..) {
+            let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+            let destination = if borrow { Destination::Borrow } else { Destination::Alloc };
+            self.with(links, |matching, lanes| {
+                matching.receive(lanes, (peer, key), destination, waiter, false);
+            });
+        }
+    }
+
+    /// Cancels all calls of a batch. Returns the command if a call is unknown here: it has ended,
+    /// or its begin command is still queued.
+    fn cancel_all(&mut self, cancel: CancelAll) -> Option<CancelAll> {
+        let mut is_missing = false;
+        for id in cancel.first..cancel.first + cancel.count {
+            is_missing |= !self.matching.cancel(&cancel.one(id));
+        }
+        is_missing.then_some(cancel)
+    }
+
+    /// Changes a standing edge. Returns the command if the edge is unknown: the command that
+    /// creates it, from another thread, may still be queued.
+    fn standing_changed<P: Port>(
+        &mut self,
+        links: &mut Links<P, ()>,
+        change: StandingChange,
+    ) -> Option<StandingChange> {
+        match change {
+            StandingChange::Begun { id, peer, key, window, .. } => {
+                self.standing.push(StandingWindow { id, peer, key, window });
+                self.widen(links, |standing| standing.id == id);
+            }
+            StandingChange::Window { id, window } => {
+                let Some(standing) = self.standing.iter_mut().find(|standing| standing.id == id) else {
+                    return Some(change);
+                };
+                standing.window = window;
+                self.widen(links, |standing| standing.id == id);
+            }
+            StandingChange::Ended { id } => {
+                let Some(at) = self.standing.iter().position(|standing| standing.id == id) else {
+                    return Some(change);
+                };
+                self.standing.swap_remove(at);
+            }
+        }
+        None
+    }
+
+    /// Announces the standing edges that fit, with their windows.
+    fn widen<P: Port>(&mut self, links: &mut Links<P, ()>, fits: impl Fn(&StandingWindow) -> bool) {
+        let WindowHandler { connections, matching, standing, .. } = self;
+        let mut lanes = LinkLanes { links, connections };
+        for edge in standing.iter().filter(|edge| fits(edge) && edge.window > 0) {
+            matching.widen(&mut lanes, edge.peer, &edge.key, edge.window);
+        }
+    }
+
+    fn window<P: Port>(&mut self, links: &mut Links<P, ()>, link: LinkId, event: WindowEvent) {
+        // Messages of a link that was replaced are void.
+        let Some(peer) = self.connections.peer_of(link) else { return };
+        let handled = self.with(links, |matching, lanes| match event {
+            WindowEvent::ToSender(message, refusal) => matching.from_receiver(lanes, peer, message, refusal),
+            WindowEvent::ToReceiver(message) => matching.from_sender(lanes, peer, message),
+        });
+        if let Err(WindowViolation(why)) = handled {
+            links.fail(link, LinkFailure::Protocol(format!("the peer sent {why}")));
+        }
+    }
+
+    fn ready<P: Port>(&mut self, links: &mut Links<P, ()>, peer: PeerIndex, tag: LinkTag) {
+        let Some(old_life) = self.connections.ready(peer, tag) else { return };
+        if old_life {
+            self.matching.drop_held(peer);
+        }
+        self.with(links, |matching, lanes| matching.up(lanes, peer));
+        self.widen(links, |standing| standing.peer == peer);
+        self.connections.report_up(peer, tag);
+    }
+
+    fn ended<P: Port>(&mut self, links: &mut Links<P, ()>, ended: EndedConnection) {
+        self.matching.lost(ended.peer, &ended.error);
+        let loss = self.connections.ended(links.counters(), ended);
+        self.lost(loss);
+    }
+
+    /// Reports a loss. A fatal one ends every call first.
+    fn lost(&mut self, loss: Option<UnreportedLoss>) {
+        let Some(loss) = loss else { return };
+        self.matching.set_down(loss.peer, &loss.error);
+        if loss.is_fatal {
+            self.matching.end(&loss.error);
+        }
+        self.connections.report(loss);
+    }
+}
+
+impl<P: Port> Handler<P> for WindowHandler {
+    type Waiter = ();
+    type Command = RemoteCommand<P::Link>;
+
+    fn command(
+        &mut self,
+        links: &mut Links<P, ()>,
+        command: Self::Command,
+        _now: Time,
+    ) -> Option<Self::Command> {
+        match command {
+            RemoteCommand::Send { key, value } => self.send(links, &key, value),
+            RemoteCommand::SendAll(values) => self.send_all(links, values),
+            RemoteCommand::Receive { peer, key, destination, waiter } => {
+                self.with(links, |matching, lanes| {
+                    matching.receive(lanes, (peer, key), destination, waiter, true);
+                });
+            }
+            RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch),
+            RemoteCommand::Cancel(cancel) => {
+                let found = self.matching.cancel(&cancel);
+                return (!found).then_some(RemoteCommand::Cancel(cancel));
+            }
+            RemoteCommand::CancelAll(cancel) => {
+                return self.cancel_all(cancel).map(RemoteCommand::CancelAll);
+            }
+            RemoteCommand::Step(change) => {
+                links.begin_batch();
+                self.with(links, |matching, lanes| matching.step_changed(lanes, change));
+            }
+            RemoteCommand::Standing(change) => {
+                return self.standing_changed(links, change).map(RemoteCommand::Standing);
+            }
+            RemoteCommand::Attach { peer, tag, link, done } => {
+                if let Some(old) = self.connections.replaced(peer, tag) {
+                    self.connections.close(links, &old);
+                    self.ended(links, old);
+                }
+                self.connections.attach(links, (peer, tag), link, done);
+            }
+            RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
+            RemoteCommand::Lose { peer, tag, cause } => self.connections.lose(links, peer, tag, cause),
+            RemoteCommand::Gone { peer, tag, cause } => {
+                let loss = self.connections.gone(links, peer, tag, cause);
+                self.lost(loss);
+            }
+            RemoteCommand::End { error } => self.matching.end(&error),
+            #[cfg(any(test, feature = "sim"))]
+            RemoteCommand::Load(done) => done(self.matching.load(links.load())),
+        }
+        None
+    }
+
+    fn event(&mut self, links: &mut Links<P, ()>, event: LinkEvent<()>, _now: Time) {
+        match event {
+            LinkEvent::Window { link, event } => self.window(links, link, event),
+            LinkEvent::Up { link } => self.connections.probed(link),
+            LinkEvent::Down { link, failure, .. } => {
+                if let Some(ended) = self.connections.down(link, failure) {
+                    self.ended(links, ended);
+                }
+            }
+            // A value counts as sent when its record leaves.
+            LinkEvent::SendComplete => {}
+            // A link that exchanges windows has no requests.
+            LinkEvent::Requested { .. }
+            | LinkEvent::Withdrawn { .. }
+            | LinkEvent::Resumed { .. }
+            | LinkEvent::PutBack { .. }
+            | LinkEvent::Returned { .. }
+            | LinkEvent::Orphaned { .. }
+            | LinkEvent::Arrived { .. }
+            | LinkEvent::Failed { .. } => {}
+        }
+    }
+
+    fn next_deadline(&self) -> Time {
+        self.matching.next_deadline()
+    }
+
+    fn expire(&mut self, _links: &mut Links<P, ()>, now: Time) {
+        self.matching.expire(now);
+    }
+}

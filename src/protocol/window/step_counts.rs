@@ -1,0 +1,69 @@
+//! The number of things that each step still has.
+
+use std::collections::BTreeMap;
+
+/// Steps that are counted without a search, if their ids are consecutive.
+const NEAR: usize = 16;
+
+/// The number of values and waiters of each step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StepCounts {
+    /// The step and its count, at the lowest bits of the step.
+    near: [(u64, u32); NEAR],
+    /// Counts of steps whose place another step had.
+    far: BTreeMap<u64, u32>,
+}
+
+impl StepCounts {
+    /// Counts one thing of a step.
+    #[inline]
+    pub fn add(&mut self, step: u64) {
+        let near = &mut self.near[step as usize % NEAR];
+        match near.1 == 0 || near.0 == step {
+            true => *near = (step, near.1 + 1),
+            false => *self.far.entry(step).or_default() += 1,
+        }
+    }
+
+    /// Takes back one [`StepCounts::add`] of the step.
+    #[inline]
+    pub fn remove(&mut self, step: u64) {
+        let near = &mut self.near[step as usize % NEAR];
+        if near.0 == step && near.1 > 0 {
+            near.1 -= 1;
+        } else if let Some(far) = self.far.get_mut(&step) {
+            *far -= 1;
+            if *far == 0 {
+                self.far.remove(&step);
+            }
+        }
+    }
+
+    /// Whether the step has nothing.
+    #[inline]
+    pub fn is_empty(&self, step: u64) -> bool {
+        let near = self.near[step as usize % NEAR];
+        (near.0 != step || near.1 == 0) && !self.far.contains_key(&step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_share_a_place_are_counted_apart() {
+        let mut counts = StepCounts::default();
+        let steps = [3, 3 + NEAR as u64, u64::MAX];
+        for step in steps {
+            counts.add(step);
+            counts.add(step);
+        }
+        counts.remove(3);
+        counts.remove(3);
+        counts.add(3 + NEAR as u64);
+        assert!(counts.is_empty(3) && !counts.is_empty(3 + NEAR as u64));
+        (0..3).for_each(|_| counts.remove(3 + NEAR as u64));
+        assert!(counts.is_empty(3 + NEAR as u64) && !counts.is_empty(u64::MAX));
+    }
+}
