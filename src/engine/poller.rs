@@ -49,6 +49,30 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         count
     }
 
+    /// Calls `body` on the handler and its links, and handles the events that it causes at once.
+    /// The handler needs no time for them.
+    #[inline]
+    pub fn direct<R>(&mut self, body: impl FnOnce(&mut H, &mut Links<P, H::Waiter>) -> R) -> R {
+        self.active = true;
+        let result = body(&mut self.handler, &mut self.links);
+        self.events(Time::ZERO);
+        result
+    }
+
+    /// As [`Poller::step`], for a handler that needs no time, and without an end of waits.
+    #[inline]
+    pub fn poll_direct(&mut self) -> usize {
+        let count = self.links.poll();
+        self.links.counters().increment(Counter::Polls);
+        if count > 0 {
+            (self.active, self.armed) = (true, false);
+            self.events(Time::ZERO);
+        } else {
+            self.links.counters().increment(Counter::IdlePolls);
+        }
+        count
+    }
+
     /// The object that threads sleep on while nothing comes.
     pub fn sleeper(&self) -> P::Sleeper {
         self.links.sleeper()

@@ -310,7 +310,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::engine::{Executor, start};
     use crate::fabric::Fabric;
@@ -323,7 +323,7 @@ mod tests {
     use std::time::Duration;
 
     #[derive(Debug)]
-    struct Ended;
+    pub struct Ended;
 
     impl Canceled for Ended {
         fn canceled() -> Self {
@@ -332,9 +332,9 @@ mod tests {
     }
 
     /// Keeps senders, and panics on command.
-    struct TestHandler(Vec<OneshotSender<Ended>>);
+    pub struct TestHandler(Vec<OneshotSender<Ended>>);
 
-    enum TestCommand {
+    pub enum TestCommand {
         Keep(OneshotSender<Ended>),
         Panic,
     }
@@ -376,20 +376,28 @@ mod tests {
     }
 
     fn engine() -> (Engine<ShmPort, TestHandler>, Arc<crate::telemetry::Counters>) {
+        let writer = CountersWriter::new();
+        let counters = writer.counters();
+        (engine_of(writer, Arc::new(Still), WaitStrategy::Yield), counters)
+    }
+
+    /// An inline engine without links, whose waits spin.
+    pub fn engine_with(clock: Arc<dyn Clock>) -> Engine<ShmPort, TestHandler> {
+        engine_of(CountersWriter::new(), clock, WaitStrategy::Spin)
+    }
+
+    fn engine_of(
+        writer: CountersWriter,
+        clock: Arc<dyn Clock>,
+        wait: WaitStrategy,
+    ) -> Engine<ShmPort, TestHandler> {
         let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
         let region = Region::create(0, &region).expect("a region");
         let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
-        let writer = CountersWriter::new();
-        let counters = writer.counters();
         let links = Links::new(fabric.port().expect("a port"), pool, writer, 1);
-        let options = EngineOptions {
-            mode: PollMode::Inline,
-            wait: WaitStrategy::Yield,
-            spin: Duration::ZERO,
-            queue: 64,
-        };
-        (Engine::new(Poller::new(links, TestHandler(Vec::new())), Arc::new(Still), &options), counters)
+        let options = EngineOptions { mode: PollMode::Inline, wait, spin: Duration::ZERO, queue: 64 };
+        Engine::new(Poller::new(links, TestHandler(Vec::new())), clock, &options)
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub(super) struct LinkTable<C> {
     links: Vec<Link<C>>,
     places: HashMap<LinkId, usize>,
+    /// The link that was found last, and its place.
+    latest: (LinkId, usize),
     /// The id of each of `links`, for loops that change links meanwhile.
     ids: Arc<Vec<LinkId>>,
     /// Links with a backlog, each once.
@@ -27,6 +29,7 @@ impl<C> LinkTable<C> {
         LinkTable {
             links: Vec::new(),
             places: HashMap::default(),
+            latest: (LinkId(0), usize::MAX),
             ids: Arc::default(),
             backlogged: Vec::new(),
             used: Vec::new(),
@@ -55,8 +58,19 @@ impl<C> LinkTable<C> {
     /// `None` if the id is of a link that is gone.
     #[inline]
     pub fn get_mut(&mut self, id: LinkId) -> Option<&mut Link<C>> {
-        let place = *self.places.get(&id)?;
+        let place = self.place(id)?;
         self.links.get_mut(place)
+    }
+
+    #[inline]
+    fn place(&mut self, id: LinkId) -> Option<usize> {
+        let (latest, place) = self.latest;
+        if latest == id && self.links.get(place).is_some_and(|link| link.id == id) {
+            return Some(place);
+        }
+        let place = *self.places.get(&id)?;
+        self.latest = (id, place);
+        Some(place)
     }
 
     /// The links, in no order.
@@ -74,8 +88,7 @@ impl<C> LinkTable<C> {
     /// Updates the backlog list, after anything was sent on a link.
     #[inline]
     pub fn note_backlog(&mut self, id: LinkId) {
-        let Some(&place) = self.places.get(&id) else { return };
-        let link = &mut self.links[place];
+        let Some(link) = self.get_mut(id) else { return };
         if link.out.backlog() > 0 && !link.is_backlogged {
             link.is_backlogged = true;
             self.backlogged.push(id);
@@ -85,8 +98,7 @@ impl<C> LinkTable<C> {
     /// Notes an arrival on a link.
     #[inline]
     pub fn note_use(&mut self, id: LinkId) {
-        let Some(&place) = self.places.get(&id) else { return };
-        let link = &mut self.links[place];
+        let Some(link) = self.get_mut(id) else { return };
         if !link.is_used {
             link.is_used = true;
             self.used.push(id);

@@ -10,7 +10,7 @@ use super::routes::announced::OutRoutes;
 use super::routes::received::InRoutes;
 use super::serving::answered::AnsweredSlots;
 use super::serving::serve::PeerRequests;
-use super::windows::{EdgeKey, WindowLink};
+use super::windows::{EdgeKey, WindowEvent, WindowLink};
 use super::{CancelDecision, Destination, LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
@@ -116,6 +116,7 @@ pub(super) struct LinkContext<'a, P: Port, C> {
     pub pool: &'a Pool,
     pub counters: &'a CountersWriter,
     pub events: &'a mut VecDeque<LinkEvent<C>>,
+    pub windows: &'a mut VecDeque<(LinkId, WindowEvent)>,
     pub standing_bytes: &'a mut StandingBytes,
     /// A batch is open: messages may wait for others.
     pub in_batch: bool,
@@ -129,6 +130,8 @@ pub struct Links<P: Port, C> {
     pub(super) counters: CountersWriter,
     pub(super) links: LinkTable<C>,
     pub(super) events: VecDeque<LinkEvent<C>>,
+    /// Messages of edge windows. Those of a link came before its events.
+    windows: VecDeque<(LinkId, WindowEvent)>,
     standing_bytes: StandingBytes,
     pub(super) completions: Completions,
     pub(super) batch: BatchState,
@@ -146,6 +149,7 @@ impl<P: Port, C> Links<P, C> {
             counters,
             links: LinkTable::new(),
             events,
+            windows: VecDeque::with_capacity(EVENTS),
             standing_bytes,
             completions,
             batch: BatchState::default(),
@@ -244,6 +248,7 @@ impl<P: Port, C> Links<P, C> {
                 pool: &self.pool,
                 counters: &self.counters,
                 events: &mut self.events,
+                windows: &mut self.windows,
                 standing_bytes: &mut self.standing_bytes,
                 in_batch: self.batch.is_open,
             };
@@ -270,12 +275,20 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// Takes the oldest event. If there is none, an open [batch](Links::begin_batch) is sent.
+    #[inline]
     pub fn next_event(&mut self) -> Option<LinkEvent<C>> {
-        let event = self.events.pop_front();
-        if event.is_none() {
+        if self.events.is_empty() {
             self.end_batch();
+            return None;
         }
-        event
+        self.events.pop_front()
+    }
+
+    /// Takes the oldest message of edge windows, and the link that it came on. A message comes
+    /// before the events that its link had after it.
+    #[inline]
+    pub fn next_window(&mut self) -> Option<(LinkId, WindowEvent)> {
+        self.windows.pop_front()
     }
 
     /// Whether [`Links::next_event`] has an event.
@@ -464,6 +477,7 @@ impl<P: Port, C> Links<P, C> {
             pool: &self.pool,
             counters: &self.counters,
             events: &mut self.events,
+            windows: &mut self.windows,
             standing_bytes: &mut self.standing_bytes,
             in_batch: self.batch.is_open,
         };

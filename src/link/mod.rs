@@ -44,6 +44,36 @@ pub struct TensorKey {
     pub iteration: u64,
 }
 
+/// A [`TensorKey`] whose edge is not counted.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorKeyRef<'a> {
+    /// Source device, destination device and edge name.
+    pub edge: &'a Arc<EdgeName>,
+    /// Step id.
+    pub step: u64,
+    /// Frame of the edge.
+    pub frame: u64,
+    /// Iteration of the edge.
+    pub iteration: u64,
+}
+
+impl TensorKeyRef<'_> {
+    /// The same key, with an edge of its own.
+    pub fn to_key(self) -> TensorKey {
+        let TensorKeyRef { edge, step, frame, iteration } = self;
+        TensorKey { edge: edge.clone(), step, frame, iteration }
+    }
+}
+
+impl TensorKey {
+    /// The same key, borrowed.
+    #[inline]
+    pub fn borrowed(&self) -> TensorKeyRef<'_> {
+        let TensorKey { edge, step, frame, iteration } = self;
+        TensorKeyRef { edge, step: *step, frame: *frame, iteration: *iteration }
+    }
+}
+
 impl std::fmt::Display for TensorKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}:{} of step {}", self.edge, self.frame, self.iteration, self.step)
@@ -211,13 +241,6 @@ pub enum RequestError {
 /// An event for the layer above. `C` is that layer's name for a waiter.
 #[derive(Debug)]
 pub enum LinkEvent<C> {
-    /// A message of edge windows has come.
-    Window {
-        /// Id at the port of this side.
-        link: LinkId,
-        /// The message.
-        event: windows::WindowEvent,
-    },
     /// A new link works in both directions.
     Up {
         /// Id at the port of this side.

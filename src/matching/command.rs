@@ -99,6 +99,8 @@ pub enum RemoteCommand<L> {
     },
     /// Sends a value to a peer.
     Send {
+        /// The receiving peer.
+        peer: PeerIndex,
         /// The key of the value.
         key: TensorKey,
         /// A tensor, or a dead value.
@@ -160,6 +162,7 @@ pub trait OnPath {
 #[derive(Debug)]
 pub struct BatchSend {
     pub(crate) path: u16,
+    pub(crate) peer: PeerIndex,
     pub(crate) key: TensorKey,
     pub(crate) value: Value,
 }

@@ -17,6 +17,7 @@ mod explore;
 mod fifo;
 mod losses;
 mod orphans;
+mod outstanding;
 mod receiving;
 mod serving;
 mod standing;
@@ -32,10 +33,11 @@ pub use command::{
     ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange,
 };
 pub use error::Error;
+pub(crate) use outstanding::reserve;
 pub(crate) use steps::{BeginError, MANY_STEPS, MAX_RETIRED_STEPS, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
-pub use waiter::{CallId, Delivery, Waiter};
-pub(crate) use waiter::{CancelReason, Outcome, Payload};
+pub use waiter::{CallId, Delivery, Payload, Waiter};
+pub(crate) use waiter::{CancelReason, Outcome};
 
 use crate::fabric::{LinkId, Port};
 use crate::link::{
@@ -56,9 +58,18 @@ use std::time::Duration;
 const CALLS: usize = 256;
 
 /// The handler of a poller that the rendezvous commands.
-pub trait Remote<P: Port>: Handler<P, Command = RemoteCommand<P::Link>> {}
+pub trait Remote<P: Port>: Handler<P, Command = RemoteCommand<P::Link>> {
+    /// Whether [`Remote::windows`] returns a handler.
+    const HAS_WINDOWS: bool = false;
 
-impl<P: Port, H: Handler<P, Command = RemoteCommand<P::Link>>> Remote<P> for H {}
+    /// The handler, if its links exchange edge windows. A thread that holds the poller can call it
+    /// without a command.
+    fn windows(&mut self) -> Option<&mut windows::WindowHandler> {
+        None
+    }
+}
+
+impl<P: Port> Remote<P> for RemoteHandler {}
 
 /// Settings of a [`RemoteHandler`].
 #[derive(Clone, Debug)]
@@ -167,7 +178,7 @@ impl<P: Port> Handler<P> for RemoteHandler {
         now: Time,
     ) -> Option<Self::Command> {
         match op {
-            RemoteCommand::Send { key, value } => self.offer(links, key, value),
+            RemoteCommand::Send { key, value, .. } => self.offer(links, key, value),
             RemoteCommand::SendAll(values) => self.send_all(links, values),
             RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch, now),
             RemoteCommand::CancelAll(cancel) => {
@@ -257,8 +268,6 @@ impl<P: Port> Handler<P> for RemoteHandler {
             }
             LinkEvent::Resumed { bytes } => serving::sent(links, bytes),
             LinkEvent::SendComplete => self.finished(),
-            // A link that exchanges requests has none.
-            LinkEvent::Window { .. } => {}
             LinkEvent::Up { link } => self.connections.probed(link),
             LinkEvent::Down { link, failure, waiters } => {
                 self.down(links, link, failure, waiters);

@@ -37,8 +37,10 @@ pub struct Delivery<T> {
 
 /// The tensor of a [`Delivery`], before it is cast to the type of the caller.
 #[derive(Debug)]
-pub(crate) enum Payload {
+pub enum Payload {
+    /// A tensor of the pool, borrowed, or empty for a dead value.
     Tensor(Tensor),
+    /// The caller's tensor.
     Into(TensorMut),
 }
 

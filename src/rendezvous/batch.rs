@@ -3,7 +3,6 @@
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
-use super::outstanding::reserve;
 use super::path::{Paths, RemotePath};
 use super::pending::{CallPlace, CancelToken};
 use super::pending_batch::PendingBatch;
@@ -11,7 +10,7 @@ use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::step::{Sendable, Step};
 use crate::link::{TensorKey, Value};
 use crate::matching::{
-    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, ReceiveAll, Waiter,
+    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, ReceiveAll, Waiter, reserve,
 };
 use crate::memory::Tensor;
 use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
@@ -261,7 +260,7 @@ impl<'a> Values<'a> {
             EdgeEnd::Here => self.local.push((key, value)),
             EdgeEnd::Peer(peer) => {
                 context.check_peer(peer)?;
-                self.remote.push(BatchSend { path: context.paths.number_of(peer), key, value });
+                self.remote.push(BatchSend { path: context.paths.number_of(peer), peer, key, value });
             }
         }
         Ok(())

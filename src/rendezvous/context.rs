@@ -11,12 +11,12 @@ use super::sequence::Sequence;
 use super::step::Step;
 use crate::engine::Executor;
 use crate::fabric::Registrar;
-use crate::link::{TensorKey, Value};
+use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
     BatchReceive, BatchSend, BeginError, Cancel, CancelAll, Error, Members, Outcome, PeerIndex, StepChange,
     Steps,
 };
-use crate::memory::{ForkGuard, Pool};
+use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{Lists, OneshotPool, Reused};
 use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
@@ -363,6 +363,22 @@ impl Context {
             Some(_) => return,
         };
         self.wake(wakeups);
+    }
+
+    /// Whether a waiter of the local table has a deadline, for which a wait must look.
+    #[inline]
+    pub(super) fn has_local_deadline(&self) -> bool {
+        self.next_expiry.load(Ordering::Relaxed) != Time::NEVER.as_nanos()
+    }
+
+    /// Where a receive wants its tensor.
+    #[inline]
+    pub(super) fn destination(&self, into: Option<TensorMut>) -> Destination {
+        match into {
+            Some(given) => Destination::Into(given),
+            None if self.settings.borrow => Destination::Borrow,
+            None => Destination::Alloc,
+        }
     }
 
     /// Publishes the earliest deadline of the local table for [`Context::sweep`].

@@ -1,6 +1,6 @@
 //! [`Edge`]: where tensors are sent and received.
 
-use crate::link::TensorKey;
+use crate::link::{TensorKey, TensorKeyRef};
 use crate::matching::PeerIndex;
 use crate::wire::EdgeName;
 use std::fmt;
@@ -58,7 +58,12 @@ impl Edge {
     }
 
     pub(super) fn key(&self, step: u64) -> TensorKey {
-        TensorKey { edge: self.name.clone(), step, frame: self.frame, iteration: self.iteration }
+        self.key_ref(step).to_key()
+    }
+
+    #[inline]
+    pub(super) fn key_ref(&self, step: u64) -> TensorKeyRef<'_> {
+        TensorKeyRef { edge: &self.name, step, frame: self.frame, iteration: self.iteration }
     }
 }
 

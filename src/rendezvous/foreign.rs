@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use crate::fabric::Registrar;
-use crate::link::TensorKey;
+use crate::link::{TensorKey, Value};
 use crate::matching::Error;
 use crate::memory::Tensor;
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
@@ -38,7 +38,7 @@ impl Foreign {
 impl Context {
     /// The tensor in memory that can be sent to peers.
     pub(super) fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
-        if tensor.meta().bytes() == 0 || self.is_ours(&tensor) {
+        if self.is_ours(&tensor) {
             return Ok(tensor);
         }
         match self.registered(&tensor) {
@@ -47,12 +47,24 @@ impl Context {
         }
     }
 
-    /// Whether the bytes lie in the pool of this node, the only memory that its peers have mapped.
+    /// Whether a value can be sent to peers as it is.
+    #[inline]
+    pub(super) fn is_movable(&self, value: &Value) -> bool {
+        match value {
+            Value::Tensor(tensor) => self.is_ours(tensor),
+            Value::Dead => true,
+        }
+    }
+
+    /// Whether the bytes lie in the pool of this node, the only memory that its peers have mapped,
+    /// or there are none.
+    #[inline]
     fn is_ours(&self, tensor: &Tensor) -> bool {
         let region = self.pool.region();
         let start = region.base().as_ptr().addr();
         let bytes = tensor.as_ptr().addr();
-        tensor.span().is_some() && (start..start + region.len() as usize).contains(&bytes)
+        let is_inside = (start..start + region.len() as usize).contains(&bytes);
+        tensor.meta().bytes() == 0 || tensor.span().is_some() && is_inside
     }
 
     fn registered(&self, tensor: &Tensor) -> Option<Tensor> {

@@ -17,7 +17,6 @@ mod ended;
 mod foreign;
 mod local;
 mod losses;
-mod outstanding;
 mod path;
 mod pending;
 mod pending_batch;

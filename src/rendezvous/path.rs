@@ -1,15 +1,16 @@
 //! The paths to other processes: one per poller.
 
-use crate::engine::{Engine, Unusable};
+use crate::engine::{DirectWait, Engine, Unusable};
 use crate::fabric::Port;
-use crate::link::{Destination, TensorKey, Value};
+use crate::link::{Destination, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
-    BatchSend, Cancel, CancelAll, Error, PeerIndex, ReceiveAll, Remote, RemoteCommand, StandingChange,
-    StepChange, Waiter,
+    BatchSend, Cancel, CancelAll, Delivery, Error, Payload, PeerIndex, ReceiveAll, Remote, RemoteCommand,
+    StandingChange, StepChange, Waiter,
 };
 use crate::sync::Reused;
 use crate::wire::Time;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The paths of all pollers. Each peer belongs to one of them, by its index.
 #[derive(Clone)]
@@ -67,13 +68,48 @@ impl Paths {
     }
 }
 
+/// The outcome of [`RemotePath::send_direct`].
+#[derive(Debug)]
+pub enum DirectSend {
+    /// The value has left, or waits for its receiver.
+    Sent,
+    /// As many values wait as may. The value is dropped.
+    Full,
+    /// The value must be sent by a command.
+    Elsewhere(Value),
+}
+
 /// The path to the tensors of other processes, over one poller.
 pub trait RemotePath: Send + Sync {
     /// Offers a value for a peer's request.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
-    fn send(&self, key: TensorKey, value: Value) -> Result<(), Error>;
+    fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error>;
+
+    /// Sends a value on the poller itself, without a command. The value does not count as
+    /// outstanding yet, and `limit` values can be.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn send_direct(
+        &self,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        limit: usize,
+    ) -> Result<DirectSend, Error>;
+
+    /// Waits for a tensor of a peer on the poller itself, without a command. The destination is
+    /// taken with the result.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn receive_direct(
+        &self,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        destination: &mut Option<Destination>,
+        timeout: Duration,
+    ) -> Result<DirectWait<Result<Delivery<Payload>, Error>>, Error>;
 
     /// Requests a tensor from a peer.
     ///
@@ -135,8 +171,51 @@ pub trait RemotePath: Send + Sync {
 }
 
 impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
-    fn send(&self, key: TensorKey, value: Value) -> Result<(), Error> {
-        self.submit(RemoteCommand::Send { key, value }).map_err(unusable)
+    fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
+        self.submit(RemoteCommand::Send { peer, key, value }).map_err(unusable)
+    }
+
+    fn send_direct(
+        &self,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        limit: usize,
+    ) -> Result<DirectSend, Error> {
+        let mut outcome = DirectSend::Elsewhere(value);
+        if !H::HAS_WINDOWS {
+            return Ok(outcome);
+        }
+        let mut waits = false;
+        self.try_direct(|handler, links| {
+            let Some(windows) = handler.windows() else { return };
+            let taken = std::mem::replace(&mut outcome, DirectSend::Sent);
+            let DirectSend::Elsewhere(value) = taken else { return };
+            match windows.send_now(links, of, value, limit) {
+                Ok(waiting) => waits = waiting,
+                Err(_) => outcome = DirectSend::Full,
+            }
+        })
+        .map_err(unusable)?;
+        if waits {
+            // The peer's credit may have come.
+            RemotePath::progress(self)?;
+        }
+        Ok(outcome)
+    }
+
+    fn receive_direct(
+        &self,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        destination: &mut Option<Destination>,
+        timeout: Duration,
+    ) -> Result<DirectWait<Result<Delivery<Payload>, Error>>, Error> {
+        if !H::HAS_WINDOWS {
+            return Ok(DirectWait::Elsewhere(None));
+        }
+        let take = |handler: &mut H, links: &mut Links<P, H::Waiter>| {
+            handler.windows()?.receive_now(links, of, destination)
+        };
+        self.wait_direct(timeout, take).map_err(unusable)
     }
 
     fn receive(

@@ -6,8 +6,9 @@ use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload};
 use super::pending_batch::PendingBatch;
+use crate::engine::DirectWait;
 use crate::link::Destination;
-use crate::matching::{CallId, Delivery, Error, Outcome, Waiter};
+use crate::matching::{CallId, Delivery, Error, Outcome, Payload, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::OneshotSender;
 use crate::wire::Time;
@@ -66,7 +67,15 @@ impl Step {
     /// tensor, [`begin`](ReceiveBuilder::begin) and wait later, or pass it to a callback with
     /// [`then`](ReceiveBuilder::then).
     pub fn receive<'a>(&'a self, edge: &'a Edge) -> ReceiveBuilder<'a> {
-        ReceiveBuilder { step: self, edge, timeout: None, into: None, is_try: false, receives: PhantomData }
+        ReceiveBuilder {
+            step: self,
+            edge,
+            timeout: None,
+            into: None,
+            is_try: false,
+            since: None,
+            receives: PhantomData,
+        }
     }
 
     /// Waits for the values of all edges, for `timeout` at most. The values are in the order of the
@@ -132,6 +141,8 @@ pub struct ReceiveBuilder<'a, T = Tensor> {
     into: Option<TensorMut>,
     /// Whether the sender answers at once, with a value or without ([`Step::try_recv`]).
     is_try: bool,
+    /// The begin of the wait, if the receive was tried before.
+    since: Option<Time>,
     receives: PhantomData<fn() -> T>,
 }
 
@@ -141,8 +152,8 @@ impl<'a> ReceiveBuilder<'a, Tensor> {
     /// copied from the destination of the standing request. If the receive can't begin, the tensor
     /// is dropped.
     pub fn into(self, tensor: TensorMut) -> ReceiveBuilder<'a, TensorMut> {
-        let ReceiveBuilder { step, edge, timeout, is_try, .. } = self;
-        ReceiveBuilder { step, edge, timeout, is_try, into: Some(tensor), receives: PhantomData }
+        let ReceiveBuilder { step, edge, timeout, is_try, since, .. } = self;
+        ReceiveBuilder { step, edge, timeout, is_try, since, into: Some(tensor), receives: PhantomData }
     }
 }
 
@@ -167,8 +178,35 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     ///
     /// # Errors
     /// Like [`Step::recv`].
-    pub fn wait(self) -> Result<Delivery<T>, Error> {
-        self.begin()?.wait()
+    pub fn wait(mut self) -> Result<Delivery<T>, Error> {
+        match self.wait_direct()? {
+            Some(delivery) => delivery.cast(),
+            None => self.begin()?.wait(),
+        }
+    }
+
+    /// Waits on the poller of the peer, if this thread gets it. `None`: the receive must begin.
+    fn wait_direct(&mut self) -> Result<Option<Delivery<Payload>>, Error> {
+        let EdgeEnd::Peer(peer) = self.edge.source else { return Ok(None) };
+        let context = &self.step.context;
+        if context.has_local_deadline() {
+            return Ok(None);
+        }
+        self.check()?;
+        let timeout = self.timeout.unwrap_or(context.settings.recv_timeout);
+        let mut destination = Some(context.destination(self.into.take()));
+        let key = self.edge.key_ref(self.step.id);
+        match context.paths.of(peer).receive_direct((peer, key), &mut destination, timeout)? {
+            DirectWait::Ready(result) => return result.map(Some),
+            DirectWait::TimedOut => {
+                return Err(Error::DeadlineExceeded { key: key.to_key().to_string(), after: timeout });
+            }
+            DirectWait::Elsewhere(since) => self.since = since,
+        }
+        if let Some(Destination::Into(given)) = destination {
+            self.into = Some(given);
+        }
+        Ok(None)
     }
 
     /// Begins to receive. The callback thread calls `done` with the tensor or with the error, never
@@ -202,7 +240,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
             true => (Duration::ZERO, context.settings.cancel_grace),
             false => [self.timeout.unwrap_or(context.settings.recv_timeout); 2].into(),
         };
-        let deadline = context.now() + wait;
+        let deadline = self.since.unwrap_or_else(|| context.now()) + wait;
         let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {
@@ -211,11 +249,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
                 CallPlace::Local(key)
             }
             EdgeEnd::Peer(peer) => {
-                let destination = match self.into {
-                    Some(given) => Destination::Into(given),
-                    None if context.settings.borrow => Destination::Borrow,
-                    None => Destination::Alloc,
-                };
+                let destination = context.destination(self.into);
                 context.paths.of(peer).receive(peer, key, destination, waiter)?;
                 CallPlace::Remote(peer)
             }

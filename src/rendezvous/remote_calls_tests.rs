@@ -1,10 +1,10 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables
 //! alone, and wait for each path.
 
-use super::path::{Paths, RemotePath};
+use super::path::{DirectSend, Paths, RemotePath};
 use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
-use crate::engine::Executor;
-use crate::link::{Destination, TensorKey, Value};
+use crate::engine::{DirectWait, Executor};
+use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, Error, LinkTag, Members, Outcome, Payload,
     PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Waiter,
@@ -56,7 +56,25 @@ fn given_up() -> Result<Delivery<Payload>, Error> {
 }
 
 impl RemotePath for Scripted {
-    fn send(&self, _key: TensorKey, _value: Value) -> Result<(), Error> {
+    fn send_direct(
+        &self,
+        _of: (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        _limit: usize,
+    ) -> Result<DirectSend, Error> {
+        Ok(DirectSend::Elsewhere(value))
+    }
+
+    fn receive_direct(
+        &self,
+        _of: (PeerIndex, TensorKeyRef<'_>),
+        _destination: &mut Option<Destination>,
+        _timeout: Duration,
+    ) -> Result<DirectWait<Result<Delivery<Payload>, Error>>, Error> {
+        Ok(DirectWait::Elsewhere(None))
+    }
+
+    fn send(&self, _peer: PeerIndex, _key: TensorKey, _value: Value) -> Result<(), Error> {
         Ok(())
     }
 

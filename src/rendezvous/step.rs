@@ -4,9 +4,9 @@ use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::ended::StepEnd;
 use super::local::{DeferredWakeups, LocalWaiter};
-use super::outstanding::reserve;
+use super::path::DirectSend;
 use crate::link::{TensorKey, Value};
-use crate::matching::{Error, PeerIndex, check_live};
+use crate::matching::{Error, PeerIndex, check_live, reserve};
 use crate::memory::Tensor;
 use crate::wire::{Code, Status, StepId};
 use std::fmt;
@@ -103,26 +103,34 @@ impl Step {
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
         self.check()?;
         self.context.check_source(edge)?;
-        let key = edge.key(self.id);
         match edge.destination {
-            EdgeEnd::Here => self.context.send_local(&key, value),
-            EdgeEnd::Peer(peer) => self.send_remote(peer, key, value),
+            EdgeEnd::Here => self.context.send_local(&edge.key(self.id), value),
+            EdgeEnd::Peer(peer) => self.send_remote(peer, edge, value),
         }
     }
 
-    fn send_remote(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
+    fn send_remote(&self, peer: PeerIndex, edge: &Edge, mut value: Value) -> Result<(), Error> {
         self.context.check_peer(peer)?;
         let limit = self.context.settings.max_outstanding_sends as usize;
-        reserve(&self.context.outstanding, 1, limit).map_err(|_| Error::ResourceExhausted {
+        let full = || Error::ResourceExhausted {
             what: "the number of sent tensors that wait for a request",
             limit: limit as u64,
             remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
-        })?;
+        };
+        if self.context.is_movable(&value) {
+            match self.context.paths.of(peer).send_direct((peer, edge.key_ref(self.id)), value, limit)? {
+                DirectSend::Sent => return Ok(()),
+                DirectSend::Full => return Err(full()),
+                DirectSend::Elsewhere(back) => value = back,
+            }
+        }
+        let key = edge.key(self.id);
+        reserve(&self.context.outstanding, 1, limit).map_err(|_| full())?;
         // Last, so that a refused send copies and registers nothing.
         let value = self.movable_value(&key, value).inspect_err(|_| {
             self.context.outstanding.fetch_sub(1, Ordering::Relaxed);
         })?;
-        self.context.paths.of(peer).send(key, value)
+        self.context.paths.of(peer).send(peer, key, value)
     }
 
     /// The value in memory that can be sent to peers.

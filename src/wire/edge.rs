@@ -6,6 +6,7 @@ use super::text::quote;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Why three names are no edge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +48,33 @@ pub struct EdgeName {
     source_task: TaskId,
     destination_task: TaskId,
     hash: u64,
+    /// Where the tables of senders and of receivers have found the edge last.
+    places: [PlaceHint; 2],
+}
+
+/// A number that makes a search short if it is right. A clone starts without one.
+#[derive(Debug)]
+struct PlaceHint(AtomicU32);
+
+impl Default for PlaceHint {
+    fn default() -> Self {
+        PlaceHint(AtomicU32::new(u32::MAX))
+    }
+}
+
+impl Clone for PlaceHint {
+    fn clone(&self) -> Self {
+        PlaceHint::default()
+    }
+}
+
+/// The end of an edge whose table has a place for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EdgeSide {
+    /// The table of edges on which this process sends.
+    Sender,
+    /// The table of edges on which this process receives.
+    Receiver,
 }
 
 impl EdgeName {
@@ -61,7 +89,8 @@ impl EdgeName {
         let (source_task, destination_task) = (task_of(&from)?, task_of(&to)?);
         let hash = secret().hash_one((source, destination, name));
         let (source, destination, name) = (source.into(), destination.into(), name.into());
-        Ok(EdgeName { source, destination, name, source_task, destination_task, hash })
+        let places = Default::default();
+        Ok(EdgeName { source, destination, name, source_task, destination_task, hash, places })
     }
 
     /// The device that sends.
@@ -87,6 +116,17 @@ impl EdgeName {
     /// The task that receives.
     pub fn destination_task(&self) -> &TaskId {
         &self.destination_task
+    }
+
+    /// The place that was noted last. It may be that of another edge by now.
+    #[inline]
+    pub fn place(&self, side: EdgeSide) -> u32 {
+        self.places[side as usize].0.load(Ordering::Relaxed)
+    }
+
+    /// Notes where a table has found the edge.
+    pub fn note_place(&self, side: EdgeSide, place: u32) {
+        self.places[side as usize].0.store(place, Ordering::Relaxed);
     }
 
     /// The same edge with this hash: two edges can be made to collide.

@@ -26,7 +26,7 @@ pub use cluster::{
     Cluster, ClusterError, HostPort, HostPortError, JobError, MAX_CLUSTER_TEXT, MAX_JOB, TaskId, TaskIdError,
 };
 pub use dtype::{DType, Element};
-pub use edge::{EdgeName, EdgeNameError};
+pub use edge::{EdgeName, EdgeNameError, EdgeSide};
 pub use edge_id::EdgeId;
 pub use generation::Generation;
 pub use grant::Grant;

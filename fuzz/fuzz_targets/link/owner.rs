@@ -194,7 +194,6 @@ impl Owner {
 
     fn take(&mut self, event: LinkEvent<u32>) {
         match event {
-            LinkEvent::Window { .. } => panic!("the link exchanges requests"),
             LinkEvent::Up { link } => assert!(link == self.link && !self.is_down),
             LinkEvent::Down { waiters, .. } => {
                 assert!(!std::mem::replace(&mut self.is_down, true), "down twice");

@@ -5,12 +5,11 @@ use super::{
     WindowEvent,
 };
 use crate::fabric::Port;
-use crate::link::LinkEvent;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
-use crate::wire::message::{EdgeAnnouncement, RecordValue, WindowMessage};
-use crate::wire::{EdgeId, EdgeName, TensorMeta};
+use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, WindowMessage};
+use crate::wire::{EdgeId, EdgeName};
 use std::sync::Arc;
 
 impl<C> Link<C> {
@@ -22,6 +21,9 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         if self.windows.before_loan.is_some() {
             return Err("a message came between a record and its loan".into());
+        }
+        if let Some(plain) = PlainRecord::decode(bytes) {
+            return self.on_plain_record(cx, &plain);
         }
         let event = match WindowMessage::decode(bytes).map_err(|error| error.to_string())? {
             WindowMessage::Announce { edge, limit, resume, name } => {
@@ -60,12 +62,12 @@ impl<C> Link<C> {
             return Err("a loan came without a record".into());
         };
         let RecordBeforeLoan { record, meta, may_borrow, checksum } = before;
-        let (meta, sender) = self.windows.known.get(meta)?.clone();
-        if meta.bytes() != bytes.len() as u64 {
-            return Err(format!("a loan of {} bytes came for {meta}", bytes.len()));
+        let told = self.windows.known.get(meta)?.clone();
+        if told.meta.bytes() != bytes.len() as u64 {
+            return Err(format!("a loan of {} bytes came for {}", bytes.len(), told.meta));
         }
         let bytes = ArrivedBytes::Lent { bytes, may_borrow };
-        let arrived = WindowArrival::Tensor(ArrivedTensor { meta, sender, checksum, bytes });
+        let arrived = WindowArrival::Tensor(ArrivedTensor { told, checksum, bytes });
         self.push_record(cx, record, arrived);
         Ok(())
     }
@@ -110,17 +112,45 @@ impl<C> Link<C> {
                 self.windows.before_loan = Some(RecordBeforeLoan { record, meta, may_borrow, checksum });
                 return Ok(());
             }
-            RecordValue::Bytes { meta, data } => {
-                let (meta, sender) = self.windows.known.get(meta)?.clone();
-                if meta.bytes() != data.len() as u64 {
-                    return Err(format!("a record of {} bytes came for {meta}", data.len()));
-                }
-                let bytes = landed(cx, &meta, data);
-                WindowArrival::Tensor(ArrivedTensor { meta, sender, checksum, bytes })
-            }
+            RecordValue::Bytes { meta, data } => self.landed(cx, meta, data, checksum)?,
         };
         self.push_record(cx, record, value);
         Ok(())
+    }
+
+    #[inline]
+    fn on_plain_record<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        plain: &PlainRecord<'_>,
+    ) -> Result<(), String> {
+        let PlainRecord { edge, n, step, meta, data } = *plain;
+        let value = self.landed(cx, meta, data, None)?;
+        self.push_record(cx, Record { edge, n, step, answers_need: false, value: () }, value);
+        Ok(())
+    }
+
+    /// The tensor of a record with bytes, in the pool if it has room.
+    #[inline]
+    fn landed<P: Port>(
+        &self,
+        cx: &LinkContext<'_, P, C>,
+        meta: u16,
+        data: &[u8],
+        checksum: Option<u64>,
+    ) -> Result<WindowArrival, String> {
+        let told = self.windows.known.get(meta)?;
+        if told.meta.bytes() != data.len() as u64 {
+            return Err(format!("a record of {} bytes came for {}", data.len(), told.meta));
+        }
+        let bytes = match cx.pool.landing(told.meta.clone()) {
+            Ok(mut tensor) => {
+                tensor.bytes_mut().copy_from_slice(data);
+                ArrivedBytes::Landed(tensor.freeze())
+            }
+            Err(_) => ArrivedBytes::Kept(data.into()),
+        };
+        Ok(WindowArrival::Tensor(ArrivedTensor { told: told.clone(), checksum, bytes }))
     }
 
     fn push_record<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, record: Record<()>, value: WindowArrival) {
@@ -130,21 +160,10 @@ impl<C> Link<C> {
     }
 
     fn push_window<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, event: WindowEvent) {
-        cx.events.push_back(LinkEvent::Window { link: self.id, event });
+        cx.windows.push_back((self.id, event));
     }
 }
 
 fn to_sender(message: ToSender<EdgeKey>) -> WindowEvent {
     WindowEvent::ToSender(message, None)
-}
-
-/// The bytes of a record, in the pool if it has room.
-fn landed<P: Port, C>(cx: &LinkContext<'_, P, C>, meta: &TensorMeta, data: &[u8]) -> ArrivedBytes {
-    match cx.pool.landing(meta.clone()) {
-        Ok(mut tensor) => {
-            tensor.bytes_mut().copy_from_slice(data);
-            ArrivedBytes::Landed(tensor.freeze())
-        }
-        Err(_) => ArrivedBytes::Kept(data.into()),
-    }
 }

@@ -3,6 +3,7 @@
 use crate::wire::TensorMeta;
 use crate::wire::message::{Placement, VersionedMeta};
 use foldhash::HashMap;
+use std::sync::Arc;
 
 /// Numbers of a connection. The next meta-data beyond them take the oldest number.
 pub(super) const MAX_METAS: u16 = 4096;
@@ -49,9 +50,18 @@ impl ToldMetas {
     }
 }
 
-/// The meta-data that the peer has told.
+/// Meta-data that a peer has told.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ToldMeta {
+    /// Element type and shape.
+    pub meta: TensorMeta,
+    /// The placement at the sender.
+    pub sender: Placement,
+}
+
+/// The meta-data that the peer has told, by number.
 #[derive(Debug, Default)]
-pub(super) struct KnownMetas(Vec<Option<(TensorMeta, Placement)>>);
+pub(super) struct KnownMetas(Vec<Option<Arc<ToldMeta>>>);
 
 impl KnownMetas {
     /// Notes meta-data under their number.
@@ -67,7 +77,7 @@ impl KnownMetas {
         if self.0.len() <= place {
             self.0.resize(place + 1, None);
         }
-        self.0[place] = Some((meta, placement));
+        self.0[place] = Some(Arc::new(ToldMeta { meta, sender: placement }));
         Ok(())
     }
 
@@ -75,7 +85,8 @@ impl KnownMetas {
     ///
     /// # Errors
     /// If the number was never told.
-    pub fn get(&self, number: u16) -> Result<&(TensorMeta, Placement), String> {
+    #[inline]
+    pub fn get(&self, number: u16) -> Result<&Arc<ToldMeta>, String> {
         let known = self.0.get(usize::from(number)).and_then(Option::as_ref);
         known.ok_or_else(|| format!("a record has meta-data {number}, which were never told"))
     }
@@ -102,7 +113,7 @@ mod tests {
                     VersionedMeta { version: number.into(), placement: Placement::POOL, meta: meta(dim) };
                 known.learn(versioned).expect("in range");
                 assert_eq!(told.number(&meta(dim), Placement::POOL), (number, false));
-                assert_eq!(known.get(number).expect("told").0, meta(dim));
+                assert_eq!(known.get(number).expect("told").meta, meta(dim));
             }
         }
         let (number, is_new) = told.number(&meta(7), Placement::HEAP);

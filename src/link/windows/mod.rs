@@ -17,7 +17,8 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
-use crate::wire::{DType, EdgeName, Status, TensorMeta, checksum_of};
+use crate::wire::{DType, EdgeName, Status, checksum_of};
+pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};
 use std::sync::Arc;
 
@@ -59,13 +60,11 @@ pub enum WindowArrival {
 /// A tensor that has come from a peer.
 #[derive(Debug)]
 pub struct ArrivedTensor {
-    /// Element type and shape.
-    pub meta: TensorMeta,
-    /// The placement of the tensor at the sender.
-    pub sender: Placement,
+    /// As the sender told it.
+    pub told: Arc<ToldMeta>,
     /// The sender's checksum of the bytes.
     pub checksum: Option<u64>,
-    /// As many bytes as `meta` says.
+    /// As many bytes as the meta-data say.
     pub bytes: ArrivedBytes,
 }
 
@@ -161,7 +160,7 @@ impl ArrivedTensor {
             let error = RequestError::Corrupted(corruption);
             return Err(Box::new(RejectedTensor { tensor: None, error }));
         }
-        let sender = self.sender;
+        let sender = self.told.sender;
         let placed = match destination {
             Destination::Into(given) => self.place_into(counters, given).map(Received::Into),
             Destination::Alloc => self.into_pool(pool).map(Received::Tensor),
@@ -175,8 +174,8 @@ impl ArrivedTensor {
         counters: &CountersWriter,
         mut given: TensorMut,
     ) -> Result<TensorMut, Box<RejectedTensor>> {
-        if *given.meta() != self.meta {
-            let (sent, given) = (Box::new(self.meta.clone()), Box::new(given.meta().clone()));
+        if *given.meta() != self.told.meta {
+            let (sent, given) = (Box::new(self.told.meta.clone()), Box::new(given.meta().clone()));
             return Err(self.rejected(RequestError::ShapeMismatch { sent, given }));
         }
         given.bytes_mut().copy_from_slice(self.bytes());
@@ -191,7 +190,7 @@ impl ArrivedTensor {
         if let ArrivedBytes::Landed(tensor) = self.bytes {
             return Ok(tensor);
         }
-        match pool.landing(self.meta.clone()) {
+        match pool.landing(self.told.meta.clone()) {
             Ok(mut copy) => {
                 copy.bytes_mut().copy_from_slice(self.bytes());
                 Ok(copy.freeze())
@@ -201,10 +200,10 @@ impl ArrivedTensor {
     }
 
     fn borrowed(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
-        let ArrivedTensor { meta, sender, checksum, bytes } = self;
+        let ArrivedTensor { told, checksum, bytes } = self;
         let bytes = match bytes {
             ArrivedBytes::Lent { bytes, may_borrow: true } => {
-                match Tensor::from_lent(pool, meta.clone(), bytes) {
+                match Tensor::from_lent(pool, told.meta.clone(), bytes) {
                     Ok(tensor) => return Ok(tensor),
                     // Such a tensor is copied.
                     Err((_, bytes)) => ArrivedBytes::Lent { bytes, may_borrow: false },
@@ -212,7 +211,7 @@ impl ArrivedTensor {
             }
             bytes => bytes,
         };
-        ArrivedTensor { meta, sender, checksum, bytes }.into_pool(pool)
+        ArrivedTensor { told, checksum, bytes }.into_pool(pool)
     }
 
     fn rejected(self, error: RequestError) -> Box<RejectedTensor> {

@@ -8,7 +8,7 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
 use crate::telemetry::Counter;
-use crate::wire::message::{EdgeAnnouncement, RecordValue, VersionedMeta, WindowMessage};
+use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, VersionedMeta, WindowMessage};
 use crate::wire::{EdgeId, Immediate, ImmediateKind, Slot, Status, checksum_of};
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
@@ -81,6 +81,11 @@ impl<C> Link<C> {
             && RECORD_HEAD + bytes.len() <= MAX_MESSAGE;
         if is_small || !cx.port.limits(self.id).lends || tensor.span().is_none() {
             cx.counters.increment(Counter::SmallResponses);
+            if checksum.is_none() && !answers_need {
+                let plain = PlainRecord { edge, n, step, meta, data: bytes };
+                cx.counters.increment(Counter::MessagesSent);
+                return self.out.encoded(cx.port, cx.counters, cx.in_batch, |bytes| plain.encode(bytes));
+            }
             let value = RecordValue::Bytes { meta, data: bytes };
             return self
                 .send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });

@@ -321,7 +321,10 @@ impl<P: Port> Pair<P> {
 
     pub fn send(&mut self, key: &TensorKey, value: Value) {
         self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
-        self.command(SENDER, RemoteCommand::Send { key: key.clone(), value });
+        self.command(
+            SENDER,
+            RemoteCommand::Send { peer: PeerIndex(RECEIVER as u32), key: key.clone(), value },
+        );
     }
 
     pub fn tensor(&self, side: usize, bytes: u64) -> TensorMut {

@@ -113,7 +113,7 @@ impl Matching {
     /// Announces an edge before its receives, with a window of at least `window` values.
     pub fn widen(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey, window: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let edge = incoming.edge(&EdgeKey::of(key));
+        let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
         incoming.widen(edge, window.into(), &mut |message| lanes.to_sender(peer, message));
     }
 

@@ -3,11 +3,11 @@
 use super::{Lanes, Matching, WINDOWS};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::windows::{EdgeKey, WindowEvent};
-use crate::link::{Destination, Handler, LinkEvent, Links, TensorKey, Value};
+use crate::link::{Destination, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, LinkTag, Members, PeerIndex, PeerObserver, ReceiveAll, RemoteCommand,
-    RemoteSettings, StandingChange, Waiter,
+    BatchReceive, BatchSend, CancelAll, Delivery, Error, LinkTag, Members, Payload, PeerIndex, PeerObserver,
+    ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
 };
 use crate::memory::Pool;
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
@@ -19,7 +19,6 @@ use std::sync::atomic::AtomicUsize;
 
 /// The rendezvous' part of a poller whose links exchange edge windows.
 pub struct WindowHandler {
-    members: Members,
     connections: Connections,
     matching: Matching,
     standing: Vec<StandingWindow>,
@@ -35,12 +34,12 @@ struct StandingWindow {
 }
 
 /// The links of a poller, as the lanes of its matching.
-struct LinkLanes<'a, P: Port> {
-    links: &'a mut Links<P, ()>,
+struct LinkLanes<'a, P: Port, C> {
+    links: &'a mut Links<P, C>,
     connections: &'a Connections,
 }
 
-impl<P: Port> Lanes for LinkLanes<'_, P> {
+impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
     fn pool(&self) -> &Pool {
         self.links.pool()
     }
@@ -78,35 +77,55 @@ impl WindowHandler {
         let max_waiting = settings.link.max_requests as usize;
         let tasks = (me.clone(), members.clone());
         WindowHandler {
-            connections: Connections::new(me, incarnation, members.clone(), &settings, observer),
+            connections: Connections::new(me, incarnation, members, &settings, observer),
             matching: Matching::new(tasks, WINDOWS, (max_waiting, outstanding)),
-            members,
             standing: Vec::new(),
         }
     }
 
     /// Calls `body` with the matching and its lanes.
     #[inline]
-    fn with<P: Port, R>(
+    fn with<P: Port, C, R>(
         &mut self,
-        links: &mut Links<P, ()>,
-        body: impl FnOnce(&mut Matching, &mut LinkLanes<'_, P>) -> R,
+        links: &mut Links<P, C>,
+        body: impl FnOnce(&mut Matching, &mut LinkLanes<'_, P, C>) -> R,
     ) -> R {
         let WindowHandler { connections, matching, .. } = self;
         body(matching, &mut LinkLanes { links, connections })
     }
 
-    fn send<P: Port>(&mut self, links: &mut Links<P, ()>, key: &TensorKey, value: Value) {
-        // The rendezvous has found the destination among the members.
-        let Some(peer) = self.members.index(key.edge.destination_task()) else { return };
-        self.with(links, |matching, lanes| matching.send(lanes, peer, key, value));
+    fn send<P: Port>(&mut self, links: &mut Links<P, ()>, peer: PeerIndex, key: &TensorKey, value: Value) {
+        self.with(links, |matching, lanes| matching.send(lanes, peer, key.borrowed(), value));
+    }
+
+    /// See [`Matching::send_now`].
+    #[inline]
+    pub fn send_now<P: Port, C>(
+        &mut self,
+        links: &mut Links<P, C>,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        limit: usize,
+    ) -> Result<bool, Value> {
+        self.with(links, |matching, lanes| matching.send_now(lanes, of, value, limit))
+    }
+
+    /// See [`Matching::receive_now`].
+    #[inline]
+    pub fn receive_now<P: Port, C>(
+        &mut self,
+        links: &mut Links<P, C>,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        destination: &mut Option<Destination>,
+    ) -> Option<Result<Delivery<Payload>, Error>> {
+        self.with(links, |matching, lanes| matching.receive_now(lanes, of, destination))
     }
 
     fn send_all<P: Port>(&mut self, links: &mut Links<P, ()>, mut values: Reused<BatchSend>) {
         links.begin_batch();
         links.counters().increment(Counter::Batches);
-        for BatchSend { key, value, .. } in values.drain(..) {
-            self.send(links, &key, value);
+        for BatchSend { peer, key, value, .. } in values.drain(..) {
+            self.send(links, peer, &key, value);
         }
     }
 
@@ -171,6 +190,13 @@ impl WindowHandler {
         }
     }
 
+    #[inline]
+    fn handle_windows<P: Port>(&mut self, links: &mut Links<P, ()>) {
+        while let Some((link, event)) = links.next_window() {
+            self.window(links, link, event);
+        }
+    }
+
     fn window<P: Port>(&mut self, links: &mut Links<P, ()>, link: LinkId, event: WindowEvent) {
         // Messages of a link that was replaced are void.
         let Some(peer) = self.connections.peer_of(link) else { return };
@@ -210,6 +236,15 @@ impl WindowHandler {
     }
 }
 
+impl<P: Port> Remote<P> for WindowHandler {
+    const HAS_WINDOWS: bool = true;
+
+    #[inline]
+    fn windows(&mut self) -> Option<&mut WindowHandler> {
+        Some(self)
+    }
+}
+
 impl<P: Port> Handler<P> for WindowHandler {
     type Waiter = ();
     type Command = RemoteCommand<P::Link>;
@@ -221,7 +256,7 @@ impl<P: Port> Handler<P> for WindowHandler {
         _now: Time,
     ) -> Option<Self::Command> {
         match command {
-            RemoteCommand::Send { key, value } => self.send(links, &key, value),
+            RemoteCommand::Send { peer, key, value } => self.send(links, peer, &key, value),
             RemoteCommand::SendAll(values) => self.send_all(links, values),
             RemoteCommand::Receive { peer, key, destination, waiter } => {
                 self.with(links, |matching, lanes| {
@@ -264,8 +299,8 @@ impl<P: Port> Handler<P> for WindowHandler {
     }
 
     fn event(&mut self, links: &mut Links<P, ()>, event: LinkEvent<()>, _now: Time) {
+        self.handle_windows(links);
         match event {
-            LinkEvent::Window { link, event } => self.window(links, link, event),
             LinkEvent::Up { link } => self.connections.probed(link),
             LinkEvent::Down { link, failure, .. } => {
                 if let Some(ended) = self.connections.down(link, failure) {
@@ -284,6 +319,11 @@ impl<P: Port> Handler<P> for WindowHandler {
             | LinkEvent::Arrived { .. }
             | LinkEvent::Failed { .. } => {}
         }
+    }
+
+    #[inline]
+    fn after_events(&mut self, links: &mut Links<P, ()>, _now: Time) {
+        self.handle_windows(links);
     }
 
     fn next_deadline(&self) -> Time {

@@ -23,11 +23,11 @@ pub use handler::WindowHandler;
 
 use super::{CallId, Error, Members, PeerIndex, Steps, Waiter};
 use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival};
-use crate::link::{Destination, TensorKey, Value};
+use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
 use crate::memory::Pool;
 use crate::protocol::window::{InEdges, OutEdges, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
-use crate::wire::{Status, TaskId, Time};
+use crate::wire::{EdgeSide, Status, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -49,8 +49,14 @@ pub const WINDOWS: WindowOptions = WindowOptions {
 
 impl EdgeKey {
     /// The edge of a tensor.
-    pub fn of(key: &TensorKey) -> Self {
+    pub fn of(key: TensorKeyRef<'_>) -> Self {
         EdgeKey { edge: key.edge.clone(), frame: key.frame, iteration: key.iteration }
+    }
+
+    /// Whether this is the edge of a tensor, with the same name in memory.
+    #[inline]
+    fn is_of(&self, key: TensorKeyRef<'_>) -> bool {
+        Arc::ptr_eq(&self.edge, key.edge) && self.frame == key.frame && self.iteration == key.iteration
     }
 }
 
@@ -128,6 +134,30 @@ impl Matching {
             next_deadline: Time::NEVER,
             broken: None,
         }
+    }
+
+    /// The index of the edge of a tensor that a peer sends.
+    #[inline]
+    fn incoming_edge(&mut self, peer: PeerIndex, key: TensorKeyRef<'_>) -> u32 {
+        let hint = key.edge.place(EdgeSide::Receiver);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let index = incoming.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        if index != hint {
+            key.edge.note_place(EdgeSide::Receiver, index);
+        }
+        index
+    }
+
+    /// The index of the edge of a tensor for a peer.
+    #[inline]
+    fn outgoing_edge(&mut self, peer: PeerIndex, key: TensorKeyRef<'_>) -> u32 {
+        let hint = key.edge.place(EdgeSide::Sender);
+        let out = &mut self.peers[peer.0 as usize].out;
+        let index = out.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        if index != hint {
+            key.edge.note_place(EdgeSide::Sender, index);
+        }
+        index
     }
 
     /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].

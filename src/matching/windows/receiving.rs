@@ -1,10 +1,10 @@
 //! The receiving side.
 
 use super::sending::is_over;
-use super::{EdgeKey, Lanes, Matching, WaitingReceive};
+use super::{Lanes, Matching, WaitingReceive};
 use crate::link::windows::{RejectedTensor, WindowArrival};
 use crate::link::{
-    Corruption, Destination, Received, RequestError, TensorKey, placement_of, placement_of_mut,
+    Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
 };
 use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter, check_live};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
@@ -29,8 +29,8 @@ impl Matching {
         if let Some(error) = &self.broken {
             return waiter.complete(Err(error.clone()));
         }
+        let edge = self.incoming_edge(peer, key.borrowed());
         let entry = &mut self.peers[peer.0 as usize];
-        let edge = entry.incoming.edge(&EdgeKey::of(&key));
         let receive = WaitingReceive { peer, edge, key, destination, waiter };
         let step = receive.key.step;
         if let Some(held) = entry.incoming.take(edge, step) {
@@ -130,31 +130,71 @@ impl Matching {
     /// Ends a receive with a value or its error. Returns a value that the receive could not take.
     fn offer(lanes: &impl Lanes, receive: WaitingReceive, value: WindowArrival) -> Option<WindowArrival> {
         let WaitingReceive { key, destination, waiter, .. } = receive;
-        let (received, sender) = match value {
-            WindowArrival::Failed(status) => {
-                failed(lanes, waiter, &key, RequestError::Remote(status));
-                return None;
+        let (result, left) = received(lanes, key.borrowed(), destination, value);
+        waiter.complete(result);
+        left
+    }
+
+    /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
+    /// is none now, and the sender was asked for it. The destination is taken with the result.
+    #[inline]
+    pub fn receive_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        destination: &mut Option<Destination>,
+    ) -> Option<Result<Delivery<Payload>, Error>> {
+        let edge = self.incoming_edge(peer, key);
+        let entry = &mut self.peers[peer.0 as usize];
+        if self.steps.is_live(key.step)
+            && let Some(held) = entry.incoming.take(edge, key.step)
+        {
+            let Held { step, in_window, value } = held;
+            let (result, left) = received(lanes, key, destination.take()?, value);
+            if let Some(value) = left {
+                self.hold_again(lanes, peer, edge, Held { step, in_window, value });
             }
-            WindowArrival::Dead => {
-                let given = match destination {
-                    Destination::Into(given) => Some(given),
-                    Destination::Alloc | Destination::Borrow => None,
-                };
-                (Received::Dead(given), Placement::HEAP)
-            }
-            WindowArrival::Tensor(tensor) => {
-                match tensor.place(lanes.pool(), lanes.counters(), destination) {
-                    Ok(placed) => placed,
-                    Err(rejected) => {
-                        let RejectedTensor { tensor, error } = *rejected;
-                        failed(lanes, waiter, &key, error);
-                        return tensor.map(WindowArrival::Tensor);
-                    }
-                }
-            }
-        };
-        arrived(lanes, waiter, received, sender);
+            self.send_due(lanes, peer, edge);
+            return Some(result);
+        }
+        self.why_not_now(lanes, peer, edge, key)
+    }
+
+    /// The error of a receive that found no value. `None` if the value may still come.
+    fn why_not_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        edge: u32,
+        key: TensorKeyRef<'_>,
+    ) -> Option<Result<Delivery<Payload>, Error>> {
+        if let Err(error) = check_live(&self.steps, key.step) {
+            return Some(Err(error));
+        }
+        if let Some(error) = &self.broken {
+            return Some(Err(error.clone()));
+        }
+        let entry = &mut self.peers[peer.0 as usize];
+        if let Some(error) = &entry.down {
+            return Some(Err(error.clone()));
+        }
+        if let Some(status) = entry.incoming.refusal(edge, key.step) {
+            let error = RequestError::Remote(status.clone());
+            return Some(Err(error_of(lanes, key, error)));
+        }
+        entry.incoming.ask(edge, key.step, &mut |message| lanes.to_sender(peer, message));
         None
+    }
+
+    /// A value that did not fit is for the next receive.
+    #[cold]
+    fn hold_again(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32, held: Held<WindowArrival>) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        if let Some((waiter, held)) = incoming.put_back(edge, held)
+            && let Some(receive) = self.take_waiting(waiter)
+        {
+            self.deliver(lanes, receive, held);
+        }
     }
 
     /// Sends what an edge owes its sender.
@@ -171,7 +211,33 @@ impl Matching {
     }
 }
 
-fn arrived(lanes: &impl Lanes, waiter: Waiter, received: Received, sender: Placement) {
+/// The result of a receive that meets a value, and a value that the receive could not take.
+fn received(
+    lanes: &impl Lanes,
+    key: TensorKeyRef<'_>,
+    destination: Destination,
+    value: WindowArrival,
+) -> (Result<Delivery<Payload>, Error>, Option<WindowArrival>) {
+    match value {
+        WindowArrival::Failed(status) => (Err(error_of(lanes, key, RequestError::Remote(status))), None),
+        WindowArrival::Dead => {
+            let given = match destination {
+                Destination::Into(given) => Some(given),
+                Destination::Alloc | Destination::Borrow => None,
+            };
+            (Ok(delivery(lanes, Received::Dead(given), Placement::HEAP)), None)
+        }
+        WindowArrival::Tensor(tensor) => match tensor.place(lanes.pool(), lanes.counters(), destination) {
+            Ok((received, sender)) => (Ok(delivery(lanes, received, sender)), None),
+            Err(rejected) => {
+                let RejectedTensor { tensor, error } = *rejected;
+                (Err(error_of(lanes, key, error)), tensor.map(WindowArrival::Tensor))
+            }
+        },
+    }
+}
+
+fn delivery(lanes: &impl Lanes, received: Received, sender: Placement) -> Delivery<Payload> {
     let (payload, is_dead) = match received {
         Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
         Received::Into(given) => (Payload::Into(given), false),
@@ -185,12 +251,17 @@ fn arrived(lanes: &impl Lanes, waiter: Waiter, received: Received, sender: Place
     };
     lanes.counters().increment(Counter::TensorsReceived);
     lanes.counters().add(Counter::BytesReceived, bytes);
-    waiter.complete(Ok(Delivery { tensor: payload, is_dead, sender, receiver }));
+    Delivery { tensor: payload, is_dead, sender, receiver }
 }
 
+/// Ends a receive with an error.
 pub(super) fn failed(lanes: &impl Lanes, waiter: Waiter, key: &TensorKey, error: RequestError) {
-    let (peer, name) = (key.edge.source_task().clone(), key.to_string());
-    let error = match error {
+    waiter.complete(Err(error_of(lanes, key.borrowed(), error)));
+}
+
+fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: RequestError) -> Error {
+    let (peer, name) = (key.edge.source_task().clone(), key.to_key().to_string());
+    match error {
         RequestError::Remote(status) => Error::Remote { peer, key: name, status },
         RequestError::NoRoom(error) => {
             lanes.counters().increment(Counter::PoolExhausted);
@@ -202,6 +273,5 @@ pub(super) fn failed(lanes: &impl Lanes, waiter: Waiter, key: &TensorKey, error:
         RequestError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
         // The machines of requests alone cancel, and grant destinations.
         RequestError::Cancelled | RequestError::NoGrant { .. } => Error::Cancelled { key: name },
-    };
-    waiter.complete(Err(error));
+    }
 }

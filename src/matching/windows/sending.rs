@@ -1,26 +1,52 @@
 //! The sending side.
 
 use super::{EdgeKey, Lanes, Matching};
-use crate::link::{TensorKey, Value};
-use crate::matching::{PeerIndex, StepState, Steps};
+use crate::link::{TensorKeyRef, Value};
+use crate::matching::{PeerIndex, StepState, Steps, reserve};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
 use crate::wire::{Code, Status, TaskId};
 use std::sync::atomic::Ordering;
 
 impl Matching {
-    /// Sends a value. A value of a step that has ended is dropped.
-    pub fn send(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey, value: Value) {
+    /// Sends a value that counts as outstanding. A value of a step that has ended is dropped.
+    pub fn send(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: TensorKeyRef<'_>, value: Value) {
         if is_over(&self.steps, key.step) {
             return self.left(1);
         }
+        let index = self.outgoing_edge(peer, key);
         let out = &mut self.peers[peer.0 as usize].out;
-        let index = out.edge(&EdgeKey::of(key));
         let mut records = 0;
         out.offer(index, key.step, value, &mut |message| {
             records += usize::from(matches!(message, ToReceiver::Record(_)));
             lanes.to_receiver(peer, message);
         });
         self.left(records);
+    }
+
+    /// Sends a value that does not count as outstanding yet. A value that must wait counts from now
+    /// on, with `limit` values at most. Returns whether it waits.
+    ///
+    /// # Errors
+    /// The value, beyond the limit.
+    #[inline]
+    pub fn send_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        limit: usize,
+    ) -> Result<bool, Value> {
+        if is_over(&self.steps, key.step) {
+            return Ok(false);
+        }
+        let index = self.outgoing_edge(peer, key);
+        let out = &mut self.peers[peer.0 as usize].out;
+        let waits = !out.can_leave(index, key.step);
+        if waits && reserve(&self.outstanding, 1, limit).is_err() {
+            return Err(value);
+        }
+        out.offer(index, key.step, value, &mut |message| lanes.to_receiver(peer, message));
+        Ok(waits)
     }
 
     /// Handles a message of a peer that receives. `refusal` is the reason why an announced edge is
@@ -57,6 +83,7 @@ impl Matching {
 
 /// Whether no value of a step may be kept: the step was aborted or cleaned up here. A step that has
 /// not begun may begin.
+#[inline]
 pub(super) fn is_over(steps: &Steps, step: u64) -> bool {
     !steps.is_live(step) && matches!(steps.state(step), StepState::Aborted(_) | StepState::Gone)
 }

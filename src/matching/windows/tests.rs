@@ -3,7 +3,7 @@
 use super::*;
 
 use crate::link::placement_of;
-use crate::link::windows::{ArrivedBytes, ArrivedTensor};
+use crate::link::windows::{ArrivedBytes, ArrivedTensor, ToldMeta};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
@@ -193,7 +193,7 @@ impl Pair {
         let value = Value::Tensor(self.tensor(SENDER, number, 8).freeze());
         self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
         let Side { matching, lanes, .. } = &mut self.sides[SENDER];
-        matching.send(lanes, TO_RECEIVER, &key(name, step), value);
+        matching.send(lanes, TO_RECEIVER, key(name, step).borrowed(), value);
     }
 
     fn begin(&mut self, name: &str, step: u64, destination: Destination, timeout: Duration) -> Call {
@@ -262,9 +262,9 @@ fn arrival(message: ToReceiver<Value, Status>) -> ToReceiver<WindowArrival, Stat
 }
 
 fn arrived(tensor: Tensor) -> ArrivedTensor {
-    let (sender, checksum) = (placement_of(&tensor), Some(checksum_of(tensor.bytes())));
-    let (meta, bytes) = (tensor.meta().clone(), ArrivedBytes::Landed(tensor));
-    ArrivedTensor { meta, sender, checksum, bytes }
+    let told = Arc::new(ToldMeta { meta: tensor.meta().clone(), sender: placement_of(&tensor) });
+    let checksum = Some(checksum_of(tensor.bytes()));
+    ArrivedTensor { told, checksum, bytes: ArrivedBytes::Landed(tensor) }
 }
 
 #[test]

@@ -309,6 +309,15 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         Some(ToSender::Need { edge, step })
     }
 
+    /// Whether the edge has a number, credit at the sender, no waiter, and no message to send.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        matches!(self.state, InState::Announced(_))
+            && self.waiters.is_empty()
+            && self.grantable() - self.granted < (self.window / 2).max(1)
+            && self.credit() > 0
+    }
+
     /// Steps have ended at the sender. Returns their waiters, which fail, and their held values.
     pub fn sender_ended<K>(
         &mut self,

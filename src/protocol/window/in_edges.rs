@@ -91,6 +91,26 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         InEdges { is_up: false, ..InEdges::new(options) }
     }
 
+    /// As the method `edge`, for an edge that probably has the index `hint`. `is` compares by
+    /// identity, and `make` makes the key if that fails.
+    #[inline]
+    pub fn edge_near(&mut self, hint: u32, is: impl Fn(&K) -> bool, make: impl FnOnce() -> K) -> u32 {
+        match self.edges.get(hint) {
+            Some(named) if is(&named.key) => hint,
+            _ => self.edge_far(make()),
+        }
+    }
+
+    /// Finds an edge by its key, which the edge has from now on: the next search is short.
+    #[cold]
+    fn edge_far(&mut self, key: K) -> u32 {
+        let index = self.edge(&key);
+        if let Some(named) = self.edges.get_mut(index) {
+            named.key = key;
+        }
+        index
+    }
+
     /// The index of an edge, which is added if it is new. The index is valid until the edge is idle
     /// and has no number.
     pub fn edge(&mut self, key: &K) -> u32 {
@@ -134,7 +154,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Asks for a value of a step for a receive that does not wait. The edge holds none of that
     /// step.
+    #[inline]
     pub fn ask(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) {
+        if !self.is_settled(index) {
+            self.ask_sender(index, step, post);
+        }
+    }
+
+    fn ask_sender(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) {
         self.announce(index, true, post);
         let credit = self.next_message(index, post);
         if !credit && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step)) {
@@ -191,7 +218,20 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Sends the messages that are due on an edge. The caller calls this after it has delivered or
     /// put back the value that [`InEdges::receive`] returned.
+    #[inline]
     pub fn send_due(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+        if !self.is_settled(index) || !self.unnumbered.is_empty() {
+            self.send_all_due(index, post);
+        }
+    }
+
+    /// Whether an edge has nothing to send: the usual case.
+    #[inline]
+    fn is_settled(&self, index: u32) -> bool {
+        self.edges.get(index).is_some_and(|named| named.edge.is_settled())
+    }
+
+    fn send_all_due(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
         self.announce(index, false, post);
         self.next_message(index, post);
         if !self.unnumbered.is_empty() {

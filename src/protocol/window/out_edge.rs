@@ -72,6 +72,12 @@ impl<V: Clone> OutEdge<V> {
         self.limit.saturating_sub(self.sent)
     }
 
+    /// Whether a value of a step that is offered now leaves at once.
+    #[inline]
+    pub fn can_leave(&self, step: u64) -> bool {
+        self.id.is_some() && (self.sent < self.limit || self.needs.iter().any(|(of, _)| *of == step))
+    }
+
     /// Offers a value. Returns its record if the value leaves at once. With `keep` the value is
     /// kept until [`OutEdge::arrived`].
     #[inline]

@@ -60,6 +60,26 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
+    /// As the method `edge`, for an edge that probably has the index `hint`. `is` compares by
+    /// identity, and `make` makes the key if that fails.
+    #[inline]
+    pub fn edge_near(&mut self, hint: u32, is: impl Fn(&K) -> bool, make: impl FnOnce() -> K) -> u32 {
+        match self.edges.get(hint) {
+            Some(named) if is(&named.key) => hint,
+            _ => self.edge_far(make()),
+        }
+    }
+
+    /// Finds an edge by its key, which the edge has from now on: the next search is short.
+    #[cold]
+    fn edge_far(&mut self, key: K) -> u32 {
+        let index = self.edge(&key);
+        if let Some(named) = self.edges.get_mut(index) {
+            named.key = key;
+        }
+        index
+    }
+
     /// The index of an edge, which is added if it is new. The index is valid until the edge is
     /// unused.
     pub fn edge(&mut self, key: &K) -> u32 {
@@ -75,6 +95,12 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     /// The edges, with their keys.
     pub fn edges(&self) -> impl Iterator<Item = (&K, &OutEdge<V>)> {
         self.edges.iter().map(|(_, named)| (&named.key, &named.edge))
+    }
+
+    /// Whether a value of a step that is offered now leaves at once.
+    #[inline]
+    pub fn can_leave(&self, index: u32, step: u64) -> bool {
+        self.edges.get(index).is_some_and(|named| named.edge.can_leave(step))
     }
 
     /// Offers a value on an edge.

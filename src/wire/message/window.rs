@@ -226,6 +226,54 @@ impl<'a> WindowMessage<'a> {
     }
 }
 
+/// A record of a tensor whose bytes are in it, without a checksum: the usual one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainRecord<'a> {
+    /// Number and generation, as the receiver has announced them.
+    pub edge: EdgeId,
+    /// The lowest bits of the count of values.
+    pub n: u16,
+    /// Step id.
+    pub step: u64,
+    /// The version of the meta-data of the tensor.
+    pub meta: u16,
+    /// Elements, or the serialised form.
+    pub data: &'a [u8],
+}
+
+/// Bytes of a plain record before those of its tensor.
+const PLAIN_HEAD: usize = 20;
+
+impl<'a> PlainRecord<'a> {
+    /// Appends the record to `out`: the same bytes as [`WindowMessage::encode`] makes.
+    #[inline]
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut head = [0; PLAIN_HEAD];
+        (head[0], head[1]) = (RECORD, KIND_BYTES);
+        head[2..6].copy_from_slice(&self.edge.number.to_le_bytes());
+        head[6..8].copy_from_slice(&self.edge.generation.to_le_bytes());
+        head[8..10].copy_from_slice(&self.n.to_le_bytes());
+        head[10..18].copy_from_slice(&self.step.to_le_bytes());
+        head[18..20].copy_from_slice(&self.meta.to_le_bytes());
+        out.reserve(PLAIN_HEAD + self.data.len());
+        out.extend_from_slice(&head);
+        out.extend_from_slice(self.data);
+    }
+
+    /// Reads a plain record; `None` if the bytes are another message, or none.
+    #[inline]
+    pub fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (head, data) = bytes.split_first_chunk::<PLAIN_HEAD>()?;
+        let [RECORD, KIND_BYTES, a, b, c, d, e, f, n, m, step @ .., meta, version] = *head else {
+            return None;
+        };
+        let edge =
+            EdgeId { number: u32::from_le_bytes([a, b, c, d]), generation: u16::from_le_bytes([e, f]) };
+        let (n, step) = (u16::from_le_bytes([n, m]), u64::from_le_bytes(step));
+        Some(PlainRecord { edge, n, step, meta: u16::from_le_bytes([meta, version]), data })
+    }
+}
+
 impl<'a> MessageReader<'a> {
     fn window_message(&mut self) -> Result<WindowMessage<'a>, MessageError> {
         Ok(match self.kind {

@@ -75,6 +75,29 @@ proptest! {
     }
 
     #[test]
+    fn a_plain_record_is_the_record_that_it_stands_for(
+        edge in edge(), n: u16, step: u64, meta: u16, data in proptest::collection::vec(any::<u8>(), 0..40),
+        other in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let plain = PlainRecord { edge, n, step, meta, data: &data };
+        let value = RecordValue::Bytes { meta, data: &data };
+        let record = WindowMessage::Record { edge, n, step, answers_need: false, checksum: None, value };
+        let [mut short, mut long] = [Vec::new(), Vec::new()];
+        plain.encode(&mut short);
+        record.encode(&mut long);
+        prop_assert_eq!(&short, &long);
+        prop_assert_eq!(PlainRecord::decode(&short), Some(plain));
+        // Other bytes are a plain record only if they are the record that it stands for.
+        let mut changed = short.clone();
+        changed.iter_mut().zip(&other).take(2).for_each(|(byte, by)| *byte ^= by);
+        if let Some(PlainRecord { edge, n, step, meta, data }) = PlainRecord::decode(&changed) {
+            let value = RecordValue::Bytes { meta, data };
+            let same = WindowMessage::Record { edge, n, step, answers_need: false, checksum: None, value };
+            prop_assert_eq!(WindowMessage::decode(&changed).expect("a record"), same);
+        }
+    }
+
+    #[test]
     fn errors_come_back(edge in edge(), first: u64, last: u64, status in status()) {
         comes_back(&WindowMessage::Refused { edge, status: status.clone() })?;
         comes_back(&WindowMessage::StepsOver { first, last, status })?;

@@ -73,12 +73,11 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         self.out.is_empty()
     }
 
-    /// Checks up to `count` loans in turn, and passes what was held for returned ones to `done`.
+    /// Checks loans in turn, and passes what was held for returned ones to `done`, until `count`
+    /// loans were found that are out.
     pub(crate) fn returned(&mut self, count: usize, mut done: impl FnMut(T)) {
-        for _ in 0..count.min(self.out.len()) {
-            if self.out.is_empty() {
-                return;
-            }
+        let mut out = 0;
+        while out < count.min(self.out.len()) {
             if self.cursor >= self.out.len() {
                 self.cursor = 0;
             }
@@ -86,6 +85,7 @@ impl<W: LoadWords, T> LentLoans<W, T> {
             // Acquire: pairs with the release in `give_back`.
             if self.table.load(loan.index as usize, Acquire) != loan.number {
                 self.cursor += 1;
+                out += 1;
                 continue;
             }
             let loan = self.out.swap_remove(self.cursor);

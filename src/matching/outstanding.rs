@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// # Errors
 /// The number of outstanding values, if `count` more are beyond the limit.
-pub(super) fn reserve(outstanding: &AtomicUsize, count: usize, limit: usize) -> Result<(), usize> {
+pub(crate) fn reserve(outstanding: &AtomicUsize, count: usize, limit: usize) -> Result<(), usize> {
     let more = |waiting: usize| waiting.checked_add(count).filter(|all| *all <= limit);
     outstanding.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(|_| ())
 }

@@ -1,0 +1,208 @@
+//! Calls without a command: a thread that gets the poller at once works on its handler itself.
+
+use super::{Engine, PollMode, Poller, Unusable, WaitStrategy};
+use crate::fabric::Port;
+use crate::link::{Handler, Links};
+use crate::wire::Time;
+use std::time::Duration;
+
+/// Polls between two looks at the clock.
+const POLLS_PER_LOOK: u32 = 1024;
+/// Timeouts below this length begin with the wait. Longer ones begin with the first look at the
+/// clock, so that a short wait reads no clock.
+const SHORT: Duration = Duration::from_millis(10);
+
+/// The outcome of [`Engine::wait_direct`].
+#[derive(Debug)]
+pub enum DirectWait<R> {
+    /// The result that was waited for.
+    Ready(R),
+    /// The timeout has passed.
+    TimedOut,
+    /// The wait must go on by a command. The time of its first look at the clock, if there was one.
+    Elsewhere(Option<Time>),
+}
+
+impl<P: Port, H: Handler<P>> Engine<P, H> {
+    /// Calls `body` on the handler and its links, if this thread gets the lock at once and the mode
+    /// is inline. Returns whether it did. `body` may be called once at most, and needs no time.
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    #[inline]
+    pub fn try_direct(
+        &self,
+        mut body: impl FnMut(&mut H, &mut Links<P, H::Waiter>),
+    ) -> Result<bool, Unusable> {
+        if self.mode() != PollMode::Inline {
+            return Ok(false);
+        }
+        let mut has_run = false;
+        self.with_poller(|poller| {
+            // The lock runs its body again for commands that others left.
+            if !std::mem::replace(&mut has_run, true) {
+                poller.direct(&mut body);
+            }
+        })?;
+        Ok(has_run)
+    }
+
+    /// Polls, and calls `take` at first and after each poll that brings something, until `take`
+    /// returns a result or the timeout has passed. Leaves off if the mode is not inline, the lock
+    /// is taken, or another thread submits a command.
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    #[inline]
+    pub fn wait_direct<R>(
+        &self,
+        timeout: Duration,
+        mut take: impl FnMut(&mut H, &mut Links<P, H::Waiter>) -> Option<R>,
+    ) -> Result<DirectWait<R>, Unusable> {
+        let mut outcome = DirectWait::Elsewhere(None);
+        if self.mode() != PollMode::Inline {
+            return Ok(outcome);
+        }
+        let mut has_run = false;
+        self.with_poller(|poller| {
+            if !std::mem::replace(&mut has_run, true) {
+                outcome = self.poll_for(poller, timeout, &mut take);
+            }
+        })?;
+        Ok(outcome)
+    }
+
+    #[inline]
+    fn poll_for<R>(
+        &self,
+        poller: &mut Poller<P, H>,
+        timeout: Duration,
+        take: &mut impl FnMut(&mut H, &mut Links<P, H::Waiter>) -> Option<R>,
+    ) -> DirectWait<R> {
+        if let Some(result) = poller.direct(&mut *take) {
+            return DirectWait::Ready(result);
+        }
+        let mut since = (timeout < SHORT).then(|| self.now());
+        let polls = match self.wait {
+            WaitStrategy::Spin => POLLS_PER_LOOK,
+            // Other threads need the CPU.
+            WaitStrategy::Yield => self.wait.polls(),
+        };
+        loop {
+            for _ in 0..polls {
+                if !self.submissions.is_empty() {
+                    return DirectWait::Elsewhere(since);
+                }
+                if poller.poll_direct() > 0
+                    && let Some(result) = poller.direct(&mut *take)
+                {
+                    return DirectWait::Ready(result);
+                }
+            }
+            let now = self.now();
+            if now >= *since.get_or_insert(now) + timeout {
+                return DirectWait::TimedOut;
+            }
+            let goes_on = self.wait == WaitStrategy::Spin && self.mode() == PollMode::Inline;
+            if !goes_on || self.check().is_err() {
+                return DirectWait::Elsewhere(since);
+            }
+            // Ends the waits of other threads whose deadlines have passed.
+            poller.step(now);
+            if let Some(result) = poller.direct(&mut *take) {
+                return DirectWait::Ready(result);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::shared_poller::tests::{TestCommand, engine_with};
+    use crate::engine::{Clock, Executor};
+    use crate::fabric::shm::ShmPort;
+    use crate::sync::OneshotSender;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// A clock that goes on by a second with each look.
+    #[derive(Default)]
+    struct Ticking(AtomicU64);
+
+    impl Clock for Ticking {
+        fn now(&self) -> Time {
+            Time::from_nanos(1_000_000_000 * self.0.fetch_add(1, Ordering::Relaxed))
+        }
+    }
+
+    type TestEngine = Engine<ShmPort, crate::engine::shared_poller::tests::TestHandler>;
+
+    fn engine() -> (TestEngine, Arc<Ticking>) {
+        let clock = Arc::new(Ticking::default());
+        (engine_with(clock.clone()), clock)
+    }
+
+    fn wait(engine: &TestEngine, timeout: Duration, found_at: u32) -> DirectWait<u32> {
+        let mut looks = 0;
+        let take = |_: &mut _, _: &mut _| {
+            looks += 1;
+            (looks == found_at).then_some(looks)
+        };
+        engine.wait_direct(timeout, take).expect("usable")
+    }
+
+    #[test]
+    fn a_result_that_is_there_costs_no_look_at_the_clock() {
+        let (engine, clock) = engine();
+        assert!(matches!(wait(&engine, Duration::from_secs(1), 1), DirectWait::Ready(1)));
+        assert_eq!(clock.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_wait_ends_after_its_timeout_and_not_before() {
+        for (timeout, looks) in [(Duration::from_millis(1), 2), (Duration::from_secs(3), 4)] {
+            let (engine, clock) = engine();
+            assert!(matches!(wait(&engine, timeout, u32::MAX), DirectWait::TimedOut));
+            assert_eq!(clock.0.load(Ordering::Relaxed), looks, "{timeout:?}");
+        }
+    }
+
+    #[test]
+    fn a_result_that_comes_late_is_found() {
+        let (engine, _) = engine();
+        assert!(matches!(wait(&engine, Duration::from_secs(100), 3), DirectWait::Ready(3)));
+    }
+
+    #[test]
+    fn a_command_of_another_thread_ends_a_direct_wait() {
+        let (engine, _) = engine();
+        let executor = Executor::on_the_spot();
+        let command = TestCommand::Keep(OneshotSender::callback(executor.callback(|_| {})));
+        let mut command = Some(command);
+        let take = |_: &mut _, _: &mut _| {
+            if let Some(command) = command.take() {
+                // As another thread does while this one holds the poller.
+                assert!(engine.submissions.push(command).is_ok(), "there is room");
+            }
+            None::<()>
+        };
+        let waited = engine.wait_direct(Duration::from_secs(100), take).expect("usable");
+        assert!(matches!(waited, DirectWait::Elsewhere(None)));
+    }
+
+    #[test]
+    fn a_direct_call_runs_once_and_not_within_another() {
+        let (engine, _) = engine();
+        let (mut outer, mut inner) = (0, 0);
+        let ran = engine.try_direct(|_, _| {
+            outer += 1;
+            let nested = engine.try_direct(|_, _| inner += 1).expect("usable");
+            assert!(!nested, "the poller is taken");
+        });
+        assert!(ran.expect("usable"));
+        assert_eq!((outer, inner), (1, 0));
+        engine.set_mode(PollMode::Adaptive);
+        assert!(!engine.try_direct(|_, _| {}).expect("usable"), "the mode is not inline");
+    }
+}
