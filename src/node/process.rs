@@ -182,8 +182,7 @@ impl Node {
             TransportParts { config, pool: &pool, polling: &polling, directory: &directory, host: &host };
         let registrar = transport.registrar();
         let (pollers, peering) = match transport {
-            Transport::Shm(fabric) if uses_windows() => parts.build(fabric, windows)?,
-            Transport::Shm(fabric) => parts.build(fabric, requests)?,
+            Transport::Shm(fabric) => parts.build(fabric, windows)?,
             Transport::Verbs(fabric) => parts.build(fabric, requests)?,
         };
         let executor = Executor::default();
@@ -566,13 +565,6 @@ impl TransportParts<'_> {
         let peering = FabricPeering::new(fabric, pollers.clone(), directory, host, link);
         Ok((pollers, Arc::new(peering)))
     }
-}
-
-/// Whether the links of shared memory exchange edge windows. Tests choose it until every test runs
-/// with them.
-fn uses_windows() -> bool {
-    cfg!(any(test, feature = "internals"))
-        && std::env::var_os("TENSORWIRE_TEST_EXCHANGE").is_some_and(|exchange| exchange == "windows")
 }
 
 /// How long a join waits between two polls of the links.
