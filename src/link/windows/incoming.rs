@@ -8,6 +8,7 @@ use crate::fabric::Port;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
+use crate::telemetry::Counter;
 use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, WindowMessage};
 use crate::wire::{EdgeId, EdgeName};
 use std::sync::Arc;
@@ -41,9 +42,12 @@ impl<C> Link<C> {
             WindowMessage::Resumed => to_sender(ToSender::Resumed),
             WindowMessage::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
             WindowMessage::Refused { edge, status } => {
+                cx.counters.increment(Counter::ErrorsReceived);
                 WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status })
             }
             WindowMessage::StepsOver { first, last, status } => {
+                // The error of an abort is derived. A cleanup is no error.
+                cx.counters.add(Counter::ErrorsReceived, u64::from(status.derived));
                 let over = StepsOver { first, last, error: status };
                 WindowEvent::ToReceiver(ToReceiver::StepsOver(over))
             }
@@ -107,7 +111,10 @@ impl<C> Link<C> {
     ) -> Result<(), String> {
         let value = match value {
             RecordValue::Dead => WindowArrival::Dead,
-            RecordValue::Error(status) => WindowArrival::Failed(status),
+            RecordValue::Error(status) => {
+                cx.counters.increment(Counter::ErrorsReceived);
+                WindowArrival::Failed(status)
+            }
             RecordValue::Loan { meta, may_borrow } => {
                 self.windows.before_loan = Some(RecordBeforeLoan { record, meta, may_borrow, checksum });
                 return Ok(());

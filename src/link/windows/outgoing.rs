@@ -59,6 +59,8 @@ impl<C> Link<C> {
             }
             ToReceiver::Retired { edge } => self.send_window(cx, &WindowMessage::Retired { edge }),
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
+                // The error of an abort is derived. A cleanup is no error.
+                cx.counters.add(Counter::ErrorsSent, u64::from(error.derived));
                 self.send_window(cx, &WindowMessage::StepsOver { first, last, status: error });
             }
         }
