@@ -56,24 +56,38 @@ impl Matching {
         }
     }
 
-    /// Drops the values of a step, fails its receives, and tells the peers.
+    /// Drops the values of a step, fails its receives, and tells the peers that have announced
+    /// edges.
     fn end_step(&mut self, lanes: &mut impl Lanes, step: u64, error: &Error, status: Status) {
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
             let entry = &mut self.peers[peer.0 as usize];
             let over = StepsOver { first: step, last: step, error: status.clone() };
-            let dropped = entry.out.end_steps(over, &mut |message| lanes.to_receiver(peer, message));
+            let hears = entry.has_announced;
+            let dropped = entry.out.end_steps(over, &mut |message| {
+                if hears {
+                    lanes.to_receiver(peer, message);
+                }
+            });
             let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
             self.left(dropped.len());
             self.fail(waiters, error);
         }
     }
 
-    /// A link to a peer is up. The peer hears which steps have ended here.
-    pub fn up(&mut self, lanes: &mut impl Lanes, peer: PeerIndex) {
-        let Matching { peers, steps, me, .. } = self;
-        let entry = &mut peers[peer.0 as usize];
+    /// A link to a peer is up.
+    pub fn up(&mut self, peer: PeerIndex) {
+        let entry = &mut self.peers[peer.0 as usize];
         entry.down = None;
         entry.incoming.returned();
+    }
+
+    /// A peer announces an edge. With its first one the peer hears which steps have ended here.
+    pub(super) fn note_announcement(&mut self, lanes: &mut impl Lanes, peer: PeerIndex) {
+        let Matching { peers, steps, me, .. } = self;
+        let entry = &mut peers[peer.0 as usize];
+        if std::mem::replace(&mut entry.has_announced, true) {
+            return;
+        }
         let mut post = |message| lanes.to_receiver(peer, message);
         for (first, last) in steps.retired() {
             // Their values were dropped when they ended.
@@ -90,6 +104,8 @@ impl Matching {
     pub fn lost(&mut self, peer: PeerIndex, error: &Error) {
         let entry = &mut self.peers[peer.0 as usize];
         entry.down.get_or_insert_with(|| error.clone());
+        // Not in `up`: the peer may announce an edge before this side knows that both are ready.
+        entry.has_announced = false;
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         self.fail(waiters, error);

@@ -214,7 +214,7 @@ impl WindowHandler {
         if old_life {
             self.matching.drop_held(peer);
         }
-        self.with(links, |matching, lanes| matching.up(lanes, peer));
+        self.matching.up(peer);
         self.widen(links, |standing| standing.peer == peer);
         self.connections.report_up(peer, tag);
     }

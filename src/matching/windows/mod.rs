@@ -80,16 +80,21 @@ struct WaitingReceive {
     key: TensorKey,
     destination: Destination,
     waiter: Waiter,
+    /// Whether the receive counts towards the limit of receives that wait.
+    is_bounded: bool,
 }
 
 /// What the poller keeps for one peer, across its lives.
 struct PeerEdges {
     out: OutEdges<EdgeKey, Value, Status>,
     incoming: InEdges<EdgeKey, WindowArrival, u32, Status>,
-    /// Receives that wait.
+    /// Receives that wait, without those of batches.
     waiting: usize,
     /// The error of calls that need the peer, while it has no link.
     down: Option<Error>,
+    /// Whether the peer has announced an edge on the present link. Only then it hears which steps
+    /// have ended here.
+    has_announced: bool,
 }
 
 /// The tensors of one poller.
@@ -100,7 +105,7 @@ pub struct Matching {
     waiting: Slab<WaitingReceive>,
     /// The waiting receive of each call.
     calls: HashMap<CallId, u32>,
-    /// Receives that can wait for one peer at a time.
+    /// Receives that can wait for one peer at a time, without those of batches.
     max_waiting: usize,
     /// Values that were sent and have not left. Senders read it.
     outstanding: Arc<AtomicUsize>,
@@ -122,6 +127,7 @@ impl Matching {
             incoming: InEdges::without_link(options),
             waiting: 0,
             down: Some(Error::NotConnected { peer: peer.clone() }),
+            has_announced: false,
         };
         Matching {
             peers: members.all().iter().map(no_link).collect(),

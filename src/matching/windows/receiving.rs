@@ -31,7 +31,7 @@ impl Matching {
         }
         let edge = self.incoming_edge(peer, key.borrowed());
         let entry = &mut self.peers[peer.0 as usize];
-        let receive = WaitingReceive { peer, edge, key, destination, waiter };
+        let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded };
         let step = receive.key.step;
         if let Some(held) = entry.incoming.take(edge, step) {
             self.deliver(lanes, receive, held);
@@ -53,12 +53,12 @@ impl Matching {
             waiter.cancel_reason = Some(CancelReason::Deadline(None));
             return waiter.fail_cancelled(&key);
         }
-        self.wait(lanes, receive, is_bounded);
+        self.wait(lanes, receive);
     }
 
-    fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive, is_bounded: bool) {
+    fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
         let waiting = &mut self.peers[receive.peer.0 as usize].waiting;
-        if is_bounded && *waiting >= self.max_waiting {
+        if receive.is_bounded && *waiting >= self.max_waiting {
             let error = Error::ResourceExhausted {
                 what: "the number of receives outstanding with a peer",
                 limit: self.max_waiting as u64,
@@ -67,7 +67,7 @@ impl Matching {
             self.send_due(lanes, receive.peer, receive.edge);
             return receive.waiter.complete(Err(error));
         }
-        *waiting += 1;
+        *waiting += usize::from(receive.is_bounded);
         let WaitingReceive { peer, edge, .. } = receive;
         let step = receive.key.step;
         self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
@@ -205,7 +205,7 @@ impl Matching {
 
     pub(super) fn take_waiting(&mut self, waiter: u32) -> Option<WaitingReceive> {
         let receive = self.waiting.remove(waiter)?;
-        self.peers[receive.peer.0 as usize].waiting -= 1;
+        self.peers[receive.peer.0 as usize].waiting -= usize::from(receive.is_bounded);
         self.calls.remove(&receive.waiter.id);
         Some(receive)
     }

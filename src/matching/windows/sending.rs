@@ -61,6 +61,9 @@ impl Matching {
         message: ToSender<EdgeKey>,
         refusal: Option<Status>,
     ) -> Result<(), WindowViolation> {
+        if matches!(message, ToSender::Announce { .. }) {
+            self.note_announcement(lanes, peer);
+        }
         let Matching { peers, steps, me, .. } = self;
         let mut records = 0;
         let mut post = |message| {

@@ -148,7 +148,7 @@ impl Pair {
         for (side, peer) in [(SENDER, TO_RECEIVER), (RECEIVER, TO_SENDER)] {
             let Side { matching, lanes, .. } = &mut self.sides[side];
             lanes.is_down = false;
-            matching.up(lanes, peer);
+            matching.up(peer);
         }
         self.run();
     }
@@ -197,12 +197,28 @@ impl Pair {
     }
 
     fn begin(&mut self, name: &str, step: u64, destination: Destination, timeout: Duration) -> Call {
+        self.begin_as(name, step, destination, timeout, true)
+    }
+
+    /// Begins a receive of step 1.
+    fn begin_one(&mut self, name: &str, is_bounded: bool) -> Call {
+        self.begin_as(name, 1, Destination::Alloc, SOON, is_bounded)
+    }
+
+    fn begin_as(
+        &mut self,
+        name: &str,
+        step: u64,
+        destination: Destination,
+        timeout: Duration,
+        is_bounded: bool,
+    ) -> Call {
         self.next_call += 1;
         let id = CallId(self.next_call);
         let (result, sender) = self.calls.channel();
         let waiter = Waiter { id, sender, deadline: self.now + timeout, timeout, cancel_reason: None };
         let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
-        matching.receive(lanes, (TO_SENDER, key(name, step)), destination, waiter, true);
+        matching.receive(lanes, (TO_SENDER, key(name, step)), destination, waiter, is_bounded);
         Call { id, result }
     }
 
@@ -397,11 +413,67 @@ fn a_step_that_its_sender_has_cleaned_up_is_gone_also_for_a_later_life() {
         let error = call.error();
         matches!(&error, Error::Remote { status, .. } if status.code == Code::NotFound)
     };
+    let mut first = pair.receive("x", 1);
+    pair.run();
+    assert!(is_gone(&mut first), "the first edge is announced");
     assert!(is_gone(&mut pair.receive("x", 1)));
     pair.lose();
     pair.up();
-    assert!(is_gone(&mut pair.receive("x", 1)), "the new link is told");
+    let mut first = pair.receive("y", 1);
+    pair.run();
+    assert!(is_gone(&mut first), "the new link is told");
     pair.end(2..=2);
+}
+
+#[test]
+fn a_peer_that_announces_an_edge_before_the_link_is_up_here_hears_of_each_step() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=2);
+    pair.lose();
+    pair.sides[RECEIVER].lanes.is_down = false;
+    pair.sides[RECEIVER].matching.up(TO_SENDER);
+    let mut call = pair.receive("x", 1);
+    pair.sides[SENDER].lanes.is_down = false;
+    pair.run();
+    pair.sides[SENDER].matching.up(TO_RECEIVER);
+    pair.step(SENDER, StepChange::CleanedUp { step: 1 });
+    pair.run();
+    assert!(matches!(call.error(), Error::Remote { .. }));
+    pair.end(2..=2);
+}
+
+#[test]
+fn a_peer_that_announces_no_edge_hears_of_no_step() {
+    let mut pair = Pair::new(2);
+    pair.begin_steps(1..=2);
+    for side in [SENDER, RECEIVER] {
+        pair.step(side, StepChange::CleanedUp { step: 1 });
+        assert!(pair.sides[side].lanes.to_receiver.is_empty());
+    }
+    let mut call = pair.receive("x", 2);
+    pair.send("x", 2, 7);
+    pair.run();
+    assert_eq!(call.number(), 7);
+    pair.step(RECEIVER, StepChange::CleanedUp { step: 2 });
+    assert!(pair.sides[RECEIVER].lanes.to_receiver.is_empty(), "it sends nothing to its peer");
+    pair.step(SENDER, StepChange::CleanedUp { step: 2 });
+    assert_eq!(pair.sides[SENDER].lanes.to_receiver.len(), 1);
+    pair.end(1..=0);
+}
+
+#[test]
+fn receives_of_batches_wait_beyond_the_limit_and_count_for_no_other() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=1);
+    let batch: Vec<_> = (0..2 * MAX_WAITING).map(|_| pair.begin_one("x", false)).collect();
+    let single: Vec<_> = (0..MAX_WAITING).map(|_| pair.begin_one("x", true)).collect();
+    assert!(matches!(pair.begin_one("x", true).error(), Error::ResourceExhausted { limit: 40, .. }));
+    let all = batch.len() + single.len();
+    (0..all as u32).for_each(|number| pair.send("x", 1, number));
+    pair.run();
+    let numbers: Vec<_> = batch.into_iter().chain(single).map(|mut call| call.number()).collect();
+    assert_eq!(numbers, (0..all as u32).collect::<Vec<_>>());
+    pair.end(1..=1);
 }
 
 #[test]
