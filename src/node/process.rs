@@ -14,7 +14,7 @@ use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::TensorProtocol;
 use crate::matching::windows::WindowHandler;
 use crate::matching::{Remote, RemoteHandler};
-use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
+use crate::memory::{BufferRing, ForkGuard, Pool, PoolError, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, Generation, Incarnation, LossCause, Shape, StepId, TaskId, TensorMeta};
@@ -322,12 +322,17 @@ impl Node {
         self.pool.report()
     }
 
-    /// A writable tensor with unspecified contents.
+    /// A writable tensor with unspecified contents. Where the pool is full, the call makes progress
+    /// once: peers may have returned memory.
     ///
     /// # Errors
     /// If `dims` is not a valid shape, or the pool is full.
     pub fn tensor(&self, dtype: DType, dims: &[u64]) -> Result<TensorMut, TensorError> {
-        Ok(self.pool.tensor(TensorMeta::new(dtype, Shape::new(dims)?)?)?)
+        let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
+        match self.pool.tensor(meta.clone()) {
+            Err(PoolError::Exhausted { .. }) if self.progress().is_ok() => Ok(self.pool.tensor(meta)?),
+            made => Ok(made?),
+        }
     }
 
     /// A ring of buffers of one type and shape, for an edge that is used each step.
