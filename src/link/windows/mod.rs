@@ -179,7 +179,7 @@ impl ArrivedTensor {
             return Err(self.rejected(RequestError::ShapeMismatch { sent, given }));
         }
         given.bytes_mut().copy_from_slice(self.bytes());
-        if given.is_foreign() {
+        if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_)) {
             counters.increment(Counter::TensorsStaged);
             counters.add(Counter::BytesStaged, given.meta().bytes());
         }
