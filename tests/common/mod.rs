@@ -92,6 +92,24 @@ pub fn over_verbs() -> bool {
     std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
 }
 
+/// Whether the members exchange edge windows. Then prints that a test of requests is skipped.
+pub fn lacks_requests() -> bool {
+    let lacks = !over_verbs();
+    if lacks {
+        println!("skipped: this fabric does not exchange requests");
+    }
+    lacks
+}
+
+/// Whether the members exchange requests. Then prints that a test of edge windows is skipped.
+pub fn lacks_windows() -> bool {
+    let lacks = over_verbs();
+    if lacks {
+        println!("skipped: this fabric does not exchange edge windows");
+    }
+    lacks
+}
+
 /// Whether the fabric of this run does not lend. Then prints that a test of loans is skipped.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {

@@ -1,6 +1,6 @@
 //! The rendezvous, with every member in this process and real shared memory.
 
-use crate::common::{SOON, counting, run, until, values};
+use crate::common::{SOON, counting, lacks_requests, over_verbs, run, until, values};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -173,7 +173,7 @@ fn meta_data_may_change_from_step_to_step() {
 }
 
 #[test]
-fn known_meta_data_needs_one_request_and_one_write() {
+fn known_meta_data_travel_once() {
     run(2, &[], |node, task| {
         let before = node.counters();
         for id in 0..50 {
@@ -190,9 +190,15 @@ fn known_meta_data_needs_one_request_and_one_write() {
             let grown = node.counters().since(&before);
             let counts =
                 [Counter::WritesPosted, Counter::MetaResponses, Counter::ReRequests].map(|of| grown.get(of));
-            assert_eq!(counts, [50, 1, 1]);
+            assert_eq!(counts, [50, 1, u64::from(over_verbs())]);
         }
     });
+}
+
+/// Whether the only peer, over shared memory, has announced an edge. The probe of the link takes
+/// two messages.
+fn has_announced(node: &tensorwire::Node) -> bool {
+    node.counters().get(Counter::MessagesReceived) >= 3
 }
 
 #[test]
@@ -204,7 +210,10 @@ fn a_request_may_come_before_the_sender_has_begun_the_step() {
             assert_eq!(values(&got.tensor)[0], 3.0);
             return;
         }
-        until(node, "the early request", || node.counters().get(Counter::RequestsDeferred) == 1);
+        until(node, "the early request", || match over_verbs() {
+            true => node.counters().get(Counter::RequestsDeferred) == 1,
+            false => has_announced(node),
+        });
         let step = node.step(9).expect("new");
         step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 3.0, 400)).expect("sent");
     });
@@ -212,6 +221,9 @@ fn a_request_may_come_before_the_sender_has_begun_the_step() {
 
 #[test]
 fn early_requests_are_kept_up_to_a_limit() {
+    if lacks_requests() {
+        return;
+    }
     run(2, &[("max_deferred", "3")], |node, task| {
         if task == 0 {
             until(node, "the refusal", || node.counters().get(Counter::ErrorsSent) == 1);
@@ -320,7 +332,10 @@ fn an_abort_ends_all_calls_of_its_step_here_and_at_the_peer() {
     run(2, &[], |node, task| {
         let (step, other) = (node.step(1).expect("new"), node.step(2).expect("new"));
         if task == 0 {
-            until(node, "the request", || node.counters().get(Counter::MessagesReceived) >= 4);
+            until(node, "the request", || match over_verbs() {
+                true => node.counters().get(Counter::MessagesReceived) >= 4,
+                false => has_announced(node),
+            });
             step.abort(Status::new(Code::Internal, "the loss is NaN")).expect("aborted");
             let _ = step.abort(Status::new(Code::Internal, "too late"));
             let error = step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1));
@@ -817,7 +832,7 @@ fn loans_that_are_held_do_not_stop_other_tensors() {
                     );
                 }
             }
-            assert!(task == 0 || held[0].tensor.is_lent() && !held[49].tensor.is_lent());
+            assert!(held.iter().all(|got| got.tensor.is_lent()), "places do not depend on the queue");
         },
     );
 }

@@ -155,7 +155,7 @@ fn standing(settings: &'static [(&str, &str)], window: u32) {
             }
         }
         if task == 1 {
-            assert!(node.counters().get(Counter::StandingClaimed) > 60);
+            assert!(node.counters().get(Counter::StandingClaimed) > 60 || !over_verbs());
         }
     });
 }

@@ -34,7 +34,8 @@ fn with_little_room(settings: &[(&str, &str)], count: usize, steps: u64) {
             out.send(&step, tensors(node, n, count)).expect("sent");
             check(&pending.wait().expect("received"), n);
         }
-        assert!(node.counters().get(Counter::ReceivesQueued) > 0, "there was room for all");
+        // Edge windows have no table that could be full.
+        assert_eq!(node.counters().get(Counter::ReceivesQueued) > 0, over_verbs());
     });
 }
 
@@ -48,7 +49,7 @@ fn receives_beyond_the_route_table_go_on_as_earlier_ones_end() {
     with_little_room(&[("max_routes", "4")], 50, 5);
 }
 
-/// A link has 16,384 grants on every fabric, however many requests are allowed.
+/// A link has 16,384 grants, however many requests are allowed.
 #[test]
 fn receives_beyond_the_grants_of_a_link_go_on_as_earlier_ones_end() {
     let settings = [

@@ -31,20 +31,23 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
         received.clear();
         let counted = node.counters();
         assert_eq!(counted.get(Counter::TensorsReceived), STEPS * MANY as u64);
-        assert!(counted.get(Counter::ReceivesQueued) > 0, "4096 may be outstanding");
+        // 4096 requests may be outstanding. Edge windows have no such limit.
+        assert_eq!(counted.get(Counter::ReceivesQueued) > 0, over_verbs());
         assert!(most < 16 << 20, "{most} bytes were in use at a time");
         println!("{} slots for {} messages", slots(node), counted.get(Counter::MessagesSent));
         assert!(slots(node) < counted.get(Counter::MessagesSent) / 4);
     });
 }
 
-/// Bytes of the message of a control slot, of a packed small response, and of a packed request.
+/// Bytes of the message of a control slot.
 const SLOT: u64 = 224 - 1;
+/// Bytes of a packed small response, and of a packed request.
 const ANSWER: u64 = 1 + 6 + 4 + 8;
 const REQUEST: u64 = 1 + 42;
+/// Bytes of a packed record with a small tensor.
+const RECORD: u64 = 1 + 2 + 6 + 2 + 8 + 2 + 8;
 
-/// Runs `body` in `steps` steps, each time when `count` receives of task 1, with known shapes, wait
-/// at task 0.
+/// Runs `body` in `steps` steps, each time when `count` receives of task 1, with known shapes, wait.
 fn when_asked(
     settings: &[(&str, &str)],
     steps: u64,
@@ -62,8 +65,7 @@ fn when_asked(
                 let step = begin(node, n);
                 let ready = node.edge_from("w", 1, "ready").expect("an edge");
                 step.recv(&ready, SOON).expect("received");
-                // It was sent behind the requests, and arrived as the answer to a request of this
-                // side.
+                // It was sent behind the requests, and behind the credit of the step before.
                 body(node, &step, &edges);
                 until(node, "all leave", || counter(Counter::TensorsSent) >= n * count as u64);
             }
@@ -74,9 +76,11 @@ fn when_asked(
                 let step = begin(node, n);
                 let before = slots(node);
                 let pending = step.receive_all(&borrowed(&edges)).within(SOON).begin().expect("begun");
-                let fewest = (count as u64).div_ceil(SLOT / REQUEST);
-                until(node, "the requests leave", || slots(node) - before >= fewest);
-                assert_eq!(slots(node) - before, fewest, "for requests");
+                if over_verbs() {
+                    let fewest = (count as u64).div_ceil(SLOT / REQUEST);
+                    until(node, "the requests leave", || slots(node) - before >= fewest);
+                    assert_eq!(slots(node) - before, fewest, "for requests");
+                }
                 step.send(&node.edge_to("w", 0, "ready").expect("an edge"), Tensor::empty()).expect("sent");
                 check(&pending.wait().expect("received"), n);
             }
@@ -90,7 +94,8 @@ fn small_tensors_of_a_batch_share_slots() {
     when_asked(&[("poll", "inline"), ("pollers", "1")], 3, COUNT, |node, step, edges| {
         let (before, values) = (slots(node), tensors(node, step.id().get(), COUNT));
         step.send_all(edges.iter().zip(values)).expect("sent");
-        assert_eq!(slots(node) - before, (COUNT as u64).div_ceil(SLOT / ANSWER), "for values");
+        let each = if over_verbs() { ANSWER } else { RECORD };
+        assert_eq!(slots(node) - before, (COUNT as u64).div_ceil(SLOT / each), "for values");
     });
 }
 

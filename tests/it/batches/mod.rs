@@ -6,7 +6,7 @@ mod limits;
 mod many;
 mod pollers;
 
-use crate::common::{SOON, counting, run, values};
+use crate::common::{SOON, counting, over_verbs, run, values};
 use std::time::Duration;
 use tensorwire::{Counter, Delivery, Edge, Node, Step, Tensor, Value};
 
@@ -207,7 +207,7 @@ fn batches_of_edges_with_a_standing_request_claim_early_arrivals() {
             }
             node.cleanup(sequence.step(n).get().saturating_sub(4));
         }
-        if task == 1 {
+        if task == 1 && over_verbs() {
             assert!(node.counters().get(Counter::StandingClaimed) > STEPS * 6 / 2, "{}", node.counters());
         }
     });

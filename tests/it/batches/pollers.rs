@@ -122,7 +122,7 @@ fn edges_with_a_standing_request_come_over_both_pollers() {
         // Edges within the process make no requests.
         let of_peers = STEPS * (EACH as u64) * u64::from(MEMBERS - 1);
         let claimed = node.counters().get(Counter::StandingClaimed);
-        assert!(claimed > of_peers / 2, "{claimed} of {of_peers}");
+        assert!(claimed > of_peers / 2 || !over_verbs(), "{claimed} of {of_peers}");
     });
 }
 
@@ -215,13 +215,13 @@ fn dropping_a_batch_cancels_its_receives_on_both_pollers() {
         if me == 0 {
             let from = edges_from_all(node);
             let pending = step.receive_all(&borrowed(&from)).within(SOON).begin().expect("begun");
-            // The requests have reached the peers.
+            // The requests or announcements have reached the peers.
             meeting.meet(node);
             assert!(!pending.is_done());
             drop(pending);
-            // The cancels have reached the peers.
+            // The cancels have reached the peers. A receive of edge windows ends here alone.
             meeting.meet(node);
-            let cancels = EACH as u64 * u64::from(MEMBERS - 1);
+            let cancels = if over_verbs() { EACH as u64 * u64::from(MEMBERS - 1) } else { 0 };
             assert_eq!(counted(Counter::CancelsSent), cancels);
             let to = edges_to_all(node);
             step.send_all(to.iter().zip(values_of(node, 1, 0))).expect("sent");
@@ -230,7 +230,8 @@ fn dropping_a_batch_cancels_its_receives_on_both_pollers() {
         }
         until(node, "the requests", || counted(Counter::MessagesReceived) >= EACH as u64);
         meeting.meet(node);
-        until(node, "the cancels", || counted(Counter::CancelsReceived) == EACH as u64);
+        let cancels = if over_verbs() { EACH as u64 } else { 0 };
+        until(node, "the cancels", || counted(Counter::CancelsReceived) == cancels);
         meeting.meet(node);
         let to = edges_to_all(node);
         step.send_all(to.iter().zip(values_of(node, 1, me))).expect("sent");

@@ -2,15 +2,17 @@
 
 use super::{BASE, LARGE, begin, here, receive, send, there};
 use crate::common::other::{Other, wait_to_be_told};
-use crate::common::{cluster, counting, lends_nothing, member, until};
-use std::time::Duration;
+use crate::common::{cluster, counting, lends_nothing, member, over_verbs, until};
+use std::time::{Duration, Instant};
 use tensorwire::{Code, Counter, Error, Gauge, Node, Sequence};
 
 const WINDOW: u32 = 8;
 /// Steps that the first life receives.
 const FIRST: u64 = 10;
-/// Steps that are sent and not received when the receiver dies.
+/// Steps beyond the standing requests, or beyond the largest credit, when the receiver dies.
 const KEPT: u64 = 12;
+/// The window of an edge on shared memory.
+const USUAL: u64 = 16;
 /// Steps that begin in the receiver's second life.
 const LATER: u64 = 20;
 
@@ -29,7 +31,10 @@ fn role_receiver() {
     let sequence = node.sequence(BASE);
     let _standing = node.standing(&here(&node, 0), sequence, WINDOW).expect("new");
     match given("TEST_STANDING").parse() {
-        Ok(standing) => second_life(&node, sequence, standing),
+        Ok(standing) => {
+            let kept: u64 = given("TEST_KEPT").parse().expect("a number");
+            second_life(&node, sequence, standing, standing + kept);
+        }
         Err(_) => (0..FIRST).for_each(|n| receive(&node, sequence, n, LARGE)),
     }
     println!("standing {} ", node.counters().get(Counter::StandingRequests));
@@ -37,9 +42,9 @@ fn role_receiver() {
     node.stop().expect("stopped");
 }
 
-/// The receiver of the second life. The first life had standing requests for the steps before
-/// `standing`.
-fn second_life(node: &Node, sequence: Sequence, standing: u64) {
+/// The receiver of the second life. Values before `standing` left for the first life, and those
+/// before `kept` were sent then.
+fn second_life(node: &Node, sequence: Sequence, standing: u64, kept: u64) {
     let fails = |n, timeout| begin(node, sequence, n).recv(&here(node, 0), timeout).expect_err("it is lost");
     let gone = fails(FIRST, crate::common::SOON);
     assert!(gone.code() == Code::NotFound && gone.to_string().contains("cleaned up at w/0"), "{gone}");
@@ -47,23 +52,42 @@ fn second_life(node: &Node, sequence: Sequence, standing: u64) {
         let lost = fails(n, Duration::from_millis(30));
         assert!(matches!(lost, Error::DeadlineExceeded { .. }), "step {n}: {lost}");
     }
-    (standing..standing + KEPT).for_each(|n| receive(node, sequence, n, LARGE));
+    (standing..kept).for_each(|n| receive(node, sequence, n, LARGE));
     println!("all that was kept has come");
-    (standing + KEPT..standing + KEPT + LATER).for_each(|n| receive(node, sequence, n, LARGE));
+    (kept..kept + LATER).for_each(|n| receive(node, sequence, n, LARGE));
     let claimed = node.counters().get(Counter::StandingClaimed);
-    assert!(claimed >= LATER, "{claimed} standing requests were claimed in this life");
+    assert!(claimed >= LATER || !over_verbs(), "{claimed} standing requests were claimed in this life");
+}
+
+/// Sends values until there are more than the stopped receiver has asked for. Returns the numbers of
+/// the first step that did not leave, and of the first that was not sent.
+fn send_too_much(node: &Node, sequence: Sequence, standing: u64) -> (u64, u64) {
+    let sent = || node.counters().get(Counter::TensorsSent);
+    let end = if over_verbs() { standing } else { FIRST + USUAL } + KEPT;
+    (FIRST..end).for_each(|n| send(node, sequence, n, LARGE));
+    if over_verbs() {
+        assert!(standing > FIRST + 1, "there was no standing request");
+        until(node, "what was asked for", || sent() == standing);
+        return (standing, end);
+    }
+    // At least half of the window is credit.
+    until(node, "what has credit", || sent() >= FIRST + USUAL / 2);
+    let enough = Instant::now() + Duration::from_millis(50);
+    until(node, "more", || Instant::now() > enough);
+    assert!(sent() <= FIRST + USUAL, "{} values have left", sent());
+    (sent(), end)
 }
 
 fn a_receiver_dies(bulk: &str) {
     let cluster = cluster(2);
-    let start = |standing: &str| {
+    let start = |standing: &str, kept: &str| {
         Other::start_with(
             "standing::lives::role_receiver",
             &cluster,
-            &[("TEST_BULK", bulk), ("TEST_STANDING", standing)],
+            &[("TEST_BULK", bulk), ("TEST_STANDING", standing), ("TEST_KEPT", kept)],
         )
     };
-    let mut receiver = start("none");
+    let mut receiver = start("none", "none");
     let node = member(&cluster, 0).start().expect("starts");
     node.join().expect("joined");
     let sequence = node.sequence(BASE);
@@ -73,31 +97,30 @@ fn a_receiver_dies(bulk: &str) {
     let standing = receiver.wait_for("standing ");
     let standing = standing.split_whitespace().last().and_then(|count| count.parse().ok());
     let standing: u64 = standing.expect("how many steps were asked for, from step 0 on");
-    assert!(standing > FIRST + 1, "there was no standing request");
     // Its destinations are written, and it polls no more.
     receiver.suspend();
-    (FIRST..standing + KEPT).for_each(|n| send(&node, sequence, n, LARGE));
-    until(&node, "what was asked for", || sent() == standing);
+    let (standing, end) = send_too_much(&node, sequence, standing);
+    let kept = end - standing;
     receiver.kill();
     until(&node, "the news", || node.peers()[0].state.error().is_some());
-    let late = begin(&node, sequence, standing + KEPT).send(&there(&node, 1), counting(&node, 0.0, LARGE));
+    let late = begin(&node, sequence, end).send(&there(&node, 1), counting(&node, 0.0, LARGE));
     assert!(matches!(late, Err(Error::PeerLost { .. })), "while it is gone a send says so: {late:?}");
     assert_eq!(sent(), standing, "what was not asked for has not left");
     let gauges = || Gauge::ALL.iter().map(|gauge| node.counters().gauge(*gauge)).sum::<u64>();
     until(&node, "the end of what was on its way", || {
-        node.pool().stats().live_tensors == KEPT as usize && gauges() == 0
+        node.pool().stats().live_tensors == kept as usize && gauges() == 0
     });
     node.cleanup(sequence.step(FIRST));
-    let mut receiver = start(&standing.to_string());
+    let mut receiver = start(&standing.to_string(), &kept.to_string());
     until(&node, "its return", || node.join().is_ok());
-    until(&node, "what was kept", || sent() == standing + KEPT);
+    until(&node, "what was kept", || sent() == end);
     receiver.wait_for("all that was kept has come");
-    (standing + KEPT..standing + KEPT + LATER).for_each(|n| send(&node, sequence, n, LARGE));
-    until(&node, "the later steps", || sent() == standing + KEPT + LATER);
+    (end..end + LATER).for_each(|n| send(&node, sequence, n, LARGE));
+    until(&node, "the later steps", || sent() == end + LATER);
     receiver.wait_for("standing ");
     receiver.say("stop");
     assert!(receiver.ends_well());
-    (0..standing + KEPT + LATER).for_each(|n| node.cleanup(sequence.step(n)));
+    (0..end + LATER).for_each(|n| node.cleanup(sequence.step(n)));
     until(&node, "nothing is left of it", || node.pool().is_empty() && gauges() == 0);
 }
 

@@ -1,4 +1,4 @@
-//! Standing requests, with every member in this process and real shared memory.
+//! Edges with a `Standing`, with every member in this process.
 
 mod counts;
 mod lives;
@@ -6,7 +6,9 @@ mod shapes;
 mod shares;
 
 use crate::common::other::{Other, wait_to_be_told};
-use crate::common::{SOON, cluster, counting, member, run, until, values};
+use crate::common::{SOON, cluster, counting, member, over_verbs, run, until, values};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tensorwire::{Code, Counter, DType, Edge, Error, Node, Sequence, Status, Step, Tensor};
 
@@ -50,6 +52,21 @@ fn received(node: &Node, sequence: Sequence, n: u64, elements: usize) -> Tensor 
     let got = values(&tensor);
     assert_eq!((got.len(), got.first().copied()), (elements, (elements > 0).then_some(n as f32)), "step {n}");
     tensor
+}
+
+/// Asserts that so many receives took the value of a standing request. Edge windows have none.
+fn assert_claimed(node: &Node, least: u64) {
+    let claimed = node.counters().get(Counter::StandingClaimed);
+    assert!(if over_verbs() { claimed >= least } else { claimed == 0 }, "{}", node.counters());
+}
+
+/// Waits until a sender of edge windows has posted this many values and ends of steps. Each of
+/// them is a message, as are the two of the link's probe, and meta-data.
+fn until_posted(node: &Node, values: u64, ends: u64) {
+    let posted = |counters: tensorwire::Snapshot| {
+        counters.get(Counter::MessagesSent) - counters.get(Counter::MetaResponses)
+    };
+    until(node, "all messages leave", || over_verbs() || posted(node.counters()) >= 2 + values + ends);
 }
 
 /// Two members: the first sends, and the second has a `Standing`.
@@ -120,8 +137,7 @@ fn steps_that_are_skipped_or_aborted_harm_no_other() {
                 }
                 node.cleanup(sequence.step(n));
             }
-            let counters = node.counters();
-            assert!(counters.get(Counter::StandingClaimed) >= 40, "{counters}");
+            assert_claimed(node, 40);
         },
     );
 }
@@ -189,6 +205,44 @@ fn steps_may_be_produced_and_received_in_any_order() {
 }
 
 #[test]
+fn a_window_gives_credit_before_any_receive_and_more_as_it_grows() {
+    if crate::common::lacks_windows() {
+        return;
+    }
+    let (widened, has_widened) = std::sync::mpsc::channel();
+    let (left, has_left) = std::sync::mpsc::channel();
+    let [widened, left] = [widened, left].map(std::sync::Mutex::new);
+    let [has_widened, has_left] = [has_widened, has_left].map(std::sync::Mutex::new);
+    pair(
+        &[],
+        move |node, sequence| {
+            let sent = || node.counters().get(Counter::TensorsSent);
+            let has = || has_widened.lock().expect("no panic").try_recv().is_ok();
+            (0..60).for_each(|n| send(node, sequence, n, LARGE));
+            for window in [20, 40] {
+                until(node, "a window", has);
+                until(node, "as many values as the window has", || sent() == window);
+                (0..100).for_each(|_| drop(node.progress()));
+                assert_eq!(sent(), window, "no value leaves without credit");
+                left.lock().expect("no panic").send(()).expect("somebody waits");
+            }
+        },
+        move |node, sequence| {
+            let widened = || widened.lock().expect("no panic").send(()).expect("somebody waits");
+            let left = || has_left.lock().expect("no panic").try_recv().is_ok();
+            let standing = node.standing(&here(node, 0), sequence, 20).expect("new");
+            widened();
+            until(node, "the first values", left);
+            standing.set_window(40).expect("not too long");
+            standing.set_window(0).expect("none");
+            widened();
+            until(node, "the other values", left);
+            (0..60).for_each(|n| receive(node, sequence, n, LARGE));
+        },
+    );
+}
+
+#[test]
 fn a_second_receive_of_a_step_gets_a_value_of_its_own() {
     pair(
         &[],
@@ -248,7 +302,7 @@ fn a_receive_into_memory_takes_the_value_of_a_standing_request() {
                 let got = pending.wait().expect("received").tensor;
                 assert_eq!((got.as_ptr(), got.as_slice::<f32>().expect("f32")[0]), (place, n as f32));
             }
-            assert!(node.counters().get(Counter::StandingClaimed) > 20);
+            assert_claimed(node, 21);
         },
     );
 }
@@ -314,7 +368,7 @@ fn steps_may_begin_late_at_the_sender_as_many_as_there_are() {
             receive(node, sequence, 0, LARGE);
             let first = begin(node, sequence, 1);
             until(node, "everything that is to happen", || {
-                node.counters().get(Counter::StandingRequests) >= 16
+                node.counters().get(Counter::StandingRequests) >= 16 || !over_verbs()
             });
             begin(node, sequence, 0)
                 .send(&node.edge_to("w", 0, "go").expect("edge"), counting(node, 0.0, 1))
@@ -348,7 +402,7 @@ fn a_window_begins_once_it_is_known_what_the_tensors_are_like() {
                 assert_eq!(values(&pending.wait().expect("received").tensor).len(), LARGE);
             }
             (4..30).for_each(|n| receive(node, sequence, n, LARGE));
-            assert_eq!(node.counters().get(Counter::StandingClaimed), 30);
+            assert_claimed(node, 30);
         },
     );
 }
@@ -370,7 +424,7 @@ fn sequences_of_one_edge_stand_beside_each_other() {
             let error = node.standing(&here(node, 0), training, 4).expect_err("twice");
             assert_eq!(error.code(), Code::AlreadyExists);
             order().for_each(|(which, n)| receive(node, both[which], n, LARGE));
-            assert_eq!(node.counters().get(Counter::StandingClaimed), 64);
+            assert_claimed(node, 64);
             drop(standing);
             let _again = node.standing(&here(node, 0), training, 4).expect("dropped before");
         },
@@ -456,25 +510,34 @@ fn an_edge_within_the_process_can_stand_as_well() {
 fn edges_that_would_take_the_whole_pool_leave_room_for_the_rest() {
     // A pool of 8 MiB, and tensors of 400 KiB.
     const BIG: usize = 100_000;
+    const STEPS: u64 = 30;
+    /// Steps that the sender is ahead of the receiver.
+    const AHEAD: u64 = 8;
+    let taken = Arc::new(AtomicU64::new(0));
+    let counts = taken.clone();
     pair(
         &[],
-        |node, sequence| {
-            for n in 0..20 {
-                send(node, sequence, n, BIG);
-                until(node, "everything that is to happen", || {
-                    node.counters().get(Counter::TensorsSent) == n + 1
-                });
-                node.cleanup(sequence.step(n));
+        move |node, sequence| {
+            for n in 0..STEPS {
+                send_and_wait(node, sequence, n, BIG);
+                until(node, "the receiver", || taken.load(Ordering::Relaxed) + AHEAD > n);
+                if n >= AHEAD {
+                    node.cleanup(sequence.step(n - AHEAD));
+                }
             }
         },
-        |node, sequence| {
+        move |node, sequence| {
             let _standing = node.standing(&here(node, 0), sequence, 64).expect("new");
-            for n in 0..20 {
+            // Requests take a quarter of the pool. Values of edge windows stay with their sender
+            // until they are taken.
+            let most = if over_verbs() { 3 << 20 } else { 1 << 20 };
+            for n in 0..STEPS {
                 receive(node, sequence, n, BIG);
                 node.cleanup(sequence.step(n));
-                assert!(node.pool().stats().allocated <= 3 << 20, "{:?}", node.pool().stats());
+                counts.fetch_add(1, Ordering::Relaxed);
+                assert!(node.pool().stats().allocated <= most, "{:?}", node.pool().stats());
             }
-            assert!(node.counters().get(Counter::StandingClaimed) >= 10);
+            assert_claimed(node, 10);
         },
     );
 }
@@ -490,8 +553,19 @@ fn role_sender() {
     let first: u64 = given("TEST_FIRST").parse().expect("a number");
     let orders = std::thread::spawn(wait_to_be_told);
     (first..first + 10).for_each(|n| send(&node, sequence, n, LARGE));
+    if !over_verbs() {
+        until(&node, "the tensors leave", || node.counters().get(Counter::TensorsSent) == 10);
+        println!("all have left");
+    }
     until(&node, "an order", || orders.is_finished());
     node.stop().expect("stopped");
+}
+
+/// Waits until all values have left. The credit of a wide window suffices.
+fn left(sender: &mut Other) {
+    if !over_verbs() {
+        sender.wait_for("all have left");
+    }
 }
 
 #[test]
@@ -504,19 +578,21 @@ fn a_sender_that_comes_back_gets_standing_requests_again() {
     let node = member(&cluster, 1).start().expect("starts");
     node.join().expect("joined");
     let sequence = node.sequence(BASE);
-    let _standing = node.standing(&here(&node, 0), sequence, 8).expect("new");
-    (0..10).for_each(|n| receive(&node, sequence, n, LARGE));
-    let claimed = node.counters().get(Counter::StandingClaimed);
-    assert!(claimed >= 8, "{claimed}");
+    let _standing = node.standing(&here(&node, 0), sequence, 12).expect("new");
+    receive(&node, sequence, 0, LARGE);
+    left(&mut sender);
+    (1..10).for_each(|n| receive(&node, sequence, n, LARGE));
+    assert_claimed(&node, 8);
     sender.kill();
     let error = begin(&node, sequence, 10).recv(&here(&node, 0), SOON).expect_err("nobody is there");
     assert!(matches!(error, Error::PeerLost { .. }), "{error}");
     (0..10).for_each(|n| node.cleanup(sequence.step(n)));
     let mut sender = start(10);
     until(&node, "its return", || node.join().is_ok());
-    (10..20).for_each(|n| receive(&node, sequence, n, LARGE));
-    let again = node.counters().get(Counter::StandingClaimed) - claimed;
-    assert!(again >= 8, "{again} of the steps of the second life");
+    receive(&node, sequence, 10, LARGE);
+    left(&mut sender);
+    (11..20).for_each(|n| receive(&node, sequence, n, LARGE));
+    assert_claimed(&node, 16);
     sender.say("stop");
     assert!(sender.ends_well());
 }

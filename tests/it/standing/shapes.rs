@@ -1,6 +1,6 @@
 //! Standing requests for tensors whose shape changes from step to step.
 
-use super::{LARGE, WINDOW, begin, here, pair, receive, send, send_and_wait, there};
+use super::{LARGE, WINDOW, assert_claimed, begin, here, pair, receive, send, send_and_wait, there};
 use crate::common::{SOON, until};
 use std::sync::mpsc::channel;
 use tensorwire::{Counter, Snapshot};
@@ -21,7 +21,7 @@ fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {
                 receive(node, sequence, n, size);
                 node.cleanup(sequence.step(n));
             }
-            assert!(node.counters().get(Counter::StandingClaimed) > 60);
+            assert_claimed(node, 61);
         },
     );
 }

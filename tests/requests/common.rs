@@ -1,0 +1,53 @@
+//! The clusters of `tests/common`, over the scripted libibverbs.
+
+#[path = "../common/mod.rs"]
+mod shared;
+
+use crate::driver::{Fake, ONE_NIC};
+pub use shared::*;
+use std::sync::OnceLock;
+use tensorwire::{Builder, Node};
+
+/// The settings of a member whose device is scripted.
+const ON_FAKE: [(&str, &str); 2] = [("fabric", "verbs"), ("rdma_device", "fake_0")];
+
+fn load_fake() {
+    static FAKE: OnceLock<Fake> = OnceLock::new();
+    FAKE.get_or_init(|| Fake::system(ONE_NIC));
+}
+
+pub fn member(cluster: &str, task: u32) -> Builder {
+    load_fake();
+    ON_FAKE.into_iter().fold(shared::member(cluster, task), |builder, (key, value)| builder.set(key, value))
+}
+
+pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
+    run_each(members, |_| settings.to_vec(), body);
+}
+
+pub fn run_each<'a>(
+    members: usize,
+    settings: impl Fn(u32) -> Vec<(&'a str, &'a str)>,
+    body: impl Fn(&Node, u32) + Send + Sync + 'static,
+) {
+    load_fake();
+    shared::run_each(members, |task| [ON_FAKE.to_vec(), settings(task)].concat(), body);
+}
+
+pub fn over_verbs() -> bool {
+    true
+}
+
+pub fn lacks_requests() -> bool {
+    false
+}
+
+pub fn lacks_windows() -> bool {
+    println!("skipped: this fabric does not exchange edge windows");
+    true
+}
+
+pub fn lends_nothing() -> bool {
+    println!("skipped: this fabric does not lend");
+    true
+}
