@@ -110,6 +110,11 @@ pub fn lacks_windows() -> bool {
     lacks
 }
 
+/// Whether members in other processes can't be reached. Then prints that a test of them is skipped.
+pub fn lacks_processes() -> bool {
+    false
+}
+
 /// Whether the fabric of this run does not lend. Then prints that a test of loans is skipped.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {

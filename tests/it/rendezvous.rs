@@ -772,7 +772,7 @@ fn threads_of_one_process_share_a_node() {
             for thread in 0..4 {
                 let step = &step;
                 scope.spawn(move || {
-                    for round in 0..200 {
+                    for round in 0..if over_verbs() { 20 } else { 200 } {
                         let (name, back) = (format!("t/{thread}/{round}"), format!("b/{thread}/{round}"));
                         if task == 0 {
                             step.send(&node.edge_to("w", 1, &name).expect("edge"), counting(node, 0.0, 400))

@@ -14,44 +14,28 @@ mod victim;
 
 use crate::common::other::Other;
 use crate::common::{cluster, lends_nothing, over_verbs};
-use std::time::{Duration, Instant};
-use tensorwire::Node;
+use std::time::Duration;
 
 /// Bound for the report of a death. On one host the kernel reports it at once, elsewhere the next
 /// heartbeat.
 pub(crate) const NEWS: Duration = Duration::from_secs(1);
 
-/// Bytes of a tensor that one poll does not pull completely.
+/// Bytes of a large tensor.
 pub(crate) const BULK: usize = 6 << 20;
-
-fn poll(node: &Node) -> Duration {
-    let began = Instant::now();
-    node.progress().expect("usable");
-    began.elapsed()
-}
-
-/// Duration of an empty poll.
-pub(crate) fn idle_poll(node: &Node) -> Duration {
-    (0..50).map(|_| poll(node)).min().expect("some")
-}
-
-/// Polls once. Returns whether a part of a bulk tensor was copied, which only the duration shows. A
-/// device needs no poll for it.
-pub(crate) fn pulls_a_part(node: &Node, idle: Duration) -> bool {
-    poll(node) > 100 * idle || over_verbs()
-}
 
 /// The phase of an exchange in which the victim is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The request was sent, and there is no value yet.
+    /// The request or the announcement was sent, and there is no value yet.
     Request,
     /// The meta-data was sent, and the sender keeps the value.
     MetaData,
     /// The re-request was sent, and has no answer yet.
     ReRequest,
-    /// A part of the bytes was pulled.
+    /// The bytes were written or lent, and the receiver has not taken them.
     Bulk,
+    /// The receiver of an edge window holds the value, and no receive waits for it.
+    Held,
     /// The receiver holds a borrowed tensor.
     Borrow,
     /// The receive was cancelled, and there is no acknowledgement yet.
@@ -60,11 +44,12 @@ pub(crate) enum Phase {
     Stop,
 }
 
-pub(crate) const PHASES: [Phase; 7] = [
+pub(crate) const PHASES: [Phase; 8] = [
     Phase::Request,
     Phase::MetaData,
     Phase::ReRequest,
     Phase::Bulk,
+    Phase::Held,
     Phase::Borrow,
     Phase::Cancel,
     Phase::Stop,
@@ -72,8 +57,13 @@ pub(crate) const PHASES: [Phase; 7] = [
 
 /// The phases of this fabric.
 pub(crate) fn phases() -> impl Iterator<Item = Phase> + Clone {
-    let lends = !lends_nothing();
-    PHASES.into_iter().filter(move |phase| lends || *phase != Phase::Borrow)
+    let (lends, requests) = (!lends_nothing(), over_verbs());
+    PHASES.into_iter().filter(move |phase| match phase {
+        Phase::MetaData | Phase::ReRequest | Phase::Cancel => requests,
+        Phase::Held => !requests,
+        Phase::Borrow => lends,
+        Phase::Request | Phase::Bulk | Phase::Stop => true,
+    })
 }
 
 /// The side that is killed.
@@ -118,11 +108,14 @@ impl Row {
     }
 }
 
+/// Messages that a member receives while it joins: the two of the link's probe.
+pub(crate) const PROBE: u64 = 2;
+
 /// Kills per cell of the matrix.
 pub(crate) fn rounds() -> u32 {
     let kills: u32 =
         std::env::var("TENSORWIRE_TEST_KILLS").map_or(60, |text| text.parse().expect("a number"));
-    // 14 cells of an exchange, and 5 of a join for each of two sides.
+    // At most 14 cells of an exchange, and 5 of a join for each of two sides.
     kills.div_ceil(24).max(1)
 }
 

@@ -47,6 +47,11 @@ pub fn lacks_windows() -> bool {
     true
 }
 
+pub fn lacks_processes() -> bool {
+    println!("skipped: the scripted library links members of one process");
+    true
+}
+
 pub fn lends_nothing() -> bool {
     println!("skipped: this fabric does not lend");
     true

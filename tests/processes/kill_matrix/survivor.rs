@@ -1,6 +1,6 @@
 //! The side that survives.
 
-use super::{BULK, Killed, NEWS, Phase, Row, idle_poll, phases, pulls_a_part, rounds};
+use super::{BULK, Killed, NEWS, PROBE, Phase, Row, phases, rounds};
 use crate::common::other::{Other, counts};
 use crate::common::{SOON, cluster, member, over_verbs, until};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,6 +131,11 @@ impl<'a> Round<'a> {
         until(self.node, counter.name(), || count(self.node, counter) > before);
     }
 
+    /// Messages received before an announcement of the victim.
+    fn announced(&self) -> u64 {
+        self.before.get(Counter::MessagesReceived) + PROBE
+    }
+
     fn kill(&mut self) -> Instant {
         self.victim.kill();
         Instant::now()
@@ -164,7 +169,6 @@ impl<'a> Round<'a> {
             self.expect_death(&step.recv(&edge, SOON).map(|_| ()).expect_err("its sender is dead"));
             return (true, killed.elapsed());
         }
-        let idle = idle_poll(node);
         let pending = step.receive(&edge).begin().expect("begun");
         let (sent, cancels) = (count(node, Counter::MessagesSent), count(node, Counter::CancelsSent));
         match self.phase {
@@ -183,19 +187,31 @@ impl<'a> Round<'a> {
                 (hit, killed.elapsed())
             }
             Phase::Bulk => {
-                self.until_one_more(Counter::MessagesSent, sent);
                 if over_verbs() {
+                    self.until_one_more(Counter::MessagesSent, sent);
                     // Waits for the request with a destination. Nothing is polled from then on.
                     until(node, "a destination", || !node.pool().is_empty());
                     return self.sender_dies_in_a_write(pending);
                 }
                 self.victim.wait_for("there");
-                let hit = pulls_a_part(node, idle) && !pending.is_done();
+                let hit = !pending.is_done();
                 let killed = self.kill();
-                // The rest may still be pulled out of the dead process's memory.
+                // The bytes may still be copied out of the dead process's memory.
                 self.ends_whole_or_with_death(pending);
                 self.until_lost();
                 (hit, killed.elapsed())
+            }
+            Phase::Held => {
+                drop(pending);
+                // The meta-data and the record.
+                self.until_one_more(Counter::MessagesReceived, self.announced() + 1);
+                self.victim.wait_for("there");
+                let killed = self.kill();
+                self.until_lost();
+                let news = killed.elapsed();
+                let got = step.recv(&edge, SOON).expect("it had come").tensor;
+                assert!(got.bytes().len() == BULK && got.bytes().iter().all(|byte| *byte == 7));
+                (true, news)
             }
             Phase::Borrow => {
                 until(node, "the loan", || pending.is_done());
@@ -250,20 +266,20 @@ impl<'a> Round<'a> {
         let more = |counter| count(node, counter) > before.get(counter);
         if matches!(self.phase, Phase::Request | Phase::Cancel) {
             self.victim.wait_for("there");
+            let (witness, from) = match self.phase {
+                Phase::Cancel => (Counter::CancelsReceived, before.get(Counter::CancelsReceived)),
+                _ if over_verbs() => (Counter::RequestsDeferred, before.get(Counter::RequestsDeferred)),
+                _ => (Counter::MessagesReceived, self.announced()),
+            };
             if self.phase == Phase::Request {
-                self.until_one_more(Counter::RequestsDeferred, before.get(Counter::RequestsDeferred));
+                self.until_one_more(witness, from);
             }
             let killed = self.kill();
             self.until_lost();
             let news = killed.elapsed();
             let late = node.step(self.id).expect("new").send(&edge, bulk(node));
             self.expect_death(&late.expect_err("its receiver is dead"));
-            let witness = if self.phase == Phase::Cancel {
-                Counter::CancelsReceived
-            } else {
-                Counter::RequestsDeferred
-            };
-            return (more(witness), news);
+            return (count(node, witness) > from, news);
         }
         node.step(self.id).expect("new").send(&edge, bulk(node)).expect("sent");
         match self.phase {
@@ -271,7 +287,11 @@ impl<'a> Round<'a> {
                 self.victim.wait_for("there");
                 self.until_one_more(Counter::MetaResponses, before.get(Counter::MetaResponses));
             }
-            Phase::ReRequest | Phase::Bulk => {
+            Phase::Bulk | Phase::Held if !over_verbs() => {
+                self.until_one_more(Counter::WritesPosted, before.get(Counter::WritesPosted));
+                self.victim.wait_for("there");
+            }
+            Phase::ReRequest | Phase::Bulk | Phase::Held => {
                 self.victim.wait_for("asked");
                 self.until_one_more(Counter::MetaResponses, before.get(Counter::MetaResponses));
                 self.victim.say("go");
@@ -296,7 +316,7 @@ impl<'a> Round<'a> {
             // A value that was kept for the victim is in the table again, for its next life.
             Phase::MetaData => node.pool().stats().live_tensors == 1,
             Phase::ReRequest => more(Counter::ReRequests),
-            Phase::Bulk => more(Counter::WritesPosted),
+            Phase::Bulk | Phase::Held => more(Counter::WritesPosted),
             _ => true,
         };
         (hit && is_held, news)

@@ -1,6 +1,6 @@
 //! The victims: each goes to its phase and stays there.
 
-use super::{BULK, Phase, idle_poll, pulls_a_part};
+use super::{BULK, PROBE, Phase};
 use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, over_verbs, until};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,10 +60,15 @@ fn role_receiver() {
     }
     let step = node.step(id).expect("new");
     let edge = node.edge_from("w", 0, "t").expect("edge");
-    let idle = idle_poll(&node);
     let pending = step.receive(&edge).begin().expect("begun");
     match phase {
         Phase::Request | Phase::MetaData | Phase::Stop => {}
+        Phase::Bulk if !over_verbs() => {}
+        Phase::Held => {
+            drop(pending);
+            // The meta-data and the record.
+            until_count(&node, Counter::MessagesReceived, PROBE + 2);
+        }
         Phase::ReRequest | Phase::Bulk => {
             let sent = count(&node, Counter::MessagesSent);
             println!("asked");
@@ -72,8 +77,7 @@ fn role_receiver() {
             if phase == Phase::Bulk {
                 println!("again");
                 wait_to_be_told();
-                assert!(pulls_a_part(&node, idle), "one poll brings a part");
-                assert!(over_verbs() || !pending.is_done(), "one poll does not bring it all");
+                node.progress().expect("usable");
             }
         }
         Phase::Borrow => {
@@ -99,14 +103,17 @@ fn role_sender() {
     let edge = node.edge_to("w", 0, "t").expect("edge");
     if phase == Phase::Request {
         // The step has not begun here, so a request is deferred, which a counter shows.
-        until_count(&node, Counter::RequestsDeferred, 1);
+        match over_verbs() {
+            true => until_count(&node, Counter::RequestsDeferred, 1),
+            false => until_count(&node, Counter::MessagesReceived, PROBE + 1),
+        }
         return stay();
     }
     let step = node.step(id).expect("new");
     step.send(&edge, bulk(&node)).expect("sent");
     match phase {
         Phase::MetaData | Phase::ReRequest | Phase::Cancel => until_count(&node, Counter::MetaResponses, 1),
-        Phase::Bulk => {
+        Phase::Bulk | Phase::Held => {
             until_count(&node, Counter::WritesPosted, 1);
             if over_verbs() {
                 die();
