@@ -59,11 +59,7 @@ impl Matching {
     fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
         let waiting = &mut self.peers[receive.peer.0 as usize].waiting;
         if receive.is_bounded && *waiting >= self.max_waiting {
-            let error = Error::ResourceExhausted {
-                what: "the number of receives outstanding with a peer",
-                limit: self.max_waiting as u64,
-                remedy: "raise max_requests, or wait for some first",
-            };
+            let error = too_many(self.max_waiting);
             self.send_due(lanes, receive.peer, receive.edge);
             return receive.waiter.complete(Err(error));
         }
@@ -182,6 +178,9 @@ impl Matching {
             let error = RequestError::Remote(status.clone());
             return Some(Err(error_of(lanes, key, error)));
         }
+        if entry.waiting >= self.max_waiting {
+            return Some(Err(too_many(self.max_waiting)));
+        }
         entry.incoming.ask(edge, key.step, &mut |message| lanes.to_sender(peer, message));
         None
     }
@@ -252,6 +251,15 @@ fn delivery(lanes: &impl Lanes, received: Received, sender: Placement) -> Delive
     lanes.counters().increment(Counter::TensorsReceived);
     lanes.counters().add(Counter::BytesReceived, bytes);
     Delivery { tensor: payload, is_dead, sender, receiver }
+}
+
+/// The error of a receive beyond the limit.
+fn too_many(limit: usize) -> Error {
+    Error::ResourceExhausted {
+        what: "the number of receives outstanding with a peer",
+        limit: limit as u64,
+        remedy: "raise max_requests, or wait for some first",
+    }
 }
 
 /// Ends a receive with an error.

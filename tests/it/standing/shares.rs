@@ -1,11 +1,11 @@
 //! Edges with a `Standing` whose requests together exceed a limit.
 
 use super::{BASE, begin, until_posted};
-use crate::common::{SOON, cluster, counting, lacks_requests, member, over_verbs, pollers, until, values};
+use crate::common::{SOON, cluster, lacks_requests, member, over_verbs, pollers, until, values};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use tensorwire::{Counter, Edge, Node, Snapshot};
+use tensorwire::{Counter, DType, Edge, Node, Snapshot};
 
 /// Several edges with a window of 16, received in each step.
 #[derive(Clone, Copy)]
@@ -84,7 +84,10 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
 fn send_all(node: &Node, edges: &[Edge], n: u64, elements: usize) {
     let step = begin(node, node.sequence(BASE), n);
     for edge in edges {
-        step.send(edge, counting(node, n as f32, elements)).expect("sent");
+        // A sender that runs ahead of its receiver waits for its memory.
+        let mut tensor = node.tensor_within(DType::F32, &[elements as u64], SOON).expect("room");
+        tensor.as_mut_slice::<f32>().expect("f32").fill(n as f32);
+        step.send(edge, tensor.freeze()).expect("sent");
     }
     let all = (n + 1) * edges.len() as u64;
     until(node, "they leave", || node.counters().get(Counter::TensorsSent) >= all);
