@@ -7,6 +7,9 @@ use crate::wire::{DType, Shape, TensorMeta};
 use std::cell::Cell;
 use std::time::Duration;
 
+/// How long an allocation looks for memory that peers have returned.
+const LOOK_FOR_RETURNS: Duration = Duration::from_millis(1);
+
 impl Node {
     /// A writable tensor with unspecified contents. If the pool is full, waits for free memory, for
     /// `timeout` at most, and makes progress meanwhile. This slows down a producer that is faster
@@ -28,6 +31,19 @@ impl Node {
             }
             result => Attempt::Over(result.map_err(TensorError::Pool)),
         })
+    }
+
+    /// Makes a tensor once peers have returned memory. A sender that never polls has not seen that
+    /// they have.
+    pub(super) fn tensor_of_returned_memory(&self, meta: &TensorMeta) -> Result<TensorMut, TensorError> {
+        let made = self.try_until(LOOK_FOR_RETURNS, || match self.pool.tensor(meta.clone()) {
+            Err(error @ PoolError::Exhausted { .. }) => Attempt::Again(TensorError::Pool(error)),
+            result => Attempt::Over(result.map_err(TensorError::Pool)),
+        });
+        match made {
+            Err(TensorError::Ended(_)) => Ok(self.pool.tensor(meta.clone())?),
+            made => made,
+        }
     }
 
     /// Acquires the next buffer of a ring. If all buffers are still read, waits for one, for

@@ -322,15 +322,15 @@ impl Node {
         self.pool.report()
     }
 
-    /// A writable tensor with unspecified contents. Where the pool is full, the call makes progress
-    /// once: peers may have returned memory.
+    /// A writable tensor with unspecified contents. If the pool is full, the call makes progress
+    /// for up to a millisecond: peers may have returned memory.
     ///
     /// # Errors
     /// If `dims` is not a valid shape, or the pool is full.
     pub fn tensor(&self, dtype: DType, dims: &[u64]) -> Result<TensorMut, TensorError> {
         let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
         match self.pool.tensor(meta.clone()) {
-            Err(PoolError::Exhausted { .. }) if self.progress().is_ok() => Ok(self.pool.tensor(meta)?),
+            Err(PoolError::Exhausted { .. }) => self.tensor_of_returned_memory(&meta),
             made => Ok(made?),
         }
     }
