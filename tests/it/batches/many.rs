@@ -47,7 +47,8 @@ const REQUEST: u64 = 1 + 42;
 /// Bytes of a packed record with a small tensor.
 const RECORD: u64 = 1 + 2 + 6 + 2 + 8 + 2 + 8;
 
-/// Runs `body` in `steps` steps, each time when `count` receives of task 1, with known shapes, wait.
+/// Runs `body` in `steps` steps, each time when `count` receives of task 1, with known shapes,
+/// wait.
 fn when_asked(
     settings: &[(&str, &str)],
     steps: u64,

@@ -131,8 +131,8 @@ fn check(program: Program, steps: u64) {
     assert_eq!(data, of(What::Tensor), "{counts:?}");
     let (aborted, skipped) = (of(What::Aborted), of(What::Skipped));
     let control = match over_verbs() {
-        // An aborted step costs its error. A skipped step costs a cancel and its acknowledgement, or an
-        // error if its sender cleans it up first.
+        // An aborted step costs its error. A skipped step costs a cancel and its acknowledgement,
+        // or an error if its sender cleans it up first.
         true => {
             let errors = get(Counter::ErrorsSent);
             assert!((aborted..=aborted + skipped).contains(&errors), "{errors} errors: {counts:?}");

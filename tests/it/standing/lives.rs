@@ -59,8 +59,8 @@ fn second_life(node: &Node, sequence: Sequence, standing: u64, kept: u64) {
     assert!(claimed >= LATER || !over_verbs(), "{claimed} standing requests were claimed in this life");
 }
 
-/// Sends values until there are more than the stopped receiver has asked for. Returns the numbers of
-/// the first step that did not leave, and of the first that was not sent.
+/// Sends values until there are more than the stopped receiver has asked for. Returns the numbers
+/// of the first step that did not leave, and of the first that was not sent.
 fn send_too_much(node: &Node, sequence: Sequence, standing: u64) -> (u64, u64) {
     let sent = || node.counters().get(Counter::TensorsSent);
     let end = if over_verbs() { standing } else { FIRST + USUAL } + KEPT;

@@ -119,7 +119,8 @@ fn check(program: Edges, window: u64) {
     let window = match over_verbs() {
         true => {
             assert_eq!(receiver.get(Counter::StandingClaimed), tensors, "each edge has its part: {receiver}");
-            // The receiver may end, and cancel its standing requests, at the same time as its sender.
+            // The receiver may end, and cancel its standing requests, at the same time as its
+            // sender.
             assert_eq!(sender.get(Counter::MessagesSent), sender.get(Counter::CancelsReceived), "{sender}");
             window
         }
