@@ -352,7 +352,8 @@ settings! {
     /// `rdma_qp_queue_depth` sets it.
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
-    /// The largest tensor that is sent inside the response instead of by a write of its own.
+    /// The largest tensor that is sent inside its message. The bytes of a larger one are written,
+    /// or on shared memory lent to the receiver.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a large tensor comes from a sender on the same host to a receive without destination.
     /// Copy copies it into this process's pool. Borrow reads the sender's memory, at a cost that
@@ -361,8 +362,8 @@ settings! {
     /// receive into a given tensor always copies.
     bulk_receive: BulkReceive, OneOf<BulkReceive>, default("copy"), "copy or borrow", Some;
     /// Data validation: whether the checksum of each received tensor is compared with the sender's.
-    /// A difference is an error. It costs both sides one pass over the bytes and one message for
-    /// each tensor. The peer need not set it.
+    /// A difference is an error. It costs both sides one pass over the bytes, and over verbs one
+    /// message for each tensor. The peer need not set it.
     validate: bool, Bool, default("false"), "true or false", Some;
     /// Bytes of the pool that peers can borrow at a time. Tensors beyond the limit are copied.
     /// Without it the limit is half of the pool, so that the other half stays available to this
@@ -375,15 +376,15 @@ settings! {
     /// rest of that memory goes back to the system.
     borrow_grace: Duration, DurationText, default("5s"), "1ms to 24h", up_to_a_day;
     /// Receives that can be outstanding on each link. One more fails at once. Receives of a batch
-    /// wait instead.
+    /// wait instead; on shared memory they do not count.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
-    /// Routes (edges that a peer has requested) that are remembered for each link.
+    /// Routes (edges that a peer has requested) that are remembered for each link over verbs.
     max_routes: u32, Number<u32>, default("65536"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Requests of each peer that wait here until their step starts. The default is the default of
-    /// `max_requests`. Standing requests come before their step and count among `max_requests`
-    /// alone, of which they take half at most.
+    /// Requests of each peer over verbs that wait here until their step starts. The default is the
+    /// default of `max_requests`. Standing requests come before their step and count among
+    /// `max_requests` alone, of which they take half at most.
     max_deferred: u32, Number<u32>, default("4096"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
     /// Sent tensors that can wait for their receive. One more send fails at once.
@@ -391,8 +392,8 @@ settings! {
         |count| (1..=1 << 24).contains(&count).then_some(count);
     /// How long a receive waits if its caller gives no timeout.
     recv_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
-    /// How long a cancelled receive waits for the sender's acknowledgement before it returns. Its
-    /// destination stays allocated until the acknowledgement.
+    /// How long a cancelled receive over verbs waits for the sender's acknowledgement before it
+    /// returns. Its destination stays allocated until the acknowledgement.
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// How long a stop serves pending sends before it aborts them.
     stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);

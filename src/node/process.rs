@@ -404,9 +404,9 @@ impl Node {
         self.context.batch(edges)
     }
 
-    /// Requests the tensors of an edge before their steps begin, until the handle is dropped. Up to
-    /// `window` coming steps of the sequence are requested at a time: 0 to 256, and 0 requests none
-    /// until [`Standing::set_window`]. Receives stay as they are.
+    /// Lets the sender of an edge send before the receives begin, until the handle is dropped. The
+    /// window is 0 to 256 coming steps of the sequence; with 0 the handle changes nothing until
+    /// [`Standing::set_window`]. Receives stay as they are.
     ///
     /// # Errors
     /// If the edge does not end here, the window is too long, or the edge has a [`Standing`] for
@@ -415,8 +415,8 @@ impl Node {
         self.context.standing(edge, sequence, window)
     }
 
-    /// Ends a step for good: values without a request are dropped, pending calls fail, and the step
-    /// id can't be used again.
+    /// Ends a step for good: pending calls fail, and the step id can't be used again. Values that
+    /// no receive has taken are dropped, here and at peers to which this node has sent them.
     ///
     /// Call it when every member is done with the step. A synchronous trainer knows that step n is
     /// done everywhere once a tensor of step n + 1 has come from every member. In dedicated mode

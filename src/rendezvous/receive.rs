@@ -26,14 +26,21 @@ impl Step {
         self.receive(edge).within(timeout).wait()
     }
 
-    /// Receives a tensor if its sender has one now; `None` if not. No value is lost: a tensor that
-    /// is sent later is for the next receive.
+    /// Receives a tensor if there is one now; `None` if not. No value is lost: a tensor that is
+    /// sent later is for the next receive. Earlier receives of the same edge and step come first.
     ///
-    /// Within the process this call checks the local table. To a peer it takes one round trip, or
-    /// two for a tensor of a new shape. A peer that makes no progress counts as one without a value
-    /// after `cancel_grace`. Earlier receives of the same edge and step come first. On an edge with
-    /// a [`Standing`](super::Standing) a tensor that has arrived needs no round trip. A call that
-    /// finds no tensor ends the standing request of this step.
+    /// Within the process this call checks the local table. For an edge from a peer it first makes
+    /// progress once.
+    ///
+    /// On shared memory the call takes a tensor that has arrived, and asks for none: the sender of
+    /// a known edge sends by itself. The first receive of an edge, by whichever call, makes the
+    /// edge known to its sender. So does a [`Standing`](super::Standing). If tensors of other steps
+    /// use up the window of the edge, the call asks for one of this step, for a later call.
+    ///
+    /// Over verbs the call asks the sender. It takes one round trip, or two for a tensor of a new
+    /// shape. A peer that makes no progress counts as one without a value after `cancel_grace`. On
+    /// an edge with a [`Standing`](super::Standing) a tensor that has arrived needs no round trip.
+    /// A call that finds no tensor ends the standing request of this step.
     ///
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed.
@@ -82,8 +89,9 @@ impl Step {
     /// edges; dead values are among them. An edge that is listed twice takes two values, in order.
     /// A [`Batch`] does the same for edges that are the same in each step, at a lower cost.
     ///
-    /// The limits `max_requests` and `max_routes` refuse no receive: those beyond a limit are
-    /// requested as earlier ones end. The deadline holds for all receives.
+    /// The limit `max_requests` refuses no receive. On shared memory these receives do not count
+    /// towards it. Over verbs, those beyond `max_requests` or `max_routes` are requested as earlier
+    /// ones end. The deadline holds for all receives.
     ///
     /// # Errors
     /// As soon as one receive fails, with an error of [`Step::recv`] that names the edge. Of

@@ -1,4 +1,4 @@
-//! [`Standing`]: requests for steps that have not begun.
+//! [`Standing`]: edges whose tensors may come before their receives.
 
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
@@ -9,13 +9,11 @@ use crate::wire::message::MAX_STANDING_STEPS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An edge whose tensors are requested before their steps begin, for as long as this handle exists.
+/// An edge whose tensors may be sent before their receives begin, for as long as this handle
+/// exists.
 ///
-/// A trainer receives the same edges in each step. One message tells the sender the destinations of
-/// many steps, and the sender writes each tensor the moment it is produced. In steady state a
-/// tensor is one one-sided write, and `window` steps cost two control messages. Receives stay as
-/// they are: the receive of a step takes the value of its standing request. The first receive gives
-/// the element type and the size of the tensors. No standing request is sent before it.
+/// A trainer receives the same edges in each step. The handle lets the sender of an edge send the
+/// tensors of `window` coming steps without a message from the receiver. Receives stay as they are.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -34,7 +32,24 @@ use std::sync::atomic::Ordering;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # Costs
+/// # On shared memory
+///
+/// Each edge has a window on shared memory: the number of tensors that its sender may send before
+/// their receives. An edge is announced to its sender with its first receive. Its window begins
+/// with 2 tensors and grows to 16. The handle announces the edge at once, and makes the window at
+/// least as large as its own. In steady state a tensor is one record of the sender, and the tensors
+/// of a window cost two messages of the receiver.
+///
+/// A tensor that has arrived stays in its sender's memory until a receive takes it. Only a tensor
+/// of at most `small_tensor_bytes` takes a block of the receiver's pool. A window does not shrink:
+/// neither [`Standing::set_window`] nor the end of the handle takes credit back.
+///
+/// # Over verbs
+///
+/// One message tells the sender the destinations of many steps, and the sender writes each tensor
+/// the moment it is produced. In steady state a tensor is one one-sided write, and `window` steps
+/// cost two control messages. The first receive gives the element type and the size of the tensors.
+/// No standing request is sent before it.
 ///
 /// The destinations of up to `window` coming steps are allocated. They take at most a quarter of
 /// the pool for all edges, in equal parts for the edges of each poller. The requests count among
@@ -46,18 +61,21 @@ use std::sync::atomic::Ordering;
 ///
 /// # Shapes
 ///
-/// Tensors may change their shape. Both ends remember the last four shapes. A tensor of one of
-/// these shapes that is no longer than the longest of them comes as before. One of a new shape that
-/// is no longer costs one message more. A longer tensor is announced and requested again, as
-/// without a standing request. So is each tensor that was requested before the change was known: at
-/// most one and a half windows of them.
+/// Tensors may change their shape. On shared memory each shape that is new to a link costs one
+/// message, whichever edge has it.
+///
+/// Over verbs both ends remember the last four shapes of an edge. A tensor of one of these shapes
+/// that is no longer than the longest of them comes as before. One of a new shape that is no longer
+/// costs one message more. A longer tensor is announced and requested again, as without a standing
+/// request. So is each tensor that was requested before the change was known: at most one and a
+/// half windows of them.
 ///
 /// # Ends
 ///
-/// Skipped steps must be [cleaned up](crate::Node::cleanup) like others: until then their
-/// destinations are kept. When a peer is lost and comes back, its edges are requested again.
-/// Dropping the handle frees the destinations that no receive has taken. A value that has come is
-/// for the next receive.
+/// Skipped steps must be [cleaned up](crate::Node::cleanup) like others. Over verbs their
+/// destinations are kept until then. When a peer is lost and comes back, its edges get their
+/// windows or requests again. Dropping the handle frees the destinations that no receive has taken.
+/// A value that has come is for the next receive.
 #[must_use = "dropping it ends it"]
 pub struct Standing {
     context: Arc<Context>,
@@ -98,8 +116,8 @@ impl Context {
 }
 
 impl Standing {
-    /// Changes the number of coming steps that are requested: 0 to 256. Requests that were made
-    /// stay.
+    /// Changes the window: 0 to 256 coming steps. Requests that were made stay. On shared memory a
+    /// window grows and does not shrink.
     ///
     /// # Errors
     /// If the window is too long, or the node has stopped.

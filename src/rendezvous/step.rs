@@ -57,8 +57,11 @@ impl Step {
     }
 
     /// Offers a tensor to the destination of the edge. Never blocks. A waiting receive gets the
-    /// tensor at once; else it is kept until it is requested or the step is cleaned up. Several
+    /// tensor at once. Else the tensor is kept for a receive until the step is cleaned up. Several
     /// values of one edge arrive in order.
+    ///
+    /// On shared memory the tensor leaves at once if the receiver has announced the edge and its
+    /// window has room. Otherwise, and over verbs, the tensor waits here for the receiver.
     ///
     /// A tensor outside the pool of this process is copied into the pool first. This applies to
     /// tensors that were borrowed from a peer, and to [`ForeignMemory`](crate::ForeignMemory). The
@@ -67,8 +70,9 @@ impl Step {
     /// [`VariantTensor`](crate::VariantTensor).
     ///
     /// A value belongs to a task and a step, not to one life of the task. If the receiver dies, the
-    /// values whose transfer had not begun stay for its next life, until the step is cleaned up.
-    /// Values on their way are not sent again. While the receiver is gone, a send is an error.
+    /// values that had not left stay for its next life, until the step is cleaned up. Values that
+    /// had left are not sent again, also if no receive had taken them. While the receiver is gone,
+    /// a send is an error.
     ///
     /// # Errors
     /// If the edge does not start here, or the step or the peer is gone. If the pool has no room

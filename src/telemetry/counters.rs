@@ -65,13 +65,13 @@ figures! {
         PacksSent = "packs_sent",
         /// Calls with several sends or receives.
         Batches = "batches",
-        /// Receives of batches that waited because `max_requests` were outstanding.
+        /// Receives of batches that waited because `max_requests` were outstanding, over verbs.
         ReceivesQueued = "receives_queued",
         /// Doorbells: of a device for new requests, or of a sleeping peer for new messages.
         Doorbells = "doorbells",
-        /// One-sided writes posted.
+        /// One-sided writes posted, and on shared memory tensors that the receiver copies.
         WritesPosted = "writes_posted",
-        /// Loans: tensors that the peer copies or reads from this process's memory.
+        /// Loans: tensors that the peer may read from this process's memory and keep.
         LoansPosted = "loans_posted",
         /// Values copied instead of lent, because a limit on loans was reached.
         LoansRefused = "loans_refused",
@@ -85,11 +85,11 @@ figures! {
         RelocationFailures = "relocation_failures",
         /// Immediates that arrived behind a write of the peer.
         ImmediatesReceived = "immediates_received",
-        /// Answers with meta-data, because the request's meta-data did not match the tensor.
+        /// Messages with meta-data that the peer did not know or expect.
         MetaResponses = "meta_responses",
         /// Requests repeated after an answer with meta-data.
         ReRequests = "re_requests",
-        /// Messages with standing requests: one for each window.
+        /// Messages with standing requests, over verbs: one for each window.
         StandingMessages = "standing_messages",
         /// Standing requests sent.
         StandingRequests = "standing_requests",
@@ -114,9 +114,9 @@ figures! {
         RegistrationsEnded = "registrations_ended",
         /// Registrations that failed or were over a limit. Their tensors were staged.
         RegistrationsRefused = "registrations_refused",
-        /// Cancels sent to a peer.
+        /// Cancels sent to a peer, over verbs.
         CancelsSent = "cancels_sent",
-        /// Cancels received from a peer.
+        /// Cancels received from a peer, over verbs.
         CancelsReceived = "cancels_received",
         /// Messages or writes that returned credits to a peer.
         CreditsPublished = "credits_published",
@@ -129,11 +129,11 @@ figures! {
         ValuesReturned = "values_returned",
         /// Allocations that the pool could not serve at once.
         PoolExhausted = "pool_exhausted",
-        /// Requests of peers that waited here until their step started.
+        /// Requests of peers that waited here until their step started, over verbs.
         RequestsDeferred = "requests_deferred",
-        /// Errors sent to a peer.
+        /// Errors sent to a peer. On shared memory an abort is told once, not for each receive.
         ErrorsSent = "errors_sent",
-        /// Errors received from a peer.
+        /// Errors received from a peer, counted as `errors_sent` counts them.
         ErrorsReceived = "errors_received",
         /// Values whose checksum was compared with the sender's.
         ChecksumsVerified = "checksums_verified",
