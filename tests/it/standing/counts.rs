@@ -39,11 +39,11 @@ const PLAIN: Program =
 fn run(program: Program, steps: u64) -> Snapshot {
     let cluster = cluster(2);
     let (tell, told) = channel();
-    let is_received = Arc::new(AtomicBool::new(false));
+    let ended = Arc::new(AtomicU64::new(0));
     let steps_received = Arc::new(AtomicU64::new(0));
     let threads: Vec<_> = (0..2)
         .map(|task| {
-            let (cluster, tell, is_received) = (cluster.clone(), tell.clone(), is_received.clone());
+            let (cluster, tell, ended) = (cluster.clone(), tell.clone(), ended.clone());
             let steps_received = steps_received.clone();
             std::thread::spawn(move || {
                 let settings = program.settings.iter();
@@ -106,9 +106,10 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     until_posted(&node, sent, ends);
                 }
                 tell.send(node.counters().since(&before)).expect("somebody counts");
-                // A value that has arrived and was not taken is an orphan once its sender leaves.
-                is_received.fetch_or(task == 1, Ordering::Relaxed);
-                until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
+                // A value that has arrived and was not taken is an orphan once its sender leaves, and
+                // a receiver that has left hears no ends of steps.
+                ended.fetch_add(1, Ordering::Relaxed);
+                until(&node, "both ends", || ended.load(Ordering::Relaxed) == 2);
                 node.stop().expect("stopped");
             })
         })

@@ -3,7 +3,7 @@
 use super::{BASE, begin, until_posted};
 use crate::common::{SOON, cluster, lacks_requests, member, over_verbs, pollers, until, values};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use tensorwire::{Counter, DType, Edge, Node, Snapshot};
 
@@ -24,11 +24,11 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
     let Edges { edges, elements, steps, max_requests } = program;
     let cluster = cluster(2);
     let (tell, told) = channel();
-    let is_received = Arc::new(AtomicBool::new(false));
+    let ended = Arc::new(AtomicU64::new(0));
     let steps_received = Arc::new(AtomicU64::new(0));
     let threads: Vec<_> = (0..2_usize)
         .map(|task| {
-            let (cluster, tell, is_received) = (cluster.clone(), tell.clone(), is_received.clone());
+            let (cluster, tell, ended) = (cluster.clone(), tell.clone(), ended.clone());
             let steps_received = steps_received.clone();
             std::thread::spawn(move || {
                 let builder = member(&cluster, task as u32).set("max_requests", max_requests[task]);
@@ -67,9 +67,10 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
                 let in_all = node.counters();
                 let late = in_all.since(&before);
                 tell.send((task, [in_all, late])).expect("somebody counts");
-                // A value that has arrived and was not taken is an orphan once its sender leaves.
-                is_received.fetch_or(task == 1, Ordering::Relaxed);
-                until(&node, "the receiver's end", || is_received.load(Ordering::Relaxed));
+                // A value that has arrived and was not taken is an orphan once its sender leaves, and
+                // a receiver that has left hears no ends of steps.
+                ended.fetch_add(1, Ordering::Relaxed);
+                until(&node, "both ends", || ended.load(Ordering::Relaxed) == 2);
                 node.stop().expect("stopped");
             })
         })
