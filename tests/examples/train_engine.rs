@@ -36,7 +36,7 @@ fn tensors_and_bytes_are_those_of_the_formula_and_go_through_shared_memory() {
 }
 
 #[test]
-fn tensors_with_a_standing_request_take_hardly_more_than_one_operation_each() {
+fn a_tensor_takes_a_record_and_a_loan_and_hardly_more_with_or_without_a_standing_request() {
     let operations = |standing: &str| {
         let args = format!("--workers 2 --steps 100 --standing {standing}");
         let summary = Train::new(&args).summary();
@@ -45,8 +45,8 @@ fn tensors_with_a_standing_request_take_hardly_more_than_one_operation_each() {
     };
     let (on, off) = (operations("on"), operations("off"));
     println!("operations of a tensor: {on:.2} with standing requests, {off:.2} without");
-    // At the end each edge cancels its standing requests beyond the last step.
-    assert!(on < 1.5 && off >= 2.0, "{on} and {off}");
+    // The edges are announced once. Each window costs two messages, and each step one for each peer.
+    assert!(on < 2.3 && off < 2.3, "{on} and {off}");
 }
 
 #[test]
