@@ -460,7 +460,7 @@ fn a_peer_that_announces_no_edge_hears_of_no_step() {
     assert!(pair.sides[RECEIVER].lanes.to_receiver.is_empty(), "it sends nothing to its peer");
     pair.step(SENDER, StepChange::CleanedUp { step: 2 });
     assert_eq!(pair.sides[SENDER].lanes.to_receiver.len(), 1);
-    pair.end(1..=0);
+    pair.end(2..=2);
 }
 
 #[test]
