@@ -45,7 +45,8 @@ fn a_tensor_takes_a_record_and_a_loan_and_hardly_more_with_or_without_a_standing
     };
     let (on, off) = (operations("on"), operations("off"));
     println!("operations of a tensor: {on:.2} with standing requests, {off:.2} without");
-    // The edges are announced once. Each window costs two messages, and each step one for each peer.
+    // The edges are announced once. Each window costs two messages, and each step one for each
+    // peer.
     assert!(on < 2.3 && off < 2.3, "{on} and {off}");
 }
 

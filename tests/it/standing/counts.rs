@@ -106,8 +106,8 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     until_posted(&node, sent, ends);
                 }
                 tell.send(node.counters().since(&before)).expect("somebody counts");
-                // A value that has arrived and was not taken is an orphan once its sender leaves, and
-                // a receiver that has left hears no ends of steps.
+                // A value that has arrived and was not taken is an orphan once its sender leaves,
+                // and a receiver that has left hears no ends of steps.
                 ended.fetch_add(1, Ordering::Relaxed);
                 until(&node, "both ends", || ended.load(Ordering::Relaxed) == 2);
                 node.stop().expect("stopped");

@@ -67,8 +67,8 @@ fn run(program: Edges) -> [[Snapshot; 2]; 2] {
                 let in_all = node.counters();
                 let late = in_all.since(&before);
                 tell.send((task, [in_all, late])).expect("somebody counts");
-                // A value that has arrived and was not taken is an orphan once its sender leaves, and
-                // a receiver that has left hears no ends of steps.
+                // A value that has arrived and was not taken is an orphan once its sender leaves,
+                // and a receiver that has left hears no ends of steps.
                 ended.fetch_add(1, Ordering::Relaxed);
                 until(&node, "both ends", || ended.load(Ordering::Relaxed) == 2);
                 node.stop().expect("stopped");
