@@ -10,7 +10,7 @@ use super::routes::announced::OutRoutes;
 use super::routes::received::InRoutes;
 use super::serving::answered::AnsweredSlots;
 use super::serving::serve::PeerRequests;
-use super::windows::{EdgeKey, WindowEvent, WindowLink};
+use super::windows::{EdgeKey, WindowEvent, WindowLink, WindowRefusal};
 use super::{CancelDecision, Destination, LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
@@ -307,7 +307,7 @@ impl<P: Port, C> Links<P, C> {
 
     /// Sends a message about an edge on which this process sends. Dropped if there is no such link.
     #[inline]
-    pub fn window_to_receiver(&mut self, link: LinkId, message: ToReceiver<Value, Status>) {
+    pub fn window_to_receiver(&mut self, link: LinkId, message: ToReceiver<Value, WindowRefusal>) {
         let Some((found, mut cx)) = self.with(link) else { return };
         found.window_to_receiver(&mut cx, message);
         self.links.note_backlog(link);

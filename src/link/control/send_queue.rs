@@ -13,6 +13,9 @@ use std::collections::VecDeque;
 
 /// Capacity of the encoding buffer that is kept after a long message.
 const KEPT: usize = 16 * 1024;
+/// Limit of the queued posts for which memory is allocated at the start: a batch can queue two for
+/// each operation that the link carries.
+const MAX_RESERVED: usize = 1024;
 /// Limit of the bytes of queued error texts, without the names of edges.
 const MAX_TEXTS: usize = 64 << 20;
 /// Bytes of names for each request, in its route and in its error: six names of 2 KiB and the text
@@ -75,7 +78,8 @@ pub(in crate::link) struct SendQueue {
 impl SendQueue {
     pub fn new(link: LinkId, depth: u32) -> Self {
         let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(MAX_MESSAGE));
-        let (queue, pack) = (VecDeque::new(), Pack::new(MAX_MESSAGE));
+        let queue = VecDeque::with_capacity((2 * depth as usize).min(MAX_RESERVED));
+        let pack = Pack::new(MAX_MESSAGE);
         SendQueue {
             link,
             depth,

@@ -2,7 +2,7 @@
 
 use super::{
     ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, RecordBeforeLoan, WindowArrival,
-    WindowEvent,
+    WindowEvent, WindowRefusal,
 };
 use crate::fabric::Port;
 use crate::link::links::{Link, LinkContext};
@@ -43,12 +43,12 @@ impl<C> Link<C> {
             WindowMessage::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
             WindowMessage::Refused { edge, status } => {
                 cx.counters.increment(Counter::ErrorsReceived);
-                WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status })
+                WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status.into() })
             }
             WindowMessage::StepsOver { first, last, status } => {
-                // The error of an abort is derived. A cleanup is no error.
-                cx.counters.add(Counter::ErrorsReceived, u64::from(status.derived));
-                let over = StepsOver { first, last, error: status };
+                let error = status.map_or(WindowRefusal::CleanedUp, WindowRefusal::from);
+                cx.counters.add(Counter::ErrorsReceived, u64::from(error.is_error()));
+                let over = StepsOver { first, last, error };
                 WindowEvent::ToReceiver(ToReceiver::StepsOver(over))
             }
         };

@@ -11,13 +11,13 @@ mod incoming;
 mod meta;
 mod outgoing;
 
-use super::{Corruption, Destination, Received, RequestError};
+use super::{Corruption, Destination, Received, RequestError, TensorKeyRef};
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
-use crate::wire::{DType, EdgeName, Status, checksum_of};
+use crate::wire::{Code, DType, EdgeName, Status, checksum_of};
 pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};
 use std::sync::Arc;
@@ -36,6 +36,39 @@ pub struct EdgeKey {
     pub iteration: u64,
 }
 
+/// Why a receive gets no value from its sender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WindowRefusal {
+    /// The sender has cleaned the step up.
+    CleanedUp,
+    /// The step was aborted at the sender, or the sender does not serve the edge.
+    Because(Box<Status>),
+}
+
+impl From<Status> for WindowRefusal {
+    fn from(status: Status) -> Self {
+        WindowRefusal::Because(Box::new(status))
+    }
+}
+
+impl WindowRefusal {
+    /// The error of a receive.
+    pub fn status(&self, of: TensorKeyRef<'_>) -> Status {
+        match self {
+            WindowRefusal::Because(status) => (**status).clone(),
+            WindowRefusal::CleanedUp => {
+                let message = format!("step {} was cleaned up at {}", of.step, of.edge.source_task());
+                Status::new(Code::NotFound, message)
+            }
+        }
+    }
+
+    /// Counts as an error of the exchange: a cleanup is none.
+    fn is_error(&self) -> bool {
+        matches!(self, WindowRefusal::Because(_))
+    }
+}
+
 /// A message of edge windows that has come on a link.
 #[derive(Debug)]
 pub enum WindowEvent {
@@ -43,7 +76,7 @@ pub enum WindowEvent {
     /// error.
     ToSender(ToSender<EdgeKey>, Option<Status>),
     /// Of the sender of an edge.
-    ToReceiver(ToReceiver<WindowArrival, Status>),
+    ToReceiver(ToReceiver<WindowArrival, WindowRefusal>),
 }
 
 /// A value that has come from a peer.

@@ -1,6 +1,6 @@
 //! Messages of this process's windows to the peer.
 
-use super::{AskedOfEdge, EdgeKey, is_borrowable};
+use super::{AskedOfEdge, EdgeKey, WindowRefusal, is_borrowable};
 use crate::fabric::{LoanPermit, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext, TensorProtocol};
 use crate::link::{Value, placement_of};
@@ -9,7 +9,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
 use crate::telemetry::Counter;
 use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, VersionedMeta, WindowMessage};
-use crate::wire::{EdgeId, Immediate, ImmediateKind, Slot, Status, checksum_of};
+use crate::wire::{EdgeId, Immediate, ImmediateKind, Slot, checksum_of};
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
 /// meta id.
@@ -49,19 +49,24 @@ impl<C> Link<C> {
     pub(in crate::link) fn window_to_receiver<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
-        message: ToReceiver<Value, Status>,
+        message: ToReceiver<Value, WindowRefusal>,
     ) {
         match message {
             ToReceiver::Record(record) => self.send_record(cx, record),
-            ToReceiver::Refused { edge, error } => {
+            ToReceiver::Refused { edge, error: WindowRefusal::Because(status) } => {
                 cx.counters.increment(Counter::ErrorsSent);
-                self.send_window(cx, &WindowMessage::Refused { edge, status: error });
+                self.send_window(cx, &WindowMessage::Refused { edge, status: *status });
             }
+            // Not reached: a cleanup ends steps, not edges.
+            ToReceiver::Refused { error: WindowRefusal::CleanedUp, .. } => {}
             ToReceiver::Retired { edge } => self.send_window(cx, &WindowMessage::Retired { edge }),
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
-                // The error of an abort is derived. A cleanup is no error.
-                cx.counters.add(Counter::ErrorsSent, u64::from(error.derived));
-                self.send_window(cx, &WindowMessage::StepsOver { first, last, status: error });
+                cx.counters.add(Counter::ErrorsSent, u64::from(error.is_error()));
+                let status = match error {
+                    WindowRefusal::CleanedUp => None,
+                    WindowRefusal::Because(status) => Some(*status),
+                };
+                self.send_window(cx, &WindowMessage::StepsOver { first, last, status });
             }
         }
     }

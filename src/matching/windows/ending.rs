@@ -1,11 +1,11 @@
 //! The ends of calls, steps and lives.
 
-use super::sending::gone;
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::TensorKey;
+use crate::link::windows::WindowRefusal;
 use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::protocol::window::StepsOver;
-use crate::wire::{Status, Time};
+use crate::wire::Time;
 use std::sync::Arc;
 
 impl Matching {
@@ -47,21 +47,22 @@ impl Matching {
                 let _ = self.steps.begin(step, &Arc::from(""));
                 self.steps.abort(step, status.clone());
                 let error = Error::Aborted { step: step.into(), status: status.clone() };
-                self.end_step(lanes, step, &error, status.into_derived());
+                let refusal = WindowRefusal::from(status.into_derived());
+                self.end_step(lanes, step, &error, &refusal);
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
-                self.end_step(lanes, step, &Error::StepGone { step: step.into() }, gone(&self.me, step));
+                self.end_step(lanes, step, &Error::StepGone { step: step.into() }, &WindowRefusal::CleanedUp);
             }
         }
     }
 
     /// Drops the values of a step, fails its receives, and tells the peers that have announced
     /// edges.
-    fn end_step(&mut self, lanes: &mut impl Lanes, step: u64, error: &Error, status: Status) {
+    fn end_step(&mut self, lanes: &mut impl Lanes, step: u64, error: &Error, refusal: &WindowRefusal) {
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
             let entry = &mut self.peers[peer.0 as usize];
-            let over = StepsOver { first: step, last: step, error: status.clone() };
+            let over = StepsOver { first: step, last: step, error: refusal.clone() };
             let hears = entry.has_announced;
             let dropped = entry.out.end_steps(over, &mut |message| {
                 if hears {
@@ -83,7 +84,7 @@ impl Matching {
 
     /// A peer announces an edge. With its first one the peer hears which steps have ended here.
     pub(super) fn note_announcement(&mut self, lanes: &mut impl Lanes, peer: PeerIndex) {
-        let Matching { peers, steps, me, .. } = self;
+        let Matching { peers, steps, .. } = self;
         let entry = &mut peers[peer.0 as usize];
         if std::mem::replace(&mut entry.has_announced, true) {
             return;
@@ -91,10 +92,11 @@ impl Matching {
         let mut post = |message| lanes.to_receiver(peer, message);
         for (first, last) in steps.retired() {
             // Their values were dropped when they ended.
-            let _ = entry.out.end_steps(StepsOver { first, last, error: gone(me, last) }, &mut post);
+            let _ =
+                entry.out.end_steps(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
         }
         for (step, status) in steps.aborted() {
-            let error = status.clone().into_derived();
+            let error = WindowRefusal::from(status.clone().into_derived());
             let _ = entry.out.end_steps(StepsOver { first: step, last: step, error }, &mut post);
         }
     }

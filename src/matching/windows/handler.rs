@@ -2,7 +2,7 @@
 
 use super::{Lanes, Matching, WINDOWS};
 use crate::fabric::{LinkFailure, LinkId, Port};
-use crate::link::windows::{EdgeKey, WindowEvent};
+use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
 use crate::link::{Destination, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
@@ -13,7 +13,7 @@ use crate::memory::Pool;
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::{Status, TaskId, Time};
+use crate::wire::{TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -56,7 +56,7 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
     }
 
     #[inline]
-    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, Status>) {
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) {
         if let Some(link) = self.connections.present(peer) {
             self.links.window_to_receiver(link, message);
         }
@@ -75,10 +75,9 @@ impl WindowHandler {
         observer: Arc<dyn PeerObserver>,
     ) -> Self {
         let max_waiting = settings.link.max_requests as usize;
-        let tasks = (me.clone(), members.clone());
         WindowHandler {
+            matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding)),
             connections: Connections::new(me, incarnation, members, &settings, observer),
-            matching: Matching::new(tasks, WINDOWS, (max_waiting, outstanding)),
             standing: Vec::new(),
         }
     }

@@ -21,13 +21,13 @@ mod tests;
 
 pub use handler::WindowHandler;
 
-use super::{CallId, Error, Members, PeerIndex, Steps, Waiter};
-use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival};
+use super::{CALLS, CallId, Error, Members, PeerIndex, Steps, Waiter};
+use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
 use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
 use crate::memory::Pool;
 use crate::protocol::window::{InEdges, OutEdges, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
-use crate::wire::{EdgeSide, Status, TaskId, Time};
+use crate::wire::{EdgeSide, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -69,7 +69,7 @@ pub trait Lanes {
     /// Sends a message about an edge on which this process receives.
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
     /// Sends a message about an edge on which this process sends.
-    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, Status>);
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>);
 }
 
 /// A receive that waits.
@@ -86,8 +86,8 @@ struct WaitingReceive {
 
 /// What the poller keeps for one peer, across its lives.
 struct PeerEdges {
-    out: OutEdges<EdgeKey, Value, Status>,
-    incoming: InEdges<EdgeKey, WindowArrival, u32, Status>,
+    out: OutEdges<EdgeKey, Value, WindowRefusal>,
+    incoming: InEdges<EdgeKey, WindowArrival, u32, WindowRefusal>,
     /// Receives that wait, without those of batches.
     waiting: usize,
     /// The error of calls that need the peer, while it has no link.
@@ -99,7 +99,6 @@ struct PeerEdges {
 
 /// The tensors of one poller.
 pub struct Matching {
-    me: TaskId,
     peers: Vec<PeerEdges>,
     steps: Steps,
     waiting: Slab<WaitingReceive>,
@@ -118,7 +117,7 @@ pub struct Matching {
 impl Matching {
     /// No values and no receives. Each member is without a link until [`Matching::up`].
     pub fn new(
-        (me, members): (TaskId, Members),
+        members: &Members,
         options: WindowOptions,
         (max_waiting, outstanding): (usize, Arc<AtomicUsize>),
     ) -> Self {
@@ -131,10 +130,9 @@ impl Matching {
         };
         Matching {
             peers: members.all().iter().map(no_link).collect(),
-            me,
             steps: Steps::default(),
             waiting: Slab::default(),
-            calls: HashMap::default(),
+            calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             max_waiting,
             outstanding,
             next_deadline: Time::NEVER,

@@ -2,14 +2,13 @@
 
 use super::sending::is_over;
 use super::{Lanes, Matching, WaitingReceive};
-use crate::link::windows::{RejectedTensor, WindowArrival};
+use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{
     Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
 };
 use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter, check_live};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
-use crate::wire::Status;
 use crate::wire::message::Placement;
 use std::sync::Arc;
 
@@ -42,8 +41,8 @@ impl Matching {
             self.send_due(lanes, peer, edge);
             return receive.waiter.complete(Err(error));
         }
-        if let Some(status) = entry.incoming.refusal(edge, step) {
-            let error = RequestError::Remote(status.clone());
+        if let Some(refusal) = entry.incoming.refusal(edge, step) {
+            let error = RequestError::Remote(refusal.status(receive.key.borrowed()));
             self.send_due(lanes, peer, edge);
             return failed(lanes, receive.waiter, &receive.key, error);
         }
@@ -82,7 +81,7 @@ impl Matching {
         &mut self,
         lanes: &mut impl Lanes,
         peer: PeerIndex,
-        message: ToReceiver<WindowArrival, Status>,
+        message: ToReceiver<WindowArrival, WindowRefusal>,
     ) -> Result<(), WindowViolation> {
         let Matching { peers, steps, .. } = self;
         let incoming = &mut peers[peer.0 as usize].incoming;
@@ -96,10 +95,11 @@ impl Matching {
                 }
                 self.send_due(lanes, peer, edge);
             }
-            Incoming::Ended(waiters, _, status) => {
+            Incoming::Ended(waiters, _, refusal) => {
                 for waiter in waiters {
                     let Some(receive) = self.take_waiting(waiter) else { continue };
-                    failed(lanes, receive.waiter, &receive.key, RequestError::Remote(status.clone()));
+                    let error = RequestError::Remote(refusal.status(receive.key.borrowed()));
+                    failed(lanes, receive.waiter, &receive.key, error);
                 }
             }
         }
@@ -174,8 +174,8 @@ impl Matching {
         if let Some(error) = &entry.down {
             return Some(Err(error.clone()));
         }
-        if let Some(status) = entry.incoming.refusal(edge, key.step) {
-            let error = RequestError::Remote(status.clone());
+        if let Some(refusal) = entry.incoming.refusal(edge, key.step) {
+            let error = RequestError::Remote(refusal.status(key));
             return Some(Err(error_of(lanes, key, error)));
         }
         if entry.waiting >= self.max_waiting {

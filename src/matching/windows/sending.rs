@@ -1,10 +1,11 @@
 //! The sending side.
 
 use super::{EdgeKey, Lanes, Matching};
+use crate::link::windows::WindowRefusal;
 use crate::link::{TensorKeyRef, Value};
 use crate::matching::{PeerIndex, StepState, Steps, reserve};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
-use crate::wire::{Code, Status, TaskId};
+use crate::wire::Status;
 use std::sync::atomic::Ordering;
 
 impl Matching {
@@ -64,14 +65,15 @@ impl Matching {
         if matches!(message, ToSender::Announce { .. }) {
             self.note_announcement(lanes, peer);
         }
-        let Matching { peers, steps, me, .. } = self;
+        let Matching { peers, steps, .. } = self;
         let mut records = 0;
         let mut post = |message| {
             records += usize::from(matches!(message, ToReceiver::Record(_)));
             lanes.to_receiver(peer, message);
         };
         let out = &mut peers[peer.0 as usize].out;
-        let dropped = out.receive(message, |step| end_of(steps, me, step), |_| refusal.clone(), &mut post)?;
+        let refusal = refusal.map(WindowRefusal::from);
+        let dropped = out.receive(message, |step| end_of(steps, step), |_| refusal.clone(), &mut post)?;
         self.left(records + dropped.len());
         Ok(())
     }
@@ -91,16 +93,12 @@ pub(super) fn is_over(steps: &Steps, step: u64) -> bool {
     !steps.is_live(step) && matches!(steps.state(step), StepState::Aborted(_) | StepState::Gone)
 }
 
-/// The error of receives that ask this process for values of a step that is over here.
-pub(super) fn end_of(steps: &Steps, me: &TaskId, step: u64) -> Option<Status> {
+/// Why receives that ask this process for values of a step get none; `None` if the step is not over
+/// here.
+pub(super) fn end_of(steps: &Steps, step: u64) -> Option<WindowRefusal> {
     match steps.state(step) {
-        StepState::Aborted(status) => Some(status.into_derived()),
-        StepState::Gone => Some(gone(me, step)),
+        StepState::Aborted(status) => Some(status.into_derived().into()),
+        StepState::Gone => Some(WindowRefusal::CleanedUp),
         StepState::Live | StepState::NotBegun => None,
     }
-}
-
-/// The error of receives that ask for values of a step that was cleaned up.
-pub(super) fn gone(me: &TaskId, step: u64) -> Status {
-    Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"))
 }

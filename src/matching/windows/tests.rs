@@ -10,7 +10,7 @@ use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
 use crate::sync::{OneshotPool, OneshotReceiver};
-use crate::wire::{Code, DType, EdgeName, Shape, TensorMeta, checksum_of};
+use crate::wire::{Code, DType, EdgeName, Shape, Status, TensorMeta, checksum_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,7 +28,7 @@ struct TestLanes {
     pool: Pool,
     counters: CountersWriter,
     to_sender: VecDeque<ToSender<EdgeKey>>,
-    to_receiver: VecDeque<ToReceiver<Value, Status>>,
+    to_receiver: VecDeque<ToReceiver<Value, WindowRefusal>>,
     is_down: bool,
 }
 
@@ -47,7 +47,7 @@ impl Lanes for TestLanes {
         }
     }
 
-    fn to_receiver(&mut self, _: PeerIndex, message: ToReceiver<Value, Status>) {
+    fn to_receiver(&mut self, _: PeerIndex, message: ToReceiver<Value, WindowRefusal>) {
         if !self.is_down {
             self.to_receiver.push_back(message);
         }
@@ -100,7 +100,7 @@ fn number_in(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(*bytes.first_chunk().expect("a number"))
 }
 
-fn side(job: &str, window: u64) -> Side {
+fn side(window: u64) -> Side {
     let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     let pool = Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default());
     let pool = pool.expect("a pool");
@@ -116,11 +116,7 @@ fn side(job: &str, window: u64) -> Side {
         max_needs: 8,
         resends: false,
     };
-    let matching = Matching::new(
-        (TaskId::new(job, 0).expect("a task"), members),
-        options,
-        (MAX_WAITING, outstanding.clone()),
-    );
+    let matching = Matching::new(&members, options, (MAX_WAITING, outstanding.clone()));
     let lanes = TestLanes {
         pool: pool.clone(),
         counters: CountersWriter::new(),
@@ -139,7 +135,7 @@ fn key(name: &str, step: u64) -> TensorKey {
 impl Pair {
     /// Two linked processes.
     fn new(window: u64) -> Pair {
-        let sides = [side("a", window), side("b", window)];
+        let sides = [side(window), side(window)];
         let (calls, next_call, now) = (OneshotPool::new(64), 0, Time::from_nanos(1));
         let mut pair = Pair { sides, calls, next_call, now };
         pair.up();
@@ -264,7 +260,7 @@ impl Pair {
 }
 
 /// The message as it arrives: the fabric lends the tensor.
-fn arrival(message: ToReceiver<Value, Status>) -> ToReceiver<WindowArrival, Status> {
+fn arrival(message: ToReceiver<Value, WindowRefusal>) -> ToReceiver<WindowArrival, WindowRefusal> {
     match message {
         ToReceiver::Record(Record { edge, n, step, answers_need, value }) => {
             let value = match value {

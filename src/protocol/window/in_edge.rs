@@ -130,6 +130,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// cells, so the limit is lower by them.
     pub fn announce<K>(&mut self, edge: EdgeId, key: K) -> ToSender<K> {
         self.state = InState::Announced(edge);
+        self.make_room();
         (self.came, self.answers) = (0, 0);
         self.needs.clear();
         self.granted = self.grantable();
@@ -202,6 +203,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// Lets the edge hold `window` values, or more if it does already.
     pub fn widen(&mut self, window: u64) {
         self.window = self.window.max(window);
+        self.make_room();
     }
 
     /// Asks for a value of a step for a receive that does not wait. Returns the message for the
@@ -295,6 +297,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
                 return None;
             }
             self.window = self.window.max(usual);
+            self.make_room();
             self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
             return Some(ToSender::Credit { edge, limit: self.granted });
         }
@@ -359,6 +362,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         (waiters, values, None)
     }
 
+    /// Reserves the memory of the window, so that a value later costs none.
+    fn make_room(&mut self) {
+        self.held.reserve((self.window as usize).saturating_sub(self.held.len()));
+    }
+
     /// The limit that can be announced now.
     fn grantable(&self) -> u64 {
         self.came - self.answers + self.window.saturating_sub(self.occupied)
@@ -390,14 +398,9 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             }
         }
         let mut values = Vec::new();
-        for held in std::mem::take(&mut self.held) {
-            match is_over(held.step) {
-                true => {
-                    self.occupied -= u64::from(held.in_window);
-                    values.push(held.value);
-                }
-                false => self.held.push(held),
-            }
+        for held in self.held.extract_if(.., |held| is_over(held.step)) {
+            self.occupied -= u64::from(held.in_window);
+            values.push(held.value);
         }
         (waiters, values)
     }

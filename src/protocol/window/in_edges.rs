@@ -1,15 +1,14 @@
 //! The edges on which a link receives.
 
 use super::in_edge::{Arrived, Held, InEdge, InState};
-use super::message::{Record, StepsOver, ToReceiver, ToSender};
+use super::message::{Record, ToReceiver, ToSender};
+use super::over_steps::OverSteps;
 use super::slab::Slab;
 use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Ends of steps that [`InEdges`] remembers, for receives that begin later.
-const REMEMBERED: usize = 4096;
 /// Edges that [`InEdges`] examines for an idle one when it gives out a number.
 const EXAMINED: u32 = 4;
 
@@ -61,7 +60,7 @@ pub struct InEdges<K, V, W, E> {
     /// The edge that [`InEdges::retire_idle`] examined last.
     hand: u32,
     /// Steps that have ended at the peer.
-    over: VecDeque<StepsOver<E>>,
+    over: OverSteps<E>,
     is_up: bool,
     options: WindowOptions,
 }
@@ -80,7 +79,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             has_needs: false,
             cells: 0,
             hand: 0,
-            over: VecDeque::new(),
+            over: OverSteps::default(),
             is_up: true,
             options,
         }
@@ -136,7 +135,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         if let Some(InState::Refused(error)) = self.edges.get(index).map(|named| named.edge.state()) {
             return Some(error);
         }
-        self.over.iter().find(|over| over.includes(step)).map(|over| &over.error)
+        self.over.error(step)
     }
 
     /// The first value of a step.
@@ -289,11 +288,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             ToReceiver::StepsOver(over) => {
                 let error = over.error.clone();
                 if over.first == over.last && self.is_quiet(over.first) {
-                    self.remember(over);
+                    self.over.add(over);
                     return Ok(Incoming::Ended(Vec::new(), Vec::new(), error));
                 }
                 let (waiters, values) = self.end(|edge| edge.sender_ended(|step| over.includes(step)), post);
-                self.remember(over);
+                self.over.add(over);
                 Ok(Incoming::Ended(waiters, values, error))
             }
         }
@@ -306,7 +305,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         post: &mut impl FnMut(ToSender<K>),
     ) -> Result<Incoming<V, W, E>, WindowViolation> {
         let (index, step) = (self.find(record.edge)?, record.step);
-        if self.over.iter().any(|over| over.includes(step)) {
+        if self.over.error(step).is_some() {
             return Err(WindowViolation("a value of a step that it had ended"));
         }
         let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
@@ -358,7 +357,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             self.send_due(*index, post);
         }
         self.has_needs = false;
-        busy.into_iter().for_each(|index| self.note_still_busy(index));
+        // The lists take turns, so that none is allocated again.
+        let noted = std::mem::take(&mut self.busy);
+        noted.iter().for_each(|index| self.unlist(*index));
+        busy.extend(noted);
+        busy.retain(|index| self.is_still_busy(*index));
+        self.busy = busy;
         self.recount();
         all
     }
@@ -470,11 +474,18 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.list(index);
     }
 
-    fn note_still_busy(&mut self, index: u32) {
-        let Some(edge) = self.edge_mut(index).filter(|edge| !edge.is_idle()) else { return };
-        let needs = edge.needs() > 0;
-        self.has_needs |= needs;
-        self.list(index);
+    /// Whether an edge stays in the list of busy ones, in which it is once.
+    fn is_still_busy(&mut self, index: u32) -> bool {
+        let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_busy) else { return false };
+        named.is_busy = !named.edge.is_idle();
+        self.has_needs |= named.edge.needs() > 0;
+        named.is_busy
+    }
+
+    fn unlist(&mut self, index: u32) {
+        if let Some(named) = self.edges.get_mut(index) {
+            named.is_busy = false;
+        }
     }
 
     fn list(&mut self, index: u32) {
@@ -487,7 +498,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// Counts anew, after several waiters or values have left.
     fn recount(&mut self) {
         let InEdges { edges, busy, counts, .. } = self;
-        *counts = StepCounts::default();
+        counts.clear();
         for index in busy.iter() {
             let Some(named) = edges.get(*index) else { continue };
             named.edge.waiters().for_each(|(step, _)| counts.add(*step));
@@ -517,23 +528,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 named.is_unnumbered = false;
             }
             self.send_due(index, post);
-        }
-    }
-
-    fn remember(&mut self, over: StepsOver<E>) {
-        if self.over.iter().any(|known| known.includes(over.first) && known.includes(over.last)) {
-            return;
-        }
-        match self.over.back_mut() {
-            Some(last) if last.error == over.error && last.last.checked_add(1) == Some(over.first) => {
-                last.last = over.last;
-            }
-            _ => {
-                if self.over.len() == REMEMBERED {
-                    self.over.pop_front();
-                }
-                self.over.push_back(over);
-            }
         }
     }
 

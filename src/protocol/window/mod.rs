@@ -31,6 +31,7 @@ mod in_edges;
 mod message;
 mod out_edge;
 mod out_edges;
+mod over_steps;
 mod slab;
 mod step_counts;
 

@@ -209,15 +209,16 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     /// Steps have ended here. Returns their waiting values, which are not sent.
     pub fn end_steps(&mut self, over: StepsOver<E>, post: &mut impl FnMut(ToReceiver<V, E>)) -> Vec<V> {
         let mut dropped = Vec::new();
-        for index in std::mem::take(&mut self.pending) {
-            let Some(named) = self.edges.get_mut(index) else { continue };
-            named.is_pending = false;
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.retain(|index| {
+            let Some(named) = self.edges.get_mut(*index) else { return false };
             dropped.extend(named.edge.end_steps(|step| over.includes(step)));
-            if named.edge.has_pending() {
-                self.note_pending(index);
-            }
-            self.forget(index);
-        }
+            named.is_pending = named.edge.has_pending();
+            let stays = named.is_pending;
+            self.forget(*index);
+            stays
+        });
+        self.pending = pending;
         self.post_over(over, post);
         dropped
     }

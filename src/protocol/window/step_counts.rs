@@ -1,17 +1,23 @@
 //! The number of things that each step still has.
 
-use std::collections::BTreeMap;
-
 /// Steps that are counted without a search, if their ids are consecutive.
 const NEAR: usize = 16;
+/// Other steps for which memory is allocated at the start.
+const FAR: usize = 64;
 
 /// The number of values and waiters of each step.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepCounts {
     /// The step and its count, at the lowest bits of the step.
     near: [(u64, u32); NEAR],
     /// Counts of steps whose place another step had.
-    far: BTreeMap<u64, u32>,
+    far: Vec<(u64, u32)>,
+}
+
+impl Default for StepCounts {
+    fn default() -> Self {
+        StepCounts { near: [(0, 0); NEAR], far: Vec::with_capacity(FAR) }
+    }
 }
 
 impl StepCounts {
@@ -19,9 +25,12 @@ impl StepCounts {
     #[inline]
     pub fn add(&mut self, step: u64) {
         let near = &mut self.near[step as usize % NEAR];
-        match near.1 == 0 || near.0 == step {
-            true => *near = (step, near.1 + 1),
-            false => *self.far.entry(step).or_default() += 1,
+        if near.1 == 0 || near.0 == step {
+            return *near = (step, near.1 + 1);
+        }
+        match self.far.iter_mut().find(|far| far.0 == step) {
+            Some(far) => far.1 += 1,
+            None => self.far.push((step, 1)),
         }
     }
 
@@ -31,19 +40,25 @@ impl StepCounts {
         let near = &mut self.near[step as usize % NEAR];
         if near.0 == step && near.1 > 0 {
             near.1 -= 1;
-        } else if let Some(far) = self.far.get_mut(&step) {
-            *far -= 1;
-            if *far == 0 {
-                self.far.remove(&step);
+        } else if let Some(at) = self.far.iter().position(|far| far.0 == step) {
+            self.far[at].1 -= 1;
+            if self.far[at].1 == 0 {
+                self.far.swap_remove(at);
             }
         }
+    }
+
+    /// Takes back everything.
+    pub fn clear(&mut self) {
+        self.near = [(0, 0); NEAR];
+        self.far.clear();
     }
 
     /// Whether the step has nothing.
     #[inline]
     pub fn is_empty(&self, step: u64) -> bool {
         let near = self.near[step as usize % NEAR];
-        (near.0 != step || near.1 == 0) && !self.far.contains_key(&step)
+        (near.0 != step || near.1 == 0) && self.far.iter().all(|far| far.0 != step)
     }
 }
 

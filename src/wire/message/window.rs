@@ -15,7 +15,7 @@
 //!   A loan has meta id u16, and the loan follows; the borrow flag lets the receiver keep it. A
 //!   dead value has nothing. An error has a status.
 //! * 41 `REFUSED`: flags u8, edge, status
-//! * 42 `STEPS_OVER`: flags u8, first u64, last u64, status
+//! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
 //!
 //! A meta is that of [`Message`](super::Message). A status is code u8, message and details (each
 //! u32 length + bytes); the derived flag belongs to it.
@@ -41,6 +41,8 @@ const STEPS_OVER: u8 = 42;
 const FLAG_RESUME: u8 = 1;
 const FLAG_BORROW: u8 = 2;
 const FLAG_VALIDATE: u8 = 4;
+// Flags of `STEPS_OVER`, beside the derived flag.
+const FLAG_CLEANED_UP: u8 = 2;
 // Flags of `RECORD`. The derived flag is the first, as elsewhere.
 const FLAG_ANSWERS_NEED: u8 = 2;
 const FLAG_CHECKSUM: u8 = 4;
@@ -172,8 +174,8 @@ pub enum WindowMessage<'a> {
         first: u64,
         /// Id of the latest ended step, itself included.
         last: u64,
-        /// The error of receives that ask for their values.
-        status: Status,
+        /// The error of receives that ask for their values; `None` for steps that were cleaned up.
+        status: Option<Status>,
     },
 }
 
@@ -209,10 +211,10 @@ impl<'a> WindowMessage<'a> {
                 put_status(out, status);
             }
             WindowMessage::StepsOver { first, last, status } => {
-                out.extend([STEPS_OVER, derived_flag(status)]);
+                out.extend([STEPS_OVER, status.as_ref().map_or(FLAG_CLEANED_UP, derived_flag)]);
                 out.extend(first.to_le_bytes());
                 out.extend(last.to_le_bytes());
-                put_status(out, status);
+                status.iter().for_each(|status| put_status(out, status));
             }
         }
     }
@@ -291,9 +293,14 @@ impl<'a> MessageReader<'a> {
                 WindowMessage::Refused { edge: self.edge()?, status: self.status(flags)? }
             }
             STEPS_OVER => {
-                let flags = self.flags(FLAG_DERIVED)?;
+                let flags = self.flags(FLAG_DERIVED | FLAG_CLEANED_UP)?;
                 let (first, last) = (self.u64("first step")?, self.u64("last step")?);
-                WindowMessage::StepsOver { first, last, status: self.status(flags)? }
+                let status = match flags & FLAG_CLEANED_UP {
+                    0 => Some(self.status(flags)?),
+                    _ if flags == FLAG_CLEANED_UP => None,
+                    _ => return Err(self.bad("flags", flags.into())),
+                };
+                WindowMessage::StepsOver { first, last, status }
             }
             kind => return Err(MessageError::Kind { kind }),
         })

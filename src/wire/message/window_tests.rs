@@ -100,7 +100,8 @@ proptest! {
     #[test]
     fn errors_come_back(edge in edge(), first: u64, last: u64, status in status()) {
         comes_back(&WindowMessage::Refused { edge, status: status.clone() })?;
-        comes_back(&WindowMessage::StepsOver { first, last, status })?;
+        comes_back(&WindowMessage::StepsOver { first, last, status: Some(status) })?;
+        comes_back(&WindowMessage::StepsOver { first, last, status: None })?;
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) fn give_back(table: &impl StoreWords, index: usize, number: u64) {
 }
 
 /// Loans for which memory is allocated at the start.
-const RESERVED: usize = 256;
+const RESERVED: usize = 2048;
 
 /// An outstanding loan.
 struct LentLoan<T> {
