@@ -1,8 +1,9 @@
 //! The send queue of a link: messages and writes leave in order, under the peer's credits.
 
 use crate::fabric::{LinkFailure, LinkId, LoanPermit, MAX_MESSAGE, Port, PostError};
-use crate::link::LinkSettings;
 use crate::link::control::texts::{Long, Texts};
+use crate::link::windows::MAX_EDGES;
+use crate::link::{LinkSettings, TensorProtocol};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
@@ -11,6 +12,9 @@ use crate::wire::message::{Message, fragment};
 use crate::wire::{Grant, Immediate};
 use std::collections::VecDeque;
 
+/// Posts that can be queued for each edge that can have a number. All windows together have as many
+/// cells as there are such edges.
+const POSTS_PER_EDGE: usize = 4;
 /// Capacity of the encoding buffer that is kept after a long message.
 const KEPT: usize = 16 * 1024;
 /// Limit of the queued posts for which memory is allocated at the start: a batch can queue two for
@@ -111,11 +115,18 @@ impl SendQueue {
 
     /// Why the link must end, if more is queued than a correct peer can cause. A correct peer
     /// causes requests and cancels of this side, answers (meta-data, value, checksum) and
-    /// acknowledgements.
+    /// acknowledgements. With edge windows it gives credit for values, each of which takes two
+    /// posts, and this side announces edges and gives credit.
     pub fn overflow(&self, settings: &LinkSettings) -> Option<String> {
         let requests = settings.max_requests as usize;
+        let windows = match settings.protocol {
+            TensorProtocol::Windows { .. } => POSTS_PER_EDGE * MAX_EDGES as usize,
+            TensorProtocol::Requests => 0,
+        };
         let (count, bytes) = (self.backlog(), self.texts.bytes());
-        if count <= 6 * requests + 4096 && bytes <= MAX_TEXTS.saturating_add(requests.saturating_mul(NAMES)) {
+        if count <= 6 * requests + 4096 + windows
+            && bytes <= MAX_TEXTS.saturating_add(requests.saturating_mul(NAMES))
+        {
             return None;
         }
         Some(format!(

@@ -39,6 +39,56 @@ fn ten_thousand_small_tensors_each_step_come_right_and_leave_nothing() {
     });
 }
 
+/// The receiver makes no progress meanwhile. Each value takes a record and a loan.
+#[test]
+fn a_sender_may_run_ahead_by_every_window_of_a_thousand_edges() {
+    const EDGES: usize = 1000;
+    /// Steps in which the windows grow, one after the other.
+    const FIRST: u64 = 20;
+    /// Steps that are sent before any of them is received.
+    const AHEAD: u64 = 16;
+    if over_verbs() {
+        return;
+    }
+    let is_sent = Arc::new(AtomicU64::new(0));
+    let settings = [("pool_size", "128MiB"), ("max_outstanding_sends", "100000"), ("max_requests", "100")];
+    run(2, &settings, move |node, task| {
+        if task == 0 {
+            let back = node.edge_from("w", 1, "received").expect("an edge");
+            let out = node.batch(edges_to(node, 1, EDGES)).expect("usable");
+            for n in 0..FIRST + AHEAD {
+                let step = begin(node, n);
+                out.send(&step, (0..EDGES).map(|_| filled(node, n))).expect("sent");
+                if n < FIRST {
+                    step.recv(&back, SOON).expect("the word");
+                }
+            }
+            is_sent.store(1, Ordering::SeqCst);
+            return;
+        }
+        let back = node.edge_to("w", 0, "received").expect("an edge");
+        let all = node.batch(edges_from(node, 0, EDGES)).expect("usable");
+        let mut received = Vec::new();
+        for n in 0..FIRST + AHEAD {
+            while n == FIRST && is_sent.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            let step = begin(node, n);
+            all.recv_many(&step, SOON, &mut received).expect("received");
+            assert!(received.iter().all(|value| value.tensor.bytes() == [n as u8; 256]), "step {n}");
+            received.clear();
+            step.send_dead(&back).expect("sent");
+        }
+    });
+}
+
+/// A tensor of 256 bytes.
+fn filled(node: &Node, byte: u64) -> Tensor {
+    let mut tensor = node.tensor_within(DType::U8, &[256], SOON).expect("room");
+    tensor.bytes_mut().fill(byte as u8);
+    tensor.freeze()
+}
+
 /// Bytes of the message of a control slot.
 const SLOT: u64 = 224 - 1;
 /// Bytes of a packed small response, and of a packed request.

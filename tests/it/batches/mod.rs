@@ -8,7 +8,7 @@ mod pollers;
 
 use crate::common::{SOON, counting, over_verbs, run, values};
 use std::time::Duration;
-use tensorwire::{Counter, Delivery, Edge, Node, Step, Tensor, Value};
+use tensorwire::{Counter, DType, Delivery, Edge, Node, Step, Tensor, Value};
 
 /// The names of `count` edges.
 fn names(count: usize) -> impl Iterator<Item = String> + Clone {
