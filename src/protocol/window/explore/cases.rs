@@ -46,6 +46,15 @@ pub fn cases() -> Vec<Case> {
             ],
         );
         add(
+            "edges without cells need each value",
+            WindowOptions { max_cells: window, ..plain },
+            vec![
+                vec![Send(0, 1), Send(1, 1), Send(1, 2), Send(0, 2)],
+                vec![Receive(0, 1), Receive(1, 2), Receive(0, 2)],
+                vec![Receive(1, 1)],
+            ],
+        );
+        add(
             "a receive gives up",
             plain,
             vec![
