@@ -37,6 +37,7 @@ pub struct Delivery<T> {
 
 /// The tensor of a [`Delivery`], before it is cast to the type of the caller.
 #[derive(Debug)]
+#[allow(unnameable_types)] // of an internal trait
 pub enum Payload {
     /// A tensor of the pool, borrowed, or empty for a dead value.
     Tensor(Tensor),

@@ -1,12 +1,12 @@
 //! Makes links with peers from the addresses that the bootstrap service brings.
 
-use super::pollers::{PollerSet, Pollers};
+use super::pollers::{LinkPollers, PollerSet};
 use super::process::{PeerReport, PeerState};
 use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
-use crate::matching::{LinkTag, Members, PeerIndex, PeerObserver, Remote, RemoteCommand};
+use crate::matching::{LinkTag, Members, PeerIndex, PeerObserver, RemoteCommand};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
@@ -126,9 +126,9 @@ impl PeerObserver for LinkReporter {
 }
 
 /// Makes endpoints for the bootstrap service, connects them, and attaches the links to pollers.
-pub(super) struct FabricPeering<F: TransportFabric, H: Remote<F::Port>> {
+pub(super) struct FabricPeering<F: TransportFabric> {
     fabric: F,
-    pollers: Arc<Pollers<F, H>>,
+    pollers: Arc<dyn LinkPollers<F::Link>>,
     directory: PeerDirectory,
     host: String,
     options: LinkOptions,
@@ -140,10 +140,10 @@ struct Endpoints<H> {
     waiting: HashMap<u64, (H, PeerTransport)>,
 }
 
-impl<F: TransportFabric, H: Remote<F::Port>> FabricPeering<F, H> {
+impl<F: TransportFabric> FabricPeering<F> {
     pub fn new(
         fabric: F,
-        pollers: Arc<Pollers<F, H>>,
+        pollers: Arc<dyn LinkPollers<F::Link>>,
         directory: PeerDirectory,
         host: String,
         options: LinkOptions,
@@ -166,7 +166,6 @@ impl<F: TransportFabric, H: Remote<F::Port>> FabricPeering<F, H> {
     fn try_link(&self, peer: &PeerInfo, link: F::Link, timeout: Duration) -> Result<(), Status> {
         let (done, outcome) = channel();
         let index = self.index(&peer.name)?;
-        let engine = self.pollers.of(index);
         let attach = RemoteCommand::Attach {
             peer: index,
             tag: tag_of(peer),
@@ -175,10 +174,10 @@ impl<F: TransportFabric, H: Remote<F::Port>> FabricPeering<F, H> {
             done: Box::new(move |result| drop(done.send(result))),
         };
         let unusable = |error: Unusable| Status::new(Code::Unavailable, error.to_string());
-        engine.submit(attach).map_err(unusable)?;
+        self.pollers.submit(index, attach).map_err(unusable)?;
         let end = Instant::now() + timeout;
         while Instant::now() < end {
-            engine.progress().map_err(unusable)?;
+            self.pollers.progress(index).map_err(unusable)?;
             match outcome.recv_timeout(PROBE_POLL) {
                 Ok(result) => return result.map_err(|why| Status::new(Code::Unavailable, why)),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -201,7 +200,7 @@ impl<F: TransportFabric, H: Remote<F::Port>> FabricPeering<F, H> {
     fn submit(&self, peer: &PeerInfo, command: impl FnOnce(PeerIndex, LinkTag) -> RemoteCommand<F::Link>) {
         if let Ok(index) = self.index(&peer.name) {
             // An unusable poller has ended every link and call already.
-            let _ = self.pollers.of(index).submit(command(index, tag_of(peer)));
+            let _ = self.pollers.submit(index, command(index, tag_of(peer)));
         }
     }
 }
@@ -213,7 +212,7 @@ fn tag_of(peer: &PeerInfo) -> LinkTag {
 /// How long the thread that probes a link waits between two polls.
 const PROBE_POLL: Duration = Duration::from_micros(50);
 
-impl<F: TransportFabric, H: Remote<F::Port>> Peering for FabricPeering<F, H> {
+impl<F: TransportFabric> Peering for FabricPeering<F> {
     fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
         let transport = self.fabric.transport(peer.host_id == self.host).map_err(|status| {
             let hosts = format!("{} is on host {}, this is {}: ", peer.name, peer.host_id, self.host);

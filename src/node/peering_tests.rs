@@ -1,13 +1,14 @@
 //! Links between two sides in one process, made and unmade as the bootstrap service does it.
 
 use super::*;
+use crate::engine::Engine;
 use crate::fabric::Fabric;
-use crate::fabric::shm::{ShmFabric, ShmOptions};
+use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
 use crate::link::{LinkSettings, TensorProtocol};
 use crate::matching::{RemoteHandler, RemoteSettings};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
-use crate::node::pollers::{EngineOf, Polling};
+use crate::node::pollers::{Pollers, Polling};
 use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
 
@@ -16,8 +17,8 @@ const SOON: Duration = Duration::from_secs(10);
 struct Side {
     task: u32,
     losses: Arc<Losses>,
-    engine: Arc<EngineOf<ShmFabric, RemoteHandler>>,
-    peering: FabricPeering<ShmFabric, RemoteHandler>,
+    engine: Arc<Engine<ShmPort, RemoteHandler>>,
+    peering: FabricPeering<ShmFabric>,
 }
 
 fn members() -> Members {

@@ -4,11 +4,11 @@ use super::clock::MonotonicClock;
 use super::error::NodeError;
 use crate::config::Config;
 use crate::engine::{
-    Engine, EngineOptions, PollMode, Poller, PollingThread, WaitStrategy, process_cpus, start,
+    Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, process_cpus, start,
 };
-use crate::fabric::{Fabric, LoanFigures, LoanLimiter};
+use crate::fabric::{Fabric, LoanFigures, LoanLimiter, Port};
 use crate::link::Links;
-use crate::matching::{PeerIndex, Remote};
+use crate::matching::{PeerIndex, Remote, RemoteCommand};
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, RemotePath};
 use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
@@ -19,12 +19,9 @@ use std::time::Duration;
 /// The capacity of a poller's submission queue, in commands.
 const QUEUE: usize = 4096;
 
-/// One poller of a node with its submission queue.
-pub(super) type EngineOf<F, H> = Engine<<F as Fabric>::Port, H>;
-
 /// All pollers of a node. Each peer belongs to one of them.
-pub(super) struct Pollers<F: Fabric, H: Remote<F::Port>> {
-    engines: Vec<Arc<EngineOf<F, H>>>,
+pub(super) struct Pollers<P: Port, H: Remote<P>> {
+    engines: Vec<Arc<Engine<P, H>>>,
     counters: Vec<Arc<Counters>>,
     loans: Option<Arc<LoanLimiter>>,
     polling: Polling,
@@ -109,6 +106,27 @@ pub(super) trait PollerSet: Send + Sync {
     fn close(&self);
 }
 
+/// The pollers of a node, for the links of one fabric.
+pub(super) trait LinkPollers<L>: Send + Sync {
+    /// Runs a command on the poller that serves a peer.
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    fn submit(&self, peer: PeerIndex, command: RemoteCommand<L>) -> Result<(), Unusable>;
+
+    /// Makes progress on the poller that serves a peer. Returns the number of completions.
+    ///
+    /// # Errors
+    /// If the poller is poisoned or closed.
+    fn progress(&self, peer: PeerIndex) -> Result<usize, Unusable>;
+
+    /// The number of pollers.
+    fn count(&self) -> usize;
+
+    /// Notes how many threads of a peer on this host would spin.
+    fn peer_spins(&self, peer: PeerIndex, spinners: u32);
+}
+
 fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
     let LoanFigures { out, bytes, overdue, relocated_tensors, relocated_bytes, relocation_failures } =
         figures;
@@ -120,9 +138,14 @@ fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
     sum.add(Counter::RelocationFailures, relocation_failures);
 }
 
-impl<F: Fabric, H: Remote<F::Port>> Pollers<F, H> {
+impl<P: Port, H: Remote<P>> Pollers<P, H> {
     /// The pollers, without their threads. `remote` makes the handler of each.
-    pub fn new(polling: Polling, fabric: &F, pool: &Pool, remote: impl Fn() -> H) -> Result<Self, NodeError> {
+    pub fn new<F: Fabric<Port = P>>(
+        polling: Polling,
+        fabric: &F,
+        pool: &Pool,
+        remote: impl Fn() -> H,
+    ) -> Result<Self, NodeError> {
         let Polling { wait, spin, .. } = polling;
         let options = EngineOptions { mode: PollMode::Inline, wait, spin, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
@@ -147,8 +170,26 @@ impl<F: Fabric, H: Remote<F::Port>> Pollers<F, H> {
         Ok(())
     }
 
-    /// Notes how many threads of a peer on this host would spin.
-    pub fn peer_spins(&self, peer: PeerIndex, spinners: u32) {
+    /// The poller that serves a peer.
+    pub fn of(&self, peer: PeerIndex) -> &Arc<Engine<P, H>> {
+        &self.engines[Paths::index_of(peer, self.engines.len())]
+    }
+}
+
+impl<P: Port, H: Remote<P>> LinkPollers<P::Link> for Pollers<P, H> {
+    fn submit(&self, peer: PeerIndex, command: RemoteCommand<P::Link>) -> Result<(), Unusable> {
+        self.of(peer).submit(command)
+    }
+
+    fn progress(&self, peer: PeerIndex) -> Result<usize, Unusable> {
+        self.of(peer).progress()
+    }
+
+    fn count(&self) -> usize {
+        self.engines.len()
+    }
+
+    fn peer_spins(&self, peer: PeerIndex, spinners: u32) {
         let others: u32 = {
             let mut all = self.spinners.lock().unwrap_or_else(PoisonError::into_inner);
             all.insert(peer, spinners);
@@ -164,19 +205,9 @@ impl<F: Fabric, H: Remote<F::Port>> Pollers<F, H> {
             Err(error) => tracing::warn!(%error, "polling stays inline"),
         }
     }
-
-    /// The number of pollers.
-    pub fn count(&self) -> usize {
-        self.engines.len()
-    }
-
-    /// The poller that serves a peer.
-    pub fn of(&self, peer: PeerIndex) -> &Arc<EngineOf<F, H>> {
-        &self.engines[Paths::index_of(peer, self.engines.len())]
-    }
 }
 
-impl<F: Fabric, H: Remote<F::Port>> PollerSet for Pollers<F, H> {
+impl<P: Port, H: Remote<P>> PollerSet for Pollers<P, H> {
     fn start(&self) -> Result<(), NodeError> {
         match self.polling.mode {
             PollMode::Inline => Ok(()),

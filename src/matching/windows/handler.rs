@@ -200,8 +200,10 @@ impl WindowHandler {
         // Messages of a link that was replaced are void.
         let Some(peer) = self.connections.peer_of(link) else { return };
         let handled = self.with(links, |matching, lanes| match event {
-            WindowEvent::ToSender(message, refusal) => matching.from_receiver(lanes, peer, message, refusal),
-            WindowEvent::ToReceiver(message) => matching.from_sender(lanes, peer, message),
+            WindowEvent::ToSender(message, refusal) => {
+                matching.handle_receiver(lanes, peer, message, refusal)
+            }
+            WindowEvent::ToReceiver(message) => matching.handle_sender(lanes, peer, message),
         });
         if let Err(WindowViolation(why)) = handled {
             links.fail(link, LinkFailure::Protocol(format!("the peer sent {why}")));

@@ -77,7 +77,7 @@ impl Matching {
     ///
     /// # Errors
     /// If the peer breaks the protocol. Its link must end.
-    pub fn from_sender(
+    pub fn handle_sender(
         &mut self,
         lanes: &mut impl Lanes,
         peer: PeerIndex,

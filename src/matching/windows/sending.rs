@@ -55,7 +55,7 @@ impl Matching {
     ///
     /// # Errors
     /// If the peer breaks the protocol. Its link must end.
-    pub fn from_receiver(
+    pub fn handle_receiver(
         &mut self,
         lanes: &mut impl Lanes,
         peer: PeerIndex,

@@ -167,11 +167,11 @@ impl Pair {
         let [sender, receiver] = &mut self.sides;
         let (from, to) = if side == SENDER { (sender, receiver) } else { (receiver, sender) };
         if let Some(message) = from.lanes.to_sender.pop_front() {
-            to.matching.from_receiver(&mut to.lanes, peer, message, None).expect("honest");
+            to.matching.handle_receiver(&mut to.lanes, peer, message, None).expect("honest");
             return true;
         }
         let Some(message) = from.lanes.to_receiver.pop_front() else { return false };
-        to.matching.from_sender(&mut to.lanes, peer, arrival(message)).expect("honest");
+        to.matching.handle_sender(&mut to.lanes, peer, arrival(message)).expect("honest");
         true
     }
 
@@ -523,7 +523,7 @@ fn a_corrupted_value_is_the_error_of_one_receive() {
         tensor.checksum = Some(0);
     }
     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
-    matching.from_sender(lanes, TO_SENDER, message).expect("honest");
+    matching.handle_sender(lanes, TO_SENDER, message).expect("honest");
     assert!(matches!(corrupted.error(), Error::Corrupted { sent: 0, bytes: 8, .. }));
     pair.run();
     assert_eq!(next.number(), 2);
