@@ -204,7 +204,15 @@ impl Connections {
         self.by_link.remove(&link);
         let peer = peer?;
         let PeerConnection { link, tag, stage, close_reason } = self.peer(peer).present.take()?;
-        let cause = close_reason.unwrap_or_else(|| failure.into_loss());
+        let cause = match (close_reason, failure) {
+            // The peer closed the link before this side did. Its reason, which it may also tell, is
+            // about this process: that this one was silent, for example.
+            (Some(LossCause::Silent { .. } | LossCause::Closed(_)) | None, LinkFailure::Closed) => {
+                LinkFailure::Closed.into_loss()
+            }
+            (Some(cause), _) => cause,
+            (None, failure) => failure.into_loss(),
+        };
         let error = self.lost_error(peer, tag, &cause);
         Some(EndedConnection { link, peer, error, tag, stage, cause })
     }
