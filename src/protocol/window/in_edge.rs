@@ -6,6 +6,9 @@ use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
 use std::collections::VecDeque;
 
+/// Waiters and needs of an edge for which memory is allocated at the start.
+pub(super) const FEW: usize = 4;
+
 /// How far an edge is announced to its sender.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum InState<E> {
@@ -365,6 +368,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// Reserves the memory of the window, so that a value later costs none.
     fn make_room(&mut self) {
         self.held.reserve((self.window as usize).saturating_sub(self.held.len()));
+        self.waiters.reserve(FEW);
+        self.needs.reserve(FEW);
     }
 
     /// The limit that can be announced now.

@@ -1,6 +1,7 @@
 //! The sending end of an edge.
 
 use super::WindowViolation;
+use super::in_edge::FEW;
 use super::message::Record;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
@@ -153,6 +154,8 @@ impl<V: Clone> OutEdge<V> {
             Some(_) => return Err(WindowViolation("values of a number that was not announced")),
         }
         (self.id, self.ended) = (Some(edge), None);
+        self.waiting.reserve(FEW);
+        self.needs.reserve(FEW);
         self.needs.clear();
         self.limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
         if self.limit < self.sent || self.limit - self.sent > window {
