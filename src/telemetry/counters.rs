@@ -67,6 +67,22 @@ figures! {
         Batches = "batches",
         /// Receives of batches that waited because `max_requests` were outstanding, over verbs.
         ReceivesQueued = "receives_queued",
+        /// Values that waited at the sender: their edge had no credit, or was not announced yet.
+        SendsWaited = "sends_waited",
+        /// Posts that waited in the send queue of their link: the peer had no room for them.
+        PostsQueued = "posts_queued",
+        /// Announcements of edges to their senders.
+        EdgesAnnounced = "edges_announced",
+        /// Numbers of idle edges given back to their senders.
+        EdgesRetired = "edges_retired",
+        /// Messages that gave credit for values of an edge.
+        EdgeCreditsSent = "edge_credits_sent",
+        /// Values that receives needed from senders without credit.
+        NeedsSent = "needs_sent",
+        /// Values that the death of a peer may have lost, on shared memory. Some had left for the
+        /// peer, and their credit had not come back. Others had come from the peer, and no receive
+        /// took them before its next life was linked.
+        ValuesLost = "values_lost",
         /// Doorbells: of a device for new requests, or of a sleeping peer for new messages.
         Doorbells = "doorbells",
         /// One-sided writes posted, and on shared memory tensors that the receiver copies.

@@ -208,6 +208,7 @@ fn a_value_that_nobody_asked_for_waits_for_the_next_life_of_its_receiver() {
     until(&node, "those with credit", || node.counters().get(Counter::TensorsSent) == lost);
     echo.kill();
     until(&node, "the news", || node.peers()[0].state.error().is_some());
+    assert_eq!(node.counters().get(Counter::ValuesLost), lost);
     let late = node.step(kept + 1).expect("new").send(&to, counting(&node, 0.0, 10));
     assert!(matches!(late, Err(Error::PeerLost { .. })), "while it is gone a send says so");
     until(&node, "the end of those that left", || node.pool().stats().live_tensors == 1);
@@ -411,6 +412,7 @@ fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
     join(&node);
     let got = step.recv(&edge, SOON).expect("the new life sends").tensor;
     assert_eq!(values(&got)[0], 2.0, "of the life that the call was bound to");
+    assert_eq!(node.counters().get(Counter::ValuesLost), u64::from(!over_verbs()), "of the first life");
     drop(got);
     node.cleanup(0);
     assert!(node.pool().is_empty());

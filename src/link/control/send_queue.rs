@@ -168,14 +168,14 @@ impl SendQueue {
         }
         self.flush_pack(port, counters);
         if bytes.len() <= MAX_MESSAGE {
-            self.slot(port, &bytes);
+            self.slot(port, counters, &bytes);
         } else if is_on(Mutant::FragmentsSwapped) {
             let mut parts = Vec::new();
             fragment::cut(&bytes, MAX_MESSAGE, |part| parts.push(part.to_vec()));
             parts.swap(0, 1);
-            parts.iter().for_each(|part| self.slot(port, part));
+            parts.iter().for_each(|part| self.slot(port, counters, part));
         } else {
-            self.long(port, &bytes);
+            self.long(port, counters, &bytes);
             bytes.shrink_to(KEPT);
         }
         self.scratch = bytes;
@@ -232,7 +232,7 @@ impl SendQueue {
             counters.add(Counter::MessagesPacked, count as u64);
         }
         let mut pack = std::mem::take(&mut self.pack);
-        self.slot(port, pack.bytes());
+        self.slot(port, counters, pack.bytes());
         pack.clear();
         self.pack = pack;
     }
@@ -264,7 +264,7 @@ impl SendQueue {
 
     /// Sends a message that is longer than a control slot. The fragments that cannot leave at once
     /// are queued as one post.
-    fn long<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
+    fn long<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, bytes: &[u8]) {
         let mut next = 0;
         let posted = match self.queue.is_empty() {
             true => self.fragments(port, [bytes, &[]], &mut next),
@@ -274,7 +274,7 @@ impl SendQueue {
             Ok(()) | Err(PostError::Down) => {}
             Err(PostError::Full) => {
                 let long = self.texts.add(bytes);
-                self.queue.push_back(QueuedPost::Long { long, next });
+                self.enqueue(counters, QueuedPost::Long { long, next });
             }
             Err(PostError::Refused(why)) => self.end(port, why),
         }
@@ -313,7 +313,7 @@ impl SendQueue {
     }
 
     /// The fast path of a message: from the encoding buffer to the port.
-    fn slot<P: Port>(&mut self, port: &mut P, bytes: &[u8]) {
+    fn slot<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, bytes: &[u8]) {
         if (self.queue.is_empty() || is_on(Mutant::MessageOvertakesQueue)) && self.has_credit(port) {
             match port.send(self.link, bytes) {
                 Ok(()) => {
@@ -327,7 +327,13 @@ impl SendQueue {
         }
         let mut item = [0; MAX_MESSAGE];
         item[..bytes.len()].copy_from_slice(bytes);
-        self.queue.push_back(QueuedPost::Message { bytes: item, len: bytes.len() as u8 });
+        self.enqueue(counters, QueuedPost::Message { bytes: item, len: bytes.len() as u8 });
+    }
+
+    #[cold]
+    fn enqueue(&mut self, counters: &CountersWriter, item: QueuedPost) {
+        counters.increment(Counter::PostsQueued);
+        self.queue.push_back(item);
     }
 
     fn push<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, mut item: QueuedPost) {
@@ -345,7 +351,7 @@ impl SendQueue {
                 Err(PostError::Refused(why)) => return self.end(port, why),
             }
         }
-        self.queue.push_back(item);
+        self.enqueue(counters, item);
     }
 
     /// Reads the peer's count only when the known credits are used up.

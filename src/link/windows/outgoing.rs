@@ -22,6 +22,9 @@ impl<C> Link<C> {
         cx: &mut LinkContext<'_, P, C>,
         message: ToSender<EdgeKey>,
     ) {
+        if let Some(counter) = counter_of(&message) {
+            cx.counters.increment(counter);
+        }
         let message = match &message {
             ToSender::Announce { edge, key, limit, resume } => {
                 let name = EdgeAnnouncement {
@@ -139,6 +142,17 @@ impl<C> Link<C> {
 
 /// The immediate of a loan. The record before it says which value it is.
 const LOAN: Immediate = Immediate { kind: ImmediateKind::Lend, generation: 0, slot: Slot::ZERO };
+
+/// The counter of a message to a sender.
+fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {
+    match message {
+        ToSender::Announce { .. } => Some(Counter::EdgesAnnounced),
+        ToSender::Credit { .. } => Some(Counter::EdgeCreditsSent),
+        ToSender::Need { .. } => Some(Counter::NeedsSent),
+        ToSender::Retire { .. } => Some(Counter::EdgesRetired),
+        ToSender::Unneed { .. } | ToSender::Resumed => None,
+    }
+}
 
 fn checksum(tensor: &Tensor) -> u64 {
     let bytes = tensor.bytes();

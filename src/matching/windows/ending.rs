@@ -102,15 +102,17 @@ impl Matching {
     }
 
     /// The life of a peer has ended, and its link. Its receives fail with `error`. Values that left
-    /// are lost; the others are for its next life.
-    pub fn lost(&mut self, peer: PeerIndex, error: &Error) {
+    /// are lost; the others are for its next life. Returns the number of lost values at most.
+    pub fn lost(&mut self, peer: PeerIndex, error: &Error) -> u64 {
         let entry = &mut self.peers[peer.0 as usize];
         entry.down.get_or_insert_with(|| error.clone());
         // Not in `up`: the peer may announce an edge before this side knows that both are ready.
         entry.has_announced = false;
+        let lost = entry.out.uncredited();
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         self.fail(waiters, error);
+        lost
     }
 
     /// Ends every present and future receive with this error, unless an earlier error has.
@@ -141,9 +143,9 @@ impl Matching {
     }
 
     /// Drops what came from an earlier life of a peer and was not received: it is not for the
-    /// successor of that life (specification 2.2).
-    pub fn drop_held(&mut self, peer: PeerIndex) {
-        drop(self.peers[peer.0 as usize].incoming.drop_held());
+    /// successor of that life (specification 2.2). Returns the number of values.
+    pub fn drop_held(&mut self, peer: PeerIndex) -> u64 {
+        self.peers[peer.0 as usize].incoming.drop_held().len() as u64
     }
 
     /// How much there is to do.

@@ -213,7 +213,8 @@ impl WindowHandler {
     fn ready<P: Port>(&mut self, links: &mut Links<P, ()>, peer: PeerIndex, tag: LinkTag) {
         let Some(old_life) = self.connections.ready(peer, tag) else { return };
         if old_life {
-            self.matching.drop_held(peer);
+            let dropped = self.matching.drop_held(peer);
+            links.counters().add(Counter::ValuesLost, dropped);
         }
         self.matching.up(peer);
         self.widen(links, |standing| standing.peer == peer);
@@ -221,7 +222,8 @@ impl WindowHandler {
     }
 
     fn ended<P: Port>(&mut self, links: &mut Links<P, ()>, ended: EndedConnection) {
-        self.matching.lost(ended.peer, &ended.error);
+        let values = self.matching.lost(ended.peer, &ended.error);
+        note_lost_values(links.counters(), &ended.error, values);
         let loss = self.connections.ended(links.counters(), ended);
         self.lost(loss);
     }
@@ -234,6 +236,16 @@ impl WindowHandler {
             self.matching.end(&loss.error);
         }
         self.connections.report(loss);
+    }
+}
+
+/// Counts the values that had left for a peer whose link has ended. A peer that stopped cleanly has
+/// lost none.
+fn note_lost_values(counters: &CountersWriter, error: &Error, values: u64) {
+    let Error::PeerLost { peer, cause, .. } = error else { return };
+    if values > 0 && !cause.is_clean() {
+        counters.add(Counter::ValuesLost, values);
+        tracing::warn!(%peer, at_most = values, "values that had left for a lost peer are lost with it");
     }
 }
 

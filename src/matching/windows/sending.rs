@@ -5,6 +5,7 @@ use crate::link::windows::WindowRefusal;
 use crate::link::{TensorKeyRef, Value};
 use crate::matching::{PeerIndex, StepState, Steps, reserve};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
+use crate::telemetry::Counter;
 use crate::wire::Status;
 use std::sync::atomic::Ordering;
 
@@ -21,6 +22,9 @@ impl Matching {
             records += usize::from(matches!(message, ToReceiver::Record(_)));
             lanes.to_receiver(peer, message);
         });
+        if records == 0 {
+            lanes.counters().increment(Counter::SendsWaited);
+        }
         self.left(records);
     }
 
@@ -47,6 +51,9 @@ impl Matching {
             return Err(value);
         }
         out.offer(index, key.step, value, &mut |message| lanes.to_receiver(peer, message));
+        if waits {
+            lanes.counters().increment(Counter::SendsWaited);
+        }
         Ok(waits)
     }
 

@@ -1,6 +1,7 @@
 //! Two processes whose links are two queues of messages.
 
 mod random;
+mod reports;
 
 use super::*;
 
@@ -10,6 +11,7 @@ use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
 use crate::sync::{OneshotPool, OneshotReceiver};
+use crate::telemetry::Counter;
 use crate::wire::{Code, DType, EdgeName, Shape, Status, TensorMeta, checksum_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

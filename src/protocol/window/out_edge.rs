@@ -19,6 +19,8 @@ pub struct OutEdge<V> {
     ended: Option<EdgeId>,
     /// Values that have left since the announcement.
     sent: u64,
+    /// The limit of the announcement.
+    first_limit: u64,
     /// Upper bound of `sent`: the receiver's limit plus `answers`.
     limit: u64,
     /// Values that answered a need, and so do not count towards the receiver's limit.
@@ -37,6 +39,7 @@ impl<V> Default for OutEdge<V> {
             id: None,
             ended: None,
             sent: 0,
+            first_limit: 0,
             limit: 0,
             answers: 0,
             waiting: VecDeque::new(),
@@ -71,6 +74,18 @@ impl<V: Clone> OutEdge<V> {
     /// Values that may leave now.
     pub fn credit(&self) -> u64 {
         self.limit.saturating_sub(self.sent)
+    }
+
+    /// Values that left and may not have been taken: their credit has not come back. At most, as
+    /// the window of the receiver has grown to `usual` cells with the first credit, unless it had
+    /// none to spare.
+    pub fn uncredited(&self, usual: u64) -> u64 {
+        let (sent, limit) = (self.sent - self.answers, self.limit.saturating_sub(self.answers));
+        let window = if limit == self.first_limit { limit } else { usual.max(self.first_limit) };
+        match self.id {
+            Some(_) => sent.min(sent.saturating_add(window).saturating_sub(limit)),
+            None => 0,
+        }
     }
 
     /// Whether a value of a step that is offered now leaves at once.
@@ -157,6 +172,7 @@ impl<V: Clone> OutEdge<V> {
         self.waiting.reserve(FEW);
         self.needs.reserve(FEW);
         self.needs.clear();
+        self.first_limit = limit;
         self.limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
         if self.limit < self.sent || self.limit - self.sent > window {
             return Err(WindowViolation("an announcement with a limit outside the window"));

@@ -97,6 +97,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.iter().map(|(_, named)| (&named.key, &named.edge))
     }
 
+    /// Values that left and may not have been taken: see [`OutEdge::uncredited`].
+    pub fn uncredited(&self) -> u64 {
+        self.edges.iter().map(|(_, named)| named.edge.uncredited(self.options.usual_window)).sum()
+    }
+
     /// Whether a value of a step that is offered now leaves at once.
     #[inline]
     pub fn can_leave(&self, index: u32, step: u64) -> bool {
