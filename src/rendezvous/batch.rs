@@ -7,6 +7,8 @@ use super::path::{Paths, RemotePath};
 use super::pending::{CallPlace, CancelToken};
 use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
+use super::sequence::Sequence;
+use super::standing::Standing;
 use super::step::{Sendable, Step};
 use crate::link::{TensorKey, Value};
 use crate::matching::{
@@ -59,6 +61,7 @@ pub struct Batch {
     context: Arc<Context>,
     edges: Box<[Edge]>,
     groups: GroupPool<Outcome>,
+    standing: Vec<Standing>,
 }
 
 impl fmt::Debug for Batch {
@@ -84,7 +87,46 @@ impl Batch {
             EdgeEnd::Peer(peer) => context.paths.number_of(peer),
         };
         let parts: Arc<[u16]> = edges.iter().map(part).collect();
-        Batch { context: context.clone(), edges, groups: GroupPool::new(parts, paths + 1) }
+        Batch {
+            context: context.clone(),
+            edges,
+            groups: GroupPool::new(parts, paths + 1),
+            standing: Vec::new(),
+        }
+    }
+
+    /// Makes every edge of the batch [standing](Standing), for as long as the batch exists. The
+    /// senders may then send the tensors of `window` coming steps of the sequence, 0 to 256, before
+    /// the receives begin. An edge that is in the batch twice has one [`Standing`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tensorwire::DType;
+    /// # let node = tensorwire::internals::doc_node();
+    /// let sequence = node.sequence(1 << 40);
+    /// let edges = [node.edge_from("worker", 0, "a")?, node.edge_from("worker", 0, "b")?];
+    /// let weights = node.batch(edges)?.standing(sequence, 16)?;
+    /// for n in 0..3 {
+    ///     let step = node.step(sequence.step(n))?;
+    ///     for edge in weights.edges() {
+    ///         step.send(edge, node.tensor(DType::F32, &[4])?.freeze())?;
+    ///     }
+    ///     assert_eq!(weights.recv(&step, Duration::from_secs(1))?.len(), 2);
+    ///     step.cleanup();
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Like [`Node::standing`](crate::Node::standing), for the first edge that can't stand. Then no
+    /// edge of the batch stands.
+    pub fn standing(mut self, sequence: Sequence, window: u32) -> Result<Batch, Error> {
+        let mut edges: Vec<&Edge> = self.edges.iter().collect();
+        edges.sort_unstable();
+        edges.dedup();
+        let standing = edges.into_iter().map(|edge| self.context.standing(edge, sequence, window));
+        self.standing = standing.collect::<Result<_, _>>()?;
+        Ok(self)
     }
 
     /// The edges, in the order of the values.

@@ -8,7 +8,7 @@ mod pollers;
 
 use crate::common::{SOON, counting, over_verbs, run, values};
 use std::time::Duration;
-use tensorwire::{Counter, DType, Delivery, Edge, Node, Step, Tensor, Value};
+use tensorwire::{Counter, DType, Delivery, Edge, Error, Node, Step, Tensor, Value};
 
 /// The names of `count` edges.
 fn names(count: usize) -> impl Iterator<Item = String> + Clone {
@@ -210,6 +210,40 @@ fn batches_of_edges_with_a_standing_request_claim_early_arrivals() {
         if task == 1 && over_verbs() {
             assert!(node.counters().get(Counter::StandingClaimed) > STEPS * 6 / 2, "{}", node.counters());
         }
+    });
+}
+
+#[test]
+fn a_batch_stands_by_one_call_and_for_as_long_as_it_exists() {
+    const STEPS: u64 = 20;
+    run(2, &[], |node, task| {
+        let sequence = node.sequence(1 << 40);
+        if task == 0 {
+            let out = node.batch(edges_to(node, 1, 6)).expect("usable");
+            let refused = node.batch(out.edges().to_vec()).expect("usable").standing(sequence, 8);
+            assert!(matches!(refused, Err(Error::WrongEnd { .. })), "{refused:?}");
+            for n in 0..STEPS {
+                out.send(&begin(node, sequence.step(n).get()), tensors(node, n, 6)).expect("sent");
+            }
+            return;
+        }
+        let (mut edges, own) = (edges_from(node, 0, 6), node.edge_to("w", 1, "own").expect("an edge"));
+        let taken = node.standing(&edges[4], sequence, 8).expect("new");
+        let batch = || node.batch(edges.clone()).expect("usable");
+        assert!(matches!(batch().standing(sequence, 8), Err(Error::StandingExists { .. })));
+        drop(taken);
+        assert!(matches!(batch().standing(sequence, 257), Err(Error::WindowTooLong { .. })));
+        let weights = batch().standing(sequence, 8).expect("none of them stands any more");
+        assert!(matches!(batch().standing(sequence, 8), Err(Error::StandingExists { .. })));
+        for n in 0..STEPS {
+            let step = begin(node, sequence.step(n).get());
+            check(&weights.recv(&step, SOON).expect("received"), n);
+        }
+        let counted = node.counters();
+        assert_eq!(counted.get(Counter::StandingRequests) > 0, over_verbs(), "{counted}");
+        drop(weights);
+        edges.extend([own.clone(), own]);
+        drop(node.batch(edges).expect("usable").standing(sequence, 8).expect("an edge that is twice there"));
     });
 }
 
