@@ -58,8 +58,7 @@ pub(super) struct ShmLinkInner {
     pub executor: OrderExecutor,
     pub loans: LinkLoans,
     state: OwnWords,
-    watch: Option<ProcessWatch>,
-    pid: u32,
+    watch: ProcessWatch,
     orphans: Arc<OrphanedLoans>,
     /// Whether an order was received or posted since the port last searched for links without
     /// traffic.
@@ -75,7 +74,6 @@ pub(super) struct LinkParts {
     pub peer: PeerSegment,
     pub memory: PeerPool,
     pub watch: ProcessWatch,
-    pub pid: u32,
     pub orphans: Arc<OrphanedLoans>,
     pub poll_bytes: u64,
     pub doorbells: Arc<PeerDoorbells>,
@@ -85,7 +83,7 @@ pub(super) struct LinkParts {
 impl ShmLinkInner {
     /// A link on unused segments.
     pub(super) fn new(options: &LinkOptions, layout: &SegmentLayout, parts: LinkParts) -> Self {
-        let LinkParts { pool, own, peer, memory, watch, pid, orphans, poll_bytes, doorbells, has_barriers } =
+        let LinkParts { pool, own, peer, memory, watch, orphans, poll_bytes, doorbells, has_barriers } =
             parts;
         let ringer = Ringer::new(peer.words(layout.state()), doorbells);
         let shape = layout.ring_shape();
@@ -110,8 +108,7 @@ impl ShmLinkInner {
             executor: OrderExecutor::new(memory, borrowed, peer.words(layout.state()), poll_bytes),
             loans: LentLoans::new(peer.words(layout.loan_table())),
             state: own.words(layout.state()),
-            watch: Some(watch),
-            pid,
+            watch,
             orphans,
             had_traffic: true,
             has_barriers,
@@ -123,9 +120,7 @@ impl ShmLinkInner {
         self.id = id;
         self.rings.link = id;
         self.rings.ringer.count_on(doorbell);
-        if let Some(watch) = &mut self.watch {
-            watch.ring(Arc::clone(doorbell), place);
-        }
+        self.watch.ring(Arc::clone(doorbell), place);
     }
 
     /// Asks the peer to ring from now on. A heavy barrier must follow, and then a check of
@@ -150,7 +145,7 @@ impl ShmLinkInner {
                 self.rings.has_news()
                     || self.loans.has_news()
                     || state::of_peer(&self.executor.peer_state).is_some()
-                    || self.watch.as_ref().is_some_and(ProcessWatch::is_dead)
+                    || self.watch.is_dead()
             }
         }
     }
@@ -244,11 +239,12 @@ impl ShmLinkInner {
             ShmLinkPhase::Up => {
                 // The death is read before the state word: a dead peer's state does not change any
                 // more.
-                let died = self.watch.as_ref().is_some_and(ProcessWatch::is_dead);
+                let died = self.watch.is_dead();
                 if let Some(why) = state::of_peer(&self.executor.peer_state) {
                     self.phase = ShmLinkPhase::Draining(why);
                 } else if died {
-                    self.phase = ShmLinkPhase::Draining(LinkFailure::PeerDied { pid: self.pid });
+                    self.phase =
+                        ShmLinkPhase::Draining(LinkFailure::PeerDied { pid: self.watch.process().pid });
                 }
             }
             _ => {}
@@ -285,15 +281,13 @@ impl ShmLinkInner {
 
     /// Moves the outstanding loans to [`OrphanedLoans`].
     fn orphan_loans(&mut self) {
-        let watch = self.watch.take();
         if self.loans.is_empty() {
             return;
         }
         let line = self.rings.out.line().clone();
         let peer_state = self.executor.peer_state.clone();
-        if let Some(watch) = watch {
-            self.orphans.add(OrphanedLink { loans: self.loans.take_out(), line, peer_state, watch });
-        }
+        let (loans, process) = (self.loans.take_out(), self.watch.process().clone());
+        self.orphans.add(OrphanedLink { loans, line, peer_state, process });
     }
 }
 

@@ -10,11 +10,11 @@
 //! regions.
 #![allow(clippy::disallowed_types)] // a thread of its own; pollers only load a word
 
-use crate::fabric::shm::loans::reclaim::Reclaimer;
+use crate::fabric::shm::loans::reclaim::{PeerProcess, Reclaimer};
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::{FabricError, FabricKind};
 use crate::memory::ForkGuard;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -76,8 +76,7 @@ struct WatchedProcesses {
 /// A process that has not been seen dead.
 struct WatchedProcess {
     /// 0 if the process is in another PID namespace: then each link has an entry of its own.
-    pid: u32,
-    pidfd: Arc<OwnedFd>,
+    peer: PeerProcess,
     dead: Arc<AtomicBool>,
     /// The doorbell to ring for each watch of the process.
     watches: HashMap<u64, Option<LinkDoorbell>>,
@@ -92,6 +91,7 @@ pub(super) struct ProcessWatch {
     process: u64,
     id: u64,
     dead: Arc<AtomicBool>,
+    peer: PeerProcess,
 }
 
 fn os(tried: &'static str) -> impl Fn(rustix::io::Errno) -> FabricError {
@@ -160,36 +160,32 @@ impl ProcessWatcher {
         Ok(ProcessWatcher { shared, thread: Some(thread) })
     }
 
-    /// Watches the process of a pidfd. `pid` is 0 if the process is in another PID namespace.
+    /// Watches a process.
     ///
     /// # Errors
     /// If the kernel refuses another watch.
-    pub(super) fn watch(
-        self: &Arc<Self>,
-        pidfd: Arc<OwnedFd>,
-        pid: u32,
-    ) -> Result<ProcessWatch, FabricError> {
+    pub(super) fn watch(self: &Arc<Self>, peer: PeerProcess) -> Result<ProcessWatch, FabricError> {
         let mut watched = self.shared.watched();
         watched.last += 1;
         let id = watched.last;
-        let process = match watched.living(pid) {
+        let process = match watched.living(peer.pid) {
             Some(process) => process,
             None => {
                 let data = epoll::EventData::new_u64(id);
-                epoll::add(&self.shared.epoll, &pidfd, data, epoll::EventFlags::IN)
+                epoll::add(&self.shared.epoll, &peer.pidfd, data, epoll::EventFlags::IN)
                     .map_err(os("watching the peer's process"))?;
                 let (dead, watches) = (Arc::default(), HashMap::new());
-                watched.processes.insert(id, WatchedProcess { pid, pidfd, dead, watches });
+                watched.processes.insert(id, WatchedProcess { peer, dead, watches });
                 id
             }
         };
-        let dead = watched.processes.get_mut(&process).map(|process| {
+        let entry = watched.processes.get_mut(&process).map(|process| {
             process.watches.insert(id, None);
-            Arc::clone(&process.dead)
+            (Arc::clone(&process.dead), process.peer.clone())
         });
         drop(watched);
-        let dead = dead.unwrap_or_else(|| unreachable!("found or inserted under the same lock"));
-        Ok(ProcessWatch { watcher: Arc::clone(self), process, id, dead })
+        let (dead, peer) = entry.unwrap_or_else(|| unreachable!("found or inserted under the same lock"));
+        Ok(ProcessWatch { watcher: Arc::clone(self), process, id, dead, peer })
     }
 }
 
@@ -197,10 +193,9 @@ impl WatchedProcesses {
     /// The entry of a living process with this id. While it lives, no other process has its id, so
     /// an earlier pidfd for the id is for the same process.
     fn living(&self, pid: u32) -> Option<u64> {
-        let (number, process) = self.processes.iter().find(|(_, process)| process.pid == pid && pid != 0)?;
-        let mut fds = [PollFd::new(&process.pidfd, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(0)).then_some(*number)
+        let (number, process) =
+            self.processes.iter().find(|(_, process)| process.peer.pid == pid && pid != 0)?;
+        (!process.peer.has_ended()).then_some(*number)
     }
 }
 
@@ -275,7 +270,7 @@ impl WatcherShared {
         let mut watched = self.watched();
         // The watch may have ended between the event and now.
         if let Some(process) = watched.processes.remove(&id) {
-            let _ = epoll::delete(&self.epoll, &process.pidfd); // closing it would do as well
+            let _ = epoll::delete(&self.epoll, &process.peer.pidfd); // closing it would do as well
             process.dead.store(true, Ordering::Release);
             for (doorbell, place) in process.watches.into_values().flatten() {
                 doorbell.doorbell.ring(place);
@@ -308,6 +303,11 @@ impl ProcessWatch {
         self.dead.load(Ordering::Acquire)
     }
 
+    /// The process. It can be asked for its end without the watcher's thread.
+    pub(super) fn process(&self) -> &PeerProcess {
+        &self.peer
+    }
+
     /// Lets a doorbell ring when the process ends.
     pub(super) fn ring(&self, doorbell: Arc<OwnDoorbell>, place: usize) {
         let mut watched = self.watcher.shared.watched();
@@ -330,7 +330,7 @@ impl Drop for ProcessWatch {
         let Some(process) = watched.processes.get_mut(&self.process) else { return };
         process.watches.remove(&self.id);
         if process.watches.is_empty() {
-            let _ = epoll::delete(&shared.epoll, &process.pidfd); // closing it would do as well
+            let _ = epoll::delete(&shared.epoll, &process.peer.pidfd); // closing it would do as well
             watched.processes.remove(&self.process);
         }
     }
@@ -351,20 +351,21 @@ mod tests {
         Arc::new(ProcessWatcher::start(Duration::from_secs(1), reclaimer).expect("started"))
     }
 
-    fn sleeper() -> (Child, Arc<OwnedFd>) {
+    fn sleeper() -> (Child, PeerProcess) {
         let child = Command::new("sleep").arg("60").spawn().expect("sleep(1)");
         let pid = Pid::from_raw(child.id() as i32).expect("a pid");
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a pidfd");
-        (child, Arc::new(pidfd))
+        let process = PeerProcess { pidfd: Arc::new(pidfd), pid: child.id() };
+        (child, process)
     }
 
     #[test]
     fn a_death_is_reported_to_its_own_watch_and_no_other() {
         let watcher = watcher();
-        let (mut first, first_fd) = sleeper();
-        let (mut second, second_fd) = sleeper();
-        let first_watch = watcher.watch(first_fd, first.id()).expect("watched");
-        let second_watch = watcher.watch(second_fd, second.id()).expect("watched");
+        let (mut first, first_process) = sleeper();
+        let (mut second, second_process) = sleeper();
+        let first_watch = watcher.watch(first_process).expect("watched");
+        let second_watch = watcher.watch(second_process).expect("watched");
         assert!(!first_watch.is_dead());
         first.kill().expect("killed");
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -381,8 +382,8 @@ mod tests {
     fn the_thread_ends_with_its_last_holder() {
         let watcher = watcher();
         let shared = Arc::downgrade(&watcher.shared);
-        let (mut child, pidfd) = sleeper();
-        let watch = watcher.watch(pidfd, child.id()).expect("watched");
+        let (mut child, process) = sleeper();
+        let watch = watcher.watch(process).expect("watched");
         drop(watcher);
         assert!(shared.upgrade().is_some(), "a watch keeps the thread");
         drop(watch);
@@ -395,9 +396,9 @@ mod tests {
     fn a_fabric_has_one_watcher_as_long_as_a_link_keeps_it() {
         let reclaimer = Arc::new(Reclaimer::new(Arc::new(LoanLimiter::new(0))));
         let one = LazyWatcher::new(Duration::from_secs(1), reclaimer);
-        let (mut child, pidfd) = sleeper();
+        let (mut child, process) = sleeper();
         let first = one.get().expect("started");
-        let watch = first.watch(pidfd, child.id()).expect("watched");
+        let watch = first.watch(process).expect("watched");
         let shared = Arc::downgrade(&first.shared);
         drop(first);
         one.release();
@@ -414,9 +415,10 @@ mod tests {
     #[test]
     fn links_to_one_process_share_its_descriptor_and_each_has_its_doorbell_rung() {
         let watcher = watcher();
-        let (mut child, pidfd) = sleeper();
-        let again = Arc::new(pidfd.try_clone().expect("room"));
-        let watches = [pidfd, again].map(|fd| watcher.watch(fd, child.id()).expect("watched"));
+        let (mut child, process) = sleeper();
+        let pidfd = Arc::new(process.pidfd.try_clone().expect("room"));
+        let again = PeerProcess { pidfd, ..process };
+        let watches = [process, again].map(|process| watcher.watch(process).expect("watched"));
         assert_eq!(watcher.shared.watched().processes.len(), 1);
         let doorbell = Arc::new(Doorbells::new().expect("room")).take().expect("room");
         for (place, watch) in watches.iter().enumerate() {
@@ -438,8 +440,8 @@ mod tests {
         doorbell.doorbell.drain(|place| places.push(place));
         assert_eq!(places, [40, 41, 7]);
         let _ = child.wait();
-        let (mut other, pidfd) = sleeper();
-        drop(watcher.watch(pidfd, other.id()).expect("watched"));
+        let (mut other, process) = sleeper();
+        drop(watcher.watch(process).expect("watched"));
         assert!(watcher.shared.watched().processes.is_empty());
         other.kill().expect("killed");
         let _ = other.wait();

@@ -307,3 +307,22 @@ fn a_link_id_is_never_used_twice_and_a_full_port_refuses() {
     });
     assert!(error.contains("4096 at most"), "{error}");
 }
+
+#[test]
+fn a_tensor_that_is_still_borrowed_does_not_keep_the_watcher_of_processes() {
+    let (mut a, to_b, mut b, _) = pair();
+    let lent = tensor(&a.pool, &[1; 5000]);
+    a.port.lend(to_b, &lent, Some(LoanPermit::unbounded()), immediate()).expect("room");
+    drop(lent);
+    let Event::Lent { bytes, .. } = b.next().event else { panic!("not the loan") };
+    let watcher = std::sync::Arc::downgrade(&a.fabric.shared.watcher.get().expect("the link's"));
+    a.port.fail(to_b, LinkFailure::Closed);
+    while !a.poll().iter().any(|completion| matches!(completion.event, Event::Down(_))) {}
+    a.port.detach(to_b);
+    let End { pool, fabric, port } = a;
+    drop(port);
+    assert!(watcher.upgrade().is_none(), "the thread has outlived its port");
+    assert!(bytes.bytes() == [1; 5000] && !pool.is_empty(), "the loan is out");
+    drop(fabric);
+    assert!(bytes.bytes() == [1; 5000]);
+}

@@ -11,7 +11,7 @@
 #![allow(clippy::disallowed_types)] // only tried, never waited for
 
 use crate::fabric::shm::link::LinkLoans;
-use crate::fabric::shm::liveness::ProcessWatch;
+use crate::fabric::shm::loans::reclaim::PeerProcess;
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
@@ -25,7 +25,8 @@ pub(crate) struct OrphanedLink {
     /// The peer's consumer line.
     pub line: PeerWords,
     pub peer_state: PeerWords,
-    pub watch: ProcessWatch,
+    /// Asked at each sweep: the watcher's thread may end before the loans.
+    pub process: PeerProcess,
 }
 
 /// The orphaned loans of a fabric.
@@ -64,9 +65,6 @@ impl OrphanedLoans {
 impl OrphanedLink {
     /// Drops tensors that the peer no longer reads. Returns whether any is left.
     fn is_held(&mut self) -> bool {
-        if self.watch.is_dead() {
-            return false;
-        }
         self.loans.returned(usize::MAX, drop);
         // The state before the tail: a peer that has left has first published how many slots it
         // took.
@@ -78,7 +76,7 @@ impl OrphanedLink {
                 (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2
             });
         }
-        !self.loans.is_empty()
+        !self.loans.is_empty() && !self.process.has_ended()
     }
 }
 

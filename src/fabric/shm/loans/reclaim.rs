@@ -19,13 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 #[derive(Clone)]
 pub(crate) struct PeerProcess {
     pub pidfd: Arc<OwnedFd>,
+    /// 0 if the process is in another PID namespace.
     pub pid: u32,
 }
 
 impl PeerProcess {
     /// Whether the kernel reports that the process has ended. It can't write to its memory any more
     /// then.
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
     }
