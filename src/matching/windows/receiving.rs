@@ -142,11 +142,14 @@ impl Matching {
     ) -> Option<Result<Delivery<Payload>, Error>> {
         let edge = self.incoming_edge(peer, key);
         let entry = &mut self.peers[peer.0 as usize];
-        if self.steps.is_live(key.step)
+        // A value is taken only for a destination, so that none is lost.
+        if destination.is_some()
+            && self.steps.is_live(key.step)
             && let Some(held) = entry.incoming.take(edge, key.step)
+            && let Some(destination) = destination.take()
         {
             let Held { step, in_window, value } = held;
-            let (result, left) = received(lanes, key, destination.take()?, value);
+            let (result, left) = received(lanes, key, destination, value);
             if let Some(value) = left {
                 self.hold_again(lanes, peer, edge, Held { step, in_window, value });
             }
