@@ -167,6 +167,7 @@ pub use config::{Builder, BulkReceive, Config, ConfigError, ConfigValues, Origin
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
 pub use link::Value;
+pub use matching::{EdgeReport, EdgeReports, EdgeWait};
 pub use memory::{
     BufferRing, DecodeError, FlatTensor, ForeignError, ForeignMemory, LockPolicy, MAX_DEPTH, MakeMutError,
     NestedTensor, PageKind, PagePolicy, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError,
@@ -180,9 +181,9 @@ pub use rendezvous::{
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};
 pub use wire::{
-    Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, Element, Generation, HostPort,
-    HostPortError, Incarnation, JobError, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status, StepId,
-    TaskId, TaskIdError, TensorMeta,
+    Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, EdgeSide, Element, Generation,
+    HostPort, HostPortError, Incarnation, JobError, LossCause, MAX_DIM, MAX_RANK, Shape, ShapeError, Status,
+    StepId, TaskId, TaskIdError, TensorMeta,
 };
 
 /// The modules, for the program, tests and benchmarks. They may change with every version.

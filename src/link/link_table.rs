@@ -74,7 +74,6 @@ impl<C> LinkTable<C> {
     }
 
     /// The links, in no order.
-    #[cfg(any(test, feature = "sim"))]
     pub fn iter(&self) -> impl Iterator<Item = &Link<C>> {
         self.links.iter()
     }

@@ -1,6 +1,6 @@
 //! The commands of the users and of the node to a poller, and their data.
 
-use super::{CallId, CancelReason, Error, Outcome, Waiter};
+use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
 use crate::wire::{Generation, Incarnation, LossCause, Status, TaskId, Time};
@@ -129,6 +129,13 @@ pub enum RemoteCommand<L> {
     Step(StepChange),
     /// Changes a standing edge.
     Standing(StandingChange),
+    /// Reports the edges, `limit` of them at most.
+    Edges {
+        /// Edges that are reported one by one.
+        limit: usize,
+        /// Called with the reports.
+        done: Box<dyn FnOnce(EdgeReports) + Send>,
+    },
     /// Reports how much there is to do.
     #[cfg(any(test, feature = "sim"))]
     Load(Box<dyn FnOnce(RemoteLoad) + Send>),

@@ -10,6 +10,7 @@
 mod batches;
 mod command;
 mod connections;
+mod edge_report;
 mod ending;
 mod error;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub use command::{
     BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, Members, OnPath, PeerIndex, PeerObserver,
     ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange,
 };
+pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
 pub use error::Error;
 pub(crate) use outstanding::reserve;
 pub(crate) use steps::{BeginError, MANY_STEPS, MAX_RETIRED_STEPS, StepState, Steps, check_live};
@@ -211,6 +213,8 @@ impl<P: Port> Handler<P> for RemoteHandler {
                 self.lost(links, loss);
             }
             RemoteCommand::End { error } => self.end(links, &error),
+            // Requests have no windows.
+            RemoteCommand::Edges { done, .. } => done(EdgeReports::default()),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.load(links.load())),
         }

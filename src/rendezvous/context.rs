@@ -13,8 +13,8 @@ use crate::engine::Executor;
 use crate::fabric::Registrar;
 use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
-    BatchReceive, BatchSend, BeginError, Cancel, CancelAll, Error, Members, Outcome, PeerIndex, StepChange,
-    Steps,
+    BatchReceive, BatchSend, BeginError, Cancel, CancelAll, EdgeReports, Error, Members, Outcome, PeerIndex,
+    StepChange, Steps,
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{Lists, OneshotPool, Reused};
@@ -224,6 +224,17 @@ impl Context {
             Ok(()) => self.tables().steps.live().map(StepId::from).collect(),
             Err(_) => Vec::new(),
         }
+    }
+
+    /// See [`Node::edges`](crate::Node::edges).
+    pub(crate) fn edges(&self, limit: usize) -> Result<EdgeReports, Error> {
+        self.check_home()?;
+        let mut all = EdgeReports::default();
+        for path in self.paths.all() {
+            all.append(path.edges(limit)?);
+        }
+        all.cut(limit);
+        Ok(all)
     }
 
     /// See [`Node::progress`](crate::Node::progress).

@@ -4,12 +4,12 @@ use crate::engine::{DirectWait, Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{Destination, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
-    BatchSend, Cancel, CancelAll, Delivery, Error, Payload, PeerIndex, ReceiveAll, Remote, RemoteCommand,
-    StandingChange, StepChange, Waiter,
+    BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, Payload, PeerIndex, ReceiveAll, Remote,
+    RemoteCommand, StandingChange, StepChange, Waiter,
 };
 use crate::sync::Reused;
 use crate::wire::Time;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The paths of all pollers. Each peer belongs to one of them, by its index.
@@ -147,6 +147,12 @@ pub trait RemotePath: Send + Sync {
     /// Passes on the change of a standing request.
     fn standing(&self, change: StandingChange);
 
+    /// Reports the edges, `limit` of them at most.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn edges(&self, limit: usize) -> Result<EdgeReports, Error>;
+
     /// Makes progress once. Returns the number of completions.
     ///
     /// # Errors
@@ -250,6 +256,15 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
 
     fn standing(&self, change: StandingChange) {
         ignore_end(self.submit(RemoteCommand::Standing(change)));
+    }
+
+    fn edges(&self, limit: usize) -> Result<EdgeReports, Error> {
+        let reports = Arc::new(OnceLock::new());
+        let told = reports.clone();
+        let done = Box::new(move |all| drop(told.set(all)));
+        self.submit(RemoteCommand::Edges { limit, done }).map_err(unusable)?;
+        RemotePath::wait(self, Time::NEVER, &|| reports.get().is_some())?;
+        Ok(reports.get().cloned().unwrap_or_default())
     }
 
     fn progress(&self) -> Result<usize, Error> {

@@ -6,8 +6,8 @@ use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
 use crate::engine::{DirectWait, Executor};
 use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
-    BatchReceive, BatchSend, Cancel, CancelAll, Delivery, Error, LinkTag, Members, Outcome, Payload,
-    PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Waiter,
+    BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
+    Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Waiter,
 };
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
@@ -56,6 +56,10 @@ fn given_up() -> Result<Delivery<Payload>, Error> {
 }
 
 impl RemotePath for Scripted {
+    fn edges(&self, _limit: usize) -> Result<EdgeReports, Error> {
+        Ok(EdgeReports::default())
+    }
+
     fn send_direct(
         &self,
         _of: (PeerIndex, TensorKeyRef<'_>),

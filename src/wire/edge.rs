@@ -68,12 +68,22 @@ impl Clone for PlaceHint {
     }
 }
 
-/// The end of an edge whose table has a place for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The end of an edge that is in this process.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// use tensorwire::EdgeSide;
+/// let reports = node.edges(100)?.edges;
+/// let sending = reports.iter().filter(|edge| edge.side == EdgeSide::Sender);
+/// assert_eq!(sending.count(), 0, "it has no peers");
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum EdgeSide {
-    /// The table of edges on which this process sends.
+    /// This process sends on the edge.
     Sender,
-    /// The table of edges on which this process receives.
+    /// This process receives on the edge.
     Receiver,
 }
 
@@ -116,6 +126,13 @@ impl EdgeName {
     /// The task that receives.
     pub fn destination_task(&self) -> &TaskId {
         &self.destination_task
+    }
+
+    /// Bytes of memory, the three names included.
+    pub fn memory(&self) -> usize {
+        let tasks = self.source_task.job().len() + self.destination_task.job().len();
+        let names = self.source.capacity() + self.destination.capacity() + self.name.capacity();
+        size_of::<EdgeName>() + tasks + names
     }
 
     /// The place that was noted last. It may be that of another edge by now.

@@ -182,6 +182,24 @@ pub fn run_each<'a>(
     }
 }
 
+/// Two joined members in inline mode, for one thread that drives both in turns.
+pub fn two_members(settings: &[(&str, &str)]) -> [Node; 2] {
+    let cluster = cluster(2);
+    let start = |task| {
+        let mut builder = member(&cluster, task).set("poll", "inline").set("wait", "spin");
+        for (key, value) in settings {
+            builder = builder.set(*key, *value);
+        }
+        let node = builder.start().expect("the node starts");
+        node.join().expect("the other comes");
+        node
+    };
+    std::thread::scope(|scope| {
+        let members = [0, 1].map(|task| (task, &start)).map(|(task, start)| scope.spawn(move || start(task)));
+        members.map(|member| member.join().expect("no panic"))
+    })
+}
+
 /// A vector of f32 that counts up from `first`.
 pub fn counting(node: &Node, first: f32, len: usize) -> Tensor {
     let mut tensor = node.tensor(DType::F32, &[len as u64]).expect("room");

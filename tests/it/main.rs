@@ -4,6 +4,7 @@
 mod batches;
 #[path = "../common/mod.rs"]
 mod common;
+mod edges;
 mod errors;
 mod foreign;
 #[path = "../common/foreign.rs"]

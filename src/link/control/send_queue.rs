@@ -113,6 +113,15 @@ impl SendQueue {
         self.queue.len() + usize::from(!self.pack.is_empty())
     }
 
+    /// The short messages and packs that wait, oldest first.
+    pub fn waiting_messages(&self) -> impl Iterator<Item = &[u8]> {
+        let queued = self.queue.iter().filter_map(|post| match post {
+            QueuedPost::Message { bytes, len } => bytes.get(..usize::from(*len)),
+            _ => None,
+        });
+        queued.chain((!self.pack.is_empty()).then(|| self.pack.bytes()))
+    }
+
     /// Why the link must end, if more is queued than a correct peer can cause. A correct peer
     /// causes requests and cancels of this side, answers (meta-data, value, checksum) and
     /// acknowledgements. With edge windows it gives credit for values, each of which takes two

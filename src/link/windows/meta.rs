@@ -21,6 +21,12 @@ pub(super) struct ToldMetas {
 }
 
 impl ToldMetas {
+    /// Bytes that the tables have allocated, without large shapes.
+    pub fn heap_bytes(&self) -> usize {
+        let entry = size_of::<((TensorMeta, u8), u16)>();
+        self.numbers.capacity() * entry + self.of_number.capacity() * size_of::<(TensorMeta, u8)>()
+    }
+
     /// The number of meta-data, and whether the peer must be told of it.
     pub fn number(&mut self, meta: &TensorMeta, placement: Placement) -> (u16, bool) {
         let allocator = placement.allocator as u8;
@@ -64,6 +70,12 @@ pub struct ToldMeta {
 pub(super) struct KnownMetas(Vec<Option<Arc<ToldMeta>>>);
 
 impl KnownMetas {
+    /// Bytes that the table has allocated, without large shapes.
+    pub fn heap_bytes(&self) -> usize {
+        let known = self.0.iter().flatten().count() * size_of::<ToldMeta>();
+        self.0.capacity() * size_of::<Option<Arc<ToldMeta>>>() + known
+    }
+
     /// Notes meta-data under their number.
     ///
     /// # Errors

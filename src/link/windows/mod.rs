@@ -5,8 +5,10 @@
 //! |---|---|
 //! | `outgoing` | messages to the peer |
 //! | `incoming` | messages of the peer |
+//! | `figures` | what a link keeps, for the reports of edges |
 //! | `meta` | the numbered meta-data of a connection |
 
+mod figures;
 mod incoming;
 mod meta;
 mod outgoing;
@@ -18,6 +20,7 @@ use crate::protocol::window::{Record, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
 use crate::wire::{Code, DType, EdgeName, Status, checksum_of};
+pub use figures::LinkFigures;
 pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};
 use std::sync::Arc;

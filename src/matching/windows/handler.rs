@@ -6,8 +6,8 @@ use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
 use crate::link::{Destination, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, Delivery, Error, LinkTag, Members, Payload, PeerIndex, PeerObserver,
-    ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
+    BatchReceive, BatchSend, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Payload, PeerIndex,
+    PeerObserver, ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
 };
 use crate::memory::Pool;
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
@@ -189,6 +189,16 @@ impl WindowHandler {
         }
     }
 
+    fn report<P: Port>(&self, links: &Links<P, ()>, limit: usize) -> EdgeReports {
+        let mut reports = EdgeReports::default();
+        for peer in (0..self.connections.members().all().len() as u32).map(PeerIndex) {
+            let link = self.connections.present(peer).map(|link| links.window_figures(link));
+            self.matching.report(peer, &link.unwrap_or_default(), limit, &mut reports);
+        }
+        reports.cut(limit);
+        reports
+    }
+
     #[inline]
     fn handle_windows<P: Port>(&mut self, links: &mut Links<P, ()>) {
         while let Some((link, event)) = links.next_window() {
@@ -305,6 +315,7 @@ impl<P: Port> Handler<P> for WindowHandler {
                 self.lost(loss);
             }
             RemoteCommand::End { error } => self.matching.end(&error),
+            RemoteCommand::Edges { limit, done } => done(self.report(links, limit)),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.matching.load(links.load())),
         }

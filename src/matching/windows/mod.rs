@@ -10,11 +10,13 @@
 //! | `sending` | values of this process and the messages of their receivers |
 //! | `receiving` | receives of this process and the messages of their senders |
 //! | `ending` | the ends of calls, steps and lives |
+//! | `report` | reports of the edges |
 //! | `handler` | commands and events of a poller |
 
 mod ending;
 mod handler;
 mod receiving;
+mod report;
 mod sending;
 #[cfg(test)]
 mod tests;

@@ -108,6 +108,13 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.came
     }
 
+    /// Bytes that the lists of the edge have allocated.
+    pub fn heap_bytes(&self) -> usize {
+        self.held.capacity() * size_of::<Held<V>>()
+            + self.waiters.capacity() * size_of::<(u64, W)>()
+            + self.needs.capacity() * size_of::<(u64, u32)>()
+    }
+
     /// Values that may come now, as far as this end knows.
     pub fn credit(&self) -> u64 {
         self.granted - (self.came - self.answers)

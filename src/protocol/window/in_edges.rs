@@ -65,6 +65,11 @@ pub struct InEdges<K, V, W, E> {
     options: WindowOptions,
 }
 
+impl<K, V, W, E> InEdges<K, V, W, E> {
+    /// Bytes of an edge in the tables, without what it allocates.
+    pub const EDGE: usize = size_of::<Option<NamedInEdge<K, V, W, E>>>() + size_of::<(K, u32)>();
+}
+
 impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> {
     /// No edges.
     pub fn new(options: WindowOptions) -> Self {

@@ -71,6 +71,18 @@ impl<V: Clone> OutEdge<V> {
         self.kept.iter().map(|(_, record)| record)
     }
 
+    /// Values that have left since the announcement.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Bytes that the lists of the edge have allocated.
+    pub fn heap_bytes(&self) -> usize {
+        self.waiting.capacity() * size_of::<(u64, V)>()
+            + self.needs.capacity() * size_of::<(u64, u32)>()
+            + self.kept.capacity() * size_of::<(u64, Record<V>)>()
+    }
+
     /// Values that may leave now.
     pub fn credit(&self) -> u64 {
         self.limit.saturating_sub(self.sent)

@@ -46,6 +46,11 @@ pub struct OutEdges<K, V, E> {
     options: WindowOptions,
 }
 
+impl<K, V, E> OutEdges<K, V, E> {
+    /// Bytes of an edge in the tables, without what it allocates.
+    pub const EDGE: usize = size_of::<Option<NamedOutEdge<K, V>>>() + size_of::<(K, u32)>();
+}
+
 impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     /// No edges.
     pub fn new(options: WindowOptions) -> Self {

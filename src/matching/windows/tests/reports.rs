@@ -1,6 +1,19 @@
-//! What is counted of edges.
+//! What is counted and reported of edges.
 
 use super::*;
+use crate::link::windows::LinkFigures;
+use crate::matching::{EdgeReports, EdgeWait};
+
+impl Pair {
+    /// The reports of the edges of one side, those that wait first.
+    fn reports(&self, side: usize) -> EdgeReports {
+        let mut reports = EdgeReports::default();
+        let peer = if side == SENDER { TO_RECEIVER } else { TO_SENDER };
+        self.sides[side].matching.report(peer, &LinkFigures::default(), usize::MAX, &mut reports);
+        reports.cut(usize::MAX);
+        reports
+    }
+}
 
 #[test]
 fn values_that_had_left_for_a_lost_peer_are_counted() {
@@ -20,4 +33,25 @@ fn values_that_had_left_for_a_lost_peer_are_counted() {
     assert_eq!(receiver.matching.drop_held(TO_SENDER), 2);
     assert_eq!(sender.matching.lost(TO_RECEIVER, &Error::Stopped), 0, "they are lost once");
     pair.end(1..=2);
+}
+
+#[test]
+fn a_receive_without_a_number_and_a_value_without_a_link_say_why_they_wait() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=1);
+    let calls: Vec<_> = (0..9).map(|n| pair.receive(&n.to_string(), 1)).collect();
+    pair.run();
+    let reports = pair.reports(RECEIVER);
+    let waits = |wait| reports.edges.iter().filter(|edge| edge.wait == Some(wait)).count();
+    assert_eq!(
+        (waits(EdgeWait::NoValue), waits(EdgeWait::NoNumber)),
+        (8, 1),
+        "eight have a number\n{reports}"
+    );
+    drop(calls);
+    (0..2).for_each(|number| pair.send("0", 1, number));
+    pair.lose();
+    let reports = pair.reports(SENDER);
+    assert_eq!((reports.waiting, reports.edges[0].wait), (1, Some(EdgeWait::NoLink)), "{reports}");
+    pair.end(1..=1);
 }

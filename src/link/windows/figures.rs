@@ -1,0 +1,60 @@
+//! What a link keeps for edges, for the reports.
+
+use super::{AskedOfEdge, WindowLink};
+use crate::fabric::{LinkId, Port};
+use crate::link::Links;
+use crate::wire::EdgeId;
+use crate::wire::message::pack::{is_packed, unpack};
+use crate::wire::message::{PlainRecord, WindowMessage};
+use foldhash::HashMap;
+
+/// What a link keeps for the edges that use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkFigures {
+    /// The values of each edge that wait in the send queue.
+    pub queued: HashMap<u32, usize>,
+    /// Memory in bytes of meta-data and of tables of numbers.
+    pub bytes: u64,
+}
+
+impl<P: Port, C> Links<P, C> {
+    /// What a link keeps for edges. Reads all messages that wait.
+    pub fn window_figures(&self, link: LinkId) -> LinkFigures {
+        let mut figures = LinkFigures::default();
+        let Some(link) = self.links.iter().find(|known| known.id == link) else { return figures };
+        figures.bytes = link.windows.heap_bytes();
+        for message in link.out.waiting_messages() {
+            match is_packed(message) {
+                true => unpack(message).into_iter().flatten().for_each(|message| figures.count(message)),
+                false => figures.count(message),
+            }
+        }
+        figures
+    }
+}
+
+impl LinkFigures {
+    fn count(&mut self, message: &[u8]) {
+        if let Some(edge) = edge_of(message) {
+            *self.queued.entry(edge.number).or_default() += 1;
+        }
+    }
+}
+
+/// The edge of a record.
+fn edge_of(message: &[u8]) -> Option<EdgeId> {
+    if let Some(plain) = PlainRecord::decode(message) {
+        return Some(plain.edge);
+    }
+    match WindowMessage::decode(message) {
+        Ok(WindowMessage::Record { edge, .. }) => Some(edge),
+        _ => None,
+    }
+}
+
+impl WindowLink {
+    fn heap_bytes(&self) -> u64 {
+        let asked = self.asked.capacity() * size_of::<AskedOfEdge>();
+        (self.told.heap_bytes() + self.known.heap_bytes() + asked) as u64
+    }
+}

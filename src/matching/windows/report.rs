@@ -1,0 +1,111 @@
+//! Reports of the edges.
+
+use super::{EdgeKey, Matching, WaitingReceive};
+use crate::link::Value;
+use crate::link::windows::{ArrivedBytes, LinkFigures, WindowArrival};
+use crate::matching::edge_report::{EdgeReport, EdgeReports, EdgeWait};
+use crate::matching::{Error, PeerIndex};
+use crate::protocol::window::{InEdges, InState, OutEdges};
+use crate::wire::{EdgeId, EdgeSide};
+
+impl Matching {
+    /// Adds the reports of the edges of a peer.
+    pub fn report(&self, peer: PeerIndex, link: &LinkFigures, limit: usize, reports: &mut EdgeReports) {
+        let entry = &self.peers[peer.0 as usize];
+        for (key, edge) in entry.out.edges() {
+            let number = edge.id().map(|EdgeId { number, .. }| number);
+            let queued = number.and_then(|number| link.queued.get(&number)).copied().unwrap_or(0);
+            let waiting = edge.waiting().count();
+            let report = EdgeReport {
+                key: key.clone(),
+                side: EdgeSide::Sender,
+                number,
+                credit: edge.credit(),
+                window: None,
+                values: edge.sent(),
+                waiting,
+                queued,
+                held: 0,
+                needed: edge.needs(),
+                wait: why_values_wait(waiting, queued, number, &entry.down),
+                bytes: edge_bytes(key, edge.heap_bytes() + OutEdges::<EdgeKey, Value, ()>::EDGE),
+                tensor_bytes: edge.waiting().map(|(_, value)| bytes_of(value)).sum(),
+            };
+            reports.add(report, limit);
+        }
+        for (_, key, edge) in entry.incoming.edges() {
+            let number = match edge.state() {
+                InState::Announced(edge) | InState::Retiring(edge) => Some(edge.number),
+                InState::Unannounced | InState::Refused(_) => None,
+            };
+            let waiting = edge.waiters().count();
+            let own =
+                InEdges::<EdgeKey, WindowArrival, u32, ()>::EDGE + waiting * size_of::<WaitingReceive>();
+            let report = EdgeReport {
+                key: key.clone(),
+                side: EdgeSide::Receiver,
+                number,
+                credit: edge.credit(),
+                window: Some(edge.window()),
+                values: edge.came(),
+                waiting,
+                queued: 0,
+                held: edge.held().len(),
+                needed: edge.needs(),
+                wait: why_receives_wait(waiting, edge.state(), &entry.down),
+                bytes: edge_bytes(key, edge.heap_bytes() + own),
+                tensor_bytes: edge.held().iter().map(|held| bytes_here(&held.value)).sum(),
+            };
+            reports.add(report, limit);
+        }
+        reports.link_bytes += link.bytes;
+    }
+}
+
+fn why_values_wait(
+    waiting: usize,
+    queued: usize,
+    number: Option<u32>,
+    down: &Option<Error>,
+) -> Option<EdgeWait> {
+    match number {
+        _ if waiting + queued == 0 => None,
+        _ if down.is_some() => Some(EdgeWait::NoLink),
+        _ if waiting == 0 => Some(EdgeWait::NoRoom),
+        None => Some(EdgeWait::NotAnnounced),
+        Some(_) => Some(EdgeWait::NoCredit),
+    }
+}
+
+fn why_receives_wait<E>(waiting: usize, state: &InState<E>, down: &Option<Error>) -> Option<EdgeWait> {
+    match state {
+        _ if waiting == 0 => None,
+        _ if down.is_some() => Some(EdgeWait::NoLink),
+        InState::Unannounced | InState::Retiring(_) => Some(EdgeWait::NoNumber),
+        InState::Announced(_) | InState::Refused(_) => Some(EdgeWait::NoValue),
+    }
+}
+
+/// The memory of an edge with its name, which may be shared with the handle of the program.
+fn edge_bytes(key: &EdgeKey, own: usize) -> u64 {
+    (own + key.edge.memory()) as u64
+}
+
+fn bytes_of(value: &Value) -> u64 {
+    match value {
+        Value::Tensor(tensor) => tensor.meta().bytes(),
+        Value::Dead => 0,
+    }
+}
+
+/// The bytes of a value that lie in this process.
+fn bytes_here(value: &WindowArrival) -> u64 {
+    match value {
+        WindowArrival::Tensor(tensor) => match &tensor.bytes {
+            ArrivedBytes::Landed(tensor) => tensor.meta().bytes(),
+            ArrivedBytes::Kept(bytes) => bytes.len() as u64,
+            ArrivedBytes::Lent { .. } => 0,
+        },
+        WindowArrival::Dead | WindowArrival::Failed(_) => 0,
+    }
+}
