@@ -4,8 +4,8 @@
 //! tensor on an [`Edge`] and the other *receives* it, [`Step`] by step. tensorwire allocates every
 //! tensor from one large region that was registered before the tensor existed. A transfer needs no
 //! registration and no staging copy. On shared memory and on NICs with kernel bypass it needs no
-//! system call. A synchronous engine polls for completions on the caller's own thread. There is no
-//! `Future` API.
+//! system call. A synchronous engine polls for completions on the caller's own thread. A receive
+//! blocks with a timeout, goes on as a [`Pending`], which is a [`Future`] too, or runs a callback.
 //!
 //! # Quick start
 //!
@@ -62,7 +62,7 @@
 //!
 //! * [`Node`]: one process of the cluster. [`Builder`] takes its settings.
 //! * [`Step`], [`Edge`]: sending and receiving. [`Step::receive`] sets a receive up, [`Pending`] is
-//!   one that has begun, [`CancelToken`] ends one.
+//!   one that has begun and a future, [`CancelToken`] ends one.
 //! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
 //! * [`Standing`]: an edge whose tensors are requested before their steps begin, for trainers that
 //!   receive the same edges each step.

@@ -5,7 +5,7 @@ use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
-use crate::sync::{CombiningLock, LockOutcome, Sleepers};
+use crate::sync::{CombiningLock, LockOutcome, Sleepers, is_waking};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
@@ -226,6 +226,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         };
         let mut round = 0;
         while let Ok(LockOutcome::Busy) = self.with_cell(end) {
+            if is_waking() {
+                // This thread may hold the poller, which ends with the engine then.
+                return;
+            }
             WaitStrategy::Yield.pause(round);
             round = round.saturating_add(1);
         }

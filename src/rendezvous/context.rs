@@ -17,7 +17,7 @@ use crate::matching::{
     StepChange, Steps,
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
-use crate::sync::{Lists, OneshotPool, Reused};
+use crate::sync::{Lists, OneshotPool, Reused, is_waking};
 use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
@@ -243,6 +243,18 @@ impl Context {
         self.sweep();
         self.check_usable()?;
         self.paths.all().map(RemotePath::progress).sum()
+    }
+
+    /// Makes progress once on one path, and ends late waits of the local table.
+    pub(super) fn progress_on(&self, path: &dyn RemotePath) -> Result<(), Error> {
+        self.sweep();
+        path.progress().map(drop)
+    }
+
+    /// Runs `call`, on the callback thread if this thread runs a waker. That thread may hold a
+    /// poller, and a command could find the queue of the poller full.
+    pub(super) fn outside_pollers(&self, call: impl FnOnce() + Send + 'static) {
+        if is_waking() { self.executor.run(call) } else { call() }
     }
 
     /// Makes progress until `done`, which any thread may cause, or `deadline`; returns `done`.

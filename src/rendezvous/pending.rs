@@ -11,7 +11,9 @@ use crate::sync::OneshotReceiver;
 use crate::wire::Time;
 use std::fmt;
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 /// The place where a call waits: the local table, or the poller of a peer. The calls of a batch may
@@ -57,10 +59,15 @@ impl CancelToken {
         self.cancel_for(CancelReason::Cancelled);
     }
 
-    fn cancel_for(&self, why: CancelReason) {
+    pub(super) fn cancel_for(&self, why: CancelReason) {
         if self.context.check_home().is_err() {
             return;
         }
+        let token = self.clone();
+        self.context.outside_pollers(move || token.cancel_now(why));
+    }
+
+    fn cancel_now(&self, why: CancelReason) {
         let cancel = Cancel { id: self.id, why };
         match &self.place {
             CallPlace::Local(key) => self.context.cancel_local(key, &cancel),
@@ -136,6 +143,41 @@ impl Receivable for TensorMut {
 /// assert_eq!(pending.wait()?.tensor.shape().dims(), [4]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # As a future
+///
+/// A `Pending` is a [`Future`] with the output of [`Pending::wait`], for any executor. The receive
+/// has begun before the first poll. Dropping the future cancels the receive as above.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// # use std::time::Duration;
+/// # use tensorwire::DType;
+/// # let (step, edge) = (node.step(1)?, node.edge_to("worker", 0, "x")?);
+/// # let tensor = node.tensor(DType::F32, &[4])?.freeze();
+/// let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+/// runtime.block_on(async {
+///     let pending = step.receive(&edge).within(Duration::from_secs(1)).begin()?;
+///     step.send(&edge, tensor)?;
+///     assert_eq!(pending.await?.tensor.shape().dims(), [4]);
+///     Ok::<(), tensorwire::Error>(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The thread that makes the progress which ends the receive wakes the task. A poll of the future
+/// makes progress once itself. In the poll modes adaptive and dedicated the background poller makes
+/// the rest.
+///
+/// In inline mode nobody makes progress unless some thread calls tensorwire, and a task that waits
+/// sleeps for ever. There the program calls [`Node::progress`](crate::Node::progress) again and
+/// again: on a thread of its own, or in a loop of its executor. Other blocking calls of any thread
+/// make progress, too.
+///
+/// The deadline of the receive ends the future. For an edge within the process a call of some
+/// thread must notice the deadline, in every poll mode.
+///
+/// The waker runs while its thread holds the poller. It may schedule its task, and must not wait.
 #[must_use = "dropping a pending receive cancels it"]
 pub struct Pending<T> {
     token: CancelToken,
@@ -222,11 +264,40 @@ impl<T: Receivable> Pending<T> {
     fn take(&mut self) -> Result<Outcome, Error> {
         self.receiver.take().ok_or_else(|| self.token.context.broken().unwrap_or(Error::Stopped))
     }
+
+    /// Returns whether the receive has ended. If not, `task` is woken at the end.
+    fn poll_once(&mut self, task: &Waker) -> Result<bool, Error> {
+        let context = &self.token.context;
+        context.check_home()?;
+        if self.is_done() {
+            return Ok(true);
+        }
+        context.progress_on(self.token.path())?;
+        self.receiver.wake_when_done(task);
+        match context.broken() {
+            _ if self.receiver.is_done() => Ok(true),
+            Some(error) => Err(error),
+            None => Ok(false),
+        }
+    }
+}
+
+impl<T: Receivable> Future for Pending<T> {
+    type Output = Result<Delivery<T>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        match self.poll_once(task.waker()) {
+            Ok(true) => Poll::Ready(self.take().and_then(|outcome| outcome.0?.cast())),
+            Ok(false) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
 }
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         if !self.receiver.is_done() {
+            self.receiver.wake_nobody();
             self.token.cancel_for(CancelReason::Dropped);
         }
     }

@@ -1,9 +1,10 @@
 //! [`PendingBatch`]: several receives that have begun, with one wait.
 
 use super::context::Context;
-use crate::matching::{CancelAll, CancelReason, Delivery, Error, Outcome};
+use super::pending::{CallPlace, CancelToken};
+use crate::matching::{CallId, CancelAll, CancelReason, Delivery, Error, Outcome};
 use crate::memory::Tensor;
-use crate::sync::GroupReceiver;
+use crate::sync::{GroupReceiver, is_waking};
 use crate::wire::Time;
 use std::fmt;
 use std::sync::Arc;
@@ -202,6 +203,11 @@ impl PendingBatch {
     fn cancel_for(&self, why: CancelReason) {
         if self.context.check_home().is_err() {
             return;
+        }
+        if is_waking() {
+            let place = CallPlace::Batch { count: self.len() as u64 };
+            let token = CancelToken { context: self.context.clone(), id: CallId(self.first), place };
+            return token.cancel_for(why);
         }
         let cancel = CancelAll { first: self.first, count: self.len() as u64, why };
         let paths = &self.context.paths;

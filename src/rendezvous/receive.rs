@@ -71,8 +71,8 @@ impl Step {
 
     /// Sets up the receive of one tensor, with a timeout ([`within`](ReceiveBuilder::within)) and a
     /// destination ([`into`](ReceiveBuilder::into)). Then [`wait`](ReceiveBuilder::wait) for the
-    /// tensor, [`begin`](ReceiveBuilder::begin) and wait later, or pass it to a callback with
-    /// [`then`](ReceiveBuilder::then).
+    /// tensor, [`begin`](ReceiveBuilder::begin) and wait or await it later, or pass it to a
+    /// callback with [`then`](ReceiveBuilder::then).
     pub fn receive<'a>(&'a self, edge: &'a Edge) -> ReceiveBuilder<'a> {
         ReceiveBuilder {
             step: self,

@@ -109,7 +109,7 @@ impl Context {
         let standing = Standing { context: self.clone(), key: key.clone(), id, peer };
         if let Some(peer) = peer {
             let borrow = self.settings.borrow;
-            standing.tell(StandingChange::Begun { id, peer, key, window, borrow });
+            tell(self, Some(peer), StandingChange::Begun { id, peer, key, window, borrow });
         }
         Ok(standing)
     }
@@ -124,14 +124,14 @@ impl Standing {
     pub fn set_window(&self, window: u32) -> Result<(), Error> {
         self.context.check_usable()?;
         check_window(window)?;
-        self.tell(StandingChange::Window { id: self.id, window });
+        tell(&self.context, self.peer, StandingChange::Window { id: self.id, window });
         Ok(())
     }
+}
 
-    fn tell(&self, change: StandingChange) {
-        if let Some(peer) = self.peer {
-            self.context.paths.of(peer).standing(change);
-        }
+fn tell(context: &Context, peer: Option<PeerIndex>, change: StandingChange) {
+    if let Some(peer) = peer {
+        context.paths.of(peer).standing(change);
     }
 }
 
@@ -145,9 +145,13 @@ impl Drop for Standing {
         if self.context.check_home().is_err() {
             return;
         }
-        // In this order: a new `Standing` of the edge reaches the poller after the end of this one.
-        self.tell(StandingChange::Ended { id: self.id });
-        self.context.tables().standing.remove(&self.key);
+        let (context, key, id, peer) = (self.context.clone(), self.key.clone(), self.id, self.peer);
+        self.context.outside_pollers(move || {
+            // In this order: a new `Standing` of the edge reaches the poller after the end of this
+            // one.
+            tell(&context, peer, StandingChange::Ended { id });
+            context.tables().standing.remove(&key);
+        });
     }
 }
 

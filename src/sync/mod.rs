@@ -9,8 +9,8 @@
 //! | [`Sleepers`] | whether a thread must be woken |
 //! | [`EventCount`](event_count::EventCount) | threads sleep until an event, also in memory of several processes |
 //!
-//! Code in this module may not know what it carries. It may not run user code or hold a lock that
-//! another thread waits for.
+//! Code in this module may not know what it carries, nor hold a lock that another thread waits for.
+//! The only user code that it may run is the waker of a task.
 
 mod atomic;
 mod combining_lock;
@@ -20,6 +20,7 @@ mod oneshot;
 mod result_cell;
 mod reuse;
 mod sleepers;
+mod waking;
 pub(crate) mod words;
 
 pub(crate) use combining_lock::{CombiningLock, LockOutcome};
@@ -29,3 +30,4 @@ pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
 pub(crate) use reuse::Lists;
 pub use reuse::Reused;
 pub(crate) use sleepers::Sleepers;
+pub(crate) use waking::is_waking;

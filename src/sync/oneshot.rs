@@ -3,8 +3,11 @@
 
 use super::completion_group::CompletionGroup;
 use super::result_cell::ResultCell;
+use super::waking::wake;
+use atomic_waker::AtomicWaker;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
+use std::task::Waker;
 
 /// A result type with a value that says that the sender is gone.
 pub trait Canceled: Send + 'static {
@@ -19,13 +22,23 @@ pub trait Canceled: Send + 'static {
 
 /// Channels that are used again and again.
 pub struct OneshotPool<R> {
-    free: Arc<ArrayQueue<Arc<ResultCell<R>>>>,
+    free: FreeChannels<R>,
 }
+
+/// The result of a channel, and the task that waits for it.
+struct Channel<R> {
+    result: ResultCell<R>,
+    task: AtomicWaker,
+}
+
+type FreeChannels<R> = Arc<ArrayQueue<Arc<Channel<R>>>>;
 
 /// The side of a one-shot channel that waits.
 pub struct OneshotReceiver<R> {
-    cell: Option<Arc<ResultCell<R>>>,
-    free: Arc<ArrayQueue<Arc<ResultCell<R>>>>,
+    channel: Option<Arc<Channel<R>>>,
+    free: FreeChannels<R>,
+    /// Whether a task was given to the channel.
+    has_task: bool,
 }
 
 /// The side of a one-shot channel that sends. If it is dropped without sending, it sends
@@ -35,45 +48,51 @@ pub struct OneshotSender<R: Canceled> {
 }
 
 enum SendTarget<R> {
-    Cell(Arc<ResultCell<R>>),
+    Channel(Arc<Channel<R>>),
     Group(Arc<CompletionGroup<R>>, usize),
     Callback(Box<dyn FnOnce(R) + Send>),
 }
 
-/// Cells that a pool makes at the start. At least as many channels lie between two uses of a cell.
+/// Channels that a pool makes at the start. At least as many lie between two uses of a channel.
 const INITIAL: usize = 64;
-/// Used cells that are examined for one that neither side holds any more.
+/// Used channels that are examined for one that neither side holds any more.
 const LOOKS: usize = 8;
 
+impl<R> Channel<R> {
+    fn new() -> Arc<Self> {
+        Arc::new(Channel { result: ResultCell::new(), task: AtomicWaker::new() })
+    }
+}
+
 impl<R: Canceled> OneshotPool<R> {
-    /// A pool that keeps at most `keep` cells for later channels.
+    /// A pool that keeps at most `keep` unused channels.
     pub fn new(keep: usize) -> Self {
         let free = ArrayQueue::new(keep.max(1));
         for _ in 0..keep.min(INITIAL) {
             // There is room.
-            let _ = free.push(Arc::new(ResultCell::new()));
+            let _ = free.push(Channel::new());
         }
         OneshotPool { free: Arc::new(free) }
     }
 
     /// Both sides of a new channel.
     pub fn channel(&self) -> (OneshotReceiver<R>, OneshotSender<R>) {
-        let cell = self.unused().unwrap_or_else(|| Arc::new(ResultCell::new()));
-        let sender = OneshotSender { to: Some(SendTarget::Cell(cell.clone())) };
-        (OneshotReceiver { cell: Some(cell), free: self.free.clone() }, sender)
+        let channel = self.unused().unwrap_or_else(Channel::new);
+        let sender = OneshotSender { to: Some(SendTarget::Channel(channel.clone())) };
+        (OneshotReceiver { channel: Some(channel), free: self.free.clone(), has_task: false }, sender)
     }
 
-    fn unused(&self) -> Option<Arc<ResultCell<R>>> {
+    fn unused(&self) -> Option<Arc<Channel<R>>> {
         for _ in 0..LOOKS {
-            let mut cell = self.free.pop()?;
+            let mut channel = self.free.pop()?;
             // Unique: both sides of its last use are gone.
-            if let Some(inner) = Arc::get_mut(&mut cell) {
-                inner.reset();
-                return Some(cell);
+            if let Some(inner) = Arc::get_mut(&mut channel) {
+                inner.result.reset();
+                return Some(channel);
             }
             // The sender of its last use is still there: on another thread, or for a receiver that
             // was dropped.
-            let _ = self.free.push(cell);
+            let _ = self.free.push(channel);
         }
         None
     }
@@ -82,32 +101,52 @@ impl<R: Canceled> OneshotPool<R> {
 impl<R> OneshotReceiver<R> {
     /// Whether the result was sent.
     pub fn is_done(&self) -> bool {
-        self.cell.as_ref().is_none_or(|cell| cell.is_done())
+        self.channel.as_ref().is_none_or(|channel| channel.result.is_done())
+    }
+
+    /// Has the sending thread wake a task once the result was sent, instead of the task of an
+    /// earlier call. A result that was sent before the call may wake nobody: look for it
+    /// afterwards.
+    pub fn wake_when_done(&mut self, task: &Waker) {
+        if let Some(channel) = &self.channel {
+            self.has_task = true;
+            channel.task.register(task);
+        }
+    }
+
+    /// Forgets the task that was to be woken.
+    pub fn wake_nobody(&mut self) {
+        if let Some(channel) = &self.channel
+            && std::mem::take(&mut self.has_task)
+        {
+            drop(channel.task.take());
+        }
     }
 
     /// Takes the result, if it was sent and not taken before.
     pub fn take(&mut self) -> Option<R> {
-        let cell = self.cell.as_ref()?;
-        // SAFETY: this is the only receiver of the cell, and it is borrowed uniquely.
+        let channel = self.channel.as_ref()?;
+        // SAFETY: this is the only receiver of the channel, and it is borrowed uniquely.
         #[allow(unsafe_code)]
         unsafe {
-            cell.take()
+            channel.result.take()
         }
     }
 }
 
 impl<R> Drop for OneshotReceiver<R> {
     fn drop(&mut self) {
-        // Only a cell whose result was sent goes back to the pool, and it goes back empty. A result
-        // that was not taken would live on in the pool, with its tensor. A cell without a result is
-        // freed by its sender.
+        self.wake_nobody();
+        // Only a channel whose result was sent goes back to the pool, and it goes back empty. A
+        // result that was not taken would live on in the pool, with its tensor. A channel without a
+        // result is freed by its sender.
         if !self.is_done() {
             return;
         }
         drop(self.take());
-        if let Some(cell) = self.cell.take() {
-            // A full pool frees the cell.
-            let _ = self.free.push(cell);
+        if let Some(channel) = self.channel.take() {
+            // A full pool frees the channel.
+            let _ = self.free.push(channel);
         }
     }
 }
@@ -131,11 +170,14 @@ impl<R: Canceled> OneshotSender<R> {
 
     fn send_to_target(&mut self, result: R) {
         match self.to.take() {
-            Some(SendTarget::Cell(cell)) => {
-                // SAFETY: this is the only sender of the cell, and `to` is empty from now on.
+            Some(SendTarget::Channel(channel)) => {
+                // SAFETY: this is the only sender of the channel, and `to` is empty from now on.
                 #[allow(unsafe_code)]
                 unsafe {
-                    cell.put(result);
+                    channel.result.put(result);
+                }
+                if let Some(task) = channel.task.take() {
+                    wake(task);
                 }
             }
             Some(SendTarget::Group(group, at)) => {
@@ -169,6 +211,8 @@ impl<R: Canceled> std::fmt::Debug for OneshotSender<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
 
     #[derive(Debug, PartialEq)]
     struct Answer(i32);
@@ -196,8 +240,66 @@ mod tests {
         assert_eq!(receiver.take(), Some(Answer(-1)));
     }
 
+    /// Counts how often it is woken.
+    struct Task(AtomicU32);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     #[test]
-    fn a_cell_is_used_again_only_when_both_sides_are_gone() {
+    fn the_result_wakes_the_last_task_once() {
+        let pool = OneshotPool::<Answer>::new(1);
+        let tasks = [0, 1].map(|_| Arc::new(Task(AtomicU32::new(0))));
+        let woken = || tasks.each_ref().map(|task| task.0.load(Ordering::Relaxed));
+        for round in 1..=3 {
+            let (mut receiver, sender) = pool.channel();
+            tasks.iter().for_each(|task| receiver.wake_when_done(&task.clone().into()));
+            sender.send(Answer(5));
+            assert_eq!((receiver.take(), woken()), (Some(Answer(5)), [0, round]));
+            receiver.wake_when_done(&tasks[0].clone().into());
+        }
+        assert_eq!(tasks.each_ref().map(Arc::strong_count), [1, 1], "the pool keeps no task");
+    }
+
+    #[test]
+    fn a_receiver_that_is_dropped_wakes_nobody() {
+        let (mut receiver, sender) = OneshotPool::<Answer>::new(1).channel();
+        let task = Arc::new(Task(AtomicU32::new(0)));
+        receiver.wake_when_done(&task.clone().into());
+        drop(receiver);
+        assert_eq!(Arc::strong_count(&task), 1);
+        sender.send(Answer(5));
+        assert_eq!(task.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_task_that_looks_after_it_has_asked_misses_no_result() {
+        let pool = OneshotPool::<Answer>::new(4);
+        for round in 0..500 {
+            let (mut receiver, sender) = pool.channel();
+            let (task, start) = (Arc::new(Task(AtomicU32::new(0))), Arc::new(AtomicU32::new(0)));
+            let go = start.clone();
+            let thread = std::thread::spawn(move || {
+                while go.load(Ordering::Acquire) == 0 {}
+                sender.send(Answer(round));
+            });
+            start.store(1, Ordering::Release);
+            receiver.wake_when_done(&task.clone().into());
+            if !receiver.is_done() {
+                while task.0.load(Ordering::Acquire) == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            assert_eq!(receiver.take(), Some(Answer(round)));
+            thread.join().expect("no panic");
+        }
+    }
+
+    #[test]
+    fn a_channel_is_used_again_only_when_both_sides_are_gone() {
         let pool = OneshotPool::<Answer>::new(4);
         let (receiver, sender) = pool.channel();
         drop(receiver);

@@ -9,6 +9,7 @@ mod errors;
 mod foreign;
 #[path = "../common/foreign.rs"]
 mod foreign_cases;
+mod futures;
 mod known_faults;
 mod receive;
 mod rendezvous;

@@ -9,6 +9,8 @@ mod common;
 mod driver;
 #[path = "../it/errors.rs"]
 mod errors;
+#[path = "../it/futures.rs"]
+mod futures;
 #[path = "../it/receive.rs"]
 mod receive;
 #[path = "../it/rendezvous.rs"]
