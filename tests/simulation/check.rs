@@ -3,7 +3,7 @@
 
 use crate::model::{Call, End, Model, Violation};
 use crate::process::Open;
-use crate::program::{Action, Form, Key, Program};
+use crate::program::{Action, Form, Key, Program, ReceiveKind};
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -212,7 +212,7 @@ fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
     let call = world.model.calls.len();
     let into: Option<Form> = None;
     let timeout = DRAIN.as_micros() as u64;
-    world.act(&Action::Receive { key, into, timeout: Some(timeout), called_back: true })?;
+    world.act(&Action::Receive { key, into, timeout: Some(timeout), kind: ReceiveKind::Callback })?;
     settle(world)?;
     if world.model.calls[call].end.is_none() {
         every_call_ends(world)?;

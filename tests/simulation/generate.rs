@@ -1,6 +1,6 @@
 //! Generates programs from seeds.
 
-use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, STEPS, Settings, UNLIMITED};
+use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, ReceiveKind, STEPS, Settings, UNLIMITED};
 use crate::random::Random;
 use tensorwire::DType;
 
@@ -141,13 +141,8 @@ impl Generator {
             actions.push(Action::Send { key, form: self.value() });
             actions.push(Action::Run { rounds: 1 + self.random.below(12) as u32 });
             if !self.random.one_in(4) {
-                let called_back = self.random.one_in(2);
-                actions.push(Action::Receive {
-                    key,
-                    into: None,
-                    timeout: Some(self.duration()),
-                    called_back,
-                });
+                let kind = self.pending_or_callback();
+                actions.push(Action::Receive { key, into: None, timeout: Some(self.duration()), kind });
             }
             actions.push(Action::Run { rounds: 1 + self.random.below(12) as u32 });
         }
@@ -230,8 +225,18 @@ impl Generator {
         };
         let is_plain = into.is_none();
         let timeout = (is_plain && self.random.one_in(2)).then(|| self.duration());
-        let called_back = is_plain && timeout.is_some() && self.random.one_in(2);
-        Action::Receive { key, into, timeout, called_back }
+        if self.settings.windows && key.from != key.to && self.random.one_in(6) {
+            return Action::Receive { key, into, timeout: Some(0), kind: ReceiveKind::Direct };
+        }
+        let kind = match is_plain && timeout.is_some() {
+            true => self.pending_or_callback(),
+            false => ReceiveKind::Pending,
+        };
+        Action::Receive { key, into, timeout, kind }
+    }
+
+    fn pending_or_callback(&mut self) -> ReceiveKind {
+        self.random.pick(&[ReceiveKind::Callback, ReceiveKind::Pending])
     }
 
     /// The size of a batch: mostly small, sometimes beyond the limits.

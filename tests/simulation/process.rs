@@ -4,7 +4,7 @@
 use crate::bootstrap::{Ends, Watch};
 use crate::model::CallNo;
 use crate::network::{Network, Port};
-use crate::program::{At, Form, Key, NAMES, Settings};
+use crate::program::{At, Form, Key, NAMES, ReceiveKind, Settings};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
@@ -270,13 +270,22 @@ impl Process {
         call: CallNo,
         into: Option<TensorMut>,
         timeout: Duration,
-        called_back: bool,
+        kind: ReceiveKind,
     ) -> Result<(), Error> {
         let (edge, step) = (self.edge(key)?, self.step(key.step)?);
-        let wait = match (into, called_back) {
+        let wait = match (into, kind) {
+            (into, ReceiveKind::Direct) => {
+                let receive = step.receive(&edge).within(timeout);
+                let outcome = match into {
+                    Some(into) => receive.into(into).wait().map(|got| (got.tensor.freeze(), got.is_dead)),
+                    None => receive.wait().map(|got| (got.tensor, got.is_dead)),
+                };
+                self.called_back.lock().expect("no panic").push((call, outcome));
+                return Ok(());
+            }
             (Some(into), _) => Wait::Into(step.receive(&edge).into(into).begin()?),
-            (None, false) => Wait::Fresh(step.receive(&edge).within(timeout).begin()?),
-            (None, true) => {
+            (None, ReceiveKind::Pending) => Wait::Fresh(step.receive(&edge).within(timeout).begin()?),
+            (None, ReceiveKind::Callback) => {
                 let called_back = self.called_back.clone();
                 let done = move |result: Result<Delivery<Tensor>, Error>| {
                     let outcome = result.map(|got| (got.tensor, got.is_dead));

@@ -129,6 +129,17 @@ impl Form {
     }
 }
 
+/// How the user of a receive gets its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiveKind {
+    /// From a handle.
+    Pending,
+    /// By a callback.
+    Callback,
+    /// At once, or not at all. Only for edge windows.
+    Direct,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Begin {
@@ -169,7 +180,7 @@ pub enum Action {
         into: Option<Form>,
         /// In microseconds; `None` for the default.
         timeout: Option<u64>,
-        called_back: bool,
+        kind: ReceiveKind,
     },
     /// Cancels the `nth` open call.
     Cancel {
@@ -247,7 +258,7 @@ impl fmt::Display for Action {
                 write!(f, "receive at once within {timeout} us")?;
                 keys.iter().try_for_each(|key| write!(f, ", {key}"))
             }
-            Action::Receive { key, into, timeout, called_back } => {
+            Action::Receive { key, into, timeout, kind } => {
                 write!(f, "receive {key}")?;
                 if let Some(into) = into {
                     write!(f, " into {into}")?;
@@ -255,7 +266,11 @@ impl fmt::Display for Action {
                 if let Some(timeout) = timeout {
                     write!(f, " within {timeout} us")?;
                 }
-                f.write_str(if *called_back { ", called back" } else { "" })
+                f.write_str(match kind {
+                    ReceiveKind::Pending => "",
+                    ReceiveKind::Callback => ", called back",
+                    ReceiveKind::Direct => ", directly",
+                })
             }
             Action::Cancel { nth } => write!(f, "cancel #{nth}"),
             Action::DropPending { nth } => write!(f, "drop pending #{nth}"),

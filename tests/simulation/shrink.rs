@@ -157,13 +157,13 @@ fn halves(action: &Action) -> Vec<Action> {
         Action::Send { key, form: Some(form) } => {
             vec![Action::Send { key: *key, form: Some(half(form)) }]
         }
-        Action::Receive { key, into, timeout, called_back } => vec![
-            Action::Receive { key: *key, into: None, timeout: *timeout, called_back: *called_back },
+        Action::Receive { key, into, timeout, kind } => vec![
+            Action::Receive { key: *key, into: None, timeout: *timeout, kind: *kind },
             Action::Receive {
                 key: *key,
                 into: into.as_ref().map(half),
                 timeout: timeout.map(|t| t / 2),
-                called_back: *called_back,
+                kind: *kind,
             },
         ],
         Action::SendAll { values } => {

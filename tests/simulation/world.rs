@@ -4,7 +4,7 @@ use crate::bootstrap::Bootstrap;
 use crate::model::{Model, Violation, pattern};
 use crate::network::Network;
 use crate::process::{Held, Open, Outcome, Process, Wait};
-use crate::program::{Action, At, Form, Key, Program, Settings};
+use crate::program::{Action, At, Form, Key, Program, ReceiveKind, Settings};
 use crate::random::Random;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -96,8 +96,8 @@ impl World {
             Action::Send { key, ref form } => self.send(key, form.as_ref())?,
             Action::SendAll { ref values } => self.send_all(values)?,
             Action::ReceiveAll { ref keys, timeout } => self.receive_all(keys, timeout)?,
-            Action::Receive { key, ref into, timeout, called_back } => {
-                self.receive(key, into.as_ref(), timeout, called_back)?;
+            Action::Receive { key, ref into, timeout, kind } => {
+                self.receive(key, into.as_ref(), timeout, kind)?;
             }
             Action::Cancel { nth } => self.cancel(nth)?,
             Action::DropPending { nth } => self.drop_pending(nth)?,
@@ -217,7 +217,7 @@ impl World {
         key: Key,
         into: Option<&Form>,
         timeout: Option<u64>,
-        called_back: bool,
+        kind: ReceiveKind,
     ) -> Result<(), Violation> {
         let Some(process) = &self.processes[key.to] else { return Ok(()) };
         let given = match into {
@@ -233,7 +233,7 @@ impl World {
         let Some(source_lives) = self.source_lives(&key) else { return Ok(()) };
         let call = self.model.received(key, into.cloned(), source_lives, now, now + timeout);
         let Some(process) = &mut self.processes[key.to] else { return Ok(()) };
-        match process.receive(key, call, given, timeout, called_back) {
+        match process.receive(key, call, given, timeout, kind) {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.model.unreceived(call);

@@ -75,7 +75,7 @@ struct WatchedProcesses {
 
 /// A process that has not been seen dead.
 struct WatchedProcess {
-    /// 0 if the process is in another PID namespace: then each link has an entry of its own.
+    /// Without an id in this namespace, each link has an entry of its own.
     peer: PeerProcess,
     dead: Arc<AtomicBool>,
     /// The doorbell to ring for each watch of the process.
