@@ -6,9 +6,11 @@
 //! value is returned or released, and no memory is leaked.
 #![no_main]
 
+#[path = "../input.rs"]
 mod input;
 mod owner;
 mod peer;
+mod requests;
 
 use input::Input;
 use libfuzzer_sys::fuzz_target;

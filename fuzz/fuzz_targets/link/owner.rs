@@ -1,6 +1,7 @@
 //! The side under test, and its invariants.
 
 use crate::input::Input;
+use crate::requests::request;
 use crate::{OWNER, PEER};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -131,7 +132,7 @@ impl Owner {
     }
 
     fn cancel_request(&mut self, input: &mut Input<'_>) {
-        let request = input.request(&self.requests);
+        let request = request(input, &self.requests);
         let (take, decision) = (input.flag(), decision(input));
         let waiting = &mut self.waiting;
         self.links

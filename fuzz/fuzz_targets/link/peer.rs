@@ -1,6 +1,7 @@
 //! The other side, which the input controls.
 
 use crate::input::Input;
+use crate::requests::request;
 use crate::{DEPTH, OWNER, PEER};
 use tensorwire::internals::fabric::sim::{SimLink, SimPort};
 use tensorwire::internals::fabric::{Completions, Event, LinkFailure, LinkId, LoanPermit, Port};
@@ -145,7 +146,7 @@ impl Peer {
 
     fn ask(&mut self, input: &mut Input<'_>) {
         let request = TensorRequest {
-            request: input.request(&[]),
+            request: request(input, &[]),
             route: input.number() as u32,
             step: input.number(),
             frame: input.number() % 2,
@@ -164,7 +165,7 @@ impl Peer {
         let mut steps = Vec::new();
         for _ in 0..=input.below(20) {
             let Grant { key, offset, .. } = self.grant(input);
-            StandingStep { request: input.request(&[]), key, offset }.put(&mut steps, room.is_some());
+            StandingStep { request: request(input, &[]), key, offset }.put(&mut steps, room.is_some());
         }
         let standing = StandingRequest {
             route: input.number() as u32,
@@ -181,7 +182,7 @@ impl Peer {
     }
 
     fn ask_again(&mut self, input: &mut Input<'_>) {
-        let message = Message::ReRequest { request: input.request(&[]), grant: self.grant(input) };
+        let message = Message::ReRequest { request: request(input, &[]), grant: self.grant(input) };
         self.say(&message);
     }
 
@@ -218,7 +219,7 @@ impl Peer {
     }
 
     fn meta(&mut self, input: &mut Input<'_>) {
-        let request = input.request(&self.requests);
+        let request = request(input, &self.requests);
         let meta = if input.flag() {
             VersionedMeta { version: 1, placement: Placement::POOL, meta: self.tensor.meta().clone() }
         } else {
@@ -229,7 +230,7 @@ impl Peer {
     }
 
     fn respond(&mut self, input: &mut Input<'_>) {
-        let request = input.request(&self.requests);
+        let request = request(input, &self.requests);
         let (meta, size) = match input.flag() {
             true => (MetaRef::Cached(input.number() as u32), input.u8().into()),
             false => {
@@ -244,8 +245,8 @@ impl Peer {
     }
 
     fn short_word(&mut self, input: &mut Input<'_>) {
-        let known = input.request(&self.requests);
-        let any = input.request(&[]);
+        let known = request(input, &self.requests);
+        let any = request(input, &[]);
         let message = match input.below(7) {
             0 => Message::CancelAck { request: known },
             1 => Message::Cancel { request: any },
@@ -261,7 +262,7 @@ impl Peer {
 
     fn give_back(&mut self, input: &mut Input<'_>) {
         let message = Message::Return {
-            request: input.request(&[]),
+            request: request(input, &[]),
             route: input.number() as u32,
             step: input.number(),
             frame: input.number() % 2,
@@ -276,13 +277,13 @@ impl Peer {
         let mut status = Status::new(code, "e".repeat(input.below(250) * 40));
         status.derived = input.flag();
         status.details = input.bytes().to_vec();
-        let request = input.request(&self.requests);
+        let request = request(input, &self.requests);
         self.say(&Message::Error { request, status });
     }
 
     /// An immediate's bits for a request of the owner.
     fn any_immediate(&mut self, input: &mut Input<'_>, kind: ImmediateKind) -> Immediate {
-        let RequestId { slot, generation } = input.request(&self.requests);
+        let RequestId { slot, generation } = request(input, &self.requests);
         let place = MetaSlot::of(input.below(4) as u32);
         let kinds = [
             ImmediateKind::Plain,

@@ -1,8 +1,5 @@
 //! The bytes of a program, taken one after the other. Where they end, there are zeros.
 
-use tensorwire::internals::wire::Slot;
-use tensorwire::internals::wire::message::RequestId;
-
 /// The rest of the input.
 pub struct Input<'a>(pub &'a [u8]);
 
@@ -50,18 +47,4 @@ impl<'a> Input<'a> {
         self.0 = rest;
         bytes
     }
-
-    /// One of these, or any request near them.
-    pub fn request(&mut self, known: &[RequestId]) -> RequestId {
-        match self.u8() {
-            at @ 0..=199 if !known.is_empty() => known[usize::from(at) % known.len()],
-            200..=202 => any_request(self.number() as u32),
-            other => any_request(u32::from(other % 6) | u32::from(other & 0x80) << 13),
-        }
-    }
-}
-
-fn any_request(bits: u32) -> RequestId {
-    let slot = Slot::new(bits % Slot::COUNT).expect("20 bits");
-    RequestId { slot, generation: (bits >> 20) as u8 }
 }
