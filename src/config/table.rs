@@ -375,8 +375,9 @@ settings! {
     /// peer's death, tensors borrowed from it are copied out of its memory after this time. The
     /// rest of that memory goes back to the system.
     borrow_grace: Duration, DurationText, default("5s"), "1ms to 24h", up_to_a_day;
-    /// Receives that can be outstanding on each link. One more fails at once. Receives of a batch
-    /// wait instead; on shared memory they do not count.
+    /// Receives that can be outstanding with each peer. One more fails when it begins. Receives of
+    /// a batch do not count. Over verbs they are also the requests of a link, and receives of a
+    /// batch beyond them wait.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
     /// Routes (edges that a peer has requested) that are remembered for each link over verbs.

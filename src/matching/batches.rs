@@ -1,7 +1,8 @@
 //! Batches of sends or receives.
 //!
-//! Receives of a batch without room are queued and sent as earlier ones end. Later receives of the
-//! same keys wait behind them.
+//! Receives without room are queued and sent as earlier ones end. Later receives of the same keys
+//! wait behind them. Receives of batches can be more than the requests of a link. Other receives
+//! find no room if standing requests, or receives that have given up, still have their requests.
 
 use super::receiving::Receive;
 use super::{
@@ -125,7 +126,7 @@ impl RemoteHandler {
         links.counters().increment(Counter::Batches);
         let ReceiveAll { deadline, timeout, borrow, mut receives } = batch;
         for BatchReceive { peer, id, key, sender, .. } in receives.drain(..) {
-            let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+            let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
             let destination = if borrow { Destination::Borrow } else { Destination::Alloc };
             let before = self.calls.len() + self.queued.len();
             self.receive_or_queue(links, Receive { peer, key, destination, waiter }, now);
@@ -135,8 +136,13 @@ impl RemoteHandler {
         }
     }
 
-    /// Begins a receive of a batch, or queues it.
-    fn receive_or_queue<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
+    /// Begins a receive, or queues it until there is room.
+    pub(super) fn receive_or_queue<P: Port>(
+        &mut self,
+        links: &mut Links<P, Waiter>,
+        receive: Receive,
+        now: Time,
+    ) {
         match self.has_room(links, receive.peer, &receive.key) {
             true => self.receive(links, receive, now),
             false => self.queue_receive(links, receive),

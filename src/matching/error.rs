@@ -253,6 +253,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error of a receive beyond `max_requests`.
+    pub(crate) fn too_many_receives(max: u32) -> Self {
+        Error::ResourceExhausted {
+            what: "the number of receives outstanding with a peer",
+            limit: max.into(),
+            remedy: "raise max_requests, or wait for some first",
+        }
+    }
+
     /// The canonical code of this error, as gRPC defines them.
     pub fn code(&self) -> Code {
         match self {

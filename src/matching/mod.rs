@@ -35,7 +35,7 @@ pub use command::{
 };
 pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
 pub use error::Error;
-pub(crate) use outstanding::reserve;
+pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
 pub(crate) use steps::{BeginError, MANY_STEPS, MAX_RETIRED_STEPS, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use waiter::{CallId, Delivery, Payload, Waiter};
@@ -187,7 +187,7 @@ impl<P: Port> Handler<P> for RemoteHandler {
                 return self.cancel_all(links, cancel, now).map(RemoteCommand::CancelAll);
             }
             RemoteCommand::Receive { peer, key, destination, waiter } => {
-                self.receive(links, Receive { peer, key, destination, waiter }, now);
+                self.receive_or_queue(links, Receive { peer, key, destination, waiter }, now);
             }
             RemoteCommand::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
                 true => self.cancel(links, &cancel, now),

@@ -80,11 +80,7 @@ impl RemoteHandler {
     pub(super) fn refused(&self, refused: RequestRefused, key: &TensorKey, peer: PeerIndex) -> Error {
         match refused {
             RequestRefused::NoLink => self.connections.why_unusable(peer),
-            RequestRefused::TooManyRequests { max } => Error::ResourceExhausted {
-                what: "the number of receives outstanding with a peer",
-                limit: max.into(),
-                remedy: "raise max_requests, or wait for some first",
-            },
+            RequestRefused::TooManyRequests { max } => Error::too_many_receives(max),
             RequestRefused::TooManyRoutes { max } => Error::ResourceExhausted {
                 what: "the number of edges with a receive outstanding",
                 limit: max.into(),

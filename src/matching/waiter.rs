@@ -1,6 +1,6 @@
 //! A receive that waits for its tensor, and its outcome.
 
-use super::Error;
+use super::{Error, ReceivePermit};
 use crate::link::TensorKey;
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{Canceled, OneshotSender};
@@ -77,6 +77,8 @@ pub(crate) enum CancelReason {
 /// A receive that waits: the sending end of its one-shot channel, and its deadline.
 #[derive(Debug)]
 pub struct Waiter {
+    /// Its permit. `None` for receives of batches and within the process, which need none.
+    pub(crate) permit: Option<ReceivePermit>,
     pub(crate) id: CallId,
     pub(crate) sender: OneshotSender<Outcome>,
     /// The end of the wait. A cancellation moves it on by `cancel_grace`.
@@ -90,6 +92,8 @@ pub struct Waiter {
 impl Waiter {
     /// Sends the result to the caller.
     pub(crate) fn complete(self, result: Result<Delivery<Payload>, Error>) {
+        // First: the thread that gets the result may begin the next receive.
+        drop(self.permit);
         self.sender.send(Outcome(result));
     }
 

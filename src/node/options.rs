@@ -39,6 +39,7 @@ pub(super) fn remote_settings(config: &Config, protocol: TensorProtocol) -> Remo
 
 pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     RendezvousSettings {
+        max_requests: config.max_requests,
         max_outstanding_sends: config.max_outstanding_sends,
         recv_timeout: config.recv_timeout,
         cancel_grace: config.cancel_grace,

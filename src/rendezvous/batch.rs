@@ -233,7 +233,7 @@ impl Batch {
             match edge.source {
                 EdgeEnd::Here => {
                     let BatchCalls { deadline, timeout, .. } = calls;
-                    let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+                    let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
                     local.push((key, LocalWaiter { waiter, into: None }));
                 }
                 EdgeEnd::Peer(peer) => {

@@ -14,7 +14,7 @@ use crate::fabric::Registrar;
 use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
     BatchReceive, BatchSend, BeginError, Cancel, CancelAll, EdgeReports, Error, Members, Outcome, PeerIndex,
-    StepChange, Steps,
+    ReceiveLimit, StepChange, Steps,
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{Lists, OneshotPool, Reused, is_waking};
@@ -33,6 +33,8 @@ const SLICE: Duration = Duration::from_millis(1);
 pub struct RendezvousSettings {
     /// The limit of values that were sent and not requested yet. A send beyond it fails.
     pub max_outstanding_sends: u32,
+    /// The limit of receives outstanding with each peer. One more fails when it begins.
+    pub max_requests: u32,
     /// The timeout of a receive whose caller gives none.
     pub recv_timeout: Duration,
     /// How long a cancelled call waits for the answer of its peer.
@@ -54,6 +56,7 @@ pub struct Context {
     pub(super) foreign: Arc<Foreign>,
     fork_guard: ForkGuard,
     pub(super) outstanding: Arc<AtomicUsize>,
+    pub(super) receive_limit: ReceiveLimit,
     pub(super) next_call: AtomicU64,
     next_expiry: AtomicU64,
     tables: Mutex<Tables>,
@@ -115,6 +118,7 @@ impl Context {
     ) -> Arc<Self> {
         Arc::new(Context {
             me,
+            receive_limit: ReceiveLimit::new(members.all().len(), settings.max_requests),
             members,
             settings,
             calls: OneshotPool::new(4096),

@@ -8,7 +8,7 @@ use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload}
 use super::pending_batch::PendingBatch;
 use crate::engine::DirectWait;
 use crate::link::Destination;
-use crate::matching::{CallId, Delivery, Error, Outcome, Payload, Waiter};
+use crate::matching::{CallId, Delivery, Error, Outcome, Payload, ReceivePermit, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::OneshotSender;
 use crate::wire::Time;
@@ -89,9 +89,9 @@ impl Step {
     /// edges; dead values are among them. An edge that is listed twice takes two values, in order.
     /// A [`Batch`] does the same for edges that are the same in each step, at a lower cost.
     ///
-    /// The limit `max_requests` refuses no receive. On shared memory these receives do not count
-    /// towards it. Over verbs, those beyond `max_requests` or `max_routes` are requested as earlier
-    /// ones end. The deadline holds for all receives.
+    /// The limit `max_requests` refuses none of these receives, and they do not count towards it.
+    /// Over verbs, those beyond `max_requests` or `max_routes` are requested as earlier ones end.
+    /// The deadline holds for all receives.
     ///
     /// # Errors
     /// As soon as one receive fails, with an error of [`Step::recv`] that names the edge. Of
@@ -174,11 +174,12 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     /// Begins to receive, and returns at once.
     ///
     /// # Errors
-    /// If the edge does not end here or the step is gone.
+    /// If the edge does not end here or the step is gone. If `max_requests` receives from the peer
+    /// are outstanding, with [`Error::ResourceExhausted`].
     pub fn begin(self) -> Result<Pending<T>, Error> {
-        self.check()?;
+        let permit = self.admit()?;
         let (receiver, sender) = self.step.context.calls.channel();
-        let (token, deadline) = self.submit(sender)?;
+        let (token, deadline) = self.submit(permit, sender)?;
         Ok(Pending::new(token, receiver, deadline))
     }
 
@@ -223,16 +224,25 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     /// [`Node::progress`](crate::Node::progress).
     ///
     /// # Errors
-    /// If the edge does not end here or the step is gone. If the step ends during the call, this
-    /// error may be returned and `done` be called with an error, too.
+    /// Like [`ReceiveBuilder::begin`]; then `done` is not called. If the step ends during the call,
+    /// this error may be returned and `done` be called with an error, too.
     pub fn then(
         self,
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
-        self.check()?;
+        let permit = self.admit()?;
         let done = move |Outcome(result): Outcome| done(result.and_then(Delivery::cast));
         let sender = OneshotSender::callback(self.step.context.executor.callback(done));
-        self.submit(sender).map(|(token, _)| token)
+        self.submit(permit, sender).map(|(token, _)| token)
+    }
+
+    /// Checks that the receive may begin. A receive from a peer gets a permit.
+    fn admit(&self) -> Result<Option<ReceivePermit>, Error> {
+        self.check()?;
+        match self.edge.source {
+            EdgeEnd::Here => Ok(None),
+            EdgeEnd::Peer(peer) => self.step.context.receive_limit.admit(peer).map(Some),
+        }
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -240,7 +250,11 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         self.step.context.check_destination(self.edge)
     }
 
-    fn submit(self, sender: OneshotSender<Outcome>) -> Result<(CancelToken, Time), Error> {
+    fn submit(
+        self,
+        permit: Option<ReceivePermit>,
+        sender: OneshotSender<Outcome>,
+    ) -> Result<(CancelToken, Time), Error> {
         let context = &self.step.context;
         let id = CallId(context.next_call.fetch_add(1, Ordering::Relaxed));
         let (timeout, wait) = match self.is_try {
@@ -249,7 +263,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
             false => [self.timeout.unwrap_or(context.settings.recv_timeout); 2].into(),
         };
         let deadline = self.since.unwrap_or_else(|| context.now()) + wait;
-        let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+        let waiter = Waiter { permit, id, sender, deadline, timeout, cancel_reason: None };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {
             EdgeEnd::Here => {

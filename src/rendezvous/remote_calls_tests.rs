@@ -150,6 +150,7 @@ fn context(paths: [Brings; 2]) -> Arc<Context> {
     let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     let pool = Pool::new(Region::create(0, &region).expect("region"), PoolOptions::default()).expect("pool");
     let settings = RendezvousSettings {
+        max_requests: 16,
         max_outstanding_sends: 100,
         recv_timeout: SOON,
         cancel_grace: Duration::ZERO,

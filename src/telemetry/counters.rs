@@ -65,7 +65,7 @@ figures! {
         PacksSent = "packs_sent",
         /// Calls with several sends or receives.
         Batches = "batches",
-        /// Receives of batches that waited because `max_requests` were outstanding, over verbs.
+        /// Receives, most of them of batches, that waited for a request of their link, over verbs.
         ReceivesQueued = "receives_queued",
         /// Values that waited at the sender: their edge had no credit, or was not announced yet.
         SendsWaited = "sends_waited",

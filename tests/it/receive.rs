@@ -281,3 +281,93 @@ fn the_error_of_make_mut_goes_on_by_a_question_mark() {
     }
     run(1, &[], |node, _| assert_eq!(doubled(node, counting(node, 4.0, 1)).expect("room"), 8.0));
 }
+
+/// Whether the error is that of a receive beyond a limit of four.
+fn is_beyond<T: std::fmt::Debug>(result: Result<T, Error>) -> bool {
+    match result {
+        Err(Error::ResourceExhausted { limit: 4, remedy, .. }) => remedy.contains("max_requests"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_receive_beyond_the_limit_fails_when_it_begins() {
+    for mode in ["inline", "adaptive", "dedicated"] {
+        run(2, &[("max_requests", "4"), ("poll", mode)], |node, task| {
+            let step = node.step(1).expect("a step");
+            if task == 0 {
+                for n in 0..17 {
+                    hear(node, 1, n);
+                    step.send(&there(node), counting(node, n as f32, 1)).expect("sent");
+                }
+                return;
+            }
+            let edge = here(node);
+            let begin = || step.receive(&edge).within(SOON).begin();
+            let mut pending: Vec<_> = (0..4).map(|_| begin().expect("begun")).collect();
+            assert!(
+                is_beyond(begin()) && is_beyond(step.try_recv(&edge)) && is_beyond(step.recv(&edge, SOON))
+            );
+            let live = node.pool().stats().live_tensors;
+            let given = || node.tensor(DType::F32, &[1]).expect("room");
+            assert!(is_beyond(step.receive(&edge).into(given()).begin()));
+            assert_eq!(node.pool().stats().live_tensors, live, "the given tensor is dropped");
+            let (called, calls) = channel();
+            let refused = step.receive(&edge).then(move |_| called.send(()).expect("open"));
+            assert!(is_beyond(refused.map(drop)));
+            assert!(calls.recv().is_err(), "the callback is dropped and not called");
+            // Neither batches nor edges within the process count.
+            let batch = step.receive_all(&[&edge; 10]).within(SOON).begin().expect("begun");
+            let own = node.edge_to("w", 1, "own").expect("an edge");
+            let within: Vec<_> = (0..5).map(|_| step.receive(&own).begin().expect("begun")).collect();
+            for n in 0..4 {
+                tell(node, 0, n);
+                // The result comes with the permit.
+                let got = pending.remove(0).wait().expect("received");
+                assert_eq!(values(&got.tensor), [n as f32]);
+                pending.push(begin().expect("one has ended"));
+            }
+            assert!(is_beyond(begin()));
+            (4..14).for_each(|n| tell(node, 0, n));
+            let received = batch.wait().expect("received");
+            let numbers: Vec<_> = received.iter().map(|got| values(&got.tensor)[0]).collect();
+            assert_eq!(numbers, (4..14).map(|n| n as f32).collect::<Vec<_>>());
+            drop(pending.pop());
+            until(node, "the receive that was dropped has ended", || begin().is_ok());
+            for n in 14..17 {
+                tell(node, 0, n);
+                assert_eq!(values(&pending.remove(0).wait().expect("received").tensor), [n as f32]);
+            }
+            drop(within);
+        });
+    }
+}
+
+#[test]
+fn receives_within_the_limit_wait_for_requests_that_others_have() {
+    run(2, &[("max_requests", "4")], |node, task| {
+        const BASE: u64 = 1 << 40;
+        let sequence = node.sequence(BASE);
+        let step = |n| node.step(sequence.step(n)).expect("a step");
+        let names = ["a", "b", "c", "d"];
+        if task == 0 {
+            step(0).send(&there(node), counting(node, 0.0, 1)).expect("sent");
+            hear(node, 1, 0);
+            for (name, n) in names.iter().zip(0..) {
+                let edge = node.edge_to("w", 1, name).expect("an edge");
+                step(0).send(&edge, counting(node, n as f32, 1)).expect("sent");
+            }
+            return;
+        }
+        // Over verbs its requests take half of the table.
+        let _standing = node.standing(&here(node), sequence, 8).expect("new");
+        step(0).recv(&here(node), SOON).expect("received");
+        let edges = names.map(|name| node.edge_from("w", 0, name).expect("an edge"));
+        let step = step(0);
+        let pending = edges.each_ref().map(|edge| step.receive(edge).within(SOON).begin().expect("begun"));
+        tell(node, 0, 0);
+        for (n, pending) in (0..).zip(pending) {
+            assert_eq!(values(&pending.wait().expect("received").tensor), [n as f32]);
+        }
+    });
+}

@@ -346,6 +346,14 @@ impl Model {
         Ok(())
     }
 
+    /// A receive was refused. Receives of batches are refused as sends are.
+    pub fn refused_receive(&self, key: Key, error: &Error) -> Result<(), Violation> {
+        match error {
+            Error::ResourceExhausted { .. } if self.settings.max_requests < UNLIMITED => Ok(()),
+            error => self.refused(key, key.to, error),
+        }
+    }
+
     /// A receive or a send was refused.
     pub fn refused(&self, key: Key, at: At, error: &Error) -> Result<(), Violation> {
         let place = (at, self.lives[at], key.step);
@@ -378,7 +386,7 @@ impl Model {
                 "nothing happened to the peer or the link",
             ),
             Error::NoRoom { .. } => ok(!self.settings.is_roomy(), "there is room"),
-            Error::ResourceExhausted { .. } => ok(!self.settings.is_unlimited(), "there is no such limit"),
+            Error::ResourceExhausted { .. } => Err("a receive beyond a limit fails when it begins"),
             Error::ShapeMismatch { sent, .. } => {
                 let values = &self.channels[key].values;
                 let fits = call.into.as_ref().is_none_or(|into| into.meta() == **sent);

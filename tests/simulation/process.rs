@@ -178,6 +178,7 @@ impl Process {
         };
         let executor = Executor::on_the_spot();
         let rendezvous_settings = RendezvousSettings {
+            max_requests: settings.max_requests,
             max_outstanding_sends: settings.max_outstanding_sends,
             recv_timeout: Duration::from_micros(settings.recv_timeout),
             cancel_grace: grace,

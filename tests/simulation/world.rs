@@ -237,7 +237,7 @@ impl World {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.model.unreceived(call);
-                self.model.refused(key, key.to, &error)
+                self.model.refused_receive(key, &error)
             }
         }
     }

@@ -352,7 +352,7 @@ impl<P: Port> Pair<P> {
         self.next_call += 1;
         let (receiver, sender) = self.calls.channel();
         let id = CallId(self.next_call);
-        let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+        let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
         let peer = PeerIndex(SENDER as u32);
         self.command(RECEIVER, RemoteCommand::Receive { peer, key: key.clone(), destination, waiter });
         Call { id, receiver: Some(receiver) }

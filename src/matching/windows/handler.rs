@@ -133,7 +133,7 @@ impl WindowHandler {
         links.counters().increment(Counter::Batches);
         let ReceiveAll { deadline, timeout, borrow, mut receives } = batch;
         for BatchReceive { peer, id, key, sender, .. } in receives.drain(..) {
-            let waiter = Waiter { id, sender, deadline, timeout, cancel_reason: None };
+            let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
             let destination = if borrow { Destination::Borrow } else { Destination::Alloc };
             self.with(links, |matching, lanes| {
                 matching.receive(lanes, (peer, key), destination, waiter, false);

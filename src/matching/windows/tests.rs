@@ -216,7 +216,8 @@ impl Pair {
         self.next_call += 1;
         let id = CallId(self.next_call);
         let (result, sender) = self.calls.channel();
-        let waiter = Waiter { id, sender, deadline: self.now + timeout, timeout, cancel_reason: None };
+        let waiter =
+            Waiter { permit: None, id, sender, deadline: self.now + timeout, timeout, cancel_reason: None };
         let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
         matching.receive(lanes, (TO_SENDER, key(name, step)), destination, waiter, is_bounded);
         Call { id, result }
