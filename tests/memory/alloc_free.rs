@@ -54,6 +54,11 @@ fn calls(work: impl FnOnce()) -> u64 {
     CALLS.with(Cell::get) - before
 }
 
+/// Bytes that this thread has allocated and that were not freed.
+pub fn held() -> i64 {
+    HELD.with(Cell::get)
+}
+
 /// The most bytes that `work` held at once.
 fn peak(work: impl FnOnce()) -> usize {
     let before = HELD.with(Cell::get);

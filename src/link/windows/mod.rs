@@ -28,8 +28,9 @@ use std::sync::Arc;
 /// Edges of a direction of a link that have a number at a time.
 pub const MAX_EDGES: u32 = 1 << 15;
 
-/// The name of an edge without incarnations and without its step.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// The name of an edge without incarnations and without its step. In tables the keys have the order
+/// of their hashes, so that a search compares few names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EdgeKey {
     /// Source device, destination device and edge name.
     pub edge: Arc<EdgeName>,
@@ -37,6 +38,19 @@ pub struct EdgeKey {
     pub frame: u64,
     /// Pass of the loop, from 0.
     pub iteration: u64,
+}
+
+impl Ord for EdgeKey {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let place = |key: &EdgeKey| (key.edge.hash_of_names(), key.frame, key.iteration);
+        place(self).cmp(&place(other)).then_with(|| self.edge.cmp(&other.edge))
+    }
+}
+
+impl PartialOrd for EdgeKey {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// Why a receive gets no value from its sender.

@@ -45,6 +45,7 @@ pub const WINDOWS: WindowOptions = WindowOptions {
     largest_window: 256,
     max_cells: CELLS,
     max_edges: MAX_EDGES,
+    kept_edges: 1 << 12,
     max_needs: 1 << 20,
     resends: false,
 };

@@ -156,7 +156,12 @@ impl Matching {
             self.send_due(lanes, peer, edge);
             return Some(result);
         }
-        self.why_not_now(lanes, peer, edge, key)
+        let failed = self.why_not_now(lanes, peer, edge, key);
+        if failed.is_some() {
+            // The edge may be new, and is not needed then.
+            self.send_due(lanes, peer, edge);
+        }
+        failed
     }
 
     /// The error of a receive that found no value. `None` if the value may still come.

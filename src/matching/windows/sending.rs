@@ -48,6 +48,7 @@ impl Matching {
         let out = &mut self.peers[peer.0 as usize].out;
         let waits = !out.can_leave(index, key.step);
         if waits && reserve(&self.outstanding, 1, limit).is_err() {
+            out.forget(index);
             return Err(value);
         }
         out.offer(index, key.step, value, &mut |message| lanes.to_receiver(peer, message));

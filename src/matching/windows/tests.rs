@@ -115,6 +115,7 @@ fn side(window: u64) -> Side {
         largest_window: window,
         max_cells: 1000,
         max_edges: 8,
+        kept_edges: 6,
         max_needs: 8,
         resends: false,
     };

@@ -10,6 +10,7 @@ const OPTIONS: WindowOptions = WindowOptions {
     largest_window: 4,
     max_cells: 1000,
     max_edges: 3,
+    kept_edges: 2,
     max_needs: 4,
     resends: true,
 };

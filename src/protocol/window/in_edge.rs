@@ -197,6 +197,13 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         Ok(self.waiters.drain(..).map(|(_, waiter)| waiter).collect())
     }
 
+    /// Forgets that the sender does not serve the edge. The next receive asks it again.
+    pub fn forget_refusal(&mut self) {
+        if matches!(self.state, InState::Refused(_)) {
+            self.state = InState::Unannounced;
+        }
+    }
+
     /// The first value of a step.
     pub fn first(&self, step: u64) -> Option<&V> {
         self.held.iter().find(|held| held.step == step).map(|held| &held.value)
@@ -302,7 +309,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
-        if back >= (self.window / 2).max(1) || (is_short && back > 0) {
+        if back >= self.credit_batch() || (is_short && back > 0) {
             if is_on(Mutant::CreditNotReturned) {
                 return None;
             }
@@ -327,7 +334,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     pub fn is_settled(&self) -> bool {
         matches!(self.state, InState::Announced(_))
             && self.waiters.is_empty()
-            && self.grantable() - self.granted < (self.window / 2).max(1)
+            && self.grantable() - self.granted < self.credit_batch()
             && self.credit() > 0
     }
 
@@ -382,6 +389,13 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// The limit that can be announced now.
     fn grantable(&self) -> u64 {
         self.came - self.answers + self.window.saturating_sub(self.occupied)
+    }
+
+    /// Credit that goes back although no receive waits: half a window, and two values at least. An
+    /// edge for one value costs neither credit nor a larger window.
+    #[inline]
+    fn credit_batch(&self) -> u64 {
+        (self.window / 2).max(2).min(self.window.max(1))
     }
 
     /// Whether more receives wait for a step than it has needs.

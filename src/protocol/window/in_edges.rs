@@ -1,16 +1,14 @@
 //! The edges on which a link receives.
 
+mod numbers;
+
 use super::in_edge::{Arrived, Held, InEdge, InState};
 use super::message::{Record, ToReceiver, ToSender};
 use super::over_steps::OverSteps;
 use super::slab::Slab;
 use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
-use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
-
-/// Edges that [`InEdges`] examines for an idle one when it gives out a number.
-const EXAMINED: u32 = 4;
 
 /// The content of a message, for the layer above.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +53,8 @@ pub struct InEdges<K, V, W, E> {
     counts: StepCounts,
     /// Whether a need was sent since the end of a step last found none open.
     has_needs: bool,
+    /// Refused edges, oldest first. Some may be gone.
+    refused: VecDeque<u32>,
     /// Cells of all windows.
     cells: u64,
     /// The edge that [`InEdges::retire_idle`] examined last.
@@ -82,6 +82,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             busy: Vec::new(),
             counts: StepCounts::default(),
             has_needs: false,
+            refused: VecDeque::new(),
             cells: 0,
             hand: 0,
             over: OverSteps::default(),
@@ -110,6 +111,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     fn edge_far(&mut self, key: K) -> u32 {
         let index = self.edge(&key);
         if let Some(named) = self.edges.get_mut(index) {
+            // Both places have the same name in memory, so that the earlier one can go.
+            self.by_key.remove(&named.key);
+            self.by_key.insert(key.clone(), index);
             named.key = key;
         }
         index
@@ -281,6 +285,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 let waiters = refused.refused(error.clone())?;
                 self.recount();
                 self.release(edge, post);
+                self.note_refused(index);
                 Ok(Incoming::Ended(waiters, Vec::new(), error))
             }
             ToReceiver::Retired { edge } => {
@@ -423,51 +428,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.is_up = true;
     }
 
-    /// Announces the edge if it has no number, and a receive waits on it or `is_wanted`.
-    fn announce(&mut self, index: u32, is_wanted: bool, post: &mut impl FnMut(ToSender<K>)) {
-        let Some(named) = self.edges.get_mut(index) else { return };
-        let is_wanted = is_wanted || named.edge.waiters().next().is_some();
-        if !self.is_up || !is_wanted || *named.edge.state() != InState::Unannounced {
-            return;
-        }
-        let number = match self.free.pop() {
-            Some(number) => number,
-            None if self.by_number.len() < self.options.max_edges as usize => {
-                self.by_number.push((0, None));
-                (self.by_number.len() - 1) as u32
-            }
-            None => {
-                if !std::mem::replace(&mut named.is_unnumbered, true) {
-                    self.unnumbered.push_back(index);
-                }
-                return self.retire_idle(self.edges.numbers(), post);
-            }
-        };
-        let entry = &mut self.by_number[number as usize];
-        *entry = (entry.0.wrapping_add(1), Some(index));
-        let edge = EdgeId { number, generation: entry.0 };
-        named.seen = 0;
-        post(named.edge.announce(edge, named.key.clone()));
-        // Retires ahead of need, so that the next edge finds a free number.
-        if self.by_number.len() - self.free.len() > self.options.max_edges as usize * 3 / 4 {
-            self.retire_idle(EXAMINED, post);
-        }
-    }
-
-    /// Examines `count` edges. Retires the first idle one that received nothing since it was
-    /// examined last.
-    fn retire_idle(&mut self, count: u32, post: &mut impl FnMut(ToSender<K>)) {
-        for _ in 0..count {
-            self.hand = if self.hand + 1 < self.edges.numbers() { self.hand + 1 } else { 0 };
-            let Some(named) = self.edges.get_mut(self.hand) else { continue };
-            let is_quiet = named.seen == named.edge.came();
-            named.seen = named.edge.came();
-            if is_quiet && self.retire(self.hand, post) {
-                return;
-            }
-        }
-    }
-
     /// Notes a value or a waiter of a step on an edge.
     fn note_busy(&mut self, index: u32, step: u64) {
         self.counts.add(step);
@@ -494,10 +454,25 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     }
 
     fn list(&mut self, index: u32) {
-        if let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_busy) {
-            named.is_busy = true;
-            self.busy.push(index);
+        let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_busy) else { return };
+        named.is_busy = true;
+        if self.busy.len() == self.busy.capacity() {
+            self.prune_busy();
         }
+        self.busy.push(index);
+    }
+
+    /// Leaves each busy edge once in the list, which also has indices of edges that are gone.
+    #[cold]
+    fn prune_busy(&mut self) {
+        let mut busy = std::mem::take(&mut self.busy);
+        busy.sort_unstable();
+        busy.dedup();
+        busy.iter().for_each(|index| self.unlist(*index));
+        busy.retain(|index| self.is_still_busy(*index));
+        // So that the next search is as far away as this one took.
+        busy.reserve(busy.len().max(64));
+        self.busy = busy;
     }
 
     /// Counts anew, after several waiters or values have left.
@@ -513,39 +488,5 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     fn edge_mut(&mut self, index: u32) -> Option<&mut InEdge<V, W, E>> {
         self.edges.get_mut(index).map(|named| &mut named.edge)
-    }
-
-    fn find(&self, edge: EdgeId) -> Result<u32, WindowViolation> {
-        match self.by_number.get(edge.number as usize) {
-            Some((generation, Some(index))) if *generation == edge.generation => Ok(*index),
-            _ => Err(WindowViolation("a message for an edge without a number")),
-        }
-    }
-
-    /// Frees a number. The edges that wait for one are announced while numbers are free.
-    fn release(&mut self, edge: EdgeId, post: &mut impl FnMut(ToSender<K>)) {
-        self.by_number[edge.number as usize].1 = None;
-        self.free.push(edge.number);
-        while !self.free.is_empty()
-            && let Some(index) = self.unnumbered.pop_front()
-        {
-            if let Some(named) = self.edges.get_mut(index) {
-                named.is_unnumbered = false;
-            }
-            self.send_due(index, post);
-        }
-    }
-
-    /// Removes the edge if it is idle and has no number.
-    fn forget(&mut self, index: u32) {
-        if let Some(named) = self.edges.get(index)
-            && *named.edge.state() == InState::Unannounced
-            && named.edge.is_idle()
-            && !named.is_unnumbered
-        {
-            self.by_key.remove(&named.key);
-            self.cells -= named.edge.window();
-            self.edges.remove(index);
-        }
     }
 }

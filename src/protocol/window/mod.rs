@@ -66,6 +66,9 @@ pub struct WindowOptions {
     pub max_cells: u64,
     /// Edges that have a number at a time. An edge beyond that waits until another is retired.
     pub max_edges: u32,
+    /// Edges that keep their number while they are idle. Beyond them, each announcement retires
+    /// idle edges.
+    pub kept_edges: u32,
     /// Values that the receiver of one edge may need at a time.
     pub max_needs: u32,
     /// Whether the link can lose messages between the same two lives, and is repaired then.

@@ -80,6 +80,9 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     fn edge_far(&mut self, key: K) -> u32 {
         let index = self.edge(&key);
         if let Some(named) = self.edges.get_mut(index) {
+            // Both places have the same name in memory, so that the earlier one can go.
+            self.by_key.remove(&named.key);
+            self.by_key.insert(key.clone(), index);
             named.key = key;
         }
         index
@@ -336,7 +339,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     }
 
     /// Removes the edge if it is unused.
-    fn forget(&mut self, index: u32) {
+    pub fn forget(&mut self, index: u32) {
         let Some(named) = self.edges.get(index).filter(|_| !self.is_resuming) else { return };
         if named.edge.is_unused() && !named.is_pending {
             self.by_key.remove(&named.key);

@@ -11,6 +11,7 @@ fn options(window: u64) -> WindowOptions {
         largest_window: window,
         max_cells: 1000,
         max_edges: 4,
+        kept_edges: 3,
         max_needs: 8,
         resends: false,
     }
@@ -144,7 +145,7 @@ pub fn cases() -> Vec<Case> {
         );
         add(
             "edges share one number",
-            WindowOptions { max_edges: 1, ..plain },
+            WindowOptions { max_edges: 1, kept_edges: 0, ..plain },
             vec![
                 vec![Send(0, 1), Send(1, 1), Send(0, 1)],
                 vec![Receive(0, 1), Receive(1, 1)],
