@@ -63,6 +63,7 @@
 //! * [`Node`]: one process of the cluster. [`Builder`] takes its settings.
 //! * [`Step`], [`Edge`]: sending and receiving. [`Step::receive`] sets a receive up, [`Pending`] is
 //!   one that has begun and a future, [`CancelToken`] ends one.
+//! * [`PendingSet`]: a wait for any of several receives.
 //! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
 //! * [`Standing`]: an edge whose tensors are requested before their steps begin, for trainers that
 //!   receive the same edges each step.
@@ -175,8 +176,8 @@ pub use memory::{
 };
 pub use node::{Node, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
-    Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, Receivable, ReceiveAllBuilder,
-    ReceiveBuilder, Sendable, Sequence, Standing, Step,
+    Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, PendingSet, Receivable,
+    ReceiveAllBuilder, ReceiveBuilder, Sendable, Sequence, Standing, Step,
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};

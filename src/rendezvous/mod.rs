@@ -20,6 +20,7 @@ mod losses;
 mod path;
 mod pending;
 mod pending_batch;
+mod pending_set;
 mod receive;
 #[cfg(test)]
 mod remote_calls_tests;
@@ -36,6 +37,7 @@ pub use losses::{Losses, PeerStatus};
 pub use path::{Paths, RemotePath};
 pub use pending::{CancelToken, Pending, Receivable};
 pub use pending_batch::PendingBatch;
+pub use pending_set::PendingSet;
 pub use receive::{ReceiveAllBuilder, ReceiveBuilder};
 pub use sequence::Sequence;
 pub use standing::Standing;

@@ -80,12 +80,16 @@ impl CancelToken {
         }
     }
 
-    /// The path whose progress the receive needs.
-    fn path(&self) -> &dyn RemotePath {
+    /// The number of the path whose progress the receive needs.
+    fn path_number(&self) -> usize {
         match self.place {
-            CallPlace::Local(_) | CallPlace::Batch { .. } => self.context.paths.first(),
-            CallPlace::Remote(peer) => self.context.paths.of(peer),
+            CallPlace::Local(_) | CallPlace::Batch { .. } => 0,
+            CallPlace::Remote(peer) => self.context.paths.number_of(peer).into(),
         }
+    }
+
+    fn path(&self) -> &dyn RemotePath {
+        self.context.paths.nth(self.path_number())
     }
 }
 
@@ -249,6 +253,21 @@ impl<T: Receivable> Pending<T> {
     pub(super) fn cancel_and_wait(mut self) -> Result<Delivery<T>, Error> {
         self.token.context.check_home()?;
         self.end(CancelReason::Cancelled)?.0?.cast()
+    }
+
+    /// The context and the number of the path whose progress the receive needs.
+    pub(super) fn poller(&self) -> (&Arc<Context>, usize) {
+        (&self.token.context, self.token.path_number())
+    }
+
+    /// Has `task` woken at the end. A receive that has ended before the call may wake nobody.
+    pub(super) fn notify(&mut self, task: &Waker) {
+        self.receiver.wake_when_done(task);
+    }
+
+    /// The result of a receive that has ended.
+    pub(super) fn result(mut self) -> Result<Delivery<T>, Error> {
+        self.take()?.0?.cast()
     }
 
     fn end(&mut self, why: CancelReason) -> Result<Outcome, Error> {

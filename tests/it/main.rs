@@ -14,6 +14,7 @@ mod known_faults;
 mod receive;
 mod rendezvous;
 mod serialized;
+mod sets;
 mod soak;
 mod standing;
 mod strings;

@@ -15,6 +15,8 @@ mod futures;
 mod receive;
 #[path = "../it/rendezvous.rs"]
 mod rendezvous;
+#[path = "../it/sets.rs"]
+mod sets;
 #[path = "../it/standing/mod.rs"]
 mod standing;
 #[path = "../it/strings.rs"]
