@@ -1,5 +1,5 @@
 //! Bugs that can be switched on, to prove that the tests find them: the simulation of whole
-//! engines, and the exploration of edge windows.
+//! engines, the exploration of edge windows, and the tests of single parts.
 //!
 //! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any
 //! other build [`is_on`] is a constant, and the compiler removes each mutant.
@@ -8,6 +8,7 @@ macro_rules! mutants {
     (
         simulation { $($(#[$doc:meta])+ $mutant:ident,)+ }
         windows { $($(#[$window_doc:meta])+ $window:ident,)+ }
+        parts { $($(#[$part_doc:meta])+ $part:ident,)+ }
     ) => {
         /// A bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,7 @@ macro_rules! mutants {
         pub enum Mutant {
             $($(#[$doc])+ $mutant,)+
             $($(#[$window_doc])+ $window,)+
+            $($(#[$part_doc])+ $part,)+
         }
 
         impl Mutant {
@@ -132,6 +134,28 @@ mutants! {
         /// A receive of a batch for which there was no room is not asked for again once the request
         /// table was full.
         QueuedForgotten,
+        /// A tensor with new meta-data travels under the number of the one before.
+        MetaNumberKept,
+        /// A record lets its receiver keep a loan for which the sender has no permit.
+        BorrowedWithoutPermit,
+        /// A value that fits no waiting receive is thrown away.
+        MisfitDropped,
+        /// A value that does not fit a direct receive is thrown away.
+        DirectMisfitDropped,
+        /// A value that waits for credit is not counted as outstanding.
+        WaitingValueUncounted,
+        /// The values that the end of a step drops are still counted as outstanding.
+        EndedValuesOutstanding,
+        /// A receive that gives up stays in line at its edge.
+        GivenUpStaysListed,
+        /// The deadlines of the receives that still wait are forgotten when one has passed.
+        LaterDeadlinesForgotten,
+        /// A peer that announces its first edge does not hear of the steps that were aborted.
+        EarlierAbortsNotTold,
+        /// What an old life of a peer has sent stays in the windows.
+        OldWindowsKept,
+        /// One of the receives that wait for a lost peer is not told.
+        LossNotToldToWindow,
     }
     windows {
         /// A value that answers a need uses up credit.
@@ -164,6 +188,23 @@ mutants! {
         StepsOverMissesWaiter,
         /// Values that were sent to a life that has ended are sent to the next.
         LostValuesWait,
+        /// An edge that is forgotten keeps its cells.
+        CellsNotFreed,
+        /// A window grows into cells that other edges have.
+        GrowthBeyondCells,
+        /// An edge that waits for a number is forgotten when one is free.
+        UnnumberedForgotten,
+    }
+    // The tests of the modules find these, each by `assert_found`.
+    parts {
+        /// A thread that waits on the poller does not look for commands of other threads.
+        CommandsIgnored,
+        /// A call without a command runs again for each command that was left.
+        DirectCallRepeated,
+        /// A loan is back as soon as its place has any number.
+        AnyNumberReturns,
+        /// A borrower takes a loan into a place that is in use.
+        PlaceTakenTwice,
     }
 }
 
@@ -174,6 +215,8 @@ pub const fn is_on(_mutant: Mutant) -> bool {
     false
 }
 
+#[cfg(all(test, tensorwire_mutants))]
+pub use switched::assert_found;
 #[cfg(tensorwire_mutants)]
 pub use switched::{is_on, switch};
 
@@ -193,5 +236,15 @@ mod switched {
     /// Switches one bug on, and every other off.
     pub fn switch(mutant: Option<Mutant>) {
         ON.store(mutant.map_or(NONE, |mutant| mutant as u8), Ordering::Relaxed);
+    }
+
+    /// Asserts that a test finds a bug. No other test may run meanwhile.
+    #[cfg(test)]
+    pub fn assert_found(mutant: Mutant, by: fn()) {
+        by();
+        switch(Some(mutant));
+        let found = std::panic::catch_unwind(by).is_err();
+        switch(None);
+        assert!(found, "{mutant:?} is not found");
     }
 }

@@ -3,6 +3,7 @@
 use super::{Engine, PollMode, Poller, Unusable, WaitStrategy};
 use crate::fabric::Port;
 use crate::link::{Handler, Links};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut has_run = false;
         self.with_poller(|poller| {
             // The lock runs its body again for commands that others left.
-            if !std::mem::replace(&mut has_run, true) {
+            if !std::mem::replace(&mut has_run, true) || is_on(Mutant::DirectCallRepeated) {
                 poller.direct(&mut body);
             }
         })?;
@@ -90,7 +91,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         };
         loop {
             for _ in 0..polls {
-                if !self.submissions.is_empty() {
+                if !self.submissions.is_empty() && !is_on(Mutant::CommandsIgnored) {
                     return DirectWait::Elsewhere(since);
                 }
                 if poller.poll_direct() > 0
@@ -195,8 +196,13 @@ mod tests {
     fn a_direct_call_runs_once_and_not_within_another() {
         let (engine, _) = engine();
         let (mut outer, mut inner) = (0, 0);
+        let mut left = Some(TestCommand::Keep(OneshotSender::callback(|_| {})));
         let ran = engine.try_direct(|_, _| {
             outer += 1;
+            // As another thread does meanwhile. The lock's holder then runs the command.
+            if let Some(command) = left.take() {
+                assert!(engine.submissions.push(command).is_ok(), "there is room");
+            }
             let nested = engine.try_direct(|_, _| inner += 1).expect("usable");
             assert!(!nested, "the poller is taken");
         });
@@ -204,5 +210,13 @@ mod tests {
         assert_eq!((outer, inner), (1, 0));
         engine.set_mode(PollMode::Adaptive);
         assert!(!engine.try_direct(|_, _| {}).expect("usable"), "the mode is not inline");
+    }
+
+    #[cfg(tensorwire_mutants)]
+    #[test]
+    fn each_bug_is_found() {
+        use crate::mutants::assert_found;
+        assert_found(Mutant::CommandsIgnored, a_command_of_another_thread_ends_a_direct_wait);
+        assert_found(Mutant::DirectCallRepeated, a_direct_call_runs_once_and_not_within_another);
     }
 }

@@ -104,7 +104,8 @@ impl<C> Link<C> {
             true => self.permit_borrow(cx, bytes.len() as u64),
             false => None,
         };
-        let value = RecordValue::Loan { meta, may_borrow: permit.is_some() };
+        let may_borrow = permit.is_some() || is_on(Mutant::BorrowedWithoutPermit);
+        let value = RecordValue::Loan { meta, may_borrow };
         cx.counters.increment(if permit.is_some() { Counter::LoansPosted } else { Counter::WritesPosted });
         self.send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
         self.out.lend(cx.port, cx.counters, tensor, permit, LOAN);

@@ -4,6 +4,7 @@ use super::{EdgeKey, Lanes, Matching};
 use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
 use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::StepsOver;
 use crate::wire::Time;
 use std::sync::Arc;
@@ -22,14 +23,17 @@ impl Matching {
         let late: Vec<_> = late.map(|(waiter, _)| waiter).collect();
         late.into_iter().for_each(|waiter| self.give_up(waiter, CancelReason::Deadline(None)));
         let deadlines = self.waiting.iter().map(|(_, receive)| receive.waiter.deadline);
-        self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
+        let next = deadlines.min().filter(|_| !is_on(Mutant::LaterDeadlinesForgotten));
+        self.next_deadline = next.unwrap_or(Time::NEVER);
     }
 
     /// Ends a wait. A value that comes later is for the next receive.
     fn give_up(&mut self, waiter: u32, why: CancelReason) {
         let Some(mut receive) = self.take_waiting(waiter) else { return };
-        let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
-        incoming.give_up(receive.edge, receive.key.step, &waiter);
+        if !is_on(Mutant::GivenUpStaysListed) {
+            let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
+            incoming.give_up(receive.edge, receive.key.step, &waiter);
+        }
         receive.waiter.cancel_reason = Some(why);
         receive.waiter.fail_cancelled(&receive.key);
     }
@@ -70,7 +74,9 @@ impl Matching {
                 }
             });
             let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
-            self.left(dropped.len());
+            if !is_on(Mutant::EndedValuesOutstanding) {
+                self.left(dropped.len());
+            }
             self.fail(waiters, error);
         }
     }
@@ -95,7 +101,7 @@ impl Matching {
             let _ =
                 entry.out.end_steps(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
         }
-        for (step, status) in steps.aborted() {
+        for (step, status) in steps.aborted().filter(|_| !is_on(Mutant::EarlierAbortsNotTold)) {
             let error = WindowRefusal::from(status.clone().into_derived());
             let _ = entry.out.end_steps(StepsOver { first: step, last: step, error }, &mut post);
         }
@@ -111,7 +117,8 @@ impl Matching {
         let lost = entry.out.uncredited();
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
-        self.fail(waiters, error);
+        let unheard = usize::from(is_on(Mutant::LossNotToldToWindow));
+        self.fail(waiters.into_iter().skip(unheard), error);
         lost
     }
 
@@ -164,7 +171,7 @@ impl Matching {
         }
     }
 
-    fn fail(&mut self, waiters: Vec<u32>, error: &Error) {
+    fn fail(&mut self, waiters: impl IntoIterator<Item = u32>, error: &Error) {
         for waiter in waiters {
             if let Some(receive) = self.take_waiting(waiter) {
                 receive.waiter.complete(Err(error.clone()));

@@ -10,6 +10,7 @@ use crate::matching::{
     PeerObserver, ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
 };
 use crate::memory::Pool;
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter};
@@ -222,7 +223,7 @@ impl WindowHandler {
 
     fn ready<P: Port>(&mut self, links: &mut Links<P, ()>, peer: PeerIndex, tag: LinkTag) {
         let Some(old_life) = self.connections.ready(peer, tag) else { return };
-        if old_life {
+        if old_life && !is_on(Mutant::OldWindowsKept) {
             let dropped = self.matching.drop_held(peer);
             links.counters().add(Counter::ValuesLost, dropped);
         }

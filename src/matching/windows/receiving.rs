@@ -7,6 +7,7 @@ use crate::link::{
     Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
 };
 use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter, check_live};
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
 use crate::wire::message::Placement;
@@ -114,7 +115,8 @@ impl Matching {
         while let Some((receive, held)) = next.take() {
             let (peer, edge) = (receive.peer, receive.edge);
             let Held { step, in_window, value } = held;
-            let Some(value) = Self::offer(lanes, receive, value) else { return };
+            let left = Self::offer(lanes, receive, value).filter(|_| !is_on(Mutant::MisfitDropped));
+            let Some(value) = left else { return };
             let incoming = &mut self.peers[peer.0 as usize].incoming;
             let Some((waiter, held)) = incoming.put_back(edge, Held { step, in_window, value }) else {
                 return;
@@ -150,7 +152,7 @@ impl Matching {
         {
             let Held { step, in_window, value } = held;
             let (result, left) = received(lanes, key, destination, value);
-            if let Some(value) = left {
+            if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMisfitDropped)) {
                 self.hold_again(lanes, peer, edge, Held { step, in_window, value });
             }
             self.send_due(lanes, peer, edge);

@@ -413,6 +413,9 @@ impl World {
         }
         let under_way = self.to_receiver.len().max(self.to_sender.len());
         assert!(under_way < 32, "{under_way} messages are under way");
+        let windows: u64 = self.receiver.edges().map(|(_, _, edge)| edge.window()).sum();
+        assert_eq!(self.receiver.cells(), windows, "cells of all windows");
+        assert!(windows <= case.options.max_cells, "{windows} cells are given out");
         for (_, key, edge) in self.receiver.edges() {
             let coming = self.to_receiver.iter().filter(|message| {
                 let InState::Announced(id) = edge.state() else { return false };

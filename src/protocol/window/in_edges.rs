@@ -8,6 +8,7 @@ use super::over_steps::OverSteps;
 use super::slab::Slab;
 use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
+use crate::mutants::{Mutant, is_on};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The content of a message, for the layer above.
@@ -139,6 +140,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.iter().map(|(index, named)| (index, &named.key, &named.edge))
     }
 
+    /// Cells of all windows.
+    #[cfg(test)]
+    pub fn cells(&self) -> u64 {
+        self.cells
+    }
+
     /// The error of a receive on this edge and step, if no value of the step can come any more.
     pub fn refusal(&self, index: u32, step: u64) -> Option<&E> {
         if let Some(InState::Refused(error)) = self.edges.get(index).map(|named| named.edge.state()) {
@@ -250,7 +257,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Sends the credit and the needs of an edge. Returns whether there were any.
     fn next_message(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
-        let spare = (self.options.max_cells / 2).saturating_sub(self.cells);
+        let taken = if is_on(Mutant::GrowthBeyondCells) { 0 } else { self.cells };
+        let spare = (self.options.max_cells / 2).saturating_sub(taken);
         let (usual, mut sent) = (self.options.usual_window, false);
         while let Some(edge) = self.edge_mut(index) {
             let before = edge.window();

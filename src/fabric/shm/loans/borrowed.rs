@@ -6,6 +6,7 @@ use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::fabric::words::LoadWords;
 use crate::memory::{GiveBack, PeerRegion};
+use crate::mutants::{Mutant, is_on};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -62,7 +63,7 @@ impl LoanTable {
         }
         // Acquire: the peer uses a place again only after it saw the give-back, which came after
         // the place was cleared. The places of an honest peer are therefore clear here.
-        if held.number.load(Ordering::Acquire) != 0 {
+        if held.number.load(Ordering::Acquire) != 0 && !is_on(Mutant::PlaceTakenTwice) {
             return Err(ShmViolation::LoanPlaceInUse { place });
         }
         held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);

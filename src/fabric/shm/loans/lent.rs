@@ -7,6 +7,7 @@
 //! bits, so a word identifies the loan for which it was stored.
 
 use crate::fabric::words::{LoadWords, StoreWords};
+use crate::mutants::{Mutant, is_on};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Gives back loan `number` in place `index` of the borrower's own table.
@@ -83,7 +84,8 @@ impl<W: LoadWords, T> LentLoans<W, T> {
             }
             let loan = &self.out[self.cursor];
             // Acquire: pairs with the release in `give_back`.
-            if self.table.load(loan.index as usize, Acquire) != loan.number {
+            let word = self.table.load(loan.index as usize, Acquire);
+            if word != loan.number && !(is_on(Mutant::AnyNumberReturns) && word != 0) {
                 self.cursor += 1;
                 out += 1;
                 continue;
@@ -197,5 +199,12 @@ mod tests {
         assert_eq!(returned(&mut loans, 1), [""; 0]);
         assert_eq!(returned(&mut loans, 1), [""; 0]);
         assert_eq!(returned(&mut loans, 1), ["c"]);
+    }
+
+    #[cfg(tensorwire_mutants)]
+    #[test]
+    fn each_bug_is_found() {
+        let by = loans_come_back_in_any_order_and_free_their_places;
+        crate::mutants::assert_found(Mutant::AnyNumberReturns, by);
     }
 }

@@ -297,3 +297,10 @@ proptest! {
         prop_assert!(honest.port.revoke(honest.link, &grant).is_some());
     }
 }
+
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    use crate::mutants::{Mutant, assert_found};
+    assert_found(Mutant::PlaceTakenTwice, loans_in_occupied_places_end_the_link);
+}

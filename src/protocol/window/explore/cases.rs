@@ -21,6 +21,18 @@ pub fn cases() -> Vec<Case> {
     use Act::*;
     let mut cases = Vec::new();
     let mut add = |name, options, programs: Vec<Vec<Act>>| cases.push(Case { name, options, programs });
+    // Half of the cells is enough for one edge to grow, or for none.
+    for max_cells in [6, 3] {
+        add(
+            "windows grow into half of the cells",
+            WindowOptions { usual_window: 2, largest_window: 2, max_cells, ..options(1) },
+            vec![
+                vec![Send(0, 1), Send(1, 1), Send(0, 1)],
+                vec![Receive(0, 1), Receive(0, 1)],
+                vec![Receive(1, 1)],
+            ],
+        );
+    }
     for window in [1, 2] {
         let plain = options(window);
         add("one value", plain, vec![vec![Send(0, 1)], vec![Receive(0, 1)]]);

@@ -1,6 +1,7 @@
 //! The numbers of edges: given out, taken back, and given out again.
 
 use super::InEdges;
+use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::WindowViolation;
 use crate::protocol::window::in_edge::InState;
 use crate::protocol::window::message::ToSender;
@@ -106,7 +107,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             if let Some(named) = self.edges.get_mut(index) {
                 named.is_unnumbered = false;
             }
-            self.send_due(index, post);
+            if !is_on(Mutant::UnnumberedForgotten) {
+                self.send_due(index, post);
+            }
         }
     }
 
@@ -118,7 +121,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             && !named.is_unnumbered
         {
             self.by_key.remove(&named.key);
-            self.cells -= named.edge.window();
+            self.cells -= if is_on(Mutant::CellsNotFreed) { 0 } else { named.edge.window() };
             self.edges.remove(index);
         }
     }
