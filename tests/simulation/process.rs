@@ -281,6 +281,9 @@ impl Process {
                     Some(into) => receive.into(into).wait().map(|got| (got.tensor.freeze(), got.is_dead)),
                     None => receive.wait().map(|got| (got.tensor, got.is_dead)),
                 };
+                if let Err(error @ Error::ResourceExhausted { .. }) = outcome {
+                    return Err(error);
+                }
                 self.called_back.lock().expect("no panic").push((call, outcome));
                 return Ok(());
             }
