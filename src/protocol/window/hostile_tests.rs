@@ -49,6 +49,35 @@ fn to_receiver() -> impl Strategy<Value = ToReceiver<u8, u8>> {
     ]
 }
 
+#[test]
+fn edges_whose_needs_were_not_answered_are_forgotten_when_they_retire() {
+    let mut edges = OutEdges::<u8, u8, u8>::new(WindowOptions { resends: false, ..OPTIONS });
+    for key in 0..100 {
+        let edge = EdgeId { number: 0, generation: key.into() };
+        let messages = [
+            ToSender::Announce { edge, key, limit: 0, resume: None },
+            ToSender::Need { edge, step: 1 },
+            ToSender::Need { edge, step: 2 },
+            ToSender::Retire { edge },
+        ];
+        for message in messages {
+            edges.receive(message, |_| None, |_| None, &mut |_| {}).expect("allowed");
+        }
+        assert_eq!(edges.edges().count(), 0);
+    }
+    let edge = EdgeId { number: 0, generation: 0 };
+    edges
+        .receive(ToSender::Announce { edge, key: 0, limit: 0, resume: None }, |_| None, |_| None, &mut |_| {})
+        .expect("allowed");
+    for step in 0..OPTIONS.max_needs.into() {
+        edges.receive(ToSender::Need { edge, step }, |_| None, |_| None, &mut |_| {}).expect("allowed");
+    }
+    let more = ToSender::Need { edge, step: 99 };
+    assert!(edges.receive(more, |_| None, |_| None, &mut |_| {}).is_err(), "too many needs");
+    drop(edges.lost());
+    assert_eq!(edges.edges().count(), 0, "a lost peer needs nothing");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -78,6 +107,8 @@ proptest! {
                 // The link of such a peer ends.
                 Err(_) => break,
             }
+            let needs: usize = edges.edges().map(|(_, edge)| edge.needs()).sum();
+            prop_assert!(needs <= OPTIONS.max_needs as usize, "{needs} needs are remembered");
         }
         prop_assert!(repaired || records + left <= sent.len(), "a value left twice");
         prop_assert!(edges.lost().len() <= sent.len());

@@ -69,7 +69,7 @@ pub struct WindowOptions {
     /// Edges that keep their number while they are idle. Beyond them, each announcement retires
     /// idle edges.
     pub kept_edges: u32,
-    /// Values that the receiver of one edge may need at a time.
+    /// Values that the receivers of all edges may need at a time, which their sender remembers.
     pub max_needs: u32,
     /// Whether the link can lose messages between the same two lives, and is repaired then.
     pub resends: bool,

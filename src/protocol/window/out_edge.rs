@@ -226,9 +226,11 @@ impl<V: Clone> OutEdge<V> {
         None
     }
 
-    /// The receiver takes back its needs of a step.
-    pub fn unneeded(&mut self, step: u64) {
+    /// The receiver takes back its needs of a step. Returns their number.
+    pub fn unneeded(&mut self, step: u64) -> usize {
+        let before = self.needs();
         self.needs.retain(|(of, _)| *of != step);
+        before - self.needs()
     }
 
     /// Values that the receiver needs.

@@ -38,6 +38,8 @@ pub struct OutEdges<K, V, E> {
     by_number: Vec<Option<(EdgeId, Option<u32>)>>,
     /// Edges on which values may wait or be needed. The end of a step examines no others.
     pending: Vec<u32>,
+    /// Needs of all edges.
+    needs: usize,
     /// Messages that were not acknowledged, oldest first. Empty on a link that does not resend.
     unacked: VecDeque<Unacked<E>>,
     /// Whether the peer is announcing its edges again. No edge is removed meanwhile, as the counts
@@ -59,6 +61,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             by_key: BTreeMap::new(),
             by_number: Vec::new(),
             pending: Vec::new(),
+            needs: 0,
             unacked: VecDeque::new(),
             is_resuming: false,
             options,
@@ -121,7 +124,10 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let resends = self.options.resends;
         let Some(edge) = self.edge_mut(index) else { return };
         match edge.offer(step, value, resends) {
-            Some(record) => self.post_record(index, record, post),
+            Some(record) => {
+                self.needs -= usize::from(record.answers_need);
+                self.post_record(index, record, post);
+            }
             None => self.note_pending(index),
         }
     }
@@ -163,13 +169,18 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             }
             ToSender::Unneed { edge, step } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
-                self.edge_mut(index).into_iter().for_each(|edge| edge.unneeded(step));
+                self.needs -= self.edge_mut(index).map_or(0, |edge| edge.unneeded(step));
             }
             ToSender::Retire { edge } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
                 let resends = self.options.resends;
                 self.by_number[edge.number as usize] = None;
-                self.edge_mut(index).into_iter().for_each(|edge| edge.retired(resends));
+                self.needs -= self.edge_mut(index).map_or(0, |edge| {
+                    let needs = edge.needs();
+                    edge.retired(resends);
+                    needs
+                });
+                self.unlist(index);
                 self.post(Unacked::Retired(index, edge), ToReceiver::Retired { edge }, post);
                 self.forget(index);
             }
@@ -207,14 +218,16 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         step: u64,
         post: &mut impl FnMut(ToReceiver<V, E>),
     ) -> Result<(), WindowViolation> {
-        let (max, resends) = (self.options.max_needs as usize, self.options.resends);
+        let resends = self.options.resends;
+        let is_full = self.needs >= self.options.max_needs as usize;
         let Some(edge) = self.edge_mut(index) else { return Ok(()) };
-        if edge.needs() >= max {
-            return Err(WindowViolation("more needs than receives can wait"));
-        }
         match edge.needed(step, resends) {
             Some(record) => self.post_record(index, record, post),
-            None => self.note_pending(index),
+            None if is_full => return Err(WindowViolation("more needs than receives can wait")),
+            None => {
+                self.needs += 1;
+                self.note_pending(index);
+            }
         }
         Ok(())
     }
@@ -225,7 +238,9 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|index| {
             let Some(named) = self.edges.get_mut(*index) else { return false };
+            self.needs -= named.edge.needs();
             dropped.extend(named.edge.end_steps(|step| over.includes(step)));
+            self.needs += named.edge.needs();
             named.is_pending = named.edge.has_pending();
             let stays = named.is_pending;
             self.forget(*index);
@@ -258,6 +273,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     pub fn repaired(&mut self, post: &mut impl FnMut(ToReceiver<V, E>)) {
         self.is_resuming = true;
         self.by_number.clear();
+        self.needs = 0;
         self.edges.iter_mut().for_each(|(_, named)| named.edge.retired(true));
         for unacked in std::mem::take(&mut self.unacked) {
             if let Unacked::Over(over) = unacked {
@@ -271,8 +287,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.is_resuming = false;
         self.by_number.clear();
         self.unacked.clear();
+        self.needs = 0;
         let mut lost = Vec::new();
-        self.forget_all(|edge| lost.extend(edge.lost()));
+        self.edges.iter_mut().for_each(|(_, named)| lost.extend(named.edge.lost()));
+        self.unlist_idle();
+        self.forget_all(|_| {});
         lost
     }
 
@@ -336,6 +355,24 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             named.is_pending = true;
             self.pending.push(index);
         }
+    }
+
+    /// Takes an edge out of the list of pending ones, if nothing waits there. The next end of a step
+    /// may be far.
+    fn unlist(&mut self, index: u32) {
+        let is_idle = |named: &NamedOutEdge<K, V>| named.is_pending && !named.edge.has_pending();
+        if self.edges.get(index).is_some_and(is_idle) {
+            self.unlist_idle();
+        }
+    }
+
+    fn unlist_idle(&mut self) {
+        let OutEdges { edges, pending, .. } = self;
+        pending.retain(|index| {
+            let Some(named) = edges.get_mut(*index) else { return false };
+            named.is_pending = named.edge.has_pending();
+            named.is_pending
+        });
     }
 
     /// Removes the edge if it is unused.
