@@ -10,7 +10,7 @@ use super::{
     Waiter,
 };
 use crate::fabric::Port;
-use crate::link::{Destination, Links, TensorKey};
+use crate::link::{Links, TensorKey};
 use crate::mutants::{Mutant, is_on};
 use crate::sync::Reused;
 use crate::telemetry::Counter;
@@ -124,10 +124,9 @@ impl RemoteHandler {
     ) {
         links.begin_batch();
         links.counters().increment(Counter::Batches);
-        let ReceiveAll { deadline, timeout, borrow, mut receives } = batch;
-        for BatchReceive { peer, id, key, sender, .. } in receives.drain(..) {
+        let ReceiveAll { deadline, timeout, mut receives } = batch;
+        for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
             let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
-            let destination = if borrow { Destination::Borrow } else { Destination::Alloc };
             let before = self.calls.len() + self.queued.len();
             self.receive_or_queue(links, Receive { peer, key, destination, waiter }, now);
             if is_on(Mutant::BatchStopsAtFailure) && self.calls.len() + self.queued.len() == before {

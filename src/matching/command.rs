@@ -181,6 +181,7 @@ pub struct BatchReceive {
     pub(crate) peer: PeerIndex,
     pub(crate) id: CallId,
     pub(crate) key: TensorKey,
+    pub(crate) destination: Destination,
     pub(crate) sender: OneshotSender<Outcome>,
 }
 
@@ -189,7 +190,6 @@ pub struct BatchReceive {
 pub struct ReceiveAll {
     pub(crate) deadline: Time,
     pub(crate) timeout: Duration,
-    pub(crate) borrow: bool,
     pub(crate) receives: Reused<BatchReceive>,
 }
 

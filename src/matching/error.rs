@@ -166,15 +166,15 @@ pub enum Error {
         /// The setting `max_outstanding_sends`.
         limit: usize,
     },
-    /// The number of values is not the number of edges of the batch.
+    /// The number of values to send, or of tensors to fill, is not the number of edges of the batch.
     #[error(
         "a batch of {edges} edges was given {values} values: give one for each edge, in their order; \
-         nothing was sent"
+         nothing was sent or received"
     )]
     WrongCount {
         /// The number of edges.
         edges: usize,
-        /// The number of values.
+        /// The number of values or tensors.
         values: usize,
     },
     /// The edge is not well-formed.

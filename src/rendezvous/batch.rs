@@ -4,7 +4,7 @@ use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
 use super::path::{Paths, RemotePath};
-use super::pending::{CallPlace, CancelToken};
+use super::pending::{CallPlace, CancelToken, Receivable};
 use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::sequence::Sequence;
@@ -14,7 +14,7 @@ use crate::link::{TensorKey, Value};
 use crate::matching::{
     BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, ReceiveAll, Waiter, reserve,
 };
-use crate::memory::Tensor;
+use crate::memory::{Tensor, TensorMut};
 use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
 use crate::wire::Time;
 use std::fmt;
@@ -179,7 +179,7 @@ impl Batch {
         received: &mut Vec<Delivery<Tensor>>,
     ) -> Result<(), Error> {
         received.clear();
-        self.begin(step, timeout)?.wait_into(received)
+        self.begin(step, timeout, None)?.wait_into(received)
     }
 
     /// Sets up the receive of the values of all edges, as [`Step::receive_all`] does.
@@ -187,23 +187,29 @@ impl Batch {
         ReceiveAllBuilder::new(step, BatchRef::User(self))
     }
 
-    pub(super) fn begin(&self, step: &Step, timeout: Duration) -> Result<PendingBatch, Error> {
-        let calls = self.calls(step, timeout)?;
+    pub(super) fn begin<T: Receivable>(
+        &self,
+        step: &Step,
+        timeout: Duration,
+        given: Option<Reused<TensorMut>>,
+    ) -> Result<PendingBatch<T>, Error> {
+        let calls = self.calls(step, timeout, given.as_ref())?;
         let (receiver, senders) = self.groups.channels();
         // On an error below, the drop of `pending` cancels the receives that have begun.
         let pending = PendingBatch::new(&self.context, receiver, calls.first, calls.deadline);
-        self.ask(step, calls, senders)?;
+        self.ask(step, calls, given, senders)?;
         Ok(pending)
     }
 
     /// Begins to receive. The callback thread calls `done`.
-    pub(super) fn begin_then(
+    pub(super) fn begin_then<T: Receivable>(
         &self,
         step: &Step,
         timeout: Duration,
-        done: impl FnOnce(Result<Vec<Delivery<Tensor>>, Error>) + Send + 'static,
+        given: Option<Reused<TensorMut>>,
+        done: impl FnOnce(Result<Vec<Delivery<T>>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
-        let calls = self.calls(step, timeout)?;
+        let calls = self.calls(step, timeout, given.as_ref())?;
         let context = self.context.clone();
         // On an error below, the senders are dropped, which ends the group: its pending batch
         // cancels the receives that have begun.
@@ -211,43 +217,60 @@ impl Batch {
             // Returns at once: all receives have ended, or one has failed.
             done(PendingBatch::new(&context, receiver, calls.first, calls.deadline).wait());
         }));
-        self.ask(step, calls, senders)?;
+        self.ask(step, calls, given, senders)?;
         let place = CallPlace::Batch { count: self.edges.len() as u64 };
         Ok(CancelToken { context: self.context.clone(), id: CallId(calls.first), place })
     }
 
     /// Checks that the receives may begin, and numbers them.
-    fn calls(&self, step: &Step, timeout: Duration) -> Result<BatchCalls, Error> {
+    fn calls(
+        &self,
+        step: &Step,
+        timeout: Duration,
+        given: Option<&Reused<TensorMut>>,
+    ) -> Result<BatchCalls, Error> {
         step.check()?;
         self.edges.iter().try_for_each(|edge| self.context.check_destination(edge))?;
+        if let Some(given) = given.filter(|given| given.len() != self.edges.len()) {
+            return Err(self.wrong_count(given.len()));
+        }
         let first = self.context.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
         Ok(BatchCalls { first, deadline: self.context.now() + timeout, timeout })
     }
 
-    fn ask(&self, step: &Step, calls: BatchCalls, senders: GroupSenders<Outcome>) -> Result<(), Error> {
+    fn ask(
+        &self,
+        step: &Step,
+        calls: BatchCalls,
+        mut given: Option<Reused<TensorMut>>,
+        senders: GroupSenders<Outcome>,
+    ) -> Result<(), Error> {
         let context = &self.context;
+        let mut given = given.as_mut().map(|given| given.drain(..));
         let mut remote = context.lists.receives.take();
         let mut local = context.lists.waiters.take();
         for ((at, edge), sender) in (0..).zip(&self.edges).zip(senders) {
             let (id, key) = (CallId(calls.first + at), edge.key(step.id));
+            let into = given.as_mut().and_then(Iterator::next);
             match edge.source {
                 EdgeEnd::Here => {
                     let BatchCalls { deadline, timeout, .. } = calls;
                     let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
-                    local.push((key, LocalWaiter { waiter, into: None }));
+                    local.push((key, LocalWaiter { waiter, into }));
                 }
                 EdgeEnd::Peer(peer) => {
                     let path = context.paths.number_of(peer);
-                    remote.push(BatchReceive { path, peer, id, key, sender });
+                    let destination = context.destination(into);
+                    remote.push(BatchReceive { path, peer, id, key, destination, sender });
                 }
             }
         }
         if !local.is_empty() {
             context.receive_all_local(step.id, &mut local)?;
         }
-        let (deadline, timeout, borrow) = (calls.deadline, calls.timeout, context.settings.borrow);
+        let (deadline, timeout) = (calls.deadline, calls.timeout);
         dispatch(&context.paths, remote, &context.lists.receive_parts, |path, receives| {
-            path.receive_all(ReceiveAll { deadline, timeout, borrow, receives })
+            path.receive_all(ReceiveAll { deadline, timeout, receives })
         })
     }
 }

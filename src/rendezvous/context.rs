@@ -73,6 +73,8 @@ pub(super) struct BatchLists {
     /// Values for edges within the process.
     pub values: Lists<(TensorKey, Value)>,
     pub waiters: Lists<(TensorKey, LocalWaiter)>,
+    /// The tensors that a batch fills.
+    pub given: Lists<TensorMut>,
 }
 
 impl BatchLists {
@@ -88,6 +90,7 @@ impl BatchLists {
             receive_parts: Lists::new(BATCHES),
             values: Lists::new(BATCHES),
             waiters: Lists::new(BATCHES),
+            given: Lists::new(BATCHES),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! [`PendingBatch`]: several receives that have begun, with one wait.
 
 use super::context::Context;
-use super::pending::{CallPlace, CancelToken};
+use super::pending::{CallPlace, CancelToken, Receivable};
 use crate::matching::{CallId, CancelAll, CancelReason, Delivery, Error, Outcome};
 use crate::memory::Tensor;
 use crate::sync::{GroupReceiver, is_waking};
 use crate::wire::Time;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,28 +32,30 @@ const SLICE: Duration = Duration::from_millis(1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "dropping pending receives cancels them"]
-pub struct PendingBatch {
+pub struct PendingBatch<T = Tensor> {
     context: Arc<Context>,
     receiver: GroupReceiver<Outcome>,
     first: u64,
     deadline: Time,
+    receives: PhantomData<fn() -> T>,
 }
 
-impl fmt::Debug for PendingBatch {
+impl<T> fmt::Debug for PendingBatch<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut pending = f.debug_struct("PendingBatch");
-        pending.field("len", &self.len()).field("is_done", &self.is_done()).finish_non_exhaustive()
+        let is_done = self.receiver.is_done();
+        pending.field("len", &self.receiver.len()).field("is_done", &is_done).finish_non_exhaustive()
     }
 }
 
-impl PendingBatch {
+impl<T: Receivable> PendingBatch<T> {
     pub(super) fn new(
         context: &Arc<Context>,
         receiver: GroupReceiver<Outcome>,
         first: u64,
         deadline: Time,
     ) -> Self {
-        PendingBatch { context: context.clone(), receiver, first, deadline }
+        PendingBatch { context: context.clone(), receiver, first, deadline, receives: PhantomData }
     }
 
     /// The number of receives, ended ones included.
@@ -79,7 +82,7 @@ impl PendingBatch {
 
     /// Takes the outcome of the receive on edge number `at`. `None` before the receive has ended,
     /// and after its outcome was taken. Later waits leave out outcomes that were taken.
-    pub fn take(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
+    pub fn take(&mut self, at: usize) -> Option<Result<Delivery<T>, Error>> {
         self.receiver.take(at).map(delivered)
     }
 
@@ -95,7 +98,7 @@ impl PendingBatch {
     ///
     /// # Errors
     /// Like [`Step::recv_all`](super::Step::recv_all).
-    pub fn wait(self) -> Result<Vec<Delivery<Tensor>>, Error> {
+    pub fn wait(self) -> Result<Vec<Delivery<T>>, Error> {
         let mut received = Vec::with_capacity(self.len());
         self.wait_into(&mut received)?;
         Ok(received)
@@ -105,7 +108,7 @@ impl PendingBatch {
     ///
     /// # Errors
     /// Like [`Step::recv_all`](super::Step::recv_all); then `received` is unchanged.
-    pub fn wait_into(mut self, received: &mut Vec<Delivery<Tensor>>) -> Result<(), Error> {
+    pub fn wait_into(mut self, received: &mut Vec<Delivery<T>>) -> Result<(), Error> {
         self.wait_for_end(true)?;
         if self.receiver.has_failed() {
             return Err(self.why());
@@ -126,7 +129,7 @@ impl PendingBatch {
 
     /// Waits until every receive has ended. The outcomes are in the order of the edges, without
     /// those that were [taken](PendingBatch::take).
-    pub fn wait_each(mut self) -> Vec<Result<Delivery<Tensor>, Error>> {
+    pub fn wait_each(mut self) -> Vec<Result<Delivery<T>, Error>> {
         let ended = self.wait_for_end(false);
         let places = 0..self.len();
         let ends = places.filter_map(|at| match &ended {
@@ -150,7 +153,7 @@ impl PendingBatch {
     }
 
     /// The outcome of one receive; `None` if it was taken.
-    fn delivery(&mut self, at: usize) -> Option<Result<Delivery<Tensor>, Error>> {
+    fn delivery(&mut self, at: usize) -> Option<Result<Delivery<T>, Error>> {
         match self.receiver.take(at) {
             Some(outcome) => Some(delivered(outcome)),
             None if self.receiver.is_ready(at) => None,
@@ -199,17 +202,19 @@ impl PendingBatch {
         }
         Ok(true)
     }
+}
 
+impl<T> PendingBatch<T> {
     fn cancel_for(&self, why: CancelReason) {
         if self.context.check_home().is_err() {
             return;
         }
         if is_waking() {
-            let place = CallPlace::Batch { count: self.len() as u64 };
+            let place = CallPlace::Batch { count: self.receiver.len() as u64 };
             let token = CancelToken { context: self.context.clone(), id: CallId(self.first), place };
             return token.cancel_for(why);
         }
-        let cancel = CancelAll { first: self.first, count: self.len() as u64, why };
+        let cancel = CancelAll { first: self.first, count: self.receiver.len() as u64, why };
         let paths = &self.context.paths;
         for part in (0..paths.count()).filter(|part| !self.receiver.is_subset_done(*part)) {
             paths.nth(part).cancel_all(cancel.clone());
@@ -220,11 +225,11 @@ impl PendingBatch {
     }
 }
 
-fn delivered(outcome: Outcome) -> Result<Delivery<Tensor>, Error> {
+fn delivered<T: Receivable>(outcome: Outcome) -> Result<Delivery<T>, Error> {
     outcome.0?.cast()
 }
 
-impl Drop for PendingBatch {
+impl<T> Drop for PendingBatch<T> {
     fn drop(&mut self) {
         if !self.receiver.is_done() {
             self.cancel_for(CancelReason::Dropped);

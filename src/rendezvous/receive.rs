@@ -10,7 +10,7 @@ use crate::engine::DirectWait;
 use crate::link::Destination;
 use crate::matching::{CallId, Delivery, Error, Outcome, Payload, ReceivePermit, Waiter};
 use crate::memory::{Tensor, TensorMut};
-use crate::sync::OneshotSender;
+use crate::sync::{OneshotSender, Reused};
 use crate::wire::Time;
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -311,10 +311,12 @@ impl<P> Delivery<P> {
 /// ```
 #[must_use = "receives begin with `begin`, `wait` or `then`"]
 #[derive(Debug)]
-pub struct ReceiveAllBuilder<'a> {
+pub struct ReceiveAllBuilder<'a, T = Tensor> {
     step: &'a Step,
     batch: BatchRef<'a>,
     timeout: Option<Duration>,
+    into: Option<Reused<TensorMut>>,
+    receives: PhantomData<fn() -> T>,
 }
 
 /// The batch of a receive: the user's, or one made for this receive.
@@ -326,9 +328,40 @@ pub(super) enum BatchRef<'a> {
 
 impl<'a> ReceiveAllBuilder<'a> {
     pub(super) fn new(step: &'a Step, batch: BatchRef<'a>) -> Self {
-        ReceiveAllBuilder { step, batch, timeout: None }
+        ReceiveAllBuilder { step, batch, timeout: None, into: None, receives: PhantomData }
     }
 
+    /// Receives into these tensors, one for each edge in the order of the edges. The deliveries
+    /// return them filled. Each sent tensor must have the element type and shape of the tensor of
+    /// its edge.
+    ///
+    /// If a sent tensor differs, the receive of its edge fails with [`Error::ShapeMismatch`]. The
+    /// sent tensor goes back in line for the next receive, and the memory of the given tensor goes
+    /// back to its pool. So does the memory of each tensor whose receive fails or can't begin.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tensorwire::{DType, TensorError};
+    /// # let node = tensorwire::internals::doc_node();
+    /// let step = node.step(1)?;
+    /// let weights = node.batch([node.edge_from("worker", 0, "a")?, node.edge_from("worker", 0, "b")?])?;
+    /// for edge in weights.edges() {
+    ///     step.send(edge, node.tensor(DType::F32, &[4])?.freeze())?;
+    /// }
+    /// let mine = [node.tensor(DType::F32, &[4])?, node.tensor(DType::F32, &[4])?];
+    /// let filled = weights.receive(&step).within(Duration::from_secs(1)).into(mine).wait()?;
+    /// assert_eq!(filled[1].tensor.as_slice::<f32>()?.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into(self, tensors: impl IntoIterator<Item = TensorMut>) -> ReceiveAllBuilder<'a, TensorMut> {
+        let ReceiveAllBuilder { step, batch, timeout, .. } = self;
+        let mut into = step.context.lists.given.take();
+        into.extend(tensors);
+        ReceiveAllBuilder { step, batch, timeout, into: Some(into), receives: PhantomData }
+    }
+}
+
+impl<T: Receivable> ReceiveAllBuilder<'_, T> {
     /// Sets the timeout of all receives. The default is the setting `recv_timeout`.
     pub fn within(self, timeout: Duration) -> Self {
         ReceiveAllBuilder { timeout: Some(timeout), ..self }
@@ -337,16 +370,18 @@ impl<'a> ReceiveAllBuilder<'a> {
     /// Begins to receive, and returns at once.
     ///
     /// # Errors
-    /// If an edge does not end here or the step is gone. Then no receive has begun.
-    pub fn begin(self) -> Result<PendingBatch, Error> {
-        self.batch().begin(self.step, self.timeout())
+    /// If an edge does not end here or the step is gone. If the number of given tensors is not the
+    /// number of edges. Then no receive has begun.
+    pub fn begin(mut self) -> Result<PendingBatch<T>, Error> {
+        let into = self.into.take();
+        self.batch().begin(self.step, self.timeout(), into)
     }
 
     /// Waits until every tensor is there, or one receive has failed.
     ///
     /// # Errors
     /// Like [`Step::recv_all`].
-    pub fn wait(self) -> Result<Vec<Delivery<Tensor>>, Error> {
+    pub fn wait(self) -> Result<Vec<Delivery<T>>, Error> {
         self.begin()?.wait()
     }
 
@@ -375,13 +410,14 @@ impl<'a> ReceiveAllBuilder<'a> {
     /// ```
     ///
     /// # Errors
-    /// If an edge does not end here or the step is gone. If the step ends during the call, this
-    /// error may be returned and `done` be called with an error, too.
+    /// Like [`ReceiveAllBuilder::begin`]. If the step ends during the call, this error may be
+    /// returned and `done` be called with an error, too.
     pub fn then(
-        self,
-        done: impl FnOnce(Result<Vec<Delivery<Tensor>>, Error>) + Send + 'static,
+        mut self,
+        done: impl FnOnce(Result<Vec<Delivery<T>>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
-        self.batch().begin_then(self.step, self.timeout(), done)
+        let into = self.into.take();
+        self.batch().begin_then(self.step, self.timeout(), into, done)
     }
 
     fn timeout(&self) -> Duration {

@@ -132,10 +132,9 @@ impl WindowHandler {
     fn receive_all<P: Port>(&mut self, links: &mut Links<P, ()>, batch: ReceiveAll) {
         links.begin_batch();
         links.counters().increment(Counter::Batches);
-        let ReceiveAll { deadline, timeout, borrow, mut receives } = batch;
-        for BatchReceive { peer, id, key, sender, .. } in receives.drain(..) {
+        let ReceiveAll { deadline, timeout, mut receives } = batch;
+        for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
             let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
-            let destination = if borrow { Destination::Borrow } else { Destination::Alloc };
             self.with(links, |matching, lanes| {
                 matching.receive(lanes, (peer, key), destination, waiter, false);
             });

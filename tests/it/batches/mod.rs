@@ -2,6 +2,7 @@
 
 mod callbacks;
 mod failures;
+mod given;
 mod limits;
 mod many;
 mod pollers;
