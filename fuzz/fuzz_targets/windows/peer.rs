@@ -287,8 +287,11 @@ impl Peer {
             _ => Some(input.u64()),
         };
         let value = match input.u8() {
-            0..=130 => RecordValue::Bytes { meta, data: tensor.bytes() },
-            131..=220 => RecordValue::Loan { meta, may_borrow: input.flag() },
+            // A fabric that lends has no long records.
+            0..=130 if tensor.bytes().len() < SLOT || input.u8() < 20 => {
+                RecordValue::Bytes { meta, data: tensor.bytes() }
+            }
+            0..=220 => RecordValue::Loan { meta, may_borrow: input.flag() },
             221..=235 => RecordValue::Dead,
             _ => RecordValue::Error(status(input)),
         };

@@ -4,7 +4,7 @@ use super::{
     ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, RecordBeforeLoan, WindowArrival,
     WindowEvent, WindowRefusal,
 };
-use crate::fabric::Port;
+use crate::fabric::{MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
@@ -12,6 +12,10 @@ use crate::telemetry::Counter;
 use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, WindowMessage};
 use crate::wire::{EdgeId, EdgeName};
 use std::sync::Arc;
+
+/// Bytes of the error of a record at most. A window holds it. The errors of records that this side
+/// sends are shorter.
+const MAX_RECORD_TEXT: usize = 4096;
 
 impl<C> Link<C> {
     /// Handles a whole window message.
@@ -112,6 +116,12 @@ impl<C> Link<C> {
         let value = match value {
             RecordValue::Dead => WindowArrival::Dead,
             RecordValue::Error(status) => {
+                let len = status.message.len() + status.details.len();
+                if len > MAX_RECORD_TEXT {
+                    return Err(format!(
+                        "a record has an error of {len} bytes, of at most {MAX_RECORD_TEXT}"
+                    ));
+                }
                 cx.counters.increment(Counter::ErrorsReceived);
                 WindowArrival::Failed(status)
             }
@@ -149,6 +159,10 @@ impl<C> Link<C> {
         let told = self.windows.known.get(meta)?;
         if told.meta.bytes() != data.len() as u64 {
             return Err(format!("a record of {} bytes came for {}", data.len(), told.meta));
+        }
+        if data.len() > MAX_MESSAGE && cx.port.limits(self.id).lends {
+            let len = data.len();
+            return Err(format!("a record of {len} bytes came without a loan, of at most {MAX_MESSAGE}"));
         }
         let bytes = match cx.pool.landing(told.meta.clone()) {
             Ok(mut tensor) => {

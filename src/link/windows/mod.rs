@@ -12,6 +12,8 @@ mod figures;
 mod incoming;
 mod meta;
 mod outgoing;
+#[cfg(test)]
+mod tests;
 
 use super::{Corruption, Destination, Received, RequestError, TensorKeyRef};
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};

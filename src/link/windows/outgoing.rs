@@ -8,12 +8,17 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
 use crate::telemetry::Counter;
-use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, VersionedMeta, WindowMessage};
-use crate::wire::{EdgeId, Immediate, ImmediateKind, Slot, checksum_of};
+use crate::wire::message::{
+    EdgeAnnouncement, MAX_LONG_MESSAGE, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
+};
+use crate::wire::{Code, EdgeId, Immediate, ImmediateKind, Slot, Status, checksum_of};
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
 /// meta id.
 const RECORD_HEAD: usize = 2 + 6 + 2 + 8 + 8 + 2;
+
+/// Bytes of the longest tensor that a record carries without a loan.
+pub(super) const MAX_UNLENT: usize = MAX_LONG_MESSAGE - RECORD_HEAD;
 
 impl<C> Link<C> {
     /// Sends a message about an edge on which this process receives.
@@ -82,6 +87,12 @@ impl<C> Link<C> {
             let dead = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
             return self.send_window(cx, &dead);
         };
+        if tensor.bytes().len() > MAX_UNLENT && !self.can_lend(cx, &tensor) {
+            let value = RecordValue::Error(too_long(&tensor));
+            cx.counters.increment(Counter::ErrorsSent);
+            let failed = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
+            return self.send_window(cx, &failed);
+        }
         let asked = self.asked_of(edge);
         let checksum = (asked.validate && !is_on(Mutant::ChecksumLeftOut)).then(|| checksum(&tensor));
         let meta = self.meta_number(cx, &tensor);
@@ -89,7 +100,7 @@ impl<C> Link<C> {
         cx.counters.add(Counter::BytesSent, bytes.len() as u64);
         let is_small = bytes.len() <= self.settings.small_tensor_bytes as usize
             && RECORD_HEAD + bytes.len() <= MAX_MESSAGE;
-        if is_small || !cx.port.limits(self.id).lends || tensor.span().is_none() {
+        if is_small || !self.can_lend(cx, &tensor) {
             cx.counters.increment(Counter::SmallResponses);
             if checksum.is_none() && !answers_need {
                 let plain = PlainRecord { edge, n, step, meta, data: bytes };
@@ -109,6 +120,12 @@ impl<C> Link<C> {
         cx.counters.increment(if permit.is_some() { Counter::LoansPosted } else { Counter::WritesPosted });
         self.send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
         self.out.lend(cx.port, cx.counters, tensor, permit, LOAN);
+    }
+
+    /// Whether the fabric can lend a tensor to the peer.
+    #[inline]
+    fn can_lend<P: Port>(&self, cx: &LinkContext<'_, P, C>, tensor: &Tensor) -> bool {
+        cx.port.limits(self.id).lends && tensor.span().is_some()
     }
 
     fn permit_borrow<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<LoanPermit> {
@@ -153,6 +170,17 @@ fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {
         ToSender::Retire { .. } => Some(Counter::EdgesRetired),
         ToSender::Unneed { .. } | ToSender::Resumed => None,
     }
+}
+
+/// The error of the receive of a tensor that no message carries.
+#[cold]
+fn too_long(tensor: &Tensor) -> Status {
+    let message = format!(
+        "{} can't be sent: the fabric lends no such tensor, and a message carries at most {MAX_UNLENT} bytes; \
+         send it in parts",
+        tensor.meta()
+    );
+    Status::new(Code::ResourceExhausted, message)
 }
 
 fn checksum(tensor: &Tensor) -> u64 {

@@ -1,0 +1,145 @@
+//! Records whose bytes are too long for a message, or for the windows of their receiver.
+
+use super::outgoing::MAX_UNLENT;
+use super::*;
+use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
+use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role};
+use crate::link::{LinkEvent, LinkIdentity, LinkSettings, Links, TensorProtocol, Value};
+use crate::memory::{PoolOptions, Region, RegionOptions};
+use crate::wire::message::fragment::{Assembler, cut, is_fragment};
+use crate::wire::message::{RecordValue, VersionedMeta, WindowMessage, is_probe};
+use crate::wire::{EdgeId, Shape, TaskId, TensorMeta};
+use std::time::Duration;
+
+const EDGE: EdgeId = EdgeId { number: 0, generation: 1 };
+const SLOT: usize = 224;
+
+/// The side under test, and a peer that the test plays by hand.
+struct Scene {
+    network: SimNetwork,
+    links: Links<SimPort, ()>,
+    link: LinkId,
+    pool: Pool,
+    peer: SimPort,
+    peer_link: LinkId,
+}
+
+fn meta(bytes: u64) -> TensorMeta {
+    TensorMeta::new(DType::U8, Shape::new(&[bytes]).expect("a shape")).expect("a size")
+}
+
+fn scene(lends: bool) -> Scene {
+    let pools = [(); 2].map(|()| {
+        let region = Region::create(0, &RegionOptions::new(4 << 20)).expect("4 MiB");
+        Pool::new(region, PoolOptions::default()).expect("a pool")
+    });
+    let options = SimOptions { lends, poll_batch: 64, auto_advance: true, ..SimOptions::default() };
+    let network = SimNetwork::new(1, options);
+    let fabrics = pools.each_ref().map(|pool| network.process(pool));
+    let options = LinkOptions { depth: 1 << 13, receives: 0, generation: 0 };
+    let [a, b] = fabrics.each_ref().map(|fabric| fabric.endpoint(0, &options).expect("an endpoint"));
+    let addresses = [a.address().to_vec(), b.address().to_vec()];
+    let a = a.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
+    let b = b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
+    let [port, mut peer] = fabrics.map(|fabric| fabric.port().expect("a port"));
+    let [pool, _] = pools;
+    let mut links = Links::new(port, pool.clone(), CountersWriter::new(), 1);
+    let [local, other] = ["a", "b"].map(|job| TaskId::new(job, 0).expect("a task"));
+    let identity = LinkIdentity { local, local_incarnation: 1, peer: other, peer_incarnation: 2 };
+    let settings = LinkSettings {
+        small_tensor_bytes: 128,
+        max_requests: 4,
+        max_routes: 4,
+        validate: false,
+        protocol: TensorProtocol::Windows { borrow: false },
+    };
+    let link = links.attach(a, identity, settings).expect("room");
+    let peer_link = peer.attach(b).expect("room");
+    peer.post_receives(peer_link, 1 << 13);
+    Scene { network, links, link, pool, peer, peer_link }
+}
+
+impl Scene {
+    /// The first message at the peer but for the probe, as `read` reads it.
+    fn heard<R>(&mut self, read: impl Fn(&WindowMessage<'_>) -> R) -> R {
+        let (mut completions, mut assembler) = (Completions::default(), Assembler::default());
+        for _ in 0..10_000 {
+            self.links.poll();
+            self.peer.poll(&mut completions);
+            for (completion, bytes) in completions.drain() {
+                let is_message = matches!(completion.event, Event::Message(_)) && !is_probe(bytes);
+                let whole = match is_message {
+                    true if is_fragment(bytes) => assembler.push(bytes).expect("in order"),
+                    true => Some(bytes),
+                    false => None,
+                };
+                if let Some(whole) = whole {
+                    return read(&WindowMessage::decode(whole).expect("a message"));
+                }
+            }
+            completions.clear();
+        }
+        panic!("no message came");
+    }
+
+    fn say(&mut self, message: &WindowMessage<'_>) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        cut(&bytes, SLOT, |part| self.peer.send(self.peer_link, part).expect("room"));
+    }
+
+    /// The reason for which the link has ended.
+    fn ended(&mut self) -> String {
+        for _ in 0..10_000 {
+            self.links.poll();
+            while let Some(event) = self.links.next_event() {
+                if let LinkEvent::Down { failure, .. } = event {
+                    return format!("{failure:?}");
+                }
+            }
+        }
+        panic!("the link lives at {:?}", self.network.now());
+    }
+
+    fn tell_meta(&mut self, bytes: u64) {
+        let told = VersionedMeta { version: 1, placement: Placement::POOL, meta: meta(bytes) };
+        self.say(&WindowMessage::Meta(told));
+    }
+}
+
+fn record(value: RecordValue<'_>) -> WindowMessage<'_> {
+    WindowMessage::Record { edge: EDGE, n: 1, step: 1, answers_need: false, checksum: None, value }
+}
+
+#[test]
+fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
+    for bytes in [MAX_UNLENT as u64 + 1, 1 << 20] {
+        let mut scene = scene(false);
+        let value = Value::Tensor(scene.pool.zeroed(meta(bytes)).expect("room").freeze());
+        let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
+        scene.links.window_to_receiver(scene.link, ToReceiver::Record(record));
+        let status = scene.heard(|message| match message {
+            WindowMessage::Record { value: RecordValue::Error(status), n: 1, .. } => status.clone(),
+            other => panic!("not the error: {other:?}"),
+        });
+        assert_eq!(status.code, Code::ResourceExhausted);
+        assert!(status.message.contains(&format!("{bytes}")), "{}", status.message);
+    }
+}
+
+#[test]
+fn a_record_may_be_long_only_where_the_fabric_lends_nothing() {
+    let data = vec![7; 1000];
+    let mut scene = scene(true);
+    scene.tell_meta(1000);
+    scene.say(&record(RecordValue::Bytes { meta: 1, data: &data }));
+    assert!(scene.ended().contains("1000 bytes came without a loan"));
+}
+
+#[test]
+fn a_record_has_a_short_error() {
+    let mut scene = scene(true);
+    let status = Status::new(Code::Internal, "e".repeat(5000));
+    scene.say(&record(RecordValue::Error(status)));
+    assert!(scene.ended().contains("an error of 5000 bytes"));
+}
