@@ -166,7 +166,8 @@ pub enum Error {
         /// The setting `max_outstanding_sends`.
         limit: usize,
     },
-    /// The number of values to send, or of tensors to fill, is not the number of edges of the batch.
+    /// The number of values to send, or of tensors to fill, is not the number of edges of the
+    /// batch.
     #[error(
         "a batch of {edges} edges was given {values} values: give one for each edge, in their order; \
          nothing was sent or received"

@@ -126,9 +126,9 @@ impl<T: Receivable> PendingSet<T> {
     /// Waits until one of the receives has ended, for `timeout` at most, and makes progress
     /// meanwhile. Takes the receive out of the set. Returns its index, and its value or error.
     ///
-    /// Returns `None` if no receive has ended in time, and at once if the set is empty. Each receive
-    /// ends at its own deadline, too. If the node can't be used any more, each call returns its
-    /// error for one of the receives.
+    /// Returns `None` if no receive has ended in time, and at once if the set is empty. Each
+    /// receive ends at its own deadline, too. If the node can't be used any more, each call returns
+    /// its error for one of the receives.
     pub fn wait_any(&mut self, timeout: Duration) -> Option<(usize, Result<Delivery<T>, Error>)> {
         let clock = self.pollers.first()?.context.clone();
         let deadline = clock.now() + timeout;

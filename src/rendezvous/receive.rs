@@ -341,10 +341,11 @@ impl<'a> ReceiveAllBuilder<'a> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tensorwire::{DType, TensorError};
+    /// # use tensorwire::DType;
     /// # let node = tensorwire::internals::doc_node();
     /// let step = node.step(1)?;
-    /// let weights = node.batch([node.edge_from("worker", 0, "a")?, node.edge_from("worker", 0, "b")?])?;
+    /// let edges = [node.edge_from("worker", 0, "a")?, node.edge_from("worker", 0, "b")?];
+    /// let weights = node.batch(edges)?;
     /// for edge in weights.edges() {
     ///     step.send(edge, node.tensor(DType::F32, &[4])?.freeze())?;
     /// }

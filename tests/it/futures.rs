@@ -125,6 +125,26 @@ fn a_receive_is_awaited_on_any_executor_in_each_poll_mode() {
 }
 
 #[test]
+fn a_receive_is_awaited_by_a_task_of_its_own() {
+    run(2, &[("poll", "adaptive")], |node, task| {
+        let step = node.step(1).expect("a step");
+        if task == 0 {
+            wait_for_go(node);
+            return step.send(&there(node, "x"), counting(node, 3.0, 1)).expect("sent");
+        }
+        let pending = begin(&step, &here(node, "x"));
+        let got = on_tokio(async {
+            let waits = tokio::spawn(pending);
+            tokio::task::yield_now().await;
+            assert!(!waits.is_finished());
+            go(node);
+            waits.await.expect("no panic")
+        });
+        assert_eq!(values(&got.expect("received").tensor), [3.0]);
+    });
+}
+
+#[test]
 fn an_executor_makes_progress_in_a_loop_of_its_own() {
     run(2, &[("poll", "inline")], |node, task| {
         let step = node.step(1).expect("a step");
