@@ -9,21 +9,26 @@ use crate::plan::Plan;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
-use tensorwire::{BufferRing, Counter, DType, Edge, Node, Sequence, Standing, Step, TensorMut};
+use tensorwire::{BufferRing, Counter, DType, Edge, FabricKind, Node, Sequence, Standing, Step, TensorMut};
 
 /// Buffers of an edge: one to write while the other is read.
 const BUFFERS: usize = 2;
 /// How long a buffer that was sent may be in use.
 const BUFFER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Steps in a window of standing requests. More would cost memory for destinations and gain little.
+/// Steps in a window of standing requests over verbs. More would cost memory for destinations and
+/// gain little.
 const WINDOW: u32 = 16;
+/// Steps in a window on shared memory, where a window costs no destinations.
+const SHM_WINDOW: u32 = 64;
 
 /// This process's node.
 pub struct Engine {
     node: Node,
     /// The steps of the training, if edges have standing requests.
     sequence: Option<Sequence>,
+    /// Whether standing requests have destinations of their own, as over verbs.
+    has_destinations: bool,
     receives: RefCell<Latencies>,
 }
 
@@ -50,14 +55,22 @@ impl Engine {
         let node = node.start()?;
         node.join()?;
         let sequence = assignment.standing.then(|| node.sequence(0));
-        Ok(Engine { node, sequence, receives: RefCell::default() })
+        let mut engine = Engine { node, sequence, has_destinations: false, receives: RefCell::default() };
+        engine.has_destinations = sequence.is_some() && engine.is_over_verbs();
+        Ok(engine)
     }
 
     /// Makes standing requests for these edges. They end when the returned handles are dropped.
     fn standing<'e>(&self, edges: impl Iterator<Item = &'e Edge>) -> Result<Vec<Standing>> {
         let Some(steps) = self.sequence else { return Ok(Vec::new()) };
-        let standing = edges.map(|edge| self.node.standing(edge, steps, WINDOW));
+        let window = if self.is_over_verbs() { WINDOW } else { SHM_WINDOW };
+        let standing = edges.map(|edge| self.node.standing(edge, steps, window));
         Ok(standing.collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// Whether a peer is linked by verbs.
+    fn is_over_verbs(&self) -> bool {
+        self.node.peers().iter().any(|peer| peer.fabric == Some(FabricKind::Verbs))
     }
 
     /// The exchange of a server.
@@ -148,8 +161,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins a receive on every edge, then waits for each. Plain requests fill the buffers.
-    /// Standing requests replace them, as they have destinations of their own.
+    /// Begins a receive on every edge, then waits for each. The receives fill the buffers. Standing
+    /// requests with destinations of their own replace them.
     fn receive<'e>(
         &self,
         step: &Step,
@@ -157,7 +170,7 @@ impl Engine {
         buffers: &mut Vec<Buffer>,
     ) -> Result<()> {
         let start = Instant::now();
-        if self.sequence.is_some() {
+        if self.has_destinations {
             buffers.clear();
             let begun: std::result::Result<Vec<_>, _> =
                 edges.map(|edge| step.receive(edge).begin()).collect();

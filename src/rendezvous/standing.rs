@@ -36,9 +36,10 @@ use std::sync::atomic::Ordering;
 ///
 /// Each edge has a window on shared memory: the number of tensors that its sender may send before
 /// their receives. An edge is announced to its sender with its first receive. Its window begins
-/// with 2 tensors and grows to 16. The handle announces the edge at once, and makes the window at
-/// least as large as its own. In steady state a tensor is one record of the sender, and the tensors
-/// of a window cost two messages of the receiver.
+/// with 2 tensors and grows to 16. The handle announces the edge at once, and makes the window as
+/// large as its own. Windows beyond 16 tensors are for few edges: together they have 4,096 for each
+/// peer, and further handles get a window of 16. In steady state a tensor is one record of the
+/// sender, and the tensors of a window cost two messages of the receiver.
 ///
 /// A tensor that has arrived stays in its sender's memory until a receive takes it. Only a tensor
 /// of at most `small_tensor_bytes` takes a block of the receiver's pool. A window does not shrink:

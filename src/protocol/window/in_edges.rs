@@ -185,13 +185,15 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         }
     }
 
-    /// Announces an edge before a receive needs it, with a window of at least `window` cells.
+    /// Announces an edge before a receive needs it, with a window of `window` cells if there are as
+    /// many.
     pub fn widen(&mut self, index: u32, window: u64, post: &mut impl FnMut(ToSender<K>)) {
-        let most = self.options.max_cells - self.cells;
-        let largest = self.options.largest_window;
+        let WindowOptions { usual_window, largest_window, max_cells, .. } = self.options;
+        let (for_large, for_usual) = (self.spare(max_cells / 8), self.spare(max_cells * 3 / 4));
         let grown = self.edge_mut(index).map_or(0, |edge| {
             let before = edge.window();
-            edge.widen(window.min(largest).min(before + most));
+            let window = window.min(largest_window);
+            edge.widen(window.min(before + for_large).max(window.min(usual_window).min(before + for_usual)));
             edge.window() - before
         });
         self.cells += grown;
@@ -255,10 +257,17 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.forget(index);
     }
 
+    /// Cells that windows may still grow by if they have `limit` together. Large windows have an
+    /// eighth of all cells, so that they take none from the usual windows of other edges. Growth
+    /// leaves a quarter to the first windows of new edges.
+    fn spare(&self, limit: u64) -> u64 {
+        let taken = if is_on(Mutant::GrowthBeyondCells) { 0 } else { self.cells };
+        limit.saturating_sub(taken)
+    }
+
     /// Sends the credit and the needs of an edge. Returns whether there were any.
     fn next_message(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
-        let taken = if is_on(Mutant::GrowthBeyondCells) { 0 } else { self.cells };
-        let spare = (self.options.max_cells / 2).saturating_sub(taken);
+        let spare = self.spare(self.options.max_cells * 3 / 4);
         let (usual, mut sent) = (self.options.usual_window, false);
         while let Some(edge) = self.edge_mut(index) {
             let before = edge.window();

@@ -61,8 +61,9 @@ pub struct WindowOptions {
     pub usual_window: u64,
     /// Values that an edge can hold at most.
     pub largest_window: u64,
-    /// Values that all edges of a direction can hold together. Windows grow into half of it. Once
-    /// new edges have used the rest, further edges have no window and need each value.
+    /// Values that all edges of a direction can hold together. Windows grow to the usual size in
+    /// three quarters of it, and beyond that in one eighth. Once new edges have used the rest,
+    /// further edges have no window and need each value.
     pub max_cells: u64,
     /// Edges that have a number at a time. An edge beyond that waits until another is retired.
     pub max_edges: u32,

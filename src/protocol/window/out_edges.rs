@@ -357,8 +357,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
-    /// Takes an edge out of the list of pending ones, if nothing waits there. The next end of a step
-    /// may be far.
+    /// Takes an edge out of the list of pending ones, if nothing waits there. The next end of a
+    /// step may be far.
     fn unlist(&mut self, index: u32) {
         let is_idle = |named: &NamedOutEdge<K, V>| named.is_pending && !named.edge.has_pending();
         if self.edges.get(index).is_some_and(is_idle) {

@@ -21,10 +21,10 @@ pub fn cases() -> Vec<Case> {
     use Act::*;
     let mut cases = Vec::new();
     let mut add = |name, options, programs: Vec<Vec<Act>>| cases.push(Case { name, options, programs });
-    // Half of the cells is enough for one edge to grow, or for none.
-    for max_cells in [6, 3] {
+    // Three quarters of the cells are enough for one edge to grow, or for none.
+    for max_cells in [4, 2] {
         add(
-            "windows grow into half of the cells",
+            "windows grow into three quarters of the cells",
             WindowOptions { usual_window: 2, largest_window: 2, max_cells, ..options(1) },
             vec![
                 vec![Send(0, 1), Send(1, 1), Send(0, 1)],

@@ -219,6 +219,19 @@ mod tests {
     }
 
     #[test]
+    fn many_large_windows_leave_the_usual_ones_to_others() {
+        let options = WindowOptions { usual_window: 16, largest_window: 256, max_edges: 2000, ..OPTIONS };
+        let mut edges = edges(WindowOptions { max_cells: 1 << 15, ..options });
+        for key in 0..1000 {
+            let index = edges.edge(&key);
+            edges.widen(index, 64, &mut |_| {});
+        }
+        let windows: Vec<_> = edges.edges().map(|(_, _, edge)| edge.window()).collect();
+        assert_eq!((windows[0], windows.iter().filter(|window| **window == 64).count()), (64, 63));
+        assert!(windows.iter().all(|window| *window >= 16), "{windows:?}");
+    }
+
+    #[test]
     fn only_the_last_refused_edges_are_remembered() {
         let mut edges = edges(OPTIONS);
         let refused = |edges: &mut TestEdges, key| {
