@@ -142,7 +142,7 @@ impl<T: Receivable> PendingSet<T> {
                     _ => deadline.min(clock.now() + SLICE),
                 };
                 if let Err(error) = self.wait_on(at, until) {
-                    return self.fail_one(error);
+                    return self.fail_one(at, error);
                 }
             }
             if let Some(ended) = self.take_ended() {
@@ -175,9 +175,10 @@ impl<T: Receivable> PendingSet<T> {
         None
     }
 
-    /// Takes out one of the receives, which can't end any more.
-    fn fail_one(&mut self, error: Error) -> Option<(usize, Result<Delivery<T>, Error>)> {
-        let index = self.entries.iter().position(|entry| entry.pending.is_some())?;
+    /// Takes out a receive of a poller that can't be used any more.
+    fn fail_one(&mut self, at: usize, error: Error) -> Option<(usize, Result<Delivery<T>, Error>)> {
+        let is_of_it = |pending| self.poller_of(pending) == Some(at);
+        let index = self.entries.iter().position(|entry| entry.pending.as_ref().is_some_and(is_of_it))?;
         drop(self.remove(index));
         Some((index, Err(error)))
     }
