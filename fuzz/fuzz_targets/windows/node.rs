@@ -94,6 +94,7 @@ impl Node {
         let engine = Arc::new(Engine::new(Poller::new(links, handler), clock.clone(), &options));
         let settings = RendezvousSettings {
             max_outstanding_sends: MAX_SENDS,
+            max_requests: MAX_REQUESTS,
             recv_timeout: Duration::from_secs(1),
             cancel_grace,
             borrow,
