@@ -1,7 +1,6 @@
 //! A result that one thread puts and another takes, without a lock.
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use super::atomic::{AtomicBool, Ordering, UnsafeCell};
 
 /// Room for one result.
 pub(super) struct ResultCell<R> {
@@ -23,8 +22,10 @@ impl<R> ResultCell<R> {
 
     /// Empties the cell for its next use. `&mut` shows that neither side holds it.
     pub(super) fn reset(&mut self) {
-        *self.done.get_mut() = false;
-        *self.result.get_mut() = None;
+        self.done.store(false, Ordering::Relaxed);
+        // SAFETY: `&mut self` is the only reference.
+        #[allow(unsafe_code)]
+        self.result.with_mut(|result| unsafe { *result = None });
     }
 
     /// Whether the result was put. Stays `true` after it was taken.
@@ -40,9 +41,7 @@ impl<R> ResultCell<R> {
     pub(super) unsafe fn put(&self, result: R) {
         // SAFETY: by the contract above this is the only write, and `take` reads only after `done`
         // is set.
-        unsafe {
-            *self.result.get() = Some(result);
-        }
+        self.result.with_mut(|room| unsafe { *room = Some(result) });
         self.done.store(true, Ordering::Release);
     }
 
@@ -57,6 +56,34 @@ impl<R> ResultCell<R> {
         }
         // SAFETY: `done` was seen, so the write is over and there is no other. By the contract
         // above no other call takes the result now.
-        unsafe { (*self.result.get()).take() }
+        self.result.with_mut(|result| unsafe { (*result).take() })
+    }
+}
+
+/// Every interleaving, under loom.
+#[cfg(all(test, tensorwire_loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    #[test]
+    #[allow(unsafe_code)] // the cell's contract
+    fn loom_a_result_is_seen_whole_by_the_thread_that_waits_for_it() {
+        loom::model(|| {
+            let cell = Arc::new(ResultCell::new());
+            let sender = Arc::clone(&cell);
+            // SAFETY: the only put.
+            let thread = loom::thread::spawn(move || unsafe { sender.put(Box::new(7)) });
+            // SAFETY: no other thread takes; loom checks that the put is over.
+            let early = unsafe { cell.take() };
+            while !cell.is_done() {
+                loom::thread::yield_now();
+            }
+            // SAFETY: as above.
+            let late = unsafe { cell.take() };
+            assert!(early.is_some() != late.is_some(), "taken once");
+            assert_eq!(early.or(late), Some(Box::new(7)));
+            thread.join().expect("no panic");
+        });
     }
 }

@@ -228,6 +228,44 @@ mod loom_tests {
         }
     }
 
+    /// A thread makes its magazine while another collects from all of them: the collector finds a
+    /// whole magazine or none.
+    #[test]
+    fn loom_a_new_magazine_is_collected_from_whole_or_not_at_all() {
+        model(3, || {
+            let (magazines, [tensor]) = magazines_and_tensors(8);
+            let magazines = Arc::new(magazines);
+            let newcomer = Arc::clone(&magazines);
+            let newcomer = thread::spawn(move || {
+                enter(&newcomer, 1).put_bare(TensorHeader::empty());
+            });
+            drop(magazines.cached());
+            let collected = collect(&magazines);
+            newcomer.join().expect("no panic");
+            assert_eq!((collected, magazines.live()), (0, 1));
+            drop_tensor(&magazines, 1, tensor);
+            assert_eq!(collect(&magazines), 1, "the new magazine is known");
+        });
+    }
+
+    /// A thread makes its magazine and a tensor there, another drops the tensor, and a third counts:
+    /// a drop is not counted without what was made.
+    #[test]
+    fn loom_a_tensor_of_a_new_magazine_is_counted_before_its_drop() {
+        model(2, || {
+            let (magazines, [mut tensor]) = magazines_and_tensors(8);
+            let magazines = Arc::new(magazines);
+            let (maker, counter) = (Arc::clone(&magazines), Arc::clone(&magazines));
+            let counter = thread::spawn(move || counter.live());
+            let maker = thread::spawn(move || enter(&maker, 1).count_made());
+            maker.join().expect("no panic");
+            tensor.magazine = 1;
+            drop_tensor(&magazines, 0, tensor);
+            let live = counter.join().expect("no panic");
+            assert!((0..=2).contains(&live), "{live} tensors are counted");
+        });
+    }
+
     /// The thread that ends the pool writes a cell that the others have read before their drops.
     #[test]
     fn loom_one_thread_ends_a_closed_pool_after_all_others_are_done() {
