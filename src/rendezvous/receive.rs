@@ -21,7 +21,8 @@ impl Step {
     /// Waits for a tensor, for `timeout` at most. [`Step::receive`] has more options.
     ///
     /// # Errors
-    /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed.
+    /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed. If
+    /// `max_requests` receives from the peer are outstanding.
     pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
         self.receive(edge).within(timeout).wait()
     }
@@ -43,7 +44,8 @@ impl Step {
     /// A call that finds no tensor ends the standing request of this step.
     ///
     /// # Errors
-    /// If the step was aborted, the peer was lost, or the sender failed.
+    /// If the step was aborted, the peer was lost, or the sender failed. If `max_requests` receives
+    /// from the peer are outstanding.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         match self.try_once(edge) {
             // The first try may have withdrawn the standing request; the second try sends a plain
