@@ -8,10 +8,25 @@ use crate::wire::Time;
 use std::time::Duration;
 
 /// Polls between two looks at the clock.
-const POLLS_PER_LOOK: u32 = 1024;
+const POLLS_PER_CLOCK: u32 = 256;
+/// Looks for the result before each poll.
+const LOOKS_PER_POLL: u32 = 8;
 /// Timeouts below this length begin with the wait. Longer ones begin with the first look at the
 /// clock, so that a short wait reads no clock.
 const SHORT: Duration = Duration::from_millis(10);
+
+/// A result that a thread waits for while it holds the poller.
+pub trait DirectTake<P: Port, H: Handler<P>> {
+    /// The result.
+    type Taken;
+
+    /// Takes the result if it has come.
+    fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken>;
+
+    /// As [`DirectTake::take`], if no message was handled since its last call. A look at the result
+    /// alone, which costs less than a poll.
+    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken>;
+}
 
 /// The outcome of [`Engine::wait_direct`].
 #[derive(Debug)]
@@ -48,9 +63,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Ok(has_run)
     }
 
-    /// Polls, and calls `take` at first and after each poll that brings something, until `take`
-    /// returns a result or the timeout has passed. Leaves off if the mode is not inline, the lock
-    /// is taken, or another thread submits a command.
+    /// Polls until `wait` has its result or the timeout has passed. Calls [`DirectTake::take`] at
+    /// first and after each poll that brings something, and [`DirectTake::take_short`] in between.
+    /// Leaves off if the mode is not inline, the lock is taken, or another thread submits a command.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
@@ -58,7 +73,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     pub fn wait_direct<R>(
         &self,
         timeout: Duration,
-        mut take: impl FnMut(&mut H, &mut Links<P, H::Waiter>) -> Option<R>,
+        mut wait: impl DirectTake<P, H, Taken = R>,
     ) -> Result<DirectWait<R>, Unusable> {
         let mut outcome = DirectWait::Elsewhere(None);
         if self.mode() != PollMode::Inline {
@@ -67,7 +82,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut has_run = false;
         self.with_poller(|poller| {
             if !std::mem::replace(&mut has_run, true) {
-                outcome = self.poll_for(poller, timeout, &mut take);
+                outcome = self.poll_for(poller, timeout, &mut wait);
             }
         })?;
         Ok(outcome)
@@ -78,14 +93,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         &self,
         poller: &mut Poller<P, H>,
         timeout: Duration,
-        take: &mut impl FnMut(&mut H, &mut Links<P, H::Waiter>) -> Option<R>,
+        wait: &mut impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
-        if let Some(result) = poller.direct(&mut *take) {
+        if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
             return DirectWait::Ready(result);
         }
         let mut since = (timeout < SHORT).then(|| self.now());
         let polls = match self.wait {
-            WaitStrategy::Spin => POLLS_PER_LOOK,
+            WaitStrategy::Spin => POLLS_PER_CLOCK,
             // Other threads need the CPU.
             WaitStrategy::Yield => self.wait.polls(),
         };
@@ -94,8 +109,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 if !self.submissions.is_empty() && !is_on(Mutant::CommandsIgnored) {
                     return DirectWait::Elsewhere(since);
                 }
+                for _ in 0..LOOKS_PER_POLL {
+                    if let Some(result) = poller.direct(|handler, links| wait.take_short(handler, links)) {
+                        return DirectWait::Ready(result);
+                    }
+                }
                 if poller.poll_direct() > 0
-                    && let Some(result) = poller.direct(&mut *take)
+                    && let Some(result) = poller.direct(|handler, links| wait.take(handler, links))
                 {
                     return DirectWait::Ready(result);
                 }
@@ -110,7 +130,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             // Ends the waits of other threads whose deadlines have passed.
             poller.step(now);
-            if let Some(result) = poller.direct(&mut *take) {
+            if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
                 return DirectWait::Ready(result);
             }
         }
@@ -120,7 +140,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::shared_poller::tests::{TestCommand, engine_with};
+    use crate::engine::shared_poller::tests::{TestCommand, TestHandler, engine_with};
     use crate::engine::{Clock, Executor};
     use crate::fabric::shm::ShmPort;
     use crate::sync::OneshotSender;
@@ -137,20 +157,35 @@ mod tests {
         }
     }
 
-    type TestEngine = Engine<ShmPort, crate::engine::shared_poller::tests::TestHandler>;
+    type TestEngine = Engine<ShmPort, TestHandler>;
 
     fn engine() -> (TestEngine, Arc<Ticking>) {
         let clock = Arc::new(Ticking::default());
         (engine_with(clock.clone()), clock)
     }
 
+    /// Calls itself for each take.
+    struct Taker<F>(F);
+
+    impl<R, F: FnMut() -> Option<R>> DirectTake<ShmPort, TestHandler> for Taker<F> {
+        type Taken = R;
+
+        fn take(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> Option<R> {
+            self.0()
+        }
+
+        fn take_short(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> Option<R> {
+            None
+        }
+    }
+
     fn wait(engine: &TestEngine, timeout: Duration, found_at: u32) -> DirectWait<u32> {
         let mut looks = 0;
-        let take = |_: &mut _, _: &mut _| {
+        let take = || {
             looks += 1;
             (looks == found_at).then_some(looks)
         };
-        engine.wait_direct(timeout, take).expect("usable")
+        engine.wait_direct(timeout, Taker(take)).expect("usable")
     }
 
     #[test]
@@ -181,14 +216,14 @@ mod tests {
         let executor = Executor::on_the_spot();
         let command = TestCommand::Keep(OneshotSender::callback(executor.callback(|_| {})));
         let mut command = Some(command);
-        let take = |_: &mut _, _: &mut _| {
+        let take = || {
             if let Some(command) = command.take() {
                 // As another thread does while this one holds the poller.
                 assert!(engine.submissions.push(command).is_ok(), "there is room");
             }
             None::<()>
         };
-        let waited = engine.wait_direct(Duration::from_secs(100), take).expect("usable");
+        let waited = engine.wait_direct(Duration::from_secs(100), Taker(take)).expect("usable");
         assert!(matches!(waited, DirectWait::Elsewhere(None)));
     }
 

@@ -55,7 +55,9 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     pub fn direct<R>(&mut self, body: impl FnOnce(&mut H, &mut Links<P, H::Waiter>) -> R) -> R {
         self.active = true;
         let result = body(&mut self.handler, &mut self.links);
-        self.events(Time::ZERO);
+        if !self.links.is_quiet() {
+            self.events(Time::ZERO);
+        }
         result
     }
 

@@ -35,7 +35,7 @@ pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
 use crate::memory::{Pool, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -302,6 +302,22 @@ pub trait Port: Send + 'static {
     /// # Errors
     /// [`PostError`]; nothing was sent then.
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError>;
+
+    /// As [`Port::send`], for a short message.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was sent then.
+    fn send_short(&mut self, link: LinkId, message: &ShortMessage) -> Result<(), PostError> {
+        self.send(link, &message.to_bytes()[..message.len])
+    }
+
+    /// Takes the next message of a link without a poll, if it has come, is short, and `accept`
+    /// returns a value for it. The message consumes a receive. `None`: the next poll has it, if
+    /// there is one. That is always so on a fabric where a look costs as much as a poll.
+    fn take_short<R>(&mut self, link: LinkId, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
+        let _ = (link, accept);
+        None
+    }
 
     /// Writes at most [`LinkLimits::max_inline`] bytes, copied before this returns, to the start of
     /// `target`.

@@ -103,7 +103,7 @@ pub(super) struct Link<C> {
     pub nonce: u64,
     pub up: bool,
     /// This side has ended the link: later arrivals are ignored.
-    is_ended: bool,
+    pub is_ended: bool,
     /// Listed by the table as a link with a backlog.
     pub is_backlogged: bool,
     /// Listed by the table as a link with arrivals.
@@ -126,7 +126,7 @@ pub(super) struct LinkContext<'a, P: Port, C> {
 /// above.
 pub struct Links<P: Port, C> {
     pub(super) port: P,
-    pool: Pool,
+    pub(super) pool: Pool,
     pub(super) counters: CountersWriter,
     pub(super) links: LinkTable<C>,
     pub(super) events: VecDeque<LinkEvent<C>>,
@@ -289,6 +289,12 @@ impl<P: Port, C> Links<P, C> {
     #[inline]
     pub fn next_window(&mut self) -> Option<(LinkId, WindowEvent)> {
         self.windows.pop_front()
+    }
+
+    /// Whether there is no event, no message of edge windows and no open batch.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.events.is_empty() && self.windows.is_empty() && !self.batch.is_open
     }
 
     /// Whether [`Links::next_event`] has an event.

@@ -108,16 +108,16 @@ impl From<Tensor> for Value {
 
 /// The placement of a tensor (specification 2.3).
 pub fn placement_of(tensor: &Tensor) -> Placement {
-    match (tensor.is_lent(), tensor.span().is_some()) {
-        (true, _) => Placement::BORROWED,
-        (false, true) => Placement::POOL,
-        (false, false) => Placement::HEAP,
+    match () {
+        () if tensor.is_in_pool() => Placement::POOL,
+        () if tensor.is_lent() => Placement::BORROWED,
+        () => Placement::HEAP,
     }
 }
 
 /// The placement of a tensor that can be written.
 pub fn placement_of_mut(tensor: &TensorMut) -> Placement {
-    if tensor.span().is_some() { Placement::POOL } else { Placement::HEAP }
+    if tensor.is_in_pool() { Placement::POOL } else { Placement::HEAP }
 }
 
 /// How much the links of a poller have to do, for tests that wait until nothing is left.

@@ -21,6 +21,8 @@ pub(crate) const MANY_STEPS: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Steps {
     live: HashMap<u64, Live>,
+    /// The live step that has begun last, if it is still live.
+    newest: Option<u64>,
     sequences: Vec<StepRange>,
     retired: HashSet<u64>,
     order: VecDeque<u64>,
@@ -66,7 +68,7 @@ impl Default for Steps {
         let retired = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
         let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
         let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
-        Steps { live, sequences: Vec::new(), retired, order }
+        Steps { live, newest: None, sequences: Vec::new(), retired, order }
     }
 }
 
@@ -83,6 +85,7 @@ impl Steps {
             return Err(BeginError::Gone);
         }
         self.live.insert(step, Live { worker: worker.clone(), aborted: None });
+        self.newest = Some(step);
         Ok(true)
     }
 
@@ -95,8 +98,13 @@ impl Steps {
         }
     }
 
-    /// Whether the step is [`StepState::Live`]: one lookup, for the usual case.
+    /// Whether the step is [`StepState::Live`]: one lookup at most.
+    #[inline]
     pub fn is_live(&self, step: u64) -> bool {
+        self.newest == Some(step) || self.is_live_of_many(step)
+    }
+
+    fn is_live_of_many(&self, step: u64) -> bool {
         self.live.get(&step).is_some_and(|live| live.aborted.is_none())
     }
 
@@ -105,6 +113,7 @@ impl Steps {
         match self.live.get_mut(&step) {
             Some(live) if live.aborted.is_none() => {
                 live.aborted = Some(status);
+                self.newest = self.newest.filter(|newest| *newest != step);
                 true
             }
             _ => false,
@@ -117,6 +126,7 @@ impl Steps {
             return false;
         }
         self.live.remove(&step);
+        self.newest = self.newest.filter(|newest| *newest != step);
         match self.range_of(step) {
             Some(run) => run.retire(step),
             None => self.retire(step),

@@ -64,7 +64,7 @@ impl Context {
         let start = region.base().as_ptr().addr();
         let bytes = tensor.as_ptr().addr();
         let is_inside = (start..start + region.len() as usize).contains(&bytes);
-        tensor.meta().bytes() == 0 || tensor.span().is_some() && is_inside
+        tensor.meta().bytes() == 0 || is_inside && tensor.is_in_pool()
     }
 
     fn registered(&self, tensor: &Tensor) -> Option<Tensor> {

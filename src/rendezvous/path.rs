@@ -1,8 +1,9 @@
 //! The paths to other processes: one per poller.
 
-use crate::engine::{DirectWait, Engine, Unusable};
+use crate::engine::{DirectTake, DirectWait, Engine, Unusable};
 use crate::fabric::Port;
 use crate::link::{Destination, Links, TensorKey, TensorKeyRef, Value};
+use crate::matching::windows::ExpectedRecord;
 use crate::matching::{
     BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, Payload, PeerIndex, ReceiveAll, Remote,
     RemoteCommand, StandingChange, StepChange, Waiter,
@@ -194,6 +195,12 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         let mut waits = false;
         self.try_direct(|handler, links| {
             let Some(windows) = handler.windows() else { return };
+            if let DirectSend::Elsewhere(Value::Tensor(tensor)) = &outcome
+                && windows.send_short(links, of, tensor)
+            {
+                outcome = DirectSend::Sent;
+                return;
+            }
             let taken = std::mem::replace(&mut outcome, DirectSend::Sent);
             let DirectSend::Elsewhere(value) = taken else { return };
             match windows.send_now(links, of, value, limit) {
@@ -218,10 +225,8 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         if !H::HAS_WINDOWS {
             return Ok(DirectWait::Elsewhere(None));
         }
-        let take = |handler: &mut H, links: &mut Links<P, H::Waiter>| {
-            handler.windows()?.receive_now(links, of, destination)
-        };
-        self.wait_direct(timeout, take).map_err(unusable)
+        let receive = DirectReceive { of, destination, expected: None };
+        self.wait_direct(timeout, receive).map_err(unusable)
     }
 
     fn receive(
@@ -285,6 +290,29 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
 
     fn now(&self) -> Time {
         Engine::now(self)
+    }
+}
+
+/// A receive on the poller itself.
+struct DirectReceive<'a> {
+    of: (PeerIndex, TensorKeyRef<'a>),
+    destination: &'a mut Option<Destination>,
+    expected: Option<ExpectedRecord>,
+}
+
+impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
+    type Taken = Result<Delivery<Payload>, Error>;
+
+    #[inline]
+    fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
+        let DirectReceive { of, destination, expected } = self;
+        handler.windows()?.receive_now(links, *of, destination, expected)
+    }
+
+    #[inline]
+    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
+        let expected = self.expected.as_ref()?;
+        handler.windows()?.take_short(links, expected, self.destination).map(Ok)
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
 use crate::fabric::shm::loans::borrowed::LoanTable;
-use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket};
+use crate::fabric::shm::memory::order::{
+    FIRST_BYTES, Order, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket,
+};
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::slot::FirstWord;
 use crate::fabric::shm::memory::state;
@@ -61,10 +63,7 @@ impl OrderExecutor {
         mut first: FirstWord,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
-        if std::mem::take(&mut rings.replies) {
-            // A peer that takes turns expects a reply: its slot's cache line is fetched meanwhile.
-            rings.out.prefetch();
-        }
+        rings.prefetch_reply();
         let mut bytes = self.poll_bytes;
         let mut told = false;
         for _ in 0..POLL_ORDERS {
@@ -96,11 +95,12 @@ impl OrderExecutor {
         }
         let order = Order::from_words(|k| rings.inc.word(k))?;
         match order {
-            Order::Send { len } => {
+            Order::Send { len, first } => {
                 receive(rings)?;
-                let message = &mut self.message[..len];
-                rings.inc.bytes(order.word_count(), message);
-                out.push_message(rings.link, message);
+                let (start, rest) = self.message.split_at_mut(FIRST_BYTES);
+                start.copy_from_slice(&first.to_le_bytes());
+                rings.inc.bytes(order.word_count(), &mut rest[..len.saturating_sub(FIRST_BYTES)]);
+                out.push_message(rings.link, &self.message[..len]);
                 Ok(OrderProgress::Done)
             }
             Order::WriteInline { len, target, immediate } => {

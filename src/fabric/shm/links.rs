@@ -137,6 +137,13 @@ impl PortLinks {
         self.places.get_mut(place_of(id))?.link.as_deref_mut().filter(|link| link.id == id)
     }
 
+    /// The link with this id, if it is here and active.
+    #[inline]
+    pub(super) fn get_active(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
+        let place = self.places.get_mut(place_of(id)).filter(|place| place.is_active)?;
+        place.link.as_deref_mut().filter(|link| link.id == id)
+    }
+
     /// Polls so far, modulo 2^32.
     pub(super) fn polls(&self) -> u32 {
         self.polls

@@ -47,6 +47,7 @@ mod post;
 mod reads;
 mod regions;
 mod rings;
+mod short;
 #[cfg(any(test, feature = "fuzzing"))]
 mod testing;
 mod violation;

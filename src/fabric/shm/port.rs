@@ -7,7 +7,7 @@ use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
 use crate::fabric::{Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError};
 use crate::memory::{Tensor, TensorMut};
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 use std::sync::Arc;
 
 /// Polls between two sweeps of orphaned loans.
@@ -161,6 +161,16 @@ impl Port for ShmPort {
     #[inline]
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
         self.post(link, |link| link.send(bytes))
+    }
+
+    #[inline]
+    fn send_short(&mut self, link: LinkId, message: &ShortMessage) -> Result<(), PostError> {
+        self.post(link, |link| link.send_short(message))
+    }
+
+    #[inline]
+    fn take_short<R>(&mut self, link: LinkId, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
+        self.links.get_active(link)?.take_short(accept)
     }
 
     #[inline]

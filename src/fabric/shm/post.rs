@@ -3,7 +3,7 @@
 use crate::fabric::shm::bulk::source;
 use crate::fabric::shm::grants::ShmGranted;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
-use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, PAYLOAD_BYTES};
+use crate::fabric::shm::memory::order::{FIRST_BYTES, Order, OrderSource, OrderTarget, PAYLOAD_BYTES};
 use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::shm::rings::Rings;
 use crate::fabric::{LoanPermit, PostError};
@@ -22,7 +22,7 @@ fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
 impl ShmLinkInner {
     /// The rings, if the link is up and they have room for an order.
     #[inline]
-    fn room(&mut self) -> Result<&mut Rings, PostError> {
+    pub(super) fn room(&mut self) -> Result<&mut Rings, PostError> {
         if !self.is_up() {
             return Err(PostError::Down);
         }
@@ -42,7 +42,9 @@ impl ShmLinkInner {
         if bytes.len() > PAYLOAD_BYTES {
             return Err(PostError::Refused("a message has at most 224 bytes"));
         }
-        self.room()?.post(Order::Send { len: bytes.len() }, bytes);
+        let (first, rest) = bytes.split_at(bytes.len().min(FIRST_BYTES));
+        let first = first.iter().rev().fold(0, |first, byte| first << 8 | u32::from(*byte));
+        self.room()?.post(Order::Send { len: bytes.len(), first }, rest);
         Ok(())
     }
 

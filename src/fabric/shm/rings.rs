@@ -3,6 +3,7 @@
 use crate::fabric::shm::memory::order::Order;
 use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnWords, PeerWords};
+use crate::fabric::shm::memory::slot::IN_SLOT;
 use crate::fabric::shm::reads::{PendingReads, ReadAnswers};
 use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::fabric::{Completions, Event, LinkId};
@@ -104,6 +105,29 @@ impl Rings {
         self.replies = true;
         self.out.post(ack, &order.to_words()[..order.word_count()], payload);
         self.ring_if_idle();
+    }
+
+    /// As [`Rings::post`], for an order that its slot holds.
+    #[inline]
+    pub(super) fn post_short(&mut self, words: &[u64; IN_SLOT]) {
+        let ack = self.inc.ack();
+        self.replies = true;
+        self.out.post_short(ack, words);
+        self.ring_if_idle();
+    }
+
+    /// Whether no order is half executed, nothing is held for the peer, and no answer waits.
+    #[inline]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.current.is_none() && self.pending.is_empty() && self.answers.is_empty()
+    }
+
+    /// Fetches the cache line of the next slot if the peer takes turns, and so expects a reply.
+    #[inline]
+    pub(super) fn prefetch_reply(&mut self) {
+        if std::mem::take(&mut self.replies) {
+            self.out.prefetch();
+        }
     }
 
     /// As [`Rings::post`], and holds the source until the peer has taken it. A write is done then.

@@ -9,7 +9,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::pack::Pack;
 use crate::wire::message::{Message, fragment};
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 use std::collections::VecDeque;
 
 /// Posts that can be queued for each edge that can have a number. All windows together have as many
@@ -188,6 +188,16 @@ impl SendQueue {
             bytes.shrink_to(KEPT);
         }
         self.scratch = bytes;
+    }
+
+    /// Posts a short message, unless something waits or the post is refused. Returns whether it
+    /// did.
+    #[inline]
+    pub fn short<P: Port>(&mut self, port: &mut P, message: &ShortMessage) -> bool {
+        let is_posted =
+            self.backlog() == 0 && self.has_credit(port) && port.send_short(self.link, message).is_ok();
+        self.sent = self.sent.wrapping_add(is_posted.into());
+        is_posted
     }
 
     /// Writes a tensor to a grant, with an immediate.
@@ -409,6 +419,14 @@ impl ReceiveCredits {
     /// Notes a consumed receive.
     pub fn consumed(&mut self) {
         self.consumed = self.consumed.wrapping_add(1);
+    }
+
+    /// Notes a receive that was consumed outside a poll. Posts consumed receives again and returns
+    /// credits, a quarter of the depth at a time. Returns whether it did so.
+    #[inline]
+    pub fn consumed_alone<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
+        self.consumed();
+        self.consumed.wrapping_sub(self.published) >= depth.div_ceil(4) && self.replenish(port, link, depth)
     }
 
     /// Posts consumed receives again. Returns credits to the peer a quarter of the depth at a time,

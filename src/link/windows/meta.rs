@@ -28,16 +28,20 @@ impl ToldMetas {
         self.numbers.capacity() * entry + self.of_number.capacity() * size_of::<(TensorMeta, u8)>()
     }
 
+    /// The number of meta-data, if they are those that were asked for last.
+    #[inline]
+    pub fn latest(&self, meta: &TensorMeta, placement: Placement) -> Option<u16> {
+        let (known, of) = self.of_number.get(usize::from(self.latest).wrapping_sub(1))?;
+        let is_same = *of == placement.allocator as u8 && (known == meta || is_on(Mutant::MetaNumberKept));
+        is_same.then_some(self.latest)
+    }
+
     /// The number of meta-data, and whether the peer must be told of it.
     pub fn number(&mut self, meta: &TensorMeta, placement: Placement) -> (u16, bool) {
-        let allocator = placement.allocator as u8;
-        if let Some((known, of)) = self.of_number.get(usize::from(self.latest).wrapping_sub(1))
-            && *of == allocator
-            && (known == meta || is_on(Mutant::MetaNumberKept))
-        {
-            return (self.latest, false);
+        if let Some(latest) = self.latest(meta, placement) {
+            return (latest, false);
         }
-        let named = (meta.clone(), allocator);
+        let named = (meta.clone(), placement.allocator as u8);
         if let Some(number) = self.numbers.get(&named) {
             self.latest = *number;
             return (*number, false);

@@ -7,11 +7,13 @@
 //! | `incoming` | messages of the peer |
 //! | `figures` | what a link keeps, for the reports of edges |
 //! | `meta` | the numbered meta-data of a connection |
+//! | `short` | small tensors whose record needs nothing else |
 
 mod figures;
 mod incoming;
 mod meta;
 mod outgoing;
+mod short;
 #[cfg(test)]
 mod tests;
 

@@ -1,19 +1,20 @@
 //! Drives the matching on the links of a poller.
 
-use super::{Lanes, Matching, WINDOWS};
+use super::{ExpectedRecord, Lanes, Matching, WINDOWS};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
-use crate::link::{Destination, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::{Destination, Handler, LinkEvent, Links, Received, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
     BatchReceive, BatchSend, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Payload, PeerIndex,
     PeerObserver, ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
 };
-use crate::memory::Pool;
+use crate::memory::{Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
+use crate::protocol::window::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::message::Placement;
 use crate::wire::{TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -61,6 +62,21 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         if let Some(link) = self.connections.present(peer) {
             self.links.window_to_receiver(link, message);
         }
+    }
+
+    #[inline]
+    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
+    }
+
+    #[inline]
+    fn take_short(
+        &mut self,
+        peer: PeerIndex,
+        record: Record<()>,
+        destination: &mut Option<Destination>,
+    ) -> Option<(Received, Placement)> {
+        self.links.take_short(self.connections.present(peer)?, record, destination)
     }
 }
 
@@ -110,6 +126,17 @@ impl WindowHandler {
         self.with(links, |matching, lanes| matching.send_now(lanes, of, value, limit))
     }
 
+    /// See [`Matching::send_short`].
+    #[inline]
+    pub fn send_short<P: Port, C>(
+        &mut self,
+        links: &mut Links<P, C>,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        tensor: &Tensor,
+    ) -> bool {
+        self.with(links, |matching, lanes| matching.send_short(lanes, of, tensor))
+    }
+
     /// See [`Matching::receive_now`].
     #[inline]
     pub fn receive_now<P: Port, C>(
@@ -117,8 +144,20 @@ impl WindowHandler {
         links: &mut Links<P, C>,
         of: (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
+        expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<Delivery<Payload>, Error>> {
-        self.with(links, |matching, lanes| matching.receive_now(lanes, of, destination))
+        self.with(links, |matching, lanes| matching.receive_now(lanes, of, destination, expected))
+    }
+
+    /// See [`Matching::take_short`].
+    #[inline]
+    pub fn take_short<P: Port, C>(
+        &mut self,
+        links: &mut Links<P, C>,
+        expected: &ExpectedRecord,
+        destination: &mut Option<Destination>,
+    ) -> Option<Delivery<Payload>> {
+        self.with(links, |matching, lanes| matching.take_short(lanes, expected, destination))
     }
 
     fn send_all<P: Port>(&mut self, links: &mut Links<P, ()>, mut values: Reused<BatchSend>) {

@@ -11,6 +11,7 @@
 //! | `receiving` | receives of this process and the messages of their senders |
 //! | `ending` | the ends of calls, steps and lives |
 //! | `report` | reports of the edges |
+//! | `short` | calls of the thread that holds the poller, for small tensors |
 //! | `handler` | commands and events of a poller |
 
 mod ending;
@@ -18,17 +19,20 @@ mod handler;
 mod receiving;
 mod report;
 mod sending;
+mod short;
 #[cfg(test)]
 mod tests;
 
 pub use handler::WindowHandler;
+pub use short::ExpectedRecord;
 
 use super::{CALLS, CallId, Error, Members, PeerIndex, Steps, Waiter};
 use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
-use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
-use crate::memory::Pool;
-use crate::protocol::window::{InEdges, OutEdges, Slab, ToReceiver, ToSender, WindowOptions};
+use crate::link::{Destination, Received, TensorKey, TensorKeyRef, Value};
+use crate::memory::{Pool, Tensor};
+use crate::protocol::window::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
+use crate::wire::message::Placement;
 use crate::wire::{EdgeSide, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::Arc;
@@ -73,6 +77,16 @@ pub trait Lanes {
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
     /// Sends a message about an edge on which this process sends.
     fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>);
+    /// Sends the record of a small tensor, if it takes nothing else. Returns whether it did.
+    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;
+    /// Takes the value of a record that has just come, if its tensor is small. The destination is
+    /// taken with it.
+    fn take_short(
+        &mut self,
+        peer: PeerIndex,
+        record: Record<()>,
+        destination: &mut Option<Destination>,
+    ) -> Option<(Received, Placement)>;
 }
 
 /// A receive that waits.

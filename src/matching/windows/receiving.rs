@@ -1,7 +1,7 @@
 //! The receiving side.
 
 use super::sending::is_over;
-use super::{Lanes, Matching, WaitingReceive};
+use super::{ExpectedRecord, Lanes, Matching, WaitingReceive};
 use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{
     Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
@@ -135,28 +135,27 @@ impl Matching {
 
     /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
     /// is none now, and the sender was asked for it. The destination is taken with the result.
+    /// `expected` becomes the record that brings the value, for [`Matching::take_short`].
     #[inline]
     pub fn receive_now(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
+        expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<Delivery<Payload>, Error>> {
         let edge = self.incoming_edge(peer, key);
-        let entry = &mut self.peers[peer.0 as usize];
-        // A value is taken only for a destination, so that none is lost.
-        if destination.is_some()
-            && self.steps.is_live(key.step)
-            && let Some(held) = entry.incoming.take(edge, key.step)
-            && let Some(destination) = destination.take()
-        {
-            let Held { step, in_window, value } = held;
-            let (result, left) = received(lanes, key, destination, value);
-            if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMisfitDropped)) {
-                self.hold_again(lanes, peer, edge, Held { step, in_window, value });
+        *expected = None;
+        if self.steps.is_live(key.step) {
+            if let Some(result) = self.take_held(lanes, (peer, edge), key, destination) {
+                return Some(result);
             }
-            self.send_due(lanes, peer, edge);
-            return Some(result);
+            *expected = self.expected(peer, edge, key.step);
+            if let Some(expected) = expected
+                && let Some(delivery) = self.take_short(lanes, expected, destination)
+            {
+                return Some(Ok(delivery));
+            }
         }
         let failed = self.why_not_now(lanes, peer, edge, key);
         if failed.is_some() {
@@ -164,6 +163,31 @@ impl Matching {
             self.send_due(lanes, peer, edge);
         }
         failed
+    }
+
+    fn take_held(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, edge): (PeerIndex, u32),
+        key: TensorKeyRef<'_>,
+        destination: &mut Option<Destination>,
+    ) -> Option<Result<Delivery<Payload>, Error>> {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        if !incoming.holds_any(edge) {
+            return None;
+        }
+        let given = destination.take()?;
+        let Some(held) = incoming.take(edge, key.step) else {
+            *destination = Some(given);
+            return None;
+        };
+        let Held { step, in_window, value } = held;
+        let (result, left) = received(lanes, key, given, value);
+        if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMisfitDropped)) {
+            self.hold_again(lanes, peer, edge, Held { step, in_window, value });
+        }
+        self.send_due(lanes, peer, edge);
+        Some(result)
     }
 
     /// The error of a receive that found no value. `None` if the value may still come.
@@ -246,7 +270,7 @@ fn received(
     }
 }
 
-fn delivery(lanes: &impl Lanes, received: Received, sender: Placement) -> Delivery<Payload> {
+pub(super) fn delivery(lanes: &impl Lanes, received: Received, sender: Placement) -> Delivery<Payload> {
     let (payload, is_dead) = match received {
         Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
         Received::Into(given) => (Payload::Into(given), false),

@@ -128,6 +128,12 @@ impl TensorHeader {
         std::mem::replace(&mut self.storage, Storage::Empty)
     }
 
+    /// Whether the header has bytes in a region.
+    #[inline]
+    pub(crate) fn has_span(&self) -> bool {
+        matches!(self.storage, Storage::Block(_)) && self.pool.is_some() && self.meta.bytes() > 0
+    }
+
     /// The pool that owns the block and counts the tensor, if the header has one.
     pub(crate) fn pool(&self) -> Option<&PoolState> {
         // SAFETY: the pool outlives the header (see `pool`).

@@ -197,6 +197,12 @@ impl Tensor {
         }
     }
 
+    /// Whether [`Tensor::span`] returns a part of the region.
+    #[inline]
+    pub(crate) fn is_in_pool(&self) -> bool {
+        self.header().has_span()
+    }
+
     /// Address of the first byte. Readable as long as this handle exists.
     pub fn as_ptr(&self) -> *const u8 {
         self.header().data.as_ptr()

@@ -249,6 +249,23 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         true
     }
 
+    /// The next record of the edge, without its value, if a receive takes the value when it comes.
+    /// The edge holds no value of the step.
+    #[inline]
+    pub fn next_record(&self, step: u64) -> Option<Record<()>> {
+        let InState::Announced(edge) = self.state else { return None };
+        let is_alone = self.waiters.is_empty() && self.credit() > 0;
+        let n = (self.came + 1) as u16;
+        is_alone.then_some(Record { edge, n, step, answers_need: false, value: () })
+    }
+
+    /// The value of [`InEdge::next_record`] has come, and the receive has it. Does what
+    /// [`InEdge::arrive`] and [`InEdge::take`] do.
+    #[inline]
+    pub fn took(&mut self) {
+        self.came += 1;
+    }
+
     /// A value has come.
     ///
     /// # Errors

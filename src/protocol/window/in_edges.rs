@@ -211,6 +211,27 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.send_due(index, post);
     }
 
+    /// Whether an edge holds any value.
+    #[inline]
+    pub fn holds_any(&self, index: u32) -> bool {
+        self.edges.get(index).is_some_and(|named| !named.edge.held().is_empty())
+    }
+
+    /// The next record of an edge, without its value, if a receive that holds the poller takes the
+    /// value when it comes. The edge holds no value of the step.
+    #[inline]
+    pub fn next_record(&self, index: u32, step: u64) -> Option<Record<()>> {
+        let named = self.edges.get(index).filter(|_| self.over.error(step).is_none())?;
+        named.edge.next_record(step)
+    }
+
+    /// The value of [`InEdges::next_record`] has come, and the receive has it. The caller then calls
+    /// [`InEdges::send_due`].
+    #[inline]
+    pub fn took(&mut self, index: u32) {
+        self.edge_mut(index).into_iter().for_each(InEdge::took);
+    }
+
     /// A receive gives up. Returns whether it was waiting.
     pub fn give_up(&mut self, index: u32, step: u64, waiter: &W) -> bool {
         let waited = self.edge_mut(index).is_some_and(|edge| edge.give_up(step, waiter));

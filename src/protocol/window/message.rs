@@ -71,7 +71,7 @@ pub enum ToReceiver<V, E> {
 }
 
 /// A value on its way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Record<V> {
     /// Number and generation, as the receiver has announced them.
     pub edge: EdgeId,

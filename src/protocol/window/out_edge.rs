@@ -122,6 +122,20 @@ impl<V: Clone> OutEdge<V> {
         None
     }
 
+    /// The record of a value that leaves within the credit if it is offered now, without the value.
+    /// [`OutEdge::offer`] returns the same record then, unless the receiver needs a value.
+    #[inline]
+    pub fn next_record(&self, step: u64) -> Option<Record<()>> {
+        let edge = self.id.filter(|_| self.sent < self.limit && self.needs.is_empty())?;
+        Some(Record { edge, n: (self.sent + 1) as u16, step, answers_need: false, value: () })
+    }
+
+    /// The value of [`OutEdge::next_record`] has left. The edge is not asked to keep it.
+    #[inline]
+    pub fn left(&mut self) {
+        self.sent += 1;
+    }
+
     /// The next waiting value that has credit. The caller repeats this until `None` after
     /// [`OutEdge::announced`] and [`OutEdge::credited`].
     pub fn next(&mut self, keep: bool) -> Option<Record<V>> {

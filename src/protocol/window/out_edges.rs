@@ -119,6 +119,20 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.get(index).is_some_and(|named| named.edge.can_leave(step))
     }
 
+    /// The record of a value that leaves at once if it is offered now, without the value. `None` for
+    /// a value that takes more than its record.
+    #[inline]
+    pub fn next_record(&self, index: u32, step: u64) -> Option<Record<()>> {
+        let named = self.edges.get(index).filter(|_| !self.options.resends)?;
+        named.edge.next_record(step)
+    }
+
+    /// The value of [`OutEdges::next_record`] has left.
+    #[inline]
+    pub fn left(&mut self, index: u32) {
+        self.edge_mut(index).into_iter().for_each(OutEdge::left);
+    }
+
     /// Offers a value on an edge.
     pub fn offer(&mut self, index: u32, step: u64, value: V, post: &mut impl FnMut(ToReceiver<V, E>)) {
         let resends = self.options.resends;

@@ -42,7 +42,7 @@ mod window;
 
 pub use decode::MessageError;
 pub use standing::{MAX_STANDING_STEPS, StandingRequest, StandingStep, StandingSteps};
-pub use window::{EdgeAnnouncement, PlainRecord, RecordValue, WindowMessage};
+pub use window::{EdgeAnnouncement, PlainRecord, RecordValue, SHORT_TENSOR, WindowMessage};
 
 /// Whether a message probes a link, by its type byte: `PING` or `PONG`.
 pub fn is_probe(bytes: &[u8]) -> bool {

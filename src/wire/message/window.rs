@@ -10,10 +10,10 @@
 //! * 36 `RETIRE`, 37 `RETIRED`: edge
 //! * 38 `RESUMED`
 //! * 39 `META`: meta, whose version is the id of later records
-//! * 40 `RECORD`: flags u8, edge, n u16, step u64, with the checksum flag checksum u64.
-//!   The kind in the flags says what follows: meta id u16 and the bytes of the tensor (the rest).
-//!   A loan has meta id u16, and the loan follows; the borrow flag lets the receiver keep it. A
-//!   dead value has nothing. An error has a status.
+//! * 40 `RECORD`: flags u8, n u16, edge, meta id u16, step u64, with the checksum flag checksum
+//!   u64. The kind in the flags says what follows: the bytes of the tensor (the rest), or a loan,
+//!   which the borrow flag lets the receiver keep. Dead values and errors have meta id 0. An error
+//!   has a status behind.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
 //!
@@ -23,7 +23,7 @@
 use super::decode::MessageReader;
 use super::encode::{derived_flag, put_bytes, put_meta, put_status};
 use super::{FLAG_DERIVED, MessageError, VersionedMeta};
-use crate::wire::{EdgeId, Status};
+use crate::wire::{EdgeId, SHORT_MESSAGE, ShortMessage, Status};
 
 const ANNOUNCE: u8 = 32;
 const CREDIT: u8 = 33;
@@ -245,28 +245,63 @@ pub struct PlainRecord<'a> {
 
 /// Bytes of a plain record before those of its tensor.
 const PLAIN_HEAD: usize = 20;
+/// Bytes of the largest tensor whose plain record is a [`ShortMessage`].
+pub const SHORT_TENSOR: usize = SHORT_MESSAGE - PLAIN_HEAD;
 
 impl<'a> PlainRecord<'a> {
     /// Appends the record to `out`: the same bytes as [`WindowMessage::encode`] makes.
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut head = [0; PLAIN_HEAD];
-        (head[0], head[1]) = (RECORD, KIND_BYTES);
-        head[2..6].copy_from_slice(&self.edge.number.to_le_bytes());
-        head[6..8].copy_from_slice(&self.edge.generation.to_le_bytes());
-        head[8..10].copy_from_slice(&self.n.to_le_bytes());
-        head[10..18].copy_from_slice(&self.step.to_le_bytes());
-        head[18..20].copy_from_slice(&self.meta.to_le_bytes());
+        head[..4].copy_from_slice(&first_bytes(self.n).to_le_bytes());
+        head[4..12].copy_from_slice(&edge_word(self.edge, self.meta).to_le_bytes());
+        head[12..].copy_from_slice(&self.step.to_le_bytes());
         out.reserve(PLAIN_HEAD + self.data.len());
         out.extend_from_slice(&head);
         out.extend_from_slice(self.data);
+    }
+
+    /// The record as a short message; `None` if its tensor has more than [`SHORT_TENSOR`] bytes.
+    #[inline]
+    pub fn to_short(&self) -> Option<ShortMessage> {
+        let [a, b, c, d] = words_of(self.data)?;
+        let words = [edge_word(self.edge, self.meta), self.step, a, b, c, d];
+        Some(ShortMessage { len: PLAIN_HEAD + self.data.len(), first: first_bytes(self.n), words })
+    }
+
+    /// The version of the meta-data of a short message, if the message is the plain record of this
+    /// value.
+    #[inline]
+    pub fn meta_of_short(message: &ShortMessage, edge: EdgeId, n: u16, step: u64) -> Option<u16> {
+        let is_it = message.len >= PLAIN_HEAD
+            && message.first == first_bytes(n)
+            && message.words[0] << 16 == edge_word(edge, 0) << 16
+            && message.words[1] == step;
+        is_it.then_some((message.words[0] >> 48) as u16)
+    }
+
+    /// Copies the bytes of the tensor of a short message, which is a plain record, to `out`.
+    /// Returns whether there are as many.
+    #[inline]
+    pub fn copy_of_short(message: &ShortMessage, out: &mut [u8]) -> bool {
+        let [_, _, data @ ..] = message.words;
+        if message.len != PLAIN_HEAD + out.len() || out.len() > SHORT_TENSOR {
+            return false;
+        }
+        let (chunks, rest) = out.as_chunks_mut::<8>();
+        let mut data = data.into_iter();
+        chunks.iter_mut().zip(&mut data).for_each(|(chunk, word)| *chunk = word.to_le_bytes());
+        if let Some(word) = data.next() {
+            rest.iter_mut().zip(word.to_le_bytes()).for_each(|(out, byte)| *out = byte);
+        }
+        true
     }
 
     /// Reads a plain record; `None` if the bytes are another message, or none.
     #[inline]
     pub fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (head, data) = bytes.split_first_chunk::<PLAIN_HEAD>()?;
-        let [RECORD, KIND_BYTES, a, b, c, d, e, f, n, m, step @ .., meta, version] = *head else {
+        let [RECORD, KIND_BYTES, n, m, a, b, c, d, e, f, meta, version, step @ ..] = *head else {
             return None;
         };
         let edge =
@@ -274,6 +309,33 @@ impl<'a> PlainRecord<'a> {
         let (n, step) = (u16::from_le_bytes([n, m]), u64::from_le_bytes(step));
         Some(PlainRecord { edge, n, step, meta: u16::from_le_bytes([meta, version]), data })
     }
+}
+
+/// The first four bytes of a plain record.
+#[inline]
+fn first_bytes(n: u16) -> u32 {
+    u32::from_le_bytes([RECORD, KIND_BYTES, 0, 0]) | u32::from(n) << 16
+}
+
+/// The edge and the meta id of a plain record.
+#[inline]
+fn edge_word(edge: EdgeId, meta: u16) -> u64 {
+    u64::from(edge.number) | u64::from(edge.generation) << 32 | u64::from(meta) << 48
+}
+
+/// The words of a short tensor, the last one filled up with zeros.
+#[inline]
+fn words_of(data: &[u8]) -> Option<[u64; SHORT_TENSOR / 8]> {
+    let mut words = [0; SHORT_TENSOR / 8];
+    if data.len() > SHORT_TENSOR {
+        return None;
+    }
+    let (chunks, rest) = data.as_chunks::<8>();
+    words.iter_mut().zip(chunks).for_each(|(word, chunk)| *word = u64::from_le_bytes(*chunk));
+    if let Some(last) = words.get_mut(chunks.len()) {
+        *last = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    }
+    Some(words)
 }
 
 impl<'a> MessageReader<'a> {
@@ -325,15 +387,13 @@ impl<'a> MessageReader<'a> {
 
     fn record(&mut self) -> Result<WindowMessage<'a>, MessageError> {
         let flags = self.flags(FLAG_DERIVED | FLAG_ANSWERS_NEED | FLAG_CHECKSUM | FLAG_MAY_BORROW | KINDS)?;
-        let (edge, n, step) = (self.edge()?, self.u16("count")?, self.u64("step")?);
+        let (n, edge) = (self.u16("count")?, self.edge()?);
+        let (meta, step) = (self.u16("meta id")?, self.u64("step")?);
         let checksum = if flags & FLAG_CHECKSUM != 0 { Some(self.u64("checksum")?) } else { None };
         let (derived, may_borrow) = (flags & FLAG_DERIVED, flags & FLAG_MAY_BORROW != 0);
         let value = match flags & KINDS {
-            KIND_BYTES => {
-                let meta = self.u16("meta id")?;
-                RecordValue::Bytes { meta, data: std::mem::take(&mut self.rest) }
-            }
-            KIND_LOAN => RecordValue::Loan { meta: self.u16("meta id")?, may_borrow },
+            KIND_BYTES => RecordValue::Bytes { meta, data: std::mem::take(&mut self.rest) },
+            KIND_LOAN => RecordValue::Loan { meta, may_borrow },
             KIND_DEAD => RecordValue::Dead,
             _ => RecordValue::Error(self.status(derived)?),
         };
@@ -342,6 +402,9 @@ impl<'a> MessageReader<'a> {
         let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Loan { .. });
         if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) || (may_borrow && !is_loan) {
             return Err(self.bad("flags", flags.into()));
+        }
+        if !has_bytes && meta != 0 {
+            return Err(self.bad("meta id", meta.into()));
         }
         let answers_need = flags & FLAG_ANSWERS_NEED != 0;
         Ok(WindowMessage::Record { edge, n, step, answers_need, checksum, value })
@@ -396,18 +459,19 @@ fn put_record(
     };
     let needed = if answers_need { FLAG_ANSWERS_NEED } else { 0 };
     let checked = if checksum.is_some() { FLAG_CHECKSUM } else { 0 };
+    let meta = match value {
+        RecordValue::Bytes { meta, .. } | RecordValue::Loan { meta, .. } => *meta,
+        RecordValue::Dead | RecordValue::Error(_) => 0,
+    };
     out.extend([RECORD, kind | needed | checked]);
-    put_edge(out, edge);
     out.extend(n.to_le_bytes());
+    put_edge(out, edge);
+    out.extend(meta.to_le_bytes());
     out.extend(step.to_le_bytes());
     checksum.into_iter().for_each(|checksum| out.extend(checksum.to_le_bytes()));
     match value {
-        RecordValue::Bytes { meta, data } => {
-            out.extend(meta.to_le_bytes());
-            out.extend_from_slice(data);
-        }
-        RecordValue::Loan { meta, .. } => out.extend(meta.to_le_bytes()),
-        RecordValue::Dead => {}
+        RecordValue::Bytes { data, .. } => out.extend_from_slice(data),
+        RecordValue::Loan { .. } | RecordValue::Dead => {}
         RecordValue::Error(status) => put_status(out, status),
     }
 }

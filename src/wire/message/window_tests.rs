@@ -36,6 +36,25 @@ fn comes_back(message: &WindowMessage<'_>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// A record of a small tensor is the same as a short message.
+fn same_as_short(plain: &PlainRecord<'_>, bytes: &[u8]) -> Result<(), TestCaseError> {
+    let PlainRecord { edge, n, step, meta, data } = *plain;
+    let Some(short) = plain.to_short() else {
+        prop_assert!(data.len() > SHORT_TENSOR);
+        return Ok(());
+    };
+    prop_assert_eq!(&short.to_bytes()[..short.len], bytes);
+    prop_assert_eq!(PlainRecord::meta_of_short(&short, edge, n, step), Some(meta));
+    let other = EdgeId { generation: edge.generation ^ 1, ..edge };
+    prop_assert_eq!(PlainRecord::meta_of_short(&short, other, n, step), None);
+    prop_assert_eq!(PlainRecord::meta_of_short(&short, edge, n ^ 1, step), None);
+    prop_assert_eq!(PlainRecord::meta_of_short(&short, edge, n, step ^ 1), None);
+    let mut copy = vec![0; data.len()];
+    prop_assert!(PlainRecord::copy_of_short(&short, &mut copy) && copy == data);
+    prop_assert!(!PlainRecord::copy_of_short(&short, &mut vec![0; data.len() + 1]));
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn messages_about_an_edge_come_back(edge in edge(), number: u64) {
@@ -87,6 +106,7 @@ proptest! {
         record.encode(&mut long);
         prop_assert_eq!(&short, &long);
         prop_assert_eq!(PlainRecord::decode(&short), Some(plain));
+        same_as_short(&plain, &short)?;
         // Other bytes are a plain record only if they are the record that it stands for.
         let mut changed = short.clone();
         changed.iter_mut().zip(&other).take(2).for_each(|(byte, by)| *byte ^= by);

@@ -3,11 +3,11 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0 | operation, flags, length of the payload, immediate |
+//! | 0 | operation, flags, length of the payload, immediate; of a send the first 4 bytes |
 //! | 1, 2 | key, regions and offset of the target |
 //! | 3..7 | source; place and number of a loan or read |
 //!
-//! The payload of a send begins at word 1, that of an inline write at word 3. Without a long
+//! The payload of a send goes on at word 1, that of an inline write begins at word 3. Without a long
 //! payload an order fits in its slot.
 
 use super::slot::MAX_WORDS;
@@ -52,8 +52,8 @@ pub(crate) struct OrderSource {
 /// keys and bounds are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Delivers the payload as a message.
-    Send { len: usize },
+    /// Delivers a message: its first four bytes, and the payload behind.
+    Send { len: usize, first: u32 },
     /// Writes the payload to a grant.
     WriteInline { len: usize, target: OrderTarget, immediate: Option<Immediate> },
     /// Copies bytes of the sender's pool to a grant.
@@ -135,6 +135,22 @@ impl OrderHead {
     }
 }
 
+/// Bytes of a message in word 0 of its order.
+pub(crate) const FIRST_BYTES: usize = 4;
+
+/// Word 0 of a send.
+#[inline]
+pub(crate) fn send_word(len: usize, first: u32) -> u64 {
+    OrderHead { op: SEND, flags: 0, len: len as u16, immediate: first }.to_word()
+}
+
+/// Length and first bytes of a message, if word 0 is that of a send.
+#[inline]
+pub(crate) fn send_of_word(word: u64) -> Option<(usize, u32)> {
+    let head = OrderHead::from_word(word);
+    (head.op == SEND).then_some((usize::from(head.len), head.immediate))
+}
+
 impl OrderTarget {
     /// Word 1 of an order that has a target. The upper 16 bits are for the source's region.
     #[inline]
@@ -168,7 +184,7 @@ impl Order {
     pub(crate) fn to_words(self) -> [u64; ORDER_WORDS] {
         let head = |op, len, immediate| OrderHead::new(op, len, immediate).to_word();
         match self {
-            Order::Send { len } => [head(SEND, len, None), 0, 0, 0, 0, 0, 0],
+            Order::Send { len, first } => [send_word(len, first), 0, 0, 0, 0, 0, 0],
             Order::WriteInline { len, target, immediate } => {
                 [head(WRITE_INLINE, len, immediate), target.keys(), target.offset, 0, 0, 0, 0]
             }
@@ -203,7 +219,7 @@ impl Order {
         let source = |keys: u64| OrderSource { region: (keys >> 48) as u16, offset: word(3), len: word(4) };
         let ticket = || ReadTicket { index: word(5) as u32, number: word(6) as u32 };
         match head.op {
-            SEND => Ok(Order::Send { len: head.payload()? }),
+            SEND => Ok(Order::Send { len: head.payload()?, first: head.immediate }),
             WRITE_INLINE => {
                 let len = head.payload()?;
                 Ok(Order::WriteInline { len, target: target(word(1)), immediate: head.immediate()? })
@@ -258,7 +274,7 @@ mod tests {
         let immediate =
             Immediate { kind: ImmediateKind::Lend, generation: 200, slot: Slot::new(77).expect("fits") };
         for order in [
-            Order::Send { len: PAYLOAD_BYTES },
+            Order::Send { len: PAYLOAD_BYTES, first: 7 },
             Order::WriteInline { len: 8, target, immediate: Some(immediate) },
             Order::Write { source, target, immediate: None },
             Order::Lend { source, index: u64::MAX, number: 1 << 50, immediate },

@@ -16,7 +16,7 @@
 //! A place that was not used for long can hold the sequence number of 2^31 orders before. Before
 //! the producer posts an order, it replaces such a number in the place of the next order.
 
-use super::slot::{FIRST, FirstWord, MAX_WORDS, RingShape, first_word};
+use super::slot::{FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, first_word};
 use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -132,6 +132,19 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         self.slots.store(first_word(slot), FirstWord::new(position, next_is_deep, ack).0, Release);
     }
 
+    /// As [`Producer::post`], for an order that its slot holds.
+    #[inline]
+    pub(crate) fn post_short(&mut self, ack: u32, words: &[u64; IN_SLOT]) {
+        debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
+        let (at, position) = (first_word(self.slot), self.next);
+        let next_is_deep = self.choose_next();
+        for (k, word) in words.iter().enumerate() {
+            self.slots.store(at + 1 + k, *word, Relaxed);
+        }
+        // Release: as in `post`.
+        self.slots.store(at, FirstWord::new(position, next_is_deep, ack).0, Release);
+    }
+
     /// Goes to the next position, and makes its slot empty for the consumer. Returns whether it is
     /// a deep slot.
     #[inline]
@@ -236,6 +249,13 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         self.slots.load(self.shape.word(self.slot, k), Relaxed)
     }
 
+    /// The words of the order that its slot holds.
+    #[inline]
+    pub(crate) fn short(&self) -> [u64; IN_SLOT] {
+        let at = first_word(self.slot) + 1;
+        std::array::from_fn(|k| self.slots.load(at + k, Relaxed))
+    }
+
     /// Copies bytes of the order, from word `from` on, as many as `out` has.
     ///
     /// # Panics
@@ -297,7 +317,6 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::shm::memory::slot::IN_SLOT;
     use crate::fabric::words::test::{HeapWords, LoomWords};
     use proptest::prelude::*;
     use std::collections::VecDeque;

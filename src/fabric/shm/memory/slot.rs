@@ -15,7 +15,7 @@
 /// Words of a slot: one cache line.
 const SLOT_WORDS: usize = 8;
 /// Words of an order that its slot holds.
-pub(super) const IN_SLOT: usize = SLOT_WORDS - 1;
+pub(crate) const IN_SLOT: usize = SLOT_WORDS - 1;
 /// Words of a slot's extension.
 const EXTENSION_WORDS: usize = 24;
 /// Words of the longest order.

@@ -176,7 +176,7 @@ fn a_flood_of_reads_is_bounded() {
 #[test]
 fn an_acknowledgement_of_orders_never_sent_ends_the_link() {
     let (mut honest, mut hostile) = hostile_link();
-    hostile.out.post(12345, &Order::Send { len: 0 }.to_words(), &[]);
+    hostile.out.post(12345, &Order::Send { len: 0, first: 0 }.to_words(), &[]);
     honest.assert_broken("where");
 
     // The same on the line, which is read when something waits for it.
@@ -260,7 +260,7 @@ fn endless_rings_and_rings_for_missing_links_cost_only_time() {
     assert!(!honest.port.arm(), "somebody rang");
     assert!(honest.poll().1.is_none());
     assert!(honest.port.arm(), "nothing was there");
-    hostile.post(Order::Send { len: 0 });
+    hostile.post(Order::Send { len: 0, first: 0 });
     let (events, down) = honest.poll();
     assert!(matches!(events[..], [Event::Message(_)]) && down.is_none());
 }

@@ -1,0 +1,37 @@
+//! Short messages: from the caller to the ring, and from the ring to the caller, without an order
+//! or a completion in between.
+
+use crate::fabric::PostError;
+use crate::fabric::shm::link::ShmLinkInner;
+use crate::fabric::shm::memory::order::{send_of_word, send_word};
+use crate::wire::{SHORT_MESSAGE, ShortMessage};
+
+impl ShmLinkInner {
+    /// As [`ShmLinkInner::send`].
+    #[inline]
+    pub(super) fn send_short(&mut self, message: &ShortMessage) -> Result<(), PostError> {
+        let ShortMessage { len, first, words: [a, b, c, d, e, f] } = *message;
+        self.room()?.post_short(&[send_word(len, first), a, b, c, d, e, f]);
+        Ok(())
+    }
+
+    /// See [`Port::take_short`](crate::fabric::Port::take_short).
+    #[inline]
+    pub(super) fn take_short<R>(&mut self, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
+        let order = self.rings.inc.peek()?;
+        // A poll handles everything but a short message alone.
+        let is_alone = self.is_up() && self.rings.is_quiet() && self.rings.posted > 0;
+        let [head, words @ ..] = self.rings.inc.short();
+        let (len, first) = send_of_word(head).filter(|(len, _)| is_alone && *len <= SHORT_MESSAGE)?;
+        // A wrong number is for the poll to find.
+        self.rings.out.acknowledge(order.ack()).ok()?;
+        self.rings.prefetch_reply();
+        let accepted = accept(&ShortMessage { len, first, words })?;
+        self.had_traffic = true;
+        self.rings.posted -= 1;
+        if self.rings.inc.advance(order) {
+            self.rings.ringer.ring_if_idle();
+        }
+        Some(accepted)
+    }
+}

@@ -1,0 +1,66 @@
+//! The short path: calls of the thread that holds the poller, for small tensors within the credit.
+//!
+//! Both halves do to an edge what the general path does, without messages, waiters and events in
+//! between. Whatever takes more is left to the general path.
+
+use super::receiving::delivery;
+use super::{Lanes, Matching};
+use crate::link::{Destination, TensorKeyRef};
+use crate::matching::{Delivery, Payload, PeerIndex};
+use crate::memory::Tensor;
+use crate::protocol::window::Record;
+
+/// The record that a receive waits for. Valid until the next message is handled.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedRecord {
+    peer: PeerIndex,
+    edge: u32,
+    record: Record<()>,
+}
+
+impl Matching {
+    /// Sends a small tensor that leaves at once. Returns whether it did.
+    #[inline]
+    pub fn send_short(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        tensor: &Tensor,
+    ) -> bool {
+        if !self.steps.is_live(key.step) {
+            return false;
+        }
+        let index = self.outgoing_edge(peer, key);
+        let out = &mut self.peers[peer.0 as usize].out;
+        let Some(record) = out.next_record(index, key.step) else { return false };
+        let has_left = lanes.send_short(peer, record, tensor);
+        if has_left {
+            out.left(index);
+        }
+        has_left
+    }
+
+    /// The record that a receive waits for on an edge without a value of its step. `None` if other
+    /// receives wait too, or the value comes in another way. The step is live.
+    #[inline]
+    pub(super) fn expected(&self, peer: PeerIndex, edge: u32, step: u64) -> Option<ExpectedRecord> {
+        let record = self.peers[peer.0 as usize].incoming.next_record(edge, step)?;
+        Some(ExpectedRecord { peer, edge, record })
+    }
+
+    /// Takes the value of an expected record, if the record is the next message of the peer and the
+    /// tensor is small. The destination is taken with it.
+    #[inline]
+    pub fn take_short(
+        &mut self,
+        lanes: &mut impl Lanes,
+        expected: &ExpectedRecord,
+        destination: &mut Option<Destination>,
+    ) -> Option<Delivery<Payload>> {
+        let ExpectedRecord { peer, edge, record } = *expected;
+        let (received, sender) = lanes.take_short(peer, record, destination)?;
+        self.peers[peer.0 as usize].incoming.took(edge);
+        self.send_due(lanes, peer, edge);
+        Some(delivery(lanes, received, sender))
+    }
+}

@@ -1,0 +1,31 @@
+//! Messages that fit one cache line of a ring.
+
+/// Bytes of the longest [`ShortMessage`].
+pub const SHORT_MESSAGE: usize = 4 + 8 * SHORT_WORDS;
+/// Words of a short message behind its first four bytes.
+pub const SHORT_WORDS: usize = 6;
+
+/// A message of at most [`SHORT_MESSAGE`] bytes, as little-endian words. The bytes behind its end
+/// are 0 at the sender; a receiver ignores them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortMessage {
+    /// Bytes of the message.
+    pub len: usize,
+    /// Bytes 0 to 3.
+    pub first: u32,
+    /// The bytes behind.
+    pub words: [u64; SHORT_WORDS],
+}
+
+impl ShortMessage {
+    /// The bytes of the message, filled up.
+    pub fn to_bytes(&self) -> [u8; SHORT_MESSAGE] {
+        let mut bytes = [0; SHORT_MESSAGE];
+        let (first, rest) = bytes.split_at_mut(4);
+        first.copy_from_slice(&self.first.to_le_bytes());
+        for (out, word) in rest.chunks_exact_mut(8).zip(self.words) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
