@@ -16,6 +16,17 @@ pub(crate) trait StoreWords: LoadWords {
     /// If there is no word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
+    /// Writes the words from `index` on, without an order among them.
+    ///
+    /// # Panics
+    /// If there are not so many words.
+    #[inline]
+    fn store_all(&self, index: usize, values: &[u64]) {
+        for (k, value) in values.iter().enumerate() {
+            self.store(index + k, *value, Ordering::Relaxed);
+        }
+    }
+
     /// Fetches the cache line of a word that is about to be written. A hint, which may do nothing.
     fn prefetch(&self, index: usize);
 }

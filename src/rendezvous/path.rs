@@ -29,7 +29,8 @@ impl Paths {
 
     /// The number of the path of a peer among `count` paths, from 0 on.
     pub fn index_of(peer: PeerIndex, count: usize) -> usize {
-        peer.0 as usize % count
+        // Most nodes have one poller, and a division is slow.
+        if count == 1 { 0 } else { peer.0 as usize % count }
     }
 
     /// The number of the path of a peer, from 0 on.
@@ -80,6 +81,9 @@ pub enum DirectSend {
     Elsewhere(Value),
 }
 
+/// The result of a receive on the poller itself. The error is boxed, so that a delivery is short.
+pub type DirectResult = Result<Delivery<Payload>, Box<Error>>;
+
 /// The path to the tensors of other processes, over one poller.
 pub trait RemotePath: Send + Sync {
     /// Offers a value for a peer's request.
@@ -98,7 +102,7 @@ pub trait RemotePath: Send + Sync {
         of: (PeerIndex, TensorKeyRef<'_>),
         value: Value,
         limit: usize,
-    ) -> Result<DirectSend, Error>;
+    ) -> Result<DirectSend, Unusable>;
 
     /// Waits for a tensor of a peer on the poller itself, without a command. The destination is
     /// taken with the result.
@@ -110,7 +114,7 @@ pub trait RemotePath: Send + Sync {
         of: (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         timeout: Duration,
-    ) -> Result<DirectWait<Result<Delivery<Payload>, Error>>, Error>;
+    ) -> Result<DirectWait<DirectResult>, Unusable>;
 
     /// Requests a tensor from a peer.
     ///
@@ -187,7 +191,7 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         of: (PeerIndex, TensorKeyRef<'_>),
         value: Value,
         limit: usize,
-    ) -> Result<DirectSend, Error> {
+    ) -> Result<DirectSend, Unusable> {
         let mut outcome = DirectSend::Elsewhere(value);
         if !H::HAS_WINDOWS {
             return Ok(outcome);
@@ -207,11 +211,10 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
                 Ok(waiting) => waits = waiting,
                 Err(_) => outcome = DirectSend::Full,
             }
-        })
-        .map_err(unusable)?;
+        })?;
         if waits {
             // The peer's credit may have come.
-            RemotePath::progress(self)?;
+            Engine::progress(self)?;
         }
         Ok(outcome)
     }
@@ -221,12 +224,12 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         of: (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         timeout: Duration,
-    ) -> Result<DirectWait<Result<Delivery<Payload>, Error>>, Error> {
+    ) -> Result<DirectWait<DirectResult>, Unusable> {
         if !H::HAS_WINDOWS {
             return Ok(DirectWait::Elsewhere(None));
         }
         let receive = DirectReceive { of, destination, expected: None };
-        self.wait_direct(timeout, receive).map_err(unusable)
+        self.wait_direct(timeout, receive)
     }
 
     fn receive(
@@ -301,7 +304,7 @@ struct DirectReceive<'a> {
 }
 
 impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
-    type Taken = Result<Delivery<Payload>, Error>;
+    type Taken = DirectResult;
 
     #[inline]
     fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
@@ -317,7 +320,7 @@ impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
 }
 
 /// The error of a call on an engine that is unusable.
-fn unusable(why: Unusable) -> Error {
+pub(super) fn unusable(why: Unusable) -> Error {
     match why {
         Unusable::Poisoned => Error::Poisoned,
         Unusable::Closed => Error::Stopped,

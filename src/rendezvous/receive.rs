@@ -4,11 +4,12 @@ use super::Step;
 use super::batch::Batch;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
+use super::path::{DirectResult, unusable};
 use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload};
 use super::pending_batch::PendingBatch;
 use crate::engine::DirectWait;
 use crate::link::Destination;
-use crate::matching::{CallId, Delivery, Error, Outcome, Payload, ReceivePermit, Waiter};
+use crate::matching::{CallId, Delivery, Error, Outcome, ReceivePermit, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{OneshotSender, Reused};
 use crate::wire::Time;
@@ -24,7 +25,43 @@ impl Step {
     /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed. If
     /// `max_requests` receives from the peer are outstanding.
     pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
-        self.receive(edge).within(timeout).wait()
+        let mut destination = Some(self.context.destination(None));
+        match self.wait_direct(edge, &mut destination, timeout) {
+            DirectWait::Ready(result) => result.map_err(|error| *error)?.cast(),
+            DirectWait::TimedOut => Err(self.timed_out(edge, timeout)),
+            DirectWait::Elsewhere(since) => {
+                ReceiveBuilder { since, ..self.receive(edge) }.within(timeout).begin()?.wait()
+            }
+        }
+    }
+
+    /// Waits on the poller of the peer, if this thread gets it. The destination is taken with the
+    /// result.
+    #[inline]
+    fn wait_direct(
+        &self,
+        edge: &Edge,
+        destination: &mut Option<Destination>,
+        timeout: Duration,
+    ) -> DirectWait<DirectResult> {
+        let EdgeEnd::Peer(peer) = edge.source else { return DirectWait::Elsewhere(None) };
+        let context = &*self.context;
+        if context.has_local_deadline() {
+            return DirectWait::Elsewhere(None);
+        }
+        if let Err(error) = self.check().and_then(|()| context.check_destination(edge)) {
+            return DirectWait::Ready(Err(Box::new(error)));
+        }
+        let of = (peer, edge.key_ref(self.id));
+        match context.paths.of(peer).receive_direct(of, destination, timeout) {
+            Ok(waited) => waited,
+            Err(why) => DirectWait::Ready(Err(Box::new(unusable(why)))),
+        }
+    }
+
+    #[cold]
+    fn timed_out(&self, edge: &Edge, after: Duration) -> Error {
+        Error::DeadlineExceeded { key: edge.key(self.id).to_string(), after }
     }
 
     /// Receives a tensor if there is one now; `None` if not. No value is lost: a tensor that is
@@ -190,34 +227,18 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     /// # Errors
     /// Like [`Step::recv`].
     pub fn wait(mut self) -> Result<Delivery<T>, Error> {
-        match self.wait_direct()? {
-            Some(delivery) => delivery.cast(),
-            None => self.begin()?.wait(),
-        }
-    }
-
-    /// Waits on the poller of the peer, if this thread gets it. `None`: the receive must begin.
-    fn wait_direct(&mut self) -> Result<Option<Delivery<Payload>>, Error> {
-        let EdgeEnd::Peer(peer) = self.edge.source else { return Ok(None) };
-        let context = &self.step.context;
-        if context.has_local_deadline() {
-            return Ok(None);
-        }
-        self.check()?;
+        let Step { context, .. } = self.step;
         let timeout = self.timeout.unwrap_or(context.settings.recv_timeout);
         let mut destination = Some(context.destination(self.into.take()));
-        let key = self.edge.key_ref(self.step.id);
-        match context.paths.of(peer).receive_direct((peer, key), &mut destination, timeout)? {
-            DirectWait::Ready(result) => return result.map(Some),
-            DirectWait::TimedOut => {
-                return Err(Error::DeadlineExceeded { key: key.to_key().to_string(), after: timeout });
-            }
+        match self.step.wait_direct(self.edge, &mut destination, timeout) {
+            DirectWait::Ready(result) => return result.map_err(|error| *error)?.cast(),
+            DirectWait::TimedOut => return Err(self.step.timed_out(self.edge, timeout)),
             DirectWait::Elsewhere(since) => self.since = since,
         }
         if let Some(Destination::Into(given)) = destination {
             self.into = Some(given);
         }
-        Ok(None)
+        self.begin()?.wait()
     }
 
     /// Begins to receive. The callback thread calls `done` with the tensor or with the error, never

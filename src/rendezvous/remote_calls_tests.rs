@@ -1,9 +1,9 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables
 //! alone, and wait for each path.
 
-use super::path::{DirectSend, Paths, RemotePath};
+use super::path::{DirectResult, DirectSend, Paths, RemotePath};
 use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
-use crate::engine::{DirectWait, Executor};
+use crate::engine::{DirectWait, Executor, Unusable};
 use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
@@ -65,7 +65,7 @@ impl RemotePath for Scripted {
         _of: (PeerIndex, TensorKeyRef<'_>),
         value: Value,
         _limit: usize,
-    ) -> Result<DirectSend, Error> {
+    ) -> Result<DirectSend, Unusable> {
         Ok(DirectSend::Elsewhere(value))
     }
 
@@ -74,7 +74,7 @@ impl RemotePath for Scripted {
         _of: (PeerIndex, TensorKeyRef<'_>),
         _destination: &mut Option<Destination>,
         _timeout: Duration,
-    ) -> Result<DirectWait<Result<Delivery<Payload>, Error>>, Error> {
+    ) -> Result<DirectWait<DirectResult>, Unusable> {
         Ok(DirectWait::Elsewhere(None))
     }
 

@@ -4,7 +4,7 @@ use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::ended::StepEnd;
 use super::local::{DeferredWakeups, LocalWaiter};
-use super::path::DirectSend;
+use super::path::{DirectSend, unusable};
 use crate::link::{TensorKey, Value};
 use crate::matching::{Error, PeerIndex, check_live, reserve};
 use crate::memory::Tensor;
@@ -122,7 +122,13 @@ impl Step {
             remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
         };
         if self.context.is_movable(&value) {
-            match self.context.paths.of(peer).send_direct((peer, edge.key_ref(self.id)), value, limit)? {
+            match self
+                .context
+                .paths
+                .of(peer)
+                .send_direct((peer, edge.key_ref(self.id)), value, limit)
+                .map_err(unusable)?
+            {
                 DirectSend::Sent => return Ok(()),
                 DirectSend::Full => return Err(full()),
                 DirectSend::Elsewhere(back) => value = back,
@@ -201,8 +207,9 @@ mod sealed {
 }
 
 impl Context {
+    #[inline]
     pub(super) fn check_source(&self, edge: &Edge) -> Result<(), Error> {
-        if edge.source == EdgeEnd::Here {
+        if let EdgeEnd::Here = edge.source {
             return Ok(());
         }
         Err(Error::WrongEnd {
@@ -213,8 +220,9 @@ impl Context {
         })
     }
 
+    #[inline]
     pub(super) fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
-        if edge.destination == EdgeEnd::Here {
+        if let EdgeEnd::Here = edge.destination {
             return Ok(());
         }
         Err(Error::WrongEnd {

@@ -17,6 +17,15 @@ pub(crate) trait LoadWords {
     /// # Panics
     /// If there is no word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
+
+    /// Reads the words from `index` on, each once, without an order among them.
+    ///
+    /// # Panics
+    /// If there are not so many words.
+    #[inline]
+    fn load_all<const N: usize>(&self, index: usize) -> [u64; N] {
+        std::array::from_fn(|k| self.load(index + k, Ordering::Relaxed))
+    }
 }
 
 /// Words that this process and others write. Each change is sequentially consistent.

@@ -43,7 +43,7 @@ impl<C> Link<C> {
                 Ok(PreparedDestination { borrow: true, use_cached: true, ..PreparedDestination::NONE })
             }
             (Destination::Alloc | Destination::Borrow, Some(meta)) if !in_response(meta) => {
-                let target = cx.pool.landing(meta.meta.clone()).map_err(RequestRefused::NoRoom)?;
+                let target = cx.pool.landing(&meta.meta).map_err(RequestRefused::NoRoom)?;
                 // Without a grant the exchange takes longer and is still correct.
                 let grant = self.grant(cx, target).ok();
                 Ok(PreparedDestination { grant, use_cached: true, ..PreparedDestination::NONE })
@@ -108,7 +108,7 @@ pub(in crate::link) fn place_response<P: Port, C>(
         }
         return Err(Box::new(bytes(meta).rejected_for(given.meta())));
     }
-    match cx.pool.landing(meta.clone()) {
+    match cx.pool.landing(&meta) {
         Ok(mut target) => {
             target.bytes_mut().copy_from_slice(data);
             Ok((Received::Tensor(target.freeze()), sender))

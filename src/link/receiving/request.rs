@@ -233,7 +233,7 @@ impl<C> Link<C> {
                 sent: Box::new(meta.meta.clone()),
                 given: Box::new(given.meta().clone()),
             }),
-            None => cx.pool.landing(meta.meta.clone()).map_err(RequestError::NoRoom),
+            None => cx.pool.landing(&meta.meta).map_err(RequestError::NoRoom),
         };
         let granted = target.and_then(|target| {
             let limit = cx.port.limits(link).grants;

@@ -73,7 +73,7 @@ impl StashedValue {
                 Ok((Received::Into(given), sender))
             }
             (value, Some(given)) => Err(Box::new(value.rejected_for(given.meta()))),
-            (StashedValue::Bytes { meta, bytes, sender }, None) => match pool.landing(meta.clone()) {
+            (StashedValue::Bytes { meta, bytes, sender }, None) => match pool.landing(&meta) {
                 Ok(mut tensor) => {
                     tensor.bytes_mut().copy_from_slice(&bytes);
                     Ok((Received::Tensor(tensor.freeze()), sender))

@@ -164,7 +164,7 @@ impl<C> Link<C> {
             let len = data.len();
             return Err(format!("a record of {len} bytes came without a loan, of at most {MAX_MESSAGE}"));
         }
-        let bytes = match cx.pool.landing(told.meta.clone()) {
+        let bytes = match cx.pool.landing(&told.meta) {
             Ok(mut tensor) => {
                 tensor.bytes_mut().copy_from_slice(data);
                 ArrivedBytes::Landed(tensor.freeze())

@@ -244,7 +244,7 @@ impl ArrivedTensor {
         if let ArrivedBytes::Landed(tensor) = self.bytes {
             return Ok(tensor);
         }
-        match pool.landing(self.told.meta.clone()) {
+        match pool.landing(&self.told.meta) {
             Ok(mut copy) => {
                 copy.bytes_mut().copy_from_slice(self.bytes());
                 Ok(copy.freeze())

@@ -109,7 +109,7 @@ impl<C> Link<C> {
         if told.meta.bytes() > SHORT_TENSOR as u64 {
             return None;
         }
-        let mut tensor = pool.landing(told.meta.clone()).ok()?;
+        let mut tensor = pool.landing(&told.meta).ok()?;
         if !PlainRecord::copy_of_short(message, tensor.bytes_mut()) {
             return None;
         }

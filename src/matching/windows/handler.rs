@@ -145,7 +145,7 @@ impl WindowHandler {
         of: (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         expected: &mut Option<ExpectedRecord>,
-    ) -> Option<Result<Delivery<Payload>, Error>> {
+    ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
         self.with(links, |matching, lanes| matching.receive_now(lanes, of, destination, expected))
     }
 

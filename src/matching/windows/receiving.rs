@@ -143,12 +143,12 @@ impl Matching {
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         expected: &mut Option<ExpectedRecord>,
-    ) -> Option<Result<Delivery<Payload>, Error>> {
+    ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
         let edge = self.incoming_edge(peer, key);
         *expected = None;
         if self.steps.is_live(key.step) {
             if let Some(result) = self.take_held(lanes, (peer, edge), key, destination) {
-                return Some(result);
+                return Some(result.map_err(Box::new));
             }
             *expected = self.expected(peer, edge, key.step);
             if let Some(expected) = expected
@@ -157,14 +157,13 @@ impl Matching {
                 return Some(Ok(delivery));
             }
         }
-        let failed = self.why_not_now(lanes, peer, edge, key);
-        if failed.is_some() {
-            // The edge may be new, and is not needed then.
-            self.send_due(lanes, peer, edge);
-        }
-        failed
+        let error = self.why_not_now(lanes, peer, edge, key)?;
+        // The edge may be new, and is not needed then.
+        self.send_due(lanes, peer, edge);
+        Some(Err(Box::new(error)))
     }
 
+    #[inline]
     fn take_held(
         &mut self,
         lanes: &mut impl Lanes,
@@ -197,23 +196,23 @@ impl Matching {
         peer: PeerIndex,
         edge: u32,
         key: TensorKeyRef<'_>,
-    ) -> Option<Result<Delivery<Payload>, Error>> {
+    ) -> Option<Error> {
         if let Err(error) = check_live(&self.steps, key.step) {
-            return Some(Err(error));
+            return Some(error);
         }
         if let Some(error) = &self.broken {
-            return Some(Err(error.clone()));
+            return Some(error.clone());
         }
         let entry = &mut self.peers[peer.0 as usize];
         if let Some(error) = &entry.down {
-            return Some(Err(error.clone()));
+            return Some(error.clone());
         }
         if let Some(refusal) = entry.incoming.refusal(edge, key.step) {
             let error = RequestError::Remote(refusal.status(key));
-            return Some(Err(error_of(lanes, key, error)));
+            return Some(error_of(lanes, key, error));
         }
         if entry.waiting >= self.max_waiting {
-            return Some(Err(too_many(self.max_waiting)));
+            return Some(too_many(self.max_waiting));
         }
         entry.incoming.ask(edge, key.step, &mut |message| lanes.to_sender(peer, message));
         None

@@ -59,8 +59,8 @@ impl Matching {
     ) -> Option<Delivery<Payload>> {
         let ExpectedRecord { peer, edge, record } = *expected;
         let (received, sender) = lanes.take_short(peer, record, destination)?;
-        self.peers[peer.0 as usize].incoming.took(edge);
-        self.send_due(lanes, peer, edge);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        incoming.took(edge, &mut |message| lanes.to_sender(peer, message));
         Some(delivery(lanes, received, sender))
     }
 }

@@ -143,20 +143,33 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::tensor`].
-    pub(crate) fn landing(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
-        self.make(Purpose::Landing, meta)
+    pub(crate) fn landing(&self, meta: &TensorMeta) -> Result<TensorMut, PoolError> {
+        if self.state.in_child() {
+            return Err(PoolError::Forked);
+        }
+        let mut header = self.header(Purpose::Landing, meta)?;
+        // The block that was dropped last had the same shape, most of the time.
+        if header.meta != *meta {
+            header.meta = meta.clone();
+        }
+        Ok(TensorMut::new(header))
     }
 
     fn make(&self, purpose: Purpose, meta: TensorMeta) -> Result<TensorMut, PoolError> {
         if self.state.in_child() {
             return Err(PoolError::Forked);
         }
-        let mut header = match meta.bytes() {
-            0 => self.state.bare(),
-            _ => self.state.allocate(purpose, &meta)?,
-        };
+        let mut header = self.header(purpose, &meta)?;
         header.meta = meta;
         Ok(TensorMut::new(header))
+    }
+
+    #[inline]
+    fn header(&self, purpose: Purpose, meta: &TensorMeta) -> Result<Box<TensorHeader>, PoolError> {
+        match meta.bytes() {
+            0 => Ok(self.state.bare()),
+            _ => self.state.allocate(purpose, meta),
+        }
     }
 
     /// As [`Pool::tensor`], with all bytes zero.
@@ -273,7 +286,7 @@ mod tests {
         let round = move |pool: &Pool| {
             let meta = |size| TensorMeta::new(DType::U8, Shape::new(&[size]).expect("shape")).expect("meta");
             let tensors = sizes.map(|size| pool.tensor(meta(size)).expect("room").freeze());
-            let landings = sizes.map(|size| pool.landing(meta(size)).expect("room"));
+            let landings = sizes.map(|size| pool.landing(&meta(size)).expect("room"));
             drop((tensors.clone(), landings));
         };
         let (go, wait) = mpsc::channel();

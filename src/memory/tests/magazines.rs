@@ -47,7 +47,7 @@ fn blocks_that_other_threads_drop_return_to_the_thread_that_made_them() {
 #[test]
 fn landings_and_tensors_to_send_never_share_a_block() {
     let pool = pool(MIB);
-    let landing = || pool.landing(bytes(5000)).expect("room");
+    let landing = || pool.landing(&bytes(5000)).expect("room");
     let (source, received) = (make(&pool, 5000), landing());
     let (at_source, at_received) = (places([&source]), places([&received]));
     drop((received, source));

@@ -225,11 +225,15 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         named.edge.next_record(step)
     }
 
-    /// The value of [`InEdges::next_record`] has come, and the receive has it. The caller then calls
-    /// [`InEdges::send_due`].
+    /// The value of [`InEdges::next_record`] has come, and the receive has it. Sends the messages
+    /// that are due then.
     #[inline]
-    pub fn took(&mut self, index: u32) {
-        self.edge_mut(index).into_iter().for_each(InEdge::took);
+    pub fn took(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+        let Some(edge) = self.edge_mut(index) else { return };
+        edge.took();
+        if !edge.is_settled() || !self.unnumbered.is_empty() {
+            self.send_all_due(index, post);
+        }
     }
 
     /// A receive gives up. Returns whether it was waiting.

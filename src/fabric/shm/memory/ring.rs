@@ -138,9 +138,7 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
         let (at, position) = (first_word(self.slot), self.next);
         let next_is_deep = self.choose_next();
-        for (k, word) in words.iter().enumerate() {
-            self.slots.store(at + 1 + k, *word, Relaxed);
-        }
+        self.slots.store_all(at + 1, words);
         // Release: as in `post`.
         self.slots.store(at, FirstWord::new(position, next_is_deep, ack).0, Release);
     }
@@ -252,8 +250,7 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// The words of the order that its slot holds.
     #[inline]
     pub(crate) fn short(&self) -> [u64; IN_SLOT] {
-        let at = first_word(self.slot) + 1;
-        std::array::from_fn(|k| self.slots.load(at + k, Relaxed))
+        self.slots.load_all(first_word(self.slot) + 1)
     }
 
     /// Copies bytes of the order, from word `from` on, as many as `out` has.

@@ -12,7 +12,8 @@ use rustix::thread::futex;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// A shared mapping, unmapped on drop.
@@ -128,6 +129,13 @@ impl LoadWords for PeerWords {
         // SAFETY: `_mapping` keeps the words mapped.
         unsafe { load(self.base, self.len, index, order) }
     }
+
+    #[inline]
+    fn load_all<const N: usize>(&self, index: usize) -> [u64; N] {
+        assert!(index < self.len && N <= self.len - index);
+        // SAFETY: as in `load`; the assertion is for all words.
+        std::array::from_fn(|k| unsafe { load(self.base, self.len, index + k, Relaxed) })
+    }
 }
 
 impl LoadWords for OwnWords {
@@ -149,6 +157,15 @@ impl StoreWords for OwnWords {
         // SAFETY: mapped readable and writable for as long as `_mapping` lives; inside, as the
         // assertion checks.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }.store(value, order);
+    }
+
+    #[inline]
+    fn store_all(&self, index: usize, values: &[u64]) {
+        assert!(index < self.len && values.len() <= self.len - index);
+        for (k, value) in values.iter().enumerate() {
+            // SAFETY: as in `store`.
+            unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) }.store(*value, Relaxed);
+        }
     }
 
     #[inline]
