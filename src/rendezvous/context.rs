@@ -426,6 +426,12 @@ impl Context {
         if self.fork_guard.in_child() { Err(Error::Forked) } else { Ok(()) }
     }
 
+    /// Whether [`Context::check_usable`] finds nothing.
+    #[inline]
+    pub(super) fn is_usable(&self) -> bool {
+        !self.fork_guard.in_child() && self.losses.broken.get().is_none()
+    }
+
     pub(super) fn check_usable(&self) -> Result<(), Error> {
         self.check_home()?;
         match self.losses.broken.get() {
@@ -434,10 +440,13 @@ impl Context {
         }
     }
 
+    #[inline]
     pub(super) fn check_peer(&self, peer: PeerIndex) -> Result<(), Error> {
-        if self.losses.is_up(peer) {
-            return Ok(());
-        }
+        if self.losses.is_up(peer) { Ok(()) } else { self.check_lost_peer(peer) }
+    }
+
+    #[cold]
+    fn check_lost_peer(&self, peer: PeerIndex) -> Result<(), Error> {
         match self.losses.status(peer) {
             PeerStatus::Up(_) => Ok(()),
             PeerStatus::Lost(_, error) => Err(error),

@@ -59,12 +59,8 @@ impl Context {
     /// Whether the bytes lie in the pool of this node, the only memory that its peers have mapped,
     /// or there are none.
     #[inline]
-    fn is_ours(&self, tensor: &Tensor) -> bool {
-        let region = self.pool.region();
-        let start = region.base().as_ptr().addr();
-        let bytes = tensor.as_ptr().addr();
-        let is_inside = (start..start + region.len() as usize).contains(&bytes);
-        tensor.meta().bytes() == 0 || is_inside && tensor.is_in_pool()
+    pub(super) fn is_ours(&self, tensor: &Tensor) -> bool {
+        tensor.meta().bytes() == 0 || self.pool.has(tensor)
     }
 
     fn registered(&self, tensor: &Tensor) -> Option<Tensor> {

@@ -8,6 +8,7 @@ use crate::matching::{
     BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, Payload, PeerIndex, ReceiveAll, Remote,
     RemoteCommand, StandingChange, StepChange, Waiter,
 };
+use crate::memory::Tensor;
 use crate::sync::Reused;
 use crate::wire::Time;
 use std::sync::{Arc, OnceLock};
@@ -91,6 +92,13 @@ pub trait RemotePath: Send + Sync {
     /// # Errors
     /// If the poller is closed or poisoned.
     fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error>;
+
+    /// Sends a small tensor on the poller itself, if nothing else has to be done for it. Returns
+    /// whether it did.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn send_short(&self, of: (PeerIndex, TensorKeyRef<'_>), tensor: &Tensor) -> Result<bool, Unusable>;
 
     /// Sends a value on the poller itself, without a command. The value does not count as
     /// outstanding yet, and `limit` values can be.
@@ -186,6 +194,16 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         self.submit(RemoteCommand::Send { peer, key, value }).map_err(unusable)
     }
 
+    fn send_short(&self, of: (PeerIndex, TensorKeyRef<'_>), tensor: &Tensor) -> Result<bool, Unusable> {
+        let mut is_sent = false;
+        if H::HAS_WINDOWS {
+            self.try_direct(|handler, links| {
+                is_sent = handler.windows().is_some_and(|windows| windows.send_short(links, of, tensor));
+            })?;
+        }
+        Ok(is_sent)
+    }
+
     fn send_direct(
         &self,
         of: (PeerIndex, TensorKeyRef<'_>),
@@ -199,12 +217,6 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         let mut waits = false;
         self.try_direct(|handler, links| {
             let Some(windows) = handler.windows() else { return };
-            if let DirectSend::Elsewhere(Value::Tensor(tensor)) = &outcome
-                && windows.send_short(links, of, tensor)
-            {
-                outcome = DirectSend::Sent;
-                return;
-            }
             let taken = std::mem::replace(&mut outcome, DirectSend::Sent);
             let DirectSend::Elsewhere(value) = taken else { return };
             match windows.send_now(links, of, value, limit) {

@@ -60,6 +60,10 @@ impl RemotePath for Scripted {
         Ok(EdgeReports::default())
     }
 
+    fn send_short(&self, _of: (PeerIndex, TensorKeyRef<'_>), _tensor: &Tensor) -> Result<bool, Unusable> {
+        Ok(false)
+    }
+
     fn send_direct(
         &self,
         _of: (PeerIndex, TensorKeyRef<'_>),

@@ -113,8 +113,25 @@ impl Step {
         }
     }
 
-    fn send_remote(&self, peer: PeerIndex, edge: &Edge, mut value: Value) -> Result<(), Error> {
+    #[inline]
+    fn send_remote(&self, peer: PeerIndex, edge: &Edge, value: Value) -> Result<(), Error> {
         self.context.check_peer(peer)?;
+        if let Value::Tensor(tensor) = &value
+            && self.context.is_ours(tensor)
+            && self
+                .context
+                .paths
+                .of(peer)
+                .send_short((peer, edge.key_ref(self.id)), tensor)
+                .map_err(unusable)?
+        {
+            return Ok(());
+        }
+        self.send_any(peer, edge, value)
+    }
+
+    /// Sends a value that takes more than a record.
+    fn send_any(&self, peer: PeerIndex, edge: &Edge, mut value: Value) -> Result<(), Error> {
         let limit = self.context.settings.max_outstanding_sends as usize;
         let full = || Error::ResourceExhausted {
             what: "the number of sent tensors that wait for a request",
@@ -167,7 +184,16 @@ impl Step {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
+        match self.context.is_usable() && self.ended.get().is_none() {
+            true => Ok(()),
+            false => self.why_unusable(),
+        }
+    }
+
+    #[cold]
+    fn why_unusable(&self) -> Result<(), Error> {
         self.context.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
@@ -209,28 +235,31 @@ mod sealed {
 impl Context {
     #[inline]
     pub(super) fn check_source(&self, edge: &Edge) -> Result<(), Error> {
-        if let EdgeEnd::Here = edge.source {
-            return Ok(());
+        match edge.source {
+            EdgeEnd::Here => Ok(()),
+            EdgeEnd::Peer(_) => Err(self.wrong_end(
+                edge,
+                "can't be sent from here: its source is not this task",
+                "send on an edge that Node::edge_to made",
+            )),
         }
-        Err(Error::WrongEnd {
-            edge: edge.to_string(),
-            what: "can't be sent from here: its source is not this task",
-            here: self.me.clone(),
-            remedy: "send on an edge that Node::edge_to made",
-        })
+    }
+
+    #[cold]
+    fn wrong_end(&self, edge: &Edge, what: &'static str, remedy: &'static str) -> Error {
+        Error::WrongEnd { edge: edge.to_string(), what, here: self.me.clone(), remedy }
     }
 
     #[inline]
     pub(super) fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
-        if let EdgeEnd::Here = edge.destination {
-            return Ok(());
+        match edge.destination {
+            EdgeEnd::Here => Ok(()),
+            EdgeEnd::Peer(_) => Err(self.wrong_end(
+                edge,
+                "can't be received here: its destination is not this task",
+                "receive on an edge that Node::edge_from made",
+            )),
         }
-        Err(Error::WrongEnd {
-            edge: edge.to_string(),
-            what: "can't be received here: its destination is not this task",
-            here: self.me.clone(),
-            remedy: "receive on an edge that Node::edge_from made",
-        })
     }
 
     fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {

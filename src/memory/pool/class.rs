@@ -13,8 +13,12 @@ const STEPS: u32 = 1 << STEP_BITS;
 
 impl SizeClass {
     /// The smallest class that holds `units`, which must be at most 2^31.
+    #[inline]
     pub(crate) fn holding(units: u32) -> SizeClass {
         debug_assert!(units <= 1 << 31);
+        if units < STEPS {
+            return SizeClass(units as u8);
+        }
         let floor = SizeClass::within(units);
         if floor.units() == units { floor } else { SizeClass(floor.0 + 1) }
     }

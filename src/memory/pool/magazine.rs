@@ -377,14 +377,15 @@ impl Entered<'_> {
     /// The pool may be gone when `self` is dropped afterwards.
     #[inline]
     pub(crate) fn put(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
-        if let Some(class) = class_of(&header)
+        let class = class_of(&header);
+        if let Some(class) = class
             && !self.charge(i64::from(class.units()))
         {
             return Err(header);
         }
         let index = header.magazine as usize;
         if index == self.index {
-            self.keep(header);
+            self.keep(header, class);
         } else if let Some(magazine) = self.magazines.at(index) {
             magazine.remote.push(header);
         } else {
@@ -402,12 +403,15 @@ impl Entered<'_> {
     fn take_over(&mut self) {
         let mut chain = self.magazine.remote.take().reversed();
         while let Some(header) = chain.pop() {
-            self.keep(header);
+            let class = class_of(&header);
+            self.keep(header, class);
         }
     }
 
-    fn keep(&mut self, header: Box<TensorHeader>) {
-        let list = class_of(&header).map(|class| self.magazines.list(header.purpose, class));
+    /// Keeps a header whose block is of a class.
+    #[inline]
+    fn keep(&mut self, header: Box<TensorHeader>, class: Option<SizeClass>) {
+        let list = class.map(|class| self.magazines.list(header.purpose, class));
         self.owned(|owned| match list {
             Some(list) => owned.lists[list].push(header),
             None => owned.put_bare(header),

@@ -187,6 +187,12 @@ impl Pool {
         Tensor::without_elements(self.bare())
     }
 
+    /// Whether the bytes of a tensor lie in this pool.
+    #[inline]
+    pub(crate) fn has(&self, tensor: &Tensor) -> bool {
+        tensor.is_in_pool() && tensor.header().pool().is_some_and(|pool| std::ptr::eq(pool, &**self.state))
+    }
+
     /// A header without bytes that returns to this pool's magazines. In a forked child it belongs
     /// to no pool.
     pub(crate) fn bare(&self) -> Box<TensorHeader> {
