@@ -17,7 +17,7 @@ use std::time::Duration;
 /// A poller shared by the threads of a process. One of them holds it at a time.
 ///
 /// In the inline and adaptive modes a calling thread takes the [combining lock](CombiningLock) with
-/// one compare-and-swap. It runs its own command and all submitted ones, polls, and releases the
+/// one compare-and-swap. In inline mode, a thread that calls alone needs none. It runs its own command and all submitted ones, polls, and releases the
 /// lock. A thread that finds the lock taken submits its command to a queue, which the holder checks
 /// before and after the release. In the dedicated mode the background poller holds the lock from
 /// start to end.
@@ -290,7 +290,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             ran
         };
-        match self.lock.try_run(run, || !self.submissions.is_empty()) {
+        let may_bias = self.mode() == PollMode::Inline;
+        match self.lock.try_run(run, || !self.submissions.is_empty(), may_bias) {
             LockOutcome::Poisoned => {
                 while let Some(command) = self.submissions.pop() {
                     let _ = catch_unwind(AssertUnwindSafe(|| drop(command)));

@@ -1,10 +1,24 @@
 //! The combining lock: at most one thread has it, and no submitted command is forgotten.
 
-use super::atomic::{AtomicU32, Ordering, spin_loop};
+use super::atomic::{AtomicU32, Ordering, sleep, spin_loop};
+use super::{MAX_THREADS, heavy_fence, light_fence, register_membarrier, thread_index};
+use std::time::Duration;
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 const POISONED: u32 = 2;
+
+// Where a thread is that has the bias, or had it. Only that thread changes it.
+const OUTSIDE: u32 = 0;
+const ENTERING: u32 = 1;
+const INSIDE: u32 = 2;
+
+/// No thread.
+const NOBODY: u32 = u32::MAX;
+/// Runs of one thread, without another thread in between, after which it gets the bias.
+const FIRST_PATIENCE: u32 = 64;
+/// The most runs that are waited for. The number doubles with each bias that is revoked.
+const LAST_PATIENCE: u32 = 1 << 20;
 
 /// Lets one thread at a time work, and has it carry out what the other threads have submitted.
 ///
@@ -12,9 +26,26 @@ const POISONED: u32 = 2;
 /// [`CombiningLock::try_run`] makes sure that a lock holder runs that command. A holder looks at
 /// the queue *after* it has released the lock. The other thread tries the lock *after* it has
 /// queued. Both are sequentially consistent, so at least one of them sees the other.
+///
+/// A thread that runs again and again without another one in between gets the *bias*: its runs
+/// then take no locked instruction. Another thread revokes the bias, for which it pays an
+/// [asymmetric fence](heavy_fence). Only the holder of `state` gives and revokes the bias.
 #[derive(Debug)]
 pub(crate) struct CombiningLock {
     state: AtomicU32,
+    /// The index of the thread that has the bias, or [`NOBODY`].
+    bias: AtomicU32,
+    /// Where each thread is, as far as it enters by the bias, by its index.
+    presences: Box<[AtomicU32]>,
+    /// The thread that has the bias, or that may still be inside since it had it. Guarded by
+    /// `state`.
+    biased: AtomicU32,
+    /// The thread that has run last, and its runs in a row. Guarded by `state`.
+    last: AtomicU32,
+    runs: AtomicU32,
+    /// Runs in a row after which a thread gets the bias. Guarded by `state`.
+    patience: AtomicU32,
+    has_membarrier: bool,
 }
 
 /// The outcome of an attempt to run under the lock.
@@ -30,32 +61,191 @@ pub(crate) enum LockOutcome {
 
 impl CombiningLock {
     pub fn new() -> Self {
-        CombiningLock { state: AtomicU32::new(FREE) }
+        CombiningLock::with(MAX_THREADS, FIRST_PATIENCE)
+    }
+
+    fn with(threads: usize, patience: u32) -> Self {
+        CombiningLock {
+            state: AtomicU32::new(FREE),
+            bias: AtomicU32::new(NOBODY),
+            presences: (0..threads).map(|_| AtomicU32::new(OUTSIDE)).collect(),
+            biased: AtomicU32::new(NOBODY),
+            last: AtomicU32::new(NOBODY),
+            runs: AtomicU32::new(0),
+            patience: AtomicU32::new(patience),
+            has_membarrier: register_membarrier(),
+        }
     }
 
     /// Runs `body` under the lock if the lock is free, and again as long as `has_work` finds work
     /// that other threads left. `body` returns `false` if it failed for good, which poisons the
-    /// lock.
-    pub fn try_run(&self, mut body: impl FnMut() -> bool, has_work: impl Fn() -> bool) -> LockOutcome {
+    /// lock. With `may_bias` the run counts for the bias.
+    #[inline]
+    pub fn try_run(
+        &self,
+        mut body: impl FnMut() -> bool,
+        has_work: impl Fn() -> bool,
+        may_bias: bool,
+    ) -> LockOutcome {
+        self.try_run_on(this_thread(), &mut body, &has_work, may_bias)
+    }
+
+    #[inline]
+    fn try_run_on(
+        &self,
+        thread: u32,
+        body: &mut impl FnMut() -> bool,
+        has_work: &impl Fn() -> bool,
+        may_bias: bool,
+    ) -> LockOutcome {
         let mut ran = LockOutcome::Busy;
+        while self.bias.load(Ordering::Relaxed) == thread
+            && let Some(presence) = self.presences.get(thread as usize)
+        {
+            // Code that runs inside came back here.
+            if presence.load(Ordering::Relaxed) != OUTSIDE {
+                return LockOutcome::Busy;
+            }
+            if !self.enter(thread, presence) {
+                break;
+            }
+            let is_sound = body();
+            ran = LockOutcome::Ran;
+            if !is_sound {
+                self.state.store(POISONED, Ordering::SeqCst);
+            }
+            // Release: the next holder sees what was done inside.
+            presence.store(OUTSIDE, Ordering::Release);
+            if !is_sound {
+                return LockOutcome::Poisoned;
+            }
+            // Either the look below sees what another thread has queued, or that thread sees the
+            // store above after its fence.
+            light_fence(self.has_membarrier);
+            if !has_work() {
+                return ran;
+            }
+        }
+        self.run_locked(thread, ran, body, has_work, may_bias)
+    }
+
+    /// Lets the thread with the bias in. `false` if the bias was revoked, or the lock is poisoned.
+    #[inline]
+    fn enter(&self, thread: u32, presence: &AtomicU32) -> bool {
+        presence.store(ENTERING, Ordering::Relaxed);
+        // Either the load below sees that the bias was revoked, or the thread that revoked it sees
+        // the store above after its fence.
+        light_fence(self.has_membarrier);
+        let has_bias = self.bias.load(Ordering::Acquire) == thread;
+        let is_sound = self.state.load(Ordering::Relaxed) != POISONED;
+        presence.store(if has_bias && is_sound { INSIDE } else { OUTSIDE }, Ordering::Release);
+        has_bias && is_sound
+    }
+
+    #[cold]
+    fn run_locked(
+        &self,
+        thread: u32,
+        mut ran: LockOutcome,
+        body: &mut impl FnMut() -> bool,
+        has_work: &impl Fn() -> bool,
+        may_bias: bool,
+    ) -> LockOutcome {
         loop {
             match self.try_acquire() {
                 LockOutcome::Ran => {}
                 LockOutcome::Poisoned => return LockOutcome::Poisoned,
                 LockOutcome::Busy => return ran,
             }
+            if !self.keeps_out_others(thread) {
+                if self.release() == LockOutcome::Poisoned {
+                    return LockOutcome::Poisoned;
+                }
+                // Others may have found `state` taken meanwhile. The thread that is inside looks at
+                // the queue after this fence, unless it has gone out.
+                self.heavy_fence();
+                if self.is_any_inside() {
+                    return ran;
+                }
+                continue;
+            }
+            // The thread with the bias may have failed meanwhile.
+            if self.is_poisoned() {
+                return LockOutcome::Poisoned;
+            }
             ran = LockOutcome::Ran;
             if !body() {
                 self.state.store(POISONED, Ordering::SeqCst);
                 return LockOutcome::Poisoned;
             }
-            // A swap, not a store: it must not be reordered with `has_work` below, which reads the
-            // queue.
-            self.state.swap(FREE, Ordering::SeqCst);
+            self.count_run(thread, may_bias);
+            self.release();
             if !has_work() {
                 return ran;
             }
             spin_loop();
+        }
+    }
+
+    /// Revokes the bias of another thread. Returns whether no thread is inside by the bias. A thread
+    /// that is looks at the queue when it goes out. The caller holds `state`.
+    fn keeps_out_others(&self, thread: u32) -> bool {
+        let biased = self.biased.load(Ordering::Relaxed);
+        let Some(presence) = self.presences.get(biased as usize) else { return true };
+        if biased == thread {
+            return presence.load(Ordering::Relaxed) == OUTSIDE;
+        }
+        if self.bias.load(Ordering::Relaxed) != NOBODY {
+            self.bias.store(NOBODY, Ordering::Release);
+            let patience = self.patience.load(Ordering::Relaxed);
+            self.patience.store((2 * patience).min(LAST_PATIENCE), Ordering::Relaxed);
+        }
+        self.heavy_fence();
+        loop {
+            match presence.load(Ordering::Acquire) {
+                OUTSIDE => break,
+                INSIDE => return false,
+                _ => spin_loop(),
+            }
+        }
+        self.biased.store(NOBODY, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether a thread is inside by the bias, this one included.
+    fn is_any_inside(&self) -> bool {
+        let presence = self.presences.get(self.biased.load(Ordering::Relaxed) as usize);
+        presence.is_some_and(|presence| presence.load(Ordering::Acquire) != OUTSIDE)
+    }
+
+    fn heavy_fence(&self) {
+        if !heavy_fence(self.has_membarrier) {
+            // A filter of system calls was set since the process was registered. In this time the
+            // CPU of the other thread completes its stores.
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Counts a run of a thread, which gets the bias after many. The caller holds `state`.
+    fn count_run(&self, thread: u32, may_bias: bool) {
+        let is_same = self.last.load(Ordering::Relaxed) == thread && may_bias;
+        let runs = if is_same { self.runs.load(Ordering::Relaxed) + 1 } else { 1 };
+        self.last.store(thread, Ordering::Relaxed);
+        let is_due = runs >= self.patience.load(Ordering::Relaxed) && thread != NOBODY;
+        if is_due && may_bias && self.has_membarrier {
+            // Release: a thread that enters by its bias sees what it and others did before.
+            self.biased.store(thread, Ordering::Relaxed);
+            self.bias.store(thread, Ordering::Release);
+        }
+        self.runs.store(if is_due { 0 } else { runs }, Ordering::Relaxed);
+    }
+
+    fn release(&self) -> LockOutcome {
+        // An exchange, not a store: it must not be reordered with `has_work` afterwards, which
+        // reads the queue. It leaves the poison of a thread with the bias.
+        match self.state.compare_exchange(LOCKED, FREE, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => LockOutcome::Ran,
+            Err(_) => LockOutcome::Poisoned,
         }
     }
 
@@ -73,6 +263,12 @@ impl CombiningLock {
             Err(_) => LockOutcome::Busy,
         }
     }
+}
+
+/// The index of the calling thread, or [`NOBODY`].
+#[inline]
+fn this_thread() -> u32 {
+    thread_index().map_or(NOBODY, |index| index as u32)
 }
 
 #[cfg(all(test, not(tensorwire_loom)))]
@@ -93,6 +289,7 @@ mod tests {
                 left.set(left.get() - 1);
                 left.get() > 0
             },
+            false,
         );
         assert_eq!((outcome, runs.get()), (LockOutcome::Ran, 2));
     }
@@ -102,18 +299,92 @@ mod tests {
         let lock = CombiningLock::new();
         lock.try_run(
             || {
-                assert_eq!(lock.try_run(|| unreachable!(), || false), LockOutcome::Busy);
+                assert_eq!(lock.try_run(|| unreachable!(), || false, false), LockOutcome::Busy);
                 true
             },
             || false,
+            false,
         );
+    }
+
+    fn run(lock: &CombiningLock, thread: u32) -> LockOutcome {
+        lock.try_run_on(thread, &mut || true, &|| false, true)
+    }
+
+    fn has_bias(lock: &CombiningLock, thread: u32) -> bool {
+        lock.bias.load(Ordering::Relaxed) == thread
+    }
+
+    #[test]
+    fn a_thread_that_runs_alone_gets_the_bias_and_another_one_revokes_it() {
+        let lock = CombiningLock::with(2, 3);
+        if !lock.has_membarrier {
+            return;
+        }
+        for _ in 0..2 {
+            run(&lock, 0);
+            assert!(!has_bias(&lock, 0));
+        }
+        for _ in 0..4 {
+            assert_eq!(run(&lock, 0), LockOutcome::Ran);
+            assert!(has_bias(&lock, 0));
+        }
+        assert_eq!(run(&lock, 1), LockOutcome::Ran);
+        assert!(has_bias(&lock, NOBODY), "revoked");
+        // The next bias takes twice as many runs.
+        for _ in 0..4 {
+            run(&lock, 1);
+        }
+        assert!(has_bias(&lock, NOBODY));
+        run(&lock, 1);
+        assert!(has_bias(&lock, 1));
+    }
+
+    #[test]
+    fn runs_that_may_not_bias_do_not() {
+        let lock = CombiningLock::with(2, 2);
+        for _ in 0..5 {
+            lock.try_run_on(0, &mut || true, &|| false, false);
+        }
+        assert!(has_bias(&lock, NOBODY));
+    }
+
+    #[test]
+    fn the_thread_with_the_bias_keeps_others_and_itself_out_and_runs_what_they_left() {
+        let lock = CombiningLock::with(2, 1);
+        run(&lock, 0);
+        assert_eq!(has_bias(&lock, 0), lock.has_membarrier);
+        let (left, runs) = (Cell::new(0), Cell::new(0));
+        let mut body = || {
+            if runs.replace(runs.get() + 1) == 0 {
+                left.set(1);
+                assert_eq!(run(&lock, 0), LockOutcome::Busy, "within itself");
+                assert_eq!(run(&lock, 1), LockOutcome::Busy, "another one");
+            } else {
+                left.set(0);
+            }
+            true
+        };
+        let outcome = lock.try_run_on(0, &mut body, &|| left.get() > 0, true);
+        assert_eq!((outcome, runs.get()), (LockOutcome::Ran, 2));
+        assert_eq!(run(&lock, 1), LockOutcome::Ran);
+    }
+
+    #[test]
+    fn a_failed_thread_with_the_bias_is_the_last() {
+        let lock = CombiningLock::with(2, 1);
+        run(&lock, 0);
+        let outcome = lock.try_run_on(0, &mut || false, &|| false, true);
+        assert_eq!(outcome, LockOutcome::Poisoned);
+        assert!(lock.is_poisoned());
+        assert_eq!((run(&lock, 0), run(&lock, 1)), (LockOutcome::Poisoned, LockOutcome::Poisoned));
     }
 
     #[test]
     fn a_failed_holder_is_the_last() {
         let lock = CombiningLock::new();
-        assert_eq!(lock.try_run(|| false, || false), LockOutcome::Poisoned);
-        assert_eq!(lock.try_run(|| unreachable!(), || false), LockOutcome::Poisoned);
+        assert_eq!(lock.try_run(|| false, || false, false), LockOutcome::Poisoned);
+        assert_eq!(lock.try_run(|| unreachable!(), || false, false), LockOutcome::Poisoned);
     }
 }
 
@@ -130,10 +401,12 @@ mod loom_tests {
         done: UnsafeCell<usize>,
     }
 
-    fn submit(shared: &Shared) -> LockOutcome {
+    /// Submits a command as the thread with this index.
+    fn submit(shared: &Shared, thread: u32) -> LockOutcome {
         shared.queued.fetch_add(1, Ordering::SeqCst);
-        shared.lock.try_run(
-            || {
+        shared.lock.try_run_on(
+            thread,
+            &mut || {
                 let work = shared.queued.swap(0, Ordering::SeqCst);
                 // loom fails the test if two threads are in here at once.
                 shared.done.with_mut(|done| {
@@ -145,35 +418,42 @@ mod loom_tests {
                 });
                 true
             },
-            || shared.queued.load(Ordering::SeqCst) > 0,
+            &|| shared.queued.load(Ordering::SeqCst) > 0,
+            true,
         )
     }
 
-    /// Every interleaving of two threads, one of which submits twice; and of three with up to two
-    /// preemptions.
+    /// Every interleaving of two threads, one of which submits several times; and of three with up
+    /// to two preemptions. A thread gets the bias after `patience` runs.
     #[test]
     fn loom_every_queued_command_is_run_by_a_lock_holder() {
-        submits(1, 2, None);
-        submits(2, 1, Some(2));
+        submits(1, 2, 9, None);
+        submits(2, 1, 9, Some(2));
     }
 
-    fn submits(others: usize, own: usize, preemptions: Option<usize>) {
+    #[test]
+    fn loom_every_queued_command_is_run_while_the_bias_comes_and_goes() {
+        submits(1, 3, 1, Some(4));
+        submits(2, 2, 1, Some(2));
+    }
+
+    fn submits(others: u32, own: usize, patience: u32, preemptions: Option<usize>) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = preemptions;
         model.check(move || {
             let shared = Arc::new(Shared {
-                lock: CombiningLock::new(),
+                lock: CombiningLock::with(3, patience),
                 queued: AtomicUsize::new(0),
                 done: UnsafeCell::new(0),
             });
-            let threads: Vec<_> = (0..others)
-                .map(|_| {
+            let threads: Vec<_> = (1..=others)
+                .map(|thread| {
                     let shared = shared.clone();
-                    loom::thread::spawn(move || submit(&shared))
+                    loom::thread::spawn(move || submit(&shared, thread))
                 })
                 .collect();
             for _ in 0..own {
-                submit(&shared);
+                submit(&shared, 0);
             }
             for thread in threads {
                 thread.join().expect("no panic");
@@ -182,7 +462,7 @@ mod loom_tests {
             // SAFETY: every other thread has ended.
             #[allow(unsafe_code)]
             let done = shared.done.with(|done| unsafe { *done });
-            assert_eq!(done, others + own);
+            assert_eq!(done, others as usize + own);
         });
     }
 }

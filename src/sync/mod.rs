@@ -6,12 +6,14 @@
 //! | [`GroupPool`] | several results that are waited for together |
 //! | [`Lists`] | lists that travel to another thread and come back |
 //! | [`CombiningLock`] | one thread works at a time, also for the others |
+//! | [`thread_index`] | a small number for each running thread |
 //! | [`Sleepers`] | whether a thread must be woken |
 //! | [`EventCount`](event_count::EventCount) | threads sleep until an event, also in memory of several processes |
 //!
 //! Code in this module may not know what it carries, nor hold a lock that another thread waits for.
 //! The only user code that it may run is the waker of a task.
 
+mod asymmetric_fence;
 mod atomic;
 mod combining_lock;
 mod completion_group;
@@ -20,9 +22,11 @@ mod oneshot;
 mod result_cell;
 mod reuse;
 mod sleepers;
+mod thread_index;
 mod waking;
 pub(crate) mod words;
 
+pub(crate) use asymmetric_fence::{heavy_fence, light_fence, register_membarrier};
 pub(crate) use combining_lock::{CombiningLock, LockOutcome};
 pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
 pub use event_count::Sleep;
@@ -30,4 +34,5 @@ pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
 pub(crate) use reuse::Lists;
 pub use reuse::Reused;
 pub(crate) use sleepers::Sleepers;
+pub(crate) use thread_index::{MAX_THREADS, thread_index};
 pub(crate) use waking::is_waking;

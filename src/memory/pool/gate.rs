@@ -2,13 +2,10 @@
 //!
 //! Each owner enters its own magazine for every tensor that it makes or drops. Another thread stops
 //! the owners rarely: to collect cached blocks, and when the pool ends. Both sides store one word
-//! and then load the other's, so each needs a barrier in between. The rare side pays for both: the
-//! kernel makes a barrier in every running thread of the process (`membarrier(2)`). An owner has
-//! none. Where the kernel refuses, each owner has a barrier instruction of its own.
+//! and then load the other's, with an [asymmetric fence](crate::sync::light_fence) in between.
 
-use crate::memory::sync::{AtomicU32, Ordering, fence, yield_now};
-#[cfg(not(tensorwire_loom))]
-use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
+use crate::memory::sync::{AtomicU32, Ordering, yield_now};
+use crate::sync::{heavy_fence, light_fence};
 
 const OPEN: u32 = 0;
 const PAUSED: u32 = 1;
@@ -46,7 +43,7 @@ impl Gate {
     /// Everything that the other thread did before [`Gate::resume`] happened before.
     #[inline]
     pub(crate) fn enter(&self, presence: &Presence) -> Result<(), Stopped> {
-        self.enter_behind(presence, || light(self.has_membarrier))
+        self.enter_behind(presence, || light_fence(self.has_membarrier))
     }
 
     #[inline]
@@ -86,7 +83,7 @@ impl Gate {
             "one thread at a time, and none after close"
         );
         self.state.store(state, Ordering::Relaxed);
-        let done = heavy(self.has_membarrier);
+        let done = heavy_fence(self.has_membarrier);
         if !done {
             self.resume();
         }
@@ -125,52 +122,10 @@ impl Presence {
     }
 }
 
-/// Registers this process for barriers by the kernel. `false` if it refuses.
-#[cfg(not(tensorwire_loom))]
-pub(crate) fn register_membarrier() -> bool {
-    let needed = MembarrierQuery::PRIVATE_EXPEDITED | MembarrierQuery::REGISTER_PRIVATE_EXPEDITED;
-    membarrier_query().contains(needed) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-}
-
-/// The owner's barrier. With `membarrier` it keeps only the compiler from reordering.
-#[cfg(not(tensorwire_loom))]
-#[inline]
-fn light(has_membarrier: bool) {
-    if has_membarrier {
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    } else {
-        fence(Ordering::SeqCst);
-    }
-}
-
-/// The barrier of the thread that stops the owners. `false` if the kernel refuses, though the
-/// process was registered: a filter of system calls may have been set since.
-#[cfg(not(tensorwire_loom))]
-fn heavy(has_membarrier: bool) -> bool {
-    fence(Ordering::SeqCst);
-    !has_membarrier || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
-}
-
-/// Loom has no `membarrier`: fences on both sides stand for it.
-#[cfg(tensorwire_loom)]
-pub(crate) fn register_membarrier() -> bool {
-    true
-}
-
-#[cfg(tensorwire_loom)]
-fn light(_: bool) {
-    fence(Ordering::SeqCst);
-}
-
-#[cfg(tensorwire_loom)]
-fn heavy(_: bool) -> bool {
-    fence(Ordering::SeqCst);
-    true
-}
-
 #[cfg(all(test, not(tensorwire_loom)))]
 mod tests {
     use super::*;
+    use crate::sync::register_membarrier;
 
     #[test]
     fn owners_come_in_while_nobody_stops_them() {
@@ -194,6 +149,7 @@ mod tests {
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
+    use crate::memory::sync::fence;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 

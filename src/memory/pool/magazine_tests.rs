@@ -3,7 +3,7 @@
 /// Tensors in magazines without a pool.
 mod testing {
     use super::super::*;
-    use crate::memory::pool::{central::Central, gate};
+    use crate::memory::pool::central::Central;
     #[cfg(tensorwire_loom)]
     use loom::sync::Mutex;
     #[cfg(not(tensorwire_loom))]
@@ -32,7 +32,7 @@ mod testing {
     /// Magazines of two threads, where the thread with index 0 has made so many tensors of one
     /// unit.
     pub(super) fn magazines_and_tensors<const N: usize>(capacity: u64) -> (Scene, [Box<TensorHeader>; N]) {
-        let has_membarrier = gate::register_membarrier();
+        let has_membarrier = crate::sync::register_membarrier();
         let magazines = Magazines::with_threads(2, UNITS, capacity, has_membarrier);
         let scene = Scene { magazines, pausing: Mutex::new(()) };
         let mut central = Central::new(UNITS, 16);

@@ -9,7 +9,6 @@ pub(crate) mod header;
 pub(crate) mod magazine;
 pub(crate) mod refcount;
 pub(crate) mod state;
-pub(crate) mod thread_index;
 
 use self::error::PoolError;
 use self::header::TensorHeader;
@@ -20,6 +19,7 @@ use crate::memory::region::Region;
 use crate::memory::region::report::RegionReport;
 use crate::memory::tensor::Tensor;
 use crate::memory::tensor::tensor_mut::TensorMut;
+use crate::sync::register_membarrier;
 use crate::wire::TensorMeta;
 use std::fmt;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Pool {
         fn new(region: Region, options: PoolOptions) -> Result<Pool, PoolError> {
             let max_blocks = u64::from(options.max_blocks);
             check("max_blocks", max_blocks, 16, 1 << 24, "it must be 16 to 16,777,216")?;
-            let state = OpenPool::new(region, &options, gate::register_membarrier());
+            let state = OpenPool::new(region, &options, register_membarrier());
             Ok(Pool { state: Arc::new(state) })
         }
     }
