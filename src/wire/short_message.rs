@@ -18,6 +18,18 @@ pub struct ShortMessage {
 }
 
 impl ShortMessage {
+    /// The message of these bytes, if it is not longer.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut filled = [0; SHORT_MESSAGE];
+        filled.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        let (first, rest) = filled.split_first_chunk()?;
+        let mut words = [0; SHORT_WORDS];
+        for (word, chunk) in words.iter_mut().zip(rest.as_chunks().0) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+        Some(ShortMessage { len: bytes.len(), first: u32::from_le_bytes(*first), words })
+    }
+
     /// The bytes of the message, filled up.
     pub fn to_bytes(&self) -> [u8; SHORT_MESSAGE] {
         let mut bytes = [0; SHORT_MESSAGE];

@@ -9,7 +9,7 @@ use crate::fabric::{
     PostError, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -163,6 +163,21 @@ impl Port for SimPort {
                 }
             }
             state.options.poll_batch - room
+        })
+    }
+
+    fn take_short<R>(&mut self, link: LinkId, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
+        let side = self.side(link)?;
+        self.network.with(|state| {
+            state.listen(side);
+            let side = &mut state.sides[side];
+            if state.processes[side.process.0 as usize].is_deaf(state.now) {
+                return None;
+            }
+            let SimArrival::Message(bytes) = side.arrivals.front()? else { return None };
+            let accepted = accept(&ShortMessage::from_bytes(bytes)?)?;
+            side.arrivals.pop_front();
+            Some(accepted)
         })
     }
 

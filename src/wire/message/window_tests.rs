@@ -1,5 +1,5 @@
 use super::*;
-use crate::wire::{Code, DType, EdgeId, Shape, Status};
+use crate::wire::{Code, DType, EdgeId, Shape, ShortMessage, Status};
 use proptest::prelude::*;
 
 fn edge() -> impl Strategy<Value = EdgeId> {
@@ -44,6 +44,7 @@ fn same_as_short(plain: &PlainRecord<'_>, bytes: &[u8]) -> Result<(), TestCaseEr
         return Ok(());
     };
     prop_assert_eq!(&short.to_bytes()[..short.len], bytes);
+    prop_assert_eq!(ShortMessage::from_bytes(bytes), Some(short));
     prop_assert_eq!(PlainRecord::meta_of_short(&short, edge, n, step), Some(meta));
     let other = EdgeId { generation: edge.generation ^ 1, ..edge };
     prop_assert_eq!(PlainRecord::meta_of_short(&short, other, n, step), None);

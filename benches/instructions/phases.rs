@@ -1,0 +1,283 @@
+//! What is counted: sends and receives of 8 bytes between two nodes of this process.
+
+use crate::trace::{Executed, install, traced};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+use tensorwire::{Batch, DType, Edge, Node, Step, Tensor};
+
+const SOON: Duration = Duration::from_secs(30);
+/// Tensors before the first that is counted.
+const WARM_UP: usize = 200;
+/// Tensors that are counted. The median is the figure.
+const COUNTED: usize = 101;
+/// Tensors of a batch.
+const BATCH: usize = 64;
+
+const BOUNDS: &str = include_str!("bounds.txt");
+
+/// Counts allocations.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: as the system's allocator, which does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A figure: what one call executes per tensor, in the median.
+struct Figure {
+    name: &'static str,
+    executed: Executed,
+    allocations: u64,
+}
+
+/// The samples of one figure.
+struct Samples {
+    name: &'static str,
+    tensors: u64,
+    executed: Vec<Executed>,
+    allocations: u64,
+}
+
+impl Samples {
+    fn new(name: &'static str, tensors: usize) -> Self {
+        Samples { name, tensors: tensors as u64, executed: Vec::with_capacity(COUNTED), allocations: 0 }
+    }
+
+    fn count<R>(&mut self, body: impl FnOnce() -> R) -> R {
+        let before = ALLOCATIONS.load(Relaxed);
+        let (result, executed) = traced(body);
+        self.allocations = self.allocations.max(ALLOCATIONS.load(Relaxed) - before);
+        self.executed.push(executed);
+        result
+    }
+
+    fn figure(mut self, overhead: u64) -> Figure {
+        let Samples { name, tensors, ref mut executed, allocations } = self;
+        executed.sort_unstable_by_key(|executed| executed.instructions);
+        let mut median = executed[executed.len() / 2];
+        median.instructions = median.instructions.saturating_sub(overhead) / tensors;
+        Figure { name, executed: median, allocations }
+    }
+}
+
+/// Two linked nodes that poll inline, and an edge between them.
+struct Pair {
+    sender: Node,
+    receiver: Node,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let port = || TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let ports = [(); 2].map(|()| port().expect("a free port").port());
+        let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
+        let start = |task: u32| {
+            let cluster = cluster.clone();
+            thread::spawn(move || {
+                let settings = [
+                    ("cluster", &*cluster),
+                    ("pool_size", "64MiB"),
+                    ("pool_pages", "plain"),
+                    ("pool_lock", "no"),
+                    ("poll", "inline"),
+                    ("wait", "spin"),
+                    ("join_timeout", "60s"),
+                    ("stop_timeout", "300ms"),
+                ];
+                let builder = Node::builder().member("w", task);
+                let set =
+                    |builder: tensorwire::NodeBuilder, (key, value): (&str, &str)| builder.set(key, value);
+                let node = settings.into_iter().fold(builder, set).start().expect("a node");
+                node.join().expect("the other node");
+                node
+            })
+        };
+        let [sender, receiver] = [0, 1].map(start).map(|node| node.join().expect("no panic"));
+        Pair { sender, receiver }
+    }
+
+    /// Both ends of an edge that the sender knows, and a step.
+    fn edge(&self, name: &str, step: u64) -> (Edge, Edge, Step, Step) {
+        let out = self.sender.edge_to("w", 1, name).expect("an edge");
+        let incoming = self.receiver.edge_from("w", 0, name).expect("an edge");
+        let from = self.sender.step(step).expect("a step");
+        let to = self.receiver.step(step).expect("a step");
+        assert!(to.try_recv(&incoming).expect("a link").is_none());
+        self.progress();
+        (out, incoming, from, to)
+    }
+
+    fn tensor(&self) -> Tensor {
+        let mut tensor = self.sender.tensor(DType::U8, &[8]).expect("room");
+        tensor.bytes_mut().fill(1);
+        tensor.freeze()
+    }
+
+    fn progress(&self) {
+        for _ in 0..20 {
+            self.sender.progress().expect("a link");
+            self.receiver.progress().expect("a link");
+        }
+    }
+}
+
+/// Runs `round`, and counts its last runs.
+fn rounds(mut round: impl FnMut(bool)) {
+    (0..WARM_UP + COUNTED).for_each(|at| round(at >= WARM_UP));
+}
+
+fn count<R>(counts: bool, samples: &mut Samples, body: impl FnOnce() -> R) -> R {
+    if counts { samples.count(body) } else { body() }
+}
+
+/// A send, and a receive that finds the value.
+fn value_first(pair: &Pair) -> [Samples; 2] {
+    let [mut sends, mut receives] =
+        [Samples::new("value first, send", 1), Samples::new("value first, receive", 1)];
+    let (out, incoming, from, to) = pair.edge("first", 1);
+    rounds(|counts| {
+        let tensor = pair.tensor();
+        count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
+        drop(count(counts, &mut receives, || to.recv(&incoming, SOON)).expect("received"));
+        pair.sender.progress().expect("a link");
+    });
+    [sends, receives]
+}
+
+/// A receive that begins, and waits after the value was sent.
+fn receive_first(pair: &Pair) -> [Samples; 3] {
+    let mut begins = Samples::new("receive first, begin", 1);
+    let mut sends = Samples::new("receive first, send", 1);
+    let mut waits = Samples::new("receive first, wait", 1);
+    let (out, incoming, from, to) = pair.edge("asked", 2);
+    rounds(|counts| {
+        let tensor = pair.tensor();
+        let pending = count(counts, &mut begins, || to.receive(&incoming).begin()).expect("begun");
+        count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
+        drop(count(counts, &mut waits, || pending.wait()).expect("received"));
+        pair.sender.progress().expect("a link");
+    });
+    [begins, sends, waits]
+}
+
+/// As [`value_first`], in turns with a second thread that uses the same two nodes.
+fn second_thread(pair: &Pair) -> [Samples; 2] {
+    let [mut sends, mut receives] =
+        [Samples::new("second thread, send", 1), Samples::new("second thread, receive", 1)];
+    let (out, incoming, from, to) = pair.edge("second", 3);
+    rounds(|counts| {
+        let other = || {
+            pair.sender.progress().expect("a link");
+            pair.receiver.progress().expect("a link");
+        };
+        thread::scope(|scope| scope.spawn(other).join()).expect("no panic");
+        let tensor = pair.tensor();
+        count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
+        drop(count(counts, &mut receives, || to.recv(&incoming, SOON)).expect("received"));
+    });
+    [sends, receives]
+}
+
+/// A send without credit, whose value leaves when credit comes.
+fn without_credit(pair: &Pair) -> [Samples; 2] {
+    let [mut sends, mut receives] =
+        [Samples::new("no credit, send", 1), Samples::new("no credit, receive", 1)];
+    let (out, incoming, from, to) = pair.edge("narrow", 4);
+    rounds(|counts| {
+        // More than the window holds.
+        for _ in 0..40 {
+            from.send(&out, pair.tensor()).expect("sent");
+        }
+        let tensor = pair.tensor();
+        count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
+        for _ in 0..40 {
+            pair.progress();
+            drop(to.recv(&incoming, SOON).expect("received"));
+        }
+        pair.progress();
+        drop(count(counts, &mut receives, || to.recv(&incoming, SOON)).expect("received"));
+        pair.progress();
+    });
+    [sends, receives]
+}
+
+/// A batch of many edges, per tensor.
+fn batch(pair: &Pair) -> [Samples; 2] {
+    let [mut sends, mut receives] =
+        [Samples::new("batch, send", BATCH), Samples::new("batch, receive", BATCH)];
+    let edges: Vec<_> = (0..BATCH as u64).map(|at| pair.edge(&format!("batch/{at}"), 5)).collect();
+    let ends = |end: fn(&(Edge, Edge, Step, Step)) -> Edge| edges.iter().map(end).collect::<Vec<_>>();
+    let out = pair.sender.batch(ends(|edge| edge.0.clone())).expect("a batch");
+    let incoming: Batch = pair.receiver.batch(ends(|edge| edge.1.clone())).expect("a batch");
+    let (from, to) = (edges[0].2.clone(), edges[0].3.clone());
+    rounds(|counts| {
+        let tensors: Vec<_> = (0..BATCH).map(|_| pair.tensor()).collect();
+        count(counts, &mut sends, || out.send(&from, tensors)).expect("sent");
+        drop(count(counts, &mut receives, || incoming.receive(&to).within(SOON).wait()).expect("received"));
+        pair.progress();
+    });
+    [sends, receives]
+}
+
+/// The bound of a figure: its last word in the line that begins with the name.
+fn bound(name: &str) -> Option<u64> {
+    let line = BOUNDS.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().parse().ok()
+}
+
+/// Counts and prints all figures. With `check`, ends the process with status 1 if one is above its
+/// bound, or if the short path does what it must not.
+pub fn run(check: bool) {
+    install().expect("a handler of SIGTRAP");
+    let pair = Pair::new();
+    let mut overhead = Samples::new("nothing", 1);
+    (0..COUNTED).for_each(|_| overhead.count(|| ()));
+    let overhead = overhead.figure(0).executed.instructions;
+    let mut all = Vec::new();
+    all.extend(value_first(&pair));
+    all.extend(receive_first(&pair));
+    all.extend(second_thread(&pair));
+    all.extend(without_credit(&pair));
+    all.extend(batch(&pair));
+    println!(
+        "{:24} {:>12} {:>6} {:>6} {:>5} {:>5} {:>6}",
+        "per tensor of 8 B", "instructions", "locked", "clock", "hash", "calls", "heap"
+    );
+    let mut failures = Vec::new();
+    for Figure { name, executed, allocations } in all.into_iter().map(|samples| samples.figure(overhead)) {
+        let Executed { instructions, locked, clock, hash, system_calls } = executed;
+        println!(
+            "{name:24} {instructions:12} {locked:6} {clock:6} {hash:5} {system_calls:5} {allocations:6}"
+        );
+        match bound(name) {
+            Some(bound) if instructions <= bound => {}
+            Some(bound) => failures.push(format!("{name}: {instructions} instructions, at most {bound}")),
+            None => failures.push(format!("{name} has no bound in bounds.txt")),
+        }
+        let is_short = name.starts_with("value first");
+        if is_short && [locked, clock, hash, system_calls, allocations] != [0; 5] {
+            failures.push(format!("{name}: locked, clock, hash, system calls and allocations must be 0"));
+        }
+    }
+    if check && !failures.is_empty() {
+        failures.iter().for_each(|failure| eprintln!("{failure}"));
+        std::process::exit(1);
+    }
+}
