@@ -101,10 +101,11 @@ impl Pair {
                     ("join_timeout", "60s"),
                     ("stop_timeout", "300ms"),
                 ];
-                let builder = Node::builder().member("w", task);
-                let set =
-                    |builder: tensorwire::NodeBuilder, (key, value): (&str, &str)| builder.set(key, value);
-                let node = settings.into_iter().fold(builder, set).start().expect("a node");
+                let mut builder = Node::builder().member("w", task);
+                for (key, value) in settings {
+                    builder = builder.set(key, value);
+                }
+                let node = builder.start().expect("a node");
                 node.join().expect("the other node");
                 node
             })

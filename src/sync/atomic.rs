@@ -32,13 +32,3 @@ pub(super) fn spin_loop() {
 pub(super) fn spin_loop() {
     std::hint::spin_loop();
 }
-
-/// Lets time pass. Loom has none.
-#[cfg(tensorwire_loom)]
-pub(super) fn sleep(_: std::time::Duration) {
-    loom::thread::yield_now();
-}
-#[cfg(not(tensorwire_loom))]
-pub(super) fn sleep(time: std::time::Duration) {
-    std::thread::sleep(time);
-}

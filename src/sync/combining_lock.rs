@@ -1,8 +1,7 @@
 //! The combining lock: at most one thread has it, and no submitted command is forgotten.
 
-use super::atomic::{AtomicU32, Ordering, sleep, spin_loop};
+use super::atomic::{AtomicU32, Ordering, spin_loop};
 use super::{MAX_THREADS, heavy_fence, light_fence, register_membarrier, thread_index};
-use std::time::Duration;
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
@@ -19,6 +18,9 @@ const NOBODY: u32 = u32::MAX;
 const FIRST_PATIENCE: u32 = 64;
 /// The most runs that are waited for. The number doubles with each bias that is revoked.
 const LAST_PATIENCE: u32 = 1 << 20;
+
+/// Spins in place of a fence that the kernel refuses: some milliseconds.
+const SPINS_FOR_FENCE: u32 = 100_000;
 
 /// Lets one thread at a time work, and has it carry out what the other threads have submitted.
 ///
@@ -220,9 +222,9 @@ impl CombiningLock {
 
     fn heavy_fence(&self) {
         if !heavy_fence(self.has_membarrier) {
-            // A filter of system calls was set since the process was registered. In this time the
-            // CPU of the other thread completes its stores.
-            sleep(Duration::from_millis(1));
+            // A filter of system calls was set since the process was registered. Meanwhile the CPU
+            // of the other thread completes its stores.
+            (0..SPINS_FOR_FENCE).for_each(|_| spin_loop());
         }
     }
 

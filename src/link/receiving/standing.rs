@@ -346,7 +346,7 @@ impl<C> Link<C> {
         if !cx.standing_bytes.has_room(meta.bytes()) {
             return None;
         }
-        let target = cx.pool.landing(&meta).ok()?;
+        let target = cx.pool.landing(meta).ok()?;
         self.grant(cx, target).ok()
     }
 
