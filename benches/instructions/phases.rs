@@ -12,9 +12,9 @@ const SOON: Duration = Duration::from_secs(30);
 /// Tensors before the first that is counted.
 const WARM_UP: usize = 200;
 /// Tensors that are counted. The median is the figure.
-const COUNTED: usize = 101;
+const COUNTED: usize = 11;
 /// Tensors of a batch.
-const BATCH: usize = 64;
+const BATCH: usize = 8;
 
 const BOUNDS: &str = include_str!("bounds.txt");
 
