@@ -206,6 +206,27 @@ fn the_thread_that_makes_progress_wakes_the_task_once() {
 }
 
 #[test]
+fn a_thread_that_waits_for_another_edge_wakes_the_task() {
+    run(2, &[("poll", "inline")], |node, task| {
+        for n in 0..50 {
+            let step = node.step(n).expect("a step");
+            if task == 0 {
+                step.recv(&node.edge_from("w", 1, "next").expect("an edge"), SOON).expect("received");
+                step.send(&there(node, "x"), counting(node, n as f32, 1)).expect("sent");
+                step.send(&there(node, "y"), counting(node, 0.0, 1)).expect("sent");
+                continue;
+            }
+            let (mut pending, woken) = (begin(&step, &here(node, "x")), Arc::new(WokenBy::default()));
+            assert!(!poll_by(&mut pending, &woken.clone().into()));
+            step.send_dead(&node.edge_to("w", 0, "next").expect("an edge")).expect("sent");
+            step.recv(&here(node, "y"), SOON).expect("received");
+            assert_eq!(*woken.0.lock().expect("no panic"), [thread::current().id()], "step {n}");
+            assert_eq!(values(&block_on(pending).expect("received").tensor), [n as f32]);
+        }
+    });
+}
+
+#[test]
 fn the_value_of_a_future_that_is_dropped_is_for_the_next_receive() {
     run(2, &[], |node, task| {
         let step = node.step(1).expect("a step");
