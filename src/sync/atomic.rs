@@ -1,7 +1,7 @@
 //! The atomics of the standard library, or those of loom where loom checks this module.
 
 #[cfg(tensorwire_loom)]
-pub(super) use loom::cell::UnsafeCell;
+pub(crate) use loom::cell::UnsafeCell;
 #[cfg(tensorwire_loom)]
 pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 #[cfg(not(tensorwire_loom))]
@@ -9,16 +9,17 @@ pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// As loom's cell, which checks that no two threads are in `with_mut` at once.
 #[cfg(not(tensorwire_loom))]
-pub(super) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(tensorwire_loom))]
 impl<T> UnsafeCell<T> {
-    pub(super) const fn new(value: T) -> Self {
+    pub(crate) const fn new(value: T) -> Self {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }
 
     #[inline]
-    pub(super) fn with_mut<R>(&self, body: impl FnOnce(*mut T) -> R) -> R {
+    pub(crate) fn with_mut<R>(&self, body: impl FnOnce(*mut T) -> R) -> R {
         body(self.0.get())
     }
 }

@@ -27,6 +27,7 @@ mod waking;
 pub(crate) mod words;
 
 pub(crate) use asymmetric_fence::{heavy_fence, light_fence, register_membarrier};
+pub(crate) use atomic::UnsafeCell;
 pub(crate) use combining_lock::{CombiningLock, LockOutcome};
 pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
 pub use event_count::Sleep;

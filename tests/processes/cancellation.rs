@@ -388,28 +388,43 @@ fn role_sends_once() {
     }
 }
 
-#[test]
-fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
-    if lacks_requests() {
-        return;
-    }
-    let cluster = cluster(2);
-    let other = Other::start_with("cancellation::role_sends_once", &cluster, &[("TEST_RECEIVE", "copy")]);
-    let node = joined(&cluster, 0, "copy");
+/// Timeout of a receive from a stopped peer.
+const STOPPED_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Receives a value of another process, stops that process, and gives up another receive. Returns
+/// how long the second receive took.
+fn given_up_on_stopped_peer(cluster: &str) -> (Other, Node, Step, Duration) {
+    let other = Other::start_with("cancellation::role_sends_once", cluster, &[("TEST_RECEIVE", "copy")]);
+    let node = joined(cluster, 0, "copy");
     let step = node.step(0).expect("new");
     let edge = node.edge_from("w", 1, "x").expect("edge");
     step.recv(&edge, SOON).expect("its meta-data is known from now on");
     until(&node, "the end of the tensor", || node.pool().is_empty());
     other.suspend();
     let given = node.tensor(DType::F32, &[1000]).expect("room");
-    let (timeout, begun) = (Duration::from_millis(50), Instant::now());
+    let begun = Instant::now();
     let pending = step.receive(&edge).into(given).begin().expect("begun");
-    let error = pending.wait_timeout(timeout).map(|_| ()).expect_err("the peer is stopped");
+    let error = pending.wait_timeout(STOPPED_TIMEOUT).map(|_| ()).expect_err("the peer is stopped");
     let took = begun.elapsed();
     println!("the receive ended after {took:?}");
-    assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == timeout), "{error}");
+    assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == STOPPED_TIMEOUT), "{error}");
+    assert!(took < SOON, "{took:?}");
+    (other, node, step, took)
+}
+
+fn nothing_was_sent(node: &Node, step: &Step) {
+    let edge = node.edge_from("w", 1, "x").expect("edge");
+    assert!(matches!(step.recv(&edge, STOPPED_TIMEOUT), Err(Error::DeadlineExceeded { .. })));
+}
+
+#[test]
+fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
+    if lacks_requests() {
+        return;
+    }
+    let (other, node, step, took) = given_up_on_stopped_peer(&cluster(2));
     // The deadline, and the default `cancel_grace` of 100 ms.
-    assert!(took >= Duration::from_millis(150) && took < SOON, "{took:?}");
+    assert!(took >= Duration::from_millis(150), "{took:?}");
     let stopped = Instant::now();
     while stopped.elapsed() < Duration::from_millis(500) {
         node.progress().expect("the peer is not lost");
@@ -418,7 +433,7 @@ fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
     }
     other.signal("CONT");
     until(&node, "the end of the quarantine", || quarantined(&node) == 0 && node.pool().is_empty());
-    assert!(matches!(step.recv(&edge, timeout), Err(Error::DeadlineExceeded { .. })), "nothing was sent");
+    nothing_was_sent(&node, &step);
 }
 
 /// A peer never writes to the destination of a receive.
@@ -427,26 +442,12 @@ fn where_edge_windows_are_exchanged_a_receive_from_a_stopped_peer_gives_up_at_it
     if lacks_windows() {
         return;
     }
-    let cluster = cluster(2);
-    let other = Other::start_with("cancellation::role_sends_once", &cluster, &[("TEST_RECEIVE", "copy")]);
-    let node = joined(&cluster, 0, "copy");
-    let step = node.step(0).expect("new");
-    let edge = node.edge_from("w", 1, "x").expect("edge");
-    step.recv(&edge, SOON).expect("the peer serves");
-    until(&node, "the end of the tensor", || node.pool().is_empty());
-    other.suspend();
-    let given = node.tensor(DType::F32, &[1000]).expect("room");
-    let (timeout, begun) = (Duration::from_millis(50), Instant::now());
-    let pending = step.receive(&edge).into(given).begin().expect("begun");
-    let error = pending.wait_timeout(timeout).map(|_| ()).expect_err("the peer is stopped");
-    let took = begun.elapsed();
-    println!("the receive ended after {took:?}");
-    assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == timeout), "{error}");
-    assert!(took >= timeout && took < SOON, "{took:?}");
+    let (other, node, step, took) = given_up_on_stopped_peer(&cluster(2));
+    assert!(took >= STOPPED_TIMEOUT, "{took:?}");
     assert_eq!(quarantined(&node), 0);
     assert!(node.pool().is_empty(), "the destination is free at once");
     other.signal("CONT");
-    assert!(matches!(step.recv(&edge, timeout), Err(Error::DeadlineExceeded { .. })), "nothing was sent");
+    nothing_was_sent(&node, &step);
 }
 
 #[test]

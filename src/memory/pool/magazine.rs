@@ -197,9 +197,11 @@ impl Magazines {
             cached: AtomicI64::new(0),
             owned: UnsafeCell::new(Owned { lists: self.lists(), bare: Chain::new(), bare_len: 0, limit: 0 }),
         }));
+        // Release: whoever finds the magazine finds all of it.
         self.table[index].store(magazine, Ordering::Release);
-        // Before the owner enters: the thread that stops the owners reads it behind its barrier.
-        self.shared.used.fetch_max(index + 1, Ordering::Release);
+        // Relaxed: only the table leads to the magazine. Both are stored, in any order, before the
+        // owner enters: the thread that stops the owners reads them behind its barrier.
+        self.shared.used.fetch_max(index + 1, Ordering::Relaxed);
         // SAFETY: as in `at`.
         unsafe { &*magazine }
     }
@@ -213,7 +215,7 @@ impl Magazines {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Magazine> {
-        let used = self.shared.used.load(Ordering::Acquire);
+        let used = self.shared.used.load(Ordering::Relaxed);
         (0..used).filter_map(|index| self.at(index))
     }
 
