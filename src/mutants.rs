@@ -1,5 +1,5 @@
-//! Bugs that can be switched on, to prove that the tests find them: the simulation of whole
-//! engines, the exploration of edge windows, and the tests of single parts.
+//! Bugs that can be switched on, to prove that the tests find them. These tests are the simulation
+//! of whole engines, the exploration of edge windows, and the tests of modules.
 //!
 //! They exist only in a build with `--cfg tensorwire_mutants`, which `tests/nightly` makes. In any
 //! other build [`is_on`] is a constant, and the compiler removes each mutant.
@@ -139,9 +139,9 @@ mutants! {
         /// A record lets its receiver keep a loan for which the sender has no permit.
         BorrowedWithoutPermit,
         /// A value that fits no waiting receive is thrown away.
-        MisfitDropped,
+        MismatchDropped,
         /// A value that does not fit a direct receive is thrown away.
-        DirectMisfitDropped,
+        DirectMismatchDropped,
         /// A value that waits for credit is not counted as outstanding.
         WaitingValueUncounted,
         /// The values that the end of a step drops are still counted as outstanding.

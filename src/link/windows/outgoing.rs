@@ -176,7 +176,7 @@ fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {
 #[cold]
 fn too_long(tensor: &Tensor) -> Status {
     let message = format!(
-        "{} can't be sent: the fabric lends no such tensor, and a message carries at most {MAX_UNLENT} bytes; \
+        "{} can't be sent: the fabric does not lend it, and a message carries {MAX_UNLENT} bytes at most; \
          send it in parts",
         tensor.meta()
     );

@@ -115,7 +115,7 @@ impl Matching {
         while let Some((receive, held)) = next.take() {
             let (peer, edge) = (receive.peer, receive.edge);
             let Held { step, in_window, value } = held;
-            let left = Self::offer(lanes, receive, value).filter(|_| !is_on(Mutant::MisfitDropped));
+            let left = Self::offer(lanes, receive, value).filter(|_| !is_on(Mutant::MismatchDropped));
             let Some(value) = left else { return };
             let incoming = &mut self.peers[peer.0 as usize].incoming;
             let Some((waiter, held)) = incoming.put_back(edge, Held { step, in_window, value }) else {
@@ -182,7 +182,7 @@ impl Matching {
         };
         let Held { step, in_window, value } = held;
         let (result, left) = received(lanes, key, given, value);
-        if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMisfitDropped)) {
+        if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
             self.hold_again(lanes, peer, edge, Held { step, in_window, value });
         }
         self.send_due(lanes, peer, edge);

@@ -248,8 +248,8 @@ mod loom_tests {
         });
     }
 
-    /// A thread makes its magazine and a tensor there, another drops the tensor, and a third counts:
-    /// a drop is not counted without what was made.
+    /// A thread makes its magazine and a tensor there. Another drops the tensor, and a third
+    /// counts. A drop is not counted without its tensor.
     #[test]
     fn loom_a_tensor_of_a_new_magazine_is_counted_before_its_drop() {
         model(2, || {
