@@ -2,8 +2,8 @@
 
 use crate::trace::{Executed, install, traced};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 use tensorwire::{Batch, DType, Edge, Node, Step, Tensor};
@@ -18,15 +18,17 @@ const BATCH: usize = 8;
 
 const BOUNDS: &str = include_str!("bounds.txt");
 
-/// Counts allocations.
+/// Counts the allocations of each thread.
 struct Counting;
 
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
 
 // SAFETY: as the system's allocator, which does the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
@@ -61,9 +63,9 @@ impl Samples {
     }
 
     fn count<R>(&mut self, body: impl FnOnce() -> R) -> R {
-        let before = ALLOCATIONS.load(Relaxed);
+        let before = ALLOCATIONS.get();
         let (result, executed) = traced(body);
-        self.allocations = self.allocations.max(ALLOCATIONS.load(Relaxed) - before);
+        self.allocations = self.allocations.max(ALLOCATIONS.get() - before);
         self.executed.push(executed);
         result
     }
@@ -237,6 +239,18 @@ fn batch(pair: &Pair) -> [Samples; 2] {
     [sends, receives]
 }
 
+/// The begin and the cleanup of a step without values.
+fn steps(pair: &Pair) -> [Samples; 2] {
+    let [mut begins, mut ends] = [Samples::new("step, begin", 1), Samples::new("step, cleanup", 1)];
+    let mut id = 1000;
+    rounds(|counts| {
+        id += 1;
+        let step = count(counts, &mut begins, || pair.sender.step(id)).expect("a step");
+        count(counts, &mut ends, || step.cleanup());
+    });
+    [begins, ends]
+}
+
 /// The bound of a figure: its last word in the line that begins with the name.
 fn bound(name: &str) -> Option<u64> {
     let line = BOUNDS.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -257,6 +271,7 @@ pub fn run(check: bool) {
     all.extend(second_thread(&pair));
     all.extend(without_credit(&pair));
     all.extend(batch(&pair));
+    all.extend(steps(&pair));
     println!(
         "{:24} {:>12} {:>6} {:>6} {:>5} {:>5} {:>6}",
         "per tensor of 8 B", "instructions", "locked", "clock", "hash", "calls", "heap"

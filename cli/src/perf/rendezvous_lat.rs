@@ -125,12 +125,7 @@ impl RendezvousLat {
         let Some(into) = self.into.take() else {
             return Err(Abort::Failed("the last receive failed".into()));
         };
-        let received = self
-            .step
-            .receive(&self.from)
-            .into(into)
-            .begin()
-            .and_then(|pending| pending.wait_timeout(ROUND_TIMEOUT));
+        let received = self.step.receive(&self.from).into(into).within(ROUND_TIMEOUT).wait();
         self.into = Some(received?.tensor);
         Ok(())
     }
