@@ -127,8 +127,14 @@ impl Shape {
 impl PartialEq for Shape {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        // Not as slices, which costs a call.
-        self.rank() == other.rank() && self.dims().iter().zip(other.dims()).all(|(one, other)| one == other)
+        match (&self.0, &other.0) {
+            // The dimensions beyond the rank are 0. A comparison of slices would cost a call.
+            (Dims::Inline { rank, dims }, Dims::Inline { rank: other, dims: others }) => {
+                rank == other && dims == others
+            }
+            (Dims::Heap(dims), Dims::Heap(others)) => dims == others,
+            _ => false,
+        }
     }
 }
 
