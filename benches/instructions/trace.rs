@@ -21,8 +21,8 @@ pub struct Executed {
     pub locked: u64,
     /// Reads of the time-stamp counter. Each read of a clock has one.
     pub clock: u64,
-    /// Multiplications of 64 by 64 bits to 128. The hash function of the library's tables (foldhash)
-    /// has some for each look-up; nothing else on the path has any.
+    /// Multiplications of 64 by 64 bits to 128. The hash function of the library's tables
+    /// (foldhash) has some for each look-up; nothing else on the path has any.
     pub hash: u64,
     /// System calls.
     pub system_calls: u64,
@@ -52,9 +52,9 @@ impl Executed {
 
 /// Counts an instruction by its first bytes.
 extern "C" fn on_trap(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes the context of the interrupted thread. Its instruction pointer is at
-    // the next instruction, which can be read; eight bytes behind its start are mapped too, except
-    // at the end of the last page of code, which holds no code of this program.
+    // SAFETY: the kernel passes the context of the interrupted thread. Its instruction pointer is
+    // at the next instruction, which can be read; eight bytes behind its start are mapped too,
+    // except at the end of the last page of code, which holds no code of this program.
     let bytes = unsafe {
         let registers = &(*context.cast::<ucontext_t>()).uc_mcontext.gregs;
         *(registers[libc::REG_RIP as usize] as *const [u8; 8])
@@ -94,8 +94,8 @@ pub fn install() -> Result<(), Error> {
 #[inline(never)]
 pub fn traced<R>(body: impl FnOnce() -> R) -> (R, Executed) {
     let before = Executed::now();
-    // SAFETY: sets the trap flag, whose handler is installed. The stack is as before afterwards. The
-    // red zone is skipped, as the push would overwrite it.
+    // SAFETY: sets the trap flag, whose handler is installed. The stack is as before afterwards.
+    // The red zone is skipped, as the push would overwrite it.
     unsafe {
         std::arch::asm!(
             "lea rsp, [rsp - 128]",

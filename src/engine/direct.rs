@@ -65,7 +65,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Polls until `wait` has its result or the timeout has passed. Calls [`DirectTake::take`] at
     /// first and after each poll that brings something, and [`DirectTake::take_short`] in between.
-    /// Leaves off if the mode is not inline, the lock is taken, or another thread submits a command.
+    /// Leaves off if the mode is not inline, the lock is taken, or another thread submits a
+    /// command.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
@@ -165,9 +166,9 @@ mod tests {
     }
 
     /// Calls itself for each take.
-    struct Taker<F>(F);
+    struct TakeFn<F>(F);
 
-    impl<R, F: FnMut() -> Option<R>> DirectTake<ShmPort, TestHandler> for Taker<F> {
+    impl<R, F: FnMut() -> Option<R>> DirectTake<ShmPort, TestHandler> for TakeFn<F> {
         type Taken = R;
 
         fn take(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> Option<R> {
@@ -185,7 +186,7 @@ mod tests {
             looks += 1;
             (looks == found_at).then_some(looks)
         };
-        engine.wait_direct(timeout, Taker(take)).expect("usable")
+        engine.wait_direct(timeout, TakeFn(take)).expect("usable")
     }
 
     #[test]
@@ -223,7 +224,7 @@ mod tests {
             }
             None::<()>
         };
-        let waited = engine.wait_direct(Duration::from_secs(100), Taker(take)).expect("usable");
+        let waited = engine.wait_direct(Duration::from_secs(100), TakeFn(take)).expect("usable");
         assert!(matches!(waited, DirectWait::Elsewhere(None)));
     }
 

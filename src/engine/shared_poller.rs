@@ -17,10 +17,10 @@ use std::time::Duration;
 /// A poller shared by the threads of a process. One of them holds it at a time.
 ///
 /// In the inline and adaptive modes a calling thread takes the [combining lock](CombiningLock) with
-/// one compare-and-swap. In inline mode, a thread that calls alone needs none. It runs its own command and all submitted ones, polls, and releases the
-/// lock. A thread that finds the lock taken submits its command to a queue, which the holder checks
-/// before and after the release. In the dedicated mode the background poller holds the lock from
-/// start to end.
+/// one compare-and-swap. In inline mode, a thread that calls alone needs none. It runs its own
+/// command and all submitted ones, polls, and releases the lock. A thread that finds the lock taken
+/// submits its command to a queue, which the holder checks before and after the release. In the
+/// dedicated mode the background poller holds the lock from start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
     lock: CachePadded<CombiningLock>,
     pub(super) submissions: SubmissionQueue<H::Command>,

@@ -131,7 +131,7 @@ pub struct Links<P: Port, C> {
     pub(super) links: LinkTable<C>,
     pub(super) events: VecDeque<LinkEvent<C>>,
     /// Messages of edge windows. Those of a link came before its events.
-    windows: VecDeque<(LinkId, WindowEvent)>,
+    pub(super) windows: VecDeque<(LinkId, WindowEvent)>,
     standing_bytes: StandingBytes,
     pub(super) completions: Completions,
     pub(super) batch: BatchState,
@@ -289,12 +289,6 @@ impl<P: Port, C> Links<P, C> {
     #[inline]
     pub fn next_window(&mut self) -> Option<(LinkId, WindowEvent)> {
         self.windows.pop_front()
-    }
-
-    /// Whether there is no event, no message of edge windows and no open batch.
-    #[inline]
-    pub fn is_quiet(&self) -> bool {
-        self.events.is_empty() && self.windows.is_empty() && !self.batch.is_open
     }
 
     /// Whether [`Links::next_event`] has an event.

@@ -15,9 +15,9 @@ const INSIDE: u32 = 2;
 /// No thread.
 const NOBODY: u32 = u32::MAX;
 /// Runs of one thread, without another thread in between, after which it gets the bias.
-const FIRST_PATIENCE: u32 = 64;
+const FIRST_RUNS: u32 = 64;
 /// The most runs that are waited for. The number doubles with each bias that is revoked.
-const LAST_PATIENCE: u32 = 1 << 20;
+const MOST_RUNS: u32 = 1 << 20;
 
 /// Spins in place of a fence that the kernel refuses: some milliseconds.
 const SPINS_FOR_FENCE: u32 = 100_000;
@@ -46,7 +46,7 @@ pub(crate) struct CombiningLock {
     last: AtomicU32,
     runs: AtomicU32,
     /// Runs in a row after which a thread gets the bias. Guarded by `state`.
-    patience: AtomicU32,
+    bias_after: AtomicU32,
     has_membarrier: bool,
 }
 
@@ -63,10 +63,10 @@ pub(crate) enum LockOutcome {
 
 impl CombiningLock {
     pub fn new() -> Self {
-        CombiningLock::with(MAX_THREADS, FIRST_PATIENCE)
+        CombiningLock::with(MAX_THREADS, FIRST_RUNS)
     }
 
-    fn with(threads: usize, patience: u32) -> Self {
+    fn with(threads: usize, bias_after: u32) -> Self {
         CombiningLock {
             state: AtomicU32::new(FREE),
             bias: AtomicU32::new(NOBODY),
@@ -74,7 +74,7 @@ impl CombiningLock {
             biased: AtomicU32::new(NOBODY),
             last: AtomicU32::new(NOBODY),
             runs: AtomicU32::new(0),
-            patience: AtomicU32::new(patience),
+            bias_after: AtomicU32::new(bias_after),
             has_membarrier: register_membarrier(),
         }
     }
@@ -189,8 +189,8 @@ impl CombiningLock {
         }
     }
 
-    /// Revokes the bias of another thread. Returns whether no thread is inside by the bias. A thread
-    /// that is looks at the queue when it goes out. The caller holds `state`.
+    /// Revokes the bias of another thread. Returns whether no thread is inside by the bias. A
+    /// thread that is looks at the queue when it goes out. The caller holds `state`.
     fn keeps_out_others(&self, thread: u32) -> bool {
         let biased = self.biased.load(Ordering::Relaxed);
         let Some(presence) = self.presences.get(biased as usize) else { return true };
@@ -199,8 +199,8 @@ impl CombiningLock {
         }
         if self.bias.load(Ordering::Relaxed) != NOBODY {
             self.bias.store(NOBODY, Ordering::Release);
-            let patience = self.patience.load(Ordering::Relaxed);
-            self.patience.store((2 * patience).min(LAST_PATIENCE), Ordering::Relaxed);
+            let bias_after = self.bias_after.load(Ordering::Relaxed);
+            self.bias_after.store((2 * bias_after).min(MOST_RUNS), Ordering::Relaxed);
         }
         self.heavy_fence();
         loop {
@@ -233,7 +233,7 @@ impl CombiningLock {
         let is_same = self.last.load(Ordering::Relaxed) == thread && may_bias;
         let runs = if is_same { self.runs.load(Ordering::Relaxed) + 1 } else { 1 };
         self.last.store(thread, Ordering::Relaxed);
-        let is_due = runs >= self.patience.load(Ordering::Relaxed) && thread != NOBODY;
+        let is_due = runs >= self.bias_after.load(Ordering::Relaxed) && thread != NOBODY;
         if is_due && may_bias && self.has_membarrier {
             // Release: a thread that enters by its bias sees what it and others did before.
             self.biased.store(thread, Ordering::Relaxed);
@@ -426,7 +426,7 @@ mod loom_tests {
     }
 
     /// Every interleaving of two threads, one of which submits several times; and of three with up
-    /// to two preemptions. A thread gets the bias after `patience` runs.
+    /// to two preemptions. A thread gets the bias after `bias_after` runs.
     #[test]
     fn loom_every_queued_command_is_run_by_a_lock_holder() {
         submits(1, 2, 9, None);
@@ -439,12 +439,12 @@ mod loom_tests {
         submits(2, 2, 1, Some(2));
     }
 
-    fn submits(others: u32, own: usize, patience: u32, preemptions: Option<usize>) {
+    fn submits(others: u32, own: usize, bias_after: u32, preemptions: Option<usize>) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = preemptions;
         model.check(move || {
             let shared = Arc::new(Shared {
-                lock: CombiningLock::with(3, patience),
+                lock: CombiningLock::with(3, bias_after),
                 queued: AtomicUsize::new(0),
                 done: UnsafeCell::new(0),
             });

@@ -35,6 +35,12 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
+    /// Whether there is no event, no message of edge windows and no open batch.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.events.is_empty() && self.windows.is_empty() && !self.batch.is_open
+    }
+
     pub(in crate::link) fn end_batch(&mut self) {
         if std::mem::take(&mut self.batch.is_open) {
             self.links.for_each_backlogged(|link| link.out.flush(&mut self.port, &self.counters, false));

@@ -1,5 +1,5 @@
-//! The short path of small tensors: a record that is one [`ShortMessage`](crate::wire::ShortMessage)
-//! goes from the tensor to the port, and from the port to the tensor.
+//! The short path of small tensors. Their record is one [`ShortMessage`], which goes from the
+//! tensor to the port, or from the port to the tensor.
 
 use crate::fabric::{LinkId, Port};
 use crate::link::links::{Link, Links};
@@ -11,8 +11,8 @@ use crate::wire::message::{Placement, PlainRecord, SHORT_TENSOR};
 use crate::wire::{EdgeId, ShortMessage};
 
 impl<P: Port, C> Links<P, C> {
-    /// Sends the record of a small tensor, if the link needs nothing else for it. Returns whether it
-    /// did. [`Links::window_to_receiver`] sends any value.
+    /// Sends the record of a small tensor, if the link needs nothing else for it. Returns whether
+    /// it did. [`Links::window_to_receiver`] sends any value.
     #[inline]
     pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
         if self.batch.is_open {

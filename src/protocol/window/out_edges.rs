@@ -119,8 +119,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.get(index).is_some_and(|named| named.edge.can_leave(step))
     }
 
-    /// The record of a value that leaves at once if it is offered now, without the value. `None` for
-    /// a value that takes more than its record.
+    /// The record of a value that leaves at once if it is offered now, without the value. `None`
+    /// for a value that takes more than its record.
     #[inline]
     pub fn next_record(&self, index: u32, step: u64) -> Option<Record<()>> {
         let named = self.edges.get(index).filter(|_| !self.options.resends)?;

@@ -11,9 +11,9 @@
 //! * 38 `RESUMED`
 //! * 39 `META`: meta, whose version is the id of later records
 //! * 40 `RECORD`: flags u8, n u16, edge, meta id u16, step u64, with the checksum flag checksum
-//!   u64. The kind in the flags says what follows: the bytes of the tensor (the rest), or a loan,
-//!   which the borrow flag lets the receiver keep. Dead values and errors have meta id 0. An error
-//!   has a status behind.
+//!   u64. The kind in the flags says what follows: the bytes of the tensor (the rest), or a loan.
+//!   The borrow flag lets the receiver keep the loan. Dead values and errors have meta id 0. An
+//!   error has a status behind.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
 //!

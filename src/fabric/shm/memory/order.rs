@@ -7,8 +7,8 @@
 //! | 1, 2 | key, regions and offset of the target |
 //! | 3..7 | source; place and number of a loan or read |
 //!
-//! The payload of a send goes on at word 1, that of an inline write begins at word 3. Without a long
-//! payload an order fits in its slot.
+//! The payload of a send goes on at word 1, that of an inline write begins at word 3. Without a
+//! long payload an order fits in its slot.
 
 use super::slot::MAX_WORDS;
 use crate::fabric::shm::violation::ShmViolation;
