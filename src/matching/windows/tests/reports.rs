@@ -55,3 +55,29 @@ fn a_receive_without_a_number_and_a_value_without_a_link_say_why_they_wait() {
     assert_eq!((reports.waiting, reports.edges[0].wait), (1, Some(EdgeWait::NoLink)), "{reports}");
     pair.end(1..=1);
 }
+
+#[test]
+fn calls_that_fail_at_once_leave_no_edge_behind() {
+    let mut pair = Pair::new(1);
+    pair.begin_steps(1..=1);
+    let value = Value::Dead;
+    let Side { matching, lanes, .. } = &mut pair.sides[SENDER];
+    let full = matching.send_now(lanes, (TO_RECEIVER, key("full", 1).borrowed()), value, 0);
+    assert!(full.is_err(), "no value may wait");
+    pair.lose();
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    for n in 0..100 {
+        let key = key(&n.to_string(), 1);
+        let result = matching.receive_now(
+            lanes,
+            (TO_SENDER, key.borrowed()),
+            &mut Some(Destination::Alloc),
+            &mut None,
+        );
+        assert!(matches!(result, Some(Err(error)) if matches!(*error, Error::Stopped)), "{n}");
+    }
+    for side in [SENDER, RECEIVER] {
+        assert!(pair.reports(side).edges.is_empty(), "{}", pair.reports(side));
+    }
+    pair.end(1..=1);
+}
