@@ -1,7 +1,7 @@
 //! Calls without a command: a thread that gets the poller at once works on its handler itself.
 
 use super::{Engine, PollMode, Poller, Unusable, WaitStrategy};
-use crate::fabric::Port;
+use crate::fabric::{Port, ShortTake};
 use crate::link::{Handler, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
@@ -25,7 +25,7 @@ pub trait DirectTake<P: Port, H: Handler<P>> {
 
     /// As [`DirectTake::take`], if no message was handled since its last call. A look at the result
     /// alone, which costs less than a poll.
-    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken>;
+    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<Self::Taken>;
 }
 
 /// The outcome of [`Engine::wait_direct`].
@@ -111,8 +111,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     return DirectWait::Elsewhere(since);
                 }
                 for _ in 0..LOOKS_PER_POLL {
-                    if let Some(result) = poller.direct(|handler, links| wait.take_short(handler, links)) {
-                        return DirectWait::Ready(result);
+                    match poller.direct(|handler, links| wait.take_short(handler, links)) {
+                        ShortTake::Taken(result) => return DirectWait::Ready(result),
+                        ShortTake::Nothing => {}
+                        ShortTake::Other => break,
                     }
                 }
                 if poller.poll_direct() > 0
@@ -175,8 +177,8 @@ mod tests {
             self.0()
         }
 
-        fn take_short(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> Option<R> {
-            None
+        fn take_short(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> ShortTake<R> {
+            ShortTake::Other
         }
     }
 

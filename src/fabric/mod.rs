@@ -312,11 +312,15 @@ pub trait Port: Send + 'static {
     }
 
     /// Takes the next message of a link without a poll, if it has come, is short, and `accept`
-    /// returns a value for it. The message consumes a receive. `None`: the next poll has it, if
-    /// there is one. That is always so on a fabric where a look costs as much as a poll.
-    fn take_short<R>(&mut self, link: LinkId, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
+    /// returns a value for it. The message consumes a receive. A fabric where a look costs as much
+    /// as a poll returns [`ShortTake::Other`].
+    fn take_short<R>(
+        &mut self,
+        link: LinkId,
+        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+    ) -> ShortTake<R> {
         let _ = (link, accept);
-        None
+        ShortTake::Other
     }
 
     /// Writes at most [`LinkLimits::max_inline`] bytes, copied before this returns, to the start of
@@ -422,6 +426,36 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
 
     /// Ends one [`enter_wait`](Sleeper::enter_wait).
     fn exit_wait(&self);
+}
+
+/// The outcome of [`Port::take_short`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShortTake<R> {
+    /// The message has come, and was accepted.
+    Taken(R),
+    /// Nothing has come on the link.
+    Nothing,
+    /// Something may have come that a poll must handle.
+    Other,
+}
+
+impl<R> From<Option<R>> for ShortTake<R> {
+    #[inline]
+    fn from(taken: Option<R>) -> Self {
+        taken.map_or(ShortTake::Other, ShortTake::Taken)
+    }
+}
+
+impl<R> ShortTake<R> {
+    /// The same outcome with another value.
+    #[inline]
+    pub fn map<S>(self, change: impl FnOnce(R) -> S) -> ShortTake<S> {
+        match self {
+            ShortTake::Taken(taken) => ShortTake::Taken(change(taken)),
+            ShortTake::Nothing => ShortTake::Nothing,
+            ShortTake::Other => ShortTake::Other,
+        }
+    }
 }
 
 /// Why an operation was not posted.

@@ -1,7 +1,7 @@
 //! The paths to other processes: one per poller.
 
 use crate::engine::{DirectTake, DirectWait, Engine, Unusable};
-use crate::fabric::Port;
+use crate::fabric::{Port, ShortTake};
 use crate::link::{Destination, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::windows::ExpectedRecord;
 use crate::matching::{
@@ -325,9 +325,11 @@ impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
     }
 
     #[inline]
-    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
-        let expected = self.expected.as_ref()?;
-        handler.windows()?.take_short(links, expected, self.destination).map(Ok)
+    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<Self::Taken> {
+        match (&self.expected, handler.windows()) {
+            (Some(expected), Some(windows)) => windows.take_short(links, expected, self.destination).map(Ok),
+            _ => ShortTake::Other,
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::links::PortLinks;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
-use crate::fabric::{Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError};
+use crate::fabric::{
+    Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError, ShortTake,
+};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
 use std::sync::Arc;
@@ -169,8 +171,13 @@ impl Port for ShmPort {
     }
 
     #[inline]
-    fn take_short<R>(&mut self, link: LinkId, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
-        self.links.get_active(link)?.take_short(accept)
+    fn take_short<R>(
+        &mut self,
+        link: LinkId,
+        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+    ) -> ShortTake<R> {
+        let Some(link) = self.links.get_active(link) else { return ShortTake::Other };
+        link.take_short(accept)
     }
 
     #[inline]

@@ -1,9 +1,10 @@
 //! Short messages: from the caller to the ring, and from the ring to the caller, without an order
 //! or a completion in between.
 
-use crate::fabric::PostError;
 use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::memory::order::{send_of_word, send_word};
+use crate::fabric::shm::memory::slot::FirstWord;
+use crate::fabric::{PostError, ShortTake};
 use crate::wire::{SHORT_MESSAGE, ShortMessage};
 
 impl ShmLinkInner {
@@ -17,8 +18,19 @@ impl ShmLinkInner {
 
     /// See [`Port::take_short`](crate::fabric::Port::take_short).
     #[inline]
-    pub(super) fn take_short<R>(&mut self, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
-        let order = self.rings.inc.peek()?;
+    pub(super) fn take_short<R>(&mut self, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> ShortTake<R> {
+        match self.rings.inc.peek() {
+            Some(order) => self.take_short_of(order, accept).into(),
+            None => ShortTake::Nothing,
+        }
+    }
+
+    #[inline]
+    fn take_short_of<R>(
+        &mut self,
+        order: FirstWord,
+        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+    ) -> Option<R> {
         // A poll handles everything but a short message alone.
         let is_alone = self.is_up() && self.rings.is_quiet() && self.rings.posted > 0;
         let [head, words @ ..] = self.rings.inc.short();

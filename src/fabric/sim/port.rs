@@ -6,7 +6,7 @@ use super::network::SimNetwork;
 use super::side::{HeldMemory, MAX_GRANTS, SimArrival};
 use crate::fabric::{
     Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
-    PostError, Sleep, Sleeper,
+    PostError, ShortTake, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -166,9 +166,13 @@ impl Port for SimPort {
         })
     }
 
-    fn take_short<R>(&mut self, link: LinkId, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> Option<R> {
-        let side = self.side(link)?;
-        self.network.with(|state| {
+    fn take_short<R>(
+        &mut self,
+        link: LinkId,
+        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+    ) -> ShortTake<R> {
+        let Some(side) = self.side(link) else { return ShortTake::Other };
+        let taken = self.network.with(|state| {
             state.listen(side);
             let side = &mut state.sides[side];
             if state.processes[side.process.0 as usize].is_deaf(state.now) {
@@ -178,7 +182,8 @@ impl Port for SimPort {
             let accepted = accept(&ShortMessage::from_bytes(bytes)?)?;
             side.arrivals.pop_front();
             Some(accepted)
-        })
+        });
+        taken.into()
     }
 
     fn post_receives(&mut self, link: LinkId, count: u32) {

@@ -1,7 +1,7 @@
 //! The short path of small tensors. Their record is one [`ShortMessage`], which goes from the
 //! tensor to the port, or from the port to the tensor.
 
-use crate::fabric::{LinkId, Port};
+use crate::fabric::{LinkId, Port, ShortTake};
 use crate::link::links::{Link, Links};
 use crate::link::{Destination, Received, placement_of};
 use crate::memory::{Pool, Tensor, TensorMut};
@@ -30,17 +30,21 @@ impl<P: Port, C> Links<P, C> {
         link: LinkId,
         record: Record<()>,
         destination: &mut Option<Destination>,
-    ) -> Option<(Received, Placement)> {
-        let found = self.links.get_mut(link).filter(|link| link.takes_short())?;
-        let taken = self
-            .port
-            .take_short(link, |message| found.receive_short(&self.pool, record, message, destination))?;
+    ) -> ShortTake<(Received, Placement)> {
+        let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
+            return ShortTake::Other;
+        };
+        let accept = |message: &_| found.receive_short(&self.pool, record, message, destination);
+        let taken = self.port.take_short(link, accept);
+        if !matches!(taken, ShortTake::Taken(_)) {
+            return taken;
+        }
         self.counters.increment(Counter::MessagesReceived);
         let Link { id, depth, receive_credits, .. } = found;
         if receive_credits.consumed_alone(&mut self.port, *id, *depth) {
             self.counters.increment(Counter::CreditsPublished);
         }
-        Some(taken)
+        taken
     }
 }
 

@@ -1,7 +1,7 @@
 //! Drives the matching on the links of a poller.
 
 use super::{ExpectedRecord, Lanes, Matching, WINDOWS};
-use crate::fabric::{LinkFailure, LinkId, Port};
+use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
 use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
 use crate::link::{Destination, Handler, LinkEvent, Links, Received, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
@@ -75,8 +75,11 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         peer: PeerIndex,
         record: Record<()>,
         destination: &mut Option<Destination>,
-    ) -> Option<(Received, Placement)> {
-        self.links.take_short(self.connections.present(peer)?, record, destination)
+    ) -> ShortTake<(Received, Placement)> {
+        match self.connections.present(peer) {
+            Some(link) => self.links.take_short(link, record, destination),
+            None => ShortTake::Other,
+        }
     }
 }
 
@@ -156,7 +159,7 @@ impl WindowHandler {
         links: &mut Links<P, C>,
         expected: &ExpectedRecord,
         destination: &mut Option<Destination>,
-    ) -> Option<Delivery<Payload>> {
+    ) -> ShortTake<Delivery<Payload>> {
         self.with(links, |matching, lanes| matching.take_short(lanes, expected, destination))
     }
 

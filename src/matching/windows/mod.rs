@@ -27,6 +27,7 @@ pub use handler::WindowHandler;
 pub use short::ExpectedRecord;
 
 use super::{CALLS, CallId, Error, Members, PeerIndex, Steps, Waiter};
+use crate::fabric::ShortTake;
 use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
 use crate::link::{Destination, Received, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor};
@@ -86,7 +87,7 @@ pub trait Lanes {
         peer: PeerIndex,
         record: Record<()>,
         destination: &mut Option<Destination>,
-    ) -> Option<(Received, Placement)>;
+    ) -> ShortTake<(Received, Placement)>;
 }
 
 /// A receive that waits.

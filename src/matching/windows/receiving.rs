@@ -2,6 +2,7 @@
 
 use super::sending::is_over;
 use super::{ExpectedRecord, Lanes, Matching, WaitingReceive};
+use crate::fabric::ShortTake;
 use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{
     Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
@@ -152,7 +153,7 @@ impl Matching {
             }
             *expected = self.expected(peer, edge, key.step);
             if let Some(expected) = expected
-                && let Some(delivery) = self.take_short(lanes, expected, destination)
+                && let ShortTake::Taken(delivery) = self.take_short(lanes, expected, destination)
             {
                 return Some(Ok(delivery));
             }

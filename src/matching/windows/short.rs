@@ -5,6 +5,7 @@
 
 use super::receiving::delivery;
 use super::{Lanes, Matching};
+use crate::fabric::ShortTake;
 use crate::link::{Destination, TensorKeyRef};
 use crate::matching::{Delivery, Payload, PeerIndex};
 use crate::memory::Tensor;
@@ -56,11 +57,15 @@ impl Matching {
         lanes: &mut impl Lanes,
         expected: &ExpectedRecord,
         destination: &mut Option<Destination>,
-    ) -> Option<Delivery<Payload>> {
+    ) -> ShortTake<Delivery<Payload>> {
         let ExpectedRecord { peer, edge, record } = *expected;
-        let (received, sender) = lanes.take_short(peer, record, destination)?;
+        let (received, sender) = match lanes.take_short(peer, record, destination) {
+            ShortTake::Taken(taken) => taken,
+            ShortTake::Nothing => return ShortTake::Nothing,
+            ShortTake::Other => return ShortTake::Other,
+        };
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         incoming.took(edge, &mut |message| lanes.to_sender(peer, message));
-        Some(delivery(lanes, received, sender))
+        ShortTake::Taken(delivery(lanes, received, sender))
     }
 }

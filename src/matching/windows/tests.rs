@@ -5,6 +5,7 @@ mod reports;
 
 use super::*;
 
+use crate::fabric::ShortTake;
 use crate::link::placement_of;
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, ToldMeta};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
@@ -65,8 +66,8 @@ impl Lanes for TestLanes {
         _: PeerIndex,
         _: Record<()>,
         _: &mut Option<Destination>,
-    ) -> Option<(Received, Placement)> {
-        None
+    ) -> ShortTake<(Received, Placement)> {
+        ShortTake::Other
     }
 }
 
