@@ -84,6 +84,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.with_poller(|poller| {
             if !std::mem::replace(&mut has_run, true) {
                 outcome = self.poll_for(poller, timeout, &mut wait);
+                if let DirectWait::Ready(_) = outcome {
+                    poller.count_result(|| self.now());
+                }
             }
         })?;
         Ok(outcome)
@@ -143,10 +146,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::shared_poller::tests::{TestCommand, TestHandler, engine_with};
+    use crate::engine::shared_poller::tests::{TestCommand, TestHandler, engine_and_counters, engine_with};
     use crate::engine::{Clock, Executor};
     use crate::fabric::shm::ShmPort;
     use crate::sync::OneshotSender;
+    use crate::telemetry::Counter;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -196,6 +200,16 @@ mod tests {
         let (engine, clock) = engine();
         assert!(matches!(wait(&engine, Duration::from_secs(1), 1), DirectWait::Ready(1)));
         assert_eq!(clock.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn waits_that_find_their_results_at_once_poll_now_and_then() {
+        let (engine, counters) = engine_and_counters();
+        for waits in 1..=64 {
+            let found = engine.wait_direct(Duration::from_secs(1), TakeFn(|| Some(())));
+            assert!(matches!(found.expect("usable"), DirectWait::Ready(())));
+            assert_eq!(counters.snapshot().get(Counter::Polls), waits / 16);
+        }
     }
 
     #[test]

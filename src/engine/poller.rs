@@ -13,12 +13,20 @@ pub struct Poller<P: Port, H: Handler<P>> {
     active: bool,
     /// Whether the port is armed and nothing has come since.
     armed: bool,
+    /// Results of direct waits so far, modulo 2^32.
+    results: u32,
 }
+
+/// Results of direct waits between two polls: other links go on, also if each wait finds its
+/// result.
+const RESULTS_PER_POLL: u32 = 16;
+/// Results of direct waits between two ends of waits whose deadlines have passed.
+const RESULTS_PER_CLOCK: u32 = 1024;
 
 impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// A poller over these links.
     pub fn new(links: Links<P, H::Waiter>, handler: H) -> Self {
-        Poller { links, handler, active: false, armed: false }
+        Poller { links, handler, active: false, armed: false, results: 0 }
     }
 
     /// Runs a command and the events that it causes at once. Returns what [`Handler::command`]
@@ -59,6 +67,19 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
             self.events(Time::ZERO);
         }
         result
+    }
+
+    /// Counts a result that a direct wait has found, and polls now and then. `now` is called
+    /// rarely.
+    #[inline]
+    pub fn count_result(&mut self, now: impl FnOnce() -> Time) {
+        self.results = self.results.wrapping_add(1);
+        if self.results.is_multiple_of(RESULTS_PER_POLL) {
+            match self.results.is_multiple_of(RESULTS_PER_CLOCK) {
+                true => self.step(now()),
+                false => self.poll_direct(),
+            };
+        }
     }
 
     /// As [`Poller::step`], for a handler that needs no time, and without an end of waits.

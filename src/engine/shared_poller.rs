@@ -386,6 +386,11 @@ pub(super) mod tests {
         (engine_of(writer, Arc::new(Still), WaitStrategy::Yield), counters)
     }
 
+    /// An inline engine without links, and its counters.
+    pub fn engine_and_counters() -> (Engine<ShmPort, TestHandler>, Arc<crate::telemetry::Counters>) {
+        engine()
+    }
+
     /// An inline engine without links, whose waits spin.
     pub fn engine_with(clock: Arc<dyn Clock>) -> Engine<ShmPort, TestHandler> {
         engine_of(CountersWriter::new(), clock, WaitStrategy::Spin)

@@ -48,6 +48,8 @@ pub(crate) struct CombiningLock {
     /// Runs in a row after which a thread gets the bias. Guarded by `state`.
     bias_after: AtomicU32,
     has_membarrier: bool,
+    /// 1 as long as the kernel makes the barriers of a revocation, else 0.
+    may_bias: AtomicU32,
 }
 
 /// The outcome of an attempt to run under the lock.
@@ -67,6 +69,7 @@ impl CombiningLock {
     }
 
     fn with(threads: usize, bias_after: u32) -> Self {
+        let has_membarrier = register_membarrier();
         CombiningLock {
             state: AtomicU32::new(FREE),
             bias: AtomicU32::new(NOBODY),
@@ -75,7 +78,8 @@ impl CombiningLock {
             last: AtomicU32::new(NOBODY),
             runs: AtomicU32::new(0),
             bias_after: AtomicU32::new(bias_after),
-            has_membarrier: register_membarrier(),
+            has_membarrier,
+            may_bias: AtomicU32::new(has_membarrier.into()),
         }
     }
 
@@ -140,8 +144,14 @@ impl CombiningLock {
         light_fence(self.has_membarrier);
         let has_bias = self.bias.load(Ordering::Acquire) == thread;
         let is_sound = self.state.load(Ordering::Relaxed) != POISONED;
-        presence.store(if has_bias && is_sound { INSIDE } else { OUTSIDE }, Ordering::Release);
-        has_bias && is_sound
+        let may_enter = has_bias && is_sound;
+        presence.store(if may_enter { INSIDE } else { OUTSIDE }, Ordering::Release);
+        if !may_enter {
+            // Either the try of the lock that follows finds it released, or the thread that
+            // releases it sees the store above after its fence.
+            light_fence(self.has_membarrier);
+        }
+        may_enter
     }
 
     #[cold]
@@ -163,8 +173,12 @@ impl CombiningLock {
                 if self.release() == LockOutcome::Poisoned {
                     return LockOutcome::Poisoned;
                 }
-                // Others may have found `state` taken meanwhile. The thread that is inside looks at
-                // the queue after this fence, unless it has gone out.
+                // Work may have been left by this thread, or by others that found `state` taken.
+                // The thread that is inside looks at the queue after this fence, unless it has gone
+                // out. Without work no fence is needed: who leaves some later tries the lock again.
+                if !has_work() {
+                    return ran;
+                }
                 self.heavy_fence();
                 if self.is_any_inside() {
                     return ran;
@@ -201,17 +215,14 @@ impl CombiningLock {
             self.bias.store(NOBODY, Ordering::Release);
             let bias_after = self.bias_after.load(Ordering::Relaxed);
             self.bias_after.store((2 * bias_after).min(MOST_RUNS), Ordering::Relaxed);
+            // The thread does not enter by the bias after this fence, or its presence shows here.
+            self.heavy_fence();
         }
-        self.heavy_fence();
-        loop {
-            match presence.load(Ordering::Acquire) {
-                OUTSIDE => break,
-                INSIDE => return false,
-                _ => spin_loop(),
-            }
+        let is_outside = presence.load(Ordering::Acquire) == OUTSIDE;
+        if is_outside {
+            self.biased.store(NOBODY, Ordering::Relaxed);
         }
-        self.biased.store(NOBODY, Ordering::Relaxed);
-        true
+        is_outside
     }
 
     /// Whether a thread is inside by the bias, this one included.
@@ -222,8 +233,9 @@ impl CombiningLock {
 
     fn heavy_fence(&self) {
         if !heavy_fence(self.has_membarrier) {
-            // A filter of system calls was set since the process was registered. Meanwhile the CPU
-            // of the other thread completes its stores.
+            // A filter of system calls was set since the process was registered. No thread gets the
+            // bias again. Meanwhile the CPU of the other thread completes its stores.
+            self.may_bias.store(0, Ordering::Relaxed);
             (0..SPINS_FOR_FENCE).for_each(|_| spin_loop());
         }
     }
@@ -234,7 +246,7 @@ impl CombiningLock {
         let runs = if is_same { self.runs.load(Ordering::Relaxed) + 1 } else { 1 };
         self.last.store(thread, Ordering::Relaxed);
         let is_due = runs >= self.bias_after.load(Ordering::Relaxed) && thread != NOBODY;
-        if is_due && may_bias && self.has_membarrier {
+        if is_due && may_bias && self.may_bias.load(Ordering::Relaxed) == 1 {
             // Release: a thread that enters by its bias sees what it and others did before.
             self.biased.store(thread, Ordering::Relaxed);
             self.bias.store(thread, Ordering::Release);

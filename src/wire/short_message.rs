@@ -31,7 +31,7 @@ impl ShortMessage {
     }
 
     /// The bytes of the message, filled up.
-    pub fn to_bytes(&self) -> [u8; SHORT_MESSAGE] {
+    pub fn to_bytes(self) -> [u8; SHORT_MESSAGE] {
         let mut bytes = [0; SHORT_MESSAGE];
         let (first, rest) = bytes.split_at_mut(4);
         first.copy_from_slice(&self.first.to_le_bytes());

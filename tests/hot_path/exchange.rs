@@ -179,9 +179,11 @@ impl<'a> Side<'a> {
                 for edge in &self.back {
                     self.pending.push(step.receive(edge).begin().expect("begun"));
                 }
+                // All tensors are held at once, so that each round takes as many blocks.
                 for pending in self.pending.drain(..) {
-                    check(&pending.wait().expect("received").tensor, n);
+                    self.received.push(pending.wait().expect("received"));
                 }
+                self.received.drain(..).for_each(|delivery| check(&delivery.tensor, n));
             }
         }
     }

@@ -33,10 +33,12 @@ impl Matching {
         }
         let index = self.outgoing_edge(peer, key);
         let out = &mut self.peers[peer.0 as usize].out;
-        let Some(record) = out.next_record(index, key.step) else { return false };
-        let has_left = lanes.send_short(peer, record, tensor);
-        if has_left {
-            out.left(index);
+        let record = out.next_record(index, key.step);
+        let has_left = record.is_some_and(|record| lanes.send_short(peer, record, tensor));
+        match has_left {
+            true => out.left(index),
+            // The edge may be new, and the value may never be sent.
+            false => out.forget(index),
         }
         has_left
     }

@@ -11,7 +11,7 @@ mod cases;
 use super::WindowViolation;
 use super::in_edge::{Held, InState};
 use super::in_edges::{InEdges, Incoming};
-use super::message::{StepsOver, ToReceiver, ToSender};
+use super::message::{Record, StepsOver, ToReceiver, ToSender};
 use super::out_edges::OutEdges;
 use case::{Act, Case, Receive};
 use cases::cases;
@@ -32,6 +32,12 @@ const MISMATCH: Error = 6;
 
 /// An edge that its sender does not serve.
 const UNSERVED: Key = 9;
+
+/// A record with its value.
+fn with_value(record: Record<()>, value: Value) -> Record<Value> {
+    let Record { edge, n, step, answers_need, value: () } = record;
+    Record { edge, n, step, answers_need, value }
+}
 
 /// Where a value is when it is on neither end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,7 +199,16 @@ impl World {
                 }
                 self.fates[value as usize] = Fate::Moving;
                 let index = self.sender.edge(&key);
+                let short = self.sender.next_record(index, step).map(|record| {
+                    let mut sender = self.sender.clone();
+                    sender.left(index);
+                    (sender, with_value(record, value))
+                });
                 self.sender.offer(index, step, value, &mut |message| to_receiver.push(message));
+                if let Some((sender, record)) = short {
+                    assert_eq!(to_receiver, [ToReceiver::Record(record)], "the short path sends the same");
+                    assert!(sender == self.sender, "the short path leaves the same edges");
+                }
             }
             Act::End(step) | Act::Abort(step) => {
                 if self.over_at_sender.iter().any(|(of, _)| *of == step) {
@@ -304,6 +319,11 @@ impl World {
 
     fn arrive(&mut self, case: &Case, message: ToReceiver<Value, Error>) -> Result<(), WindowViolation> {
         let over = self.over_at_receiver.clone();
+        if let ToReceiver::Record(record) = &message
+            && !over.contains(&record.step)
+        {
+            self.compare_short_path(record);
+        }
         let mut posted = Vec::new();
         let mut post = |message| posted.push(message);
         match self.receiver.receive(message, |step| over.contains(&step), &mut post)? {
@@ -330,6 +350,28 @@ impl World {
         }
         self.post_to_sender(posted);
         Ok(())
+    }
+
+    /// Checks that a receive on the short path does to its edge what a value does that comes, is
+    /// held and is taken.
+    fn compare_short_path(&self, record: &Record<Value>) {
+        let step = record.step;
+        let is_expected = |index: &u32| {
+            self.receiver.first(*index, step).is_none()
+                && self.receiver.next_record(*index, step).map(|next| with_value(next, record.value))
+                    == Some(*record)
+        };
+        let mut indices = self.receiver.edges().map(|(index, ..)| index);
+        let Some(index) = indices.find(is_expected) else { return };
+        let (mut general, mut short) = (self.receiver.clone(), self.receiver.clone());
+        let (mut sent, mut sent_short) = (Vec::new(), Vec::new());
+        let came = general.receive(ToReceiver::Record(*record), |_| false, &mut |message| sent.push(message));
+        assert_eq!(came, Ok(Incoming::Nothing), "the value is held");
+        assert!(general.take(index, step).is_some());
+        general.send_due(index, &mut |message| sent.push(message));
+        short.took(index, &mut |message| sent_short.push(message));
+        assert_eq!(sent, sent_short, "the short path sends the same");
+        assert!(general.edges().eq(short.edges()), "the short path leaves the same edges");
     }
 
     fn got(&mut self, case: &Case, waiter: Waiter, value: Value) {

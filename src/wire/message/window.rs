@@ -263,7 +263,7 @@ impl<'a> PlainRecord<'a> {
 
     /// The record as a short message; `None` if its tensor has more than [`SHORT_TENSOR`] bytes.
     #[inline]
-    pub fn to_short(&self) -> Option<ShortMessage> {
+    pub fn to_short(self) -> Option<ShortMessage> {
         let [a, b, c, d] = words_of(self.data)?;
         let words = [edge_word(self.edge, self.meta), self.step, a, b, c, d];
         Some(ShortMessage { len: PLAIN_HEAD + self.data.len(), first: first_bytes(self.n), words })
