@@ -1,7 +1,7 @@
 //! The instructions of a tensor on shared memory, counted one by one, and a bound for each figure.
 //!
 //! `cargo bench --bench instructions` prints the figures. With `-- --check` it fails if a figure is
-//! above its bound in `bounds.txt`, which may only fall.
+//! above its bound in `bounds.txt`. The bounds are 1 % above the figures. They may only fall.
 #![allow(unsafe_code)] // the trap flag, and a counting global allocator
 
 #[cfg(target_arch = "x86_64")]
