@@ -175,7 +175,8 @@ impl CombiningLock {
                 }
                 // Work may have been left by this thread, or by others that found `state` taken.
                 // The thread that is inside looks at the queue after this fence, unless it has gone
-                // out. Without work no fence is needed: who leaves some later tries the lock again.
+                // out. Without work no fence is needed. A thread that leaves work later tries the
+                // lock again.
                 if !has_work() {
                     return ran;
                 }

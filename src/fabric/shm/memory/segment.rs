@@ -133,7 +133,7 @@ impl LoadWords for PeerWords {
     #[inline]
     fn load_all<const N: usize>(&self, index: usize) -> [u64; N] {
         assert!(index < self.len && N <= self.len - index);
-        // SAFETY: as in `load`; the assertion is for all words.
+        // SAFETY: `_mapping` keeps the words mapped; `load` checks each index again.
         std::array::from_fn(|k| unsafe { load(self.base, self.len, index + k, Relaxed) })
     }
 }
@@ -163,7 +163,8 @@ impl StoreWords for OwnWords {
     fn store_all(&self, index: usize, values: &[u64]) {
         assert!(index < self.len && values.len() <= self.len - index);
         for (k, value) in values.iter().enumerate() {
-            // SAFETY: as in `store`.
+            // SAFETY: mapped and writable as in `store`; inside, as the assertion above checks for
+            // all words.
             unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) }.store(*value, Relaxed);
         }
     }
