@@ -37,8 +37,8 @@ pub enum Event {
     },
     /// The peer lends memory.
     Lent {
-        /// The immediate data.
-        immediate: Immediate,
+        /// The message that came with it. [`Completions::message`] returns its bytes.
+        message: MessageRange,
         /// The memory. Its drop gives it back.
         bytes: LentBytes,
     },
@@ -151,9 +151,21 @@ impl Completions {
     /// Adds a message. Copies its bytes.
     #[inline]
     pub fn push_message(&mut self, link: LinkId, bytes: &[u8]) {
+        let range = self.add(bytes);
+        self.push(link, Event::Message(range));
+    }
+
+    /// Adds a loan and its message, whose bytes are copied.
+    pub fn push_lent(&mut self, link: LinkId, message: &[u8], bytes: LentBytes) {
+        let message = self.add(message);
+        self.push(link, Event::Lent { message, bytes });
+    }
+
+    #[inline]
+    fn add(&mut self, bytes: &[u8]) -> MessageRange {
         let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
         self.bytes.extend_from_slice(bytes);
-        self.push(link, Event::Message(range));
+        range
     }
 
     /// The bytes of a message of this poll.
@@ -180,12 +192,14 @@ impl Completions {
     }
 
     /// Takes the completions out one by one, oldest first, each with the bytes of its message. The
-    /// bytes of other events are empty.
+    /// bytes of events without a message are empty.
     pub fn drain(&mut self) -> impl Iterator<Item = (Completion, &[u8])> {
         let bytes = &self.bytes;
         self.entries.drain(..).map(move |completion| {
             let message = match completion.event {
-                Event::Message(range) => &bytes[range.start as usize..][..range.len as usize],
+                Event::Message(range) | Event::Lent { message: range, .. } => {
+                    &bytes[range.start as usize..][..range.len as usize]
+                }
                 _ => &[],
             };
             (completion, message)

@@ -34,7 +34,7 @@ pub use crate::sync::Sleep;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
-use crate::memory::{Pool, Tensor, TensorMut};
+use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
 use std::fmt;
 use std::sync::Arc;
@@ -69,6 +69,9 @@ const _: () = {
 /// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
 /// On shared memory a message of up to 48 bytes takes one cache line.
 pub const MAX_MESSAGE: usize = 224;
+
+/// Bytes of the longest message of a loan: see [`Port::lend`].
+pub const MAX_LOAN_MESSAGE: usize = 28;
 
 /// Tensors that a link can have lent at a time in each direction, on every fabric that lends.
 pub(crate) const MAX_LOANS: usize = 1 << 16;
@@ -311,13 +314,13 @@ pub trait Port: Send + 'static {
         self.send(link, &message.to_bytes()[..message.len])
     }
 
-    /// Takes the next message of a link without a poll, if it has come, is short, and `accept`
-    /// returns a value for it. The message consumes a receive. A fabric where a look costs as much
-    /// as a poll returns [`ShortTake::Other`].
+    /// Takes the next message of a link without a poll, if it has come and `accept` returns a value
+    /// for it. The message consumes a receive. A fabric where a look costs as much as a poll
+    /// returns [`ShortTake::Other`].
     fn take_short<R>(
         &mut self,
         link: LinkId,
-        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
     ) -> ShortTake<R> {
         let _ = (link, accept);
         ShortTake::Other
@@ -361,9 +364,10 @@ pub trait Port: Send + 'static {
     fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit>;
 
     /// Lends the peer a tensor in place. The operation is done when the peer has given it back. The
-    /// peer gets [`Event::Lent`], which consumes a receive. The port holds the permit as long as
-    /// the tensor. A loan that the peer only copies from needs no permit. 2^16 loans can be out on
-    /// a link at a time.
+    /// peer gets [`Event::Lent`] with `message`, which consumes a receive. The message has at most
+    /// [`MAX_LOAN_MESSAGE`] bytes, and is copied before this returns. The port holds the permit as
+    /// long as the tensor. A loan that the peer only copies from needs no permit. 2^16 loans can be
+    /// out on a link at a time.
     ///
     /// # Errors
     /// [`PostError`] with the permit; nothing was lent then.
@@ -372,7 +376,7 @@ pub trait Port: Send + 'static {
         link: LinkId,
         source: &Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: &ShortMessage,
     ) -> Result<(), (PostError, Option<LoanPermit>)>;
 
     /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
@@ -426,6 +430,39 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
 
     /// Ends one [`enter_wait`](Sleeper::enter_wait).
     fn exit_wait(&self);
+}
+
+/// The next message of a link, as [`Port::take_short`] finds it.
+#[derive(Debug)]
+pub enum NextMessage<'a> {
+    /// A message alone.
+    Short(&'a ShortMessage),
+    /// A message alone that is longer than a [`ShortMessage`].
+    Long(&'a [u8]),
+    /// The message of a loan.
+    Lent(&'a ShortMessage, NextLoan<'a>),
+}
+
+/// The loan of a [`NextMessage`].
+pub struct NextLoan<'a> {
+    /// The lent bytes. The peer gets them back when the message has been taken.
+    pub bytes: &'a [u8],
+    /// Keeps the loan beyond that.
+    keep: &'a dyn Fn() -> Option<LentBytes>,
+}
+
+impl fmt::Debug for NextLoan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NextLoan({} bytes)", self.bytes.len())
+    }
+}
+
+impl NextLoan<'_> {
+    /// Keeps the loan. The message must be taken then. `None` if the loan breaks a rule, which a
+    /// poll finds.
+    pub fn keep(self) -> Option<LentBytes> {
+        (self.keep)()
+    }
 }
 
 /// The outcome of [`Port::take_short`].

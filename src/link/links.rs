@@ -557,11 +557,11 @@ impl<C> Link<C> {
                 cx.counters.increment(Counter::ImmediatesReceived);
                 self.on_immediate(cx, immediate, bytes)
             }
-            Event::Lent { immediate, bytes } => {
+            Event::Lent { bytes, .. } => {
                 self.receive_credits.consumed();
                 match self.settings.protocol {
-                    TensorProtocol::Requests => self.on_loan(cx, immediate, bytes),
-                    TensorProtocol::Windows { .. } => self.on_window_loan(cx, bytes),
+                    TensorProtocol::Requests => self.on_loan(cx, message, bytes),
+                    TensorProtocol::Windows { .. } => self.on_lent_record(cx, message, bytes),
                 }
             }
             // The port has released the source; a failure is followed by the link's end.

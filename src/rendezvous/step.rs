@@ -8,7 +8,6 @@ use super::path::{DirectSend, unusable};
 use crate::link::{TensorKey, Value};
 use crate::matching::{Error, PeerIndex, check_live, reserve};
 use crate::memory::Tensor;
-use crate::wire::message::SHORT_TENSOR;
 use crate::wire::{Code, Status, StepId};
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +117,6 @@ impl Step {
     fn send_remote(&self, peer: PeerIndex, edge: &Edge, value: Value) -> Result<(), Error> {
         self.context.check_peer(peer)?;
         if let Value::Tensor(tensor) = &value
-            && tensor.meta().bytes() <= SHORT_TENSOR as u64
             && self.context.is_ours(tensor)
             && self
                 .context

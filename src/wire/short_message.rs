@@ -30,6 +30,11 @@ impl ShortMessage {
         Some(ShortMessage { len: bytes.len(), first: u32::from_le_bytes(*first), words })
     }
 
+    /// The message of the four bytes of a number.
+    pub fn from_u32(number: u32) -> Self {
+        ShortMessage { len: 4, first: number, words: [0; SHORT_WORDS] }
+    }
+
     /// The bytes of the message, filled up.
     pub fn to_bytes(self) -> [u8; SHORT_MESSAGE] {
         let mut bytes = [0; SHORT_MESSAGE];

@@ -2,8 +2,8 @@
 
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, TIMEOUT, bytes_of, exposed, fail_a_write_and_a_read, granted, immediate, pair,
-    pattern, receives, revoked, tensor, tensor_mut,
+    End, Got, Harness, TIMEOUT, bytes_of, exposed, fail_a_write_and_a_read, granted, immediate, loan_message,
+    pair, pattern, receives, revoked, tensor, tensor_mut,
 };
 use std::time::Instant;
 use tensorwire::internals::fabric::{Fabric, LinkFailure, LoanPermit, Port, PostError};
@@ -130,7 +130,7 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     let bytes = pattern(5000, 8);
     let source = tensor(&a.pool, &bytes);
     let lend = |a: &mut End<H::Fabric>| {
-        let lent = a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(7));
+        let lent = a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(7));
         lent.map_err(|(error, _)| error).expect("posted");
     };
     a.port.begin_batch();
@@ -140,7 +140,7 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     a.port.end_batch();
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"before");
     let (told, lent) = expect!(b.next(&mut a), Got::Lent(told, lent) => (told, lent));
-    assert_eq!(told, immediate(7));
+    assert_eq!(told, 7_u32.to_le_bytes());
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"behind");
     assert!(!source.is_unique(), "held while it is lent");
     let lent = bytes_of(&b, lent);

@@ -6,7 +6,7 @@ use tensorwire::internals::fabric::{
     Completions, Endpoint, Event, Fabric, LinkFailure, LinkId, LinkOptions, Port, Role,
 };
 use tensorwire::internals::memory::{LentBytes, LockPolicy, PoolOptions, Region, RegionOptions};
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
+use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, ShortMessage, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
 /// Timeout of each wait.
@@ -43,7 +43,8 @@ pub enum Got {
     Failed,
     Message(Vec<u8>),
     Immediate(Immediate, u64),
-    Lent(Immediate, LentBytes),
+    /// A loan, with its message.
+    Lent(Vec<u8>, LentBytes),
     Down(LinkFailure),
 }
 
@@ -80,6 +81,11 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 
 pub fn immediate(slot: u32) -> Immediate {
     Immediate { kind: ImmediateKind::Plain, generation: 9, slot: Slot::new(slot).expect("20 bits") }
+}
+
+/// A message for a loan.
+pub fn loan_message(number: u32) -> ShortMessage {
+    ShortMessage::from_u32(number)
 }
 
 /// Connects two fabrics of this process.
@@ -129,7 +135,7 @@ impl<F: Fabric> End<F> {
                 Event::Failed => Got::Failed,
                 Event::Message(_) => Got::Message(message.to_vec()),
                 Event::Immediate { immediate, bytes } => Got::Immediate(immediate, bytes),
-                Event::Lent { immediate, bytes } => Got::Lent(immediate, bytes),
+                Event::Lent { bytes, .. } => Got::Lent(message.to_vec(), bytes),
                 Event::Down(why) => Got::Down(why),
             };
             self.arrivals.push_back((completion.link, got));

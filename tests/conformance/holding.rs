@@ -2,8 +2,8 @@
 
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, exposed, fail_a_write_and_a_read, granted, immediate, pair, pool, revoked, tensor,
-    tensor_mut,
+    End, Got, Harness, exposed, fail_a_write_and_a_read, granted, immediate, loan_message, pair, pool,
+    revoked, tensor, tensor_mut,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -32,11 +32,11 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     refused(a.port.write(a.link, &foreign, 8, &grant, None));
     refused(a.port.expose(a.link, &foreign).map(|_| ()));
     if a.port.limits(a.link).lends {
-        let lent = a.port.lend(a.link, &foreign, Some(LoanPermit::unbounded()), immediate(1));
+        let lent = a.port.lend(a.link, &foreign, Some(LoanPermit::unbounded()), &loan_message(1));
         refused(lent.map_err(|(error, _)| error));
     } else {
         let own = tensor(&a.pool, &[1; 8]);
-        let lent = a.port.lend(a.link, &own, Some(LoanPermit::unbounded()), immediate(1));
+        let lent = a.port.lend(a.link, &own, Some(LoanPermit::unbounded()), &loan_message(1));
         refused(lent.map_err(|(error, _)| error));
     }
     assert!(foreign.is_unique(), "what was refused is not held");

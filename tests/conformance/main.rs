@@ -1,8 +1,9 @@
 //! The rules of the fabric contract (`tensorwire::fabric`), each tested on every fabric.
 //!
-//! `rules`, `holding`, `batches` and `sleeping` have the tests, generic over the fabric. A new
-//! fabric implements `Harness` and adds one line of `conformance!`. `processes` and `many` have the
-//! tests that need two real processes, `verbs` and `verbs_network` those that need an RDMA device.
+//! `rules`, `holding`, `batches`, `short` and `sleeping` have the tests, generic over the fabric. A
+//! new fabric implements `Harness` and adds one line of `conformance!`. `processes` and `many` have
+//! the tests that need two real processes, `verbs` and `verbs_network` those that need an RDMA
+//! device.
 
 mod batches;
 mod fake;
@@ -11,6 +12,7 @@ mod holding;
 mod many;
 mod processes;
 mod rules;
+mod short;
 mod sleeping;
 mod verbs;
 mod verbs_network;

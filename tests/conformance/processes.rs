@@ -4,7 +4,9 @@
 
 use crate::Shm;
 use crate::expect;
-use crate::harness::{End, Got, Harness, TIMEOUT, connect, immediate, pattern, pool, tensor, tensor_mut};
+use crate::harness::{
+    End, Got, Harness, TIMEOUT, connect, immediate, loan_message, pattern, pool, tensor, tensor_mut,
+};
 use crate::many;
 use crate::verbs_network;
 use std::io::{BufRead, BufReader, Write};
@@ -173,7 +175,7 @@ fn child_echoes() {
                 let part = target.part(0, m.len() as u64).expect("inside");
                 end.port.write_inline(end.link, &m, &part, Some(immediate(1))).expect("posted");
             }
-            Got::Lent(imm, bytes) => {
+            Got::Lent(message, bytes) => {
                 let meta = TensorMeta::new(DType::U8, Shape::new(&[bytes.len() as u64]).expect("a shape"));
                 let lent = tensorwire::Tensor::from_lent(&end.pool, meta.expect("meta"), bytes)
                     .map_err(|(error, _)| error)
@@ -182,7 +184,8 @@ fn child_echoes() {
                 drop(lent);
                 let part = target.part(0, copy.bytes().len() as u64).expect("inside");
                 let len = part.len;
-                end.port.write(end.link, &copy, len, &part, Some(imm)).expect("posted");
+                let number = u32::from_le_bytes(message.try_into().expect("a number"));
+                end.port.write(end.link, &copy, len, &part, Some(immediate(number))).expect("posted");
                 expect!(end.next_alone(), Got::Done => ());
             }
             other => panic!("{other:?}"),
@@ -223,7 +226,7 @@ fn child_says_last_words() {
         end.port.send(end.link, &[k]).expect("posted");
     }
     end.port.write(end.link, &source, 10_000, &target, Some(immediate(2))).expect("posted");
-    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), immediate(3)).expect("posted");
+    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(3)).expect("posted");
     let me = rustix::process::getpid();
     rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("killed");
 }
@@ -238,7 +241,7 @@ fn child_survives() {
         let target = grant_from_bytes(&peer.hear());
         let source = tensor(&end.pool, &[1; 64]);
         end.port.write(end.link, &source, 64, &target, None).expect("posted");
-        end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), immediate(1)).expect("posted");
+        end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
         let during = Footprint::now();
         assert!(during.segments >= 2 && during.threads == before.threads + 1, "{during:?}");
         peer.kill();
@@ -300,7 +303,7 @@ fn two_processes_write_read_send_and_lend_to_each_other() {
         expect!(end.next_alone(), Got::Immediate(_, 8) => ());
     }
     let source = tensor(&end.pool, &pattern(100_000, 9));
-    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), immediate(6)).expect("posted");
+    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(6)).expect("posted");
     let mut seen = (false, false);
     while seen != (true, true) {
         match end.next_alone() {
@@ -322,7 +325,7 @@ fn the_death_of_an_idle_peer_fails_everything_outstanding_at_once() {
     let source = tensor(&end.pool, &[1; 64]);
     end.port.write(end.link, &source, 64, &grant, None).expect("posted");
     end.port.read(end.link, tensor_mut(&end.pool, 4096), &grant).expect("posted");
-    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), immediate(1)).expect("posted");
+    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
     for _ in 0..1000 {
         end.poll();
     }

@@ -3,10 +3,11 @@
 pub use crate::batches::*;
 use crate::expect;
 use crate::harness::{
-    End, Got, Harness, TIMEOUT, bytes_of, connect, exposed, granted, immediate, options, pair, pattern,
-    receives, revoked, tensor, tensor_mut,
+    End, Got, Harness, TIMEOUT, bytes_of, connect, exposed, granted, immediate, loan_message, options, pair,
+    pattern, receives, revoked, tensor, tensor_mut,
 };
 pub use crate::holding::*;
+pub use crate::short::*;
 pub use crate::sleeping::*;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -44,6 +45,11 @@ macro_rules! conformance {
             credits_are_cumulative_and_consume_nothing
             operands_that_make_no_sense_are_refused_and_cost_nothing
             a_revoked_tensor_comes_back_with_what_was_written
+            messages_of_any_length_are_taken_without_a_poll_in_their_order
+            a_message_that_is_refused_is_still_there_for_a_poll
+            a_message_that_is_taken_consumes_a_receive
+            a_loan_that_is_only_read_comes_back_with_its_message
+            a_loan_that_is_kept_comes_back_when_it_is_dropped
             what_comes_on_an_armed_port_ends_the_sleep
             a_local_completion_ends_the_sleep
             credits_end_the_sleep_of_one_who_waits_for_them
@@ -215,8 +221,8 @@ pub fn a_loan_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
     }
     receives(&mut b, 1);
     let source = tensor(&a.pool, &[1; 8]);
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(1)).expect("posted");
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(2)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(2)).expect("posted");
     let held = expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes);
     assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive);
     drop(held);
@@ -265,7 +271,7 @@ pub fn zero_length_operations_check_no_key<H: Harness>() {
     }
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
     if a.port.limits(a.link).lends {
-        a.port.lend(a.link, &empty, Some(LoanPermit::unbounded()), immediate(6)).expect("posted");
+        a.port.lend(a.link, &empty, Some(LoanPermit::unbounded()), &loan_message(6)).expect("posted");
         assert!(expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes).is_empty());
     } else {
         println!("skipped: this fabric does not lend");
@@ -520,7 +526,7 @@ fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> usize {
     if !a.port.limits(a.link).lends {
         return 2;
     }
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(3)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(3)).expect("posted");
     3
 }
 
@@ -602,9 +608,9 @@ pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harne
     for round in 0..50 {
         let bytes = pattern(5000, round);
         let source = tensor(&a.pool, &bytes);
-        a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(7)).expect("posted");
-        let (imm, lent) = expect!(b.next(&mut a), Got::Lent(imm, lent) => (imm, lent));
-        assert_eq!(imm, immediate(7));
+        a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(7)).expect("posted");
+        let (told, lent) = expect!(b.next(&mut a), Got::Lent(told, lent) => (told, lent));
+        assert_eq!(told, 7_u32.to_le_bytes());
         let lent = bytes_of(&b, lent);
         assert_eq!(lent.bytes(), bytes);
         if round == 0 {
@@ -626,7 +632,7 @@ pub fn lent_bytes_outlive_the_link<H: Harness>() {
     receives(&mut b, 2);
     let bytes = pattern(5000, 3);
     let source = tensor(&a.pool, &bytes);
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), immediate(1)).expect("posted");
+    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
     let lent = expect!(b.next(&mut a), Got::Lent(_, lent) => bytes_of(&b, lent));
     a.port.fail(a.link, LinkFailure::Local("enough".into()));
     expect!(a.next(&mut b), Got::Failed => ());

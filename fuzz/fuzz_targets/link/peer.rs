@@ -12,7 +12,9 @@ use tensorwire::internals::wire::message::{
     Follows, MAX_LONG_MESSAGE, Message, MetaRef, Placement, RequestId, StandingRequest, StandingStep,
     StandingSteps, TensorRequest, VERSION, VersionedMeta,
 };
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, MetaSlot, Slot, checksum_of};
+use tensorwire::internals::wire::{
+    Grant, Immediate, ImmediateKind, MetaSlot, ShortMessage, Slot, checksum_of,
+};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
@@ -309,10 +311,11 @@ impl Peer {
 
     fn lend(&mut self, input: &mut Input<'_>) {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
+        let message = ShortMessage::from_u32(immediate.to_bits());
         let tensor = self.tensor.clone();
         let permit = Some(LoanPermit::unbounded());
         self.checksum = checksum_of(tensor.bytes());
-        let _ = self.port.lend(self.link, &tensor, permit, immediate);
+        let _ = self.port.lend(self.link, &tensor, permit, &message);
     }
 
     fn immediate(&mut self, input: &mut Input<'_>) {

@@ -11,9 +11,11 @@ use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    EdgeAnnouncement, Message, Placement, RecordValue, VersionedMeta, WindowMessage, is_probe,
+    EdgeAnnouncement, LentRecord, Message, Placement, RecordValue, VersionedMeta, WindowMessage, is_probe,
 };
-use tensorwire::internals::wire::{EdgeId, Grant, Immediate, ImmediateKind, Slot, checksum_of};
+use tensorwire::internals::wire::{
+    EdgeId, Grant, Immediate, ImmediateKind, SHORT_MESSAGE, ShortMessage, Slot, checksum_of,
+};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
@@ -291,27 +293,35 @@ impl Peer {
             0..=130 if tensor.bytes().len() < SLOT || input.u8() < 20 => {
                 RecordValue::Bytes { meta, data: tensor.bytes() }
             }
-            0..=220 => RecordValue::Loan { meta, may_borrow: input.flag() },
+            0..=220 => {
+                let may_borrow = input.flag();
+                let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
+                return self.lend_tensor(&tensor, record.to_message(), input);
+            }
             221..=235 => RecordValue::Dead,
             _ => RecordValue::Error(status(input)),
         };
-        let is_loan = matches!(value, RecordValue::Loan { .. });
         let checksum = checksum.filter(|_| !matches!(value, RecordValue::Dead | RecordValue::Error(_)));
         self.say(&WindowMessage::Record { edge, n, step, answers_need, checksum, value });
-        if is_loan && input.u8() < 240 {
-            self.lend_tensor(&tensor, input);
-        }
     }
 
     fn lend(&mut self, input: &mut Input<'_>) {
         let tensor = self.tensors[input.below(SIZES.len())].clone();
-        self.lend_tensor(&tensor, input);
+        let len = input.below(SHORT_MESSAGE + 1);
+        let words = [(); 6].map(|()| input.u64());
+        let message = ShortMessage { len, first: input.u64() as u32, words };
+        self.lend_tensor(&tensor, message, input);
     }
 
-    fn lend_tensor(&mut self, tensor: &Tensor, input: &mut Input<'_>) {
+    /// Lends a tensor with a message, of which a word may be changed.
+    fn lend_tensor(&mut self, tensor: &Tensor, mut message: ShortMessage, input: &mut Input<'_>) {
         let Some(link) = self.link else { return };
-        let immediate = immediate(ImmediateKind::Lend, input);
-        let _ = self.port.lend(link, tensor, Some(LoanPermit::unbounded()), immediate);
+        match input.u8() {
+            0..=240 => {}
+            241..=245 => message.first = input.u64() as u32,
+            other => message.words[usize::from(other % 3)] = input.u64(),
+        }
+        let _ = self.port.lend(link, tensor, Some(LoanPermit::unbounded()), &message);
     }
 
     /// What a sender says about edges beside records.

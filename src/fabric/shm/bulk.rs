@@ -34,6 +34,19 @@ impl PeerPool {
         region.region().map_err(|why| ShmViolation::RegionNotMapped { region: id, why })
     }
 
+    /// The bytes of a source that the peer lends; `None` if there are none, or they are not inside
+    /// the shared regions. The caller has not given the loan back.
+    #[inline]
+    pub(super) fn lent(&self, source: OrderSource) -> Option<&[u8]> {
+        let OrderSource { region, offset, len } = source;
+        let region = self.region(region, false).ok()?;
+        let start = region.bytes_at(offset, len).filter(|_| len > 0)?;
+        // SAFETY: `len` bytes from `start` on are mapped for as long as `region` lives, which the
+        // result borrows. They can't fault, since the file can't shrink. A peer that lends bytes
+        // does not write to them until they are given back: see "Trust" at `LentBytes`.
+        Some(unsafe { std::slice::from_raw_parts(start, usize::try_from(len).ok()?) })
+    }
+
     /// Copies `out.len()` bytes of a source, from byte `skip` on.
     ///
     /// # Errors

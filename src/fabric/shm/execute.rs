@@ -4,7 +4,7 @@ use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::{
-    FIRST_BYTES, Order, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket,
+    FIRST_BYTES, Order, OrderLoan, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket,
 };
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::slot::FirstWord;
@@ -14,7 +14,7 @@ use crate::fabric::shm::rings::{OrderInProgress, Rings};
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::{Completions, Event, LinkFailure};
 use crate::memory::{LentBytes, LoanGuard};
-use crate::wire::Immediate;
+use crate::wire::{Immediate, ShortMessage};
 use std::sync::Arc;
 
 /// Orders that one poll takes from a ring, at most.
@@ -28,7 +28,8 @@ pub(super) struct OrderExecutor {
     pub peer_state: PeerWords,
     /// Bytes that one poll pulls, at most.
     poll_bytes: u64,
-    message: [u8; PAYLOAD_BYTES],
+    /// A message, while it is read.
+    pub message: [u8; PAYLOAD_BYTES],
 }
 
 /// State of an order after one step.
@@ -125,9 +126,7 @@ impl OrderExecutor {
             Order::Write { source, target, immediate } => {
                 return self.write(rings, current, (source, target, immediate), bytes, out);
             }
-            Order::Lend { source, index, number, immediate } => {
-                self.borrow(rings, source, (index, number), immediate, out)?;
-            }
+            Order::Lend { loan, message } => self.borrow(rings, loan, message, out)?,
             Order::Read { exposed, len, ticket } => self.read(rings, exposed, len, ticket)?,
             Order::Answer { source, ticket } => {
                 return self.answered(rings, current, source, ticket, bytes, out);
@@ -176,22 +175,26 @@ impl OrderExecutor {
     fn borrow(
         &mut self,
         rings: &mut Rings,
-        source: OrderSource,
-        (place, number): (u64, u64),
-        immediate: Immediate,
+        loan: OrderLoan,
+        message: ShortMessage,
         out: &mut Completions,
     ) -> Result<(), LinkFailure> {
         receive(rings)?;
+        let bytes = self.borrowed(loan)?;
+        out.push_lent(rings.link, &message.to_bytes()[..message.len], bytes);
+        Ok(())
+    }
+
+    /// The bytes of a loan.
+    pub(super) fn borrowed(&self, loan: OrderLoan) -> Result<LentBytes, ShmViolation> {
+        let OrderLoan { source, index, number } = loan;
         let len = source.len;
         let region = Arc::clone(self.memory.region(source.region, len == 0)?);
         let (region_len, offset) = (region.len(), if len == 0 { 0 } else { source.offset });
-        let place = self.loans.take(place, number, (&region, offset, len))?;
+        let place = self.loans.take(index, number, (&region, offset, len))?;
         let guard = LoanGuard::new(Arc::clone(&self.loans) as _, place);
-        let Some(bytes) = LentBytes::new(region, offset, len, guard) else {
-            return Err(ShmViolation::OutsideRegion { named: source, region_len }.into());
-        };
-        out.push(rings.link, Event::Lent { immediate, bytes });
-        Ok(())
+        LentBytes::new(region, offset, len, guard)
+            .ok_or(ShmViolation::OutsideRegion { named: source, region_len })
     }
 
     fn read(

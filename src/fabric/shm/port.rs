@@ -6,7 +6,8 @@ use crate::fabric::shm::links::PortLinks;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
 use crate::fabric::{
-    Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError, ShortTake,
+    Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, NextMessage, Port, PostError,
+    ShortTake,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -174,7 +175,7 @@ impl Port for ShmPort {
     fn take_short<R>(
         &mut self,
         link: LinkId,
-        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
     ) -> ShortTake<R> {
         let Some(link) = self.links.get_active(link) else { return ShortTake::Other };
         link.take_short(accept)
@@ -227,10 +228,10 @@ impl Port for ShmPort {
         link: LinkId,
         source: &Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: &ShortMessage,
     ) -> Result<(), (PostError, Option<LoanPermit>)> {
         let posted = match self.link(link) {
-            Some(link) => link.lend(source, permit, immediate),
+            Some(link) => link.lend(source, permit, message),
             None => Err((PostError::Down, permit)),
         };
         if let Err((PostError::Down, _)) = posted {

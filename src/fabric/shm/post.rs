@@ -3,12 +3,14 @@
 use crate::fabric::shm::bulk::source;
 use crate::fabric::shm::grants::ShmGranted;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
-use crate::fabric::shm::memory::order::{FIRST_BYTES, Order, OrderSource, OrderTarget, PAYLOAD_BYTES};
+use crate::fabric::shm::memory::order::{
+    FIRST_BYTES, Order, OrderLoan, OrderSource, OrderTarget, PAYLOAD_BYTES,
+};
 use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::shm::rings::Rings;
-use crate::fabric::{LoanPermit, PostError};
+use crate::fabric::{LoanPermit, MAX_LOAN_MESSAGE, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 
 /// The target of an access of `len` bytes to a grant, as an order carries it.
 #[inline]
@@ -101,16 +103,19 @@ impl ShmLinkInner {
         &mut self,
         tensor: &Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: &ShortMessage,
     ) -> Result<(), (PostError, Option<LoanPermit>)> {
+        if message.len > MAX_LOAN_MESSAGE {
+            return Err((PostError::Refused("the message of a loan has at most 28 bytes"), permit));
+        }
         let (source, position) = match self.lendable(tensor) {
             Ok(found) => found,
             Err(error) => return Err((error, permit)),
         };
         let loan = LinkLoan { position, tensor: tensor.clone(), _permit: permit };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
-        let order = Order::Lend { source, index: u64::from(index), number, immediate };
-        self.rings.post(order, &[]);
+        let loan = OrderLoan { source, index: u64::from(index), number };
+        self.rings.post(Order::Lend { loan, message: *message }, &[]);
         Ok(())
     }
 

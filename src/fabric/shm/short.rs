@@ -1,11 +1,15 @@
-//! Short messages: from the caller to the ring, and from the ring to the caller, without an order
-//! or a completion in between.
+//! Messages of a thread that holds the poller. They go from the caller to the ring, and from the
+//! ring to the caller, without a completion in between.
 
 use crate::fabric::shm::link::ShmLinkInner;
-use crate::fabric::shm::memory::order::{send_of_word, send_word};
-use crate::fabric::shm::memory::slot::FirstWord;
-use crate::fabric::{PostError, ShortTake};
+use crate::fabric::shm::memory::order::{OrderLoan, ShortOrder, send_word};
+use crate::fabric::shm::memory::slot::{FirstWord, IN_SLOT};
+use crate::fabric::{NextLoan, NextMessage, PostError, ShortTake};
 use crate::wire::{SHORT_MESSAGE, ShortMessage};
+use std::cell::Cell;
+
+/// Looks for a message of one call: some 100 ns, about as long as a poll.
+const LOOKS: u32 = 64;
 
 impl ShmLinkInner {
     /// As [`ShmLinkInner::send`].
@@ -18,31 +22,75 @@ impl ShmLinkInner {
 
     /// See [`Port::take_short`](crate::fabric::Port::take_short).
     #[inline]
-    pub(super) fn take_short<R>(&mut self, accept: impl FnOnce(&ShortMessage) -> Option<R>) -> ShortTake<R> {
-        match self.rings.inc.peek() {
-            Some(order) => self.take_short_of(order, accept).into(),
-            None => ShortTake::Nothing,
+    pub(super) fn take_short<R>(
+        &mut self,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
+    ) -> ShortTake<R> {
+        for _ in 0..LOOKS {
+            if let Some(order) = self.rings.inc.peek() {
+                return self.take_short_of(order, accept).into();
+            }
         }
+        ShortTake::Nothing
     }
 
     #[inline]
     fn take_short_of<R>(
         &mut self,
         order: FirstWord,
-        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
     ) -> Option<R> {
-        // A poll handles everything but a short message alone.
-        let is_alone = self.is_up() && self.rings.is_quiet() && self.rings.posted > 0;
-        let [head, words @ ..] = self.rings.inc.short();
-        let (len, first) = send_of_word(head).filter(|(len, _)| is_alone && *len <= SHORT_MESSAGE)?;
+        // A poll handles everything but a message, alone or with a loan.
+        let may_take = self.is_up() && self.rings.is_quiet() && self.rings.posted > 0;
+        let next = ShortOrder::from_words(self.rings.inc.short()).filter(|_| may_take)?;
         // A wrong number is for the poll to find.
         self.rings.out.acknowledge(order.ack()).ok()?;
         self.rings.prefetch_reply();
-        let accepted = accept(&ShortMessage { len, first, words })?;
+        let accepted = match next {
+            ShortOrder::Send(message) if message.len <= SHORT_MESSAGE => accept(NextMessage::Short(&message)),
+            ShortOrder::Send(message) => self.accept_long(&message, accept),
+            ShortOrder::Lend(loan, message) => self.accept_lent(loan, &message, accept),
+        };
+        let accepted = accepted?;
         self.had_traffic = true;
         self.rings.posted -= 1;
         if self.rings.inc.advance(order) {
             self.rings.ringer.ring_if_idle();
+        }
+        Some(accepted)
+    }
+
+    fn accept_long<R>(
+        &mut self,
+        start: &ShortMessage,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
+    ) -> Option<R> {
+        let message = self.executor.message.get_mut(..start.len)?;
+        message[..SHORT_MESSAGE].copy_from_slice(&start.to_bytes());
+        self.rings.inc.bytes(IN_SLOT, &mut message[SHORT_MESSAGE..]);
+        accept(NextMessage::Long(message))
+    }
+
+    fn accept_lent<R>(
+        &mut self,
+        loan: OrderLoan,
+        message: &ShortMessage,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
+    ) -> Option<R> {
+        let executor = &self.executor;
+        if !executor.loans.may_take(loan.index, loan.number) {
+            return None;
+        }
+        let bytes = executor.memory.lent(loan.source)?;
+        let is_kept = Cell::new(false);
+        let keep = || {
+            let bytes = executor.borrowed(loan).ok();
+            is_kept.set(bytes.is_some());
+            bytes
+        };
+        let accepted = accept(NextMessage::Lent(message, NextLoan { bytes, keep: &keep }))?;
+        if !is_kept.get() {
+            executor.loans.give_back_untaken(loan.index, loan.number);
         }
         Some(accepted)
     }

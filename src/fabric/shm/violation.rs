@@ -1,8 +1,8 @@
 //! The rules that a peer can break on a link. A broken rule ends the link.
 
-use crate::fabric::LinkFailure;
 use crate::fabric::shm::memory::order::{OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket};
 use crate::fabric::shm::memory::ring::BadAck;
+use crate::fabric::{LinkFailure, MAX_LOAN_MESSAGE};
 use crate::wire::ImmediateError;
 
 /// A rule that the peer broke, with the values that it sent. The texts say "it" for the peer.
@@ -16,8 +16,8 @@ pub(crate) enum ShmViolation {
     Payload(usize),
     #[error(transparent)]
     Immediate(#[from] ImmediateError),
-    #[error("a loan has no immediate")]
-    LoanWithoutImmediate,
+    #[error("a loan claims {0} bytes of message: {MAX_LOAN_MESSAGE} is the most")]
+    LoanMessage(usize),
     #[error("it gave a loan the number 0")]
     LoanNumber,
     #[error("it lent into place {place} of a table of {places}")]

@@ -38,7 +38,7 @@ impl Digest {
                 self.bytes(load.bytes());
             }
             SimPayload::Read { source } => self.grant(source),
-            SimPayload::Loan { immediate, .. } => self.word(immediate.to_bits().into()),
+            SimPayload::Loan { message, .. } => self.bytes(&message.to_bytes()[..message.len]),
         }
     }
 

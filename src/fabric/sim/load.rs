@@ -1,7 +1,7 @@
 //! The payload of a packet.
 
 use crate::memory::Tensor;
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 
 /// The payload of a packet.
 pub(super) enum SimPayload {
@@ -17,7 +17,7 @@ pub(super) enum SimPayload {
     },
     Loan {
         loan: u32,
-        immediate: Immediate,
+        message: ShortMessage,
     },
 }
 

@@ -1,11 +1,12 @@
 //! Loans of tensors in place.
 
+use super::load::SimPayload;
 use super::network::{SimEvent, SimState};
 use super::side::{HeldMemory, SimArrival};
 use crate::fabric::{LinkFailure, LoanPermit, MAX_LOANS, PostError};
 use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
 use crate::mutants::{Mutant, is_on};
-use crate::wire::Immediate;
+use crate::wire::ShortMessage;
 use std::sync::{Mutex, PoisonError};
 
 /// Loans that borrowers have dropped. A drop may happen anywhere, also under the network's lock.
@@ -49,7 +50,7 @@ impl SimState {
         side: usize,
         source: &Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: &ShortMessage,
     ) -> Result<(), (PostError, Option<LoanPermit>)> {
         if !self.options.lends {
             return Err((PostError::Refused("this network does not lend"), permit));
@@ -67,12 +68,12 @@ impl SimState {
         let operation_of = Some((side, operation));
         self.loans.insert(loan, SimLoan { tensor, _permit: permit, operation: operation_of, borrower });
         self.digest.bytes(source.bytes());
-        self.depart(side, operation, super::load::SimPayload::Loan { loan, immediate });
+        self.depart(side, operation, SimPayload::Loan { loan, message: *message });
         Ok(())
     }
 
     /// A loan arrives at its borrower.
-    pub(super) fn borrow(&mut self, to: usize, loan: u32, immediate: Immediate) -> Result<(), LinkFailure> {
+    pub(super) fn borrow(&mut self, to: usize, loan: u32, message: ShortMessage) -> Result<(), LinkFailure> {
         // The lender has ended meanwhile: nothing is lent.
         let Some(entry) = self.loans.get_mut(&loan) else { return Ok(()) };
         let Some((from, _)) = entry.operation else { return Ok(()) };
@@ -86,7 +87,7 @@ impl SimState {
             Err(guard) => LentBytes::new(region, offset, len, guard)
                 .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
         };
-        self.sides[to].bring(SimArrival::Lent(immediate, bytes));
+        self.sides[to].bring(SimArrival::Lent(message, bytes));
         Ok(())
     }
 

@@ -449,9 +449,9 @@ impl SimState {
                 };
                 return Ok(Landed::Done(Some(bytes)));
             }
-            SimPayload::Loan { loan, immediate } => {
+            SimPayload::Loan { loan, message } => {
                 self.consume(to)?;
-                self.borrow(to, loan, immediate)?;
+                self.borrow(to, loan, message)?;
                 return Ok(Landed::Lent);
             }
         }

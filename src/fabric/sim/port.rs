@@ -5,11 +5,12 @@ use super::load::{Bytes, SimPayload};
 use super::network::SimNetwork;
 use super::side::{HeldMemory, MAX_GRANTS, SimArrival};
 use crate::fabric::{
-    Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
-    PostError, ShortTake, Sleep, Sleeper,
+    Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_LOAN_MESSAGE,
+    MAX_MESSAGE, NextLoan, NextMessage, Port, PostError, ShortTake, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -169,7 +170,7 @@ impl Port for SimPort {
     fn take_short<R>(
         &mut self,
         link: LinkId,
-        accept: impl FnOnce(&ShortMessage) -> Option<R>,
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
     ) -> ShortTake<R> {
         let Some(side) = self.side(link) else { return ShortTake::Other };
         let taken = self.network.with(|state| {
@@ -178,10 +179,31 @@ impl Port for SimPort {
             if state.processes[side.process.0 as usize].is_deaf(state.now) {
                 return None;
             }
-            let SimArrival::Message(bytes) = side.arrivals.front()? else { return None };
-            let accepted = accept(&ShortMessage::from_bytes(bytes)?)?;
-            side.arrivals.pop_front();
-            Some(accepted)
+            match side.arrivals.pop_front()? {
+                SimArrival::Message(bytes) => {
+                    let accepted = match ShortMessage::from_bytes(&bytes) {
+                        Some(short) => accept(NextMessage::Short(&short)),
+                        None => accept(NextMessage::Long(&bytes)),
+                    };
+                    if accepted.is_none() {
+                        side.arrivals.push_front(SimArrival::Message(bytes));
+                    }
+                    accepted
+                }
+                SimArrival::Lent(message, lent) => {
+                    let (bytes, lent) = (lent.bytes().to_vec(), Cell::new(Some(lent)));
+                    let loan = NextLoan { bytes: &bytes, keep: &|| lent.take() };
+                    let accepted = accept(NextMessage::Lent(&message, loan));
+                    if let Some(lent) = lent.take().filter(|_| accepted.is_none()) {
+                        side.arrivals.push_front(SimArrival::Lent(message, lent));
+                    }
+                    accepted
+                }
+                other => {
+                    side.arrivals.push_front(other);
+                    None
+                }
+            }
         });
         taken.into()
     }
@@ -295,11 +317,14 @@ impl Port for SimPort {
         link: LinkId,
         source: &Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: &ShortMessage,
     ) -> Result<(), (PostError, Option<LoanPermit>)> {
+        if message.len > MAX_LOAN_MESSAGE {
+            return Err((PostError::Refused("the message of a loan is too long"), permit));
+        }
         let may = self.post(link).and_then(|side| self.check_source(source).map(|()| side));
         match may {
-            Ok(side) => self.network.with(|state| state.lend(side, source, permit, immediate)),
+            Ok(side) => self.network.with(|state| state.lend(side, source, permit, message)),
             Err(error) => Err((error, permit)),
         }
     }
@@ -354,7 +379,9 @@ fn complete(completions: &mut Completions, link: LinkId, arrived: SimArrival) {
         SimArrival::ReadDone(target) => Event::ReadDone { target },
         SimArrival::Failed => Event::Failed,
         SimArrival::Immediate(immediate, bytes) => Event::Immediate { immediate, bytes },
-        SimArrival::Lent(immediate, bytes) => Event::Lent { immediate, bytes },
+        SimArrival::Lent(message, bytes) => {
+            return completions.push_lent(link, &message.to_bytes()[..message.len], bytes);
+        }
         SimArrival::Down(failure) => Event::Down(failure),
     };
     completions.push(link, event);

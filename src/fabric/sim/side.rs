@@ -4,7 +4,7 @@ use super::SimProcess;
 use super::load::SimPayload;
 use crate::fabric::{LinkFailure, LinkOptions};
 use crate::memory::{LentBytes, Span, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate, Time};
+use crate::wire::{Grant, Immediate, ShortMessage, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,8 @@ pub(super) enum SimArrival {
     Failed,
     Message(Vec<u8>),
     Immediate(Immediate, u64),
-    Lent(Immediate, LentBytes),
+    /// A loan, with its message.
+    Lent(ShortMessage, LentBytes),
     Down(LinkFailure),
 }
 

@@ -3,11 +3,7 @@
 use super::tests::{World, pool, tensor, tensor_mut, world};
 use super::*;
 use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, Port, PostError};
-use crate::wire::{Grant, Immediate, ImmediateKind, Slot, Time};
-
-fn immediate() -> Immediate {
-    Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("20 bits") }
-}
+use crate::wire::{Grant, ShortMessage, Time};
 
 /// The events of a port as text, oldest first.
 fn told(world: &mut World, who: usize) -> Vec<String> {
@@ -42,7 +38,7 @@ fn post_one_of_each(world: &mut World) -> Grant {
     let port = &mut world.ports[0];
     port.write(link, &source, 8, &target, None).expect("posted");
     port.read(link, into, &exposed).expect("posted");
-    port.lend(link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
+    port.lend(link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).expect("posted");
     target
 }
 
@@ -126,7 +122,9 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     let mut world = world(5, SimOptions::default());
     let source = tensor(&world.pools[0], &[7; 8]);
     let link = world.links[0];
-    world.ports[0].lend(link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
+    world.ports[0]
+        .lend(link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .expect("posted");
     world.rest();
     let mut borrowed = Completions::default();
     assert_eq!(world.ports[1].poll(&mut borrowed), 1);

@@ -239,7 +239,8 @@ fn watch(context: &DeviceContext, port: u8, board: &EventBoard, changed: &OwnedF
             }
             device.look(ready(1));
             if !ready(0).is_empty() {
-                // Read first: an end that is told between the two makes the descriptor readable again.
+                // Read first: an end that is told between the two makes the descriptor readable
+                // again.
                 let _ = rustix::io::read(changed, &mut [0; 8]);
                 if board.is_over.load(Ordering::Acquire) {
                     return;

@@ -12,7 +12,7 @@ use crate::fabric::{
     Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port, PostError,
 };
 use crate::memory::{Tensor, TensorMut};
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 use std::sync::Arc;
 
 /// Completions that one poll takes out of a queue.
@@ -490,7 +490,7 @@ impl Port for VerbsPort {
         _link: LinkId,
         _source: &Tensor,
         permit: Option<LoanPermit>,
-        _immediate: Immediate,
+        _message: &ShortMessage,
     ) -> Result<(), (PostError, Option<LoanPermit>)> {
         Err((PostError::Refused("this fabric does not lend: see the link's limits"), permit))
     }

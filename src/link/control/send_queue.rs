@@ -50,7 +50,7 @@ enum QueuedPost {
     Lend {
         source: Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: ShortMessage,
     },
 }
 
@@ -122,10 +122,18 @@ impl SendQueue {
         queued.chain((!self.pack.is_empty()).then(|| self.pack.bytes()))
     }
 
+    /// The messages of the loans that wait.
+    pub fn waiting_loans(&self) -> impl Iterator<Item = &ShortMessage> {
+        self.queue.iter().filter_map(|post| match post {
+            QueuedPost::Lend { message, .. } => Some(message),
+            _ => None,
+        })
+    }
+
     /// Why the link must end, if more is queued than a correct peer can cause. A correct peer
     /// causes requests and cancels of this side, answers (meta-data, value, checksum) and
-    /// acknowledgements. With edge windows it gives credit for values, each of which takes two
-    /// posts, and this side announces edges and gives credit.
+    /// acknowledgements. With edge windows it gives credit for values, and this side announces
+    /// edges and gives credit.
     pub fn overflow(&self, settings: &LinkSettings) -> Option<String> {
         let requests = settings.max_requests as usize;
         let windows = match settings.protocol {
@@ -190,13 +198,47 @@ impl SendQueue {
         self.scratch = bytes;
     }
 
+    /// Whether a post need not wait for others or for a receive of the peer.
+    #[inline]
+    pub fn leaves_now<P: Port>(&mut self, port: &mut P) -> bool {
+        self.backlog() == 0 && self.has_credit(port)
+    }
+
     /// Posts a short message, unless something waits or the post is refused. Returns whether it
     /// did.
     #[inline]
     pub fn short<P: Port>(&mut self, port: &mut P, message: &ShortMessage) -> bool {
-        let is_posted =
-            self.backlog() == 0 && self.has_credit(port) && port.send_short(self.link, message).is_ok();
+        let is_posted = self.leaves_now(port) && port.send_short(self.link, message).is_ok();
         self.sent = self.sent.wrapping_add(is_posted.into());
+        is_posted
+    }
+
+    /// As [`SendQueue::short`], for a message of at most [`MAX_MESSAGE`] bytes.
+    #[inline]
+    pub fn unqueued<P: Port>(&mut self, port: &mut P, encode: impl FnOnce(&mut Vec<u8>)) -> bool {
+        if !self.leaves_now(port) {
+            return false;
+        }
+        self.scratch.clear();
+        encode(&mut self.scratch);
+        let is_posted = port.send(self.link, &self.scratch).is_ok();
+        self.sent = self.sent.wrapping_add(is_posted.into());
+        is_posted
+    }
+
+    /// Lends a tensor, unless the loan is refused. Returns whether it did. The caller has checked
+    /// that it [leaves now](SendQueue::leaves_now).
+    #[inline]
+    pub fn lend_now<P: Port>(
+        &mut self,
+        port: &mut P,
+        source: &Tensor,
+        permit: Option<LoanPermit>,
+        message: &ShortMessage,
+    ) -> bool {
+        let is_posted = port.lend(self.link, source, permit, message).is_ok();
+        self.sent = self.sent.wrapping_add(is_posted.into());
+        self.values += usize::from(is_posted);
         is_posted
     }
 
@@ -218,17 +260,18 @@ impl SendQueue {
         self.push(port, counters, QueuedPost::Empty { immediate });
     }
 
-    /// Lends a tensor.
+    /// Lends a tensor, with a message of at most
+    /// [`MAX_LOAN_MESSAGE`](crate::fabric::MAX_LOAN_MESSAGE) bytes.
     pub fn lend<P: Port>(
         &mut self,
         port: &mut P,
         counters: &CountersWriter,
         source: Tensor,
         permit: Option<LoanPermit>,
-        immediate: Immediate,
+        message: ShortMessage,
     ) {
         self.values += 1;
-        self.push(port, counters, QueuedPost::Lend { source, permit, immediate });
+        self.push(port, counters, QueuedPost::Lend { source, permit, message });
     }
 
     /// Posts what is queued, as far as credits and room allow. In a batch the pack stays. If the
@@ -398,8 +441,8 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
             let len = source.meta().bytes();
             port.write(link, source, len, target, Some(*immediate))
         }
-        QueuedPost::Lend { source, permit, immediate } => {
-            port.lend(link, source, permit.take(), *immediate).map_err(|(error, back)| {
+        QueuedPost::Lend { source, permit, message } => {
+            port.lend(link, source, permit.take(), message).map_err(|(error, back)| {
                 *permit = back;
                 error
             })

@@ -90,13 +90,15 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// Handles a loan.
+    /// Handles a loan. Its message is the immediate of its request.
     pub(in crate::link) fn on_loan<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
-        immediate: Immediate,
+        message: &[u8],
         bytes: LentBytes,
     ) -> Result<(), String> {
+        let bits = message.try_into().map_err(|_| "a loan came without an immediate")?;
+        let immediate = Immediate::from_bits(u32::from_le_bytes(bits)).map_err(|error| error.to_string())?;
         let id = RequestId { slot: immediate.slot, generation: immediate.generation };
         let Some(request) = self.current(cx, id) else { return Ok(()) };
         if !request.may_borrow() {

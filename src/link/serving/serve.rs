@@ -12,7 +12,7 @@ use crate::protocol::{CancelAction, Sender, SenderAnswer, SenderRequest, SenderV
 use crate::telemetry::Counter;
 use crate::wire::message::{Follows, MetaRef, RequestId, StandingRequest, TensorRequest, VersionedMeta};
 use crate::wire::message::{Message, Message::CancelAck};
-use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaSlot, Status};
+use crate::wire::{Code, DType, Grant, Immediate, ImmediateKind, MetaSlot, ShortMessage, Status};
 use foldhash::HashMap;
 
 /// A request of the peer that is not completely answered.
@@ -332,7 +332,8 @@ impl<C> Link<C> {
                     }
                 };
                 cx.counters.increment(Counter::LoansPosted);
-                self.out.lend(cx.port, cx.counters, tensor, Some(permit), immediate(kind, request));
+                let message = ShortMessage::from_u32(immediate(kind, request).to_bits());
+                self.out.lend(cx.port, cx.counters, tensor, Some(permit), message);
             }
             (SenderAnswer::Response, _) => {
                 cx.counters.increment(Counter::SmallResponses);

@@ -3,8 +3,8 @@
 use super::standing::OWNER;
 use super::*;
 use crate::memory::Tensor;
-use crate::wire::checksum_of;
 use crate::wire::message::{StandingStep, StandingSteps};
+use crate::wire::{ShortMessage, checksum_of};
 
 const BYTES: [u8; 4] = [1, 2, 3, 4];
 
@@ -46,7 +46,9 @@ impl ByHand {
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
         let permit = Some(crate::fabric::LoanPermit::unbounded());
-        self.port.lend(self.link, &source, permit, immediate).expect("room");
+        self.port
+            .lend(self.link, &source, permit, &ShortMessage::from_u32(immediate.to_bits()))
+            .expect("room");
     }
 
     /// Requests a tensor with its checksum.

@@ -3,7 +3,7 @@
 use super::standing::{OWNER, warm};
 use super::*;
 use crate::fabric::LoanPermit;
-use crate::wire::MetaSlot;
+use crate::wire::{MetaSlot, ShortMessage};
 
 impl ByHand {
     /// Lends `bytes` bytes of value `fill`.
@@ -17,7 +17,9 @@ impl ByHand {
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind, generation, slot };
         let permit = Some(LoanPermit::unbounded());
-        self.port.lend(self.link, &source.freeze(), permit, immediate).expect("room");
+        self.port
+            .lend(self.link, &source.freeze(), permit, &ShortMessage::from_u32(immediate.to_bits()))
+            .expect("room");
     }
 }
 

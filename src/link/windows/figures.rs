@@ -5,7 +5,7 @@ use crate::fabric::{LinkId, Port};
 use crate::link::Links;
 use crate::wire::EdgeId;
 use crate::wire::message::pack::{is_packed, unpack};
-use crate::wire::message::{PlainRecord, WindowMessage};
+use crate::wire::message::{LentRecord, PlainRecord, WindowMessage};
 use foldhash::HashMap;
 
 /// What a link keeps for the edges that use it.
@@ -25,17 +25,22 @@ impl<P: Port, C> Links<P, C> {
         figures.bytes = link.windows.heap_bytes();
         for message in link.out.waiting_messages() {
             match is_packed(message) {
-                true => unpack(message).into_iter().flatten().for_each(|message| figures.count(message)),
-                false => figures.count(message),
+                true => {
+                    unpack(message).into_iter().flatten().for_each(|message| figures.count(edge_of(message)))
+                }
+                false => figures.count(edge_of(message)),
             }
+        }
+        for message in link.out.waiting_loans() {
+            figures.count(LentRecord::from_message(message).map(|record| record.edge));
         }
         figures
     }
 }
 
 impl LinkFigures {
-    fn count(&mut self, message: &[u8]) {
-        if let Some(edge) = edge_of(message) {
+    fn count(&mut self, edge: Option<EdgeId>) {
+        if let Some(edge) = edge {
             *self.queued.entry(edge.number).or_default() += 1;
         }
     }

@@ -1,16 +1,15 @@
 //! Messages of the peer's windows.
 
 use super::{
-    ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, RecordBeforeLoan, WindowArrival,
-    WindowEvent, WindowRefusal,
+    ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, WindowArrival, WindowEvent, WindowRefusal,
 };
 use crate::fabric::{MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
 use crate::telemetry::Counter;
-use crate::wire::message::{EdgeAnnouncement, PlainRecord, RecordValue, WindowMessage};
-use crate::wire::{EdgeId, EdgeName};
+use crate::wire::message::{EdgeAnnouncement, LentRecord, PlainRecord, RecordValue, WindowMessage};
+use crate::wire::{EdgeId, EdgeName, ShortMessage};
 use std::sync::Arc;
 
 /// Bytes of the error of a record at most. A window holds it. The errors of records that this side
@@ -24,9 +23,6 @@ impl<C> Link<C> {
         cx: &mut LinkContext<'_, P, C>,
         bytes: &[u8],
     ) -> Result<(), String> {
-        if self.windows.before_loan.is_some() {
-            return Err("a message came between a record and its loan".into());
-        }
         if let Some(plain) = PlainRecord::decode(bytes) {
             return self.on_plain_record(cx, &plain);
         }
@@ -60,16 +56,18 @@ impl<C> Link<C> {
         Ok(())
     }
 
-    /// Handles the loan of the record before it.
-    pub(in crate::link) fn on_window_loan<P: Port>(
+    /// Handles a loan, whose message is its record.
+    pub(in crate::link) fn on_lent_record<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
+        message: &[u8],
         bytes: LentBytes,
     ) -> Result<(), String> {
-        let Some(before) = self.windows.before_loan.take() else {
-            return Err("a loan came without a record".into());
-        };
-        let RecordBeforeLoan { record, meta, may_borrow, checksum } = before;
+        let lent = ShortMessage::from_bytes(message).as_ref().and_then(LentRecord::from_message);
+        let Some(lent) = lent else { return Err("a loan came without its record".into()) };
+        let LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum } = lent;
+        cx.counters.increment(Counter::MessagesReceived);
+        let record = Record { edge, n, step, answers_need, value: () };
         let told = self.windows.known.get(meta)?.clone();
         if told.meta.bytes() != bytes.len() as u64 {
             return Err(format!("a loan of {} bytes came for {}", bytes.len(), told.meta));
@@ -124,10 +122,6 @@ impl<C> Link<C> {
                 }
                 cx.counters.increment(Counter::ErrorsReceived);
                 WindowArrival::Failed(status)
-            }
-            RecordValue::Loan { meta, may_borrow } => {
-                self.windows.before_loan = Some(RecordBeforeLoan { record, meta, may_borrow, checksum });
-                return Ok(());
             }
             RecordValue::Bytes { meta, data } => self.landed(cx, meta, data, checksum)?,
         };

@@ -20,7 +20,7 @@ mod tests;
 use super::{Corruption, Destination, Received, RequestError, TensorKeyRef};
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::{Record, ToReceiver, ToSender};
+use crate::protocol::window::{ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
 use crate::wire::{Code, DType, EdgeName, Status, checksum_of};
@@ -155,8 +155,6 @@ pub(in crate::link) struct WindowLink {
     known: KnownMetas,
     /// What the receiver of each edge has asked for, by the number of the edge.
     asked: Vec<AskedOfEdge>,
-    /// A record whose loan follows.
-    before_loan: Option<RecordBeforeLoan>,
 }
 
 /// What the receiver of an edge has asked for.
@@ -166,15 +164,6 @@ struct AskedOfEdge {
     borrow: bool,
     /// Each record with bytes has their checksum.
     validate: bool,
-}
-
-/// A record whose loan follows.
-#[derive(Debug)]
-struct RecordBeforeLoan {
-    record: Record<()>,
-    meta: u16,
-    may_borrow: bool,
-    checksum: Option<u64>,
 }
 
 impl ArrivedTensor {
@@ -275,6 +264,6 @@ impl ArrivedTensor {
 
 /// Whether a tensor may be lent to a receiver that keeps it. The bytes of a bool tensor are checked
 /// when they are copied.
-fn is_borrowable(tensor: &Tensor) -> bool {
-    tensor.dtype() != DType::Bool
+fn is_borrowable(dtype: DType) -> bool {
+    dtype != DType::Bool
 }

@@ -1,17 +1,17 @@
 //! Messages of this process's windows to the peer.
 
 use super::{AskedOfEdge, EdgeKey, WindowRefusal, is_borrowable};
-use crate::fabric::{LoanPermit, MAX_MESSAGE, Port};
+use crate::fabric::{LoanPermit, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext, TensorProtocol};
 use crate::link::{Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
-use crate::telemetry::Counter;
+use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{
-    EdgeAnnouncement, MAX_LONG_MESSAGE, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
+    EdgeAnnouncement, LentRecord, MAX_LONG_MESSAGE, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
 };
-use crate::wire::{Code, EdgeId, Immediate, ImmediateKind, Slot, Status, checksum_of};
+use crate::wire::{Code, EdgeId, Status, checksum_of};
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
 /// meta id.
@@ -19,6 +19,8 @@ const RECORD_HEAD: usize = 2 + 6 + 2 + 8 + 8 + 2;
 
 /// Bytes of the longest tensor that a record carries without a loan.
 pub(super) const MAX_UNLENT: usize = MAX_LONG_MESSAGE - RECORD_HEAD;
+
+const _: () = assert!(LentRecord::MAX_LEN <= MAX_LOAN_MESSAGE);
 
 impl<C> Link<C> {
     /// Sends a message about an edge on which this process receives.
@@ -111,15 +113,15 @@ impl<C> Link<C> {
             return self
                 .send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
         }
-        let permit = match asked.borrow && is_borrowable(&tensor) {
-            true => self.permit_borrow(cx, bytes.len() as u64),
+        let permit = match asked.borrow && is_borrowable(tensor.dtype()) {
+            true => self.permit_borrow(cx.port, cx.counters, bytes.len() as u64),
             false => None,
         };
         let may_borrow = permit.is_some() || is_on(Mutant::BorrowedWithoutPermit);
-        let value = RecordValue::Loan { meta, may_borrow };
         cx.counters.increment(if permit.is_some() { Counter::LoansPosted } else { Counter::WritesPosted });
-        self.send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
-        self.out.lend(cx.port, cx.counters, tensor, permit, LOAN);
+        cx.counters.increment(Counter::MessagesSent);
+        let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
+        self.out.lend(cx.port, cx.counters, tensor, permit, record.to_message());
     }
 
     /// Whether the fabric can lend a tensor to the peer.
@@ -128,10 +130,15 @@ impl<C> Link<C> {
         cx.port.limits(self.id).lends && tensor.span().is_some()
     }
 
-    fn permit_borrow<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, bytes: u64) -> Option<LoanPermit> {
-        let permit = cx.port.permit_loan(self.id, bytes);
+    pub(super) fn permit_borrow<P: Port>(
+        &self,
+        port: &mut P,
+        counters: &CountersWriter,
+        bytes: u64,
+    ) -> Option<LoanPermit> {
+        let permit = port.permit_loan(self.id, bytes);
         if permit.is_none() {
-            cx.counters.increment(Counter::LoansRefused);
+            counters.increment(Counter::LoansRefused);
         }
         permit
     }
@@ -157,9 +164,6 @@ impl<C> Link<C> {
         self.out.encoded(cx.port, cx.counters, cx.in_batch, |bytes| message.encode(bytes));
     }
 }
-
-/// The immediate of a loan. The record before it says which value it is.
-const LOAN: Immediate = Immediate { kind: ImmediateKind::Lend, generation: 0, slot: Slot::ZERO };
 
 /// The counter of a message to a sender.
 fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {

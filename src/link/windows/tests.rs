@@ -6,6 +6,7 @@ use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
 use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role};
 use crate::link::{LinkEvent, LinkIdentity, LinkSettings, Links, TensorProtocol, Value};
 use crate::memory::{PoolOptions, Region, RegionOptions};
+use crate::protocol::window::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::{RecordValue, VersionedMeta, WindowMessage, is_probe};
 use crate::wire::{EdgeId, Shape, TaskId, TensorMeta};

@@ -37,12 +37,14 @@ mod decode;
 mod encode;
 pub mod fragment;
 pub mod pack;
+mod record;
 mod standing;
 mod window;
 
 pub use decode::MessageError;
+pub use record::{LentRecord, PlainRecord, SHORT_TENSOR};
 pub use standing::{MAX_STANDING_STEPS, StandingRequest, StandingStep, StandingSteps};
-pub use window::{EdgeAnnouncement, PlainRecord, RecordValue, SHORT_TENSOR, WindowMessage};
+pub use window::{EdgeAnnouncement, RecordValue, WindowMessage};
 
 /// Whether a message probes a link, by its type byte: `PING` or `PONG`.
 pub fn is_probe(bytes: &[u8]) -> bool {

@@ -11,9 +11,9 @@
 //! * 38 `RESUMED`
 //! * 39 `META`: meta, whose version is the id of later records
 //! * 40 `RECORD`: flags u8, n u16, edge, meta id u16, step u64, with the checksum flag checksum
-//!   u64. The kind in the flags says what follows: the bytes of the tensor (the rest), or a loan.
-//!   The borrow flag lets the receiver keep the loan. Dead values and errors have meta id 0. An
-//!   error has a status behind.
+//!   u64. The kind in the flags says what follows. It is the bytes of the tensor, or nothing if the
+//!   record is the message of a loan. The borrow flag lets the receiver keep the loan. Dead values
+//!   and errors have meta id 0. An error has a status behind.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
 //!
@@ -23,7 +23,7 @@
 use super::decode::MessageReader;
 use super::encode::{derived_flag, put_bytes, put_meta, put_status};
 use super::{FLAG_DERIVED, MessageError, VersionedMeta};
-use crate::wire::{EdgeId, SHORT_MESSAGE, ShortMessage, Status};
+use crate::wire::{EdgeId, Status};
 
 const ANNOUNCE: u8 = 32;
 const CREDIT: u8 = 33;
@@ -33,7 +33,7 @@ const RETIRE: u8 = 36;
 const RETIRED: u8 = 37;
 const RESUMED: u8 = 38;
 const META: u8 = 39;
-const RECORD: u8 = 40;
+pub(super) const RECORD: u8 = 40;
 const REFUSED: u8 = 41;
 const STEPS_OVER: u8 = 42;
 
@@ -44,11 +44,11 @@ const FLAG_VALIDATE: u8 = 4;
 // Flags of `STEPS_OVER`, beside the derived flag.
 const FLAG_CLEANED_UP: u8 = 2;
 // Flags of `RECORD`. The derived flag is the first, as elsewhere.
-const FLAG_ANSWERS_NEED: u8 = 2;
-const FLAG_CHECKSUM: u8 = 4;
-const FLAG_MAY_BORROW: u8 = 32;
-const KIND_BYTES: u8 = 0;
-const KIND_LOAN: u8 = 8;
+pub(super) const FLAG_ANSWERS_NEED: u8 = 2;
+pub(super) const FLAG_CHECKSUM: u8 = 4;
+pub(super) const FLAG_MAY_BORROW: u8 = 32;
+pub(super) const KIND_BYTES: u8 = 0;
+pub(super) const KIND_LOAN: u8 = 8;
 const KIND_DEAD: u8 = 16;
 const KIND_ERROR: u8 = 24;
 const KINDS: u8 = 24;
@@ -74,7 +74,7 @@ pub struct EdgeAnnouncement<'a> {
     pub validate: bool,
 }
 
-/// A tensor in the message, a loan, a dead value, or an error.
+/// A tensor in the message, a dead value, or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordValue<'a> {
     /// A tensor, whose bytes are in the record.
@@ -83,13 +83,6 @@ pub enum RecordValue<'a> {
         meta: u16,
         /// Elements, or the serialised form.
         data: &'a [u8],
-    },
-    /// A tensor, which the fabric lends behind the record.
-    Loan {
-        /// The version of its meta-data.
-        meta: u16,
-        /// Whether the receiver may keep the loan. Otherwise it copies the bytes.
-        may_borrow: bool,
     },
     /// The mark of a branch not taken: no bytes follow.
     Dead,
@@ -228,116 +221,6 @@ impl<'a> WindowMessage<'a> {
     }
 }
 
-/// A record of a tensor whose bytes are in it, without a checksum: the usual one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlainRecord<'a> {
-    /// Number and generation, as the receiver has announced them.
-    pub edge: EdgeId,
-    /// The lowest bits of the count of values.
-    pub n: u16,
-    /// Step id.
-    pub step: u64,
-    /// The version of the meta-data of the tensor.
-    pub meta: u16,
-    /// Elements, or the serialised form.
-    pub data: &'a [u8],
-}
-
-/// Bytes of a plain record before those of its tensor.
-const PLAIN_HEAD: usize = 20;
-/// Bytes of the largest tensor whose plain record is a [`ShortMessage`].
-pub const SHORT_TENSOR: usize = SHORT_MESSAGE - PLAIN_HEAD;
-
-impl<'a> PlainRecord<'a> {
-    /// Appends the record to `out`: the same bytes as [`WindowMessage::encode`] makes.
-    #[inline]
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut head = [0; PLAIN_HEAD];
-        head[..4].copy_from_slice(&first_bytes(self.n).to_le_bytes());
-        head[4..12].copy_from_slice(&edge_word(self.edge, self.meta).to_le_bytes());
-        head[12..].copy_from_slice(&self.step.to_le_bytes());
-        out.reserve(PLAIN_HEAD + self.data.len());
-        out.extend_from_slice(&head);
-        out.extend_from_slice(self.data);
-    }
-
-    /// The record as a short message; `None` if its tensor has more than [`SHORT_TENSOR`] bytes.
-    #[inline]
-    pub fn to_short(self) -> Option<ShortMessage> {
-        let [a, b, c, d] = words_of(self.data)?;
-        let words = [edge_word(self.edge, self.meta), self.step, a, b, c, d];
-        Some(ShortMessage { len: PLAIN_HEAD + self.data.len(), first: first_bytes(self.n), words })
-    }
-
-    /// The version of the meta-data of a short message, if the message is the plain record of this
-    /// value.
-    #[inline]
-    pub fn meta_of_short(message: &ShortMessage, edge: EdgeId, n: u16, step: u64) -> Option<u16> {
-        let is_it = message.len >= PLAIN_HEAD
-            && message.first == first_bytes(n)
-            && message.words[0] << 16 == edge_word(edge, 0) << 16
-            && message.words[1] == step;
-        is_it.then_some((message.words[0] >> 48) as u16)
-    }
-
-    /// Copies the bytes of the tensor of a short message, which is a plain record, to `out`.
-    /// Returns whether there are as many.
-    #[inline]
-    pub fn copy_of_short(message: &ShortMessage, out: &mut [u8]) -> bool {
-        let [_, _, data @ ..] = message.words;
-        if message.len != PLAIN_HEAD + out.len() || out.len() > SHORT_TENSOR {
-            return false;
-        }
-        let (chunks, rest) = out.as_chunks_mut::<8>();
-        let mut data = data.into_iter();
-        chunks.iter_mut().zip(&mut data).for_each(|(chunk, word)| *chunk = word.to_le_bytes());
-        if let Some(word) = data.next() {
-            rest.iter_mut().zip(word.to_le_bytes()).for_each(|(out, byte)| *out = byte);
-        }
-        true
-    }
-
-    /// Reads a plain record; `None` if the bytes are another message, or none.
-    #[inline]
-    pub fn decode(bytes: &'a [u8]) -> Option<Self> {
-        let (head, data) = bytes.split_first_chunk::<PLAIN_HEAD>()?;
-        let [RECORD, KIND_BYTES, n, m, a, b, c, d, e, f, meta, version, step @ ..] = *head else {
-            return None;
-        };
-        let edge =
-            EdgeId { number: u32::from_le_bytes([a, b, c, d]), generation: u16::from_le_bytes([e, f]) };
-        let (n, step) = (u16::from_le_bytes([n, m]), u64::from_le_bytes(step));
-        Some(PlainRecord { edge, n, step, meta: u16::from_le_bytes([meta, version]), data })
-    }
-}
-
-/// The first four bytes of a plain record.
-#[inline]
-fn first_bytes(n: u16) -> u32 {
-    u32::from_le_bytes([RECORD, KIND_BYTES, 0, 0]) | u32::from(n) << 16
-}
-
-/// The edge and the meta id of a plain record.
-#[inline]
-fn edge_word(edge: EdgeId, meta: u16) -> u64 {
-    u64::from(edge.number) | u64::from(edge.generation) << 32 | u64::from(meta) << 48
-}
-
-/// The words of a short tensor, the last one filled up with zeros.
-#[inline]
-fn words_of(data: &[u8]) -> Option<[u64; SHORT_TENSOR / 8]> {
-    let mut words = [0; SHORT_TENSOR / 8];
-    if data.len() > SHORT_TENSOR {
-        return None;
-    }
-    let (chunks, rest) = data.as_chunks::<8>();
-    words.iter_mut().zip(chunks).for_each(|(word, chunk)| *word = u64::from_le_bytes(*chunk));
-    if let Some(last) = words.get_mut(chunks.len()) {
-        *last = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-    }
-    Some(words)
-}
-
 impl<'a> MessageReader<'a> {
     fn window_message(&mut self) -> Result<WindowMessage<'a>, MessageError> {
         Ok(match self.kind {
@@ -386,21 +269,20 @@ impl<'a> MessageReader<'a> {
     }
 
     fn record(&mut self) -> Result<WindowMessage<'a>, MessageError> {
-        let flags = self.flags(FLAG_DERIVED | FLAG_ANSWERS_NEED | FLAG_CHECKSUM | FLAG_MAY_BORROW | KINDS)?;
+        let flags = self.flags(FLAG_DERIVED | FLAG_ANSWERS_NEED | FLAG_CHECKSUM | KINDS)?;
         let (n, edge) = (self.u16("count")?, self.edge()?);
         let (meta, step) = (self.u16("meta id")?, self.u64("step")?);
         let checksum = if flags & FLAG_CHECKSUM != 0 { Some(self.u64("checksum")?) } else { None };
-        let (derived, may_borrow) = (flags & FLAG_DERIVED, flags & FLAG_MAY_BORROW != 0);
+        let derived = flags & FLAG_DERIVED;
         let value = match flags & KINDS {
             KIND_BYTES => RecordValue::Bytes { meta, data: std::mem::take(&mut self.rest) },
-            KIND_LOAN => RecordValue::Loan { meta, may_borrow },
             KIND_DEAD => RecordValue::Dead,
-            _ => RecordValue::Error(self.status(derived)?),
+            KIND_ERROR => RecordValue::Error(self.status(derived)?),
+            _ => return Err(self.bad("flags", flags.into())),
         };
         let is_error = matches!(value, RecordValue::Error(_));
-        let is_loan = matches!(value, RecordValue::Loan { .. });
-        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Loan { .. });
-        if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) || (may_borrow && !is_loan) {
+        let has_bytes = matches!(value, RecordValue::Bytes { .. });
+        if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) {
             return Err(self.bad("flags", flags.into()));
         }
         if !has_bytes && meta != 0 {
@@ -452,15 +334,13 @@ fn put_record(
 ) {
     let kind = match value {
         RecordValue::Bytes { .. } => KIND_BYTES,
-        RecordValue::Loan { may_borrow: true, .. } => KIND_LOAN | FLAG_MAY_BORROW,
-        RecordValue::Loan { .. } => KIND_LOAN,
         RecordValue::Dead => KIND_DEAD,
         RecordValue::Error(status) => KIND_ERROR | derived_flag(status),
     };
     let needed = if answers_need { FLAG_ANSWERS_NEED } else { 0 };
     let checked = if checksum.is_some() { FLAG_CHECKSUM } else { 0 };
     let meta = match value {
-        RecordValue::Bytes { meta, .. } | RecordValue::Loan { meta, .. } => *meta,
+        RecordValue::Bytes { meta, .. } => *meta,
         RecordValue::Dead | RecordValue::Error(_) => 0,
     };
     out.extend([RECORD, kind | needed | checked]);
@@ -471,7 +351,7 @@ fn put_record(
     checksum.into_iter().for_each(|checksum| out.extend(checksum.to_le_bytes()));
     match value {
         RecordValue::Bytes { data, .. } => out.extend_from_slice(data),
-        RecordValue::Loan { .. } | RecordValue::Dead => {}
+        RecordValue::Dead => {}
         RecordValue::Error(status) => put_status(out, status),
     }
 }

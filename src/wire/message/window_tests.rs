@@ -14,7 +14,6 @@ fn status() -> impl Strategy<Value = Status> {
 fn value(data: &[u8]) -> impl Strategy<Value = RecordValue<'_>> {
     prop_oneof![
         any::<u16>().prop_map(move |meta| RecordValue::Bytes { meta, data }),
-        any::<(u16, bool)>().prop_map(|(meta, may_borrow)| RecordValue::Loan { meta, may_borrow }),
         Just(RecordValue::Dead),
         status().prop_map(RecordValue::Error),
     ]
@@ -89,9 +88,31 @@ proptest! {
         edge in edge(), n: u16, step: u64, answers_need: bool, checksum: Option<u64>,
         value in value(b"bytes"),
     ) {
-        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Loan { .. });
+        let has_bytes = matches!(value, RecordValue::Bytes { .. });
         let checksum = checksum.filter(|_| has_bytes);
         comes_back(&WindowMessage::Record { edge, n, step, answers_need, checksum, value })?;
+    }
+
+    #[test]
+    fn the_record_of_a_loan_comes_back_and_other_messages_are_none(
+        edge in edge(), [n, meta]: [u16; 2], step: u64, checksum: Option<u64>,
+        [may_borrow, answers_need]: [bool; 2], first: u32, len in 0..40_usize,
+    ) {
+        let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
+        let message = record.to_message();
+        prop_assert!(message.len <= LentRecord::MAX_LEN);
+        prop_assert_eq!(LentRecord::from_message(&message), Some(record));
+        let other = ShortMessage { len, first, ..message };
+        let cut = LentRecord::from_message(&ShortMessage { len, ..message });
+        prop_assert_eq!(cut, (len == message.len).then_some(record));
+        if let Some(read) = LentRecord::from_message(&other) {
+            prop_assert_eq!((read.to_message().len, read.to_message().first), (len, first));
+        }
+        // A loan without its record, and a record that is no loan, are refused.
+        let bytes = message.to_bytes();
+        prop_assert!(WindowMessage::decode(&bytes[..message.len]).is_err());
+        let plain = PlainRecord { edge, n, step, meta, data: &[] }.to_short().expect("short");
+        prop_assert_eq!(LentRecord::from_message(&plain), None);
     }
 
     #[test]

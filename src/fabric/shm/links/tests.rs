@@ -7,7 +7,7 @@ use crate::fabric::{
     Completion, Endpoint, Event, Fabric, LinkFailure, LinkOptions, LoanPermit, Port, Role, Sleep, Sleeper,
 };
 use crate::memory::Pool;
-use crate::wire::{Immediate, ImmediateKind, Slot};
+use crate::wire::{Immediate, ImmediateKind, ShortMessage, Slot};
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -198,7 +198,7 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let (mut a, to_b, mut b, _) = pair();
     let source = tensor(&a.pool, &[3; 64]);
     for _ in 0..10 {
-        a.port.lend(to_b, &source, Some(LoanPermit::unbounded()), immediate()).expect("room");
+        a.port.lend(to_b, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).expect("room");
     }
     let mut lent = Vec::new();
     while lent.len() < 10 {
@@ -312,7 +312,7 @@ fn a_link_id_is_never_used_twice_and_a_full_port_refuses() {
 fn a_tensor_that_is_still_borrowed_does_not_keep_the_watcher_of_processes() {
     let (mut a, to_b, mut b, _) = pair();
     let lent = tensor(&a.pool, &[1; 5000]);
-    a.port.lend(to_b, &lent, Some(LoanPermit::unbounded()), immediate()).expect("room");
+    a.port.lend(to_b, &lent, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).expect("room");
     drop(lent);
     let Event::Lent { bytes, .. } = b.next().event else { panic!("not the loan") };
     let watcher = std::sync::Arc::downgrade(&a.fabric.shared.watcher.get().expect("the link's"));

@@ -74,6 +74,21 @@ impl LoanTable {
         Ok(place as u32)
     }
 
+    /// Whether [`LoanTable::take`] takes the place for a loan with this number.
+    #[inline]
+    pub(crate) fn may_take(&self, place: u64, number: u64) -> bool {
+        let held = usize::try_from(place).ok().and_then(|place| self.held.get(place));
+        // Acquire: as in `take`.
+        number != 0 && held.is_some_and(|held| held.number.load(Ordering::Acquire) == 0)
+    }
+
+    /// Gives back a loan that no place was taken for, after its bytes were read.
+    #[inline]
+    pub(crate) fn give_back_untaken(&self, place: u64, number: u64) {
+        give_back(&self.words, place as usize, number);
+        self.ringer.ring_if_idle();
+    }
+
     /// Adds the borrowed parts of a region, as offset and length. Only for a region without a link:
     /// its loans are only given back then.
     pub(crate) fn held_in(&self, region: &PeerRegion, spans: &mut Vec<(u64, u64)>) {

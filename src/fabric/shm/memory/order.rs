@@ -7,12 +7,14 @@
 //! | 1, 2 | key, regions and offset of the target |
 //! | 3..7 | source; place and number of a loan or read |
 //!
-//! The payload of a send goes on at word 1, that of an inline write begins at word 3. Without a
-//! long payload an order fits in its slot.
+//! The payload of a send goes on at word 1, that of an inline write begins at word 3. The message
+//! of a loan goes on at words 1, 2 and 7, and word 5 has the region too. Without a long payload an
+//! order fits in its slot.
 
-use super::slot::MAX_WORDS;
+use super::slot::{IN_SLOT, MAX_WORDS};
+use crate::fabric::MAX_LOAN_MESSAGE;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::wire::{Grant, Immediate};
+use crate::wire::{Grant, Immediate, ShortMessage};
 
 const SEND: u8 = 1;
 const WRITE_INLINE: u8 = 2;
@@ -24,7 +26,7 @@ const ANSWER: u8 = 6;
 const HAS_IMMEDIATE: u8 = 1;
 
 /// Words of the longest order, without payload.
-pub(crate) const ORDER_WORDS: usize = 7;
+pub(crate) const ORDER_WORDS: usize = 8;
 /// Words of an inline write, without payload.
 const WRITE_INLINE_WORDS: usize = 3;
 /// Bytes of the longest payload.
@@ -58,12 +60,20 @@ pub(crate) enum Order {
     WriteInline { len: usize, target: OrderTarget, immediate: Option<Immediate> },
     /// Copies bytes of the sender's pool to a grant.
     Write { source: OrderSource, target: OrderTarget, immediate: Option<Immediate> },
-    /// Lends bytes of the sender's pool.
-    Lend { source: OrderSource, index: u64, number: u64, immediate: Immediate },
+    /// Lends bytes of the sender's pool, with a message.
+    Lend { loan: OrderLoan, message: ShortMessage },
     /// Asks for the place of a grant's bytes.
     Read { exposed: OrderTarget, len: u64, ticket: ReadTicket },
     /// Answers a read with the place of the bytes.
     Answer { source: OrderSource, ticket: ReadTicket },
+}
+
+/// A loan: the bytes, its place in the borrower's table, below 2^48, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OrderLoan {
+    pub source: OrderSource,
+    pub index: u64,
+    pub number: u64,
 }
 
 /// A part of a grant. The operation has the length.
@@ -144,11 +154,52 @@ pub(crate) fn send_word(len: usize, first: u32) -> u64 {
     OrderHead { op: SEND, flags: 0, len: len as u16, immediate: first }.to_word()
 }
 
-/// Length and first bytes of a message, if word 0 is that of a send.
+/// Whether the last word of a loan's message lies behind the slot.
 #[inline]
-pub(crate) fn send_of_word(word: u64) -> Option<(usize, u32)> {
-    let head = OrderHead::from_word(word);
-    (head.op == SEND).then_some((usize::from(head.len), head.immediate))
+fn is_long(len: usize) -> bool {
+    len > FIRST_BYTES + 16
+}
+
+/// The loan of an order.
+#[inline]
+fn loan_of_words(word: impl Fn(usize) -> u64) -> OrderLoan {
+    let place = word(5);
+    let source = OrderSource { region: (place >> 48) as u16, offset: word(3), len: word(4) };
+    OrderLoan { source, index: place << 16 >> 16, number: word(6) }
+}
+
+/// Word 0 of a loan.
+#[inline]
+fn lend_word(len: usize, first: u32) -> u64 {
+    OrderHead { op: LEND, flags: 0, len: len as u16, immediate: first }.to_word()
+}
+
+/// A message whose order lies in its slot, but for the end of a long message.
+pub(crate) enum ShortOrder {
+    /// A message alone. If it is longer than a [`ShortMessage`], these are its first bytes.
+    Send(ShortMessage),
+    /// The message of a loan.
+    Lend(OrderLoan, ShortMessage),
+}
+
+impl ShortOrder {
+    /// The order of these words. `None` if it is another one, or its lengths are not allowed.
+    #[inline]
+    pub(crate) fn from_words(words: [u64; IN_SLOT]) -> Option<Self> {
+        let head = OrderHead::from_word(words[0]);
+        let (len, first) = (usize::from(head.len), head.immediate);
+        let [_, a, b, c, d, e, f] = words;
+        match head.op {
+            SEND if len <= PAYLOAD_BYTES => {
+                Some(ShortOrder::Send(ShortMessage { len, first, words: [a, b, c, d, e, f] }))
+            }
+            LEND if !is_long(len) => {
+                let message = ShortMessage { len, first, words: [a, b, 0, 0, 0, 0] };
+                Some(ShortOrder::Lend(loan_of_words(|k| words[k]), message))
+            }
+            _ => None,
+        }
+    }
 }
 
 impl OrderTarget {
@@ -160,7 +211,7 @@ impl OrderTarget {
 }
 
 impl OrderSource {
-    /// Word 1 of an order that has a source and no target.
+    /// The part of a word that names the region.
     #[inline]
     fn keys(self) -> u64 {
         u64::from(self.region) << 48
@@ -175,7 +226,8 @@ impl Order {
             Order::Send { .. } => 1,
             Order::WriteInline { .. } => WRITE_INLINE_WORDS,
             Order::Write { .. } => 5,
-            Order::Lend { .. } | Order::Read { .. } | Order::Answer { .. } => ORDER_WORDS,
+            Order::Lend { message, .. } => IN_SLOT + usize::from(is_long(message.len)),
+            Order::Read { .. } | Order::Answer { .. } => IN_SLOT,
         }
     }
 
@@ -184,24 +236,26 @@ impl Order {
     pub(crate) fn to_words(self) -> [u64; ORDER_WORDS] {
         let head = |op, len, immediate| OrderHead::new(op, len, immediate).to_word();
         match self {
-            Order::Send { len, first } => [send_word(len, first), 0, 0, 0, 0, 0, 0],
+            Order::Send { len, first } => [send_word(len, first), 0, 0, 0, 0, 0, 0, 0],
             Order::WriteInline { len, target, immediate } => {
-                [head(WRITE_INLINE, len, immediate), target.keys(), target.offset, 0, 0, 0, 0]
+                [head(WRITE_INLINE, len, immediate), target.keys(), target.offset, 0, 0, 0, 0, 0]
             }
             Order::Write { source, target, immediate } => {
                 let keys = target.keys() | source.keys();
-                [head(WRITE, 0, immediate), keys, target.offset, source.offset, source.len, 0, 0]
+                [head(WRITE, 0, immediate), keys, target.offset, source.offset, source.len, 0, 0, 0]
             }
-            Order::Lend { source, index, number, immediate } => {
-                [head(LEND, 0, Some(immediate)), source.keys(), 0, source.offset, source.len, index, number]
+            Order::Lend { loan: OrderLoan { source, index, number }, message } => {
+                let ShortMessage { len, first, words: [a, b, c, ..] } = message;
+                let place = source.keys() | index;
+                [lend_word(len, first), a, b, source.offset, source.len, place, number, c]
             }
             Order::Read { exposed, len, ticket: ReadTicket { index, number } } => {
                 let (keys, offset) = (exposed.keys(), exposed.offset);
-                [head(READ, 0, None), keys, offset, 0, len, u64::from(index), u64::from(number)]
+                [head(READ, 0, None), keys, offset, 0, len, u64::from(index), u64::from(number), 0]
             }
             Order::Answer { source, ticket: ReadTicket { index, number } } => {
                 let (keys, offset) = (source.keys(), source.offset);
-                [head(ANSWER, 0, None), keys, 0, offset, source.len, u64::from(index), u64::from(number)]
+                [head(ANSWER, 0, None), keys, 0, offset, source.len, u64::from(index), u64::from(number), 0]
             }
         }
     }
@@ -229,8 +283,13 @@ impl Order {
                 Ok(Order::Write { source: source(keys), target: target(keys), immediate: head.immediate()? })
             }
             LEND => {
-                let immediate = head.immediate()?.ok_or(ShmViolation::LoanWithoutImmediate)?;
-                Ok(Order::Lend { source: source(word(1)), index: word(5), number: word(6), immediate })
+                let (len, first) = (usize::from(head.len), head.immediate);
+                if len > MAX_LOAN_MESSAGE {
+                    return Err(ShmViolation::LoanMessage(len));
+                }
+                let last = if is_long(len) { word(IN_SLOT) } else { 0 };
+                let message = ShortMessage { len, first, words: [word(1), word(2), last, 0, 0, 0] };
+                Ok(Order::Lend { loan: loan_of_words(&word), message })
             }
             READ => Ok(Order::Read { exposed: target(word(1)), len: word(4), ticket: ticket() }),
             ANSWER => Ok(Order::Answer { source: source(word(1)), ticket: ticket() }),
@@ -272,12 +331,21 @@ mod tests {
         let source = OrderSource { region: 9, offset: 1 << 40, len: u64::MAX };
         let ticket = ReadTicket { index: 17, number: u32::MAX };
         let immediate =
-            Immediate { kind: ImmediateKind::Lend, generation: 200, slot: Slot::new(77).expect("fits") };
+            Immediate { kind: ImmediateKind::Plain, generation: 200, slot: Slot::new(77).expect("fits") };
+        let loan = OrderLoan { source, index: (1 << 48) - 1, number: 1 << 50 };
+        let lend = |len| Order::Lend {
+            loan,
+            message: ShortMessage::from_bytes(&[0xA5; MAX_LOAN_MESSAGE][..len]).expect("it fits"),
+        };
         for order in [
             Order::Send { len: PAYLOAD_BYTES, first: 7 },
             Order::WriteInline { len: 8, target, immediate: Some(immediate) },
             Order::Write { source, target, immediate: None },
-            Order::Lend { source, index: u64::MAX, number: 1 << 50, immediate },
+            lend(0),
+            lend(3),
+            lend(20),
+            lend(21),
+            lend(MAX_LOAN_MESSAGE),
             Order::Read { exposed: target, len: 12, ticket },
             Order::Answer { source, ticket },
         ] {
@@ -288,14 +356,14 @@ mod tests {
     #[test]
     fn malformed_words_are_refused_by_name() {
         let refused = |head: OrderHead| {
-            let words = [head.to_word(), 0, 0, 0, 0, 0, 0];
+            let words = [head.to_word(), 0, 0, 0, 0, 0, 0, 0];
             read_once(words).expect_err("nonsense").to_string()
         };
         let none = OrderHead::default();
         assert!(refused(OrderHead { op: 99, ..none }).contains("operation 99"));
         assert!(refused(OrderHead { op: SEND, len: 225, ..none }).contains("225 bytes"));
         assert!(refused(OrderHead { op: WRITE, flags: 0x80, ..none }).contains("0x80"));
-        assert!(refused(OrderHead { op: LEND, ..none }).contains("no immediate"));
+        assert!(refused(OrderHead { op: LEND, len: 29, ..none }).contains("29 bytes of message"));
         let kind = OrderHead { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..none };
         assert!(refused(kind).contains("kind 15"));
     }

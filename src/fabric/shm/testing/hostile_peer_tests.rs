@@ -2,12 +2,12 @@
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile_peer};
 use super::{pool, tensor, tensor_mut};
-use crate::fabric::shm::memory::order::{Order, OrderSource, OrderTarget, ReadTicket};
+use crate::fabric::shm::memory::order::{Order, OrderLoan, OrderSource, OrderTarget, ReadTicket};
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::wakeup::idle;
 use crate::fabric::words::StoreWords;
-use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, MAX_LOANS, Port};
-use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
+use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, MAX_LOANS, NextMessage, Port, ShortTake};
+use crate::wire::{Grant, Immediate, ImmediateKind, ShortMessage, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
@@ -60,12 +60,17 @@ fn immediate() -> Immediate {
     Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("fits") }
 }
 
+fn lend(source: OrderSource, index: u64, number: u64) -> Order {
+    let loan = OrderLoan { source, index, number };
+    Order::Lend { loan, message: ShortMessage::from_u32(1) }
+}
+
 const SOURCE: OrderSource = OrderSource { region: 0, offset: 0, len: 8 };
 const NOWHERE: OrderTarget = OrderTarget { region: 0, key: 0, offset: 0 };
 
 #[test]
 fn malformed_orders_end_the_link() {
-    let op = |op: u64| [op, 0, 0, 0, 0, 0, 0];
+    let op = |op: u64| [op, 0, 0, 0, 0, 0, 0, 0];
     let cases = [
         (op(0), "operation 0"),
         (op(200), "operation 200"),
@@ -73,7 +78,7 @@ fn malformed_orders_end_the_link() {
         (op(2 | 0xFFFF << 16), "65535 bytes of payload"),
         (op(3 | 0x40 << 8), "flags 0x40"),
         (op(3 | 1 << 8 | 0xF000_0000 << 32), "kind 15"),
-        (op(4), "no immediate"),
+        (op(4 | 29 << 16), "29 bytes of message"),
     ];
     for (words, text) in cases {
         let (mut honest, mut hostile) = hostile_link();
@@ -101,7 +106,7 @@ fn a_source_outside_the_shared_regions_ends_the_link_and_nothing_is_written() {
         assert_eq!(target.bytes(), [0; 8]);
 
         let (mut honest, mut hostile) = hostile_link();
-        hostile.post(Order::Lend { source, index: 0, number: 1, immediate: immediate() });
+        hostile.post(lend(source, 0, 1));
         honest.assert_broken(text);
     }
 }
@@ -116,11 +121,48 @@ fn a_length_that_overflows_the_grants_end_is_refused() {
 }
 
 #[test]
+fn a_loan_that_breaks_a_rule_is_left_to_a_poll() {
+    let outside = OrderSource { offset: pool().region().len() - 7, ..SOURCE };
+    let nothing = OrderSource { len: 0, ..SOURCE };
+    let cases = [
+        (lend(SOURCE, MAX_LOANS as u64, 1), "of a table of"),
+        (lend(SOURCE, 0, 0), "number 0"),
+        (lend(OrderSource { region: 9, ..SOURCE }, 0, 1), "its region 9"),
+        (lend(outside, 0, 1), "8 bytes at"),
+    ];
+    let accept = |next: NextMessage<'_>| -> Option<()> { panic!("it was shown: {next:?}") };
+    for (order, text) in cases {
+        let (mut honest, mut hostile) = hostile_link();
+        hostile.post(order);
+        assert_eq!(honest.port.take_short(honest.link, accept), ShortTake::Other);
+        honest.assert_broken(text);
+    }
+    // Not forbidden, but for a poll.
+    let (mut honest, mut hostile) = hostile_link();
+    hostile.post(lend(nothing, 0, 1));
+    assert_eq!(honest.port.take_short(honest.link, accept), ShortTake::Other);
+    assert!(matches!(honest.poll().0[..], [Event::Lent { .. }]));
+    // A place that is held.
+    let (mut honest, mut hostile) = hostile_link();
+    hostile.post(lend(SOURCE, 3, 1));
+    let keep = |next: NextMessage<'_>| match next {
+        NextMessage::Lent(_, loan) => loan.keep(),
+        _ => None,
+    };
+    let ShortTake::Taken(held) = honest.port.take_short(honest.link, keep) else { panic!("a loan") };
+    hostile.post(lend(SOURCE, 3, 2));
+    assert_eq!(honest.port.take_short(honest.link, accept), ShortTake::Other);
+    honest.assert_broken("another loan is still held");
+    drop(held);
+}
+
+#[test]
 fn loans_in_occupied_places_end_the_link() {
-    let lend = |index, number| Order::Lend { source: SOURCE, index, number, immediate: immediate() };
+    let lend = |index, number| lend(SOURCE, index, number);
     let places = MAX_LOANS as u64;
     let outside = format!("place {places} of a table of {places}");
-    for (order, text) in [(lend(places, 1), outside), (lend(u64::MAX, 1), format!("of a table of {places}"))]
+    for (order, text) in
+        [(lend(places, 1), outside), (lend((1 << 48) - 1, 1), format!("of a table of {places}"))]
     {
         let (mut honest, mut hostile) = hostile_link();
         hostile.post(order);
@@ -224,8 +266,14 @@ fn bytes_pulled_from_a_peer_that_has_left_meanwhile_are_not_delivered() {
 fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let (mut honest, mut hostile) = hostile_link();
     let source = tensor(&honest.pool, &[1; 8]);
-    honest.port.lend(honest.link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
-    honest.port.lend(honest.link, &source, Some(LoanPermit::unbounded()), immediate()).expect("posted");
+    honest
+        .port
+        .lend(honest.link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .expect("posted");
+    honest
+        .port
+        .lend(honest.link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .expect("posted");
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the peer may still read it");
     // It took the first.
@@ -272,7 +320,7 @@ proptest! {
     #[test]
     fn no_order_makes_the_honest_side_panic_or_write_outside_a_grant(
         orders in proptest::collection::vec(
-            (0u64..8, any::<[u64; 7]>(), any::<bool>(), 0u64..80),
+            (0u64..8, any::<[u64; 8]>(), any::<bool>(), 0u64..80),
             1..8,
         )
     ) {
@@ -290,6 +338,8 @@ proptest! {
                 (words[3], words[4], words[5]) = (words[3] % 5000, len, words[5] % 9);
             }
             hostile.post_words(words);
+            // Every other message is taken without a poll, if it is one.
+            let _ = honest.port.take_short(honest.link, |_| (len % 2 == 0).then_some(()));
         }
         let (_, _) = honest.poll();
         prop_assert_eq!(before.bytes(), [0x55; 256]);

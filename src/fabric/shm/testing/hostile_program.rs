@@ -15,7 +15,7 @@ use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
 use crate::fabric::words::StoreWords;
 use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, Port};
 use crate::memory::Tensor;
-use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
+use crate::wire::{Grant, Immediate, ImmediateKind, ShortMessage, Slot};
 use std::sync::atomic::Ordering::Release;
 
 const MAX_COMMANDS: usize = 200;
@@ -239,7 +239,7 @@ impl HonestOwner {
                 let target = tensor_mut(&self.honest.pool, len);
                 port.read(link, target, &there).is_ok()
             }
-            _ => port.lend(link, &source, Some(LoanPermit::unbounded()), immediate(input)).is_ok(),
+            _ => port.lend(link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).is_ok(),
         };
         self.open += usize::from(is_posted);
     }
