@@ -197,6 +197,10 @@ mutants! {
     }
     // The tests of the modules find these, each by `assert_found`.
     parts {
+        /// The first message of a pack is lost.
+        FirstOfPackSkipped,
+        /// A walk over the edges of a batch misses what comes for later edges.
+        LaterEdgesIgnored,
         /// A thread that waits on the poller does not look for commands of other threads.
         CommandsIgnored,
         /// A call without a command runs again for each command that was left.

@@ -10,7 +10,7 @@ use super::routes::announced::OutRoutes;
 use super::routes::received::InRoutes;
 use super::serving::answered::AnsweredSlots;
 use super::serving::serve::PeerRequests;
-use super::windows::{EdgeKey, WindowEvent, WindowLink, WindowRefusal};
+use super::windows::{EdgeKey, PolledPlace, WindowEvent, WindowLink, WindowRefusal};
 use super::{CancelDecision, Destination, LinkEvent, PeerRequestId, ServeOutcome, TensorKey, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
@@ -134,6 +134,8 @@ pub struct Links<P: Port, C> {
     pub(super) windows: VecDeque<(LinkId, WindowEvent)>,
     standing_bytes: StandingBytes,
     pub(super) completions: Completions,
+    /// The place of the next of `completions`.
+    pub(super) polled: PolledPlace,
     pub(super) batch: BatchState,
 }
 
@@ -152,6 +154,7 @@ impl<P: Port, C> Links<P, C> {
             windows: VecDeque::with_capacity(EVENTS),
             standing_bytes,
             completions,
+            polled: PolledPlace::default(),
             batch: BatchState::default(),
         }
     }
@@ -240,8 +243,10 @@ impl<P: Port, C> Links<P, C> {
         count
     }
 
-    fn handle_completions(&mut self) {
-        for (completion, message) in self.completions.drain() {
+    /// Handles the completions from [`PolledPlace`] on.
+    pub(super) fn handle_completions(&mut self) {
+        let PolledPlace { completions: taken, bytes } = std::mem::take(&mut self.polled);
+        for (nth, (completion, message)) in self.completions.drain().enumerate().skip(taken) {
             let id = completion.link;
             let mut cx = LinkContext {
                 port: &mut self.port,
@@ -259,7 +264,11 @@ impl<P: Port, C> Links<P, C> {
                 continue;
             }
             let Some(link) = self.links.get_mut(id) else { continue };
-            if let Err(why) = link.completed(&mut cx, completion.event, message) {
+            let handled = match nth == taken && bytes > 0 {
+                true => link.on_rest_of_pack(&mut cx, &message[bytes..]),
+                false => link.completed(&mut cx, completion.event, message),
+            };
+            if let Err(why) = handled {
                 link.is_ended = true;
                 cx.port.fail(id, LinkFailure::Protocol(why));
             }

@@ -3,21 +3,25 @@
 use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
-use super::path::{Paths, RemotePath};
+use super::path::{Paths, RemotePath, unusable};
 use super::pending::{CallPlace, CancelToken, Receivable};
 use super::pending_batch::PendingBatch;
 use super::receive::{BatchRef, ReceiveAllBuilder};
 use super::sequence::Sequence;
 use super::standing::Standing;
 use super::step::{Sendable, Step};
-use crate::link::{TensorKey, Value};
+use crate::engine::DirectWait;
+use crate::link::{Destination, TensorKeyRef, Value};
+use crate::matching::windows::{BatchWalk, ReceivesInOrder, WalkEnd};
 use crate::matching::{
-    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, ReceiveAll, Waiter, reserve,
+    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, Payload, PeerIndex, ReceiveAll,
+    Waiter, reserve,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
 use crate::wire::Time;
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -60,6 +64,8 @@ use std::time::Duration;
 pub struct Batch {
     context: Arc<Context>,
     edges: Box<[Edge]>,
+    /// The number of the path of all edges, if they have the same one.
+    path: Option<usize>,
     groups: GroupPool<Outcome>,
     standing: Vec<Standing>,
 }
@@ -71,6 +77,16 @@ impl fmt::Debug for Batch {
 }
 
 impl Context {
+    /// The place of the values of an edge that ends there: the number of a path, or, for the local
+    /// table, the number of paths.
+    #[inline]
+    fn place_of(&self, end: EdgeEnd) -> usize {
+        match end {
+            EdgeEnd::Here => self.paths.count(),
+            EdgeEnd::Peer(peer) => self.paths.number_of(peer).into(),
+        }
+    }
+
     /// See [`Node::batch`](crate::Node::batch).
     pub(crate) fn batch(self: &Arc<Self>, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
         self.check_usable()?;
@@ -80,17 +96,16 @@ impl Context {
 
 impl Batch {
     pub(super) fn new(context: &Arc<Context>, edges: Box<[Edge]>) -> Self {
-        let paths = context.paths.count();
-        let part = |edge: &Edge| match edge.source {
-            // The subset behind the last path belongs to the local table.
-            EdgeEnd::Here => paths as u16,
-            EdgeEnd::Peer(peer) => context.paths.number_of(peer),
+        let places: Arc<[u16]> = edges.iter().map(|edge| context.place_of(edge.source) as u16).collect();
+        let first = places.first().map(|first| usize::from(*first));
+        let is_path = |first: &usize| {
+            *first < context.paths.count() && places.iter().all(|place| usize::from(*place) == *first)
         };
-        let parts: Arc<[u16]> = edges.iter().map(part).collect();
         Batch {
             context: context.clone(),
+            path: first.filter(is_path),
             edges,
-            groups: GroupPool::new(parts, paths + 1),
+            groups: GroupPool::new(places, context.paths.count() + 1),
             standing: Vec::new(),
         }
     }
@@ -147,7 +162,7 @@ impl Batch {
             all.add(edge, value.into_value())?;
         }
         match values.count() {
-            0 => all.send(),
+            0 => all.send(self.edges.iter()),
             more => Err(self.wrong_count(self.edges.len() + more)),
         }
     }
@@ -179,7 +194,7 @@ impl Batch {
         received: &mut Vec<Delivery<Tensor>>,
     ) -> Result<(), Error> {
         received.clear();
-        self.begin(step, timeout, None)?.wait_into(received)
+        self.wait_into(step, timeout, None, received)
     }
 
     /// Sets up the receive of the values of all edges, as [`Step::receive_all`] does.
@@ -194,11 +209,65 @@ impl Batch {
         given: Option<Reused<TensorMut>>,
     ) -> Result<PendingBatch<T>, Error> {
         let calls = self.calls(step, timeout, given.as_ref())?;
-        let (receiver, senders) = self.groups.channels();
+        self.begin_rest(step, calls, given, iter::empty())
+    }
+
+    /// Begins to receive behind the first edges, whose receives have `ended`.
+    fn begin_rest<T: Receivable>(
+        &self,
+        step: &Step,
+        calls: BatchCalls,
+        given: Option<Reused<TensorMut>>,
+        ended: impl Iterator<Item = Outcome>,
+    ) -> Result<PendingBatch<T>, Error> {
+        let (receiver, mut senders) = self.groups.channels();
         // On an error below, the drop of `pending` cancels the receives that have begun.
         let pending = PendingBatch::new(&self.context, receiver, calls.first, calls.deadline);
-        self.ask(step, calls, given, senders)?;
+        let mut done = 0;
+        for (outcome, sender) in ended.zip(&mut senders) {
+            sender.send(outcome);
+            done += 1;
+        }
+        self.ask(step, calls, given, (done, senders))?;
         Ok(pending)
+    }
+
+    /// Waits for all values, which are added to the empty list. Takes them on the poller itself, if
+    /// the edges have the same one and this thread gets it.
+    pub(super) fn wait_into<T: Receivable>(
+        &self,
+        step: &Step,
+        timeout: Duration,
+        mut given: Option<Reused<TensorMut>>,
+        received: &mut Vec<Delivery<T>>,
+    ) -> Result<(), Error> {
+        let context = &*self.context;
+        let Some(path) = self.path.filter(|_| !context.has_local_deadline()) else {
+            return self.begin(step, timeout, given)?.wait_into(received);
+        };
+        let calls = self.calls(step, timeout, given.as_ref())?;
+        received.reserve(self.edges.len());
+        if let Some(given) = &mut given {
+            given.reverse();
+        }
+        let mut receives = Receives { batch: self, step, given: given.as_deref_mut(), received };
+        let mut walk = BatchWalk::new(&mut receives);
+        let waited = context.paths.nth(path).receive_batch(&mut walk, timeout).map_err(unusable)?;
+        let next = walk.into_destination();
+        let failure = match waited {
+            DirectWait::Ready(WalkEnd::Done) => return Ok(()),
+            DirectWait::Ready(WalkEnd::Failed(error)) => Some(*error),
+            DirectWait::Ready(WalkEnd::LeftOff) | DirectWait::TimedOut | DirectWait::Elsewhere(_) => None,
+        };
+        if let Some(given) = &mut given {
+            if let (None, Some(Destination::Into(next))) = (&failure, next) {
+                given.push(next);
+            }
+            given.reverse();
+        }
+        let taken = received.drain(..).map(|delivery| Outcome(Ok(delivery.into_payload())));
+        let ended = taken.chain(failure.map(|error| Outcome(Err(error))));
+        self.begin_rest(step, calls, given, ended)?.wait_into(received)
     }
 
     /// Begins to receive. The callback thread calls `done`.
@@ -217,7 +286,7 @@ impl Batch {
             // Returns at once: all receives have ended, or one has failed.
             done(PendingBatch::new(&context, receiver, calls.first, calls.deadline).wait());
         }));
-        self.ask(step, calls, given, senders)?;
+        self.ask(step, calls, given, (0, senders))?;
         let place = CallPlace::Batch { count: self.edges.len() as u64 };
         Ok(CancelToken { context: self.context.clone(), id: CallId(calls.first), place })
     }
@@ -238,18 +307,19 @@ impl Batch {
         Ok(BatchCalls { first, deadline: self.context.now() + timeout, timeout })
     }
 
+    /// Begins the receives behind the first `done`. `given` has the tensors of these receives.
     fn ask(
         &self,
         step: &Step,
         calls: BatchCalls,
         mut given: Option<Reused<TensorMut>>,
-        senders: GroupSenders<Outcome>,
+        (done, senders): (usize, GroupSenders<Outcome>),
     ) -> Result<(), Error> {
         let context = &self.context;
         let mut given = given.as_mut().map(|given| given.drain(..));
         let mut remote = context.lists.receives.take();
         let mut local = context.lists.waiters.take();
-        for ((at, edge), sender) in (0..).zip(&self.edges).zip(senders) {
+        for ((at, edge), sender) in (0..).zip(&self.edges).skip(done).zip(senders) {
             let (id, key) = (CallId(calls.first + at), edge.key(step.id));
             let into = given.as_mut().and_then(Iterator::next);
             match edge.source {
@@ -272,6 +342,36 @@ impl Batch {
         dispatch(&context.paths, remote, &context.lists.receive_parts, |path, receives| {
             path.receive_all(ReceiveAll { deadline, timeout, receives })
         })
+    }
+}
+
+/// The receives of a batch on the poller itself.
+struct Receives<'a, T> {
+    batch: &'a Batch,
+    step: &'a Step,
+    /// The tensors of the receives without a destination, last to first.
+    given: Option<&'a mut Vec<TensorMut>>,
+    received: &'a mut Vec<Delivery<T>>,
+}
+
+impl<T: Receivable> ReceivesInOrder for Receives<'_, T> {
+    #[inline]
+    fn edge(&self, at: usize) -> Option<(PeerIndex, TensorKeyRef<'_>)> {
+        let edge = self.batch.edges.get(at)?;
+        match edge.source {
+            EdgeEnd::Peer(peer) => Some((peer, edge.key_ref(self.step.id))),
+            EdgeEnd::Here => None,
+        }
+    }
+
+    #[inline]
+    fn destination(&mut self) -> Destination {
+        self.batch.context.destination(self.given.as_mut().and_then(|given| given.pop()))
+    }
+
+    #[inline]
+    fn deliver(&mut self, delivery: Delivery<Payload>) {
+        self.received.extend(delivery.cast());
     }
 }
 
@@ -307,54 +407,101 @@ fn dispatch<T: OnPath>(
 /// Values that are sent together. Each value is checked before the first one is sent.
 struct Values<'a> {
     step: &'a Step,
-    remote: Reused<BatchSend>,
-    local: Reused<(TensorKey, Value)>,
+    values: Reused<Value>,
+    /// Number of values for peers.
+    remote: usize,
+    /// The place of the first edge: see [`Context::place_of`].
+    place: usize,
+    /// Whether the edges have several places.
+    is_split: bool,
+    /// Whether a value must be copied or registered before it is sent.
+    is_foreign: bool,
 }
 
 impl<'a> Values<'a> {
     fn of(step: &'a Step) -> Self {
-        let lists = &step.context.lists;
-        Values { step, remote: lists.sends.take(), local: lists.values.take() }
+        let values = step.context.lists.offered.take();
+        Values { step, values, remote: 0, place: 0, is_split: false, is_foreign: false }
     }
 
+    #[inline]
     fn add(&mut self, edge: &Edge, value: Value) -> Result<(), Error> {
         let context = &self.step.context;
         context.check_source(edge)?;
-        let key = edge.key(self.step.id);
-        match edge.destination {
-            EdgeEnd::Here => self.local.push((key, value)),
-            EdgeEnd::Peer(peer) => {
-                context.check_peer(peer)?;
-                self.remote.push(BatchSend { path: context.paths.number_of(peer), peer, key, value });
-            }
+        let place = context.place_of(edge.destination);
+        if let EdgeEnd::Peer(peer) = edge.destination {
+            context.check_peer(peer)?;
+            self.remote += 1;
+            self.is_foreign |= !context.is_movable(&value);
         }
+        if self.values.is_empty() {
+            self.place = place;
+        }
+        self.is_split |= place != self.place;
+        self.values.push(value);
         Ok(())
     }
 
-    fn send(self) -> Result<(), Error> {
-        let Values { step, mut remote, mut local } = self;
-        let context = &step.context;
-        let (count, limit) = (remote.len(), context.settings.max_outstanding_sends as usize);
+    /// Sends the values on these edges, which are those of [`Values::add`].
+    fn send<'e>(mut self, edges: impl Iterator<Item = &'e Edge> + Clone) -> Result<(), Error> {
+        let context = &self.step.context;
+        let (count, limit) = (self.remote, context.settings.max_outstanding_sends as usize);
         if count > 0 {
             let too_large = |waiting| Error::BatchTooLarge { values: count, waiting, limit };
             reserve(&context.outstanding, count, limit).map_err(too_large)?;
         }
         // After the checks: a refused batch copies and registers nothing. Before the first send:
         // all values go, or none.
-        let made_ready: Result<(), Error> = remote.iter_mut().try_for_each(|sending| {
-            let value = std::mem::replace(&mut sending.value, Value::Dead);
-            sending.value = step.movable_value(&sending.key, value)?;
-            Ok(())
-        });
-        let begun = made_ready.and_then(|()| match local.is_empty() {
-            true => Ok(()),
-            false => context.send_all_local(step.id, &mut local),
-        });
+        let begun = self.make_movable(edges.clone()).and_then(|()| self.send_local(edges.clone()));
         if let Err(error) = begun {
             context.outstanding.fetch_sub(count, Ordering::Relaxed);
             return Err(error);
         }
-        dispatch(&context.paths, remote, &context.lists.send_parts, |path, values| path.send_all(values))
+        self.send_remote(edges)
+    }
+
+    fn make_movable<'e>(&mut self, edges: impl Iterator<Item = &'e Edge>) -> Result<(), Error> {
+        if !self.is_foreign {
+            return Ok(());
+        }
+        edges.zip(self.values.iter_mut()).filter(|(edge, _)| edge.destination != EdgeEnd::Here).try_for_each(
+            |(edge, value)| {
+                let foreign = std::mem::replace(value, Value::Dead);
+                *value = self.step.movable_value(&edge.key(self.step.id), foreign)?;
+                Ok(())
+            },
+        )
+    }
+
+    /// Sends the values for edges within the process. Leaves dead values in their places.
+    fn send_local<'e>(&mut self, edges: impl Iterator<Item = &'e Edge>) -> Result<(), Error> {
+        if self.remote == self.values.len() {
+            return Ok(());
+        }
+        let Values { step, values, .. } = self;
+        let mut local = step.context.lists.values.take();
+        let here = edges.zip(values.iter_mut()).filter(|(edge, _)| edge.destination == EdgeEnd::Here);
+        local.extend(here.map(|(edge, value)| (edge.key(step.id), std::mem::replace(value, Value::Dead))));
+        step.context.send_all_local(step.id, &mut local)
+    }
+
+    fn send_remote<'e>(self, edges: impl Iterator<Item = &'e Edge>) -> Result<(), Error> {
+        let Values { step, mut values, place, is_split, .. } = self;
+        let context = &step.context;
+        let mut remote = edges.zip(values.drain(..)).filter_map(|(edge, value)| match edge.destination {
+            EdgeEnd::Here => None,
+            EdgeEnd::Peer(peer) => Some((peer, edge.key_ref(step.id), value)),
+        });
+        let is_direct = !is_split && place < context.paths.count();
+        if is_direct && context.paths.nth(place).send_batch(&mut remote).map_err(unusable)? {
+            return Ok(());
+        }
+        let mut sends = context.lists.sends.take();
+        sends.extend(remote.map(|(peer, key, value)| {
+            let path = context.paths.number_of(peer);
+            BatchSend { path, peer, key: key.to_key(), value }
+        }));
+        dispatch(&context.paths, sends, &context.lists.send_parts, |path, values| path.send_all(values))
     }
 }
 
@@ -373,10 +520,11 @@ impl Step {
         values: impl IntoIterator<Item = (&'e Edge, V)>,
     ) -> Result<(), Error> {
         self.check()?;
-        let mut all = Values::of(self);
+        let (mut all, mut edges) = (Values::of(self), Vec::new());
         for (edge, value) in values {
             all.add(edge, value.into_value())?;
+            edges.push(edge);
         }
-        all.send()
+        all.send(edges.iter().copied())
     }
 }

@@ -70,6 +70,8 @@ pub(super) struct BatchLists {
     /// One list of sends per path.
     pub send_parts: Lists<Reused<BatchSend>>,
     pub receive_parts: Lists<Reused<BatchReceive>>,
+    /// Values of a batch, in the order of its edges.
+    pub offered: Lists<Value>,
     /// Values for edges within the process.
     pub values: Lists<(TensorKey, Value)>,
     pub waiters: Lists<(TensorKey, LocalWaiter)>,
@@ -88,6 +90,7 @@ impl BatchLists {
             receives: Lists::new(parts),
             send_parts: Lists::new(BATCHES),
             receive_parts: Lists::new(BATCHES),
+            offered: Lists::new(BATCHES),
             values: Lists::new(BATCHES),
             waiters: Lists::new(BATCHES),
             given: Lists::new(BATCHES),

@@ -3,7 +3,7 @@
 use crate::engine::{DirectTake, DirectWait, Engine, Unusable};
 use crate::fabric::{Port, ShortTake};
 use crate::link::{Destination, Links, TensorKey, TensorKeyRef, Value};
-use crate::matching::windows::ExpectedRecord;
+use crate::matching::windows::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd};
 use crate::matching::{
     BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, Payload, PeerIndex, ReceiveAll, Remote,
     RemoteCommand, StandingChange, StepChange, Waiter,
@@ -124,6 +124,16 @@ pub trait RemotePath: Send + Sync {
         timeout: Duration,
     ) -> Result<DirectWait<DirectResult>, Unusable>;
 
+    /// Walks over the edges of a batch on the poller itself, without a command.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn receive_batch(
+        &self,
+        walk: &mut BatchWalk<'_>,
+        timeout: Duration,
+    ) -> Result<DirectWait<WalkEnd>, Unusable>;
+
     /// Requests a tensor from a peer.
     ///
     /// # Errors
@@ -135,6 +145,13 @@ pub trait RemotePath: Send + Sync {
         destination: Destination,
         waiter: Waiter,
     ) -> Result<(), Error>;
+
+    /// Sends the values of a batch on the poller itself, without a command. The values count as
+    /// outstanding. Returns whether it did. If not, it has taken no value.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable>;
 
     /// Offers several values for peers' requests.
     ///
@@ -244,6 +261,17 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         self.wait_direct(timeout, receive)
     }
 
+    fn receive_batch(
+        &self,
+        walk: &mut BatchWalk<'_>,
+        timeout: Duration,
+    ) -> Result<DirectWait<WalkEnd>, Unusable> {
+        if !H::HAS_WINDOWS {
+            return Ok(DirectWait::Elsewhere(None));
+        }
+        self.wait_direct(timeout, DirectBatch(walk))
+    }
+
     fn receive(
         &self,
         peer: PeerIndex,
@@ -252,6 +280,15 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         waiter: Waiter,
     ) -> Result<(), Error> {
         self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(unusable)
+    }
+
+    fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
+        if !H::HAS_WINDOWS {
+            return Ok(false);
+        }
+        self.try_direct(|handler, links| {
+            handler.windows().into_iter().for_each(|windows| windows.send_batch(links, values));
+        })
     }
 
     fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error> {
@@ -330,6 +367,22 @@ impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
             (Some(expected), Some(windows)) => windows.take_short(links, expected, self.destination).map(Ok),
             _ => ShortTake::Other,
         }
+    }
+}
+
+/// The receives of a batch on the poller itself.
+struct DirectBatch<'a, 'b>(&'a mut BatchWalk<'b>);
+
+impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectBatch<'_, '_> {
+    type Taken = WalkEnd;
+
+    fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<WalkEnd> {
+        handler.windows()?.walk(links, self.0)
+    }
+
+    #[inline]
+    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<WalkEnd> {
+        handler.windows().map_or(ShortTake::Other, |windows| windows.walk_short(links, self.0))
     }
 }
 

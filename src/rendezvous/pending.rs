@@ -97,12 +97,14 @@ impl CancelToken {
 pub trait Receivable: Sized {
     #[doc(hidden)]
     fn from_payload(payload: SealedPayload) -> Option<Self>;
+    #[doc(hidden)]
+    fn into_payload(self) -> SealedPayload;
 }
 
 /// The tensor of a receive. Only this crate can make one.
 #[derive(Debug)]
 #[allow(unnameable_types)] // sealed
-pub struct SealedPayload(Payload);
+pub struct SealedPayload(pub(super) Payload);
 
 impl From<Payload> for SealedPayload {
     fn from(payload: Payload) -> Self {
@@ -117,6 +119,10 @@ impl Receivable for Tensor {
             Payload::Into(_) => None,
         }
     }
+
+    fn into_payload(self) -> SealedPayload {
+        SealedPayload(Payload::Tensor(self))
+    }
 }
 
 impl Receivable for TensorMut {
@@ -125,6 +131,10 @@ impl Receivable for TensorMut {
             Payload::Into(given) => Some(given),
             Payload::Tensor(_) => None,
         }
+    }
+
+    fn into_payload(self) -> SealedPayload {
+        SealedPayload(Payload::Into(self))
     }
 }
 

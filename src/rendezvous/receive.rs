@@ -9,7 +9,7 @@ use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload}
 use super::pending_batch::PendingBatch;
 use crate::engine::DirectWait;
 use crate::link::Destination;
-use crate::matching::{CallId, Delivery, Error, Outcome, ReceivePermit, Waiter};
+use crate::matching::{CallId, Delivery, Error, Outcome, Payload, ReceivePermit, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{OneshotSender, Reused};
 use crate::wire::Time;
@@ -304,6 +304,16 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
 }
 
 impl<P> Delivery<P> {
+    /// The delivery as its receive got it.
+    pub(super) fn into_payload(self) -> Delivery<Payload>
+    where
+        P: Receivable,
+    {
+        let Delivery { tensor, is_dead, sender, receiver } = self;
+        let SealedPayload(tensor) = tensor.into_payload();
+        Delivery { tensor, is_dead, sender, receiver }
+    }
+
     /// The delivery with the tensor type of its receive. The builder fixes the type, so the cast
     /// never fails.
     pub(super) fn cast<T: Receivable>(self) -> Result<Delivery<T>, Error>
@@ -405,8 +415,11 @@ impl<T: Receivable> ReceiveAllBuilder<'_, T> {
     ///
     /// # Errors
     /// Like [`Step::recv_all`].
-    pub fn wait(self) -> Result<Vec<Delivery<T>>, Error> {
-        self.begin()?.wait()
+    pub fn wait(mut self) -> Result<Vec<Delivery<T>>, Error> {
+        let into = self.into.take();
+        let mut received = Vec::new();
+        self.batch().wait_into(self.step, self.timeout(), into, &mut received)?;
+        Ok(received)
     }
 
     /// Begins to receive. The callback thread calls `done` once, with all values in the order of

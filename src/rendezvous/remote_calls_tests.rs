@@ -5,6 +5,7 @@ use super::path::{DirectResult, DirectSend, Paths, RemotePath};
 use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
 use crate::engine::{DirectWait, Executor, Unusable};
 use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
+use crate::matching::windows::{BatchWalk, OfEdge, WalkEnd};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
     Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Waiter,
@@ -79,6 +80,18 @@ impl RemotePath for Scripted {
         _destination: &mut Option<Destination>,
         _timeout: Duration,
     ) -> Result<DirectWait<DirectResult>, Unusable> {
+        Ok(DirectWait::Elsewhere(None))
+    }
+
+    fn send_batch(&self, _values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
+        Ok(false)
+    }
+
+    fn receive_batch(
+        &self,
+        _walk: &mut BatchWalk<'_>,
+        _timeout: Duration,
+    ) -> Result<DirectWait<WalkEnd>, Unusable> {
         Ok(DirectWait::Elsewhere(None))
     }
 

@@ -4,7 +4,7 @@ use crate::fabric::{Event, Port};
 use crate::link::links::{Link, LinkContext, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
-use crate::wire::message::pack::{is_packed, unpack};
+use crate::wire::message::pack::{Unpacked, is_packed, unpack};
 
 #[derive(Debug, Default)]
 pub(in crate::link) struct BatchState {
@@ -84,5 +84,15 @@ impl<C> Link<C> {
             return messages.take(handled).try_for_each(|message| self.on_message(cx, message));
         }
         messages.try_for_each(|message| self.on_message(cx, message))
+    }
+
+    /// Handles the rest of a pack that was checked, whose first messages were taken.
+    pub(in crate::link) fn on_rest_of_pack<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        rest: &[u8],
+    ) -> Result<(), String> {
+        self.receive_credits.consumed();
+        Unpacked::of_rest(rest).try_for_each(|message| self.on_message(cx, message))
     }
 }

@@ -8,7 +8,7 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::pack::Pack;
-use crate::wire::message::{Message, fragment};
+use crate::wire::message::{Message, PlainRecord, fragment};
 use crate::wire::{Grant, Immediate, ShortMessage};
 use std::collections::VecDeque;
 
@@ -196,6 +196,26 @@ impl SendQueue {
             bytes.shrink_to(KEPT);
         }
         self.scratch = bytes;
+    }
+
+    /// Sends a record in an open batch: the record shares a slot with others. Returns whether it
+    /// did: a record may be too long for that.
+    #[inline]
+    pub fn packed<P: Port>(
+        &mut self,
+        port: &mut P,
+        counters: &CountersWriter,
+        record: &PlainRecord<'_>,
+    ) -> bool {
+        let len = record.encoded_len();
+        if !self.pack.could_hold(len) {
+            return false;
+        }
+        if !self.pack.has_room(len) {
+            self.flush_pack(port, counters);
+        }
+        self.pack.push_encoded(len, |bytes| record.encode(bytes));
+        true
     }
 
     /// Whether a post need not wait for others or for a receive of the peer.

@@ -8,11 +8,13 @@
 //! | `figures` | what a link keeps, for the reports of edges |
 //! | `meta` | the numbered meta-data of a connection |
 //! | `short` | small tensors whose record needs nothing else |
+//! | `packed` | small tensors whose records share slots |
 
 mod figures;
 mod incoming;
 mod meta;
 mod outgoing;
+mod packed;
 mod short;
 #[cfg(test)]
 mod tests;
@@ -27,6 +29,7 @@ use crate::wire::{Code, DType, EdgeName, Status, checksum_of};
 pub use figures::LinkFigures;
 pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};
+pub(in crate::link) use packed::PolledPlace;
 use std::sync::Arc;
 
 /// Edges of a direction of a link that have a number at a time.

@@ -12,20 +12,34 @@ use crate::wire::message::{LentRecord, Placement, PlainRecord};
 
 impl<P: Port, C> Links<P, C> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
-    /// [`Links::window_to_receiver`] sends any value.
+    /// In an open batch small records share slots. [`Links::window_to_receiver`] sends any value.
     #[inline]
     pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
         if self.batch.is_open {
-            return false;
+            return self.send_packed(link, record, tensor);
         }
         let Some(link) = self.links.get_mut(link) else { return false };
         link.send_short(&mut self.port, &self.counters, record, tensor)
     }
 
     /// Takes the value of a record without a poll, if the record is the next message. The
-    /// destination is taken with the tensor.
+    /// destination is taken with the tensor. In an open batch records that share a slot are taken,
+    /// too, after a poll. Then the caller calls [`Links::handle_polled`].
     #[inline]
     pub fn take_short(
+        &mut self,
+        link: LinkId,
+        record: Record<()>,
+        destination: &mut Option<Destination>,
+    ) -> ShortTake<(Received, Placement)> {
+        if self.batch.is_open {
+            return self.take_in_batch(link, record, destination);
+        }
+        self.take_alone(link, record, destination)
+    }
+
+    #[inline]
+    pub(super) fn take_alone(
         &mut self,
         link: LinkId,
         record: Record<()>,
@@ -114,12 +128,12 @@ impl<C> Link<C> {
 
     /// Whether the next message of the peer stands for itself.
     #[inline]
-    fn takes_short(&self) -> bool {
+    pub(super) fn takes_short(&self) -> bool {
         self.assembler.is_idle() && !self.is_ended
     }
 
     #[inline]
-    fn receive_short(
+    pub(super) fn receive_short(
         &self,
         pool: &Pool,
         record: Record<()>,

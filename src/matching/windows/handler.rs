@@ -1,6 +1,6 @@
 //! Drives the matching on the links of a poller.
 
-use super::{ExpectedRecord, Lanes, Matching, WINDOWS};
+use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
 use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
 use crate::link::{Destination, Handler, LinkEvent, Links, Received, TensorKey, TensorKeyRef, Value};
@@ -48,6 +48,14 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
 
     fn counters(&self) -> &CountersWriter {
         self.links.counters()
+    }
+
+    fn begin_batch(&mut self) {
+        self.links.begin_batch();
+    }
+
+    fn handle_polled(&mut self) -> bool {
+        self.links.handle_polled()
     }
 
     #[inline]
@@ -114,7 +122,25 @@ impl WindowHandler {
     }
 
     fn send<P: Port>(&mut self, links: &mut Links<P, ()>, peer: PeerIndex, key: &TensorKey, value: Value) {
-        self.with(links, |matching, lanes| matching.send(lanes, peer, key.borrowed(), value));
+        let left = self.with(links, |matching, lanes| matching.send(lanes, peer, key.borrowed(), value));
+        self.matching.left(left);
+    }
+
+    /// Sends the values of a batch, which count as outstanding.
+    pub fn send_batch<P: Port, C>(
+        &mut self,
+        links: &mut Links<P, C>,
+        values: &mut dyn Iterator<Item = OfEdge<'_, Value>>,
+    ) {
+        links.begin_batch();
+        links.counters().increment(Counter::Batches);
+        let mut left = 0;
+        self.with(links, |matching, lanes| {
+            for (peer, key, value) in values {
+                left += matching.send(lanes, peer, key, value);
+            }
+        });
+        self.matching.left(left);
     }
 
     /// See [`Matching::send_now`].
@@ -145,11 +171,13 @@ impl WindowHandler {
     pub fn receive_now<P: Port, C>(
         &mut self,
         links: &mut Links<P, C>,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
-        self.with(links, |matching, lanes| matching.receive_now(lanes, of, destination, expected))
+        self.with(links, |matching, lanes| {
+            matching.receive_now(lanes, (peer, key, true), destination, expected)
+        })
     }
 
     /// See [`Matching::take_short`].
@@ -163,12 +191,31 @@ impl WindowHandler {
         self.with(links, |matching, lanes| matching.take_short(lanes, expected, destination))
     }
 
+    /// See [`Matching::walk`].
+    pub fn walk<P: Port, C>(&mut self, links: &mut Links<P, C>, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
+        self.with(links, |matching, lanes| matching.walk(lanes, walk))
+    }
+
+    /// See [`Matching::walk_short`].
+    #[inline]
+    pub fn walk_short<P: Port, C>(
+        &mut self,
+        links: &mut Links<P, C>,
+        walk: &mut BatchWalk<'_>,
+    ) -> ShortTake<WalkEnd> {
+        self.with(links, |matching, lanes| matching.walk_short(lanes, walk))
+    }
+
     fn send_all<P: Port>(&mut self, links: &mut Links<P, ()>, mut values: Reused<BatchSend>) {
         links.begin_batch();
         links.counters().increment(Counter::Batches);
-        for BatchSend { peer, key, value, .. } in values.drain(..) {
-            self.send(links, peer, &key, value);
-        }
+        let mut left = 0;
+        self.with(links, |matching, lanes| {
+            for BatchSend { peer, key, value, .. } in values.drain(..) {
+                left += matching.send(lanes, peer, key.borrowed(), value);
+            }
+        });
+        self.matching.left(left);
     }
 
     fn receive_all<P: Port>(&mut self, links: &mut Links<P, ()>, batch: ReceiveAll) {
@@ -274,6 +321,7 @@ impl WindowHandler {
     }
 
     fn ended<P: Port>(&mut self, links: &mut Links<P, ()>, ended: EndedConnection) {
+        self.matching.news = self.matching.news.wrapping_add(1);
         let values = self.matching.lost(ended.peer, &ended.error);
         note_lost_values(links.counters(), &ended.error, values);
         let loss = self.connections.ended(links.counters(), ended);

@@ -9,11 +9,13 @@
 //! |---|---|
 //! | `sending` | values of this process and the messages of their receivers |
 //! | `receiving` | receives of this process and the messages of their senders |
+//! | `batch` | batches of the thread that holds the poller |
 //! | `ending` | the ends of calls, steps and lives |
 //! | `report` | reports of the edges |
 //! | `short` | calls of the thread that holds the poller, for small tensors |
 //! | `handler` | commands and events of a poller |
 
+mod batch;
 mod ending;
 mod handler;
 mod receiving;
@@ -23,6 +25,7 @@ mod short;
 #[cfg(test)]
 mod tests;
 
+pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 pub use handler::WindowHandler;
 pub use short::ExpectedRecord;
 
@@ -68,12 +71,20 @@ impl EdgeKey {
     }
 }
 
+/// Something about the next value of an edge with a peer.
+pub type OfEdge<'a, T> = (PeerIndex, TensorKeyRef<'a>, T);
+
 /// The links to the peers. A message to a peer without a link is dropped.
 pub trait Lanes {
     /// The pool that tensors are received into.
     fn pool(&self) -> &Pool;
     /// The poller's counters.
     fn counters(&self) -> &CountersWriter;
+    /// Opens a batch: see [`Links::begin_batch`](crate::link::Links::begin_batch).
+    fn begin_batch(&mut self);
+    /// Handles the messages that [`Lanes::take_short`] has polled for and did not take. Returns
+    /// whether there were any.
+    fn handle_polled(&mut self) -> bool;
     /// Sends a message about an edge on which this process receives.
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
     /// Sends a message about an edge on which this process sends.
@@ -130,6 +141,8 @@ pub struct Matching {
     next_deadline: Time,
     /// The fatal loss that has ended every call, if any.
     broken: Option<Error>,
+    /// Messages of senders and losses of peers so far, modulo 2^64.
+    news: u64,
 }
 
 impl Matching {
@@ -155,6 +168,7 @@ impl Matching {
             outstanding,
             next_deadline: Time::NEVER,
             broken: None,
+            news: 0,
         }
     }
 

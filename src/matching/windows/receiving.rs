@@ -1,7 +1,7 @@
 //! The receiving side.
 
 use super::sending::is_over;
-use super::{ExpectedRecord, Lanes, Matching, WaitingReceive};
+use super::{ExpectedRecord, Lanes, Matching, OfEdge, WaitingReceive};
 use crate::fabric::ShortTake;
 use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{
@@ -85,6 +85,7 @@ impl Matching {
         peer: PeerIndex,
         message: ToReceiver<WindowArrival, WindowRefusal>,
     ) -> Result<(), WindowViolation> {
+        self.news = self.news.wrapping_add(1);
         let Matching { peers, steps, .. } = self;
         let incoming = &mut peers[peer.0 as usize].incoming;
         let mut post = |message| lanes.to_sender(peer, message);
@@ -136,12 +137,13 @@ impl Matching {
 
     /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
     /// is none now, and the sender was asked for it. The destination is taken with the result.
-    /// `expected` becomes the record that brings the value, for [`Matching::take_short`].
+    /// `expected` becomes the record that brings the value, for [`Matching::take_short`]. Beyond the
+    /// limit of waiting receives the receive fails if `is_bounded`.
     #[inline]
     pub fn receive_now(
         &mut self,
         lanes: &mut impl Lanes,
-        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        (peer, key, is_bounded): OfEdge<'_, bool>,
         destination: &mut Option<Destination>,
         expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
@@ -158,7 +160,7 @@ impl Matching {
                 return Some(Ok(delivery));
             }
         }
-        let error = self.why_not_now(lanes, peer, edge, key)?;
+        let error = self.why_not_now(lanes, (peer, key, is_bounded), edge)?;
         // The edge may be new, and is not needed then.
         self.send_due(lanes, peer, edge);
         Some(Err(Box::new(error)))
@@ -194,9 +196,8 @@ impl Matching {
     fn why_not_now(
         &mut self,
         lanes: &mut impl Lanes,
-        peer: PeerIndex,
+        (peer, key, is_bounded): OfEdge<'_, bool>,
         edge: u32,
-        key: TensorKeyRef<'_>,
     ) -> Option<Error> {
         if let Err(error) = check_live(&self.steps, key.step) {
             return Some(error);
@@ -212,7 +213,7 @@ impl Matching {
             let error = RequestError::Remote(refusal.status(key));
             return Some(error_of(lanes, key, error));
         }
-        if entry.waiting >= self.max_waiting {
+        if is_bounded && entry.waiting >= self.max_waiting {
             return Some(too_many(self.max_waiting));
         }
         entry.incoming.ask(edge, key.step, &mut |message| lanes.to_sender(peer, message));

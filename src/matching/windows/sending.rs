@@ -12,12 +12,27 @@ use std::sync::atomic::Ordering;
 
 impl Matching {
     /// Sends a value that counts as outstanding. A value of a step that has ended is dropped.
-    pub fn send(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: TensorKeyRef<'_>, value: Value) {
+    /// Returns how many values do not count any more, for [`Matching::left`].
+    #[inline]
+    pub fn send(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
+        value: Value,
+    ) -> usize {
         if is_over(&self.steps, key.step) {
-            return self.left(1);
+            return 1;
         }
         let index = self.outgoing_edge(peer, key);
         let out = &mut self.peers[peer.0 as usize].out;
+        if let Value::Tensor(tensor) = &value
+            && let Some(record) = out.next_record(index, key.step)
+            && lanes.send_short(peer, record, tensor)
+        {
+            out.left(index);
+            return 1;
+        }
         let mut records = 0;
         out.offer(index, key.step, value, &mut |message| {
             records += usize::from(matches!(message, ToReceiver::Record(_)));
@@ -26,7 +41,7 @@ impl Matching {
         if records == 0 {
             lanes.counters().increment(Counter::SendsWaited);
         }
-        self.left(records);
+        records
     }
 
     /// Sends a value that does not count as outstanding yet. A value that must wait counts from now

@@ -44,6 +44,12 @@ impl Lanes for TestLanes {
         &self.counters
     }
 
+    fn begin_batch(&mut self) {}
+
+    fn handle_polled(&mut self) -> bool {
+        false
+    }
+
     fn to_sender(&mut self, _: PeerIndex, message: ToSender<EdgeKey>) {
         if !self.is_down {
             self.to_sender.push_back(message);
@@ -209,7 +215,8 @@ impl Pair {
         let value = Value::Tensor(self.tensor(SENDER, number, 8).freeze());
         self.sides[SENDER].outstanding.fetch_add(1, Ordering::Relaxed);
         let Side { matching, lanes, .. } = &mut self.sides[SENDER];
-        matching.send(lanes, TO_RECEIVER, key(name, step).borrowed(), value);
+        let left = matching.send(lanes, TO_RECEIVER, key(name, step).borrowed(), value);
+        matching.left(left);
     }
 
     fn begin(&mut self, name: &str, step: u64, destination: Destination, timeout: Duration) -> Call {

@@ -52,12 +52,19 @@ impl Pack {
 
     /// Adds a message that [has room](Pack::has_room).
     pub fn push(&mut self, message: &[u8]) {
-        debug_assert!(self.has_room(message.len()) && !message.is_empty());
+        debug_assert!(!message.is_empty());
+        self.push_encoded(message.len(), |bytes| bytes.extend_from_slice(message));
+    }
+
+    /// As [`Pack::push`], for the message of `len` bytes that `encode` appends.
+    #[inline]
+    pub fn push_encoded(&mut self, len: usize, encode: impl FnOnce(&mut Vec<u8>)) {
+        debug_assert!(self.has_room(len));
         if self.bytes.is_empty() {
             self.bytes.push(PACKED);
         }
-        self.bytes.push(message.len() as u8);
-        self.bytes.extend_from_slice(message);
+        self.bytes.push(len as u8);
+        encode(&mut self.bytes);
         self.count += 1;
     }
 
@@ -135,6 +142,18 @@ pub fn unpack(bytes: &[u8]) -> Result<Unpacked<'_>, PackError> {
         return Err(PackError::Few { count });
     }
     Ok(Unpacked { rest: &bytes[HEADER..] })
+}
+
+impl<'a> Unpacked<'a> {
+    /// The messages of the end of a pack that [`unpack`] has checked.
+    pub fn of_rest(rest: &'a [u8]) -> Self {
+        Unpacked { rest }
+    }
+
+    /// The bytes of the messages that are left, with their lengths.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
 }
 
 impl<'a> Iterator for Unpacked<'a> {

@@ -37,6 +37,12 @@ impl<'a> PlainRecord<'a> {
         out.extend_from_slice(self.data);
     }
 
+    /// Bytes of the record.
+    #[inline]
+    pub fn encoded_len(&self) -> usize {
+        HEAD + self.data.len()
+    }
+
     /// The record as a short message; `None` if its tensor has more than [`SHORT_TENSOR`] bytes.
     #[inline]
     pub fn to_short(self) -> Option<ShortMessage> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tensorwire::TensorMut;
 
 /// `count` tensors with two elements, which are -1.
-fn given(node: &Node, count: usize) -> Vec<TensorMut> {
+pub(super) fn given(node: &Node, count: usize) -> Vec<TensorMut> {
     let one = |_| {
         let mut tensor = node.tensor(DType::F32, &[2]).expect("room");
         tensor.as_mut_slice::<f32>().expect("f32").fill(-1.0);
@@ -16,7 +16,7 @@ fn given(node: &Node, count: usize) -> Vec<TensorMut> {
     (0..count).map(one).collect()
 }
 
-fn contents(tensor: &TensorMut) -> Vec<f32> {
+pub(super) fn contents(tensor: &TensorMut) -> Vec<f32> {
     tensor.as_slice::<f32>().expect("f32").to_vec()
 }
 

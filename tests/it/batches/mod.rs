@@ -6,6 +6,7 @@ mod given;
 mod limits;
 mod many;
 mod pollers;
+mod walks;
 
 use crate::common::{SOON, counting, over_verbs, run, values};
 use std::time::Duration;

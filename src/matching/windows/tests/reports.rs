@@ -70,7 +70,7 @@ fn calls_that_fail_at_once_leave_no_edge_behind() {
         let key = key(&n.to_string(), 1);
         let result = matching.receive_now(
             lanes,
-            (TO_SENDER, key.borrowed()),
+            (TO_SENDER, key.borrowed(), true),
             &mut Some(Destination::Alloc),
             &mut None,
         );

@@ -1,0 +1,132 @@
+//! Small tensors whose records share slots: those of an open batch, and those that the thread that
+//! waits for them takes one by one.
+
+use crate::fabric::{Event, LinkId, NextMessage, Port, ShortTake};
+use crate::link::links::{Link, Links};
+use crate::link::{Destination, Received, placement_of};
+use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::window::Record;
+use crate::telemetry::Counter;
+use crate::wire::message::pack::{Unpacked, is_packed, unpack};
+use crate::wire::message::{Placement, PlainRecord};
+
+/// The place of the next message among the completions of a poll, whose first messages were taken.
+#[derive(Debug, Default)]
+pub(in crate::link) struct PolledPlace {
+    /// Completions before that of the message.
+    pub completions: usize,
+    /// Bytes of its pack before the message. 0 if none of the pack was taken.
+    pub bytes: usize,
+}
+
+impl<P: Port, C> Links<P, C> {
+    /// As [`Links::send_short`], in an open batch.
+    #[inline(never)] // keeps the path of single tensors short
+    pub(super) fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
+        let Some(found) = self.links.get_mut(link) else { return false };
+        let Some(plain) = found.plain(record, tensor) else { return false };
+        if !found.out.packed(&mut self.port, &self.counters, &plain) {
+            return false;
+        }
+        self.counters.increment(Counter::TensorsSent);
+        self.counters.add(Counter::BytesSent, plain.data.len() as u64);
+        self.counters.increment(Counter::SmallResponses);
+        self.counters.increment(Counter::MessagesSent);
+        if !found.is_backlogged {
+            self.links.note_backlog(link);
+        }
+        true
+    }
+
+    /// As [`Links::take_short`], in an open batch.
+    #[inline(never)] // as above
+    pub(super) fn take_in_batch(
+        &mut self,
+        link: LinkId,
+        record: Record<()>,
+        destination: &mut Option<Destination>,
+    ) -> ShortTake<(Received, Placement)> {
+        if self.polled.completions == self.completions.len() {
+            match self.take_alone(link, record, destination) {
+                ShortTake::Other => {}
+                taken => return taken,
+            }
+            self.handle_polled();
+            self.counters.increment(Counter::Polls);
+            if self.port.poll(&mut self.completions) == 0 {
+                self.counters.increment(Counter::IdlePolls);
+                return ShortTake::Nothing;
+            }
+        }
+        self.take_polled(link, record, destination).into()
+    }
+
+    /// Handles the messages of the last poll that were not taken. Returns whether there were any.
+    pub fn handle_polled(&mut self) -> bool {
+        let is_left = self.polled.completions < self.completions.len();
+        if !self.completions.is_empty() {
+            self.handle_completions();
+        }
+        is_left
+    }
+
+    #[inline]
+    fn take_polled(
+        &mut self,
+        link: LinkId,
+        record: Record<()>,
+        destination: &mut Option<Destination>,
+    ) -> Option<(Received, Placement)> {
+        let completion = self.completions.entries().get(self.polled.completions)?;
+        let Event::Message(range) = completion.event else { return None };
+        let found = self.links.get_mut(link).filter(|link| link.takes_short())?;
+        if completion.link != link {
+            return None;
+        }
+        let bytes = self.completions.message(range);
+        let (message, rest) = first_of(bytes, self.polled.bytes)?;
+        let taken = found.receive_short(&self.pool, record, NextMessage::Long(message), destination)?;
+        self.counters.increment(Counter::MessagesReceived);
+        self.polled.bytes = bytes.len() - rest;
+        if rest == 0 {
+            self.polled = PolledPlace { completions: self.polled.completions + 1, bytes: 0 };
+            found.receive_credits.consumed();
+            self.links.note_use(link);
+        }
+        Some(taken)
+    }
+}
+
+/// The first message in `bytes`, of which `taken` were taken, and the number of bytes behind it.
+#[inline]
+fn first_of(bytes: &[u8], taken: usize) -> Option<(&[u8], usize)> {
+    if !is_packed(bytes) {
+        return Some((bytes, 0));
+    }
+    let mut messages = match taken {
+        // The general way reports a pack that is not correct.
+        0 => unpack(bytes).ok()?,
+        _ => Unpacked::of_rest(&bytes[taken..]),
+    };
+    if is_on(Mutant::FirstOfPackSkipped) {
+        messages.next();
+    }
+    let message = messages.next()?;
+    Some((message, messages.rest().len()))
+}
+
+impl<C> Link<C> {
+    /// The record with a small tensor, if the link needs nothing else for it.
+    #[inline]
+    fn plain<'a>(&self, record: Record<()>, tensor: &'a Tensor) -> Option<PlainRecord<'a>> {
+        let Record { edge, n, step, .. } = record;
+        let data = tensor.bytes();
+        let asked = self.windows.asked.get(edge.number as usize)?;
+        if asked.validate || data.len() > self.settings.small_tensor_bytes as usize {
+            return None;
+        }
+        let meta = self.windows.told.latest(tensor.meta(), placement_of(tensor))?;
+        Some(PlainRecord { edge, n, step, meta, data })
+    }
+}

@@ -1,0 +1,134 @@
+//! Batches of the thread that holds the poller: it walks over the edges, without waiters.
+//!
+//! A walk takes the values in the order of the edges. It leaves off as soon as the next value may
+//! come in another way than as a plain record, on any of the edges. The receives that are left then
+//! wait in the general way, and the first failure ends them.
+
+use super::{ExpectedRecord, Lanes, Matching};
+use crate::fabric::ShortTake;
+use crate::link::{Destination, TensorKeyRef};
+use crate::matching::{Delivery, Error, Payload, PeerIndex};
+use crate::mutants::{Mutant, is_on};
+use crate::telemetry::Counter;
+
+/// The receives of a batch.
+pub trait ReceivesInOrder {
+    /// The edge of receive number `at`; `None` behind the last.
+    fn edge(&self, at: usize) -> Option<(PeerIndex, TensorKeyRef<'_>)>;
+    /// Where the next receive wants its tensor. Called once for each receive, in order.
+    fn destination(&mut self) -> Destination;
+    /// Gets the value of the next receive.
+    fn deliver(&mut self, delivery: Delivery<Payload>);
+}
+
+/// The end of a walk.
+#[derive(Debug)]
+pub enum WalkEnd {
+    /// Every receive has its value.
+    Done,
+    /// The receive behind those with a value has failed.
+    Failed(Box<Error>),
+    /// The receives behind those with a value must wait in the general way.
+    LeftOff,
+}
+
+/// A walk over the edges of a batch.
+pub struct BatchWalk<'a> {
+    batch: &'a mut dyn ReceivesInOrder,
+    /// Receives that have their values.
+    done: usize,
+    /// Of the next receive, once it is known.
+    destination: Option<Destination>,
+    /// The record that the next receive waits for.
+    expected: Option<ExpectedRecord>,
+    /// Number of the last edge that was examined while nothing came.
+    examined: usize,
+    /// [`Matching::news`] when the examination began.
+    news: u64,
+}
+
+impl<'a> BatchWalk<'a> {
+    /// A walk that begins with the first edge.
+    pub fn new(batch: &'a mut dyn ReceivesInOrder) -> Self {
+        BatchWalk { batch, done: 0, destination: None, expected: None, examined: 0, news: 0 }
+    }
+
+    /// The destination of the next receive, if it was asked for and is not taken.
+    pub fn into_destination(self) -> Option<Destination> {
+        self.destination
+    }
+
+    #[inline]
+    fn deliver(&mut self, delivery: Delivery<Payload>) {
+        self.batch.deliver(delivery);
+        self.done += 1;
+    }
+}
+
+impl Matching {
+    /// Takes the values that have come. `None`: the next one has not, and its record is expected.
+    pub fn walk(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
+        lanes.begin_batch();
+        let end = self.walk_on(lanes, walk);
+        let has_news = lanes.handle_polled();
+        match end {
+            // The messages are handled before the next look.
+            None | Some(WalkEnd::LeftOff) if has_news => {
+                walk.expected = None;
+                None
+            }
+            Some(WalkEnd::Done) => {
+                lanes.counters().increment(Counter::Batches);
+                Some(WalkEnd::Done)
+            }
+            end => end,
+        }
+    }
+
+    /// A look at the next record alone. If nothing comes, examines another edge.
+    #[inline]
+    pub fn walk_short(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> ShortTake<WalkEnd> {
+        let taken = match &walk.expected {
+            Some(expected) => self.take_short(lanes, expected, &mut walk.destination),
+            None => ShortTake::Other,
+        };
+        match taken {
+            ShortTake::Nothing if self.is_usual(walk) => return ShortTake::Nothing,
+            ShortTake::Nothing => return ShortTake::Taken(WalkEnd::LeftOff),
+            ShortTake::Taken(delivery) => walk.deliver(delivery),
+            ShortTake::Other => {}
+        }
+        self.walk(lanes, walk).map_or(ShortTake::Nothing, ShortTake::Taken)
+    }
+
+    fn walk_on(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
+        loop {
+            let BatchWalk { batch, done, destination, expected, .. } = walk;
+            if destination.is_none() && batch.edge(*done).is_some() {
+                *destination = Some(batch.destination());
+            }
+            let Some((peer, key)) = batch.edge(*done) else { return Some(WalkEnd::Done) };
+            match self.receive_now(lanes, (peer, key, false), destination, expected) {
+                Some(Ok(delivery)) => walk.deliver(delivery),
+                Some(Err(error)) => return Some(WalkEnd::Failed(error)),
+                None if expected.is_some() => return None,
+                None => return Some(WalkEnd::LeftOff),
+            }
+        }
+    }
+
+    /// Examines one of the later edges. Returns whether its next value comes as a plain record.
+    fn is_usual(&mut self, walk: &mut BatchWalk<'_>) -> bool {
+        if walk.news != self.news && !is_on(Mutant::LaterEdgesIgnored) {
+            (walk.examined, walk.news) = (walk.done, self.news);
+        }
+        let next = walk.examined.max(walk.done) + 1;
+        let Some((peer, key)) = walk.batch.edge(next) else { return true };
+        walk.examined = next;
+        let edge = self.incoming_edge(peer, key);
+        let entry = &self.peers[peer.0 as usize];
+        entry.down.is_none()
+            && entry.incoming.first(edge, key.step).is_none()
+            && entry.incoming.next_record(edge, key.step).is_some()
+    }
+}
