@@ -245,8 +245,12 @@ impl<P: Port, C> Links<P, C> {
 
     /// Handles the completions from [`PolledPlace`] on.
     pub(super) fn handle_completions(&mut self) {
-        let PolledPlace { completions: taken, bytes } = std::mem::take(&mut self.polled);
-        for (nth, (completion, message)) in self.completions.drain().enumerate().skip(taken) {
+        let PolledPlace { completions: mut taken, mut bytes } = std::mem::take(&mut self.polled);
+        for (completion, message) in self.completions.drain() {
+            if taken > 0 {
+                taken -= 1;
+                continue;
+            }
             let id = completion.link;
             let mut cx = LinkContext {
                 port: &mut self.port,
@@ -264,9 +268,9 @@ impl<P: Port, C> Links<P, C> {
                 continue;
             }
             let Some(link) = self.links.get_mut(id) else { continue };
-            let handled = match nth == taken && bytes > 0 {
-                true => link.on_rest_of_pack(&mut cx, &message[bytes..]),
-                false => link.completed(&mut cx, completion.event, message),
+            let handled = match std::mem::take(&mut bytes) {
+                0 => link.completed(&mut cx, completion.event, message),
+                begun => link.on_rest_of_pack(&mut cx, &message[begun..]),
             };
             if let Err(why) = handled {
                 link.is_ended = true;

@@ -3,12 +3,13 @@
 use super::outgoing::MAX_UNLENT;
 use super::*;
 use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
-use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role};
+use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role, ShortTake};
 use crate::link::{LinkEvent, LinkIdentity, LinkSettings, Links, TensorProtocol, Value};
 use crate::memory::{PoolOptions, Region, RegionOptions};
 use crate::protocol::window::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
-use crate::wire::message::{RecordValue, VersionedMeta, WindowMessage, is_probe};
+use crate::wire::message::pack::Pack;
+use crate::wire::message::{PlainRecord, RecordValue, VersionedMeta, WindowMessage, is_probe};
 use crate::wire::{EdgeId, Shape, TaskId, TensorMeta};
 use std::time::Duration;
 
@@ -143,4 +144,72 @@ fn a_record_has_a_short_error() {
     let status = Status::new(Code::Internal, "e".repeat(5000));
     scene.say(&record(RecordValue::Error(status)));
     assert!(scene.ended().contains("an error of 5000 bytes"));
+}
+
+/// The record of edge `number` that is expected.
+fn expected(number: u32) -> Record<()> {
+    let edge = EdgeId { number, generation: 1 };
+    Record { edge, n: 1, step: 1, answers_need: false, value: () }
+}
+
+/// A side that has polled for a pack with a tensor of each of two edges, in an open batch.
+fn with_a_pack() -> Scene {
+    let mut scene = scene(true);
+    scene.tell_meta(8);
+    for _ in 0..1000 {
+        scene.links.poll();
+    }
+    let mut pack = Pack::new(SLOT);
+    for number in 0..2 {
+        let Record { edge, n, step, .. } = expected(number);
+        let mut bytes = Vec::new();
+        PlainRecord { edge, n, step, meta: 1, data: &[number as u8; 8] }.encode(&mut bytes);
+        pack.push(&bytes);
+    }
+    scene.peer.send(scene.peer_link, pack.bytes()).expect("room");
+    scene.links.begin_batch();
+    scene
+}
+
+impl Scene {
+    /// The bytes of a tensor that is taken from the pack, if its edge is the next.
+    fn take(&mut self, number: u32) -> Option<Vec<u8>> {
+        let mut destination = Some(Destination::Alloc);
+        for _ in 0..1000 {
+            match self.links.take_short(self.link, expected(number), &mut destination) {
+                ShortTake::Taken((Received::Tensor(tensor), _)) => return Some(tensor.bytes().to_vec()),
+                ShortTake::Taken(other) => panic!("{other:?}"),
+                ShortTake::Nothing | ShortTake::Other => {}
+            }
+        }
+        None
+    }
+}
+
+#[test]
+fn tensors_of_a_pack_are_taken_one_by_one_by_their_edges() {
+    let mut scene = with_a_pack();
+    assert_eq!(scene.take(1), None, "the other edge is first");
+    assert_eq!(scene.take(0), Some(vec![0; 8]));
+    assert_eq!(scene.take(1), Some(vec![1; 8]));
+    assert!(!scene.links.handle_polled() && scene.links.next_window().is_none());
+}
+
+#[test]
+fn the_rest_of_a_pack_comes_by_the_poll() {
+    let mut scene = with_a_pack();
+    assert_eq!(scene.take(0), Some(vec![0; 8]));
+    assert!(scene.links.handle_polled());
+    let Some((_, WindowEvent::ToReceiver(ToReceiver::Record(record)))) = scene.links.next_window() else {
+        panic!("no record came");
+    };
+    assert_eq!(record.edge.number, 1);
+    assert!(scene.links.next_window().is_none() && !scene.links.handle_polled());
+}
+
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    use crate::mutants::assert_found;
+    assert_found(Mutant::FirstOfPackSkipped, tensors_of_a_pack_are_taken_one_by_one_by_their_edges);
 }

@@ -2,6 +2,7 @@
 
 mod random;
 mod reports;
+mod walks;
 
 use super::*;
 
@@ -33,6 +34,8 @@ struct TestLanes {
     to_sender: VecDeque<ToSender<EdgeKey>>,
     to_receiver: VecDeque<ToReceiver<Value, WindowRefusal>>,
     is_down: bool,
+    /// Whether a look at the next message finds none.
+    is_silent: bool,
 }
 
 impl Lanes for TestLanes {
@@ -73,7 +76,7 @@ impl Lanes for TestLanes {
         _: Record<()>,
         _: &mut Option<Destination>,
     ) -> ShortTake<(Received, Placement)> {
-        ShortTake::Other
+        if self.is_silent { ShortTake::Nothing } else { ShortTake::Other }
     }
 }
 
@@ -147,6 +150,7 @@ fn side(window: u64) -> Side {
         to_sender: VecDeque::new(),
         to_receiver: VecDeque::new(),
         is_down: false,
+        is_silent: false,
     };
     Side { matching, lanes, pool, outstanding }
 }
