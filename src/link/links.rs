@@ -132,7 +132,7 @@ pub struct Links<P: Port, C> {
     pub(super) events: VecDeque<LinkEvent<C>>,
     /// Messages of edge windows. Those of a link came before its events.
     pub(super) windows: VecDeque<(LinkId, WindowEvent)>,
-    standing_bytes: StandingBytes,
+    pub(super) standing_bytes: StandingBytes,
     pub(super) completions: Completions,
     /// The place of the next of `completions`.
     pub(super) polled: PolledPlace,
@@ -241,50 +241,6 @@ impl<P: Port, C> Links<P, C> {
             }
         });
         count
-    }
-
-    /// Handles the completions from [`PolledPlace`] on.
-    pub(super) fn handle_completions(&mut self) {
-        let PolledPlace { completions: mut taken, mut bytes } = std::mem::take(&mut self.polled);
-        for (completion, message) in self.completions.drain() {
-            if taken > 0 {
-                taken -= 1;
-                continue;
-            }
-            let id = completion.link;
-            let mut cx = LinkContext {
-                port: &mut self.port,
-                pool: &self.pool,
-                counters: &self.counters,
-                events: &mut self.events,
-                windows: &mut self.windows,
-                standing_bytes: &mut self.standing_bytes,
-                in_batch: self.batch.is_open,
-            };
-            if let Event::Down(failure) = completion.event {
-                if let Some(link) = self.links.remove(id) {
-                    link.down(&mut cx, failure);
-                }
-                continue;
-            }
-            let Some(link) = self.links.get_mut(id) else { continue };
-            let handled = match std::mem::take(&mut bytes) {
-                0 => link.completed(&mut cx, completion.event, message),
-                begun => link.on_rest_of_pack(&mut cx, &message[begun..]),
-            };
-            if let Err(why) = handled {
-                link.is_ended = true;
-                cx.port.fail(id, LinkFailure::Protocol(why));
-            }
-            self.links.note_use(id);
-            self.links.note_backlog(id);
-        }
-        self.completions.clear();
-        self.links.for_each_used(|link| {
-            if link.receive_credits.replenish(&mut self.port, link.id, link.depth) {
-                self.counters.increment(Counter::CreditsPublished);
-            }
-        });
     }
 
     /// Takes the oldest event. If there is none, an open [batch](Links::begin_batch) is sent.
@@ -550,7 +506,7 @@ impl<C> Link<C> {
     ///
     /// # Errors
     /// A description, if the peer broke the protocol.
-    fn completed<P: Port>(
+    pub(super) fn completed<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
         event: Event,
@@ -593,7 +549,7 @@ impl<C> Link<C> {
         self.out.message(cx.port, cx.counters, message, cx.in_batch);
     }
 
-    fn down<P: Port>(mut self, cx: &mut LinkContext<'_, P, C>, failure: LinkFailure) {
+    pub(super) fn down<P: Port>(mut self, cx: &mut LinkContext<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
         // Queued values will never be posted.
         if !is_on(Mutant::OutstandingLeak) {

@@ -28,10 +28,10 @@ use std::time::Duration;
 
 /// A set of edges whose tensors one call sends, or receives, in each step.
 ///
-/// Thousands of small tensors cost little more than their bytes. The poller gets them in one
-/// command, short messages share control slots, and a device or a sleeping peer is notified once.
-/// The edges may belong to several peers and to this process. An edge that is in the batch twice
-/// stands for two values, in order.
+/// Thousands of small tensors cost little more than their bytes. The calling thread sends and
+/// receives them on the poller itself, or gives the poller one command. Short messages share
+/// control slots, and a device or a sleeping peer is notified once. The edges may belong to several
+/// peers and to this process. An edge that is in the batch twice stands for two values, in order.
 ///
 /// Make a batch once for many steps. In steady state its calls allocate nothing, except for edges
 /// within the process and for the list that [`Batch::recv`] returns (see [`Batch::recv_many`]). For

@@ -1,14 +1,61 @@
 //! Reassembles and decodes the messages of a peer, and dispatches them.
 
-use crate::fabric::Port;
+use crate::fabric::{Event, LinkFailure, Port};
 use crate::link::LinkEvent;
-use crate::link::links::{Link, LinkContext, LinkIdentity, TensorProtocol};
+use crate::link::links::{Link, LinkContext, LinkIdentity, Links, TensorProtocol};
 use crate::link::serving::answered::WireKey;
+use crate::link::windows::PolledPlace;
 use crate::telemetry::Counter;
 use crate::wire::message::fragment::is_fragment;
 use crate::wire::message::{Message, is_probe};
 use crate::wire::{Code, EdgeName, Status};
 use std::sync::Arc;
+
+impl<P: Port, C> Links<P, C> {
+    /// Handles the completions from [`PolledPlace`] on.
+    pub(in crate::link) fn handle_completions(&mut self) {
+        let PolledPlace { completions: mut taken, mut bytes } = std::mem::take(&mut self.polled);
+        for (completion, message) in self.completions.drain() {
+            if taken > 0 {
+                taken -= 1;
+                continue;
+            }
+            let id = completion.link;
+            let mut cx = LinkContext {
+                port: &mut self.port,
+                pool: &self.pool,
+                counters: &self.counters,
+                events: &mut self.events,
+                windows: &mut self.windows,
+                standing_bytes: &mut self.standing_bytes,
+                in_batch: self.batch.is_open,
+            };
+            if let Event::Down(failure) = completion.event {
+                if let Some(link) = self.links.remove(id) {
+                    link.down(&mut cx, failure);
+                }
+                continue;
+            }
+            let Some(link) = self.links.get_mut(id) else { continue };
+            let handled = match std::mem::take(&mut bytes) {
+                0 => link.completed(&mut cx, completion.event, message),
+                begun => link.on_rest_of_pack(&mut cx, &message[begun..]),
+            };
+            if let Err(why) = handled {
+                link.is_ended = true;
+                cx.port.fail(id, LinkFailure::Protocol(why));
+            }
+            self.links.note_use(id);
+            self.links.note_backlog(id);
+        }
+        self.completions.clear();
+        self.links.for_each_used(|link| {
+            if link.receive_credits.replenish(&mut self.port, link.id, link.depth) {
+                self.counters.increment(Counter::CreditsPublished);
+            }
+        });
+    }
+}
 
 impl<C> Link<C> {
     /// Handles the contents of a control slot.

@@ -21,7 +21,7 @@ pub trait ReceivesInOrder {
     fn deliver(&mut self, delivery: Delivery<Payload>);
 }
 
-/// The end of a walk.
+/// How far a walk came.
 #[derive(Debug)]
 pub enum WalkEnd {
     /// Every receive has its value.

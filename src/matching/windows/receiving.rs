@@ -137,8 +137,8 @@ impl Matching {
 
     /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
     /// is none now, and the sender was asked for it. The destination is taken with the result.
-    /// `expected` becomes the record that brings the value, for [`Matching::take_short`]. Beyond the
-    /// limit of waiting receives the receive fails if `is_bounded`.
+    /// `expected` becomes the record that brings the value, for [`Matching::take_short`]. Beyond
+    /// the limit of waiting receives the receive fails if `is_bounded`.
     #[inline]
     pub fn receive_now(
         &mut self,
