@@ -371,7 +371,10 @@ impl<T: Receivable> ReceivesInOrder for Receives<'_, T> {
 
     #[inline]
     fn deliver(&mut self, delivery: Delivery<Payload>) {
-        self.received.extend(delivery.cast());
+        // The walk began with this type of tensors.
+        if let Ok(delivery) = delivery.cast() {
+            self.received.push(delivery);
+        }
     }
 }
 

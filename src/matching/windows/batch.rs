@@ -15,7 +15,8 @@ use crate::telemetry::Counter;
 pub trait ReceivesInOrder {
     /// The edge of receive number `at`; `None` behind the last.
     fn edge(&self, at: usize) -> Option<(PeerIndex, TensorKeyRef<'_>)>;
-    /// Where the next receive wants its tensor. Called once for each receive, in order.
+    /// Where the next receive wants its tensor. Called once for each receive, in order, and once
+    /// behind the last.
     fn destination(&mut self) -> Destination;
     /// Gets the value of the next receive.
     fn deliver(&mut self, delivery: Delivery<Payload>);
@@ -37,7 +38,7 @@ pub struct BatchWalk<'a> {
     batch: &'a mut dyn ReceivesInOrder,
     /// Receives that have their values.
     done: usize,
-    /// Of the next receive, once it is known.
+    /// Of the next receive. `None` if that has failed.
     destination: Option<Destination>,
     /// The record that the next receive waits for.
     expected: Option<ExpectedRecord>,
@@ -50,10 +51,11 @@ pub struct BatchWalk<'a> {
 impl<'a> BatchWalk<'a> {
     /// A walk that begins with the first edge.
     pub fn new(batch: &'a mut dyn ReceivesInOrder) -> Self {
-        BatchWalk { batch, done: 0, destination: None, expected: None, examined: 0, news: 0 }
+        let destination = Some(batch.destination());
+        BatchWalk { batch, done: 0, destination, expected: None, examined: 0, news: 0 }
     }
 
-    /// The destination of the next receive, if it was asked for and is not taken.
+    /// The destination of the next receive, if it is not taken.
     pub fn into_destination(self) -> Option<Destination> {
         self.destination
     }
@@ -61,6 +63,7 @@ impl<'a> BatchWalk<'a> {
     #[inline]
     fn deliver(&mut self, delivery: Delivery<Payload>) {
         self.batch.deliver(delivery);
+        self.destination = Some(self.batch.destination());
         self.done += 1;
     }
 }
@@ -104,9 +107,6 @@ impl Matching {
     fn walk_on(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
         loop {
             let BatchWalk { batch, done, destination, expected, .. } = walk;
-            if destination.is_none() && batch.edge(*done).is_some() {
-                *destination = Some(batch.destination());
-            }
             let Some((peer, key)) = batch.edge(*done) else { return Some(WalkEnd::Done) };
             match self.receive_now(lanes, (peer, key, false), destination, expected) {
                 Some(Ok(delivery)) => walk.deliver(delivery),
