@@ -209,6 +209,14 @@ mutants! {
         AnyNumberReturns,
         /// A borrower takes a loan into a place that is in use.
         PlaceTakenTwice,
+        /// A loan that was only read is not given back.
+        ReadLoanKept,
+        /// A loan that is kept is given back at once.
+        KeptLoanGivenBack,
+        /// A message is taken without a receive for it.
+        TakenWithoutReceive,
+        /// A receive takes the tensor of a loan that is for another one.
+        LentRecordNotCompared,
     }
 }
 

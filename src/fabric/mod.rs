@@ -67,7 +67,7 @@ const _: () = {
 /// Bytes of the longest message that a [`Port::send`] carries.
 ///
 /// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
-/// On shared memory a message of up to 48 bytes takes one cache line.
+/// On shared memory a message of up to 52 bytes takes one cache line.
 pub const MAX_MESSAGE: usize = 224;
 
 /// Bytes of the longest message of a loan: see [`Port::lend`].

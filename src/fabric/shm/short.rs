@@ -5,6 +5,7 @@ use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::memory::order::{OrderLoan, ShortOrder, send_word};
 use crate::fabric::shm::memory::slot::{FirstWord, IN_SLOT};
 use crate::fabric::{NextLoan, NextMessage, PostError, ShortTake};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::{SHORT_MESSAGE, ShortMessage};
 use std::cell::Cell;
 
@@ -41,7 +42,8 @@ impl ShmLinkInner {
         accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
     ) -> Option<R> {
         // A poll handles everything but a message, alone or with a loan.
-        let may_take = self.is_up() && self.rings.is_quiet() && self.rings.posted > 0;
+        let has_receive = self.rings.posted > 0 || is_on(Mutant::TakenWithoutReceive);
+        let may_take = self.is_up() && self.rings.is_quiet() && has_receive;
         let next = ShortOrder::from_words(self.rings.inc.short()).filter(|_| may_take)?;
         // A wrong number is for the poll to find.
         self.rings.out.acknowledge(order.ack()).ok()?;
@@ -53,7 +55,7 @@ impl ShmLinkInner {
         };
         let accepted = accepted?;
         self.had_traffic = true;
-        self.rings.posted -= 1;
+        self.rings.posted = self.rings.posted.saturating_sub(1);
         if self.rings.inc.advance(order) {
             self.rings.ringer.ring_if_idle();
         }
@@ -89,7 +91,8 @@ impl ShmLinkInner {
             bytes
         };
         let accepted = accept(NextMessage::Lent(message, NextLoan { bytes, keep: &keep }))?;
-        if !is_kept.get() {
+        let is_read = !is_kept.get() && !is_on(Mutant::ReadLoanKept);
+        if is_read || is_on(Mutant::KeptLoanGivenBack) {
             executor.loans.give_back_untaken(loan.index, loan.number);
         }
         Some(accepted)

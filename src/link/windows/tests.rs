@@ -9,7 +9,7 @@ use crate::memory::{PoolOptions, Region, RegionOptions};
 use crate::protocol::window::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::pack::Pack;
-use crate::wire::message::{PlainRecord, RecordValue, VersionedMeta, WindowMessage, is_probe};
+use crate::wire::message::{LentRecord, PlainRecord, RecordValue, VersionedMeta, WindowMessage, is_probe};
 use crate::wire::{EdgeId, Shape, TaskId, TensorMeta};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ struct Scene {
     link: LinkId,
     pool: Pool,
     peer: SimPort,
+    peer_pool: Pool,
     peer_link: LinkId,
 }
 
@@ -44,7 +45,7 @@ fn scene(lends: bool) -> Scene {
     let a = a.connect(Role::Initiator, &addresses[1], Duration::ZERO).expect("connected");
     let b = b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
     let [port, mut peer] = fabrics.map(|fabric| fabric.port().expect("a port"));
-    let [pool, _] = pools;
+    let [pool, peer_pool] = pools;
     let mut links = Links::new(port, pool.clone(), CountersWriter::new(), 1);
     let [local, other] = ["a", "b"].map(|job| TaskId::new(job, 0).expect("a task"));
     let identity = LinkIdentity { local, local_incarnation: 1, peer: other, peer_incarnation: 2 };
@@ -58,7 +59,7 @@ fn scene(lends: bool) -> Scene {
     let link = links.attach(a, identity, settings).expect("room");
     let peer_link = peer.attach(b).expect("room");
     peer.post_receives(peer_link, 1 << 13);
-    Scene { network, links, link, pool, peer, peer_link }
+    Scene { network, links, link, pool, peer, peer_pool, peer_link }
 }
 
 impl Scene {
@@ -207,9 +208,39 @@ fn the_rest_of_a_pack_comes_by_the_poll() {
     assert!(scene.links.next_window().is_none() && !scene.links.handle_polled());
 }
 
+#[test]
+fn a_loan_for_another_receive_is_left_to_a_poll() {
+    let record = expected(0);
+    let Record { edge, n, step, .. } = record;
+    let lent = LentRecord { edge, n, step, meta: 1, may_borrow: false, answers_need: false, checksum: None };
+    let other_edge = EdgeId { number: edge.number + 1, ..edge };
+    let others = [
+        LentRecord { edge: other_edge, ..lent },
+        LentRecord { n: n + 1, ..lent },
+        LentRecord { step: step + 1, ..lent },
+        LentRecord { answers_need: true, ..lent },
+        LentRecord { checksum: Some(7), ..lent },
+        LentRecord { meta: 9, ..lent },
+    ];
+    for (sent, is_taken) in others.map(|other| (other, false)).into_iter().chain([(lent, true)]) {
+        let mut scene = scene(true);
+        scene.tell_meta(1000);
+        for _ in 0..1000 {
+            scene.links.poll();
+        }
+        let mut source = scene.peer_pool.zeroed(meta(1000)).expect("room");
+        source.bytes_mut().fill(5);
+        scene.peer.lend(scene.peer_link, &source.freeze(), None, &sent.to_message()).expect("room");
+        // Lets the time pass, in which the loan arrives.
+        (0..1000).for_each(|_| _ = scene.peer.poll(&mut Completions::default()));
+        assert_eq!(scene.take(0).is_some_and(|bytes| bytes == [5; 1000]), is_taken, "{sent:?}");
+    }
+}
+
 #[cfg(tensorwire_mutants)]
 #[test]
 fn each_bug_is_found() {
     use crate::mutants::assert_found;
     assert_found(Mutant::FirstOfPackSkipped, tensors_of_a_pack_are_taken_one_by_one_by_their_edges);
+    assert_found(Mutant::LentRecordNotCompared, a_loan_for_another_receive_is_left_to_a_poll);
 }

@@ -1,10 +1,11 @@
-//! Links that become idle and active again, and sleeps that end.
+//! Links that become idle and active again, sleeps that end, and messages that are taken alone.
 
 use super::*;
 use crate::fabric::shm::testing::{pool, tensor, tensor_mut};
 use crate::fabric::shm::{ShmFabric, ShmLink, ShmOptions, ShmPort};
 use crate::fabric::{
-    Completion, Endpoint, Event, Fabric, LinkFailure, LinkOptions, LoanPermit, Port, Role, Sleep, Sleeper,
+    Completion, Endpoint, Event, Fabric, LinkFailure, LinkOptions, LoanPermit, NextMessage, Port, Role,
+    ShortTake, Sleep, Sleeper,
 };
 use crate::memory::Pool;
 use crate::wire::{Immediate, ImmediateKind, ShortMessage, Slot};
@@ -16,19 +17,23 @@ struct End {
     pool: Pool,
     fabric: ShmFabric,
     port: ShmPort,
+    /// Receives that each new link has.
+    receives: u32,
 }
+
+const RECEIVES: u32 = 1_000_000;
 
 impl End {
     fn new() -> End {
         let pool = pool();
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
         let port = fabric.port().expect("a port");
-        End { pool, fabric, port }
+        End { pool, fabric, port, receives: RECEIVES }
     }
 
     fn attach(&mut self, link: ShmLink) -> LinkId {
         let link = self.port.attach(link).expect("room");
-        self.port.post_receives(link, 1_000_000);
+        self.port.post_receives(link, self.receives);
         link
     }
 
@@ -243,7 +248,7 @@ fn bulk_that_takes_several_polls_keeps_its_receiver_awake() {
     let [mut a, mut b] = [pools.0, pools.1].map(|pool| {
         let fabric = ShmFabric::new(&pool, options.clone()).expect("a fabric");
         let port = fabric.port().expect("a port");
-        End { pool, fabric, port }
+        End { pool, fabric, port, receives: RECEIVES }
     });
     let (to_b, to_a) = connect(&mut a, &mut b, 16);
     let grant = b.port.grant(to_a, tensor_mut(&b.pool, 20_000)).expect("room");
@@ -319,10 +324,70 @@ fn a_tensor_that_is_still_borrowed_does_not_keep_the_watcher_of_processes() {
     a.port.fail(to_b, LinkFailure::Closed);
     while !a.poll().iter().any(|completion| matches!(completion.event, Event::Down(_))) {}
     a.port.detach(to_b);
-    let End { pool, fabric, port } = a;
+    let End { pool, fabric, port, .. } = a;
     drop(port);
     assert!(watcher.upgrade().is_none(), "the thread has outlived its port");
     assert!(bytes.bytes() == [1; 5000] && !pool.is_empty(), "the loan is out");
     drop(fabric);
     assert!(bytes.bytes() == [1; 5000]);
+}
+
+/// The look at the next message, once it has come.
+fn take<R>(end: &mut End, link: LinkId, mut accept: impl FnMut(NextMessage<'_>) -> Option<R>) -> Option<R> {
+    let start = Instant::now();
+    loop {
+        match end.port.take_short(link, &mut accept) {
+            ShortTake::Taken(taken) => return Some(taken),
+            ShortTake::Other => return None,
+            ShortTake::Nothing => assert!(start.elapsed() < TIMEOUT, "nothing came"),
+        }
+    }
+}
+
+#[test]
+fn a_loan_that_is_taken_alone_comes_back_at_once_unless_it_is_kept() {
+    let (mut a, to_b, mut b, to_a) = pair();
+    let source = tensor(&a.pool, &[3; 5000]);
+    let lend = |a: &mut End| {
+        let permit = Some(LoanPermit::unbounded());
+        a.port.lend(to_b, &source, permit, &ShortMessage::from_u32(1)).expect("room");
+    };
+    lend(&mut a);
+    let read = take(&mut b, to_a, |next| match next {
+        NextMessage::Lent(_, loan) => Some(loan.bytes == [3; 5000]),
+        _ => None,
+    });
+    assert_eq!(read, Some(true));
+    assert!(matches!(a.poll()[..], [Completion { event: Event::Done, .. }]), "it is back");
+    lend(&mut a);
+    let kept = take(&mut b, to_a, |next| match next {
+        NextMessage::Lent(_, loan) => loan.keep(),
+        _ => None,
+    });
+    assert!((0..100).all(|_| a.poll().is_empty()), "it is kept");
+    drop(kept.expect("a loan"));
+    assert!(matches!(a.poll()[..], [Completion { event: Event::Done, .. }]), "it is back");
+}
+
+#[test]
+fn a_message_that_is_taken_alone_consumes_a_receive() {
+    let (mut a, mut b) = (End::new(), End { receives: 100, ..End::new() });
+    let (to_b, to_a) = connect(&mut a, &mut b, 16);
+    for _ in 0..100 {
+        a.port.send(to_b, b"ball").expect("room");
+        assert_eq!(take(&mut b, to_a, |_| Some(())), Some(()));
+    }
+    a.port.send(to_b, b"one too many").expect("room");
+    assert_eq!(take(&mut b, to_a, |_| Some(())), None);
+    assert!(matches!(b.next().event, Event::Down(LinkFailure::NoReceive)));
+}
+
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    use crate::mutants::{Mutant, assert_found};
+    let by = a_loan_that_is_taken_alone_comes_back_at_once_unless_it_is_kept;
+    assert_found(Mutant::ReadLoanKept, by);
+    assert_found(Mutant::KeptLoanGivenBack, by);
+    assert_found(Mutant::TakenWithoutReceive, a_message_that_is_taken_alone_consumes_a_receive);
 }
