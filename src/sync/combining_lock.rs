@@ -52,6 +52,26 @@ pub(crate) struct CombiningLock {
     may_bias: AtomicU32,
 }
 
+/// A thread that is inside by its bias. Dropped when it goes out, also by a panic.
+struct InsideByBias<'a>(&'a AtomicU32);
+
+impl Drop for InsideByBias<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: the next holder sees what was done inside.
+        self.0.store(OUTSIDE, Ordering::Release);
+    }
+}
+
+/// A thread that holds `state`. Dropped when it releases `state`, also by a panic.
+struct HeldState<'a>(&'a CombiningLock);
+
+impl Drop for HeldState<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 /// The outcome of an attempt to run under the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockOutcome {
@@ -85,7 +105,8 @@ impl CombiningLock {
 
     /// Runs `body` under the lock if the lock is free, and again as long as `has_work` finds work
     /// that other threads left. `body` returns `false` if it failed for good, which poisons the
-    /// lock. With `may_bias` the run counts for the bias.
+    /// lock. A panic of `body` releases the lock and goes on; work that others left may stay. With
+    /// `may_bias` the run counts for the bias.
     #[inline]
     pub fn try_run(
         &self,
@@ -115,13 +136,13 @@ impl CombiningLock {
             if !self.enter(thread, presence) {
                 break;
             }
+            let inside = InsideByBias(presence);
             let is_sound = body();
             ran = LockOutcome::Ran;
             if !is_sound {
                 self.state.store(POISONED, Ordering::SeqCst);
             }
-            // Release: the next holder sees what was done inside.
-            presence.store(OUTSIDE, Ordering::Release);
+            drop(inside);
             if !is_sound {
                 return LockOutcome::Poisoned;
             }
@@ -191,12 +212,13 @@ impl CombiningLock {
                 return LockOutcome::Poisoned;
             }
             ran = LockOutcome::Ran;
+            let held = HeldState(self);
             if !body() {
                 self.state.store(POISONED, Ordering::SeqCst);
                 return LockOutcome::Poisoned;
             }
             self.count_run(thread, may_bias);
-            self.release();
+            drop(held);
             if !has_work() {
                 return ran;
             }

@@ -6,15 +6,17 @@
 //! | [`GroupPool`] | several results that are waited for together |
 //! | [`Lists`] | lists that travel to another thread and come back |
 //! | [`CombiningLock`] | one thread works at a time, also for the others |
+//! | [`BiasedMutex`] | a value of one thread at a time, cheap for a thread alone |
 //! | [`thread_index`] | a small number for each running thread |
 //! | [`Sleepers`] | whether a thread must be woken |
 //! | [`EventCount`](event_count::EventCount) | threads sleep until an event, also in memory of several processes |
 //!
-//! Code in this module may not know what it carries, nor hold a lock that another thread waits for.
-//! The only user code that it may run is the waker of a task.
+//! Code in this module may not know what it carries. Except for [`BiasedMutex`], it may not hold a
+//! lock that another thread waits for. The only user code that it may run is the waker of a task.
 
 mod asymmetric_fence;
 mod atomic;
+mod biased_mutex;
 mod combining_lock;
 mod completion_group;
 pub(crate) mod event_count;
@@ -28,6 +30,7 @@ pub(crate) mod words;
 
 pub(crate) use asymmetric_fence::{heavy_fence, light_fence, register_membarrier};
 pub(crate) use atomic::UnsafeCell;
+pub(crate) use biased_mutex::BiasedMutex;
 pub(crate) use combining_lock::{CombiningLock, LockOutcome};
 pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
 pub use event_count::Sleep;

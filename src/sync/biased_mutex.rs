@@ -1,0 +1,101 @@
+//! A mutex without locked instructions for a thread that takes it alone.
+
+use super::{CombiningLock, LockOutcome};
+use std::cell::UnsafeCell;
+
+/// Tries that spin before a thread yields its CPU between tries.
+const SPINS: u32 = 64;
+
+/// A value that one thread uses at a time, briefly. A thread that finds the mutex taken spins, and
+/// then yields its CPU.
+///
+/// The lock is a [`CombiningLock`] without work: a thread that uses the value again and again gets
+/// its bias.
+#[derive(Debug)]
+pub(crate) struct BiasedMutex<T> {
+    lock: CombiningLock,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `with` touches the value only under the lock, which orders the uses of different threads.
+// The value moves between threads this way, for which it is `Send`.
+#[allow(unsafe_code)]
+unsafe impl<T: Send> Sync for BiasedMutex<T> {}
+
+impl<T> BiasedMutex<T> {
+    pub fn new(value: T) -> Self {
+        BiasedMutex { lock: CombiningLock::new(), value: UnsafeCell::new(value) }
+    }
+
+    /// Calls `body` with the value. A panic of `body` goes on, and the value stays as it is. `body`
+    /// must not use the mutex, which would wait for itself.
+    #[inline]
+    pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        let mut body = Some(body);
+        let mut result = None;
+        let mut round = 0;
+        loop {
+            let run = || {
+                if let Some(body) = body.take() {
+                    // SAFETY: the lock calls this while this thread alone holds it, so there is no
+                    // other reference to the value. The reference ends with `body`.
+                    #[allow(unsafe_code)]
+                    let value = unsafe { &mut *self.value.get() };
+                    result = Some(body(value));
+                }
+                true
+            };
+            let outcome = self.lock.try_run(run, || false, true);
+            debug_assert_ne!(outcome, LockOutcome::Poisoned, "no run fails");
+            if let Some(result) = result.take() {
+                return result;
+            }
+            pause(round);
+            round += 1;
+        }
+    }
+}
+
+#[cold]
+fn pause(round: u32) {
+    if round < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+#[cfg(all(test, not(tensorwire_loom)))]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::thread;
+
+    #[test]
+    fn threads_that_take_turns_and_threads_alone_count_together() {
+        const ROUNDS: usize = 2000;
+        let (mutex, barrier) = (BiasedMutex::new(0_usize), Barrier::new(3));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    // Alone at first, so that a bias comes and is revoked.
+                    mutex.with(|count| (0..ROUNDS).for_each(|_| *count += 1));
+                    (0..ROUNDS).for_each(|_| mutex.with(|count| *count += 1));
+                    barrier.wait();
+                    (0..ROUNDS).for_each(|_| mutex.with(|count| *count += 1));
+                });
+            }
+        });
+        (0..ROUNDS).for_each(|_| mutex.with(|count| *count += 1));
+        assert_eq!(mutex.with(|count| *count), 10 * ROUNDS);
+    }
+
+    #[test]
+    fn a_panic_inside_leaves_the_mutex_usable() {
+        let mutex = BiasedMutex::new(1);
+        // With the bias and without it.
+        for _ in 0..200 {
+            let panicked = catch_unwind(AssertUnwindSafe(|| mutex.with(|_| panic!("on purpose"))));
+            assert!(panicked.is_err());
+            mutex.with(|value| *value += 1);
+        }
+        assert_eq!(thread::scope(|scope| scope.spawn(|| mutex.with(|value| *value)).join()).ok(), Some(201));
+    }
+}
