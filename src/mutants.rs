@@ -205,6 +205,8 @@ mutants! {
         CommandsIgnored,
         /// A call without a command runs again for each command that was left.
         DirectCallRepeated,
+        /// Peers do not hear which steps were cleaned up.
+        EndsNotTold,
         /// A loan is back as soon as its place has any number.
         AnyNumberReturns,
         /// A borrower takes a loan into a place that is in use.

@@ -55,7 +55,8 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
         (
             "Steps known to have ended",
             MAX_RETIRED_STEPS.to_string(),
-            "A process remembers so many ended steps outside of sequences, and refuses to use them again.",
+            "A process remembers at least so many ended steps outside of sequences, and refuses to use them \
+             again.",
         ),
         (
             "Live steps without a warning",

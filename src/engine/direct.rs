@@ -57,7 +57,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.with_poller(|poller| {
             // The lock runs its body again for commands that others left.
             if !std::mem::replace(&mut has_run, true) || is_on(Mutant::DirectCallRepeated) {
-                poller.direct(&mut body);
+                poller.direct(|handler, links| body(handler, links));
             }
         })?;
         Ok(has_run)
@@ -128,6 +128,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             let now = self.now();
             if now >= *since.get_or_insert(now) + timeout {
+                poller.before_poll();
                 return DirectWait::TimedOut;
             }
             let goes_on = self.wait == WaitStrategy::Spin && self.mode() == PollMode::Inline;

@@ -41,6 +41,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// Handles a bounded number of completions, and ends every wait whose deadline has passed at
     /// `now`. Returns the number of completions.
     pub fn step(&mut self, now: Time) -> usize {
+        self.before_poll();
         let count = self.links.poll();
         self.links.counters().increment(Counter::Polls);
         if count > 0 {
@@ -82,7 +83,14 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         }
     }
 
-    /// As [`Poller::step`], for a handler that needs no time, and without an end of waits.
+    /// Lets the handler send what it has put off.
+    #[inline]
+    pub fn before_poll(&mut self) {
+        self.handler.before_poll(&mut self.links);
+    }
+
+    /// As [`Poller::step`], for a handler that needs no time. Neither ends waits nor lets the
+    /// handler send what it has put off.
     #[inline]
     pub fn poll_direct(&mut self) -> usize {
         let count = self.links.poll();

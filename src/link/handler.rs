@@ -30,6 +30,11 @@ pub trait Handler<P: Port>: Send + 'static {
         let _ = (links, now);
     }
 
+    /// Called before a poll. Sends what was put off.
+    fn before_poll(&mut self, links: &mut Links<P, Self::Waiter>) {
+        let _ = links;
+    }
+
     /// The earliest time at which [`Handler::expire`] has something to do, or [`Time::NEVER`].
     fn next_deadline(&self) -> Time;
 

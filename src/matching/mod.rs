@@ -16,6 +16,7 @@ mod error;
 #[cfg(test)]
 mod explore;
 mod fifo;
+mod gone_steps;
 mod losses;
 mod orphans;
 mod outstanding;
@@ -35,8 +36,9 @@ pub use command::{
 };
 pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
 pub use error::Error;
+pub(crate) use gone_steps::MAX_RETIRED_STEPS;
 pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
-pub(crate) use steps::{BeginError, MANY_STEPS, MAX_RETIRED_STEPS, StepState, Steps, check_live};
+pub(crate) use steps::{BeginError, Begun, MANY_STEPS, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};

@@ -1,45 +1,49 @@
 //! The state of each step: begun, aborted, or retired.
 
 use super::Error;
-use crate::mutants::{Mutant, is_on};
+use super::gone_steps::GoneSteps;
 use crate::wire::Status;
+use foldhash::HashMap;
 use foldhash::fast::RandomState;
-use foldhash::{HashMap, HashSet};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The initial capacity, in live steps.
-const LIVE: usize = 64;
-/// The number of retired steps outside all sequences that are remembered (specification 2.5).
-pub(crate) const MAX_RETIRED_STEPS: usize = 4096;
+/// Live steps that are found without a search, if their ids are consecutive.
+const NEAR: usize = 64;
+/// Other live steps for which memory is allocated at the start.
+const FAR: usize = 64;
+
+/// Aborted steps that were cleaned up whose handles still see their statuses.
+const MAX_ABORTED: usize = 256;
 
 /// The number of live steps at which a missing cleanup is likely.
 pub(crate) const MANY_STEPS: usize = 1024;
 
-/// The state of every step. The tables have their full capacity from the start, as each step passes
+/// The state of every step. The tables have their capacity from the start, as each step passes
 /// through them.
 #[derive(Debug)]
 pub(crate) struct Steps {
-    live: HashMap<u64, Live>,
-    /// The live step that has begun last, if it is still live.
-    newest: Option<u64>,
-    sequences: Vec<StepRange>,
-    retired: HashSet<u64>,
-    order: VecDeque<u64>,
+    /// A live step for each value of the lowest bits of its id, or its worker from before.
+    near: [LiveStep; NEAR],
+    /// Live steps whose place another step had.
+    far: HashMap<u64, LiveStep>,
+    /// The number of steps in `near`.
+    near_count: usize,
+    /// The number of steps that have begun.
+    begun: u64,
+    gone: GoneSteps,
+    /// The numbers and statuses of aborted steps that were cleaned up, oldest first.
+    aborted: VecDeque<(u64, Status)>,
 }
 
-#[derive(Debug)]
-struct Live {
+/// A live step, or a place for one.
+#[derive(Clone, Debug)]
+struct LiveStep {
+    id: u64,
+    /// The number of the step, or 0 if the place is free.
+    number: u64,
     worker: Arc<str>,
     aborted: Option<Status>,
-}
-
-/// The steps of a sequence. The steps below `watermark` are retired, and those in `early`.
-#[derive(Debug)]
-struct StepRange {
-    base: u64,
-    watermark: u64,
-    early: BTreeSet<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +58,15 @@ pub(crate) enum StepState {
     Gone,
 }
 
+/// The outcome of [`Steps::begin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Begun {
+    /// The number of the step among all that have begun here, from 1 on. No other step has it.
+    pub number: u64,
+    /// Whether the step has begun now. Otherwise its worker had begun it.
+    pub is_new: bool,
+}
+
 /// The reason why a step can't begin.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BeginError {
@@ -63,37 +76,69 @@ pub(crate) enum BeginError {
 
 impl Default for Steps {
     fn default() -> Self {
-        // Twice the capacity: a hash table that is more than half full reallocates now and then
-        // instead of rehashing in place.
-        let retired = HashSet::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
-        let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
-        let live = HashMap::with_capacity_and_hasher(LIVE, RandomState::default());
-        Steps { live, newest: None, sequences: Vec::new(), retired, order }
+        let free = LiveStep { id: 0, number: 0, worker: Arc::from(""), aborted: None };
+        Steps {
+            near: std::array::from_fn(|_| free.clone()),
+            far: HashMap::with_capacity_and_hasher(FAR, RandomState::default()),
+            near_count: 0,
+            begun: 0,
+            gone: GoneSteps::default(),
+            aborted: VecDeque::new(),
+        }
+    }
+}
+
+impl LiveStep {
+    #[inline]
+    fn is(&self, step: u64) -> bool {
+        self.number != 0 && self.id == step
+    }
+
+    fn check_worker(&self, worker: &Arc<str>) -> Result<Begun, BeginError> {
+        match self.worker == *worker {
+            true => Ok(Begun { number: self.number, is_new: false }),
+            false => Err(BeginError::Taken { owner: self.worker.clone() }),
+        }
     }
 }
 
 impl Steps {
-    /// Begins a step for `worker`. Returns false if this worker has begun it already.
-    pub fn begin(&mut self, step: u64, worker: &Arc<str>) -> Result<bool, BeginError> {
-        if let Some(live) = self.live.get(&step) {
-            if live.worker == *worker {
-                return Ok(false);
-            }
-            return Err(BeginError::Taken { owner: live.worker.clone() });
+    /// Begins a step for `worker`, unless this worker has begun it already.
+    #[inline]
+    pub fn begin(&mut self, step: u64, worker: &Arc<str>) -> Result<Begun, BeginError> {
+        if let Some(live) = self.find(step) {
+            return live.check_worker(worker);
         }
-        if self.is_gone(step) {
+        if self.gone.contains(step) {
             return Err(BeginError::Gone);
         }
-        self.live.insert(step, Live { worker: worker.clone(), aborted: None });
-        self.newest = Some(step);
-        Ok(true)
+        self.begun += 1;
+        let number = self.begun;
+        let near = &mut self.near[step as usize % NEAR];
+        if near.number == 0 {
+            (near.id, near.number) = (step, number);
+            // The worker of the step before is usually the same, whose name costs no count then.
+            if !Arc::ptr_eq(&near.worker, worker) {
+                near.worker = worker.clone();
+            }
+            self.near_count += 1;
+        } else {
+            self.far.insert(step, LiveStep { id: step, number, worker: worker.clone(), aborted: None });
+        }
+        Ok(Begun { number, is_new: true })
+    }
+
+    #[inline]
+    fn find(&self, step: u64) -> Option<&LiveStep> {
+        let near = &self.near[step as usize % NEAR];
+        if near.is(step) { Some(near) } else { self.far.get(&step) }
     }
 
     pub fn state(&self, step: u64) -> StepState {
-        match self.live.get(&step) {
-            Some(Live { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),
+        match self.find(step) {
+            Some(LiveStep { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),
             Some(_) => StepState::Live,
-            None if self.is_gone(step) => StepState::Gone,
+            None if self.gone.contains(step) => StepState::Gone,
             None => StepState::NotBegun,
         }
     }
@@ -101,56 +146,78 @@ impl Steps {
     /// Whether the step is [`StepState::Live`]: one lookup at most.
     #[inline]
     pub fn is_live(&self, step: u64) -> bool {
-        self.newest == Some(step) || self.is_live_of_many(step)
+        self.find(step).is_some_and(|live| live.aborted.is_none())
     }
 
-    fn is_live_of_many(&self, step: u64) -> bool {
-        self.live.get(&step).is_some_and(|live| live.aborted.is_none())
+    /// Aborts a step that has begun. Returns its number, or `None` if the step is not live.
+    pub fn abort(&mut self, step: u64, status: Status) -> Option<u64> {
+        let near = &mut self.near[step as usize % NEAR];
+        let live = if near.is(step) { near } else { self.far.get_mut(&step)? };
+        if live.aborted.is_some() {
+            return None;
+        }
+        live.aborted = Some(status);
+        Some(live.number)
     }
 
-    /// Aborts a step that has begun. Returns false if the step is not live.
-    pub fn abort(&mut self, step: u64, status: Status) -> bool {
-        match self.live.get_mut(&step) {
-            Some(live) if live.aborted.is_none() => {
-                live.aborted = Some(status);
-                self.newest = self.newest.filter(|newest| *newest != step);
-                true
+    /// Retires a step. Returns its number, or 0 if the step has not begun here. Returns `None` if
+    /// the step was retired before.
+    #[inline]
+    pub fn cleanup(&mut self, step: u64) -> Option<u64> {
+        let near = &mut self.near[step as usize % NEAR];
+        let number = if near.is(step) {
+            self.near_count -= 1;
+            let number = std::mem::take(&mut near.number);
+            if near.aborted.is_some() {
+                let aborted = near.aborted.take();
+                self.note_aborted(number, aborted);
             }
-            _ => false,
+            number
+        } else {
+            self.cleanup_far(step)?
+        };
+        self.gone.insert(step);
+        Some(number)
+    }
+
+    #[cold]
+    fn cleanup_far(&mut self, step: u64) -> Option<u64> {
+        match self.far.remove(&step) {
+            Some(LiveStep { number, aborted, .. }) => {
+                self.note_aborted(number, aborted);
+                Some(number)
+            }
+            None => (!self.gone.contains(step)).then_some(0),
         }
     }
 
-    /// Retires a step. Returns false if the step was retired before.
-    pub fn cleanup(&mut self, step: u64) -> bool {
-        if self.is_gone(step) {
-            return false;
+    #[cold]
+    fn note_aborted(&mut self, number: u64, aborted: Option<Status>) {
+        let Some(status) = aborted else { return };
+        if self.aborted.len() == MAX_ABORTED {
+            self.aborted.pop_front();
         }
-        self.live.remove(&step);
-        self.newest = self.newest.filter(|newest| *newest != step);
-        match self.range_of(step) {
-            Some(run) => run.retire(step),
-            None => self.retire(step),
-        }
-        true
+        self.aborted.push_back((number, status));
     }
 
-    /// Declares a sequence, whose retired steps are remembered without limit.
+    /// The state of a step with the number that it has begun under. A step that was aborted stays
+    /// so when it is cleaned up.
+    pub fn state_of(&self, step: u64, number: u64) -> StepState {
+        if self.find(step).is_some_and(|live| live.number == number) {
+            return self.state(step);
+        }
+        let aborted = self.aborted.iter().find(|(aborted, _)| *aborted == number);
+        aborted.map_or(StepState::Gone, |(_, status)| StepState::Aborted(status.clone()))
+    }
+
+    /// See [`GoneSteps::sequence`].
     pub fn sequence(&mut self, base: u64) {
-        if self.sequences.iter().any(|run| run.base == base) {
-            return;
-        }
-        self.sequences.push(StepRange { base, watermark: base, early: BTreeSet::new() });
-        self.sequences.sort_by_key(|run| run.base);
+        self.gone.sequence(base);
     }
 
-    /// The first step of the sequence `base` that is not retired, and the base of the next
-    /// sequence, or 2^64-1.
+    /// See [`GoneSteps::open`].
     pub fn open(&self, base: u64) -> (u64, u64) {
-        let after = self.sequences.partition_point(|run| run.base < base);
-        let first =
-            self.sequences.get(after).filter(|run| run.base == base).map_or(base, |run| run.watermark);
-        let next = self.sequences.iter().map(|run| run.base).find(|other| *other > base);
-        (first, next.unwrap_or(u64::MAX))
+        self.gone.open(base)
     }
 
     /// The last live step of the sequence `base`.
@@ -160,80 +227,21 @@ impl Steps {
     }
 
     /// The number of live steps, aborted ones included.
+    #[inline]
     pub fn live_count(&self) -> usize {
-        self.live.len()
+        self.near_count + self.far.len()
     }
 
     /// Whether a warning about `live` steps is due: at 1,024 and at each doubling.
+    #[inline]
     pub fn is_warning_due(live: usize) -> bool {
         live >= MANY_STEPS && live.is_power_of_two()
     }
 
     /// The live steps, in no order, aborted ones included.
     pub fn live(&self) -> impl Iterator<Item = u64> {
-        self.live.keys().copied()
-    }
-
-    /// The retired steps that are remembered, as ranges from a first to a last one.
-    pub fn retired(&self) -> Vec<(u64, u64)> {
-        let run = |run: &StepRange| (run.base < run.watermark).then(|| (run.base, run.watermark - 1));
-        let mut ranges: Vec<(u64, u64)> = self.sequences.iter().filter_map(run).collect();
-        let early = self.sequences.iter().flat_map(|run| &run.early);
-        let mut alone: Vec<u64> = self.retired.iter().chain(early).copied().collect();
-        alone.sort_unstable();
-        for step in alone {
-            match ranges.last_mut() {
-                Some((_, last)) if last.checked_add(1) == Some(step) => *last = step,
-                _ => ranges.push((step, step)),
-            }
-        }
-        ranges
-    }
-
-    /// The aborted steps that were not cleaned up, with their statuses.
-    pub fn aborted(&self) -> impl Iterator<Item = (u64, &Status)> {
-        self.live.iter().filter_map(|(step, live)| Some((*step, live.aborted.as_ref()?)))
-    }
-
-    fn is_gone(&self, step: u64) -> bool {
-        if is_on(Mutant::CleanedStepReturns) {
-            return false;
-        }
-        let run = self.sequences.iter().rfind(|run| run.base <= step);
-        run.is_some_and(|run| step < run.watermark || run.early.contains(&step))
-            || self.retired.contains(&step)
-    }
-
-    /// The sequence that holds `step`. A sequence ends at the base of the next one.
-    fn range_of(&mut self, step: u64) -> Option<&mut StepRange> {
-        self.sequences.iter_mut().rfind(|run| run.base <= step)
-    }
-
-    fn retire(&mut self, step: u64) {
-        if self.order.len() == MAX_RETIRED_STEPS
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.retired.remove(&oldest);
-        }
-        self.order.push_back(step);
-        self.retired.insert(step);
-    }
-}
-
-impl StepRange {
-    fn retire(&mut self, step: u64) {
-        if step == self.watermark
-            && let Some(next) = step.checked_add(1)
-        {
-            self.watermark = next;
-        } else {
-            self.early.insert(step);
-        }
-        while let Some(next) = self.watermark.checked_add(1)
-            && self.early.remove(&self.watermark)
-        {
-            self.watermark = next;
-        }
+        let near = self.near.iter().filter(|live| live.number != 0);
+        near.chain(self.far.values()).map(|live| live.id)
     }
 }
 
@@ -254,16 +262,6 @@ mod tests {
     use super::*;
     use crate::wire::Code;
 
-    #[test]
-    fn retired_steps_are_told_as_ranges() {
-        let mut steps = Steps::default();
-        steps.sequence(100);
-        [1, 2, 3, 7, 100, 101, 105].iter().for_each(|step| assert!(steps.cleanup(*step)));
-        let mut ranges = steps.retired();
-        ranges.sort_unstable();
-        assert_eq!(ranges, [(1, 3), (7, 7), (100, 101), (105, 105)]);
-    }
-
     fn worker(name: &str) -> Arc<str> {
         name.into()
     }
@@ -271,9 +269,16 @@ mod tests {
     #[test]
     fn a_step_belongs_to_one_worker() {
         let mut steps = Steps::default();
-        assert_eq!(steps.begin(1, &worker("a")), Ok(true));
-        assert_eq!(steps.begin(1, &worker("a")), Ok(false));
-        assert_eq!(steps.begin(1, &worker("b")), Err(BeginError::Taken { owner: worker("a") }));
+        for step in [1, 1 + NEAR as u64] {
+            let number = 1 + step / NEAR as u64;
+            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: true }));
+            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: false }));
+            assert_eq!(steps.begin(step, &worker("b")), Err(BeginError::Taken { owner: worker("a") }));
+        }
+        assert!(steps.cleanup(1).is_some());
+        let next = 1 + 2 * NEAR as u64;
+        assert_eq!(steps.begin(next, &worker("b")), Ok(Begun { number: 3, is_new: true }));
+        assert_eq!(steps.begin(next, &worker("a")), Err(BeginError::Taken { owner: worker("b") }));
     }
 
     #[test]
@@ -286,17 +291,19 @@ mod tests {
     fn the_first_abort_wins() {
         let mut steps = Steps::default();
         let (first, second) = (Status::new(Code::Internal, "1"), Status::new(Code::Internal, "2"));
-        assert!(!steps.abort(1, first.clone()), "not begun");
+        assert_eq!(steps.abort(1, first.clone()), None, "not begun");
         steps.begin(1, &worker("a")).expect("new");
-        assert!(steps.abort(1, first.clone()) && !steps.abort(1, second));
-        assert_eq!(steps.state(1), StepState::Aborted(first));
+        assert_eq!((steps.abort(1, first.clone()), steps.abort(1, second)), (Some(1), None));
+        assert_eq!(steps.state(1), StepState::Aborted(first.clone()));
+        assert_eq!((steps.cleanup(1), steps.cleanup(1), steps.state(1)), (Some(1), None, StepState::Gone));
+        assert_eq!(steps.state_of(1, 1), StepState::Aborted(first));
     }
 
     #[test]
     fn a_cleaned_step_stays_gone_for_4096_more() {
         let mut steps = Steps::default();
         steps.begin(0, &worker("a")).expect("new");
-        assert!(steps.cleanup(0) && !steps.cleanup(0));
+        assert!(steps.cleanup(0).is_some() && steps.cleanup(0).is_none());
         for step in 1..4096 {
             steps.cleanup(step * 7919);
         }
@@ -315,7 +322,7 @@ mod tests {
             steps.cleanup(step);
         }
         assert_eq!(steps.state(1000), StepState::Gone);
-        assert_eq!(steps.sequences[0].early.len(), 0);
+        assert!(steps.gone.has_no_early_steps());
         assert_eq!((steps.state(20_000), steps.state(999)), (StepState::NotBegun, StepState::NotBegun));
     }
 
@@ -327,7 +334,7 @@ mod tests {
         assert_eq!((steps.state(10), steps.state(12)), (StepState::NotBegun, StepState::Gone));
         steps.cleanup(10);
         steps.cleanup(11);
-        assert_eq!(steps.sequences[0].watermark, 13);
+        assert_eq!(steps.open(10).0, 13);
     }
 
     #[test]
@@ -352,5 +359,43 @@ mod tests {
         steps.sequence(0);
         steps.cleanup(100);
         assert_eq!((steps.state(99), steps.state(100)), (StepState::NotBegun, StepState::Gone));
+    }
+
+    #[test]
+    fn steps_that_share_a_place_are_told_apart() {
+        let mut steps = Steps::default();
+        let all = [3, 3 + NEAR as u64, 3 + ((NEAR as u64) << 40), u64::MAX];
+        for (step, number) in all.into_iter().zip(1..) {
+            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: true }));
+        }
+        let mut live: Vec<u64> = steps.live().collect();
+        live.sort_unstable();
+        assert_eq!((live.as_slice(), steps.live_count()), (all.as_slice(), 4));
+        assert_eq!(steps.abort(all[1], Status::new(Code::Internal, "1")), Some(2));
+        assert!(!steps.is_live(all[1]) && [all[0], all[2], all[3]].iter().all(|step| steps.is_live(*step)));
+        assert_eq!((steps.cleanup(all[0]), steps.cleanup(7)), (Some(1), Some(0)), "7 has not begun");
+        let states = [(0, 1), (2, 3), (2, 9)].map(|(at, number)| steps.state_of(all[at], number));
+        assert_eq!(states, [StepState::Gone, StepState::Live, StepState::Gone]);
+        all[1..].iter().for_each(|step| assert!(steps.cleanup(*step).is_some()));
+        assert_eq!(steps.live_count(), 0);
+        assert!(all.iter().all(|step| steps.state(*step) == StepState::Gone));
+    }
+
+    #[test]
+    fn the_statuses_of_the_last_aborts_outlive_their_steps() {
+        let mut steps = Steps::default();
+        let status = |step: u64| Status::new(Code::Internal, step.to_string());
+        let last = 2 * MAX_ABORTED as u64;
+        // In the far table too.
+        for step in (1..=last).map(|n| n * (1 + n % 2 * 63)) {
+            steps.begin(step, &worker("a")).expect("new");
+        }
+        let live: Vec<u64> = steps.live().collect();
+        for step in live {
+            let number = steps.abort(step, status(step)).expect("live");
+            assert_eq!(steps.cleanup(step), Some(number));
+            assert_eq!(steps.state_of(step, number), StepState::Aborted(status(step)));
+        }
+        assert_eq!((steps.aborted.len(), steps.live_count()), (MAX_ABORTED, 0));
     }
 }

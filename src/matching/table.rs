@@ -214,7 +214,7 @@ impl<V, W> Table<V, W> {
     }
 
     /// Whether there is neither a value nor a waiter.
-    #[cfg(test)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }

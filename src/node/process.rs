@@ -389,9 +389,9 @@ impl Node {
     /// remembers without limit that a step of a sequence was cleaned up.
     ///
     /// Step ids that are drawn at random must lie below every base; base 0 leaves no such ids. The
-    /// node remembers the cleanup of the last 4,096 of them (specification 2.5). A random id in a
-    /// sequence works, but takes memory for as long as the node lives. Below the first step of the
-    /// sequence that is not cleaned up, a random id is gone.
+    /// node remembers the cleanup of at least the last 4,096 of them (specification 2.5). A random
+    /// id in a sequence works, but takes memory for as long as the node lives. Below the first step
+    /// of the sequence that is not cleaned up, a random id is gone.
     pub fn sequence(&self, base: impl Into<StepId>) -> Sequence {
         self.context.sequence(base.into().get())
     }

@@ -1,28 +1,27 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
-#![allow(clippy::disallowed_types)] // the tables of this process: one lock per change of a step
 
 use super::edge::{Edge, EdgeEnd};
-use super::ended::StepEnds;
 use super::foreign::Foreign;
 use super::local::{DeferredWakeups, Local, LocalWaiter};
 use super::losses::{Losses, PeerStatus};
 use super::path::{Paths, RemotePath};
 use super::sequence::Sequence;
 use super::step::Step;
+use super::step_flags::StepFlags;
 use crate::engine::Executor;
 use crate::fabric::Registrar;
 use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
-    BatchReceive, BatchSend, BeginError, Cancel, CancelAll, EdgeReports, Error, Members, Outcome, PeerIndex,
-    ReceiveLimit, StepChange, Steps,
+    BatchReceive, BatchSend, BeginError, Begun, Cancel, CancelAll, EdgeReports, Error, Members, Outcome,
+    PeerIndex, ReceiveLimit, StepChange, StepState, Steps,
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
-use crate::sync::{Lists, OneshotPool, Reused, is_waking};
+use crate::sync::{BiasedMutex, Lists, OneshotPool, Reused, is_waking};
 use crate::telemetry::Snapshot;
 use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The longest sleep of [`Context::wait_until`], whose condition no poller signals.
@@ -59,7 +58,10 @@ pub struct Context {
     pub(super) receive_limit: ReceiveLimit,
     pub(super) next_call: AtomicU64,
     next_expiry: AtomicU64,
-    tables: Mutex<Tables>,
+    tables: BiasedMutex<Tables>,
+    pub(super) flags: StepFlags,
+    /// Whether a poller is to be told of each step that begins.
+    hears_begins: bool,
     losses: Arc<Losses>,
 }
 
@@ -106,7 +108,6 @@ pub(super) struct Tables {
     /// The keys of edges with a [`Standing`](super::Standing), at the first steps of their
     /// sequences.
     pub standing: HashSet<TensorKey>,
-    ends: StepEnds,
 }
 
 impl Context {
@@ -122,22 +123,25 @@ impl Context {
         losses: Arc<Losses>,
         settings: RendezvousSettings,
     ) -> Arc<Self> {
+        let hears_begins = paths.all().any(|path| path.hears_begins());
         Arc::new(Context {
             me,
             receive_limit: ReceiveLimit::new(members.all().len(), settings.max_requests),
             members,
             settings,
             calls: OneshotPool::new(4096),
-            lists: BatchLists::new(paths.count()),
-            paths,
             executor,
             pool,
             foreign: Arc::default(),
+            hears_begins,
+            lists: BatchLists::new(paths.count()),
+            paths,
             fork_guard: ForkGuard::of_this_process(),
             outstanding,
             next_call: AtomicU64::new(0),
             next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
-            tables: Mutex::default(),
+            tables: BiasedMutex::new(Tables::default()),
+            flags: StepFlags::default(),
             losses,
         })
     }
@@ -176,62 +180,76 @@ impl Context {
     }
 
     /// See [`Node::step_of`](crate::Node::step_of).
+    #[inline]
     pub fn step(self: &Arc<Self>, id: u64, worker: &Arc<str>) -> Result<Step, Error> {
-        self.check_usable()?;
-        let (live, ended) = {
-            let mut tables = self.tables();
-            let is_new = tables.steps.begin(id, worker).map_err(|error| match error {
-                BeginError::Gone => Error::StepGone { step: id.into() },
-                BeginError::Taken { owner } => {
-                    Error::StepTaken { step: id.into(), owner: owner.to_string(), other: worker.to_string() }
-                }
-            })?;
-            (is_new.then(|| tables.steps.live_count()), tables.ends.of(id))
-        };
-        if let Some(live) = live {
-            if Steps::is_warning_due(live) {
-                tracing::warn!(
-                    live,
-                    "steps have begun and were not cleaned up: clean up each step when all members are done"
-                );
+        if !self.is_usable() {
+            self.check_usable()?;
+        }
+        let (begun, live) = self.with_tables(|tables| {
+            let begun = tables.steps.begin(id, worker);
+            if let Ok(Begun { number, is_new: true }) = begun {
+                self.flags.set(number);
             }
+            (begun, tables.steps.live_count())
+        });
+        let Begun { number, is_new } = begun.map_err(|error| not_begun(id, worker, error))?;
+        if is_new && (self.hears_begins || Steps::is_warning_due(live)) {
+            self.tell_of_begin(id, worker, live);
+        }
+        Ok(Step { id, number, context: self.clone() })
+    }
+
+    #[cold]
+    fn tell_of_begin(&self, id: u64, worker: &Arc<str>, live: usize) {
+        if Steps::is_warning_due(live) {
+            tracing::warn!(
+                live,
+                "steps have begun and were not cleaned up: clean up each step when all members are done"
+            );
+        }
+        if self.hears_begins {
             self.change(&StepChange::Begun { step: id, worker: worker.clone() });
         }
-        Ok(Step { id, context: self.clone(), ended })
     }
 
     /// See [`Node::sequence`](crate::Node::sequence).
     pub fn sequence(&self, base: u64) -> Sequence {
         if self.check_home().is_ok() {
-            self.tables().steps.sequence(base);
+            self.with_tables(|tables| tables.steps.sequence(base));
             self.change(&StepChange::Sequence { base });
         }
         Sequence { base }
     }
 
     /// See [`Node::cleanup`](crate::Node::cleanup).
+    #[inline]
     pub fn cleanup(&self, step: u64) {
         if self.check_home().is_err() {
             return;
         }
+        let has_local = self.with_tables(|tables| {
+            self.flags.clear(tables.steps.cleanup(step)?);
+            Some(!tables.local.is_empty())
+        });
+        match has_local {
+            None => return,
+            Some(true) => self.end_local_step(step),
+            Some(false) => {}
+        }
+        self.paths.all().for_each(|path| path.clean_up(step));
+    }
+
+    #[cold]
+    fn end_local_step(&self, step: u64) {
         let error = Error::StepGone { step: step.into() };
-        let wakeups = {
-            let mut tables = self.tables();
-            if !tables.steps.cleanup(step) {
-                return;
-            }
-            // The error of an earlier abort stays.
-            tables.ends.retire(step, error.clone());
-            tables.local.end_step(step, &error)
-        };
+        let wakeups = self.with_tables(|tables| tables.local.end_step(step, &error));
         self.wake(wakeups);
-        self.change(&StepChange::CleanedUp { step });
     }
 
     /// See [`Node::live_steps`](crate::Node::live_steps).
     pub(crate) fn live_steps(&self) -> Vec<StepId> {
         match self.check_home() {
-            Ok(()) => self.tables().steps.live().map(StepId::from).collect(),
+            Ok(()) => self.with_tables(|tables| tables.steps.live().map(StepId::from).collect()),
             Err(_) => Vec::new(),
         }
     }
@@ -305,9 +323,21 @@ impl Context {
         }
     }
 
-    pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
+    /// Calls `body` with the tables, which it may not ask for again.
+    #[inline]
+    pub(super) fn with_tables<R>(&self, body: impl FnOnce(&mut Tables) -> R) -> R {
         // A panic can't leave the tables half changed: no user code runs under the lock.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tables.with(body)
+    }
+
+    /// The error of calls by a handle of a step, if the step has ended. An earlier abort counts.
+    #[cold]
+    pub(super) fn step_end(&self, step: u64, number: u64) -> Option<Error> {
+        match self.with_tables(|tables| tables.steps.state_of(step, number)) {
+            StepState::Live | StepState::NotBegun => None,
+            StepState::Aborted(status) => Some(Error::Aborted { step: step.into(), status }),
+            StepState::Gone => Some(Error::StepGone { step: step.into() }),
+        }
     }
 
     /// Wakes waiters. The caller has released the tables.
@@ -318,29 +348,26 @@ impl Context {
 
     /// Whether any edge has a [`Standing`](super::Standing).
     pub(super) fn has_standing(&self) -> bool {
-        !self.tables().standing.is_empty()
+        self.with_tables(|tables| !tables.standing.is_empty())
     }
 
     pub(super) fn cancel_local(&self, key: &TensorKey, cancel: &Cancel) {
-        let wakeups = self.tables().local.cancel(key, cancel);
+        let wakeups = self.with_tables(|tables| tables.local.cancel(key, cancel));
         self.wake(wakeups);
     }
 
     pub(super) fn cancel_all_local(&self, cancel: &CancelAll) {
-        let wakeups = self.tables().local.cancel_all(cancel);
+        let wakeups = self.with_tables(|tables| tables.local.cancel_all(cancel));
         self.wake(wakeups);
     }
 
     pub(super) fn abort(&self, step: u64, status: Status) {
         let error = Error::Aborted { step: step.into(), status: status.clone() };
-        let wakeups = {
-            let mut tables = self.tables();
-            if !tables.steps.abort(step, status.clone()) {
-                return;
-            }
-            tables.ends.end(step, error.clone());
-            tables.local.end_step(step, &error)
-        };
+        let aborted = self.with_tables(|tables| {
+            self.flags.clear(tables.steps.abort(step, status.clone())?);
+            Some(tables.local.end_step(step, &error))
+        });
+        let Some(wakeups) = aborted else { return };
         self.wake(wakeups);
         self.change(&StepChange::Aborted { step, status });
     }
@@ -385,13 +412,14 @@ impl Context {
                 if next == Time::NEVER.as_nanos() || self.now() < Time::from_nanos(next) {
                     return;
                 }
-                let mut tables = self.tables();
-                let wakeups = tables.local.expire(self.now());
-                self.expiry_changed(&tables);
-                wakeups
+                self.with_tables(|tables| {
+                    let wakeups = tables.local.expire(self.now());
+                    self.expiry_changed(tables);
+                    wakeups
+                })
             }
             Some(error) if !self.losses.swept.swap(true, Ordering::AcqRel) => {
-                self.tables().local.fail_all(error)
+                self.with_tables(|tables| tables.local.fail_all(error))
             }
             Some(_) => return,
         };
@@ -454,6 +482,16 @@ impl Context {
             PeerStatus::Up(_) => Ok(()),
             PeerStatus::Lost(_, error) => Err(error),
             PeerStatus::Absent => Err(Error::NotConnected { peer: self.members.task(peer).clone() }),
+        }
+    }
+}
+
+#[cold]
+fn not_begun(id: u64, worker: &str, error: BeginError) -> Error {
+    match error {
+        BeginError::Gone => Error::StepGone { step: id.into() },
+        BeginError::Taken { owner } => {
+            Error::StepTaken { step: id.into(), owner: owner.to_string(), other: worker.to_owned() }
         }
     }
 }

@@ -100,6 +100,12 @@ impl Local {
         )
     }
 
+    /// Whether there is neither a value nor a waiter.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
     /// A lower bound of the deadlines of all waiters.
     pub fn next_deadline(&self) -> Time {
         self.next_deadline

@@ -13,7 +13,6 @@
 mod batch;
 mod context;
 mod edge;
-mod ended;
 mod foreign;
 mod local;
 mod losses;
@@ -27,6 +26,7 @@ mod remote_calls_tests;
 mod sequence;
 mod standing;
 mod step;
+mod step_flags;
 
 pub use crate::matching::{Delivery, Error};
 pub use batch::Batch;

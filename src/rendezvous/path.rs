@@ -171,8 +171,14 @@ pub trait RemotePath: Send + Sync {
     /// Cancels several calls, except those that have ended.
     fn cancel_all(&self, calls: CancelAll);
 
+    /// Whether the poller is to be told of each step that begins.
+    fn hears_begins(&self) -> bool;
+
     /// Passes on the change of a step.
     fn step(&self, change: StepChange);
+
+    /// Ends a step for good.
+    fn clean_up(&self, step: u64);
 
     /// Passes on the change of a standing request.
     fn standing(&self, change: StandingChange);
@@ -307,8 +313,27 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         ignore_end(self.submit(RemoteCommand::CancelAll(calls)));
     }
 
+    fn hears_begins(&self) -> bool {
+        // A step of edge windows goes on until it ends, whether it has begun or not.
+        !H::HAS_WINDOWS
+    }
+
     fn step(&self, change: StepChange) {
         ignore_end(self.submit(RemoteCommand::Step(change)));
+    }
+
+    fn clean_up(&self, step: u64) {
+        let mut is_done = false;
+        if H::HAS_WINDOWS {
+            let direct = self.try_direct(|handler, links| {
+                let windows = handler.windows();
+                is_done = windows.map(|windows| windows.clean_up(links, step)).is_some();
+            });
+            ignore_end(direct.map(drop));
+        }
+        if !is_done {
+            self.step(StepChange::CleanedUp { step });
+        }
     }
 
     fn standing(&self, change: StandingChange) {

@@ -128,7 +128,13 @@ impl RemotePath for Scripted {
         self.bring(given_up);
     }
 
+    fn hears_begins(&self) -> bool {
+        true
+    }
+
     fn step(&self, _change: StepChange) {}
+
+    fn clean_up(&self, _step: u64) {}
 
     fn standing(&self, _change: StandingChange) {}
 
@@ -207,14 +213,14 @@ fn ends_without_the_tables(
     work: impl FnOnce() + Send + 'static,
 ) -> bool {
     let (done, end) = channel();
-    let held = context.tables();
-    let thread = std::thread::spawn(move || {
-        work();
-        // Nobody listens any more once that has been too late.
-        let _ = done.send(());
+    let (thread, ended) = context.with_tables(|_| {
+        let thread = std::thread::spawn(move || {
+            work();
+            // Nobody listens any more once that has been too late.
+            let _ = done.send(());
+        });
+        (thread, end.recv_timeout(within).is_ok())
     });
-    let ended = end.recv_timeout(within).is_ok();
-    drop(held);
     thread.join().expect("no panic");
     ended
 }

@@ -103,7 +103,7 @@ impl Context {
             EdgeEnd::Peer(peer) => Some(peer),
         };
         let key = edge.key(sequence.step(0).get());
-        if !self.tables().standing.insert(key.clone()) {
+        if !self.with_tables(|tables| tables.standing.insert(key.clone())) {
             return Err(Error::StandingExists { edge: edge.to_string() });
         }
         let id = self.next_call.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Drop for Standing {
             // In this order: a new `Standing` of the edge reaches the poller after the end of this
             // one.
             tell(&context, peer, StandingChange::Ended { id });
-            context.tables().standing.remove(&key);
+            context.with_tables(|tables| tables.standing.remove(&key));
         });
     }
 }

@@ -1,8 +1,7 @@
 //! [`Step`]: sends, aborts and cleanup of one training step.
 
-use super::context::Context;
+use super::context::{Context, Tables};
 use super::edge::{Edge, EdgeEnd};
-use super::ended::StepEnd;
 use super::local::{DeferredWakeups, LocalWaiter};
 use super::path::{DirectSend, unusable};
 use crate::link::{TensorKey, Value};
@@ -31,8 +30,9 @@ use std::sync::atomic::Ordering;
 #[derive(Clone)]
 pub struct Step {
     pub(super) id: u64,
+    /// The number of the step among all of the context.
+    pub(super) number: u64,
     pub(super) context: Arc<Context>,
-    pub(super) ended: StepEnd,
 }
 
 impl fmt::Debug for Step {
@@ -186,7 +186,7 @@ impl Step {
 
     #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.context.is_usable() && self.ended.get().is_none() {
+        match self.context.is_usable() && self.context.flags.is_set(self.number) {
             true => Ok(()),
             false => self.why_unusable(),
         }
@@ -195,8 +195,8 @@ impl Step {
     #[cold]
     fn why_unusable(&self) -> Result<(), Error> {
         self.context.check_home()?;
-        if let Some(error) = self.ended.get() {
-            return Err(error.clone());
+        if let Some(error) = self.context.step_end(self.id, self.number) {
+            return Err(error);
         }
         self.context.check_usable()
     }
@@ -262,12 +262,16 @@ impl Context {
         }
     }
 
+    /// Calls `body` with the tables if a step is live.
+    fn with_live_step<R>(&self, step: u64, body: impl FnOnce(&mut Tables) -> R) -> Result<R, Error> {
+        self.with_tables(|tables| {
+            check_live(&tables.steps, step)?;
+            Ok(body(tables))
+        })
+    }
+
     fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {
-        let wakeups = {
-            let mut tables = self.tables();
-            check_live(&tables.steps, key.step)?;
-            tables.local.send(key, value)
-        };
+        let wakeups = self.with_live_step(key.step, |tables| tables.local.send(key, value))?;
         self.wake(wakeups);
         Ok(())
     }
@@ -279,11 +283,9 @@ impl Context {
         values: &mut Vec<(TensorKey, Value)>,
     ) -> Result<(), Error> {
         let mut all = DeferredWakeups::default();
-        {
-            let mut tables = self.tables();
-            check_live(&tables.steps, step)?;
+        self.with_live_step(step, |tables| {
             values.drain(..).for_each(|(key, value)| all.append(tables.local.send(&key, value)));
-        }
+        })?;
         self.wake(all);
         Ok(())
     }
@@ -295,24 +297,20 @@ impl Context {
         waiters: &mut Vec<(TensorKey, LocalWaiter)>,
     ) -> Result<(), Error> {
         let mut all = DeferredWakeups::default();
-        {
-            let mut tables = self.tables();
-            check_live(&tables.steps, step)?;
+        self.with_live_step(step, |tables| {
             waiters.drain(..).for_each(|(key, waiter)| all.append(tables.local.receive(&key, waiter)));
-            self.expiry_changed(&tables);
-        }
+            self.expiry_changed(tables);
+        })?;
         self.wake(all);
         Ok(())
     }
 
     pub(super) fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
-        let wakeups = {
-            let mut tables = self.tables();
-            check_live(&tables.steps, key.step)?;
+        let wakeups = self.with_live_step(key.step, |tables| {
             let wakeups = tables.local.receive(key, waiter);
-            self.expiry_changed(&tables);
+            self.expiry_changed(tables);
             wakeups
-        };
+        })?;
         self.wake(wakeups);
         Ok(())
     }

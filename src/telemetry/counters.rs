@@ -79,6 +79,9 @@ figures! {
         EdgeCreditsSent = "edge_credits_sent",
         /// Values that receives needed from senders without credit.
         NeedsSent = "needs_sent",
+        /// Messages that told a peer which steps have ended, on shared memory. One message tells of
+        /// consecutive steps.
+        StepsOverSent = "steps_over_sent",
         /// Values that the death of a peer may have lost, on shared memory. Some had left for the
         /// peer, and their credit had not come back. Others had come from the peer, and no receive
         /// took them before its next life was linked.

@@ -394,6 +394,76 @@ fn a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error() {
 }
 
 #[test]
+fn a_step_that_another_thread_cleans_up_ends_the_receives_that_wait() {
+    run(2, &[], |node, task| {
+        let step = node.step(1).expect("new");
+        if task == 0 {
+            return;
+        }
+        let edges =
+            [node.edge_from("w", 0, "x"), node.edge_to("w", 1, "self")].map(|edge| edge.expect("edge"));
+        let waits = |edge: &tensorwire::Edge| step.receive(edge).begin().expect("begun");
+        let pending = edges.each_ref().map(waits);
+        std::thread::scope(|scope| scope.spawn(|| step.cleanup()).join()).expect("no panic");
+        for pending in pending {
+            let error = pending.wait().expect_err("gone");
+            assert!(matches!(&error, Error::StepGone { step } if step.get() == 1), "{error}");
+        }
+        let error = step.recv(&edges[0], SOON).expect_err("gone");
+        assert!(matches!(error, Error::StepGone { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_step_keeps_its_end_however_many_others_begin() {
+    run(1, &[], |node, _| {
+        let edge = node.edge_to("w", 0, "self").expect("edge");
+        let (gone, aborted, live) = (node.step(1), node.step(2), node.step(3));
+        let (gone, aborted, live) = (gone.expect("new"), aborted.expect("new"), live.expect("new"));
+        aborted.abort(Status::new(Code::Internal, "no")).expect("aborted");
+        [&gone, &aborted].into_iter().for_each(tensorwire::Step::cleanup);
+        // More than there are flags of steps.
+        for id in 10..3010 {
+            let step = node.step(id).expect("new");
+            step.send_dead(&edge).expect("sent");
+            step.recv(&edge, SOON).expect("received");
+            step.cleanup();
+        }
+        let error = |step: &tensorwire::Step| step.send_dead(&edge).expect_err("ended");
+        assert!(matches!(error(&gone), Error::StepGone { step } if step.get() == 1));
+        assert!(matches!(error(&aborted), Error::Aborted { step, .. } if step.get() == 2));
+        live.send_dead(&edge).expect("sent");
+        assert!(node.step(3).expect("its worker's") == live);
+        assert_eq!(node.live_steps().len(), 1);
+    });
+}
+
+#[test]
+fn steps_of_threads_that_begin_them_at_once_are_kept_apart() {
+    run(2, &[], |node, task| {
+        let edge = |n: u64| match task {
+            0 => node.edge_to("w", 1, &n.to_string()),
+            _ => node.edge_from("w", 0, &n.to_string()),
+        };
+        let steps = |n: u64| {
+            let edge = edge(n).expect("edge");
+            for id in (0..200).map(|id| 1_000_000 * n + id) {
+                let step = node.step(id).expect("new");
+                match task {
+                    0 => step.send_dead(&edge).expect("sent"),
+                    _ => assert!(step.recv(&edge, SOON).expect("received").is_dead),
+                }
+                if task == 1 {
+                    step.cleanup();
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|n| _ = scope.spawn(move || steps(n))));
+        assert_eq!(node.live_steps().len(), if task == 1 { 0 } else { 800 });
+    });
+}
+
+#[test]
 fn a_step_belongs_to_one_worker() {
     run(1, &[], |node, _| {
         node.step_of(5, "a").expect("new");

@@ -71,6 +71,7 @@ impl<C> Link<C> {
             ToReceiver::Refused { error: WindowRefusal::CleanedUp, .. } => {}
             ToReceiver::Retired { edge } => self.send_window(cx, &WindowMessage::Retired { edge }),
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
+                cx.counters.increment(Counter::StepsOverSent);
                 cx.counters.add(Counter::ErrorsSent, u64::from(error.is_error()));
                 let status = match error {
                     WindowRefusal::CleanedUp => None,

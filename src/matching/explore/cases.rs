@@ -525,8 +525,7 @@ fn on_shm_a_thousand_interleavings_of_every_exchange_keep_the_value_and_free_eve
 }
 
 /// Several values of a key and as many receives. Any receive may be cancelled at any time.
-fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random: u64) {
-    let mut steps = 0;
+fn order<P: Port>(pair: &mut Pair<P>, over: &str, (count, steps): (usize, &mut u64), all: u64, random: u64) {
     let cases = [
         ("first request", PLAIN),
         ("known", Case { warm: true, ..PLAIN }),
@@ -535,7 +534,7 @@ fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random
     for (name, case) in cases {
         for how in [How::Cancel, How::Drop] {
             let case = Case { how, count, sent_early: true, ..case };
-            let seen = explore(pair, case, &mut steps, all, random);
+            let seen = explore(pair, case, steps, all, random);
             let of = match (seen.runs < all, all) {
                 (true, _) => "all of them",
                 (false, 0) => "at random",
@@ -550,20 +549,22 @@ fn order<P: Port>(pair: &mut Pair<P>, over: &str, count: usize, all: u64, random
 #[test]
 fn on_sim_values_keep_their_order_with_any_cancels() {
     let mut pair = over_sim(true);
-    order(&mut pair, "sim", 2, 2_000, 2_000);
-    order(&mut pair, "sim", 3, 500, 2_000);
+    let mut steps = 0;
+    order(&mut pair, "sim", (2, &mut steps), 2_000, 2_000);
+    order(&mut pair, "sim", (3, &mut steps), 500, 2_000);
 }
 
 #[test]
 fn with_validation_values_keep_their_order_right_or_not() {
     for flips in [false, true] {
-        order(&mut over_sim_validating(flips), "sim, validating", 2, 300, 500);
+        order(&mut over_sim_validating(flips), "sim, validating", (2, &mut 0), 300, 500);
     }
 }
 
 #[test]
 fn on_shm_values_keep_their_order_with_any_cancels() {
     let mut pair = over_shm();
-    order(&mut pair, "shm", 2, 0, 1_500);
-    order(&mut pair, "shm", 3, 0, 1_500);
+    let mut steps = 0;
+    order(&mut pair, "shm", (2, &mut steps), 0, 1_500);
+    order(&mut pair, "shm", (3, &mut steps), 0, 1_500);
 }

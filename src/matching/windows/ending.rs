@@ -1,13 +1,13 @@
 //! The ends of calls, steps and lives.
 
+use super::ended_steps::StepEnd;
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
 use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::StepsOver;
-use crate::wire::Time;
-use std::sync::Arc;
+use crate::wire::{Status, Time};
 
 impl Matching {
     /// Cancels a call. Returns whether it was waiting.
@@ -38,46 +38,87 @@ impl Matching {
         receive.waiter.fail_cancelled(&receive.key);
     }
 
-    /// Notes the change of a step.
+    /// Notes the change of a step, and tells the peers.
     pub fn step_changed(&mut self, lanes: &mut impl Lanes, change: StepChange) {
         match change {
             StepChange::Sequence { base } => self.steps.sequence(base),
-            StepChange::Begun { step, worker } => {
-                // The rendezvous has checked that the step may begin.
-                let _ = self.steps.begin(step, &worker);
+            // A step goes on until it ends, whether it has begun or not.
+            StepChange::Begun { .. } => {}
+            StepChange::Aborted { step, status } => self.abort(lanes, step, status),
+            StepChange::CleanedUp { step } => self.clean_up(lanes, step),
+        }
+        self.tell_ends(lanes);
+    }
+
+    fn abort(&mut self, lanes: &mut impl Lanes, step: u64, status: Status) {
+        if !self.steps.abort(step, status.clone()) {
+            return;
+        }
+        let refusal = WindowRefusal::from(status.clone().into_derived());
+        for peer in self.peer_indices() {
+            self.end_step(lanes, peer, step, StepEnd::Aborted(&status));
+            self.tell_end(lanes, peer, StepsOver { first: step, last: step, error: refusal.clone() });
+        }
+    }
+
+    /// Ends a step for good. [`Matching::tell_ends`] tells the peers.
+    #[inline]
+    pub fn clean_up(&mut self, lanes: &mut impl Lanes, step: u64) {
+        if !self.steps.cleanup(step) {
+            return;
+        }
+        for peer in self.peer_indices() {
+            let entry = &self.peers[peer.0 as usize];
+            if entry.out.has_pending() || !entry.incoming.is_quiet(step) {
+                self.end_step(lanes, peer, step, StepEnd::CleanedUp);
             }
-            StepChange::Aborted { step, status } => {
-                // The begin command of another thread may still be queued. It changes nothing then.
-                let _ = self.steps.begin(step, &Arc::from(""));
-                self.steps.abort(step, status.clone());
-                let error = Error::Aborted { step: step.into(), status: status.clone() };
-                let refusal = WindowRefusal::from(status.into_derived());
-                self.end_step(lanes, step, &error, &refusal);
-            }
-            StepChange::CleanedUp { step } => {
-                self.steps.cleanup(step);
-                self.end_step(lanes, step, &Error::StepGone { step: step.into() }, &WindowRefusal::CleanedUp);
+        }
+        if self.untold.add(step) {
+            self.tell_ends(lanes);
+        }
+    }
+
+    fn peer_indices(&self) -> impl Iterator<Item = PeerIndex> + use<> {
+        (0..self.peers.len() as u32).map(PeerIndex)
+    }
+
+    /// Drops the values of a step for a peer, and fails the receives from the peer.
+    #[cold]
+    fn end_step(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, step: u64, end: StepEnd<'_>) {
+        let entry = &mut self.peers[peer.0 as usize];
+        let dropped = entry.out.drop_steps(step, step);
+        let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
+        if !is_on(Mutant::EndedValuesOutstanding) {
+            self.left(dropped.len());
+        }
+        if !waiters.is_empty() {
+            self.fail(waiters, &end.error(step));
+        }
+    }
+
+    /// Tells the peers which steps were cleaned up since they were told last.
+    #[inline]
+    pub fn tell_ends(&mut self, lanes: &mut impl Lanes) {
+        if !self.untold.is_empty() {
+            self.tell_untold(lanes);
+        }
+    }
+
+    #[cold]
+    fn tell_untold(&mut self, lanes: &mut impl Lanes) {
+        let untold = std::mem::take(&mut self.untold);
+        for (first, last) in untold.ranges().filter(|_| !is_on(Mutant::EndsNotTold)) {
+            for peer in self.peer_indices() {
+                self.tell_end(lanes, peer, StepsOver { first, last, error: WindowRefusal::CleanedUp });
             }
         }
     }
 
-    /// Drops the values of a step, fails its receives, and tells the peers that have announced
-    /// edges.
-    fn end_step(&mut self, lanes: &mut impl Lanes, step: u64, error: &Error, refusal: &WindowRefusal) {
-        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
-            let entry = &mut self.peers[peer.0 as usize];
-            let over = StepsOver { first: step, last: step, error: refusal.clone() };
-            let hears = entry.has_announced;
-            let dropped = entry.out.end_steps(over, &mut |message| {
-                if hears {
-                    lanes.to_receiver(peer, message);
-                }
-            });
-            let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
-            if !is_on(Mutant::EndedValuesOutstanding) {
-                self.left(dropped.len());
-            }
-            self.fail(waiters, error);
+    /// Tells a peer of steps that have ended, if it has announced edges.
+    fn tell_end(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, over: StepsOver<WindowRefusal>) {
+        let entry = &mut self.peers[peer.0 as usize];
+        if entry.has_announced {
+            entry.out.tell_end(over, &mut |message| lanes.to_receiver(peer, message));
         }
     }
 
@@ -97,13 +138,11 @@ impl Matching {
         }
         let mut post = |message| lanes.to_receiver(peer, message);
         for (first, last) in steps.retired() {
-            // Their values were dropped when they ended.
-            let _ =
-                entry.out.end_steps(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
+            entry.out.tell_end(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
         }
         for (step, status) in steps.aborted().filter(|_| !is_on(Mutant::EarlierAbortsNotTold)) {
             let error = WindowRefusal::from(status.clone().into_derived());
-            let _ = entry.out.end_steps(StepsOver { first: step, last: step, error }, &mut post);
+            entry.out.tell_end(StepsOver { first: step, last: step, error }, &mut post);
         }
     }
 

@@ -206,6 +206,12 @@ impl WindowHandler {
         self.with(links, |matching, lanes| matching.walk_short(lanes, walk))
     }
 
+    /// See [`Matching::clean_up`].
+    #[inline]
+    pub fn clean_up<P: Port, C>(&mut self, links: &mut Links<P, C>, step: u64) {
+        self.with(links, |matching, lanes| matching.clean_up(lanes, step));
+    }
+
     fn send_all<P: Port>(&mut self, links: &mut Links<P, ()>, mut values: Reused<BatchSend>) {
         links.begin_batch();
         links.counters().increment(Counter::Batches);
@@ -433,6 +439,11 @@ impl<P: Port> Handler<P> for WindowHandler {
             | LinkEvent::Arrived { .. }
             | LinkEvent::Failed { .. } => {}
         }
+    }
+
+    #[inline]
+    fn before_poll(&mut self, links: &mut Links<P, ()>) {
+        self.with(links, |matching, lanes| matching.tell_ends(lanes));
     }
 
     #[inline]

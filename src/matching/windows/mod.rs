@@ -11,11 +11,13 @@
 //! | `receiving` | receives of this process and the messages of their senders |
 //! | `batch` | batches of the thread that holds the poller |
 //! | `ending` | the ends of calls, steps and lives |
+//! | `ended_steps` | the steps that have ended here |
 //! | `report` | reports of the edges |
 //! | `short` | calls of the thread that holds the poller, for small tensors |
 //! | `handler` | commands and events of a poller |
 
 mod batch;
+mod ended_steps;
 mod ending;
 mod handler;
 mod receiving;
@@ -29,7 +31,7 @@ pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 pub use handler::WindowHandler;
 pub use short::ExpectedRecord;
 
-use super::{CALLS, CallId, Error, Members, PeerIndex, Steps, Waiter};
+use super::{CALLS, CallId, Error, Members, PeerIndex, Waiter};
 use crate::fabric::ShortTake;
 use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
 use crate::link::{Destination, Received, TensorKey, TensorKeyRef, Value};
@@ -38,6 +40,7 @@ use crate::protocol::window::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSen
 use crate::telemetry::CountersWriter;
 use crate::wire::message::Placement;
 use crate::wire::{EdgeSide, TaskId, Time};
+use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -129,7 +132,9 @@ struct PeerEdges {
 /// The tensors of one poller.
 pub struct Matching {
     peers: Vec<PeerEdges>,
-    steps: Steps,
+    steps: EndedSteps,
+    /// Steps that were cleaned up, of which the peers have not been told.
+    untold: UntoldSteps,
     waiting: Slab<WaitingReceive>,
     /// The waiting receive of each call.
     calls: HashMap<CallId, u32>,
@@ -161,7 +166,8 @@ impl Matching {
         };
         Matching {
             peers: members.all().iter().map(no_link).collect(),
-            steps: Steps::default(),
+            steps: EndedSteps::default(),
+            untold: UntoldSteps::default(),
             waiting: Slab::default(),
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             max_waiting,

@@ -1,13 +1,12 @@
 //! The receiving side.
 
-use super::sending::is_over;
 use super::{ExpectedRecord, Lanes, Matching, OfEdge, WaitingReceive};
 use crate::fabric::ShortTake;
 use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{
     Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
 };
-use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter, check_live};
+use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
@@ -24,8 +23,8 @@ impl Matching {
         waiter: Waiter,
         is_bounded: bool,
     ) {
-        if let Err(error) = check_live(&self.steps, key.step) {
-            return waiter.complete(Err(error));
+        if let Some(end) = self.steps.end_of(key.step) {
+            return waiter.complete(Err(end.error(key.step)));
         }
         if let Some(error) = &self.broken {
             return waiter.complete(Err(error.clone()));
@@ -89,7 +88,7 @@ impl Matching {
         let Matching { peers, steps, .. } = self;
         let incoming = &mut peers[peer.0 as usize].incoming;
         let mut post = |message| lanes.to_sender(peer, message);
-        match incoming.receive(message, |step| is_over(steps, step), &mut post)? {
+        match incoming.receive(message, |step| steps.end_of(step).is_some(), &mut post)? {
             Incoming::Nothing => {}
             Incoming::Dropped(value) => drop(value),
             Incoming::Value(edge, waiter, held) => {
@@ -149,7 +148,7 @@ impl Matching {
     ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
         let edge = self.incoming_edge(peer, key);
         *expected = None;
-        if self.steps.is_live(key.step) {
+        if self.steps.goes_on(key.step) {
             if let Some(result) = self.take_held(lanes, (peer, edge), key, destination) {
                 return Some(result.map_err(Box::new));
             }
@@ -199,8 +198,8 @@ impl Matching {
         (peer, key, is_bounded): OfEdge<'_, bool>,
         edge: u32,
     ) -> Option<Error> {
-        if let Err(error) = check_live(&self.steps, key.step) {
-            return Some(error);
+        if let Some(end) = self.steps.end_of(key.step) {
+            return Some(end.error(key.step));
         }
         if let Some(error) = &self.broken {
             return Some(error.clone());

@@ -1,9 +1,10 @@
 //! The sending side.
 
+use super::ended_steps::{EndedSteps, StepEnd};
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::windows::WindowRefusal;
 use crate::link::{TensorKeyRef, Value};
-use crate::matching::{PeerIndex, StepState, Steps, reserve};
+use crate::matching::{PeerIndex, reserve};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
 use crate::telemetry::Counter;
@@ -21,7 +22,7 @@ impl Matching {
         key: TensorKeyRef<'_>,
         value: Value,
     ) -> usize {
-        if is_over(&self.steps, key.step) {
+        if !self.steps.goes_on(key.step) {
             return 1;
         }
         let index = self.outgoing_edge(peer, key);
@@ -57,7 +58,7 @@ impl Matching {
         value: Value,
         limit: usize,
     ) -> Result<bool, Value> {
-        if is_over(&self.steps, key.step) {
+        if !self.steps.goes_on(key.step) {
             return Ok(false);
         }
         let index = self.outgoing_edge(peer, key);
@@ -110,19 +111,11 @@ impl Matching {
     }
 }
 
-/// Whether no value of a step may be kept: the step was aborted or cleaned up here. A step that has
-/// not begun may begin.
-#[inline]
-pub(super) fn is_over(steps: &Steps, step: u64) -> bool {
-    !steps.is_live(step) && matches!(steps.state(step), StepState::Aborted(_) | StepState::Gone)
-}
-
 /// Why receives that ask this process for values of a step get none; `None` if the step is not over
 /// here.
-pub(super) fn end_of(steps: &Steps, step: u64) -> Option<WindowRefusal> {
-    match steps.state(step) {
-        StepState::Aborted(status) => Some(status.into_derived().into()),
-        StepState::Gone => Some(WindowRefusal::CleanedUp),
-        StepState::Live | StepState::NotBegun => None,
-    }
+fn end_of(steps: &EndedSteps, step: u64) -> Option<WindowRefusal> {
+    Some(match steps.end_of(step)? {
+        StepEnd::Aborted(status) => status.clone().into_derived().into(),
+        StepEnd::CleanedUp => WindowRefusal::CleanedUp,
+    })
 }

@@ -28,7 +28,7 @@ impl Matching {
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
         tensor: &Tensor,
     ) -> bool {
-        if !self.steps.is_live(key.step) {
+        if !self.steps.goes_on(key.step) {
             return false;
         }
         let index = self.outgoing_edge(peer, key);

@@ -1,5 +1,6 @@
 //! Two processes whose links are two queues of messages.
 
+mod ends;
 mod random;
 mod reports;
 mod walks;

@@ -7,6 +7,7 @@
 
 mod case;
 mod cases;
+mod checks;
 
 use super::WindowViolation;
 use super::in_edge::{Held, InState};
@@ -71,6 +72,8 @@ struct World {
     sender_up: bool,
     receiver_up: bool,
     over_at_sender: Vec<(u64, Error)>,
+    /// Steps that have ended at the sender, of which the receiver was not told.
+    untold: Vec<StepsOver<Error>>,
     over_at_receiver: Vec<u64>,
     fates: Vec<Fate>,
     calls: Vec<Call>,
@@ -82,6 +85,8 @@ enum Step {
     ToSender,
     ToReceiver,
     Acknowledge,
+    /// The sender tells which steps have ended.
+    Tell,
 }
 
 impl World {
@@ -96,6 +101,7 @@ impl World {
             sender_up: true,
             receiver_up: true,
             over_at_sender: Vec::new(),
+            untold: Vec::new(),
             over_at_receiver: Vec::new(),
             fates: vec![Fate::NotSent; case.values().len()],
             calls: vec![Call::NotBegun; case.calls().len()],
@@ -126,6 +132,9 @@ impl World {
         }
         if self.sender_up && self.receiver_up && self.unacknowledged > 0 {
             steps.push(Step::Acknowledge);
+        }
+        if self.sender_up && !self.untold.is_empty() {
+            steps.push(Step::Tell);
         }
         steps
     }
@@ -184,6 +193,13 @@ impl World {
             Step::Acknowledge => {
                 self.sender.acknowledged(std::mem::take(&mut self.unacknowledged));
             }
+            Step::Tell => {
+                let mut posted = Vec::new();
+                for over in std::mem::take(&mut self.untold) {
+                    self.sender.tell_end(over, &mut |message| posted.push(message));
+                }
+                self.post_to_receiver(posted);
+            }
         }
         Ok(())
     }
@@ -216,8 +232,8 @@ impl World {
                 }
                 let error = if matches!(act, Act::End(_)) { ENDED } else { ABORTED };
                 self.over_at_sender.push((step, error));
-                let over = StepsOver { first: step, last: step, error };
-                let dropped = self.sender.end_steps(over, &mut |message| to_receiver.push(message));
+                let dropped = self.sender.drop_steps(step, step);
+                self.untold.push(StepsOver { first: step, last: step, error });
                 self.drop_values(&dropped);
             }
             Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..) => {
@@ -265,6 +281,7 @@ impl World {
                 self.drop_values(&gone);
                 self.sender = OutEdges::new(case.options);
                 self.over_at_sender.clear();
+                self.untold.clear();
                 let waiters = self.receiver.lost();
                 self.fail(&waiters, LOST);
                 self.receiver.returned();
@@ -416,122 +433,6 @@ impl World {
         self.to_receiver.clear();
         self.to_sender.clear();
         self.unacknowledged = 0;
-    }
-
-    fn moving_values(&self) -> impl Iterator<Item = Value> {
-        self.to_receiver.iter().filter_map(|message| match message {
-            ToReceiver::Record(record) => Some(record.value),
-            _ => None,
-        })
-    }
-
-    fn sender_values(&self) -> impl Iterator<Item = Value> {
-        self.sender.edges().flat_map(|(_, edge)| edge.waiting().map(|(_, value)| *value))
-    }
-
-    fn kept_values(&self) -> impl Iterator<Item = Value> {
-        self.sender.edges().flat_map(|(_, edge)| edge.kept().map(|record| record.value))
-    }
-
-    fn receiver_values(&self) -> impl Iterator<Item = Value> {
-        self.receiver.edges().flat_map(|(_, _, edge)| edge.held().iter().map(|held| held.value))
-    }
-
-    /// What holds in every state.
-    fn check(&self, case: &Case) {
-        for (value, fate) in self.fates.iter().enumerate() {
-            let is = |of: &Value| usize::from(*of) == value;
-            let places = self.moving_values().filter(is).count()
-                + self.sender_values().filter(is).count()
-                + self.receiver_values().filter(is).count();
-            let kept = self.kept_values().filter(is).count();
-            match fate {
-                Fate::Moving if case.options.resends => {
-                    assert!(places == 1 || (places == 0 && kept == 1), "value {value} is in {places} places");
-                }
-                Fate::Moving => assert_eq!(places, 1, "places of value {value}"),
-                _ => assert_eq!(places, 0, "places of value {value}, which is {fate:?}"),
-            }
-        }
-        let under_way = self.to_receiver.len().max(self.to_sender.len());
-        assert!(under_way < 32, "{under_way} messages are under way");
-        let windows: u64 = self.receiver.edges().map(|(_, _, edge)| edge.window()).sum();
-        assert_eq!(self.receiver.cells(), windows, "cells of all windows");
-        assert!(windows <= case.options.max_cells, "{windows} cells are given out");
-        for (_, key, edge) in self.receiver.edges() {
-            let coming = self.to_receiver.iter().filter(|message| {
-                let InState::Announced(id) = edge.state() else { return false };
-                matches!(message, ToReceiver::Record(record) if record.edge == *id && !record.answers_need)
-            });
-            let cells = coming.count() as u64 + edge.occupied();
-            let occupied = edge.held().iter().filter(|held| held.in_window).count() as u64;
-            assert_eq!(edge.occupied(), occupied, "occupied cells of edge {key}");
-            assert!(cells <= case.options.largest_window, "{cells} cells of edge {key} are in use");
-        }
-        if self.to_receiver.is_empty() && self.to_sender.is_empty() && self.sender_up && self.receiver_up {
-            self.check_quiet(case);
-        }
-    }
-
-    /// What holds when nothing is under way.
-    fn check_quiet(&self, case: &Case) {
-        let has_number = |state: &InState<Error>| matches!(state, InState::Announced(_));
-        let numbers = self.receiver.edges().filter(|(_, _, edge)| has_number(edge.state())).count() as u32;
-        let out = |key: Key| self.sender.edges().find(|(of, _)| **of == key).map(|(_, edge)| edge);
-        for (_, key, edge) in self.receiver.edges() {
-            let id = out(*key).and_then(|out| out.id());
-            match edge.state() {
-                InState::Announced(announced) => assert_eq!(id, Some(*announced), "edge {key}"),
-                InState::Unannounced => assert_eq!(id, None, "edge {key}"),
-                InState::Retiring(_) => panic!("the end of edge {key} was not told"),
-                InState::Refused(_) => {}
-            }
-            if id.is_some() {
-                assert_eq!(out(*key).map(|out| out.credit()), Some(edge.credit()), "credit of edge {key}");
-            }
-            let needs = out(*key).map_or(0, |out| out.needs());
-            assert_eq!(needs, edge.needs(), "needs of edge {key}");
-            for (step, waiter) in edge.waiters() {
-                assert!(edge.first(*step).is_none(), "{waiter} waits for a value that is here");
-                let waiting = out(*key).is_some_and(|out| out.waiting().any(|(of, _)| of == step));
-                let numberless = *edge.state() == InState::Unannounced && numbers == case.options.max_edges;
-                assert!(!waiting || numberless, "{waiter} waits for a value that its sender has");
-            }
-        }
-    }
-
-    /// The state after every step has ended on both sides and every edge was retired.
-    fn check_end(mut self, case: &Case) {
-        let mut steps: Vec<_> = case.values().iter().map(|(_, step)| *step).collect();
-        steps.extend(case.calls().iter().map(|call| call.step));
-        steps.sort_unstable();
-        steps.dedup();
-        for step in steps {
-            if !self.over_at_receiver.contains(&step) {
-                self.act(case, Act::EndHere(step), 0, 0);
-            }
-            self.act(case, Act::End(step), 0, 0);
-        }
-        self.deliver_all(case);
-        let calls: Vec<_> = self.calls.iter().filter(|call| **call == Call::Waits).collect();
-        assert!(calls.is_empty(), "a receive hangs: {:?}", self.calls);
-        for _ in 0..2 {
-            let keys: Vec<_> = self.receiver.edges().map(|(_, key, _)| *key).collect();
-            keys.into_iter().for_each(|key| self.act(case, Act::Retire(key), 0, 0));
-            self.deliver_all(case);
-        }
-        let left = self.receiver.edges().filter(|(_, key, _)| **key != UNSERVED).count();
-        assert_eq!((left, self.sender.edges().count()), (0, 0), "edges are left: {self:?}");
-    }
-
-    /// Delivers everything that is under way.
-    fn deliver_all(&mut self, case: &Case) {
-        for _ in 0..1000 {
-            let is_network = |step: &Step| !matches!(step, Step::Program(_));
-            let Some(step) = self.steps(case).into_iter().find(is_network) else { return };
-            self.take(case, step).unwrap_or_else(|violation| panic!("{violation}"));
-        }
-        panic!("the link is never quiet: {self:?}");
     }
 }
 

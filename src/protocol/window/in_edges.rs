@@ -339,7 +339,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
             ToReceiver::StepsOver(over) => {
                 let error = over.error.clone();
-                if over.first == over.last && self.is_quiet(over.first) {
+                if !self.has_needs && self.counts.are_empty(over.first, over.last) {
                     self.over.add(over);
                     return Ok(Incoming::Ended(Vec::new(), Vec::new(), error));
                 }
@@ -385,7 +385,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     }
 
     /// Whether no edge has a value, a waiter or a need of a step.
-    fn is_quiet(&self, step: u64) -> bool {
+    #[inline]
+    pub fn is_quiet(&self, step: u64) -> bool {
         self.counts.is_empty(step) && !self.has_needs
     }
 

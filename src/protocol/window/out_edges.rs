@@ -177,7 +177,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             ToSender::Need { edge, step } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
                 match end_of(step) {
-                    Some(error) => self.post_over(StepsOver { first: step, last: step, error }, post),
+                    Some(error) => self.tell_end(StepsOver { first: step, last: step, error }, post),
                     None => self.needed(index, step, post)?,
                 }
             }
@@ -246,14 +246,21 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         Ok(())
     }
 
-    /// Steps have ended here. Returns their waiting values, which are not sent.
-    pub fn end_steps(&mut self, over: StepsOver<E>, post: &mut impl FnMut(ToReceiver<V, E>)) -> Vec<V> {
+    /// Whether values may wait or be needed on any edge.
+    #[inline]
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// The steps from `first` to `last` have ended here. Returns their waiting values, which are
+    /// not sent. [`OutEdges::tell_end`] tells the peer, now or later.
+    pub fn drop_steps(&mut self, first: u64, last: u64) -> Vec<V> {
         let mut dropped = Vec::new();
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|index| {
             let Some(named) = self.edges.get_mut(*index) else { return false };
             self.needs -= named.edge.needs();
-            dropped.extend(named.edge.end_steps(|step| over.includes(step)));
+            dropped.extend(named.edge.end_steps(|step| (first..=last).contains(&step)));
             self.needs += named.edge.needs();
             named.is_pending = named.edge.has_pending();
             let stays = named.is_pending;
@@ -261,7 +268,6 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             stays
         });
         self.pending = pending;
-        self.post_over(over, post);
         dropped
     }
 
@@ -291,7 +297,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.iter_mut().for_each(|(_, named)| named.edge.retired(true));
         for unacked in std::mem::take(&mut self.unacked) {
             if let Unacked::Over(over) = unacked {
-                self.post_over(over, post);
+                self.tell_end(over, post);
             }
         }
     }
@@ -321,7 +327,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.post(Unacked::Value(index), ToReceiver::Record(record), post);
     }
 
-    fn post_over(&mut self, over: StepsOver<E>, post: &mut impl FnMut(ToReceiver<V, E>)) {
+    /// Tells the peer of steps that have ended here.
+    pub fn tell_end(&mut self, over: StepsOver<E>, post: &mut impl FnMut(ToReceiver<V, E>)) {
         self.post(Unacked::Over(over.clone()), ToReceiver::StepsOver(over), post);
     }
 

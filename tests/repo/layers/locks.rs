@@ -47,7 +47,7 @@ pub const LOCKS: &[(&str, &str)] = &[
     ),
     ("src/rendezvous/losses", "the error of a lost peer; a send to a linked peer only loads a flag"),
     (
-        "src/rendezvous/context",
+        "src/sync/biased_mutex",
         "the process's own tables: once per begin, abort and cleanup of a step, and for edges within the \
             process",
     ),

@@ -1,0 +1,128 @@
+//! Steps whose ends the peers are told later.
+
+use super::*;
+
+impl Pair {
+    /// Cleans a step up at a side that does not poll.
+    fn clean_up(&mut self, side: usize, step: u64) {
+        let Side { matching, lanes, .. } = &mut self.sides[side];
+        matching.clean_up(lanes, step);
+    }
+
+    fn before_poll(&mut self, side: usize) {
+        let Side { matching, lanes, .. } = &mut self.sides[side];
+        matching.tell_ends(lanes);
+    }
+
+    /// The ranges of steps that the sender has told and that have not arrived.
+    fn told(&self) -> Vec<(u64, u64)> {
+        let ranges = self.sides[SENDER].lanes.to_receiver.iter().map(|message| match message {
+            ToReceiver::StepsOver(over) => (over.first, over.last),
+            other => panic!("{other:?}"),
+        });
+        ranges.collect()
+    }
+}
+
+#[test]
+fn ends_that_were_put_off_are_told_with_the_next_poll() {
+    let mut pair = Pair::new(2);
+    let mut call = pair.receive("x", 2);
+    pair.run();
+    (1..=3).for_each(|step| pair.clean_up(SENDER, step));
+    pair.run();
+    assert!(call.waits() && pair.told().is_empty());
+    pair.before_poll(SENDER);
+    assert_eq!(pair.told(), [(1, 3)]);
+    pair.run();
+    assert!(matches!(call.error(), Error::Remote { status, .. } if status.code == Code::NotFound));
+    assert!(matches!(pair.receive("x", 3).error(), Error::Remote { .. }), "a late one fails at once");
+    pair.before_poll(SENDER);
+    assert!(pair.told().is_empty(), "once is enough");
+    pair.end(4..=4);
+}
+
+#[test]
+fn a_side_that_never_polls_tells_many_ends_too() {
+    let mut pair = Pair::new(2);
+    let call = pair.receive("x", 1000);
+    pair.run();
+    (0..63).for_each(|step| pair.clean_up(SENDER, step));
+    assert!(pair.told().is_empty());
+    pair.clean_up(SENDER, 63);
+    assert_eq!(pair.told(), [(0, 63)]);
+    (0..8).for_each(|n| pair.clean_up(SENDER, 100 + 10 * n));
+    assert_eq!(pair.told().len(), 9);
+    pair.run();
+    assert!(call.waits());
+    drop(call);
+    pair.end(1000..=1000);
+}
+
+#[test]
+fn a_value_of_a_step_that_was_cleaned_up_never_leaves() {
+    let mut pair = Pair::new(1);
+    let call = pair.receive("x", 9);
+    pair.run();
+    (1..=3).for_each(|number| pair.send("x", 1, number));
+    pair.clean_up(SENDER, 1);
+    pair.send("x", 1, 4);
+    assert_eq!(pair.outstanding(), 0, "those that waited are dropped");
+    pair.run();
+    // The first one had left. It is taken, or dropped with the end of its step.
+    assert_eq!(pair.receive("x", 1).number(), 1);
+    let mut late = pair.receive("x", 1);
+    pair.run();
+    assert!(late.waits() || matches!(late.error(), Error::Remote { .. }));
+    pair.before_poll(SENDER);
+    pair.run();
+    assert!(matches!(pair.receive("x", 1).error(), Error::Remote { .. }));
+    pair.send("x", 9, 5);
+    pair.run();
+    drop((call, late));
+    pair.end(9..=9);
+}
+
+#[test]
+fn a_life_that_comes_before_the_ends_are_told_hears_of_them() {
+    let mut pair = Pair::new(2);
+    let _ = pair.receive("x", 1);
+    pair.run();
+    pair.clean_up(SENDER, 1);
+    pair.lose();
+    pair.up();
+    let mut call = pair.receive("x", 1);
+    pair.run();
+    assert!(matches!(call.error(), Error::Remote { .. }));
+    pair.before_poll(SENDER);
+    pair.run();
+    pair.end(2..=2);
+}
+
+#[test]
+fn an_abort_is_told_at_once_and_its_cleanup_not_again() {
+    let mut pair = Pair::new(2);
+    let mut call = pair.receive("x", 5);
+    pair.run();
+    pair.clean_up(SENDER, 4);
+    pair.step(SENDER, StepChange::Aborted { step: 5, status: Status::new(Code::Internal, "no") });
+    pair.run();
+    assert!(matches!(call.error(), Error::Remote { status, .. } if status.code == Code::Internal));
+    pair.clean_up(SENDER, 5);
+    pair.clean_up(SENDER, 6);
+    pair.before_poll(SENDER);
+    assert_eq!(pair.told(), [(6, 6)]);
+    pair.run();
+    let error = pair.receive("x", 5).error();
+    assert!(matches!(error, Error::Remote { status, .. } if status.code == Code::Internal));
+    pair.end(7..=7);
+}
+
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    crate::mutants::assert_found(
+        crate::mutants::Mutant::EndsNotTold,
+        ends_that_were_put_off_are_told_with_the_next_poll,
+    );
+}
