@@ -73,7 +73,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         };
         // A call that began in another mode may still hold the lock for a moment. If the poller is
         // poisoned or closed, every call on the engine fails by itself.
-        while let Ok(LockOutcome::Busy) = self.with_cell(&mut work) {
+        while let Ok(LockOutcome::Busy) = self.with_cell(self.mode(), &mut work) {
             std::thread::yield_now();
         }
         self.submissions.close(consumer);

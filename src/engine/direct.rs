@@ -54,7 +54,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             return Ok(false);
         }
         let mut has_run = false;
-        self.with_poller(|poller| {
+        self.with_poller_in(PollMode::Inline, |poller| {
             // The lock runs its body again for commands that others left.
             if !std::mem::replace(&mut has_run, true) || is_on(Mutant::DirectCallRepeated) {
                 poller.direct(|handler, links| body(handler, links));
@@ -81,7 +81,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             return Ok(outcome);
         }
         let mut has_run = false;
-        self.with_poller(|poller| {
+        self.with_poller_in(PollMode::Inline, |poller| {
             if !std::mem::replace(&mut has_run, true) {
                 outcome = self.poll_for(poller, timeout, &mut wait);
                 if let DirectWait::Ready(_) = outcome {

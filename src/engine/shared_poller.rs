@@ -137,7 +137,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         match self.mode() {
             PollMode::Inline => {
                 let now = self.clock.now();
-                self.with_poller(|poller| count += poller.step(now))?;
+                self.with_poller_in(PollMode::Inline, |poller| count += poller.step(now))?;
             }
             PollMode::Adaptive => {
                 let _guard = self.active_waiter();
@@ -225,7 +225,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             while self.submissions.pop().is_some() {}
         };
         let mut round = 0;
-        while let Ok(LockOutcome::Busy) = self.with_cell(end) {
+        while let Ok(LockOutcome::Busy) = self.with_cell(self.mode(), end) {
             if is_waking() {
                 // This thread may hold the poller, which ends with the engine then.
                 return;
@@ -248,12 +248,19 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     /// Runs `body` under the lock, after all submitted commands.
-    pub(super) fn with_poller(
+    pub(super) fn with_poller(&self, body: impl FnMut(&mut Poller<P, H>)) -> Result<LockOutcome, Unusable> {
+        self.with_poller_in(self.mode(), body)
+    }
+
+    /// As [`Engine::with_poller`], in this mode.
+    #[inline]
+    pub(super) fn with_poller_in(
         &self,
+        mode: PollMode,
         mut body: impl FnMut(&mut Poller<P, H>),
     ) -> Result<LockOutcome, Unusable> {
         let mut closed = false;
-        let outcome = self.with_cell(|cell| match cell {
+        let outcome = self.with_cell(mode, |cell| match cell {
             Some(poller) => {
                 if !self.submissions.is_empty() {
                     self.run_submitted(poller, self.clock.now());
@@ -274,6 +281,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     pub(super) fn with_cell(
         &self,
+        mode: PollMode,
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
     ) -> Result<LockOutcome, Unusable> {
         let run = || {
@@ -290,7 +298,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             ran
         };
-        let may_bias = self.mode() == PollMode::Inline;
+        let may_bias = mode == PollMode::Inline;
         match self.lock.try_run(run, || !self.submissions.is_empty(), may_bias) {
             LockOutcome::Poisoned => {
                 while let Some(command) = self.submissions.pop() {

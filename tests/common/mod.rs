@@ -186,7 +186,8 @@ pub fn run_each<'a>(
 pub fn two_members(settings: &[(&str, &str)]) -> [Node; 2] {
     let cluster = cluster(2);
     let start = |task| {
-        let mut builder = member(&cluster, task).set("poll", "inline").set("wait", "spin");
+        let mut builder =
+            member(&cluster, task).set("poll", "inline").set("pollers", "1").set("wait", "spin");
         for (key, value) in settings {
             builder = builder.set(*key, *value);
         }

@@ -4,7 +4,7 @@ use crate::fabric::shm::bulk::PeerPool;
 use crate::fabric::shm::grants::ShmGrants;
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::{
-    FIRST_BYTES, Order, OrderLoan, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket,
+    FIRST_BYTES, Order, OrderLoan, OrderSource, OrderTarget, PAYLOAD_BYTES, ReadTicket, short_message,
 };
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::slot::FirstWord;
@@ -93,6 +93,11 @@ impl OrderExecutor {
     ) -> Result<OrderProgress, LinkFailure> {
         if let Some(current) = rings.current {
             return self.execute_bulk(rings, current, bytes, out);
+        }
+        if let Some(message) = short_message(&rings.inc.short()) {
+            receive(rings)?;
+            out.push_message(rings.link, &message.to_bytes()[..message.len]);
+            return Ok(OrderProgress::Done);
         }
         let order = Order::from_words(|k| rings.inc.word(k))?;
         match order {

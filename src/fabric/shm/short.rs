@@ -2,7 +2,7 @@
 //! ring to the caller, without a completion in between.
 
 use crate::fabric::shm::link::ShmLinkInner;
-use crate::fabric::shm::memory::order::{OrderLoan, ShortOrder, send_word};
+use crate::fabric::shm::memory::order::{OrderLoan, ShortOrder, send_word, short_message};
 use crate::fabric::shm::memory::slot::{FirstWord, IN_SLOT};
 use crate::fabric::{NextLoan, NextMessage, PostError, ShortTake};
 use crate::mutants::{Mutant, is_on};
@@ -43,23 +43,35 @@ impl ShmLinkInner {
     ) -> Option<R> {
         // A poll handles everything but a message, alone or with a loan.
         let has_receive = self.rings.posted > 0 || is_on(Mutant::TakenWithoutReceive);
-        let may_take = self.is_up() && self.rings.is_quiet() && has_receive;
-        let next = ShortOrder::from_words(self.rings.inc.short()).filter(|_| may_take)?;
+        if !(self.is_up() && self.rings.is_quiet() && has_receive) {
+            return None;
+        }
         // A wrong number is for the poll to find.
         self.rings.out.acknowledge(order.ack()).ok()?;
         self.rings.prefetch_reply();
-        let accepted = match next {
-            ShortOrder::Send(message) if message.len <= SHORT_MESSAGE => accept(NextMessage::Short(&message)),
-            ShortOrder::Send(message) => self.accept_long(&message, accept),
-            ShortOrder::Lend(loan, message) => self.accept_lent(loan, &message, accept),
-        };
-        let accepted = accepted?;
+        let words = self.rings.inc.short();
+        let accepted = match short_message(&words) {
+            Some(message) => accept(NextMessage::Short(&message)),
+            None => self.accept_other(words, accept),
+        }?;
         self.had_traffic = true;
         self.rings.posted = self.rings.posted.saturating_sub(1);
         if self.rings.inc.advance(order) {
             self.rings.ringer.ring_if_idle();
         }
         Some(accepted)
+    }
+
+    #[inline(never)] // keeps the path of short messages short
+    fn accept_other<R>(
+        &mut self,
+        words: [u64; IN_SLOT],
+        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
+    ) -> Option<R> {
+        match ShortOrder::from_words(words)? {
+            ShortOrder::Send(message) => self.accept_long(&message, accept),
+            ShortOrder::Lend(loan, message) => self.accept_lent(loan, &message, accept),
+        }
     }
 
     fn accept_long<R>(

@@ -478,6 +478,12 @@ pub(in crate::link) struct ReceiveCredits {
     published: u32,
 }
 
+/// Credits that are returned together: a quarter of the depth, rounded up.
+#[inline]
+fn credit_batch(depth: u32) -> u32 {
+    (depth >> 2) + u32::from(depth & 3 != 0)
+}
+
 impl ReceiveCredits {
     /// Notes a consumed receive.
     pub fn consumed(&mut self) {
@@ -489,7 +495,7 @@ impl ReceiveCredits {
     #[inline]
     pub fn consumed_alone<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
         self.consumed();
-        self.consumed.wrapping_sub(self.published) >= depth.div_ceil(4) && self.replenish(port, link, depth)
+        self.consumed.wrapping_sub(self.published) >= credit_batch(depth) && self.replenish(port, link, depth)
     }
 
     /// Posts consumed receives again. Returns credits to the peer a quarter of the depth at a time,
@@ -500,7 +506,7 @@ impl ReceiveCredits {
             port.post_receives(link, used);
             self.posted = self.consumed;
         }
-        if self.posted.wrapping_sub(self.published) < depth.div_ceil(4) {
+        if self.posted.wrapping_sub(self.published) < credit_batch(depth) {
             return false;
         }
         self.published = self.posted;

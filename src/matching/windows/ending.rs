@@ -96,10 +96,16 @@ impl Matching {
         }
     }
 
+    /// Whether steps were cleaned up since the peers were told last.
+    #[inline]
+    pub fn has_untold_ends(&self) -> bool {
+        !self.untold.is_empty()
+    }
+
     /// Tells the peers which steps were cleaned up since they were told last.
     #[inline]
     pub fn tell_ends(&mut self, lanes: &mut impl Lanes) {
-        if !self.untold.is_empty() {
+        if self.has_untold_ends() {
             self.tell_untold(lanes);
         }
     }

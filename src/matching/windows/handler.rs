@@ -443,7 +443,9 @@ impl<P: Port> Handler<P> for WindowHandler {
 
     #[inline]
     fn before_poll(&mut self, links: &mut Links<P, ()>) {
-        self.with(links, |matching, lanes| matching.tell_ends(lanes));
+        if self.matching.has_untold_ends() {
+            self.with(links, |matching, lanes| matching.tell_ends(lanes));
+        }
     }
 
     #[inline]

@@ -147,18 +147,19 @@ impl Matching {
         expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
         let edge = self.incoming_edge(peer, key);
-        *expected = None;
+        let mut next = None;
         if self.steps.goes_on(key.step) {
             if let Some(result) = self.take_held(lanes, (peer, edge), key, destination) {
                 return Some(result.map_err(Box::new));
             }
-            *expected = self.expected(peer, edge, key.step);
-            if let Some(expected) = expected
-                && let ShortTake::Taken(delivery) = self.take_short(lanes, expected, destination)
+            next = self.expected(peer, edge, key.step);
+            if let Some(next) = &next
+                && let ShortTake::Taken(delivery) = self.take_short(lanes, next, destination)
             {
                 return Some(Ok(delivery));
             }
         }
+        *expected = next;
         let error = self.why_not_now(lanes, (peer, key, is_bounded), edge)?;
         // The edge may be new, and is not needed then.
         self.send_due(lanes, peer, edge);

@@ -151,6 +151,9 @@ impl TensorHeader {
             std::mem::forget(self);
             return;
         }
+        if self.ring.is_none() {
+            return self.release_to_pool();
+        }
         match self.ring.take() {
             Some(ring) if !self.is_leaked() => ring.put_back(self),
             _ => self.release_to_pool(),

@@ -57,6 +57,8 @@ pub struct InEdge<V, W, E> {
     granted: u64,
     /// Cells of the window.
     window: u64,
+    /// Credit that goes back together: see [`credit_batch`].
+    credit_batch: u64,
     /// Cells of the window that are occupied.
     occupied: u64,
     /// Values that came and have not been taken, oldest first.
@@ -65,6 +67,12 @@ pub struct InEdge<V, W, E> {
     waiters: VecDeque<(u64, W)>,
     /// Steps with needs, with the number of values that are still to come for them.
     needs: Vec<(u64, u32)>,
+}
+
+/// Credit that goes back although no receive waits: half a window, and two values at least. An edge
+/// for one value costs neither credit nor a larger window.
+fn credit_batch(window: u64) -> u64 {
+    (window / 2).max(2).min(window.max(1))
 }
 
 impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
@@ -76,6 +84,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             answers: 0,
             granted: 0,
             window,
+            credit_batch: credit_batch(window),
             occupied: 0,
             held: Vec::new(),
             waiters: VecDeque::new(),
@@ -219,7 +228,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// Lets the edge hold `window` values, or more if it does already.
     pub fn widen(&mut self, window: u64) {
-        self.window = self.window.max(window);
+        self.set_window(self.window.max(window));
         self.make_room();
     }
 
@@ -326,11 +335,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
-        if back >= self.credit_batch() || (is_short && back > 0) {
+        if back >= self.credit_batch || (is_short && back > 0) {
             if is_on(Mutant::CreditNotReturned) {
                 return None;
             }
-            self.window = self.window.max(usual);
+            self.set_window(self.window.max(usual));
             self.make_room();
             self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
             return Some(ToSender::Credit { edge, limit: self.granted });
@@ -351,7 +360,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     pub fn is_settled(&self) -> bool {
         matches!(self.state, InState::Announced(_))
             && self.waiters.is_empty()
-            && self.grantable() - self.granted < self.credit_batch()
+            && self.grantable() - self.granted < self.credit_batch
             && self.credit() > 0
     }
 
@@ -408,11 +417,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.came - self.answers + self.window.saturating_sub(self.occupied)
     }
 
-    /// Credit that goes back although no receive waits: half a window, and two values at least. An
-    /// edge for one value costs neither credit nor a larger window.
-    #[inline]
-    fn credit_batch(&self) -> u64 {
-        (self.window / 2).max(2).min(self.window.max(1))
+    fn set_window(&mut self, window: u64) {
+        (self.window, self.credit_batch) = (window, credit_batch(window));
     }
 
     /// Whether more receives wait for a step than it has needs.

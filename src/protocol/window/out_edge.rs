@@ -56,9 +56,9 @@ impl<V: Clone> OutEdge<V> {
     }
 
     /// Whether the edge can be forgotten.
+    #[inline]
     pub fn is_unused(&self) -> bool {
-        let number = self.id.or(self.ended);
-        number.is_none() && self.waiting.is_empty() && self.kept.is_empty()
+        self.id.is_none() && self.ended.is_none() && self.waiting.is_empty() && self.kept.is_empty()
     }
 
     /// Values that wait for credit or for an announcement, with their steps, oldest first.

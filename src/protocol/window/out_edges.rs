@@ -136,12 +136,13 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     /// Offers a value on an edge.
     pub fn offer(&mut self, index: u32, step: u64, value: V, post: &mut impl FnMut(ToReceiver<V, E>)) {
         let resends = self.options.resends;
-        let Some(edge) = self.edge_mut(index) else { return };
-        match edge.offer(step, value, resends) {
+        let Some(named) = self.edges.get_mut(index) else { return };
+        match named.edge.offer(step, value, resends) {
             Some(record) => {
                 self.needs -= usize::from(record.answers_need);
                 self.post_record(index, record, post);
             }
+            None if named.is_pending => {}
             None => self.note_pending(index),
         }
     }
@@ -397,9 +398,17 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     }
 
     /// Removes the edge if it is unused.
+    #[inline(never)] // keeps the path of records short
     pub fn forget(&mut self, index: u32) {
+        if self.edges.get(index).is_some_and(|named| named.edge.is_unused()) {
+            self.forget_unused(index);
+        }
+    }
+
+    #[cold]
+    fn forget_unused(&mut self, index: u32) {
         let Some(named) = self.edges.get(index).filter(|_| !self.is_resuming) else { return };
-        if named.edge.is_unused() && !named.is_pending {
+        if !named.is_pending {
             self.by_key.remove(&named.key);
             self.edges.remove(index);
         }

@@ -69,14 +69,15 @@ impl<'a> PlainRecord<'a> {
     /// Returns whether there are as many.
     #[inline]
     pub fn copy_of_short(message: &ShortMessage, out: &mut [u8]) -> bool {
-        let [_, _, data @ ..] = message.words;
+        let [_, _, data @ ..] = &message.words;
         if message.len != HEAD + out.len() || out.len() > SHORT_TENSOR {
             return false;
         }
         let (chunks, rest) = out.as_chunks_mut::<8>();
-        let mut data = data.into_iter();
-        chunks.iter_mut().zip(&mut data).for_each(|(chunk, word)| *chunk = word.to_le_bytes());
-        if let Some(word) = data.next() {
+        chunks.iter_mut().zip(data).for_each(|(chunk, word)| *chunk = word.to_le_bytes());
+        if !rest.is_empty()
+            && let Some(word) = data.get(chunks.len())
+        {
             rest.iter_mut().zip(word.to_le_bytes()).for_each(|(out, byte)| *out = byte);
         }
         true
@@ -188,7 +189,9 @@ fn words_of(data: &[u8]) -> Option<[u64; SHORT_TENSOR / 8]> {
     }
     let (chunks, rest) = data.as_chunks::<8>();
     words.iter_mut().zip(chunks).for_each(|(word, chunk)| *word = u64::from_le_bytes(*chunk));
-    if let Some(last) = words.get_mut(chunks.len()) {
+    if !rest.is_empty()
+        && let Some(last) = words.get_mut(chunks.len())
+    {
         *last = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     }
     Some(words)

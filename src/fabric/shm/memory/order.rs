@@ -14,7 +14,7 @@
 use super::slot::{IN_SLOT, MAX_WORDS};
 use crate::fabric::MAX_LOAN_MESSAGE;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::wire::{Grant, Immediate, ShortMessage};
+use crate::wire::{Grant, Immediate, SHORT_MESSAGE, ShortMessage};
 
 const SEND: u8 = 1;
 const WRITE_INLINE: u8 = 2;
@@ -174,9 +174,19 @@ fn lend_word(len: usize, first: u32) -> u64 {
     OrderHead { op: LEND, flags: 0, len: len as u16, immediate: first }.to_word()
 }
 
-/// A message whose order lies in its slot, but for the end of a long message.
+/// The message of a send with these words, if it is no longer than a [`ShortMessage`].
+#[inline]
+pub(crate) fn short_message(words: &[u64; IN_SLOT]) -> Option<ShortMessage> {
+    let [word, words @ ..] = *words;
+    let head = OrderHead::from_word(word);
+    let (len, first) = (usize::from(head.len), head.immediate);
+    (head.op == SEND && len <= SHORT_MESSAGE).then_some(ShortMessage { len, first, words })
+}
+
+/// An order with a message that is no short one alone. It lies in its slot, but for the end of a
+/// long message.
 pub(crate) enum ShortOrder {
-    /// A message alone. If it is longer than a [`ShortMessage`], these are its first bytes.
+    /// The first bytes of a message alone, which is longer than a [`ShortMessage`].
     Send(ShortMessage),
     /// The message of a loan.
     Lend(OrderLoan, ShortMessage),
@@ -190,7 +200,7 @@ impl ShortOrder {
         let (len, first) = (usize::from(head.len), head.immediate);
         let [_, a, b, c, d, e, f] = words;
         match head.op {
-            SEND if len <= PAYLOAD_BYTES => {
+            SEND if (SHORT_MESSAGE + 1..=PAYLOAD_BYTES).contains(&len) => {
                 Some(ShortOrder::Send(ShortMessage { len, first, words: [a, b, c, d, e, f] }))
             }
             LEND if !is_long(len) => {

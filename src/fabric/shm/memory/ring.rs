@@ -277,7 +277,7 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     pub(crate) fn advance(&mut self, first: FirstWord) -> bool {
         self.position += 1;
         self.slot = self.shape.slot(self.position, first.next_is_deep());
-        self.position - self.told >= u64::from(self.shape.depth.div_ceil(4)) && self.tell()
+        self.position - self.told >= u64::from(self.shape.tell_after()) && self.tell()
     }
 
     /// The number of consumed orders, for the next slot of the other ring. Counts as published.

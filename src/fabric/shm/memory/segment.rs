@@ -111,11 +111,21 @@ unsafe impl Sync for OwnWords {}
 #[inline]
 unsafe fn load(base: NonNull<u64>, len: usize, index: usize, order: Ordering) -> u64 {
     assert!(index < len);
-    // SAFETY: mapped, as the caller promises, and inside, as the assertion checks; mappings and
-    // words are aligned. The reference lives for one access. It is to an atomic, so that others may
-    // write the word meanwhile. In a read-only mapping a load is allowed where it is a plain
-    // instruction (`std::sync::atomic`, "Atomic accesses to read-only memory"). A load of 8 bytes
-    // is one on the 64-bit targets of this crate.
+    // SAFETY: mapped, as the caller promises, and inside, as the assertion checks.
+    unsafe { load_inside(base, index, order) }
+}
+
+/// As [`load`], without the check.
+///
+/// # Safety
+/// The word must be mapped.
+#[inline]
+unsafe fn load_inside(base: NonNull<u64>, index: usize, order: Ordering) -> u64 {
+    // SAFETY: mapped, as the caller promises; mappings and words are aligned. The reference lives
+    // for one access. It is to an atomic, so that others may write the word meanwhile. In a
+    // read-only mapping a load is allowed where it is a plain instruction (`std::sync::atomic`,
+    // "Atomic accesses to read-only memory"). A load of 8 bytes is one on the 64-bit targets of
+    // this crate.
     unsafe { &*base.as_ptr().add(index).cast::<AtomicU64>() }.load(order)
 }
 
@@ -133,8 +143,8 @@ impl LoadWords for PeerWords {
     #[inline]
     fn load_all<const N: usize>(&self, index: usize) -> [u64; N] {
         assert!(index < self.len && N <= self.len - index);
-        // SAFETY: `_mapping` keeps the words mapped; `load` checks each index again.
-        std::array::from_fn(|k| unsafe { load(self.base, self.len, index + k, Relaxed) })
+        // SAFETY: `_mapping` keeps the words mapped; inside, as the assertion checks for all words.
+        std::array::from_fn(|k| unsafe { load_inside(self.base, index + k, Relaxed) })
     }
 }
 

@@ -82,6 +82,12 @@ impl RingShape {
         RingShape { hot: (depth / 8).clamp(2, MAX_HOT), depth }
     }
 
+    /// Consumed orders after which a consumer publishes its position.
+    #[inline]
+    pub(super) fn tell_after(self) -> u32 {
+        (self.depth >> 2).max(1)
+    }
+
     /// The number of words of all slots and their extensions.
     pub(crate) fn words(self) -> usize {
         self.slots() * (SLOT_WORDS + EXTENSION_WORDS)
