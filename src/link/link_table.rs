@@ -41,6 +41,9 @@ impl<C> LinkTable<C> {
         self.places.insert(link.id, self.links.len());
         Arc::make_mut(&mut self.ids).push(link.id);
         self.links.push(link);
+        // Now, so that the first backlog of a link allocates nothing.
+        self.backlogged.reserve(self.links.len());
+        self.used.reserve(self.links.len());
     }
 
     /// `None` if the id is of a link that is gone.

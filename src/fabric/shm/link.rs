@@ -57,6 +57,8 @@ pub(super) struct ShmLinkInner {
     pub rings: Rings,
     pub executor: OrderExecutor,
     pub loans: LinkLoans,
+    /// Loans that came back outside a poll. The next poll reports them.
+    returned_early: u32,
     state: OwnWords,
     watch: ProcessWatch,
     orphans: Arc<OrphanedLoans>,
@@ -107,6 +109,7 @@ impl ShmLinkInner {
             rings,
             executor: OrderExecutor::new(memory, borrowed, peer.words(layout.state()), poll_bytes),
             loans: LentLoans::new(peer.words(layout.loan_table())),
+            returned_early: 0,
             state: own.words(layout.state()),
             watch,
             orphans,
@@ -143,6 +146,7 @@ impl ShmLinkInner {
             ShmLinkPhase::Down => false,
             ShmLinkPhase::Up => {
                 self.rings.has_news()
+                    || self.returned_early > 0
                     || self.loans.has_news()
                     || state::of_peer(&self.executor.peer_state).is_some()
                     || self.watch.is_dead()
@@ -158,7 +162,7 @@ impl ShmLinkInner {
         }
         let Ok(busy) = self.poll_ring(out) else { return };
         self.had_traffic |= busy;
-        if !self.loans.is_empty() {
+        if !self.loans.is_empty() || self.returned_early > 0 {
             self.returned(LOANS_PER_POLL, out);
         }
         self.polls = self.polls.wrapping_add(1);
@@ -217,9 +221,18 @@ impl ShmLinkInner {
         matches!(self.phase, ShmLinkPhase::Draining(_))
     }
 
-    /// Completes the returned loans among the next `count`.
+    /// Releases tensors that have come back, until one is found that is out. A sender that never
+    /// polls then holds few tensors and permits.
+    #[inline]
+    pub(super) fn release_returned(&mut self) {
+        let early = &mut self.returned_early;
+        self.loans.returned(1, |_| *early += 1);
+    }
+
+    /// Completes the loans that came back before, and the returned ones among the next `count`.
     fn returned(&mut self, count: usize, out: &mut Completions) {
         let link = self.id;
+        (0..std::mem::take(&mut self.returned_early)).for_each(|_| out.push(link, Event::Done));
         self.loans.returned(count, |_| out.push(link, Event::Done));
     }
 

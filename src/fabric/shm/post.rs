@@ -108,6 +108,7 @@ impl ShmLinkInner {
         if message.len > MAX_LOAN_MESSAGE {
             return Err((PostError::Refused("the message of a loan has at most 28 bytes"), permit));
         }
+        self.release_returned();
         let (source, position) = match self.lendable(tensor) {
             Ok(found) => found,
             Err(error) => return Err((error, permit)),

@@ -370,6 +370,24 @@ fn a_loan_that_is_taken_alone_comes_back_at_once_unless_it_is_kept() {
 }
 
 #[test]
+fn a_loan_that_has_come_back_is_released_by_the_next_loan_without_a_poll() {
+    let (mut a, to_b, mut b, to_a) = pair();
+    let sources = [1, 2].map(|byte| tensor(&a.pool, &[byte; 5000]));
+    for source in &sources {
+        a.port.lend(to_b, source, None, &ShortMessage::from_u32(1)).expect("room");
+        assert!(take(&mut b, to_a, |next| matches!(next, NextMessage::Lent(..)).then_some(())).is_some());
+    }
+    assert!(sources[0].is_unique() && !sources[1].is_unique());
+    assert!(!a.port.arm(), "a poll finds it");
+    let permit = a.port.permit_loan(to_b, 1);
+    assert!(permit.is_some() && sources[1].is_unique());
+    assert!(matches!(
+        a.poll()[..],
+        [Completion { event: Event::Done, .. }, Completion { event: Event::Done, .. }]
+    ));
+}
+
+#[test]
 fn a_message_that_is_taken_alone_consumes_a_receive() {
     let (mut a, mut b) = (End::new(), End { receives: 100, ..End::new() });
     let (to_b, to_a) = connect(&mut a, &mut b, 16);
