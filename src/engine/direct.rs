@@ -81,15 +81,19 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             return Ok(outcome);
         }
         let mut has_run = false;
-        self.with_poller_in(PollMode::Inline, |poller| {
+        let ran = self.with_poller_in(PollMode::Inline, |poller| {
             if !std::mem::replace(&mut has_run, true) {
                 outcome = self.poll_for(poller, timeout, &mut wait);
                 if let DirectWait::Ready(_) = outcome {
                     poller.count_result(|| self.now());
                 }
             }
-        })?;
-        Ok(outcome)
+        });
+        match ran {
+            // A result counts, also if another thread closed the poller right after.
+            Err(why) if !matches!(outcome, DirectWait::Ready(_)) => Err(why),
+            _ => Ok(outcome),
+        }
     }
 
     #[inline]

@@ -78,7 +78,10 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         if self.results.is_multiple_of(RESULTS_PER_POLL) {
             match self.results.is_multiple_of(RESULTS_PER_CLOCK) {
                 true => self.step(now()),
-                false => self.poll_direct(),
+                false => {
+                    self.before_poll();
+                    self.poll_direct()
+                }
             };
         }
     }

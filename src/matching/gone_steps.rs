@@ -169,19 +169,18 @@ impl GoneSteps {
     pub fn ranges(&self) -> Vec<(u64, u64)> {
         let run = |run: &StepRange| (run.base < run.watermark).then(|| (run.base, run.watermark - 1));
         let mut ranges: Vec<(u64, u64)> = self.sequences.iter().filter_map(run).collect();
-        let early = self.sequences.iter().flat_map(|run| &run.early);
+        ranges.extend(self.sequences.iter().flat_map(|run| &run.early).map(|step| (*step, *step)));
         let former =
             self.pages.iter().map(|(number, former)| Page { number: *number, retired: former.retired });
-        let mut alone: Vec<u64> = former.chain([self.newest]).flat_map(Page::steps).collect();
-        alone.extend(early);
-        alone.sort_unstable();
-        alone.dedup();
-        for step in alone {
-            match ranges.last_mut() {
-                Some((_, last)) if last.checked_add(1) == Some(step) => *last = step,
-                _ => ranges.push((step, step)),
-            }
-        }
+        // The newest page has all steps of an earlier page with its number.
+        let former = former.filter(|page| page.number != self.newest.number);
+        ranges.extend(former.chain([self.newest]).flat_map(Page::ranges));
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, before| {
+            let goes_on = before.1.checked_add(1) == Some(next.0);
+            before.1 = if goes_on { next.1 } else { before.1 };
+            goes_on
+        });
         ranges
     }
 }
@@ -192,8 +191,15 @@ impl Page {
         Page { number: step / PAGE, retired: 1 << (step % PAGE) }
     }
 
-    fn steps(self) -> impl Iterator<Item = u64> {
-        (0..PAGE).filter(move |bit| self.retired & (1 << bit) != 0).map(move |bit| self.number * PAGE + bit)
+    /// The retired steps, as ranges from a first to a last one.
+    fn ranges(self) -> impl Iterator<Item = (u64, u64)> {
+        let is_retired = move |bit: &u64| self.retired & (1 << bit) != 0;
+        let step = move |bit: u64| self.number * PAGE + bit;
+        let is_first = move |bit: &u64| is_retired(bit) && (*bit == 0 || !is_retired(&(bit - 1)));
+        (0..PAGE).filter(is_first).map(move |first| {
+            let len = u64::from((self.retired >> first).trailing_ones());
+            (step(first), step(first + len - 1))
+        })
     }
 }
 

@@ -201,7 +201,7 @@ impl Steps {
     }
 
     /// The state of a step with the number that it has begun under. A step that was aborted stays
-    /// so when it is cleaned up.
+    /// so when it is cleaned up, until [`MAX_ABORTED`] others were.
     pub fn state_of(&self, step: u64, number: u64) -> StepState {
         if self.find(step).is_some_and(|live| live.number == number) {
             return self.state(step);

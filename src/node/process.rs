@@ -420,8 +420,9 @@ impl Node {
     ///
     /// Call it when every member is done with the step. A synchronous trainer knows that step n is
     /// done everywhere once a tensor of step n + 1 has come from every member. In dedicated mode
-    /// the polling thread drops the values, soon after this call has returned. The node logs a
-    /// warning when 1,024 steps were not cleaned up, and at each doubling.
+    /// the polling thread drops the values, soon after this call has returned. In inline mode peers
+    /// hear of it when this node makes progress or stops, at the latest with the 64th such step.
+    /// The node logs a warning when 1,024 steps were not cleaned up, and at each doubling.
     pub fn cleanup(&self, step: impl Into<StepId>) {
         self.context.cleanup(step.into().get());
     }
@@ -478,6 +479,8 @@ impl Node {
     /// If the bootstrap service did not end in time.
     pub fn stop(&self) -> Result<(), NodeError> {
         self.check_home()?;
+        // Tells the peers which steps have ended.
+        let _ = self.context.progress();
         self.drain();
         self.stop_because(LossCause::STOPPED)
     }

@@ -252,8 +252,12 @@ impl Batch {
         }
         let mut receives = Receives { batch: self, step, given: given.as_deref_mut(), received };
         let mut walk = BatchWalk::new(&mut receives);
-        let waited = context.paths.nth(path).receive_batch(&mut walk, timeout).map_err(unusable)?;
+        let waited = context.paths.nth(path).receive_batch(&mut walk, timeout);
         let next = walk.into_destination();
+        let waited = waited.map_err(|why| {
+            received.clear();
+            unusable(why)
+        })?;
         let failure = match waited {
             DirectWait::Ready(WalkEnd::Done) => return Ok(()),
             DirectWait::Ready(WalkEnd::Failed(error)) => Some(*error),

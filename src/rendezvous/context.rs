@@ -333,7 +333,15 @@ impl Context {
     /// The error of calls by a handle of a step, if the step has ended. An earlier abort counts.
     #[cold]
     pub(super) fn step_end(&self, step: u64, number: u64) -> Option<Error> {
-        match self.with_tables(|tables| tables.steps.state_of(step, number)) {
+        let state = self.with_tables(|tables| {
+            let state = tables.steps.state_of(step, number);
+            if state == StepState::Live {
+                // Another step had its flag when this one began.
+                self.flags.set(number);
+            }
+            state
+        });
+        match state {
             StepState::Live | StepState::NotBegun => None,
             StepState::Aborted(status) => Some(Error::Aborted { step: step.into(), status }),
             StepState::Gone => Some(Error::StepGone { step: step.into() }),

@@ -2,9 +2,13 @@
 
 use super::{CombiningLock, LockOutcome};
 use std::cell::UnsafeCell;
+use std::time::Duration;
 
 /// Tries that spin before a thread yields its CPU between tries.
 const SPINS: u32 = 64;
+/// Tries that spin or yield before a thread sleeps between tries: a thread with a real-time
+/// priority may keep the holder from its CPU.
+const YIELDS: u32 = 1000;
 
 /// A value that one thread uses at a time, briefly. A thread that finds the mutex taken spins, and
 /// then yields its CPU.
@@ -51,14 +55,19 @@ impl<T> BiasedMutex<T> {
                 return result;
             }
             pause(round);
-            round += 1;
+            round = (round + 1).min(YIELDS);
         }
     }
 }
 
 #[cold]
+#[allow(clippy::disallowed_methods)] // sleeps only where a spin could last for ever
 fn pause(round: u32) {
-    if round < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+    match round {
+        ..SPINS => std::hint::spin_loop(),
+        SPINS..YIELDS => std::thread::yield_now(),
+        _ => std::thread::sleep(Duration::from_micros(50)),
+    }
 }
 
 #[cfg(all(test, not(tensorwire_loom)))]

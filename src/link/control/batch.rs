@@ -92,6 +92,9 @@ impl<C> Link<C> {
         cx: &mut LinkContext<'_, P, C>,
         rest: &[u8],
     ) -> Result<(), String> {
+        if self.is_ended {
+            return Ok(());
+        }
         self.receive_credits.consumed();
         Unpacked::of_rest(rest).try_for_each(|message| self.on_message(cx, message))
     }

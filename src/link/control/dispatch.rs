@@ -20,7 +20,7 @@ impl<P: Port, C> Links<P, C> {
                 taken -= 1;
                 continue;
             }
-            let id = completion.link;
+            let (id, begun) = (completion.link, std::mem::take(&mut bytes));
             let mut cx = LinkContext {
                 port: &mut self.port,
                 pool: &self.pool,
@@ -37,9 +37,9 @@ impl<P: Port, C> Links<P, C> {
                 continue;
             }
             let Some(link) = self.links.get_mut(id) else { continue };
-            let handled = match std::mem::take(&mut bytes) {
+            let handled = match begun {
                 0 => link.completed(&mut cx, completion.event, message),
-                begun => link.on_rest_of_pack(&mut cx, &message[begun..]),
+                _ => link.on_rest_of_pack(&mut cx, &message[begun..]),
             };
             if let Err(why) = handled {
                 link.is_ended = true;

@@ -6,7 +6,7 @@ use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
 use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::StepsOver;
+use crate::protocol::window::{REMEMBERED_RANGES, StepsOver};
 use crate::wire::{Status, Time};
 
 impl Matching {
@@ -143,7 +143,10 @@ impl Matching {
             return;
         }
         let mut post = |message| lanes.to_receiver(peer, message);
-        for (first, last) in steps.retired() {
+        let retired = steps.retired();
+        // The peer remembers no more, and the largest ids are most likely the latest.
+        let forgotten = retired.len().saturating_sub(REMEMBERED_RANGES);
+        for (first, last) in retired.into_iter().skip(forgotten) {
             entry.out.tell_end(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
         }
         for (step, status) in steps.aborted().filter(|_| !is_on(Mutant::EarlierAbortsNotTold)) {

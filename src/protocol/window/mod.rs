@@ -45,6 +45,7 @@ pub use in_edges::{InEdges, Incoming};
 pub use message::{Record, StepsOver, ToReceiver, ToSender};
 pub use out_edge::OutEdge;
 pub use out_edges::OutEdges;
+pub use over_steps::REMEMBERED_RANGES;
 pub use slab::Slab;
 
 /// The peer did something that the protocol does not allow. The link must end.

@@ -4,9 +4,9 @@ use super::message::StepsOver;
 use std::collections::VecDeque;
 
 /// Ranges of steps that are remembered, for receives that begin later.
-const REMEMBERED: usize = 4096;
+pub const REMEMBERED_RANGES: usize = 4096;
 
-/// Ended steps with their errors: the last [`REMEMBERED`] ranges. Consecutive steps with one error
+/// Ended steps with their errors: the last [`REMEMBERED_RANGES`] ranges. Consecutive steps with one error
 /// are one range.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OverSteps<E> {
@@ -39,8 +39,8 @@ impl<E: PartialEq> OverSteps<E> {
     pub fn add(&mut self, mut over: StepsOver<E>) {
         if self.ranges.capacity() == 0 {
             // The memory of all, so that a step later costs none.
-            self.ranges.reserve_exact(REMEMBERED + 2);
-            self.told.reserve_exact(REMEMBERED + 2);
+            self.ranges.reserve_exact(REMEMBERED_RANGES + 2);
+            self.told.reserve_exact(REMEMBERED_RANGES + 2);
         }
         let at = self.ranges.partition_point(|range| range.first <= over.first);
         let before = at.checked_sub(1).map(|at| &mut self.ranges[at]);
@@ -76,7 +76,7 @@ impl<E: PartialEq> OverSteps<E> {
 
     /// Forgets the ranges that were told first, beyond those that are remembered.
     fn forget_oldest(&mut self) {
-        while self.told.len() > REMEMBERED {
+        while self.told.len() > REMEMBERED_RANGES {
             let Some(oldest) = self.told.pop_front() else { return };
             if let Ok(oldest) = self.ranges.binary_search_by_key(&oldest, |range| range.first) {
                 self.ranges.remove(oldest);
@@ -107,7 +107,7 @@ mod tests {
         (0..1000).for_each(|step| steps.add(over(step, step, 1)));
         assert_eq!(steps.ranges, [over(0, 999, 1)]);
         let alone = |n: u64| 2000 + 2 * (n * 7919 % 10_000);
-        let count = REMEMBERED as u64;
+        let count = REMEMBERED_RANGES as u64;
         (0..count).for_each(|n| steps.add(over(alone(n), alone(n), 2)));
         assert_eq!(steps.error(5), None, "the oldest range is forgotten");
         assert!((0..count).all(|n| steps.error(alone(n)) == Some(&2)));
