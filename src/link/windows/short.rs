@@ -108,6 +108,7 @@ impl<C> Link<C> {
         has_left
     }
 
+    #[inline(never)] // keeps the path of small tensors short
     fn lend_short<P: Port>(
         &mut self,
         port: &mut P,

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 /// Ranges of steps that are remembered, for receives that begin later.
 pub const REMEMBERED_RANGES: usize = 4096;
 
-/// Ended steps with their errors: the last [`REMEMBERED_RANGES`] ranges. Consecutive steps with one error
-/// are one range.
+/// Ended steps with their errors: the last [`REMEMBERED_RANGES`] ranges. Consecutive steps with one
+/// error are one range.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OverSteps<E> {
     /// Disjoint, in the order of the steps.
