@@ -221,7 +221,7 @@ impl SendQueue {
     /// Whether a post need not wait for others or for a receive of the peer.
     #[inline]
     pub fn leaves_now<P: Port>(&mut self, port: &mut P) -> bool {
-        self.backlog() == 0 && self.has_credit(port)
+        self.queue.is_empty() && self.pack.is_empty() && self.has_credit(port)
     }
 
     /// Posts a short message, unless something waits or the post is refused. Returns whether it

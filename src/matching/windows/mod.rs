@@ -129,6 +129,19 @@ struct PeerEdges {
     has_announced: bool,
 }
 
+impl PeerEdges {
+    /// The index of the edge of a tensor for the peer.
+    #[inline]
+    fn outgoing_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
+        let hint = key.edge.place(EdgeSide::Sender);
+        let index = self.out.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        if index != hint {
+            key.edge.note_place(EdgeSide::Sender, index);
+        }
+        index
+    }
+}
+
 /// The tensors of one poller.
 pub struct Matching {
     peers: Vec<PeerEdges>,
@@ -186,18 +199,6 @@ impl Matching {
         let index = incoming.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
         if index != hint {
             key.edge.note_place(EdgeSide::Receiver, index);
-        }
-        index
-    }
-
-    /// The index of the edge of a tensor for a peer.
-    #[inline]
-    fn outgoing_edge(&mut self, peer: PeerIndex, key: TensorKeyRef<'_>) -> u32 {
-        let hint = key.edge.place(EdgeSide::Sender);
-        let out = &mut self.peers[peer.0 as usize].out;
-        let index = out.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
-        if index != hint {
-            key.edge.note_place(EdgeSide::Sender, index);
         }
         index
     }

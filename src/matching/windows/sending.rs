@@ -25,8 +25,9 @@ impl Matching {
         if !self.steps.goes_on(key.step) {
             return 1;
         }
-        let index = self.outgoing_edge(peer, key);
-        let out = &mut self.peers[peer.0 as usize].out;
+        let entry = &mut self.peers[peer.0 as usize];
+        let index = entry.outgoing_edge(key);
+        let out = &mut entry.out;
         if let Value::Tensor(tensor) = &value
             && let Some(record) = out.next_record(index, key.step)
             && lanes.send_short(peer, record, tensor)
@@ -61,8 +62,9 @@ impl Matching {
         if !self.steps.goes_on(key.step) {
             return Ok(false);
         }
-        let index = self.outgoing_edge(peer, key);
-        let out = &mut self.peers[peer.0 as usize].out;
+        let entry = &mut self.peers[peer.0 as usize];
+        let index = entry.outgoing_edge(key);
+        let out = &mut entry.out;
         let waits = !out.can_leave(index, key.step);
         if waits && !is_on(Mutant::WaitingValueUncounted) && reserve(&self.outstanding, 1, limit).is_err() {
             out.forget(index);

@@ -31,8 +31,9 @@ impl Matching {
         if !self.steps.goes_on(key.step) {
             return false;
         }
-        let index = self.outgoing_edge(peer, key);
-        let out = &mut self.peers[peer.0 as usize].out;
+        let entry = &mut self.peers[peer.0 as usize];
+        let index = entry.outgoing_edge(key);
+        let out = &mut entry.out;
         let record = out.next_record(index, key.step);
         let has_left = record.is_some_and(|record| lanes.send_short(peer, record, tensor));
         match has_left {
