@@ -125,8 +125,8 @@ impl Matching {
         let next = walk.examined.max(walk.done) + 1;
         let Some((peer, key)) = walk.batch.edge(next) else { return true };
         walk.examined = next;
-        let edge = self.incoming_edge(peer, key);
-        let entry = &self.peers[peer.0 as usize];
+        let entry = &mut self.peers[peer.0 as usize];
+        let edge = entry.incoming_edge(key);
         entry.down.is_none()
             && entry.incoming.first(edge, key.step).is_none()
             && entry.incoming.next_record(edge, key.step).is_some()

@@ -130,6 +130,17 @@ struct PeerEdges {
 }
 
 impl PeerEdges {
+    /// The index of the edge of a tensor that the peer sends.
+    #[inline]
+    fn incoming_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
+        let hint = key.edge.place(EdgeSide::Receiver);
+        let index = self.incoming.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        if index != hint {
+            key.edge.note_place(EdgeSide::Receiver, index);
+        }
+        index
+    }
+
     /// The index of the edge of a tensor for the peer.
     #[inline]
     fn outgoing_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
@@ -189,18 +200,6 @@ impl Matching {
             broken: None,
             news: 0,
         }
-    }
-
-    /// The index of the edge of a tensor that a peer sends.
-    #[inline]
-    fn incoming_edge(&mut self, peer: PeerIndex, key: TensorKeyRef<'_>) -> u32 {
-        let hint = key.edge.place(EdgeSide::Receiver);
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let index = incoming.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
-        if index != hint {
-            key.edge.note_place(EdgeSide::Receiver, index);
-        }
-        index
     }
 
     /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].

@@ -23,14 +23,16 @@ impl Matching {
         waiter: Waiter,
         is_bounded: bool,
     ) {
-        if let Some(end) = self.steps.end_of(key.step) {
+        if !self.steps.goes_on(key.step)
+            && let Some(end) = self.steps.end_of(key.step)
+        {
             return waiter.complete(Err(end.error(key.step)));
         }
         if let Some(error) = &self.broken {
             return waiter.complete(Err(error.clone()));
         }
-        let edge = self.incoming_edge(peer, key.borrowed());
         let entry = &mut self.peers[peer.0 as usize];
+        let edge = entry.incoming_edge(key.borrowed());
         let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded };
         let step = receive.key.step;
         if let Some(held) = entry.incoming.take(edge, step) {
@@ -146,13 +148,17 @@ impl Matching {
         destination: &mut Option<Destination>,
         expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
-        let edge = self.incoming_edge(peer, key);
+        let entry = &mut self.peers[peer.0 as usize];
+        let edge = entry.incoming_edge(key);
         let mut next = None;
         if self.steps.goes_on(key.step) {
-            if let Some(result) = self.take_held(lanes, (peer, edge), key, destination) {
-                return Some(result.map_err(Box::new));
-            }
-            next = self.expected(peer, edge, key.step);
+            next = match entry.incoming.holds_any(edge) {
+                true => match self.take_held(lanes, (peer, edge), key, destination) {
+                    Some(result) => return Some(result.map_err(Box::new)),
+                    None => self.peers[peer.0 as usize].expected(peer, edge, key.step),
+                },
+                false => entry.expected(peer, edge, key.step),
+            };
             if let Some(next) = &next
                 && let ShortTake::Taken(delivery) = self.take_short(lanes, next, destination)
             {
@@ -175,9 +181,6 @@ impl Matching {
         destination: &mut Option<Destination>,
     ) -> Option<Result<Delivery<Payload>, Error>> {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        if !incoming.holds_any(edge) {
-            return None;
-        }
         let given = destination.take()?;
         let Some(held) = incoming.take(edge, key.step) else {
             *destination = Some(given);

@@ -4,7 +4,7 @@
 //! between. Whatever takes more is left to the general path.
 
 use super::receiving::delivery;
-use super::{Lanes, Matching};
+use super::{Lanes, Matching, PeerEdges};
 use crate::fabric::ShortTake;
 use crate::link::{Destination, TensorKeyRef};
 use crate::matching::{Delivery, Payload, PeerIndex};
@@ -17,6 +17,16 @@ pub struct ExpectedRecord {
     peer: PeerIndex,
     edge: u32,
     record: Record<()>,
+}
+
+impl PeerEdges {
+    /// The record that a receive waits for on an edge without a value of its step. `None` if other
+    /// receives wait too, or the value comes in another way. The step is live.
+    #[inline]
+    pub(super) fn expected(&self, peer: PeerIndex, edge: u32, step: u64) -> Option<ExpectedRecord> {
+        let record = self.incoming.next_record(edge, step)?;
+        Some(ExpectedRecord { peer, edge, record })
+    }
 }
 
 impl Matching {
@@ -42,14 +52,6 @@ impl Matching {
             false => out.forget(index),
         }
         has_left
-    }
-
-    /// The record that a receive waits for on an edge without a value of its step. `None` if other
-    /// receives wait too, or the value comes in another way. The step is live.
-    #[inline]
-    pub(super) fn expected(&self, peer: PeerIndex, edge: u32, step: u64) -> Option<ExpectedRecord> {
-        let record = self.peers[peer.0 as usize].incoming.next_record(edge, step)?;
-        Some(ExpectedRecord { peer, edge, record })
     }
 
     /// Takes the value of an expected record, if the record is the next message of the peer and the
