@@ -38,5 +38,5 @@ pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
 pub(crate) use reuse::Lists;
 pub use reuse::Reused;
 pub(crate) use sleepers::Sleepers;
-pub(crate) use thread_index::{MAX_THREADS, thread_index};
+pub(crate) use thread_index::{MAX_THREADS, known_thread_index, thread_index};
 pub(crate) use waking::is_waking;

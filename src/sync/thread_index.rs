@@ -37,11 +37,18 @@ impl Drop for IndexReturn {
     }
 }
 
+/// The index of the calling thread, if it has asked before. A number from [`MAX_THREADS`] on
+/// otherwise.
+#[inline]
+pub(crate) fn known_thread_index() -> usize {
+    INDEX.get() as usize
+}
+
 /// The index of the calling thread, below [`MAX_THREADS`]. `None` if as many threads have one, or
 /// if the thread is ending.
 #[inline]
 pub(crate) fn thread_index() -> Option<usize> {
-    let index = INDEX.get() as usize;
+    let index = known_thread_index();
     if index < MAX_THREADS { Some(index) } else { first_index() }
 }
 

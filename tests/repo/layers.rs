@@ -160,7 +160,7 @@ fn a_lock_on_the_data_path_is_found_and_so_is_the_permission_to_have_one() {
         for path in [
             "src/link/x.rs",
             "src/matching/mod.rs",
-            "src/memory/pool/magazine.rs",
+            "src/memory/pool/magazine/mod.rs",
             "src/fabric/shm/memory/ring.rs",
         ] {
             assert!(said(path, text).contains("locks.rs"), "{text} passed in {path}");

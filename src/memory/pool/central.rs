@@ -16,9 +16,6 @@ use offset_allocator::{Allocation, Allocator};
 pub(crate) struct Block {
     offset: u32,
     units: u32,
-    /// The size class of the magazine that caches it; `None` if it goes straight back to
-    /// [`Central`].
-    pub(crate) class: Option<SizeClass>,
     first: PieceHandle,
     /// The pieces that follow the first one without a gap, if one piece could not hold the block.
     rest: Box<[PieceHandle]>,
@@ -71,17 +68,15 @@ impl Central {
 
     /// Allocates a block of the size of a class.
     pub(crate) fn allocate_class(&mut self, class: SizeClass) -> Option<Block> {
-        let block = self.in_one_piece(class.units())?;
-        Some(Block { class: Some(class), ..block })
+        self.in_one_piece(class.units())
     }
 
-    /// Allocates a block of exactly this many units, which is not cached when it is freed.
+    /// Allocates a block of exactly this many units.
     ///
     /// The allocator rounds a request up to the next class, so it does not see that a free range of
-    /// 100 holds
-    /// 100. In this case the block is put together from pieces whose sizes are classes. That
-    ///      succeeds whenever the range that the allocator finds first is large enough, so always
-    ///      in an empty pool.
+    /// 100 units holds 100. In this case the block is put together from pieces whose sizes are
+    /// classes. That succeeds whenever the range that the allocator finds first is large enough, so
+    /// always in an empty pool.
     pub(crate) fn allocate_exact(&mut self, units: u32) -> Option<Block> {
         self.in_one_piece(units).or_else(|| self.in_pieces(units))
     }
@@ -89,13 +84,7 @@ impl Central {
     fn in_one_piece(&mut self, units: u32) -> Option<Block> {
         let first = self.allocator.allocate(units)?;
         self.take(units);
-        Some(Block {
-            offset: first.offset,
-            units,
-            class: None,
-            first: PieceHandle(first),
-            rest: Box::default(),
-        })
+        Some(Block { offset: first.offset, units, first: PieceHandle(first), rest: Box::default() })
     }
 
     fn in_pieces(&mut self, units: u32) -> Option<Block> {
@@ -106,7 +95,7 @@ impl Central {
         let mut end = None;
         let mut missing = units;
         while missing > 0 {
-            let part = SizeClass::within(missing).units();
+            let part = SizeClass::within(missing.into()).units();
             let piece = self.allocator.allocate(part);
             let fits = piece.filter(|piece| end.is_none_or(|end| end == piece.offset));
             // Undo everything if the piece does not continue the block.
@@ -122,7 +111,7 @@ impl Central {
         self.take(units);
         let mut pieces = pieces.into_iter();
         let first = pieces.next()?;
-        Some(Block { offset: first.0.offset, units, class: None, first, rest: pieces.collect() })
+        Some(Block { offset: first.0.offset, units, first, rest: pieces.collect() })
     }
 
     fn take(&mut self, units: u32) {

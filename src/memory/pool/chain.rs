@@ -28,6 +28,10 @@ impl<T: Linked> Chain<T> {
         Chain { head: ptr::null_mut() }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.is_null()
+    }
+
     #[inline]
     pub(crate) fn push(&mut self, mut item: Box<T>) {
         *item.next() = self.head;

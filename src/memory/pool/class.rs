@@ -6,45 +6,38 @@
 
 /// Index of a size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SizeClass(u8);
+pub(crate) struct SizeClass(u32);
 
 const STEP_BITS: u32 = 3;
 const STEPS: u32 = 1 << STEP_BITS;
 
 impl SizeClass {
-    /// The smallest class that holds `units`, which must be at most 2^31.
+    /// The smallest class that holds `units`, which must be at least 1.
     #[inline]
-    pub(crate) fn holding(units: u32) -> SizeClass {
-        debug_assert!(units <= 1 << 31);
-        if units < STEPS {
-            return SizeClass(units as u8);
-        }
-        let floor = SizeClass::within(units);
-        if floor.units() == units { floor } else { SizeClass(floor.0 + 1) }
+    pub(crate) fn holding(units: u64) -> SizeClass {
+        SizeClass(SizeClass::within(units - 1).0 + 1)
     }
 
     /// The largest class that fits in `units`.
-    pub(crate) fn within(units: u32) -> SizeClass {
-        if units < STEPS {
-            return SizeClass(units as u8);
-        }
-        let shift = 31 - units.leading_zeros() - STEP_BITS;
-        let step = (units >> shift) & (STEPS - 1);
-        SizeClass((((shift + 1) << STEP_BITS) | step) as u8)
+    #[inline]
+    pub(crate) fn within(units: u64) -> SizeClass {
+        // Up to twice `STEPS` each size is a class.
+        let shift = (units | u64::from(STEPS)).ilog2() - STEP_BITS;
+        SizeClass((shift << STEP_BITS) + (units >> shift) as u32)
     }
 
-    /// Size of the class, in units.
+    /// Size of the class, in units. For classes within 2^31 units.
     pub(crate) fn units(self) -> u32 {
-        let (exponent, step) = (u32::from(self.0) >> STEP_BITS, u32::from(self.0) & (STEPS - 1));
+        let (exponent, step) = (self.0 >> STEP_BITS, self.0 & (STEPS - 1));
         if exponent == 0 { step } else { (step | STEPS) << (exponent - 1) }
     }
 
     pub(crate) fn index(self) -> usize {
-        usize::from(self.0)
+        self.0 as usize
     }
 
     /// Every class up to the largest that fits in `units`.
-    pub(crate) fn all_within(units: u32) -> impl Iterator<Item = SizeClass> {
+    pub(crate) fn all_within(units: u64) -> impl Iterator<Item = SizeClass> {
         (0..=SizeClass::within(units).0).map(SizeClass)
     }
 }
@@ -56,17 +49,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_size_lies_between_its_two_classes_and_rounding_costs_an_eighth(units in 1u32..=1 << 31) {
+        fn a_size_lies_between_its_two_classes_and_rounding_costs_an_eighth(units in 1u64..=1 << 31) {
             let (floor, ceiling) = (SizeClass::within(units), SizeClass::holding(units));
-            prop_assert!(floor.units() <= units && units <= ceiling.units());
+            prop_assert!(u64::from(floor.units()) <= units && units <= ceiling.units().into());
             prop_assert!(ceiling.index() - floor.index() <= 1);
-            prop_assert!(u64::from(ceiling.units()) * 8 <= u64::from(units) * 9);
+            prop_assert!(u64::from(ceiling.units()) * 8 <= units * 9);
         }
 
         #[test]
         fn classes_are_the_bins_of_offset_allocator(units in 1u32..=1 << 30) {
             let bin = offset_allocator::ext::min_allocator_size(units);
-            prop_assert_eq!(SizeClass::holding(units).units(), bin);
+            prop_assert_eq!(SizeClass::holding(units.into()).units(), bin);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::central::Block;
 use super::chain::Linked;
-use super::magazine::Purpose;
+use super::magazine::MagazineList;
 use super::refcount::RefCount;
 use super::state::PoolState;
 use crate::memory::foreign::{ForeignArea, ForeignRegistration};
@@ -60,8 +60,9 @@ pub(crate) struct TensorHeader {
     pub(crate) pool: Option<NonNull<PoolState>>,
     /// The magazine that the header returns to. [`NO_MAGAZINE`] if there is none.
     pub(crate) magazine: u32,
-    /// What the block is used for, for as long as the header has it.
-    pub(crate) purpose: Purpose,
+    /// The list of that magazine that the header returns to with its block. `None` if the storage
+    /// is no block, or one that goes straight back to [`Central`](super::central::Central).
+    pub(crate) list: Option<MagazineList>,
     /// The ring that the header returns to instead, if it is of one.
     pub(crate) ring: Option<Arc<RingBuffers>>,
     /// Whether the block must never be reused ([`Tensor::leak`]). Only set, never cleared, while
@@ -108,7 +109,7 @@ impl TensorHeader {
             storage: Storage::Empty,
             pool: None,
             magazine: NO_MAGAZINE,
-            purpose: Purpose::Source,
+            list: None,
             ring: None,
             is_leaked: AtomicBool::new(false),
         })
@@ -125,6 +126,7 @@ impl TensorHeader {
     pub(crate) fn strip(&mut self) -> Storage {
         self.data = NO_DATA;
         self.capacity = 0;
+        self.list = None;
         std::mem::replace(&mut self.storage, Storage::Empty)
     }
 
@@ -144,8 +146,22 @@ impl TensorHeader {
     ///
     /// Takes no lock, allocates nothing and waits for nothing in steady state. It takes a lock if
     /// the magazines have no room for the block, or if another thread empties them at this moment.
-    pub(crate) fn release(mut self: Box<Self>) {
+    #[inline(never)]
+    pub(crate) fn release(self: Box<Self>) {
         debug_assert!(self.refs.is_one());
+        let header = match self.pool {
+            // SAFETY: as in `release_to_pool`.
+            Some(pool) if self.ring.is_none() => match unsafe { PoolState::put_back_own(pool, self) } {
+                Ok(()) => return,
+                Err(header) => header,
+            },
+            _ => self,
+        };
+        header.release_elsewhere();
+    }
+
+    #[cold]
+    fn release_elsewhere(mut self: Box<Self>) {
         if self.pool().is_some_and(PoolState::in_child) {
             // A forked child: pool and lender belong to the parent, which has its own handle.
             std::mem::forget(self);

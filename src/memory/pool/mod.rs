@@ -135,7 +135,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError`] if there is no room.
     pub fn tensor(&self, meta: TensorMeta) -> Result<TensorMut, PoolError> {
-        self.make(Purpose::Source, meta)
+        self.make(Purpose::Source, &meta)
     }
 
     /// As [`Pool::tensor`], for what a peer sends. Its block never held a tensor that was made to
@@ -144,32 +144,35 @@ impl Pool {
     /// # Errors
     /// As [`Pool::tensor`].
     pub(crate) fn landing(&self, meta: &TensorMeta) -> Result<TensorMut, PoolError> {
-        if self.state.in_child() {
-            return Err(PoolError::Forked);
-        }
-        let mut header = self.header(Purpose::Landing, meta)?;
-        // The block that was dropped last had the same shape, most of the time.
-        if header.meta != *meta {
-            header.meta = meta.clone();
-        }
-        Ok(TensorMut::new(header))
-    }
-
-    fn make(&self, purpose: Purpose, meta: TensorMeta) -> Result<TensorMut, PoolError> {
-        if self.state.in_child() {
-            return Err(PoolError::Forked);
-        }
-        let mut header = self.header(purpose, &meta)?;
-        header.meta = meta;
-        Ok(TensorMut::new(header))
+        self.make(Purpose::Landing, meta)
     }
 
     #[inline]
-    fn header(&self, purpose: Purpose, meta: &TensorMeta) -> Result<Box<TensorHeader>, PoolError> {
-        match meta.bytes() {
-            0 => Ok(self.state.bare()),
-            _ => self.state.allocate(purpose, meta),
+    fn make(&self, purpose: Purpose, meta: &TensorMeta) -> Result<TensorMut, PoolError> {
+        match self.make_cached(purpose, meta) {
+            Some(tensor) => Ok(tensor),
+            None => self.make_new(purpose, meta),
         }
+    }
+
+    #[inline]
+    fn make_cached(&self, purpose: Purpose, meta: &TensorMeta) -> Option<TensorMut> {
+        let mut header = self.state.cached(purpose, meta.bytes())?;
+        header.meta.clone_from(meta);
+        Some(TensorMut::new(header))
+    }
+
+    #[cold]
+    fn make_new(&self, purpose: Purpose, meta: &TensorMeta) -> Result<TensorMut, PoolError> {
+        if self.state.in_child() {
+            return Err(PoolError::Forked);
+        }
+        let mut header = match meta.bytes() {
+            0 => self.state.bare(),
+            _ => self.state.allocate(purpose, meta)?,
+        };
+        header.meta = meta.clone();
+        Ok(TensorMut::new(header))
     }
 
     /// As [`Pool::tensor`], with all bytes zero.
@@ -285,9 +288,15 @@ mod tests {
 
     #[test]
     fn a_size_that_was_seen_before_is_made_and_dropped_without_the_lock() {
+        for poison in [false, true] {
+            makes_and_drops_without_the_lock(PoolOptions { poison, ..PoolOptions::default() });
+        }
+    }
+
+    fn makes_and_drops_without_the_lock(options: PoolOptions) {
         let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
         let region = Region::create(0, &region).expect("region");
-        let pool = Pool::new(region, PoolOptions::default()).expect("pool");
+        let pool = Pool::new(region, options).expect("pool");
         let sizes = [0, 1, 64, 1000, 5000, 40_000];
         let round = move |pool: &Pool| {
             let meta = |size| TensorMeta::new(DType::U8, Shape::new(&[size]).expect("shape")).expect("meta");

@@ -6,7 +6,7 @@ use super::chain::Chain;
 use super::class::SizeClass;
 use super::error::PoolError;
 use super::header::{ALIGN, NO_MAGAZINE, Storage, TensorHeader};
-use super::magazine::{Collected, Entered, Magazines, NotEntered, Purpose, class_of};
+use super::magazine::{Collected, Entered, MagazineList, Magazines, NotEntered, Purpose};
 use super::{DropOwner, POISON, PoolOptions};
 use crate::memory::fork::ForkGuard;
 use crate::memory::region::Region;
@@ -86,6 +86,18 @@ impl OpenPool {
         OpenPool(NonNull::from(Box::leak(state)))
     }
 
+    /// A header with a block for so many bytes, if this thread's magazine has one at hand. Counts
+    /// it as a live tensor.
+    #[inline]
+    pub(super) fn cached(&self, purpose: Purpose, bytes: u64) -> Option<Box<TensorHeader>> {
+        if self.in_child() {
+            return None;
+        }
+        // 0 bytes wrap around to more than the largest class that is cached.
+        let last_unit = bytes.wrapping_sub(1) >> self.unit_bits;
+        self.magazines.take_own(purpose, SizeClass::holding(last_unit + 1))
+    }
+
     /// A header with a block for a tensor of at least one byte. Counts it as a live tensor.
     pub(super) fn allocate(
         &self,
@@ -100,21 +112,20 @@ impl OpenPool {
                 return Err(PoolError::TooLarge { meta: meta.clone(), asked, capacity });
             }
         };
-        let class = SizeClass::holding(units);
+        let class = SizeClass::holding(units.into());
         let cached = self.in_magazine(|magazine| magazine.take(purpose, class));
         if let Some(header) = cached.flatten() {
             return Ok(header);
         }
-        let mut block = self.refill(units, class).ok_or_else(|| self.why_not(asked))?;
+        let block = self.refill(units, class).ok_or_else(|| self.why_not(asked))?;
         let mut header = self.bare();
-        if header.magazine == NO_MAGAZINE {
-            block.class = None;
+        if header.magazine != NO_MAGAZINE && block.units() == class.units() {
+            header.list = self.magazines.list(purpose, class);
         }
         // SAFETY: the block lies inside the region: the allocator was made with the number of whole
         // units in it. So the sum is inside the mapping, and below isize::MAX.
         header.data = unsafe { self.region.base().add(self.bytes(block.offset()) as usize) };
         header.capacity = self.bytes(block.units()) as usize;
-        header.purpose = purpose;
         header.storage = Storage::Block(block);
         Ok(header)
     }
@@ -233,16 +244,16 @@ impl PoolState {
         block
     }
 
-    /// Makes room in the magazines for a block of this class.
+    /// Makes room in the magazines for a block of a list.
     #[cold]
-    fn make_room(&self, class: SizeClass) {
+    fn make_room(&self, list: MagazineList) {
         let mut locked = self.lock_central();
-        let bare = self.empty_magazines(&mut locked, Some(class));
+        let bare = self.empty_magazines(&mut locked, Some(list));
         drop(locked);
         self.keep_bare(bare);
     }
 
-    /// Frees the blocks in all magazines. With a class, only if the magazines have no room for one
+    /// Frees the blocks in all magazines. With a list, only if the magazines have no room for one
     /// more block of it. Returns the blocks' headers.
     ///
     /// Runs under the lock: the second of two threads that empty the magazines finds what the first
@@ -250,10 +261,10 @@ impl PoolState {
     fn empty_magazines(
         &self,
         locked: &mut CentralAndCollected,
-        class: Option<SizeClass>,
+        list: Option<MagazineList>,
     ) -> Chain<TensorHeader> {
         let CentralAndCollected { central, collected, emptied_at } = locked;
-        if class.is_none() && *emptied_at == self.magazines.dropped() {
+        if list.is_none() && *emptied_at == self.magazines.dropped() {
             // A caller that waits for room tries again and again: it must not stop the owners each
             // time.
             return Chain::new();
@@ -263,8 +274,8 @@ impl PoolState {
             // freed.
             let _pausing = self.lock_pausing();
             let paused = self.magazines.pause();
-            match (paused, class) {
-                (Some(paused), Some(class)) => paused.make_room(class.units().into(), collected),
+            match (paused, list) {
+                (Some(paused), Some(list)) => paused.make_room(list, collected),
                 (Some(paused), None) => {
                     paused.collect(collected);
                     *emptied_at = self.magazines.dropped();
@@ -301,6 +312,24 @@ impl PoolState {
         PoolError::Exhausted { asked, free, largest_free, capacity }
     }
 
+    /// Takes back the header of a tensor whose last handle is gone, if its block goes to this
+    /// thread's magazine as it is. Refuses others.
+    ///
+    /// # Safety
+    /// As for [`PoolState::put_back`].
+    #[inline]
+    pub(crate) unsafe fn put_back_own(
+        this: NonNull<PoolState>,
+        header: Box<TensorHeader>,
+    ) -> Result<(), Box<TensorHeader>> {
+        // SAFETY: as in `put_back`. The pool may be gone when `put_own` has taken the header.
+        let pool = unsafe { this.as_ref() };
+        if pool.poison || pool.in_child() || header.is_leaked() {
+            return Err(header);
+        }
+        pool.magazines.put_own(header)
+    }
+
     /// Takes back the header of a tensor whose last handle is gone.
     ///
     /// # Safety
@@ -310,7 +339,7 @@ impl PoolState {
         // last use of `pool` below.
         let pool = unsafe { this.as_ref() };
         pool.take_storage(&mut header);
-        let mut class = class_of(&header);
+        let mut list = header.list;
         loop {
             match pool.magazines.enter() {
                 Ok(mut magazine) => {
@@ -337,8 +366,8 @@ impl PoolState {
             }
             // The magazines are full. Blocks of sizes that are no longer used would otherwise fill
             // them for ever. If others fill them meanwhile, the block is not cached.
-            match class.take() {
-                Some(class) => pool.make_room(class),
+            match list.take() {
+                Some(list) => pool.make_room(list),
                 None => pool.free_block(&mut header),
             }
         }
@@ -353,14 +382,13 @@ impl PoolState {
         }
         match &header.storage {
             Storage::Empty => {}
-            Storage::Block(block) => {
-                let is_cached = block.class.is_some();
+            Storage::Block(_) => {
                 if self.poison {
                     // SAFETY: the last handle is gone, so no thread reads these bytes; they belong
                     // to the block.
                     unsafe { header.data.write_bytes(POISON, header.capacity) };
                 }
-                if !is_cached {
+                if header.list.is_none() {
                     self.free_block(header);
                 }
             }

@@ -21,15 +21,18 @@
 //! A [`Gate`] stops the owners while another thread collects from all magazines. Between
 //! [`Magazines::enter`] and the drop of [`Entered`] no code runs that could come back here.
 
-use super::central::Block;
+mod paused;
+
+pub(crate) use self::paused::{Collected, Paused};
 use super::chain::{Chain, RemoteList};
 use super::class::SizeClass;
 use super::gate::{Gate, Presence, Stopped};
 use super::header::{Storage, TensorHeader};
 use crate::memory::sync::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, UnsafeCell, fence};
-use crate::sync::{MAX_THREADS, thread_index};
+use crate::sync::{MAX_THREADS, known_thread_index, thread_index};
 use crossbeam_utils::CachePadded;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::ptr;
 
 /// Headers without blocks that an owner keeps at most; more are given back to the heap.
@@ -50,6 +53,15 @@ pub(crate) enum Purpose {
     Landing,
 }
 
+/// The list of a magazine for the blocks of one class and purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MagazineList {
+    /// In [`ClassLists`].
+    index: u32,
+    /// Units of each block.
+    pub(crate) units: NonZeroU32,
+}
+
 /// The lists of a magazine: one for each class and purpose, and an empty one. [`Collected`] has the
 /// blocks of the remote list there.
 type ClassLists = Box<[Chain<TensorHeader>]>;
@@ -64,6 +76,8 @@ pub(crate) struct Magazines {
     classes: usize,
     /// Units that may be cached in all.
     capacity: i64,
+    /// The least that an owner takes from the budget, and gives back.
+    batch: i64,
     shared: CachePadded<SharedCounts>,
 }
 
@@ -130,9 +144,6 @@ pub(crate) enum NotEntered {
     NoMagazine,
 }
 
-/// All owners are stopped until this is dropped.
-pub(crate) struct Paused<'a>(&'a Magazines);
-
 impl Magazines {
     /// Magazines for blocks of up to `units` units, which hold `capacity` units in all.
     pub(crate) fn new(units: u32, capacity: u64, has_membarrier: bool) -> Magazines {
@@ -144,8 +155,9 @@ impl Magazines {
         Magazines {
             gate: Gate::new(has_membarrier),
             table: (0..threads).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
-            classes: SizeClass::all_within(units).count(),
+            classes: SizeClass::all_within(units.into()).count(),
             capacity,
+            batch: (capacity / BATCHES).max(1),
             shared: CachePadded::new(SharedCounts {
                 budget: AtomicI64::new(capacity),
                 used: AtomicUsize::new(0),
@@ -159,14 +171,43 @@ impl Magazines {
         i64::from(class.units()) <= self.capacity && class.index() < self.classes
     }
 
-    /// Lets the calling thread into its magazine, which it must not be in yet.
+    /// The list of blocks of this class, if they are cached.
+    pub(crate) fn list(&self, purpose: Purpose, class: SizeClass) -> Option<MagazineList> {
+        let units = NonZeroU32::new(class.units())?;
+        self.caches(class).then(|| MagazineList { index: list_index(purpose, class) as u32, units })
+    }
+
+    /// A header as of [`Entered::take`], if the calling thread finds one in its own lists.
     #[inline]
+    pub(crate) fn take_own(&self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
+        self.enter_own()?.take_own(purpose, class)
+    }
+
+    /// Puts a dropped tensor's header into the calling thread's own lists, as [`Entered::put`]. The
+    /// pool may be gone then. Refuses a header that belongs elsewhere or needs more.
+    #[inline]
+    pub(crate) fn put_own(&self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+        match self.enter_own() {
+            Some(mut entered) => entered.put_own(header),
+            None => Err(header),
+        }
+    }
+
+    /// As [`Magazines::enter`], for a thread that has been in its magazine before.
+    #[inline]
+    fn enter_own(&self) -> Option<Entered<'_>> {
+        let index = known_thread_index();
+        let magazine = self.at(index)?;
+        self.gate.enter(&magazine.presence).ok()?;
+        Some(Entered { magazines: self, magazine, index, _thread: PhantomData })
+    }
+
+    /// Lets the calling thread into its magazine, which it must not be in yet.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, NotEntered> {
         self.enter_at(thread_index().ok_or(NotEntered::NoMagazine)?)
     }
 
     /// `index` is the calling thread's.
-    #[inline]
     fn enter_at(&self, index: usize) -> Result<Entered<'_>, NotEntered> {
         let magazine = match self.at(index) {
             Some(magazine) => magazine,
@@ -208,10 +249,6 @@ impl Magazines {
 
     fn lists(&self) -> ClassLists {
         (0..2 * self.classes + 1).map(|_| Chain::new()).collect()
-    }
-
-    fn list(&self, purpose: Purpose, class: SizeClass) -> usize {
-        class.index() + if purpose == Purpose::Landing { self.classes } else { 0 }
     }
 
     fn iter(&self) -> impl Iterator<Item = &Magazine> {
@@ -298,20 +335,26 @@ impl Magazines {
         cached.clamp(0, self.capacity) as u64
     }
 
-    /// The least that an owner takes from the budget, and gives back.
-    fn batch(&self) -> i64 {
-        (self.capacity / BATCHES).max(1)
+    /// Whether an owner with so many units of the budget too many gives them back.
+    fn is_surplus(&self, units: i64) -> bool {
+        units > SPARE_BATCHES * self.batch
     }
 
     /// Takes a part of the budget: at least `least` or nothing, and a whole batch if there is one.
     #[cold]
     fn take_budget(&self, least: i64) -> Option<i64> {
-        let part = |budget: i64| least.max(self.batch().min(budget));
+        let part = |budget: i64| least.max(self.batch.min(budget));
         let less = |budget: i64| Some(budget - part(budget)).filter(|rest| *rest >= 0);
         // Relaxed, here and below: these numbers bound and report, and guard no memory.
         let before = self.shared.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
         Some(part(before))
     }
+}
+
+/// In [`ClassLists`]. Beyond the last list, or the empty one, for a class that is not cached.
+#[inline]
+fn list_index(purpose: Purpose, class: SizeClass) -> usize {
+    2 * class.index() + purpose as usize
 }
 
 impl Drop for Magazines {
@@ -340,15 +383,36 @@ impl Entered<'_> {
     }
 
     /// Takes a header with a block out, and counts it as a live tensor.
-    #[inline]
     pub(crate) fn take(&mut self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
-        let list = self.magazines.list(purpose, class);
-        let own = self.owned(|owned| owned.lists.get_mut(list)?.pop());
-        let header = own.or_else(|| {
-            self.take_over();
-            self.owned(|owned| owned.lists.get_mut(list)?.pop())
+        self.take_own(purpose, class).or_else(|| {
+            let index = list_index(purpose, class);
+            if !self.owned(|owned| owned.has(index)) {
+                self.take_over();
+            }
+            if self.owned(|owned| owned.has(index)) {
+                self.give_budget_back(class.units());
+            }
+            self.take_own(purpose, class)
+        })
+    }
+
+    /// As [`Entered::take`], if the block lies in the own lists and no budget is to be given back.
+    #[inline]
+    fn take_own(&mut self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
+        let Magazine { cached, .. } = self.magazine;
+        let magazines = self.magazines;
+        let header = self.owned(|owned| {
+            let list = owned.lists.get_mut(list_index(purpose, class))?;
+            let header = list.pop()?;
+            let units = header.list.map_or(0, |list| list.units.get());
+            let rest = cached.load(Ordering::Relaxed) - i64::from(units);
+            if rest < 0 && magazines.is_surplus(owned.limit - rest) {
+                list.push(header);
+                return None;
+            }
+            cached.store(rest, Ordering::Relaxed);
+            Some(header)
         })?;
-        self.uncharge(i64::from(class.units()));
         self.count_made();
         Some(header)
     }
@@ -377,27 +441,53 @@ impl Entered<'_> {
     /// a block that the budget does not hold.
     ///
     /// The pool may be gone when `self` is dropped afterwards.
-    #[inline]
     pub(crate) fn put(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
-        let class = class_of(&header);
-        if let Some(class) = class
-            && !self.charge(i64::from(class.units()))
+        let Err(header) = self.put_own(header) else { return Ok(()) };
+        if let Some(list) = header.list
+            && !self.charge(list.units)
         {
             return Err(header);
         }
         let index = header.magazine as usize;
         if index == self.index {
-            self.keep(header, class);
+            self.keep(header);
         } else if let Some(magazine) = self.magazines.at(index) {
             magazine.remote.push(header);
         } else {
             // Made without a magazine, so it has no block.
             drop(header);
         }
+        self.count_dropped();
+        Ok(())
+    }
+
+    /// As [`Entered::put`], for a block of this magazine that needs no more budget. Refuses others.
+    #[inline]
+    fn put_own(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+        if header.magazine as usize != self.index {
+            return Err(header);
+        }
+        let Magazine { cached, .. } = self.magazine;
+        self.owned(|owned| {
+            let Some(MagazineList { index, units }) = header.list else { return Err(header) };
+            let Some(list) = owned.lists.get_mut(index as usize) else { return Err(header) };
+            let sum = cached.load(Ordering::Relaxed) + i64::from(units.get());
+            if sum > owned.limit {
+                return Err(header);
+            }
+            cached.store(sum, Ordering::Relaxed);
+            list.push(header);
+            Ok(())
+        })?;
+        self.count_dropped();
+        Ok(())
+    }
+
+    #[inline]
+    fn count_dropped(&mut self) {
         let dropped = &self.magazine.dropped;
         // Release: a thread that counts this drop also counts that the tensor was made.
         dropped.store(dropped.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
-        Ok(())
     }
 
     /// Sorts what other threads have put back into the own lists, so that the latest is on top.
@@ -405,26 +495,23 @@ impl Entered<'_> {
     fn take_over(&mut self) {
         let mut chain = self.magazine.remote.take().reversed();
         while let Some(header) = chain.pop() {
-            let class = class_of(&header);
-            self.keep(header, class);
+            self.keep(header);
         }
     }
 
-    /// Keeps a header whose block is of a class.
-    #[inline]
-    fn keep(&mut self, header: Box<TensorHeader>, class: Option<SizeClass>) {
-        let list = class.map(|class| self.magazines.list(header.purpose, class));
-        self.owned(|owned| match list {
-            Some(list) => owned.lists[list].push(header),
+    /// Keeps a header, with its block if it has one.
+    fn keep(&mut self, header: Box<TensorHeader>) {
+        self.owned(|owned| match header.list {
+            Some(list) => owned.lists[list.index as usize].push(header),
             None => owned.put_bare(header),
         });
     }
 
     /// Counts units as cached, if the budget holds them.
-    fn charge(&mut self, units: i64) -> bool {
+    fn charge(&mut self, units: NonZeroU32) -> bool {
         let magazine = self.magazine;
         let magazines = self.magazines;
-        let cached = magazine.cached.load(Ordering::Relaxed) + units;
+        let cached = magazine.cached.load(Ordering::Relaxed) + i64::from(units.get());
         let permitted = self.owned(|owned| {
             if cached > owned.limit {
                 let Some(part) = magazines.take_budget(cached - owned.limit) else { return false };
@@ -438,19 +525,16 @@ impl Entered<'_> {
         permitted
     }
 
-    /// Counts units as no longer cached. Gives budget back if other threads put the blocks of this
-    /// one into its magazine: they need it.
-    fn uncharge(&mut self, units: i64) {
+    /// Gives budget back if other threads put the blocks of this one into its magazine: they need
+    /// it. Leaves what the owner needs once it has taken out a block of so many units.
+    fn give_budget_back(&mut self, units: u32) {
         let magazines = self.magazines;
-        let cached = self.magazine.cached.load(Ordering::Relaxed) - units;
-        self.magazine.cached.store(cached, Ordering::Relaxed);
-        if cached >= 0 {
-            return;
-        }
+        let cached = self.magazine.cached.load(Ordering::Relaxed);
         self.owned(|owned| {
-            let surplus = owned.limit - cached;
-            if surplus > SPARE_BATCHES * magazines.batch() {
-                owned.limit -= surplus;
+            let rest = cached - i64::from(units);
+            let surplus = owned.limit - rest;
+            if rest < 0 && magazines.is_surplus(surplus) {
+                owned.limit = rest;
                 magazines.shared.budget.fetch_add(surplus, Ordering::Relaxed);
             }
         });
@@ -465,6 +549,11 @@ impl Drop for Entered<'_> {
 }
 
 impl Owned {
+    /// Whether the list with this index has a block.
+    fn has(&self, index: usize) -> bool {
+        self.lists.get(index).is_some_and(|list| !list.is_empty())
+    }
+
     fn take_bare(&mut self) -> Option<Box<TensorHeader>> {
         let header = self.bare.pop()?;
         self.bare_len -= 1;
@@ -480,82 +569,5 @@ impl Owned {
     }
 }
 
-/// The class of a header's block, if the header has one.
-#[inline]
-pub(crate) fn class_of(header: &TensorHeader) -> Option<SizeClass> {
-    let Storage::Block(Block { class, .. }) = &header.storage else { return None };
-    *class
-}
-
-/// Blocks that were taken out of the magazines, to be freed.
-#[derive(Debug, Default)]
-pub(crate) struct Collected {
-    /// The lists of magazines, which got the empty ones from here in return.
-    lists: Vec<ClassLists>,
-}
-
-impl Collected {
-    /// Takes all headers out.
-    pub(crate) fn drain(&mut self, mut give: impl FnMut(Box<TensorHeader>)) {
-        for list in self.lists.iter_mut().flatten() {
-            while let Some(header) = list.pop() {
-                give(header);
-            }
-        }
-    }
-}
-
-impl Paused<'_> {
-    /// Makes room for `units` more. Takes all blocks out, unless it is enough to give back what
-    /// owners have of the budget and do not use.
-    pub(crate) fn make_room(&self, units: i64, to: &mut Collected) {
-        let magazines = self.0;
-        let cached: i64 = magazines.iter().map(|magazine| magazine.cached.load(Ordering::Relaxed)).sum();
-        if cached + units > magazines.capacity {
-            return self.collect(to);
-        }
-        let mut budget = magazines.capacity;
-        for magazine in magazines.iter() {
-            let used = magazine.cached.load(Ordering::Relaxed);
-            self.owned(magazine, |owned| owned.limit = used);
-            budget -= used;
-        }
-        magazines.shared.budget.store(budget, Ordering::Relaxed);
-    }
-
-    /// Takes all blocks out of all magazines.
-    pub(crate) fn collect(&self, to: &mut Collected) {
-        let magazines = self.0;
-        for (at, magazine) in magazines.iter().enumerate() {
-            if to.lists.len() == at {
-                to.lists.push(magazines.lists());
-            }
-            self.owned(magazine, |owned| {
-                std::mem::swap(&mut owned.lists, &mut to.lists[at]);
-                owned.limit = 0;
-            });
-            // The last list of a magazine is empty (`ClassLists`).
-            if let Some(list) = to.lists[at].last_mut() {
-                *list = magazine.remote.take();
-            }
-            magazine.cached.store(0, Ordering::Relaxed);
-        }
-        magazines.shared.budget.store(magazines.capacity, Ordering::Relaxed);
-    }
-
-    fn owned<R>(&self, magazine: &Magazine, body: impl FnOnce(&mut Owned) -> R) -> R {
-        // SAFETY: all owners are stopped, and one thread at a time stops them: see `Sync for
-        // Magazine`.
-        magazine.owned.with_mut(|owned| body(unsafe { &mut *owned }))
-    }
-}
-
-impl Drop for Paused<'_> {
-    fn drop(&mut self) {
-        self.0.gate.resume();
-    }
-}
-
 #[cfg(test)]
-#[path = "magazine_tests.rs"]
 mod tests;

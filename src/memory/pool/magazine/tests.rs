@@ -29,6 +29,10 @@ mod testing {
         SizeClass::holding(1)
     }
 
+    pub(super) fn list(magazines: &Magazines) -> Option<MagazineList> {
+        magazines.list(Purpose::Source, class())
+    }
+
     /// Magazines of two threads, where the thread with index 0 has made so many tensors of one
     /// unit.
     pub(super) fn magazines_and_tensors<const N: usize>(capacity: u64) -> (Scene, [Box<TensorHeader>; N]) {
@@ -41,6 +45,7 @@ mod testing {
             made.count_made();
             let mut header = TensorHeader::empty();
             header.storage = Storage::Block(central.allocate_class(class()).expect("room"));
+            header.list = list(&scene);
             header.magazine = 0;
             header
         });
@@ -80,7 +85,7 @@ mod testing {
             scene.pause().expect("open").collect(&mut collected);
         }
         let mut blocks = 0;
-        collected.drain(|header| blocks += usize::from(class_of(&header).is_some()));
+        collected.drain(|header| blocks += usize::from(header.list.is_some()));
         blocks
     }
 }
@@ -88,7 +93,7 @@ mod testing {
 #[cfg(not(tensorwire_loom))]
 mod one_thread {
     use super::super::*;
-    use super::testing::{Scene, class, collect, drop_tensor, enter, magazines_and_tensors};
+    use super::testing::{Scene, class, collect, drop_tensor, enter, list, magazines_and_tensors};
 
     fn place(header: &TensorHeader) -> u32 {
         let Storage::Block(block) = &header.storage else { panic!("no block") };
@@ -161,7 +166,8 @@ mod one_thread {
         // The other thread has all of the budget, and the owner has too little to give back.
         let refused = enter(&magazines, 1).put(two).expect_err("full");
         let mut collected = Collected::default();
-        magazines.pause().expect("open").make_room(1, &mut collected);
+        let list = list(&magazines).expect("blocks of one unit are cached");
+        magazines.pause().expect("open").make_room(list, &mut collected);
         collected.drain(|_| panic!("there was room"));
         drop_tensor(&magazines, 1, refused);
         assert!(enter(&magazines, 0).put(one).is_err(), "full again");
