@@ -33,9 +33,19 @@ impl Node {
         })
     }
 
+    /// As [`Node::tensor`], if no block is at hand.
+    #[cold]
+    pub(super) fn new_tensor(&self, dtype: DType, dims: &[u64]) -> Result<TensorMut, TensorError> {
+        let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
+        match self.pool.tensor(meta.clone()) {
+            Err(PoolError::Exhausted { .. }) => self.tensor_of_returned_memory(&meta),
+            made => Ok(made?),
+        }
+    }
+
     /// Makes a tensor once peers have returned memory. A sender that never polls has not seen that
     /// they have.
-    pub(super) fn tensor_of_returned_memory(&self, meta: &TensorMeta) -> Result<TensorMut, TensorError> {
+    fn tensor_of_returned_memory(&self, meta: &TensorMeta) -> Result<TensorMut, TensorError> {
         let made = self.try_until(LOOK_FOR_RETURNS, || match self.pool.tensor(meta.clone()) {
             Err(error @ PoolError::Exhausted { .. }) => Attempt::Again(TensorError::Pool(error)),
             result => Attempt::Over(result.map_err(TensorError::Pool)),

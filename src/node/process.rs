@@ -14,7 +14,7 @@ use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::TensorProtocol;
 use crate::matching::windows::WindowHandler;
 use crate::matching::{EdgeReports, Remote, RemoteHandler};
-use crate::memory::{BufferRing, ForkGuard, Pool, PoolError, PoolOptions, Region, RegionReport, TensorMut};
+use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
 use crate::wire::{DType, Generation, Incarnation, LossCause, Shape, StepId, TaskId, TensorMeta};
@@ -328,10 +328,9 @@ impl Node {
     /// # Errors
     /// If `dims` is not a valid shape, or the pool is full.
     pub fn tensor(&self, dtype: DType, dims: &[u64]) -> Result<TensorMut, TensorError> {
-        let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
-        match self.pool.tensor(meta.clone()) {
-            Err(PoolError::Exhausted { .. }) => self.tensor_of_returned_memory(&meta),
-            made => Ok(made?),
+        match TensorMeta::inline(dtype, dims).and_then(|meta| self.pool.cached(&meta)) {
+            Some(tensor) => Ok(tensor),
+            None => self.new_tensor(dtype, dims),
         }
     }
 

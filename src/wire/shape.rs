@@ -21,7 +21,6 @@ const INLINE: usize = 6;
 /// assert_eq!(Shape::SCALAR.elements(), Some(1));
 /// # Ok::<(), tensorwire::ShapeError>(())
 /// ```
-#[derive(Clone)]
 pub struct Shape(Dims);
 
 #[derive(Clone)]
@@ -88,12 +87,20 @@ impl Shape {
         if let Some(axis) = dims.iter().position(|dim| *dim > MAX_DIM) {
             return Err(ShapeError::Dim { axis, dim: dims[axis] });
         }
-        if dims.len() > INLINE {
-            return Ok(Shape(Dims::Heap(dims.into())));
-        }
+        Ok(Shape::inline(dims).unwrap_or_else(|| Shape(Dims::Heap(dims.into()))))
+    }
+
+    /// These dimensions in place, if there is room for them.
+    #[inline]
+    fn inline(dims: &[u64]) -> Option<Self> {
         let mut inline = [0; INLINE];
-        inline[..dims.len()].copy_from_slice(dims);
-        Ok(Shape(Dims::Inline { rank: dims.len() as u8, dims: inline }))
+        if dims.len() > INLINE {
+            return None;
+        }
+        for (place, dim) in inline.iter_mut().zip(dims) {
+            *place = *dim;
+        }
+        Some(Shape(Dims::Inline { rank: dims.len() as u8, dims: inline }))
     }
 
     /// The dimensions, outermost first.
@@ -114,13 +121,39 @@ impl Shape {
     /// The number of elements, or `None` if it does not fit in 63 bits. A dimension of 0 makes it
     /// 0.
     pub fn elements(&self) -> Option<u64> {
-        if self.dims().contains(&0) {
-            return Some(0);
+        product(self.dims()).or_else(|| self.dims().contains(&0).then_some(0))
+    }
+}
+
+/// The product, unless an intermediate result does not fit in 63 bits.
+#[inline]
+fn product(dims: &[u64]) -> Option<u64> {
+    let product = dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim))?;
+    (product <= MAX_DIM).then_some(product)
+}
+
+impl Clone for Shape {
+    fn clone(&self) -> Shape {
+        Shape(self.0.clone())
+    }
+
+    #[inline]
+    fn clone_from(&mut self, other: &Shape) {
+        match (&mut self.0, &other.0) {
+            // Without a temporary copy.
+            (Dims::Inline { rank, dims }, Dims::Inline { rank: other, dims: others }) => {
+                (*rank, *dims) = (*other, *others);
+            }
+            (dims, others) => dims.clone_boxed_from(others),
         }
-        self.dims()
-            .iter()
-            .try_fold(1u64, |product, dim| product.checked_mul(*dim))
-            .filter(|product| *product <= MAX_DIM)
+    }
+}
+
+impl Dims {
+    /// As `clone_from`, where one of the two is on the heap.
+    #[cold]
+    fn clone_boxed_from(&mut self, other: &Dims) {
+        *self = other.clone();
     }
 }
 
@@ -165,7 +198,7 @@ impl fmt::Debug for Shape {
 /// assert_eq!(meta.bytes(), 24);
 /// # Ok::<(), tensorwire::ShapeError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub struct TensorMeta {
     dtype: DType,
     shape: Shape,
@@ -184,6 +217,18 @@ impl TensorMeta {
             Some(bytes) => Ok(TensorMeta { dtype, shape, bytes }),
             None => Err(ShapeError::Bytes { shape, dtype }),
         }
+    }
+
+    /// As [`TensorMeta::new`] of [`Shape::new`], for a tensor with bytes whose shape is kept in
+    /// place.
+    #[inline]
+    pub(crate) fn inline(dtype: DType, dims: &[u64]) -> Option<Self> {
+        let bytes = product(dims)?.checked_mul(dtype.size()? as u64)?;
+        // No dimension is larger than a product above 0.
+        if bytes == 0 || bytes > MAX_DIM {
+            return None;
+        }
+        Some(TensorMeta { dtype, shape: Shape::inline(dims)?, bytes })
     }
 
     /// A tensor of elements without a fixed size, whose serialised form has `len` bytes.
@@ -211,6 +256,7 @@ impl TensorMeta {
     }
 
     /// Bytes that such a tensor has: those of its elements, or of its serialised form.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -218,6 +264,19 @@ impl TensorMeta {
     /// Whether the bytes are a serialised form, not the elements themselves.
     pub fn is_serialized(&self) -> bool {
         self.dtype.size().is_none()
+    }
+}
+
+impl Clone for TensorMeta {
+    fn clone(&self) -> TensorMeta {
+        TensorMeta { dtype: self.dtype, shape: self.shape.clone(), bytes: self.bytes }
+    }
+
+    #[inline]
+    fn clone_from(&mut self, other: &TensorMeta) {
+        self.dtype = other.dtype;
+        self.bytes = other.bytes;
+        self.shape.clone_from(&other.shape);
     }
 }
 

@@ -138,6 +138,12 @@ impl Pool {
         self.make(Purpose::Source, &meta)
     }
 
+    /// As [`Pool::tensor`], if this thread's magazine has a block at hand.
+    #[inline]
+    pub(crate) fn cached(&self, meta: &TensorMeta) -> Option<TensorMut> {
+        self.make_cached(Purpose::Source, meta)
+    }
+
     /// As [`Pool::tensor`], for what a peer sends. Its block never held a tensor that was made to
     /// be sent: lines that a peer has read are slow to write.
     ///
