@@ -35,7 +35,7 @@ pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate, ShortMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -314,14 +314,10 @@ pub trait Port: Send + 'static {
         self.send(link, &message.to_bytes()[..message.len])
     }
 
-    /// Takes the next message of a link without a poll, if it has come and `accept` returns a value
-    /// for it. The message consumes a receive. A fabric where a look costs as much as a poll
+    /// Takes the next message of a link without a poll, if it has come and `accept` has a value for
+    /// it. The message consumes a receive. A fabric where a look costs as much as a poll
     /// returns [`ShortTake::Other`].
-    fn take_short<R>(
-        &mut self,
-        link: LinkId,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> ShortTake<R> {
+    fn take_short<R>(&mut self, link: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
         let _ = (link, accept);
         ShortTake::Other
     }
@@ -441,6 +437,23 @@ pub enum NextMessage<'a> {
     Long(&'a [u8]),
     /// The message of a loan.
     Lent(&'a ShortMessage, NextLoan<'a>),
+}
+
+/// Accepts the next message of a link: see [`Port::take_short`].
+pub trait Accept<R>: Sized {
+    /// A value for the message. `None` leaves the message to a poll.
+    fn accept(self, next: NextMessage<'_>) -> Option<R>;
+
+    /// As [`Accept::accept`], for the usual message. Reads no word twice.
+    fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<R> {
+        self.accept(NextMessage::Short(&message.read()))
+    }
+}
+
+impl<R, F: FnOnce(NextMessage<'_>) -> Option<R>> Accept<R> for F {
+    fn accept(self, next: NextMessage<'_>) -> Option<R> {
+        self(next)
+    }
 }
 
 /// The loan of a [`NextMessage`].

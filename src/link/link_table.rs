@@ -14,7 +14,7 @@ pub(super) struct LinkTable<C> {
     links: Vec<Link<C>>,
     places: HashMap<LinkId, usize>,
     /// The link that was found last, and its place.
-    latest: (LinkId, usize),
+    latest: usize,
     /// The id of each of `links`, for loops that change links meanwhile.
     ids: Arc<Vec<LinkId>>,
     /// Links with a backlog, each once.
@@ -29,7 +29,7 @@ impl<C> LinkTable<C> {
         LinkTable {
             links: Vec::new(),
             places: HashMap::default(),
-            latest: (LinkId(0), usize::MAX),
+            latest: 0,
             ids: Arc::default(),
             backlogged: Vec::new(),
             used: Vec::new(),
@@ -67,13 +67,16 @@ impl<C> LinkTable<C> {
 
     #[inline]
     fn place(&mut self, id: LinkId) -> Option<usize> {
-        let (latest, place) = self.latest;
-        if latest == id && self.links.get(place).is_some_and(|link| link.id == id) {
-            return Some(place);
+        if self.links.get(self.latest).is_some_and(|link| link.id == id) {
+            return Some(self.latest);
         }
-        let place = *self.places.get(&id)?;
-        self.latest = (id, place);
-        Some(place)
+        self.search(id)
+    }
+
+    #[cold]
+    fn search(&mut self, id: LinkId) -> Option<usize> {
+        self.latest = *self.places.get(&id)?;
+        Some(self.latest)
     }
 
     /// The links, in no order.

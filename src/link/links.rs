@@ -478,7 +478,7 @@ impl<C> Link<C> {
         Link {
             id,
             out: SendQueue::new(id, depth),
-            receive_credits: ReceiveCredits::default(),
+            receive_credits: ReceiveCredits::new(depth),
             depth,
             requests: Requests::new(settings.max_requests),
             peer_requests: PeerRequests::with_capacity_and_hasher(IN_FLIGHT, Default::default()),

@@ -18,13 +18,14 @@ pub(crate) trait LoadWords {
     /// If there is no word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
 
-    /// Reads the words from `index` on, each once, without an order among them.
+    /// A function that reads word `k` of the `N` from `index` on, without an order among them. The
+    /// function panics if `k` is not below `N`.
     ///
     /// # Panics
     /// If there are not so many words.
     #[inline]
-    fn load_all<const N: usize>(&self, index: usize) -> [u64; N] {
-        std::array::from_fn(|k| self.load(index + k, Ordering::Relaxed))
+    fn words<const N: usize>(&self, index: usize) -> impl Fn(usize) -> u64 {
+        move |k| self.load(index + k, Ordering::Relaxed)
     }
 }
 

@@ -36,7 +36,7 @@ pub use incarnation::Incarnation;
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use loss::LossCause;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
-pub use short_message::{SHORT_MESSAGE, SHORT_WORDS, ShortMessage};
+pub use short_message::{SHORT_MESSAGE, SHORT_WORDS, ShortMessage, UnreadMessage};
 pub use status::{Code, Status};
 pub use step_id::StepId;
 pub(crate) use text::quote;

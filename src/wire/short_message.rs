@@ -17,7 +17,33 @@ pub struct ShortMessage {
     pub words: [u64; SHORT_WORDS],
 }
 
+/// A [`ShortMessage`] in memory that the peer may change: no word is read twice.
+#[derive(Clone, Copy, Debug)]
+pub struct UnreadMessage<W> {
+    /// Bytes of the message.
+    pub len: usize,
+    /// Bytes 0 to 3.
+    pub first: u32,
+    /// Returns a word behind. It panics beyond [`SHORT_WORDS`].
+    pub word: W,
+}
+
+impl<W: Fn(usize) -> u64> UnreadMessage<W> {
+    /// Reads the words.
+    #[inline]
+    pub fn read(self) -> ShortMessage {
+        let UnreadMessage { len, first, word } = self;
+        ShortMessage { len, first, words: std::array::from_fn(word) }
+    }
+}
+
 impl ShortMessage {
+    /// The message as one that is read word by word.
+    #[inline]
+    pub fn unread(&self) -> UnreadMessage<impl Fn(usize) -> u64> {
+        UnreadMessage { len: self.len, first: self.first, word: |k| self.words[k] }
+    }
+
     /// The message of these bytes, if it is not longer.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut filled = [0; SHORT_MESSAGE];

@@ -97,7 +97,7 @@ pub fn a_message_that_is_taken_consumes_a_receive<H: Harness>() {
     a.port.send(a.link, b"third").expect("posted");
     let start = Instant::now();
     loop {
-        match b.port.take_short(b.link, |next| Some(seen(next))) {
+        match b.port.take_short(b.link, |next: NextMessage<'_>| Some(seen(next))) {
             ShortTake::Taken(seen) => panic!("taken without a receive: {seen:?}"),
             ShortTake::Nothing => assert!(start.elapsed() < TIMEOUT),
             ShortTake::Other => break,

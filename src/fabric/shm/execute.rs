@@ -14,7 +14,7 @@ use crate::fabric::shm::rings::{OrderInProgress, Rings};
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::{Completions, Event, LinkFailure};
 use crate::memory::{LentBytes, LoanGuard};
-use crate::wire::{Immediate, ShortMessage};
+use crate::wire::{Immediate, ShortMessage, UnreadMessage};
 use std::sync::Arc;
 
 /// Orders that one poll takes from a ring, at most.
@@ -94,7 +94,9 @@ impl OrderExecutor {
         if let Some(current) = rings.current {
             return self.execute_bulk(rings, current, bytes, out);
         }
-        if let Some(message) = short_message(&rings.inc.short()) {
+        let word_0 = rings.inc.short()(0);
+        let message = short_message(word_0, rings.inc.short()).map(UnreadMessage::read);
+        if let Some(message) = message {
             receive(rings)?;
             out.push_message(rings.link, &message.to_bytes()[..message.len]);
             return Ok(OrderProgress::Done);

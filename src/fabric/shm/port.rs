@@ -6,8 +6,7 @@ use crate::fabric::shm::links::PortLinks;
 use crate::fabric::shm::wakeup::doorbells::OwnDoorbell;
 use crate::fabric::shm::wakeup::sleeper::ShmSleeper;
 use crate::fabric::{
-    Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, NextMessage, Port, PostError,
-    ShortTake,
+    Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError, ShortTake,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -172,11 +171,7 @@ impl Port for ShmPort {
     }
 
     #[inline]
-    fn take_short<R>(
-        &mut self,
-        link: LinkId,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> ShortTake<R> {
+    fn take_short<R>(&mut self, link: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
         let Some(link) = self.links.get_active(link) else { return ShortTake::Other };
         link.take_short(accept)
     }

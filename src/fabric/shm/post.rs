@@ -6,6 +6,7 @@ use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
 use crate::fabric::shm::memory::order::{
     FIRST_BYTES, Order, OrderLoan, OrderSource, OrderTarget, PAYLOAD_BYTES,
 };
+use crate::fabric::shm::memory::ring::BadAck;
 use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::shm::rings::Rings;
 use crate::fabric::{LoanPermit, MAX_LOAN_MESSAGE, PostError};
@@ -32,11 +33,14 @@ impl ShmLinkInner {
         match self.rings.out.has_room() {
             Ok(true) => Ok(&mut self.rings),
             Ok(false) => Err(PostError::Full),
-            Err(bad) => {
-                self.fail(bad.into());
-                Err(PostError::Down)
-            }
+            Err(bad) => Err(self.broken(bad)),
         }
+    }
+
+    #[cold]
+    fn broken(&mut self, why: BadAck) -> PostError {
+        self.fail(why.into());
+        PostError::Down
     }
 
     #[inline]

@@ -4,7 +4,7 @@
 use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::memory::order::{OrderLoan, ShortOrder, send_word, short_message};
 use crate::fabric::shm::memory::slot::{FirstWord, IN_SLOT};
-use crate::fabric::{NextLoan, NextMessage, PostError, ShortTake};
+use crate::fabric::{Accept, NextLoan, NextMessage, PostError, ShortTake};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::{SHORT_MESSAGE, ShortMessage};
 use std::cell::Cell;
@@ -23,36 +23,30 @@ impl ShmLinkInner {
 
     /// See [`Port::take_short`](crate::fabric::Port::take_short).
     #[inline]
-    pub(super) fn take_short<R>(
-        &mut self,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> ShortTake<R> {
+    pub(super) fn take_short<R>(&mut self, accept: impl Accept<R>) -> ShortTake<R> {
+        // A poll handles everything but a message, alone or with a loan.
+        let has_receive = self.rings.posted > 0 || is_on(Mutant::TakenWithoutReceive);
+        if !(self.is_up() && self.rings.is_quiet() && has_receive) {
+            return ShortTake::Other;
+        }
         for _ in 0..LOOKS {
             if let Some(order) = self.rings.inc.peek() {
-                return self.take_short_of(order, accept).into();
+                return self.take_order(order, accept).into();
             }
         }
         ShortTake::Nothing
     }
 
     #[inline]
-    fn take_short_of<R>(
-        &mut self,
-        order: FirstWord,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> Option<R> {
-        // A poll handles everything but a message, alone or with a loan.
-        let has_receive = self.rings.posted > 0 || is_on(Mutant::TakenWithoutReceive);
-        if !(self.is_up() && self.rings.is_quiet() && has_receive) {
-            return None;
-        }
+    fn take_order<R>(&mut self, order: FirstWord, accept: impl Accept<R>) -> Option<R> {
         // A wrong number is for the poll to find.
         self.rings.out.acknowledge(order.ack()).ok()?;
         self.rings.prefetch_reply();
-        let words = self.rings.inc.short();
-        let accepted = match short_message(&words) {
-            Some(message) => accept(NextMessage::Short(&message)),
-            None => self.accept_other(words, accept),
+        let word_0 = self.rings.inc.short()(0);
+        let accepted = if let Some(message) = short_message(word_0, self.rings.inc.short()) {
+            accept.accept_short(message)
+        } else {
+            self.accept_other(word_0, accept)
         }?;
         self.had_traffic = true;
         self.rings.posted = self.rings.posted.saturating_sub(1);
@@ -63,33 +57,28 @@ impl ShmLinkInner {
     }
 
     #[inline(never)] // keeps the path of short messages short
-    fn accept_other<R>(
-        &mut self,
-        words: [u64; IN_SLOT],
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> Option<R> {
+    fn accept_other<R>(&mut self, word_0: u64, accept: impl Accept<R>) -> Option<R> {
+        let word = self.rings.inc.short();
+        let words = std::array::from_fn(|k| if k == 0 { word_0 } else { word(k) });
+        drop(word);
         match ShortOrder::from_words(words)? {
             ShortOrder::Send(message) => self.accept_long(&message, accept),
             ShortOrder::Lend(loan, message) => self.accept_lent(loan, &message, accept),
         }
     }
 
-    fn accept_long<R>(
-        &mut self,
-        start: &ShortMessage,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> Option<R> {
+    fn accept_long<R>(&mut self, start: &ShortMessage, accept: impl Accept<R>) -> Option<R> {
         let message = self.executor.message.get_mut(..start.len)?;
         message[..SHORT_MESSAGE].copy_from_slice(&start.to_bytes());
         self.rings.inc.bytes(IN_SLOT, &mut message[SHORT_MESSAGE..]);
-        accept(NextMessage::Long(message))
+        accept.accept(NextMessage::Long(message))
     }
 
     fn accept_lent<R>(
         &mut self,
         loan: OrderLoan,
         message: &ShortMessage,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
+        accept: impl Accept<R>,
     ) -> Option<R> {
         let executor = &self.executor;
         if !executor.loans.may_take(loan.index, loan.number) {
@@ -102,7 +91,7 @@ impl ShmLinkInner {
             is_kept.set(bytes.is_some());
             bytes
         };
-        let accepted = accept(NextMessage::Lent(message, NextLoan { bytes, keep: &keep }))?;
+        let accepted = accept.accept(NextMessage::Lent(message, NextLoan { bytes, keep: &keep }))?;
         let is_read = !is_kept.get() && !is_on(Mutant::ReadLoanKept);
         if is_read || is_on(Mutant::KeptLoanGivenBack) {
             executor.loans.give_back_untaken(loan.index, loan.number);

@@ -5,7 +5,7 @@ use super::load::{Bytes, SimPayload};
 use super::network::SimNetwork;
 use super::side::{HeldMemory, MAX_GRANTS, SimArrival};
 use crate::fabric::{
-    Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_LOAN_MESSAGE,
+    Accept, Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_LOAN_MESSAGE,
     MAX_MESSAGE, NextLoan, NextMessage, Port, PostError, ShortTake, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
@@ -167,11 +167,7 @@ impl Port for SimPort {
         })
     }
 
-    fn take_short<R>(
-        &mut self,
-        link: LinkId,
-        accept: impl FnOnce(NextMessage<'_>) -> Option<R>,
-    ) -> ShortTake<R> {
+    fn take_short<R>(&mut self, link: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
         let Some(side) = self.side(link) else { return ShortTake::Other };
         let taken = self.network.with(|state| {
             state.listen(side);
@@ -182,8 +178,8 @@ impl Port for SimPort {
             match side.arrivals.pop_front()? {
                 SimArrival::Message(bytes) => {
                     let accepted = match ShortMessage::from_bytes(&bytes) {
-                        Some(short) => accept(NextMessage::Short(&short)),
-                        None => accept(NextMessage::Long(&bytes)),
+                        Some(short) => accept.accept_short(short.unread()),
+                        None => accept.accept(NextMessage::Long(&bytes)),
                     };
                     if accepted.is_none() {
                         side.arrivals.push_front(SimArrival::Message(bytes));
@@ -193,7 +189,7 @@ impl Port for SimPort {
                 SimArrival::Lent(message, lent) => {
                     let (bytes, lent) = (lent.bytes().to_vec(), Cell::new(Some(lent)));
                     let loan = NextLoan { bytes: &bytes, keep: &|| lent.take() };
-                    let accepted = accept(NextMessage::Lent(&message, loan));
+                    let accepted = accept.accept(NextMessage::Lent(&message, loan));
                     if let Some(lent) = lent.take().filter(|_| accepted.is_none()) {
                         side.arrivals.push_front(SimArrival::Lent(message, lent));
                     }

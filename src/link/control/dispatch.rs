@@ -50,7 +50,7 @@ impl<P: Port, C> Links<P, C> {
         }
         self.completions.clear();
         self.links.for_each_used(|link| {
-            if link.receive_credits.replenish(&mut self.port, link.id, link.depth) {
+            if link.receive_credits.replenish(&mut self.port, link.id) {
                 self.counters.increment(Counter::CreditsPublished);
             }
         });

@@ -471,42 +471,43 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
 }
 
 /// The receiving half of a link: counts consumed receives, posts them again and returns credits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::link) struct ReceiveCredits {
     consumed: u32,
     posted: u32,
     published: u32,
-}
-
-/// Credits that are returned together: a quarter of the depth, rounded up.
-#[inline]
-fn credit_batch(depth: u32) -> u32 {
-    (depth >> 2) + u32::from(depth & 3 != 0)
+    /// Credits that are returned together.
+    batch: u32,
 }
 
 impl ReceiveCredits {
+    /// Of a link with so many receives. A quarter of them is returned together.
+    pub fn new(depth: u32) -> Self {
+        ReceiveCredits { consumed: 0, posted: 0, published: 0, batch: depth.div_ceil(4) }
+    }
+
     /// Notes a consumed receive.
     pub fn consumed(&mut self) {
         self.consumed = self.consumed.wrapping_add(1);
     }
 
     /// Notes a receive that was consumed outside a poll. Posts consumed receives again and returns
-    /// credits, a quarter of the depth at a time. Returns whether it did so.
+    /// credits, a batch at a time. Returns whether it did so.
     #[inline]
-    pub fn consumed_alone<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
+    pub fn consumed_alone<P: Port>(&mut self, port: &mut P, link: LinkId) -> bool {
         self.consumed();
-        self.consumed.wrapping_sub(self.published) >= credit_batch(depth) && self.replenish(port, link, depth)
+        self.consumed.wrapping_sub(self.published) >= self.batch && self.replenish(port, link)
     }
 
-    /// Posts consumed receives again. Returns credits to the peer a quarter of the depth at a time,
-    /// and whether it did so.
-    pub fn replenish<P: Port>(&mut self, port: &mut P, link: LinkId, depth: u32) -> bool {
+    /// Posts consumed receives again. Returns credits to the peer a batch at a time, and whether it
+    /// did so.
+    pub fn replenish<P: Port>(&mut self, port: &mut P, link: LinkId) -> bool {
         let used = self.consumed.wrapping_sub(self.posted);
         if used > 0 {
             port.post_receives(link, used);
             self.posted = self.consumed;
         }
-        if self.posted.wrapping_sub(self.published) < credit_batch(depth) {
+        if self.posted.wrapping_sub(self.published) < self.batch {
             return false;
         }
         self.published = self.posted;

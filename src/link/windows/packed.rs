@@ -1,7 +1,8 @@
 //! Small tensors whose records share slots: those of an open batch, and those that the thread that
 //! waits for them takes one by one.
 
-use crate::fabric::{Event, LinkId, NextMessage, Port, ShortTake};
+use super::short::{ExpectedValue, count_sent};
+use crate::fabric::{Accept, Event, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
 use crate::link::{Destination, Received, placement_of};
 use crate::memory::Tensor;
@@ -21,18 +22,17 @@ pub(in crate::link) struct PolledPlace {
 }
 
 impl<P: Port, C> Links<P, C> {
-    /// As [`Links::send_short`], in an open batch.
-    #[inline(never)] // keeps the path of single tensors short
-    pub(super) fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
-        let Some(found) = self.links.get_mut(link) else { return false };
+    /// As [`Links::send_short`], for an open batch, in which small records share slots. Does nothing
+    /// without one.
+    #[inline]
+    pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
+        let Some(found) = self.links.get_mut(link).filter(|_| self.batch.is_open) else { return false };
         let Some(plain) = found.plain(record, tensor) else { return false };
         if !found.out.packed(&mut self.port, &self.counters, &plain) {
             return false;
         }
-        self.counters.increment(Counter::TensorsSent);
-        self.counters.add(Counter::BytesSent, plain.data.len() as u64);
         self.counters.increment(Counter::SmallResponses);
-        self.counters.increment(Counter::MessagesSent);
+        count_sent(&self.counters, plain.data);
         if !found.is_backlogged {
             self.links.note_backlog(link);
         }
@@ -89,7 +89,8 @@ impl<P: Port, C> Links<P, C> {
         }
         let bytes = self.completions.message(range);
         let (message, rest) = first_of(bytes, self.polled.bytes)?;
-        let taken = found.receive_short(&self.pool, record, NextMessage::Long(message), destination)?;
+        let value = ExpectedValue { link: found, pool: &self.pool, record, destination };
+        let taken = value.accept(NextMessage::Long(message))?;
         self.counters.increment(Counter::MessagesReceived);
         self.polled.bytes = bytes.len() - rest;
         if rest == 0 {

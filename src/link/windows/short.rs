@@ -2,23 +2,21 @@
 //! receive. No queue and no event is in between.
 
 use super::{AskedOfEdge, ToldMeta, is_borrowable};
-use crate::fabric::{LinkId, NextLoan, NextMessage, Port, ShortTake};
+use crate::fabric::{Accept, LinkId, NextLoan, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
 use crate::link::{Destination, Received, placement_of};
-use crate::memory::{Pool, Tensor};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::Record;
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{LentRecord, Placement, PlainRecord};
+use crate::wire::{ShortMessage, UnreadMessage};
 
 impl<P: Port, C> Links<P, C> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
-    /// In an open batch small records share slots. [`Links::window_to_receiver`] sends any value.
+    /// [`Links::window_to_receiver`] sends any value.
     #[inline]
     pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
-        if self.batch.is_open {
-            return self.send_packed(link, record, tensor);
-        }
         let Some(link) = self.links.get_mut(link) else { return false };
         link.send_short(&mut self.port, &self.counters, record, tensor)
     }
@@ -49,14 +47,13 @@ impl<P: Port, C> Links<P, C> {
         let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
             return ShortTake::Other;
         };
-        let accept = |message: NextMessage<'_>| found.receive_short(&self.pool, record, message, destination);
-        let taken = self.port.take_short(link, accept);
+        let value = ExpectedValue { link: found, pool: &self.pool, record, destination };
+        let taken = self.port.take_short(link, value);
         if !matches!(taken, ShortTake::Taken(_)) {
             return taken;
         }
         self.counters.increment(Counter::MessagesReceived);
-        let Link { id, depth, receive_credits, .. } = found;
-        if receive_credits.consumed_alone(&mut self.port, *id, *depth) {
+        if found.receive_credits.consumed_alone(&mut self.port, link) {
             self.counters.increment(Counter::CreditsPublished);
         }
         taken
@@ -77,20 +74,13 @@ impl<C> Link<C> {
         let Some(&AskedOfEdge { borrow, .. }) = asked else { return false };
         let Some(meta) = self.windows.told.latest(tensor.meta(), placement_of(tensor)) else { return false };
         let data = tensor.bytes();
-        let has_left = if data.len() <= self.settings.small_tensor_bytes as usize {
-            self.send_plain(port, counters, PlainRecord { edge, n, step, meta, data })
-        } else {
+        if data.len() > self.settings.small_tensor_bytes as usize {
             let may_borrow = borrow && is_borrowable(tensor.dtype());
             let (answers_need, checksum) = (false, None);
             let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
-            self.lend_short(port, counters, record, tensor)
-        };
-        if has_left {
-            counters.increment(Counter::TensorsSent);
-            counters.add(Counter::BytesSent, data.len() as u64);
-            counters.increment(Counter::MessagesSent);
+            return self.lend_short(port, counters, record, tensor);
         }
-        has_left
+        self.send_plain(port, counters, PlainRecord { edge, n, step, meta, data })
     }
 
     #[inline]
@@ -104,7 +94,10 @@ impl<C> Link<C> {
             Some(message) => self.out.short(port, &message),
             None => self.out.unqueued(port, |bytes| plain.encode(bytes)),
         };
-        counters.add(Counter::SmallResponses, has_left.into());
+        if has_left {
+            counters.increment(Counter::SmallResponses);
+            count_sent(counters, plain.data);
+        }
         has_left
     }
 
@@ -124,7 +117,10 @@ impl<C> Link<C> {
         record.may_borrow = permit.is_some();
         let counter = if record.may_borrow { Counter::LoansPosted } else { Counter::WritesPosted };
         let has_left = self.out.lend_now(port, tensor, permit, &record.to_message());
-        counters.add(counter, has_left.into());
+        if has_left {
+            counters.increment(counter);
+            count_sent(counters, tensor.bytes());
+        }
         has_left
     }
 
@@ -133,97 +129,127 @@ impl<C> Link<C> {
     pub(super) fn takes_short(&self) -> bool {
         self.assembler.is_idle() && !self.is_ended
     }
+}
 
-    #[inline]
-    pub(super) fn receive_short(
-        &self,
-        pool: &Pool,
-        record: Record<()>,
-        next: NextMessage<'_>,
-        destination: &mut Option<Destination>,
-    ) -> Option<(Received, Placement)> {
-        let Record { edge, n, step, .. } = record;
+/// The value of a record that a receive waits for.
+pub(super) struct ExpectedValue<'a, C> {
+    pub link: &'a Link<C>,
+    pub pool: &'a Pool,
+    pub record: Record<()>,
+    /// Taken with the value.
+    pub destination: &'a mut Option<Destination>,
+}
+
+impl<C> Accept<(Received, Placement)> for ExpectedValue<'_, C> {
+    #[inline(never)] // keeps the path of small tensors short
+    fn accept(self, next: NextMessage<'_>) -> Option<(Received, Placement)> {
         match next {
-            NextMessage::Short(message) => {
-                let told = self.told(PlainRecord::meta_of_short(message, edge, n, step)?)?;
-                let copy = |out: &mut [u8]| PlainRecord::copy_of_short(message, out);
-                place(pool, told, destination, PlainRecord::data_len(message.len), copy)
-            }
-            NextMessage::Long(bytes) => {
-                let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
-                    .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
-                let copy = |out: &mut [u8]| {
-                    out.copy_from_slice(data);
-                    true
-                };
-                place(pool, self.told(meta)?, destination, data.len(), copy)
-            }
-            NextMessage::Lent(message, loan) => {
-                let lent = LentRecord::from_message(message)?;
-                let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
-                let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
-                let told = self.told(lent.meta).filter(|_| is_it && lent.checksum.is_none())?;
-                receive_lent(pool, told, loan, lent.may_borrow, destination)
-            }
+            NextMessage::Short(message) => self.accept_short(message.unread()),
+            NextMessage::Long(bytes) => self.long(bytes),
+            NextMessage::Lent(message, loan) => self.lent(message, loan),
         }
     }
 
     #[inline]
-    fn told(&self, meta: u16) -> Option<&ToldMeta> {
-        self.windows.known.get(meta).ok().map(|told| &**told)
+    fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<(Received, Placement)> {
+        let Record { edge, n, step, .. } = self.record;
+        let told = self.told(PlainRecord::meta_of_short(&message, edge, n, step)?)?;
+        let mut landing = self.landing(told, PlainRecord::data_len(message.len))?;
+        PlainRecord::copy_of_short(&message, landing.bytes_mut());
+        Some((landing.received(), told.sender))
     }
 }
 
-/// Puts the `len` bytes that `copy` copies where a receive wants them. A poll handles a value that
-/// does not fit, and a pool without room.
-#[inline]
-fn place(
-    pool: &Pool,
-    told: &ToldMeta,
-    destination: &mut Option<Destination>,
-    len: usize,
-    copy: impl FnOnce(&mut [u8]) -> bool,
-) -> Option<(Received, Placement)> {
-    if told.meta.bytes() != len as u64 {
-        return None;
+impl<'a, C> ExpectedValue<'a, C> {
+    fn long(self, bytes: &[u8]) -> Option<(Received, Placement)> {
+        let Record { edge, n, step, .. } = self.record;
+        let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
+            .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
+        self.copied(meta, data)
     }
-    if let Some(Destination::Into(given)) = destination {
-        if *given.meta() != told.meta || !copy(given.bytes_mut()) {
-            return None;
+
+    fn lent(self, message: &ShortMessage, loan: NextLoan<'_>) -> Option<(Received, Placement)> {
+        let Record { edge, n, step, .. } = self.record;
+        let lent = LentRecord::from_message(message)?;
+        let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
+        let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
+        let told = self.told(lent.meta).filter(|_| is_it && lent.checksum.is_none())?;
+        let borrows = lent.may_borrow && matches!(self.destination, Some(Destination::Borrow));
+        let is_whole = told.meta.bytes() == loan.bytes.len() as u64;
+        if !(borrows && is_whole && is_borrowable(told.meta.dtype())) {
+            return self.copied(lent.meta, loan.bytes);
         }
-        let Some(Destination::Into(given)) = destination.take() else { return None };
-        return Some((Received::Into(given), told.sender));
-    }
-    destination.as_ref()?;
-    let mut tensor = pool.landing(&told.meta).ok()?;
-    if !copy(tensor.bytes_mut()) {
-        return None;
-    }
-    *destination = None;
-    Some((Received::Tensor(tensor.freeze()), told.sender))
-}
-
-/// As [`place`], for lent bytes, which the receive may borrow.
-fn receive_lent(
-    pool: &Pool,
-    told: &ToldMeta,
-    loan: NextLoan<'_>,
-    may_borrow: bool,
-    destination: &mut Option<Destination>,
-) -> Option<(Received, Placement)> {
-    let bytes = loan.bytes;
-    let borrows = matches!(destination, Some(Destination::Borrow));
-    let is_whole = told.meta.bytes() == bytes.len() as u64;
-    if borrows && may_borrow && is_whole && is_borrowable(told.meta.dtype()) {
-        let Ok(tensor) = Tensor::from_lent(pool, told.meta.clone(), loan.keep()?) else {
+        let Ok(tensor) = Tensor::from_lent(self.pool, told.meta.clone(), loan.keep()?) else {
             unreachable!("checked above")
         };
-        *destination = None;
-        return Some((Received::Tensor(tensor), told.sender));
+        *self.destination = None;
+        Some((Received::Tensor(tensor), told.sender))
     }
-    let copy = |out: &mut [u8]| {
-        out.copy_from_slice(bytes);
-        true
-    };
-    place(pool, told, destination, bytes.len(), copy)
+
+    fn copied(self, meta: u16, data: &[u8]) -> Option<(Received, Placement)> {
+        let told = self.told(meta)?;
+        let mut landing = self.landing(told, data.len())?;
+        landing.bytes_mut().copy_from_slice(data);
+        Some((landing.received(), told.sender))
+    }
+
+    #[inline]
+    fn told(&self, meta: u16) -> Option<&'a ToldMeta> {
+        self.link.windows.known.get(meta).ok().map(|told| &**told)
+    }
+
+    /// The tensor that a value of `len` bytes goes to. A poll handles a value that does not fit, and
+    /// a pool without room.
+    #[inline]
+    fn landing(self, told: &ToldMeta, len: usize) -> Option<Landing> {
+        let ToldMeta { meta, .. } = told;
+        if meta.bytes() != len as u64 {
+            return None;
+        }
+        match self.destination {
+            Some(Destination::Into(given)) if given.meta() != meta => None,
+            Some(Destination::Into(_)) => match self.destination.take() {
+                Some(Destination::Into(given)) => Some(Landing::Given(given)),
+                _ => None,
+            },
+            Some(Destination::Alloc | Destination::Borrow) => {
+                let fresh = self.pool.landing(meta).ok()?;
+                *self.destination = None;
+                Some(Landing::Fresh(fresh))
+            }
+            None => None,
+        }
+    }
+}
+
+/// A tensor that a value goes to.
+enum Landing {
+    /// Given with the receive.
+    Given(TensorMut),
+    /// Of the pool.
+    Fresh(TensorMut),
+}
+
+impl Landing {
+    #[inline]
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let (Landing::Given(tensor) | Landing::Fresh(tensor)) = self;
+        tensor.bytes_mut()
+    }
+
+    #[inline]
+    fn received(self) -> Received {
+        match self {
+            Landing::Given(given) => Received::Into(given),
+            Landing::Fresh(fresh) => Received::Tensor(fresh.freeze()),
+        }
+    }
+}
+
+/// Counts a tensor that has left by its record alone.
+#[inline]
+pub(super) fn count_sent(counters: &CountersWriter, data: &[u8]) {
+    counters.increment(Counter::TensorsSent);
+    counters.add(Counter::BytesSent, data.len() as u64);
+    counters.increment(Counter::MessagesSent);
 }

@@ -77,6 +77,10 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
     }
 
+    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.send_packed(link, record, tensor))
+    }
+
     #[inline]
     fn take_short(
         &mut self,

@@ -92,7 +92,9 @@ pub trait Lanes {
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
     /// Sends a message about an edge on which this process sends.
     fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>);
-    /// Sends the record of a small tensor, if it takes nothing else. Returns whether it did.
+    /// As [`Lanes::send_short`], for an open batch. Returns `false` without one.
+    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;
+    /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;
     /// Takes the value of a record that has just come, if its tensor is small. The destination is
     /// taken with it.

@@ -30,7 +30,7 @@ impl Matching {
         let out = &mut entry.out;
         if let Value::Tensor(tensor) = &value
             && let Some(record) = out.next_record(index, key.step)
-            && lanes.send_short(peer, record, tensor)
+            && lanes.send_packed(peer, record, tensor)
         {
             out.left(index);
             return 1;

@@ -10,6 +10,7 @@ use crate::link::{Destination, TensorKeyRef};
 use crate::matching::{Delivery, Payload, PeerIndex};
 use crate::memory::Tensor;
 use crate::protocol::window::Record;
+use crate::wire::EdgeSide;
 
 /// The record that a receive waits for. Valid until the next message is handled.
 #[derive(Clone, Copy, Debug)]
@@ -41,15 +42,13 @@ impl Matching {
         if !self.steps.goes_on(key.step) {
             return false;
         }
-        let entry = &mut self.peers[peer.0 as usize];
-        let index = entry.outgoing_edge(key);
-        let out = &mut entry.out;
-        let record = out.next_record(index, key.step);
-        let has_left = record.is_some_and(|record| lanes.send_short(peer, record, tensor));
-        match has_left {
-            true => out.left(index),
-            // The edge may be new, and the value may never be sent.
-            false => out.forget(index),
+        let out = &mut self.peers[peer.0 as usize].out;
+        let hint = key.edge.place(EdgeSide::Sender);
+        let Some(edge) = out.short_edge(hint, |known| known.is_of(key)) else { return false };
+        let Some(record) = edge.next_record(key.step) else { return false };
+        let has_left = lanes.send_short(peer, record, tensor);
+        if has_left {
+            edge.left();
         }
         has_left
     }

@@ -67,6 +67,10 @@ impl Lanes for TestLanes {
     }
 
     /// The next record leaves in the general way.
+    fn send_packed(&mut self, _: PeerIndex, _: Record<()>, _: &Tensor) -> bool {
+        false
+    }
+
     fn send_short(&mut self, _: PeerIndex, _: Record<()>, _: &Tensor) -> bool {
         false
     }

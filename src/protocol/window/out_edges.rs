@@ -119,6 +119,14 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.get(index).is_some_and(|named| named.edge.can_leave(step))
     }
 
+    /// The edge with the index `hint`, if `is` knows its key and its values leave by their records
+    /// alone.
+    #[inline]
+    pub fn short_edge(&mut self, hint: u32, is: impl Fn(&K) -> bool) -> Option<&mut OutEdge<V>> {
+        let named = self.edges.get_mut(hint).filter(|named| is(&named.key) && !self.options.resends)?;
+        Some(&mut named.edge)
+    }
+
     /// The record of a value that leaves at once if it is offered now, without the value. `None`
     /// for a value that takes more than its record.
     #[inline]

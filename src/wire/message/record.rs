@@ -2,7 +2,7 @@
 //! `window` has their layout.
 
 use super::window::{FLAG_ANSWERS_NEED, FLAG_CHECKSUM, FLAG_MAY_BORROW, KIND_BYTES, KIND_LOAN, RECORD};
-use crate::wire::{EdgeId, SHORT_MESSAGE, ShortMessage};
+use crate::wire::{EdgeId, SHORT_MESSAGE, ShortMessage, UnreadMessage};
 
 /// A record of a tensor whose bytes are in it, without a checksum: the usual one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,11 +52,20 @@ impl<'a> PlainRecord<'a> {
     }
 
     /// The version of the meta-data of a short message, if the message is the plain record of this
-    /// value.
+    /// value. Reads words 0 and 1.
     #[inline]
-    pub fn meta_of_short(message: &ShortMessage, edge: EdgeId, n: u16, step: u64) -> Option<u16> {
-        let is_plain = message.len >= HEAD && message.first == first_bytes(KIND_BYTES, n);
-        (is_plain && is_of(message, edge, step)).then_some(meta_of(message))
+    pub fn meta_of_short<W: Fn(usize) -> u64>(
+        message: &UnreadMessage<W>,
+        edge: EdgeId,
+        n: u16,
+        step: u64,
+    ) -> Option<u16> {
+        if message.len < HEAD || message.first != first_bytes(KIND_BYTES, n) {
+            return None;
+        }
+        let named = (message.word)(0);
+        let is_it = named << 16 == edge_word(edge, 0) << 16 && (message.word)(1) == step;
+        is_it.then_some((named >> 48) as u16)
     }
 
     /// Bytes of the tensor of a plain record of `len` bytes.
@@ -65,22 +74,25 @@ impl<'a> PlainRecord<'a> {
         len.saturating_sub(HEAD)
     }
 
-    /// Copies the bytes of the tensor of a short message, which is a plain record, to `out`.
-    /// Returns whether there are as many.
+    /// Copies the bytes of the tensor of a short message, which is a plain record, to `out`. The
+    /// caller has compared their number, which is [`SHORT_TENSOR`] at most. Reads the words of the
+    /// bytes.
     #[inline]
-    pub fn copy_of_short(message: &ShortMessage, out: &mut [u8]) -> bool {
-        let [_, _, data @ ..] = &message.words;
-        if message.len != HEAD + out.len() || out.len() > SHORT_TENSOR {
-            return false;
-        }
+    pub fn copy_of_short<W: Fn(usize) -> u64>(message: &UnreadMessage<W>, out: &mut [u8]) {
+        debug_assert!(message.len == HEAD + out.len() && out.len() <= SHORT_TENSOR);
         let (chunks, rest) = out.as_chunks_mut::<8>();
-        chunks.iter_mut().zip(data).for_each(|(chunk, word)| *chunk = word.to_le_bytes());
-        if !rest.is_empty()
-            && let Some(word) = data.get(chunks.len())
-        {
-            rest.iter_mut().zip(word.to_le_bytes()).for_each(|(out, byte)| *out = byte);
+        // Of known length: a loop over the chunks becomes a call.
+        for k in 0..SHORT_TENSOR / 8 {
+            match chunks.get_mut(k) {
+                Some(chunk) => *chunk = (message.word)(2 + k).to_le_bytes(),
+                None if rest.is_empty() => break,
+                None => {
+                    let bytes = (message.word)(2 + k).to_le_bytes();
+                    rest.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
+                    break;
+                }
+            }
         }
-        true
     }
 
     /// Reads a plain record; `None` if the bytes are another message, or none.
@@ -148,7 +160,7 @@ impl LentRecord {
             edge: EdgeId { number: named as u32, generation: (named >> 32) as u16 },
             n: u16::from_le_bytes(n),
             step,
-            meta: meta_of(message),
+            meta: (named >> 48) as u16,
             may_borrow: flags & FLAG_MAY_BORROW != 0,
             answers_need: flags & FLAG_ANSWERS_NEED != 0,
             checksum: has_checksum.then_some(checksum),
@@ -160,18 +172,6 @@ impl LentRecord {
 #[inline]
 fn first_bytes(flags: u8, n: u16) -> u32 {
     u32::from_le_bytes([RECORD, flags, 0, 0]) | u32::from(n) << 16
-}
-
-/// Whether the record of a message belongs to this edge and step.
-#[inline]
-fn is_of(message: &ShortMessage, edge: EdgeId, step: u64) -> bool {
-    message.words[0] << 16 == edge_word(edge, 0) << 16 && message.words[1] == step
-}
-
-/// The version of the meta-data of a record.
-#[inline]
-fn meta_of(message: &ShortMessage) -> u16 {
-    (message.words[0] >> 48) as u16
 }
 
 /// The edge and the meta id of a record.
@@ -188,11 +188,15 @@ fn words_of(data: &[u8]) -> Option<[u64; SHORT_TENSOR / 8]> {
         return None;
     }
     let (chunks, rest) = data.as_chunks::<8>();
-    words.iter_mut().zip(chunks).for_each(|(word, chunk)| *word = u64::from_le_bytes(*chunk));
-    if !rest.is_empty()
-        && let Some(last) = words.get_mut(chunks.len())
-    {
-        *last = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    // Of known length: a loop over the chunks becomes a call.
+    for (k, word) in words.iter_mut().enumerate() {
+        match chunks.get(k) {
+            Some(chunk) => *word = u64::from_le_bytes(*chunk),
+            None => {
+                *word = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                break;
+            }
+        }
     }
     Some(words)
 }

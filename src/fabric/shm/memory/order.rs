@@ -14,7 +14,7 @@
 use super::slot::{IN_SLOT, MAX_WORDS};
 use crate::fabric::MAX_LOAN_MESSAGE;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::wire::{Grant, Immediate, SHORT_MESSAGE, ShortMessage};
+use crate::wire::{Grant, Immediate, SHORT_MESSAGE, ShortMessage, UnreadMessage};
 
 const SEND: u8 = 1;
 const WRITE_INLINE: u8 = 2;
@@ -174,13 +174,17 @@ fn lend_word(len: usize, first: u32) -> u64 {
     OrderHead { op: LEND, flags: 0, len: len as u16, immediate: first }.to_word()
 }
 
-/// The message of a send with these words, if it is no longer than a [`ShortMessage`].
+/// The message of a send with this word 0, if it is no longer than a [`ShortMessage`]. `word`
+/// returns the words of the order.
 #[inline]
-pub(crate) fn short_message(words: &[u64; IN_SLOT]) -> Option<ShortMessage> {
-    let [word, words @ ..] = *words;
-    let head = OrderHead::from_word(word);
+pub(crate) fn short_message<W: Fn(usize) -> u64>(
+    word_0: u64,
+    word: W,
+) -> Option<UnreadMessage<impl Fn(usize) -> u64>> {
+    let head = OrderHead::from_word(word_0);
     let (len, first) = (usize::from(head.len), head.immediate);
-    (head.op == SEND && len <= SHORT_MESSAGE).then_some(ShortMessage { len, first, words })
+    let message = UnreadMessage { len, first, word: move |k| word(1 + k) };
+    (head.op == SEND && len <= SHORT_MESSAGE).then_some(message)
 }
 
 /// An order with a message that is no short one alone. It lies in its slot, but for the end of a

@@ -98,6 +98,11 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         if self.next - self.acked < u64::from(self.shape.depth) {
             return Ok(true);
         }
+        self.refresh_room()
+    }
+
+    #[cold]
+    fn refresh_room(&mut self) -> Result<bool, BadAck> {
         self.refresh()?;
         Ok(self.next - self.acked < u64::from(self.shape.depth))
     }
@@ -221,12 +226,15 @@ pub(crate) struct Consumer<R, L> {
     slot: usize,
     /// The position that was last published to the peer.
     told: u64,
+    /// Consumed orders after which the position is published.
+    tell_after: u64,
 }
 
 impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// The consumer of a ring, on a line that [`prepare`] has initialised.
     pub(crate) fn new(slots: R, line: L, shape: RingShape) -> Self {
-        Consumer { slots, line, shape, position: FIRST, slot: shape.slot(FIRST, false), told: FIRST }
+        let (slot, tell_after) = (shape.slot(FIRST, false), shape.tell_after());
+        Consumer { slots, line, shape, position: FIRST, slot, told: FIRST, tell_after }
     }
 
     /// Word 0 of the next order's slot, if the order is there.
@@ -247,10 +255,10 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         self.slots.load(self.shape.word(self.slot, k), Relaxed)
     }
 
-    /// The words of the order that its slot holds.
+    /// A function that reads the words of the order that its slot holds, the first [`IN_SLOT`].
     #[inline]
-    pub(crate) fn short(&self) -> [u64; IN_SLOT] {
-        self.slots.load_all(first_word(self.slot) + 1)
+    pub(crate) fn short(&self) -> impl Fn(usize) -> u64 {
+        self.slots.words::<IN_SLOT>(first_word(self.slot) + 1)
     }
 
     /// Copies bytes of the order, from word `from` on, as many as `out` has.
@@ -277,7 +285,7 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     pub(crate) fn advance(&mut self, first: FirstWord) -> bool {
         self.position += 1;
         self.slot = self.shape.slot(self.position, first.next_is_deep());
-        self.position - self.told >= u64::from(self.shape.tell_after()) && self.tell()
+        self.position - self.told >= self.tell_after && self.tell()
     }
 
     /// The number of consumed orders, for the next slot of the other ring. Counts as published.

@@ -141,10 +141,13 @@ impl LoadWords for PeerWords {
     }
 
     #[inline]
-    fn load_all<const N: usize>(&self, index: usize) -> [u64; N] {
+    fn words<const N: usize>(&self, index: usize) -> impl Fn(usize) -> u64 {
         assert!(index < self.len && N <= self.len - index);
-        // SAFETY: `_mapping` keeps the words mapped; inside, as the assertion checks for all words.
-        std::array::from_fn(|k| unsafe { load_inside(self.base, index + k, Relaxed) })
+        move |k| {
+            assert!(k < N);
+            // SAFETY: `_mapping` keeps the words mapped; inside, as the assertions check.
+            unsafe { load_inside(self.base, index + k, Relaxed) }
+        }
     }
 }
 

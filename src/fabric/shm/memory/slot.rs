@@ -84,8 +84,8 @@ impl RingShape {
 
     /// Consumed orders after which a consumer publishes its position.
     #[inline]
-    pub(super) fn tell_after(self) -> u32 {
-        (self.depth >> 2).max(1)
+    pub(super) fn tell_after(self) -> u64 {
+        u64::from(self.depth >> 2).max(1)
     }
 
     /// The number of words of all slots and their extensions.

@@ -339,7 +339,8 @@ proptest! {
             }
             hostile.post_words(words);
             // Every other message is taken without a poll, if it is one.
-            let _ = honest.port.take_short(honest.link, |_| (len % 2 == 0).then_some(()));
+            let accept = |_: NextMessage<'_>| (len % 2 == 0).then_some(());
+            let _ = honest.port.take_short(honest.link, accept);
         }
         let (_, _) = honest.poll();
         prop_assert_eq!(before.bytes(), [0x55; 256]);
