@@ -21,8 +21,15 @@ pub trait Exchange {
     /// Prepares tensors of this size.
     fn resize(&mut self, bytes: usize) -> Result<(), CliError>;
 
-    /// Writes the tensors that are sent next. Not timed.
+    /// Round trips that may be timed together: the tensors of all but the first are written while
+    /// the other side answers.
+    fn chunk(&self) -> u64;
+
+    /// Writes the tensors that are sent next.
     fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort>;
+
+    /// Whether they are written.
+    fn is_filled(&self) -> bool;
 
     /// Begins the step of the next round. Both sides count the rounds alike.
     fn step(&mut self) -> Result<Step, Abort>;
@@ -40,16 +47,19 @@ impl<T: Exchange> Initiator for T {
     }
 
     fn produce(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        self.fill(watch)
+        if self.is_filled() { Ok(()) } else { self.fill(watch) }
     }
 
     fn max_chunk(&self) -> u64 {
-        1
+        self.chunk()
     }
 
-    fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         let step = self.step()?;
         self.send(&step)?;
+        if self.chunk() > 1 {
+            self.fill(watch)?;
+        }
         self.receive(&step)
     }
 

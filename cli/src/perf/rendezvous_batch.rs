@@ -86,6 +86,14 @@ impl Exchange for RendezvousBatch {
         Ok(())
     }
 
+    fn chunk(&self) -> u64 {
+        1
+    }
+
+    fn is_filled(&self) -> bool {
+        !self.produced.is_empty()
+    }
+
     fn step(&mut self) -> Result<Step, Abort> {
         self.rounds += 1;
         if self.rounds > 2 {

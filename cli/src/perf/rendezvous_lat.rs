@@ -1,13 +1,14 @@
 //! The whole engine: a tensor sent by step and key, received into a given buffer, and answered.
 //!
-//! The sender writes each tensor freshly, between the round trips, unmeasured. Where receives
-//! borrow, each side has one tensor of a size and sends it each time.
+//! The sender writes each tensor freshly: a short one while the other side answers, a long one
+//! between the round trips, unmeasured. Where receives borrow, each side has one tensor of a size
+//! and sends it each time.
 
 use super::control_channel::ControlChannel;
 use super::exchange::{filled, progress};
 use super::options::{FabricName, FabricOptions, RendezvousOptions};
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
-use super::workload::{Facts, Initiator, KeepAlive, Responder};
+use super::workload::{Facts, Initiator, KeepAlive, Responder, chunk_of_fresh};
 use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -137,15 +138,18 @@ impl Initiator for RendezvousLat {
     }
 
     fn produce(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        self.fill(watch)
+        if self.produced.is_none() { self.fill(watch) } else { Ok(()) }
     }
 
     fn max_chunk(&self) -> u64 {
-        1
+        chunk_of_fresh(self.bytes)
     }
 
-    fn round_trip(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
+    fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
         self.send()?;
+        if self.max_chunk() > 1 {
+            self.fill(watch)?;
+        }
         self.receive()
     }
 

@@ -7,6 +7,7 @@ use super::exchange::{Exchange, filled};
 use super::options::RendezvousOptions;
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::rendezvous_lat::joined;
+use super::workload::chunk_of_fresh;
 use crate::error::CliError;
 use tensorwire::{BufferRing, Counter, DType, Edge, FabricKind, Node, Sequence, Standing, Step, Tensor};
 
@@ -122,6 +123,14 @@ impl Exchange for RendezvousStanding {
         }
         self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
         Ok(())
+    }
+
+    fn chunk(&self) -> u64 {
+        chunk_of_fresh(self.bytes)
+    }
+
+    fn is_filled(&self) -> bool {
+        self.produced.is_some()
     }
 
     fn step(&mut self) -> Result<Step, Abort> {

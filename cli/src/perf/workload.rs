@@ -11,6 +11,9 @@ use crate::reference::stopwatch::Stopwatch;
 
 /// Short round trips that are timed together.
 const CHUNK: u64 = 16;
+/// The longest source, in bytes, that is written while the other side answers. A longer one would
+/// take longer than the answer.
+const WRITTEN_IN_FLIGHT: usize = 4096;
 /// From this length on a round trip is timed alone, in nanoseconds. Two readings of the clock take
 /// about 2 % of it.
 const LONG_NS: u64 = 1000;
@@ -21,12 +24,12 @@ pub trait Initiator {
     /// at the same time, and both may use the channel.
     fn prepare(&mut self, bytes: usize, channel: &mut ControlChannel) -> Result<(), CliError>;
 
-    /// Prepares one chunk of round trips, such as a freshly written source. Not measured.
+    /// Prepares the first round trip of a chunk, such as a freshly written source. Not measured.
     fn produce(&mut self, _watch: &PeerWatch) -> Result<(), Abort> {
         Ok(())
     }
 
-    /// Round trips that [`Initiator::produce`] prepares at once.
+    /// Round trips that may be timed together.
     fn max_chunk(&self) -> u64 {
         CHUNK
     }
@@ -66,6 +69,11 @@ pub trait Initiator {
 
     /// Facts for the report.
     fn facts(&self) -> Facts;
+}
+
+/// Round trips that may be timed together if each sends a freshly written source of `bytes`.
+pub fn chunk_of_fresh(bytes: usize) -> u64 {
+    if bytes <= WRITTEN_IN_FLIGHT { CHUNK } else { 1 }
 }
 
 /// The side that answers.
@@ -168,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn long_round_trips_and_those_with_fresh_sources_are_timed_alone() {
+    fn long_round_trips_and_those_that_need_it_are_timed_alone() {
         assert_eq!(chunks(50, Duration::from_micros(5), CHUNK), 50);
         assert_eq!(chunks(1000, Duration::ZERO, 1), 1000);
     }
