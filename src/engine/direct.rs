@@ -50,17 +50,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         &self,
         mut body: impl FnMut(&mut H, &mut Links<P, H::Waiter>),
     ) -> Result<bool, Unusable> {
-        if self.mode() != PollMode::Inline {
-            return Ok(false);
-        }
-        let mut has_run = false;
-        self.with_poller_in(PollMode::Inline, |poller| {
-            // The lock runs its body again for commands that others left.
-            if !std::mem::replace(&mut has_run, true) || is_on(Mutant::DirectCallRepeated) {
-                poller.direct(|handler, links| body(handler, links));
-            }
-        })?;
-        Ok(has_run)
+        let ran = self.with_poller_once(|poller| poller.direct(&mut body))?;
+        Ok(ran.is_some())
     }
 
     /// Polls until `wait` has its result or the timeout has passed. Calls [`DirectTake::take`] at
@@ -76,36 +67,27 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         timeout: Duration,
         mut wait: impl DirectTake<P, H, Taken = R>,
     ) -> Result<DirectWait<R>, Unusable> {
-        let mut outcome = DirectWait::Elsewhere(None);
-        if self.mode() != PollMode::Inline {
-            return Ok(outcome);
-        }
-        let mut has_run = false;
-        let ran = self.with_poller_in(PollMode::Inline, |poller| {
-            if !std::mem::replace(&mut has_run, true) {
-                outcome = self.poll_for(poller, timeout, &mut wait);
-                if let DirectWait::Ready(_) = outcome {
-                    poller.count_result(|| self.now());
-                }
+        let waited = self.with_poller_once(|poller| {
+            let waited = match poller.direct(|handler, links| wait.take(handler, links)) {
+                Some(result) => DirectWait::Ready(result),
+                None => self.poll_for(poller, timeout, &mut wait),
+            };
+            if let DirectWait::Ready(_) = waited {
+                poller.count_result(|| self.now());
             }
-        });
-        match ran {
-            // A result counts, also if another thread closed the poller right after.
-            Err(why) if !matches!(outcome, DirectWait::Ready(_)) => Err(why),
-            _ => Ok(outcome),
-        }
+            waited
+        })?;
+        Ok(waited.unwrap_or(DirectWait::Elsewhere(None)))
     }
 
-    #[inline]
+    /// Polls for a result that has not come yet.
+    #[inline(never)]
     fn poll_for<R>(
         &self,
         poller: &mut Poller<P, H>,
         timeout: Duration,
         wait: &mut impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
-        if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
-            return DirectWait::Ready(result);
-        }
         let mut since = (timeout < SHORT).then(|| self.now());
         let polls = match self.wait {
             WaitStrategy::Spin => POLLS_PER_CLOCK,

@@ -5,7 +5,8 @@ use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
-use crate::sync::{CombiningLock, LockOutcome, Sleepers, is_waking};
+use crate::mutants::{Mutant, is_on};
+use crate::sync::{CombiningLock, LockGuard, LockOutcome, Sleepers, is_waking};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
@@ -34,7 +35,7 @@ pub struct Engine<P: Port, H: Handler<P>> {
     pub(super) background: BackgroundState,
 }
 
-// SAFETY: the poller inside the cell is touched only in `with_cell`, by the thread that holds the
+// SAFETY: the poller inside the cell is touched only in `run_held`, by the thread that holds the
 // lock. The lock orders one holder's accesses before the next one's. Everything in the poller may
 // move between threads (`Port: Send`, `Handler: Send`), which is all that successive holders need.
 // The other fields are `Sync`.
@@ -77,12 +78,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// The present mode.
     #[inline]
     pub fn mode(&self) -> PollMode {
+        const INLINE: u8 = PollMode::Inline as u8;
         const ADAPTIVE: u8 = PollMode::Adaptive as u8;
-        const DEDICATED: u8 = PollMode::Dedicated as u8;
         match self.mode.load(Ordering::Relaxed) {
+            INLINE => PollMode::Inline,
             ADAPTIVE => PollMode::Adaptive,
-            DEDICATED => PollMode::Dedicated,
-            _ => PollMode::Inline,
+            _ => PollMode::Dedicated,
         }
     }
 
@@ -137,7 +138,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         match self.mode() {
             PollMode::Inline => {
                 let now = self.clock.now();
-                self.with_poller_in(PollMode::Inline, |poller| count += poller.step(now))?;
+                self.with_poller(|poller| count += poller.step(now))?;
             }
             PollMode::Adaptive => {
                 let _guard = self.active_waiter();
@@ -248,19 +249,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     /// Runs `body` under the lock, after all submitted commands.
-    pub(super) fn with_poller(&self, body: impl FnMut(&mut Poller<P, H>)) -> Result<LockOutcome, Unusable> {
-        self.with_poller_in(self.mode(), body)
-    }
-
-    /// As [`Engine::with_poller`], in this mode.
-    #[inline]
-    pub(super) fn with_poller_in(
+    pub(super) fn with_poller(
         &self,
-        mode: PollMode,
         mut body: impl FnMut(&mut Poller<P, H>),
     ) -> Result<LockOutcome, Unusable> {
         let mut closed = false;
-        let outcome = self.with_cell(mode, |cell| match cell {
+        let outcome = self.with_cell(self.mode(), |cell| match cell {
             Some(poller) => {
                 if !self.submissions.is_empty() {
                     self.run_submitted(poller, self.clock.now());
@@ -285,30 +279,107 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
     ) -> Result<LockOutcome, Unusable> {
         let run = || {
-            // SAFETY: `CombiningLock::try_run` calls this only while this thread holds the lock, so
-            // there is no other reference to the poller. `body` can't come back here with this
-            // reference alive, as it finds the lock taken.
+            // SAFETY: `CombiningLock::try_run` calls this only while this thread holds the lock.
             #[allow(unsafe_code)]
-            let cell = unsafe { &mut *self.poller.get() };
-            let ran = catch_unwind(AssertUnwindSafe(|| body(cell))).is_ok();
-            if !ran {
-                // The poller is in an unknown state and is only dropped: that closes its links and
-                // ends every call.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(cell.take())));
-            }
-            ran
+            let ran = unsafe { self.run_held(&mut body) };
+            ran.is_some()
         };
         let may_bias = mode == PollMode::Inline;
         match self.lock.try_run(run, || !self.submissions.is_empty(), may_bias) {
-            LockOutcome::Poisoned => {
-                while let Some(command) = self.submissions.pop() {
-                    let _ = catch_unwind(AssertUnwindSafe(|| drop(command)));
-                }
-                self.sleeper.wake(Sleep::Waiter);
-                Err(Unusable::Poisoned)
-            }
+            LockOutcome::Poisoned => Err(self.poisoned()),
             outcome => Ok(outcome),
         }
+    }
+
+    /// Calls `body` once on the poller, after all submitted commands, if this thread gets the lock
+    /// at once and the mode is inline. `None` if not.
+    #[inline]
+    pub(super) fn with_poller_once<R>(
+        &self,
+        mut body: impl FnMut(&mut Poller<P, H>) -> R,
+    ) -> Result<Option<R>, Unusable> {
+        let held = match self.lock.enter() {
+            Some(held) => held,
+            None => match self.acquire_inline()? {
+                Some(held) => held,
+                None => return Ok(None),
+            },
+        };
+        // Under the lock: no thread sleeps yet that this call would have to wake.
+        if self.mode() != PollMode::Inline {
+            held.leave(false);
+            self.run_left(|_| {});
+            return Ok(None);
+        }
+        let run = |cell: &mut Option<Poller<P, H>>| {
+            let poller = cell.as_mut()?;
+            if !self.submissions.is_empty() {
+                self.run_submitted(poller, self.clock.now());
+            }
+            Some(body(poller))
+        };
+        // SAFETY: this thread holds the lock until `held` is given up below.
+        #[allow(unsafe_code)]
+        let Some(ran) = (unsafe { self.run_held(run) }) else {
+            held.poison();
+            return Err(self.poisoned());
+        };
+        held.leave(true);
+        if !self.submissions.is_empty() {
+            self.run_left(|poller| {
+                if is_on(Mutant::DirectCallRepeated) {
+                    body(poller);
+                }
+            });
+        }
+        ran.map(Some).ok_or(Unusable::Closed)
+    }
+
+    /// Takes the lock for a thread without the bias, if the lock is free and the mode is inline.
+    #[cold]
+    fn acquire_inline(&self) -> Result<Option<LockGuard<'_>>, Unusable> {
+        if self.mode() != PollMode::Inline {
+            return Ok(None);
+        }
+        match self.lock.acquire(|| !self.submissions.is_empty()) {
+            Ok(held) => Ok(Some(held)),
+            Err(LockOutcome::Poisoned) => Err(self.poisoned()),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Runs the commands that others left during a call, whose result counts also if they fail.
+    #[cold]
+    fn run_left(&self, body: impl FnMut(&mut Poller<P, H>)) {
+        let _ = self.with_poller(body);
+    }
+
+    /// Calls `body` on the cell of the poller. `None` if it panicked: the poller is dropped then,
+    /// and the caller poisons the lock.
+    ///
+    /// # Safety
+    /// This thread holds the lock.
+    #[allow(unsafe_code)]
+    #[inline]
+    unsafe fn run_held<R>(&self, body: impl FnOnce(&mut Option<Poller<P, H>>) -> R) -> Option<R> {
+        // SAFETY: this thread holds the lock, so there is no other reference to the poller. `body`
+        // can't come back here with this reference alive, as it finds the lock taken.
+        let cell = unsafe { &mut *self.poller.get() };
+        let ran = catch_unwind(AssertUnwindSafe(|| body(cell)));
+        if ran.is_err() {
+            drop_quietly(cell.take());
+        }
+        ran.ok()
+    }
+
+    /// Ends what waits for a poller that a thread has poisoned.
+    #[cold]
+    fn poisoned(&self) -> Unusable {
+        while let Some(command) = self.submissions.pop() {
+            drop_quietly(command);
+        }
+        self.sleeper.wake(Sleep::Waiter);
+        Unusable::Poisoned
     }
 
     pub(super) fn run_submitted(&self, poller: &mut Poller<P, H>, now: Time) {
@@ -320,6 +391,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             drop(poller.command(command, now));
         }
     }
+}
+
+/// Drops a poller, whose state is unknown after a panic, or a command. This closes its links or ends
+/// its calls.
+#[cold]
+fn drop_quietly<T>(value: T) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ const POISONED: u32 = 2;
 
 // Where a thread is that has the bias, or had it. Only that thread changes it.
 const OUTSIDE: u32 = 0;
-const ENTERING: u32 = 1;
-const INSIDE: u32 = 2;
+const INSIDE: u32 = 1;
 
 /// No thread.
 const NOBODY: u32 = u32::MAX;
@@ -31,7 +30,8 @@ const SPINS_FOR_FENCE: u32 = 100_000;
 ///
 /// A thread that runs again and again without another one in between gets the *bias*: its runs
 /// then take no locked instruction. Another thread revokes the bias, for which it pays an
-/// [asymmetric fence](heavy_fence). Only the holder of `state` gives and revokes the bias.
+/// [asymmetric fence](heavy_fence). Only the holder of `state` gives and revokes the bias. A holder
+/// that fails takes the bias away for good.
 #[derive(Debug)]
 pub(crate) struct CombiningLock {
     state: AtomicU32,
@@ -47,28 +47,48 @@ pub(crate) struct CombiningLock {
     runs: AtomicU32,
     /// Runs in a row after which a thread gets the bias. Guarded by `state`.
     bias_after: AtomicU32,
-    has_membarrier: bool,
     /// 1 as long as the kernel makes the barriers of a revocation, else 0.
     may_bias: AtomicU32,
 }
 
-/// A thread that is inside by its bias. Dropped when it goes out, also by a panic.
-struct InsideByBias<'a>(&'a AtomicU32);
+/// A thread that holds the lock. Dropped when it goes out, also by a panic.
+#[derive(Debug)]
+pub(crate) struct LockGuard<'a> {
+    lock: &'a CombiningLock,
+    thread: u32,
+    /// The presence of a thread that is inside by its bias. `None`: the thread holds `state`.
+    presence: Option<&'a AtomicU32>,
+}
 
-impl Drop for InsideByBias<'_> {
+impl LockGuard<'_> {
+    /// Releases the lock after a run. With `may_bias` the run counts for the bias. The caller then
+    /// looks for work that others left.
     #[inline]
-    fn drop(&mut self) {
-        // Release: the next holder sees what was done inside.
-        self.0.store(OUTSIDE, Ordering::Release);
+    pub fn leave(self, may_bias: bool) {
+        if self.presence.is_none() {
+            self.lock.count_run(self.thread, may_bias);
+        }
+    }
+
+    /// Poisons the lock after a run that failed.
+    pub fn poison(self) {
+        self.lock.bias.store(NOBODY, Ordering::Relaxed);
+        self.lock.state.store(POISONED, Ordering::SeqCst);
     }
 }
 
-/// A thread that holds `state`. Dropped when it releases `state`, also by a panic.
-struct HeldState<'a>(&'a CombiningLock);
-
-impl Drop for HeldState<'_> {
+impl Drop for LockGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.release();
+        let Some(presence) = self.presence else {
+            self.lock.release();
+            return;
+        };
+        // Release: the next holder sees what was done inside.
+        presence.store(OUTSIDE, Ordering::Release);
+        // Either this thread then sees what another thread has queued, or that thread sees the
+        // store above after its fence.
+        light_fence(true);
     }
 }
 
@@ -89,7 +109,6 @@ impl CombiningLock {
     }
 
     fn with(threads: usize, bias_after: u32) -> Self {
-        let has_membarrier = register_membarrier();
         CombiningLock {
             state: AtomicU32::new(FREE),
             bias: AtomicU32::new(NOBODY),
@@ -98,8 +117,7 @@ impl CombiningLock {
             last: AtomicU32::new(NOBODY),
             runs: AtomicU32::new(0),
             bias_after: AtomicU32::new(bias_after),
-            has_membarrier,
-            may_bias: AtomicU32::new(has_membarrier.into()),
+            may_bias: AtomicU32::new(register_membarrier().into()),
         }
     }
 
@@ -117,7 +135,6 @@ impl CombiningLock {
         self.try_run_on(this_thread(), &mut body, &has_work, may_bias)
     }
 
-    #[inline]
     fn try_run_on(
         &self,
         thread: u32,
@@ -126,103 +143,91 @@ impl CombiningLock {
         may_bias: bool,
     ) -> LockOutcome {
         let mut ran = LockOutcome::Busy;
-        while self.bias.load(Ordering::Relaxed) == thread
-            && let Some(presence) = self.presences.get(thread as usize)
-        {
-            // Code that runs inside came back here.
-            if presence.load(Ordering::Relaxed) != OUTSIDE {
-                return LockOutcome::Busy;
-            }
-            if !self.enter(thread, presence) {
-                break;
-            }
-            let inside = InsideByBias(presence);
-            let is_sound = body();
+        loop {
+            let held = match self.enter_as(thread) {
+                Some(held) => held,
+                None => match self.acquire_as(thread, has_work) {
+                    Ok(held) => held,
+                    Err(LockOutcome::Poisoned) => return LockOutcome::Poisoned,
+                    Err(_) => return ran,
+                },
+            };
             ran = LockOutcome::Ran;
-            if !is_sound {
-                self.state.store(POISONED, Ordering::SeqCst);
-            }
-            drop(inside);
-            if !is_sound {
+            if !body() {
+                held.poison();
                 return LockOutcome::Poisoned;
             }
-            // Either the look below sees what another thread has queued, or that thread sees the
-            // store above after its fence.
-            light_fence(self.has_membarrier);
+            held.leave(may_bias);
             if !has_work() {
                 return ran;
             }
         }
-        self.run_locked(thread, ran, body, has_work, may_bias)
     }
 
-    /// Lets the thread with the bias in. `false` if the bias was revoked, or the lock is poisoned.
+    /// Lets this thread in if it has the bias and is not inside yet.
     #[inline]
-    fn enter(&self, thread: u32, presence: &AtomicU32) -> bool {
-        presence.store(ENTERING, Ordering::Relaxed);
+    pub fn enter(&self) -> Option<LockGuard<'_>> {
+        self.enter_as(this_thread())
+    }
+
+    #[inline]
+    fn enter_as(&self, thread: u32) -> Option<LockGuard<'_>> {
+        if self.bias.load(Ordering::Relaxed) != thread {
+            return None;
+        }
+        let presence = self.presences.get(thread as usize)?;
+        if presence.load(Ordering::Relaxed) != OUTSIDE {
+            return None;
+        }
+        presence.store(INSIDE, Ordering::Relaxed);
         // Either the load below sees that the bias was revoked, or the thread that revoked it sees
         // the store above after its fence.
-        light_fence(self.has_membarrier);
-        let has_bias = self.bias.load(Ordering::Acquire) == thread;
-        let is_sound = self.state.load(Ordering::Relaxed) != POISONED;
-        let may_enter = has_bias && is_sound;
-        presence.store(if may_enter { INSIDE } else { OUTSIDE }, Ordering::Release);
-        if !may_enter {
-            // Either the try of the lock that follows finds it released, or the thread that
-            // releases it sees the store above after its fence.
-            light_fence(self.has_membarrier);
-        }
-        may_enter
+        light_fence(true);
+        let held = LockGuard { lock: self, thread, presence: Some(presence) };
+        // If not, the drop of `held` precedes the try of the lock that follows. Either that try
+        // finds the lock released, or the thread that releases it sees this thread outside.
+        (self.bias.load(Ordering::Acquire) == thread).then_some(held)
+    }
+
+    /// Takes the lock for a thread without the bias, if the lock is free.
+    ///
+    /// # Errors
+    /// If the lock is poisoned; or busy, and its holder sees the work that `has_work` finds now.
+    pub fn acquire(&self, has_work: impl Fn() -> bool) -> Result<LockGuard<'_>, LockOutcome> {
+        self.acquire_as(this_thread(), &has_work)
     }
 
     #[cold]
-    fn run_locked(
-        &self,
-        thread: u32,
-        mut ran: LockOutcome,
-        body: &mut impl FnMut() -> bool,
-        has_work: &impl Fn() -> bool,
-        may_bias: bool,
-    ) -> LockOutcome {
+    fn acquire_as(&self, thread: u32, has_work: &impl Fn() -> bool) -> Result<LockGuard<'_>, LockOutcome> {
+        let presence = self.presences.get(thread as usize);
+        // Code that runs inside came back here.
+        if presence.is_some_and(|presence| presence.load(Ordering::Relaxed) != OUTSIDE) {
+            return Err(LockOutcome::Busy);
+        }
         loop {
             match self.try_acquire() {
                 LockOutcome::Ran => {}
-                LockOutcome::Poisoned => return LockOutcome::Poisoned,
-                LockOutcome::Busy => return ran,
+                refused => return Err(refused),
             }
-            if !self.keeps_out_others(thread) {
-                if self.release() == LockOutcome::Poisoned {
-                    return LockOutcome::Poisoned;
-                }
-                // Work may have been left by this thread, or by others that found `state` taken.
-                // The thread that is inside looks at the queue after this fence, unless it has gone
-                // out. Without work no fence is needed. A thread that leaves work later tries the
-                // lock again.
-                if !has_work() {
-                    return ran;
-                }
-                self.heavy_fence();
-                if self.is_any_inside() {
-                    return ran;
-                }
-                continue;
+            if self.keeps_out_others(thread) {
+                // The thread with the bias may have failed meanwhile.
+                let held = LockGuard { lock: self, thread, presence: None };
+                return if self.is_poisoned() { Err(LockOutcome::Poisoned) } else { Ok(held) };
             }
-            // The thread with the bias may have failed meanwhile.
-            if self.is_poisoned() {
-                return LockOutcome::Poisoned;
+            if self.release() == LockOutcome::Poisoned {
+                return Err(LockOutcome::Poisoned);
             }
-            ran = LockOutcome::Ran;
-            let held = HeldState(self);
-            if !body() {
-                self.state.store(POISONED, Ordering::SeqCst);
-                return LockOutcome::Poisoned;
-            }
-            self.count_run(thread, may_bias);
-            drop(held);
+            // Work may have been left by this thread, or by others that found `state` taken. The
+            // thread that is inside looks at the queue after this fence, unless it has gone out.
+            // Without work no fence is needed. A thread that leaves work later tries the lock
+            // again.
             if !has_work() {
-                return ran;
+                return Err(LockOutcome::Busy);
             }
-            spin_loop();
+            self.heavy_fence();
+            if self.is_any_inside() {
+                return Err(LockOutcome::Busy);
+            }
         }
     }
 
@@ -255,7 +260,7 @@ impl CombiningLock {
     }
 
     fn heavy_fence(&self) {
-        if !heavy_fence(self.has_membarrier) {
+        if !heavy_fence(true) {
             // A filter of system calls was set since the process was registered. No thread gets the
             // bias again. Meanwhile the CPU of the other thread completes its stores.
             self.may_bias.store(0, Ordering::Relaxed);
@@ -355,7 +360,7 @@ mod tests {
     #[test]
     fn a_thread_that_runs_alone_gets_the_bias_and_another_one_revokes_it() {
         let lock = CombiningLock::with(2, 3);
-        if !lock.has_membarrier {
+        if lock.may_bias.load(Ordering::Relaxed) == 0 {
             return;
         }
         for _ in 0..2 {
@@ -390,7 +395,7 @@ mod tests {
     fn the_thread_with_the_bias_keeps_others_and_itself_out_and_runs_what_they_left() {
         let lock = CombiningLock::with(2, 1);
         run(&lock, 0);
-        assert_eq!(has_bias(&lock, 0), lock.has_membarrier);
+        assert_eq!(has_bias(&lock, 0), lock.may_bias.load(Ordering::Relaxed) == 1);
         let (left, runs) = (Cell::new(0), Cell::new(0));
         let mut body = || {
             if runs.replace(runs.get() + 1) == 0 {

@@ -31,7 +31,7 @@ pub(crate) mod words;
 pub(crate) use asymmetric_fence::{heavy_fence, light_fence, register_membarrier};
 pub(crate) use atomic::UnsafeCell;
 pub(crate) use biased_mutex::BiasedMutex;
-pub(crate) use combining_lock::{CombiningLock, LockOutcome};
+pub(crate) use combining_lock::{CombiningLock, LockGuard, LockOutcome};
 pub use completion_group::{GroupPool, GroupReceiver, GroupSenders};
 pub use event_count::Sleep;
 pub use oneshot::{Canceled, OneshotPool, OneshotReceiver, OneshotSender};
