@@ -5,7 +5,6 @@ use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
-use crate::mutants::{Mutant, is_on};
 use crate::sync::{CombiningLock, LockGuard, LockOutcome, Sleepers, is_waking};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
@@ -296,7 +295,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     #[inline]
     pub(super) fn with_poller_once<R>(
         &self,
-        mut body: impl FnMut(&mut Poller<P, H>) -> R,
+        body: impl FnOnce(&mut Poller<P, H>) -> R,
     ) -> Result<Option<R>, Unusable> {
         let held = match self.lock.enter() {
             Some(held) => held,
@@ -307,8 +306,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         };
         // Under the lock: no thread sleeps yet that this call would have to wake.
         if self.mode() != PollMode::Inline {
-            held.leave(false);
-            self.run_left(|_| {});
+            self.leave_at_once(held);
             return Ok(None);
         }
         let run = |cell: &mut Option<Poller<P, H>>| {
@@ -320,19 +318,23 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         };
         // SAFETY: this thread holds the lock until `held` is given up below.
         #[allow(unsafe_code)]
-        let Some(ran) = (unsafe { self.run_held(run) }) else {
-            held.poison();
-            return Err(self.poisoned());
-        };
-        held.leave(true);
-        if !self.submissions.is_empty() {
-            self.run_left(|poller| {
-                if is_on(Mutant::DirectCallRepeated) {
-                    body(poller);
+        match unsafe { self.run_held(run) } {
+            Some(Some(result)) => {
+                held.leave(true);
+                if !self.submissions.is_empty() {
+                    self.run_left();
                 }
-            });
+                Ok(Some(result))
+            }
+            Some(None) => {
+                self.leave_at_once(held);
+                Err(Unusable::Closed)
+            }
+            None => {
+                held.poison();
+                Err(self.poisoned())
+            }
         }
-        ran.map(Some).ok_or(Unusable::Closed)
     }
 
     /// Takes the lock for a thread without the bias, if the lock is free and the mode is inline.
@@ -348,10 +350,17 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Runs the commands that others left during a call, whose result counts also if they fail.
     #[cold]
-    fn run_left(&self, body: impl FnMut(&mut Poller<P, H>)) {
-        let _ = self.with_poller(body);
+    fn leave_at_once(&self, held: LockGuard<'_>) {
+        held.leave(false);
+        self.run_left();
+    }
+
+    /// Runs the commands that others left during a call. The result of the call counts also if this
+    /// fails.
+    #[cold]
+    fn run_left(&self) {
+        let _ = self.with_poller(|_| {});
     }
 
     /// Calls `body` on the cell of the poller. `None` if it panicked: the poller is dropped then,

@@ -182,7 +182,7 @@ impl<P: Port, H: Remote<P>> LinkPollers<P::Link> for Pollers<P, H> {
     }
 
     fn progress(&self, peer: PeerIndex) -> Result<usize, Unusable> {
-        self.of(peer).progress()
+        Engine::progress(self.of(peer))
     }
 
     fn count(&self) -> usize {
@@ -220,7 +220,9 @@ impl<P: Port, H: Remote<P>> PollerSet for Pollers<P, H> {
     }
 
     fn paths(&self) -> Paths {
-        Paths::new(self.engines.iter().map(|engine| engine.clone() as Arc<dyn RemotePath>).collect())
+        Paths::new(
+            self.engines.iter().map(|engine| Box::new(engine.clone()) as Box<dyn RemotePath>).collect(),
+        )
     }
 
     fn counted(&self) -> Snapshot {

@@ -254,14 +254,14 @@ impl Batch {
         let mut walk = BatchWalk::new(&mut receives);
         let waited = context.paths.nth(path).receive_batch(&mut walk, timeout);
         let next = walk.into_destination();
-        let waited = waited.map_err(|why| {
-            received.clear();
-            unusable(why)
-        })?;
         let failure = match waited {
             DirectWait::Ready(WalkEnd::Done) => return Ok(()),
             DirectWait::Ready(WalkEnd::Failed(error)) => Some(*error),
             DirectWait::Ready(WalkEnd::LeftOff) | DirectWait::TimedOut | DirectWait::Elsewhere(_) => None,
+            DirectWait::Unusable(why) => {
+                received.clear();
+                return Err(unusable(why));
+            }
         };
         if let Some(given) = &mut given {
             if let (None, Some(Destination::Into(next))) = (&failure, next) {

@@ -479,9 +479,15 @@ impl Context {
         }
     }
 
+    /// Whether a peer is linked. Takes no lock.
+    #[inline]
+    pub(super) fn is_up(&self, peer: PeerIndex) -> bool {
+        self.losses.is_up(peer)
+    }
+
     #[inline]
     pub(super) fn check_peer(&self, peer: PeerIndex) -> Result<(), Error> {
-        if self.losses.is_up(peer) { Ok(()) } else { self.check_lost_peer(peer) }
+        if self.is_up(peer) { Ok(()) } else { self.check_lost_peer(peer) }
     }
 
     #[cold]

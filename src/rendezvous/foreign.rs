@@ -60,7 +60,7 @@ impl Context {
     /// or there are none.
     #[inline]
     pub(super) fn is_ours(&self, tensor: &Tensor) -> bool {
-        tensor.meta().bytes() == 0 || self.pool.has(tensor)
+        self.pool.has(tensor) || tensor.meta().bytes() == 0
     }
 
     fn registered(&self, tensor: &Tensor) -> Option<Tensor> {

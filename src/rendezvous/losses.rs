@@ -7,17 +7,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The status of each peer, for calls that fail before they reach a poller.
 pub struct Losses {
-    peers: Vec<Loss>,
+    /// Whether each peer is linked: a copy of its status, so that a send takes no lock.
+    is_up: Box<[AtomicBool]>,
+    statuses: Box<[Mutex<PeerStatus>]>,
     fatal: bool,
     pub(super) broken: OnceLock<Error>,
     pub(super) swept: AtomicBool,
-}
-
-#[derive(Default)]
-struct Loss {
-    /// A copy of `status`, so that a send to a linked peer takes no lock.
-    is_up: AtomicBool,
-    status: Mutex<PeerStatus>,
 }
 
 /// Whether a peer is linked or lost.
@@ -36,27 +31,34 @@ impl Losses {
     /// No peer is lost yet. If `fatal`, the loss of a peer ends every call, unless the peer stopped
     /// cleanly.
     pub fn new(members: &Members, fatal: bool) -> Self {
-        let peers = members.all().iter().map(|_| Loss::default()).collect();
-        Losses { peers, fatal, broken: OnceLock::new(), swept: AtomicBool::new(false) }
+        let members = members.all();
+        Losses {
+            is_up: members.iter().map(|_| AtomicBool::new(false)).collect(),
+            statuses: members.iter().map(|_| Mutex::default()).collect(),
+            fatal,
+            broken: OnceLock::new(),
+            swept: AtomicBool::new(false),
+        }
     }
 
     /// Whether a peer is linked. Takes no lock.
+    #[inline]
     pub(super) fn is_up(&self, peer: PeerIndex) -> bool {
-        self.peers[peer.0 as usize].is_up.load(Ordering::Acquire)
+        self.is_up[peer.0 as usize].load(Ordering::Acquire)
     }
 
     /// The status of a peer.
     pub fn status(&self, peer: PeerIndex) -> PeerStatus {
-        self.peers[peer.0 as usize].status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.statuses[peer.0 as usize].lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn set_status(&self, peer: PeerIndex, status: PeerStatus) {
-        let loss = &self.peers[peer.0 as usize];
         let is_up = matches!(status, PeerStatus::Up(_));
-        let mut present = loss.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = peer.0 as usize;
+        let mut present = self.statuses[peer].lock().unwrap_or_else(PoisonError::into_inner);
         *present = status;
-        // Under the lock, so that flag and status change in the same order.
-        loss.is_up.store(is_up, Ordering::Release);
+        // Under the lock, so that both change in the same order.
+        self.is_up[peer].store(is_up, Ordering::Release);
     }
 
     /// The error that has ended every call.

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 /// The paths of all pollers. Each peer belongs to one of them, by its index.
 #[derive(Clone)]
-pub struct Paths(Arc<[Arc<dyn RemotePath>]>);
+pub struct Paths(Arc<[Box<dyn RemotePath>]>);
 
 impl Paths {
     /// The paths in the order of the pollers.
     ///
     /// # Panics
     /// If `paths` is empty or longer than 65,535.
-    pub fn new(paths: Vec<Arc<dyn RemotePath>>) -> Self {
+    pub fn new(paths: Vec<Box<dyn RemotePath>>) -> Self {
         assert!(!paths.is_empty() && paths.len() <= usize::from(u16::MAX), "{} paths", paths.len());
         Paths(paths.into())
     }
@@ -44,7 +44,10 @@ impl Paths {
     /// The path of a peer.
     #[inline]
     pub fn of(&self, peer: PeerIndex) -> &dyn RemotePath {
-        self.nth(self.number_of(peer).into())
+        match &*self.0 {
+            [only] => &**only,
+            _ => self.nth(self.number_of(peer).into()),
+        }
     }
 
     /// The number of paths.
@@ -114,25 +117,15 @@ pub trait RemotePath: Send + Sync {
 
     /// Waits for a tensor of a peer on the poller itself, without a command. The destination is
     /// taken with the result.
-    ///
-    /// # Errors
-    /// If the poller is closed or poisoned.
     fn receive_direct(
         &self,
         of: (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         timeout: Duration,
-    ) -> Result<DirectWait<DirectResult>, Unusable>;
+    ) -> DirectWait<DirectResult>;
 
     /// Walks over the edges of a batch on the poller itself, without a command.
-    ///
-    /// # Errors
-    /// If the poller is closed or poisoned.
-    fn receive_batch(
-        &self,
-        walk: &mut BatchWalk<'_>,
-        timeout: Duration,
-    ) -> Result<DirectWait<WalkEnd>, Unusable>;
+    fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd>;
 
     /// Requests a tensor from a peer.
     ///
@@ -212,18 +205,19 @@ pub trait RemotePath: Send + Sync {
     fn now(&self) -> Time;
 }
 
-impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
+impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
     fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
         self.submit(RemoteCommand::Send { peer, key, value }).map_err(unusable)
     }
 
     fn send_short(&self, of: (PeerIndex, TensorKeyRef<'_>), tensor: &Tensor) -> Result<bool, Unusable> {
-        let mut is_sent = false;
-        if H::HAS_WINDOWS {
-            self.try_direct(|handler, links| {
-                is_sent = handler.windows().is_some_and(|windows| windows.send_short(links, of, tensor));
-            })?;
+        if !H::HAS_WINDOWS {
+            return Ok(false);
         }
+        let mut is_sent = false;
+        self.try_direct(|handler, links| {
+            is_sent = handler.windows().is_some_and(|windows| windows.send_short(links, of, tensor));
+        })?;
         Ok(is_sent)
     }
 
@@ -259,21 +253,17 @@ impl<P: Port, H: Remote<P>> RemotePath for Engine<P, H> {
         of: (PeerIndex, TensorKeyRef<'_>),
         destination: &mut Option<Destination>,
         timeout: Duration,
-    ) -> Result<DirectWait<DirectResult>, Unusable> {
+    ) -> DirectWait<DirectResult> {
         if !H::HAS_WINDOWS {
-            return Ok(DirectWait::Elsewhere(None));
+            return DirectWait::Elsewhere(None);
         }
         let receive = DirectReceive { of, destination, expected: None };
         self.wait_direct(timeout, receive)
     }
 
-    fn receive_batch(
-        &self,
-        walk: &mut BatchWalk<'_>,
-        timeout: Duration,
-    ) -> Result<DirectWait<WalkEnd>, Unusable> {
+    fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
         if !H::HAS_WINDOWS {
-            return Ok(DirectWait::Elsewhere(None));
+            return DirectWait::Elsewhere(None);
         }
         self.wait_direct(timeout, DirectBatch(walk))
     }
@@ -380,7 +370,7 @@ struct DirectReceive<'a> {
 impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
     type Taken = DirectResult;
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
         let DirectReceive { of, destination, expected } = self;
         handler.windows()?.receive_now(links, *of, destination, expected)

@@ -27,8 +27,28 @@ impl Step {
     pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
         let mut destination = Some(self.context.destination(None));
         match self.wait_direct(edge, &mut destination, timeout) {
+            DirectWait::Ready(Ok(Delivery {
+                tensor: Payload::Tensor(tensor),
+                is_dead,
+                sender,
+                receiver,
+            })) => Ok(Delivery { tensor, is_dead, sender, receiver }),
+            waited => self.recv_after(edge, timeout, waited),
+        }
+    }
+
+    /// Ends a receive whose direct wait brought no tensor.
+    #[cold]
+    fn recv_after(
+        &self,
+        edge: &Edge,
+        timeout: Duration,
+        waited: DirectWait<DirectResult>,
+    ) -> Result<Delivery<Tensor>, Error> {
+        match waited {
             DirectWait::Ready(result) => result.map_err(|error| *error)?.cast(),
             DirectWait::TimedOut => Err(self.timed_out(edge, timeout)),
+            DirectWait::Unusable(why) => Err(unusable(why)),
             DirectWait::Elsewhere(since) => {
                 ReceiveBuilder { since, ..self.receive(edge) }.within(timeout).begin()?.wait()
             }
@@ -49,14 +69,18 @@ impl Step {
         if context.has_local_deadline() {
             return DirectWait::Elsewhere(None);
         }
-        if let Err(error) = self.check().and_then(|()| context.check_destination(edge)) {
+        let is_sound = self.is_live() && edge.destination == EdgeEnd::Here;
+        if !is_sound && let Err(error) = self.check_receive(edge) {
             return DirectWait::Ready(Err(Box::new(error)));
         }
         let of = (peer, edge.key_ref(self.id));
-        match context.paths.of(peer).receive_direct(of, destination, timeout) {
-            Ok(waited) => waited,
-            Err(why) => DirectWait::Ready(Err(Box::new(unusable(why)))),
-        }
+        context.paths.of(peer).receive_direct(of, destination, timeout)
+    }
+
+    #[cold]
+    fn check_receive(&self, edge: &Edge) -> Result<(), Error> {
+        self.check()?;
+        self.context.check_destination(edge)
     }
 
     #[cold]
@@ -233,6 +257,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         match self.step.wait_direct(self.edge, &mut destination, timeout) {
             DirectWait::Ready(result) => return result.map_err(|error| *error)?.cast(),
             DirectWait::TimedOut => return Err(self.step.timed_out(self.edge, timeout)),
+            DirectWait::Unusable(why) => return Err(unusable(why)),
             DirectWait::Elsewhere(since) => self.since = since,
         }
         if let Some(Destination::Into(given)) = destination {
@@ -321,7 +346,7 @@ impl<P> Delivery<P> {
         SealedPayload: From<P>,
     {
         let Delivery { tensor, is_dead, sender, receiver } = self;
-        let tensor = T::from_payload(tensor.into()).ok_or(Error::Stopped)?;
+        let tensor = T::from_payload(tensor.into()).ok_or_else(|| Error::Stopped)?;
         Ok(Delivery { tensor, is_dead, sender, receiver })
     }
 }

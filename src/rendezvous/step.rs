@@ -105,32 +105,43 @@ impl Step {
     }
 
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
-        self.check()?;
-        self.context.check_source(edge)?;
-        match edge.destination {
-            EdgeEnd::Here => self.context.send_local(&edge.key(self.id), value),
-            EdgeEnd::Peer(peer) => self.send_remote(peer, edge, value),
+        match (edge.source, edge.destination) {
+            (EdgeEnd::Here, EdgeEnd::Peer(peer)) if self.is_live() && self.context.is_up(peer) => {
+                self.send_remote(peer, edge, value)
+            }
+            _ => self.offer_checked(edge, value),
         }
     }
 
     #[inline]
     fn send_remote(&self, peer: PeerIndex, edge: &Edge, value: Value) -> Result<(), Error> {
-        self.context.check_peer(peer)?;
+        let of = (peer, edge.key_ref(self.id));
         if let Value::Tensor(tensor) = &value
             && self.context.is_ours(tensor)
-            && self
-                .context
-                .paths
-                .of(peer)
-                .send_short((peer, edge.key_ref(self.id)), tensor)
-                .map_err(unusable)?
+            // A poller that is unusable says so again below.
+            && let Ok(true) = self.context.paths.of(peer).send_short(of, tensor)
         {
             return Ok(());
         }
         self.send_any(peer, edge, value)
     }
 
+    /// Offers a value within the process, or finds out why it can't be sent.
+    #[cold]
+    fn offer_checked(&self, edge: &Edge, value: Value) -> Result<(), Error> {
+        self.check()?;
+        self.context.check_source(edge)?;
+        match edge.destination {
+            EdgeEnd::Here => self.context.send_local(&edge.key(self.id), value),
+            EdgeEnd::Peer(peer) => {
+                self.context.check_peer(peer)?;
+                self.send_any(peer, edge, value)
+            }
+        }
+    }
+
     /// Sends a value that takes more than a record.
+    #[inline(never)]
     fn send_any(&self, peer: PeerIndex, edge: &Edge, mut value: Value) -> Result<(), Error> {
         let limit = self.context.settings.max_outstanding_sends as usize;
         let full = || Error::ResourceExhausted {
@@ -184,12 +195,15 @@ impl Step {
         Ok(())
     }
 
+    /// Whether [`Step::check`] finds nothing. `false` also for a step without a flag.
+    #[inline]
+    pub(super) fn is_live(&self) -> bool {
+        self.context.is_usable() && self.context.flags.is_set(self.number)
+    }
+
     #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.context.is_usable() && self.context.flags.is_set(self.number) {
-            true => Ok(()),
-            false => self.why_unusable(),
-        }
+        if self.is_live() { Ok(()) } else { self.why_unusable() }
     }
 
     #[cold]

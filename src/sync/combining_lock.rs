@@ -55,7 +55,6 @@ pub(crate) struct CombiningLock {
 #[derive(Debug)]
 pub(crate) struct LockGuard<'a> {
     lock: &'a CombiningLock,
-    thread: u32,
     /// The presence of a thread that is inside by its bias. `None`: the thread holds `state`.
     presence: Option<&'a AtomicU32>,
 }
@@ -65,8 +64,13 @@ impl LockGuard<'_> {
     /// looks for work that others left.
     #[inline]
     pub fn leave(self, may_bias: bool) {
+        self.leave_as(this_thread, may_bias);
+    }
+
+    #[inline]
+    fn leave_as(self, thread: impl FnOnce() -> u32, may_bias: bool) {
         if self.presence.is_none() {
-            self.lock.count_run(self.thread, may_bias);
+            self.lock.count_run(thread(), may_bias);
         }
     }
 
@@ -157,7 +161,7 @@ impl CombiningLock {
                 held.poison();
                 return LockOutcome::Poisoned;
             }
-            held.leave(may_bias);
+            held.leave_as(|| thread, may_bias);
             if !has_work() {
                 return ran;
             }
@@ -183,7 +187,7 @@ impl CombiningLock {
         // Either the load below sees that the bias was revoked, or the thread that revoked it sees
         // the store above after its fence.
         light_fence(true);
-        let held = LockGuard { lock: self, thread, presence: Some(presence) };
+        let held = LockGuard { lock: self, presence: Some(presence) };
         // If not, the drop of `held` precedes the try of the lock that follows. Either that try
         // finds the lock released, or the thread that releases it sees this thread outside.
         (self.bias.load(Ordering::Acquire) == thread).then_some(held)
@@ -211,7 +215,7 @@ impl CombiningLock {
             }
             if self.keeps_out_others(thread) {
                 // The thread with the bias may have failed meanwhile.
-                let held = LockGuard { lock: self, thread, presence: None };
+                let held = LockGuard { lock: self, presence: None };
                 return if self.is_poisoned() { Err(LockOutcome::Poisoned) } else { Ok(held) };
             }
             if self.release() == LockOutcome::Poisoned {

@@ -29,7 +29,8 @@ use tensorwire::{
 };
 
 /// The engine of a process, whatever protocol its links use.
-pub trait SimEngine: RemotePath {
+pub trait SimEngine {
+    fn path(self: Arc<Self>) -> Box<dyn RemotePath>;
     fn submit(&self, command: SimCommand) -> Result<(), Unusable>;
     fn close(&self);
 }
@@ -37,6 +38,10 @@ pub trait SimEngine: RemotePath {
 type SimCommand = RemoteCommand<SimLink>;
 
 impl<H: Remote<Port>> SimEngine for Engine<Port, H> {
+    fn path(self: Arc<Self>) -> Box<dyn RemotePath> {
+        Box::new(self)
+    }
+
     fn submit(&self, command: SimCommand) -> Result<(), Unusable> {
         Engine::submit(self, command)
     }
@@ -187,7 +192,7 @@ impl Process {
         let rendezvous = Context::new(
             me,
             members,
-            Paths::new(vec![engine.clone()]),
+            Paths::new(vec![engine.clone().path()]),
             pool.clone(),
             executor,
             outstanding.clone(),
