@@ -53,9 +53,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut H, &mut Links<P, H::Waiter>),
     ) -> Result<bool, Unusable> {
         let ran = self.with_poller_once(|poller| {
-            poller.direct(&mut body);
-            if is_on(Mutant::DirectCallRepeated) && !self.submissions.is_empty() {
+            let mut is_repeated = is_on(Mutant::DirectCallRepeated);
+            loop {
                 poller.direct(&mut body);
+                if !std::mem::take(&mut is_repeated) || self.submissions.is_empty() {
+                    break;
+                }
             }
         })?;
         Ok(ran.is_some())
@@ -74,17 +77,21 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut waited = DirectWait::Elsewhere(None);
         let ran = self.with_poller_once(|poller| {
             waited = match poller.direct(|handler, links| wait.take(handler, links)) {
-                Some(result) => DirectWait::Ready(result),
-                None => self.poll_for(poller, timeout, wait),
+                Some(result) => self.ready(poller, result),
+                None => self.poll_for(poller, timeout, &mut wait),
             };
-            if let DirectWait::Ready(_) = waited {
-                poller.count_result(|| self.now());
-            }
         });
         if let Err(why) = ran {
             waited = DirectWait::Unusable(why);
         }
         waited
+    }
+
+    /// Ends a wait with its result.
+    #[inline]
+    fn ready<R>(&self, poller: &mut Poller<P, H>, result: R) -> DirectWait<R> {
+        poller.count_result(|| self.now());
+        DirectWait::Ready(result)
     }
 
     /// Polls for a result that has not come yet.
@@ -93,7 +100,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         &self,
         poller: &mut Poller<P, H>,
         timeout: Duration,
-        mut wait: impl DirectTake<P, H, Taken = R>,
+        wait: &mut impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         let mut since = (timeout < SHORT).then(|| self.now());
         let polls = match self.wait {
@@ -108,15 +115,15 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
                 for _ in 0..LOOKS_PER_POLL {
                     match poller.direct(|handler, links| wait.take_short(handler, links)) {
-                        ShortTake::Taken(result) => return DirectWait::Ready(result),
+                        ShortTake::Taken(result) => return self.ready(poller, result),
                         ShortTake::Nothing => {}
                         ShortTake::Other => break,
                     }
                 }
                 if poller.poll_direct() > 0
-                    && let Some(result) = look(poller, &mut wait)
+                    && let Some(result) = poller.direct(|handler, links| wait.take(handler, links))
                 {
-                    return DirectWait::Ready(result);
+                    return self.ready(poller, result);
                 }
             }
             let now = self.now();
@@ -130,20 +137,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             // Ends the waits of other threads whose deadlines have passed.
             poller.step(now);
-            if let Some(result) = look(poller, &mut wait) {
-                return DirectWait::Ready(result);
+            if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
+                return self.ready(poller, result);
             }
         }
     }
-}
-
-/// Takes a result that came late.
-#[inline(never)]
-fn look<P: Port, H: Handler<P>, R>(
-    poller: &mut Poller<P, H>,
-    wait: &mut impl DirectTake<P, H, Taken = R>,
-) -> Option<R> {
-    poller.direct(|handler, links| wait.take(handler, links))
 }
 
 #[cfg(test)]

@@ -76,13 +76,17 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     pub fn count_result(&mut self, now: impl FnOnce() -> Time) {
         self.results = self.results.wrapping_add(1);
         if self.results.is_multiple_of(RESULTS_PER_POLL) {
-            match self.results.is_multiple_of(RESULTS_PER_CLOCK) {
-                true => self.step(now()),
-                false => {
-                    self.before_poll();
-                    self.poll_direct()
-                }
-            };
+            self.poll_between_results(now);
+        }
+    }
+
+    #[cold]
+    fn poll_between_results(&mut self, now: impl FnOnce() -> Time) {
+        if self.results.is_multiple_of(RESULTS_PER_CLOCK) {
+            self.step(now());
+        } else {
+            self.before_poll();
+            self.poll_direct();
         }
     }
 

@@ -402,8 +402,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 }
 
-/// Drops a poller, whose state is unknown after a panic, or a command. This closes its links or ends
-/// its calls.
+/// Drops a poller, whose state is unknown after a panic, or a command. This closes the links of the
+/// poller, and ends the calls.
 #[cold]
 fn drop_quietly<T>(value: T) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));

@@ -257,8 +257,7 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         if !H::HAS_WINDOWS {
             return DirectWait::Elsewhere(None);
         }
-        let receive = DirectReceive { of, destination, expected: None };
-        self.wait_direct(timeout, receive)
+        self.wait_direct(timeout, DirectReceive { of: &of, destination, expected: None })
     }
 
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
@@ -362,7 +361,7 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
 
 /// A receive on the poller itself.
 struct DirectReceive<'a> {
-    of: (PeerIndex, TensorKeyRef<'a>),
+    of: &'a (PeerIndex, TensorKeyRef<'a>),
     destination: &'a mut Option<Destination>,
     expected: Option<ExpectedRecord>,
 }
@@ -370,10 +369,10 @@ struct DirectReceive<'a> {
 impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
     type Taken = DirectResult;
 
-    #[inline(always)]
+    #[inline]
     fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
         let DirectReceive { of, destination, expected } = self;
-        handler.windows()?.receive_now(links, *of, destination, expected)
+        handler.windows()?.receive_now(links, **of, destination, expected)
     }
 
     #[inline]

@@ -346,7 +346,7 @@ impl<P> Delivery<P> {
         SealedPayload: From<P>,
     {
         let Delivery { tensor, is_dead, sender, receiver } = self;
-        let tensor = T::from_payload(tensor.into()).ok_or_else(|| Error::Stopped)?;
+        let tensor = T::from_payload(tensor.into()).ok_or(Error::Stopped)?;
         Ok(Delivery { tensor, is_dead, sender, receiver })
     }
 }
