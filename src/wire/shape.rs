@@ -133,6 +133,7 @@ fn product(dims: &[u64]) -> Option<u64> {
 }
 
 impl Clone for Shape {
+    #[inline]
     fn clone(&self) -> Shape {
         Shape(self.0.clone())
     }
@@ -268,6 +269,7 @@ impl TensorMeta {
 }
 
 impl Clone for TensorMeta {
+    #[inline]
     fn clone(&self) -> TensorMeta {
         TensorMeta { dtype: self.dtype, shape: self.shape.clone(), bytes: self.bytes }
     }
@@ -353,5 +355,38 @@ mod tests {
         );
         let flat = TensorMeta::serialized(DType::F32, scalar(), 4);
         assert_eq!(flat, Err(ShapeError::Flat { dtype: DType::F32 }));
+    }
+
+    #[test]
+    fn a_shape_in_place_is_refused_or_the_same_as_any_other() {
+        let shapes: [&[u64]; 10] = [
+            &[],
+            &[3],
+            &[0],
+            &[2, 3, 4, 5, 6, 7],
+            &[1; INLINE + 1],
+            &[MAX_DIM],
+            &[MAX_DIM + 1],
+            &[MAX_DIM + 1, 0],
+            &[1 << 32, 1 << 32],
+            &[1 << 62],
+        ];
+        for dims in shapes {
+            for dtype in [DType::U8, DType::F32, DType::String] {
+                let any = Shape::new(dims).and_then(|shape| TensorMeta::new(dtype, shape)).ok();
+                let kept = any.filter(|meta| meta.bytes() > 0 && dims.len() <= INLINE);
+                assert_eq!(TensorMeta::inline(dtype, dims), kept, "{dtype} {dims:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_shape_takes_the_place_of_any_other() {
+        let shapes = [&[2, 3][..], &[4], &[5; 9], &[6; 8]].map(|dims| Shape::new(dims).expect("shape"));
+        for (old, new) in shapes.iter().flat_map(|old| shapes.iter().map(move |new| (old, new))) {
+            let mut place = old.clone();
+            place.clone_from(new);
+            assert_eq!(&place, new);
+        }
     }
 }
