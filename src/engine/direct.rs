@@ -55,7 +55,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let ran = self.with_poller_once(|poller| {
             let mut is_repeated = is_on(Mutant::DirectCallRepeated);
             loop {
-                poller.direct(&mut body);
+                poller.direct(|handler, links| body(handler, links));
                 if !std::mem::take(&mut is_repeated) || self.submissions.is_empty() {
                     break;
                 }
