@@ -27,6 +27,12 @@ pub(crate) trait LoadWords {
     fn words<const N: usize>(&self, index: usize) -> impl Fn(usize) -> u64 {
         move |k| self.load(index + k, Ordering::Relaxed)
     }
+
+    /// Fetches the cache line of a word that is about to be read. A hint, which may do nothing.
+    #[inline]
+    fn prefetch_load(&self, index: usize) {
+        let _ = index;
+    }
 }
 
 /// Words that this process and others write. Each change is sequentially consistent.

@@ -85,6 +85,8 @@ impl ShmLinkInner {
             return None;
         }
         let bytes = executor.memory.lent(loan.source)?;
+        executor.loans.prefetch(loan.index);
+        self.loans.prefetch();
         let is_kept = Cell::new(false);
         let keep = || {
             let bytes = executor.borrowed(loan).ok();

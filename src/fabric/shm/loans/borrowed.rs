@@ -4,7 +4,7 @@ use super::lent::give_back;
 use crate::fabric::shm::memory::segment::OwnWords;
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::shm::wakeup::ringer::Ringer;
-use crate::fabric::words::LoadWords;
+use crate::fabric::words::{LoadWords, StoreWords};
 use crate::memory::{GiveBack, PeerRegion};
 use crate::mutants::{Mutant, is_on};
 use std::ptr;
@@ -80,6 +80,13 @@ impl LoanTable {
         let held = usize::try_from(place).ok().and_then(|place| self.held.get(place));
         // Acquire: as in `take`.
         number != 0 && held.is_some_and(|held| held.number.load(Ordering::Acquire) == 0)
+    }
+
+    /// Fetches the word of a loan that is about to be given back. The peer has read it since the
+    /// last loan in this place, and a message behind the give-back would wait for the line.
+    #[inline]
+    pub(crate) fn prefetch(&self, place: u64) {
+        self.words.prefetch(place as usize);
     }
 
     /// Gives back a loan that no place was taken for, after its bytes were read.

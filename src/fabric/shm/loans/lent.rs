@@ -96,6 +96,14 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         }
     }
 
+    /// Fetches the word of the loan that [`LentLoans::returned`] checks next.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        if let Some(loan) = self.out.get(self.cursor).or(self.out.first()) {
+            self.table.prefetch_load(loan.index as usize);
+        }
+    }
+
     /// Whether an outstanding loan has been returned.
     pub(crate) fn has_news(&self) -> bool {
         self.out.iter().any(|loan| self.table.load(loan.index as usize, Acquire) == loan.number)

@@ -149,6 +149,18 @@ impl LoadWords for PeerWords {
             unsafe { load_inside(self.base, index + k, Relaxed) }
         }
     }
+
+    #[inline]
+    fn prefetch_load(&self, index: usize) {
+        let word = self.base.as_ptr().wrapping_add(index);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch reads and writes nothing and does not fault, whatever the address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.cast());
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = word;
+    }
 }
 
 impl LoadWords for OwnWords {
