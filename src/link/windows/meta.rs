@@ -29,7 +29,7 @@ impl ToldMetas {
     }
 
     /// The number of meta-data, if they are those that were asked for last.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn latest(&self, meta: &TensorMeta, placement: Placement) -> Option<u16> {
         let (known, of) = self.of_number.get(usize::from(self.latest).wrapping_sub(1))?;
         let is_same = *of == placement.allocator as u8 && (known == meta || is_on(Mutant::MetaNumberKept));

@@ -48,13 +48,6 @@ impl<P: Port, C> Links<P, C> {
         destination: &mut Option<Destination>,
     ) -> ShortTake<(Received, Placement)> {
         if self.polled.completions == self.completions.len() {
-            // Behind a pack there is probably another one.
-            if self.completions.is_empty() {
-                match self.take_alone(link, record, destination) {
-                    ShortTake::Other => {}
-                    taken => return taken,
-                }
-            }
             self.handle_polled();
             self.counters.increment(Counter::Polls);
             if self.port.poll(&mut self.completions) == 0 {

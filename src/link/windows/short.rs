@@ -31,14 +31,19 @@ impl<P: Port, C> Links<P, C> {
         record: Record<()>,
         destination: &mut Option<Destination>,
     ) -> ShortTake<(Received, Placement)> {
-        if self.batch.is_open {
+        let in_batch = self.batch.is_open;
+        if in_batch && !self.completions.is_empty() {
             return self.take_in_batch(link, record, destination);
         }
-        self.take_alone(link, record, destination)
+        match self.take_alone(link, record, destination) {
+            // Behind a pack there is probably another one.
+            ShortTake::Other if in_batch => self.take_in_batch(link, record, destination),
+            taken => taken,
+        }
     }
 
-    #[inline]
-    pub(super) fn take_alone(
+    #[inline(always)] // on the short path
+    fn take_alone(
         &mut self,
         link: LinkId,
         record: Record<()>,
@@ -200,7 +205,7 @@ impl<'a, C> ExpectedValue<'a, C> {
 
     /// The tensor that a value of `len` bytes goes to. A poll handles a value that does not fit, and
     /// a pool without room.
-    #[inline]
+    #[inline(always)] // on the short path
     fn landing(self, told: &ToldMeta, len: usize) -> Option<Landing> {
         let ToldMeta { meta, .. } = told;
         if meta.bytes() != len as u64 {
