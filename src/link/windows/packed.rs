@@ -22,8 +22,8 @@ pub(in crate::link) struct PolledPlace {
 }
 
 impl<P: Port, C> Links<P, C> {
-    /// As [`Links::send_short`], for an open batch, in which small records share slots. Does nothing
-    /// without one.
+    /// As [`Links::send_short`], for an open batch, in which small records share slots. Does
+    /// nothing without one.
     #[inline]
     pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
         let Some(found) = self.links.get_mut(link).filter(|_| self.batch.is_open) else { return false };

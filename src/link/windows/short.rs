@@ -203,10 +203,10 @@ impl<'a, C> ExpectedValue<'a, C> {
         self.link.windows.known.get(meta).ok().map(|told| &**told)
     }
 
-    /// The tensor that a value of `len` bytes goes to. A poll handles a value that does not fit, and
-    /// a pool without room.
+    /// The tensor that a value of `len` bytes goes to. A poll handles a value that does not fit,
+    /// and a pool without room.
     #[inline(always)] // on the short path
-    fn landing(self, told: &ToldMeta, len: usize) -> Option<Landing> {
+    fn landing(self, told: &ToldMeta, len: usize) -> Option<TakenDestination> {
         let ToldMeta { meta, .. } = told;
         if meta.bytes() != len as u64 {
             return None;
@@ -214,13 +214,13 @@ impl<'a, C> ExpectedValue<'a, C> {
         match self.destination {
             Some(Destination::Into(given)) if given.meta() != meta => None,
             Some(Destination::Into(_)) => match self.destination.take() {
-                Some(Destination::Into(given)) => Some(Landing::Given(given)),
+                Some(Destination::Into(given)) => Some(TakenDestination::Given(given)),
                 _ => None,
             },
             Some(Destination::Alloc | Destination::Borrow) => {
                 let fresh = self.pool.landing(meta).ok()?;
                 *self.destination = None;
-                Some(Landing::Fresh(fresh))
+                Some(TakenDestination::Fresh(fresh))
             }
             None => None,
         }
@@ -228,25 +228,25 @@ impl<'a, C> ExpectedValue<'a, C> {
 }
 
 /// A tensor that a value goes to.
-enum Landing {
+enum TakenDestination {
     /// Given with the receive.
     Given(TensorMut),
     /// Of the pool.
     Fresh(TensorMut),
 }
 
-impl Landing {
+impl TakenDestination {
     #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (Landing::Given(tensor) | Landing::Fresh(tensor)) = self;
+        let (TakenDestination::Given(tensor) | TakenDestination::Fresh(tensor)) = self;
         tensor.bytes_mut()
     }
 
     #[inline]
     fn received(self) -> Received {
         match self {
-            Landing::Given(given) => Received::Into(given),
-            Landing::Fresh(fresh) => Received::Tensor(fresh.freeze()),
+            TakenDestination::Given(given) => Received::Into(given),
+            TakenDestination::Fresh(fresh) => Received::Tensor(fresh.freeze()),
         }
     }
 }
