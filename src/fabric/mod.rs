@@ -74,7 +74,7 @@ pub const MAX_MESSAGE: usize = 224;
 pub const MAX_LOAN_MESSAGE: usize = 28;
 
 /// Tensors that a link can have lent at a time in each direction, on every fabric that lends.
-pub(crate) const MAX_LOANS: usize = 1 << 16;
+pub(crate) const MAX_LOANS: usize = 1 << 18;
 
 /// Grants that a link can have at a time, on every fabric.
 pub(crate) const MAX_GRANTS: usize = 1 << 14;

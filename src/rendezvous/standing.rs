@@ -36,9 +36,9 @@ use std::sync::atomic::Ordering;
 ///
 /// Each edge has a window on shared memory: the number of tensors that its sender may send before
 /// their receives. An edge is announced to its sender with its first receive. Its window begins
-/// with 2 tensors and grows to 16. The handle announces the edge at once, and makes the window as
-/// large as its own. Windows beyond 16 tensors are for few edges: together they have 4,096 for each
-/// peer, and further handles get a window of 16. In steady state a tensor is one record of the
+/// with 2 tensors and grows to 64. The handle announces the edge at once, and makes the window as
+/// large as its own. Windows beyond 64 tensors are for few edges: together they have 16,384 for
+/// each peer, and further handles get a window of 64. In steady state a tensor is one record of the
 /// sender, and the tensors of a window cost two messages of the receiver.
 ///
 /// A tensor that has arrived stays in its sender's memory until a receive takes it. Only a tensor

@@ -52,7 +52,7 @@ const CELLS: u64 = (crate::fabric::MAX_LOANS / 2) as u64;
 /// The windows of every link.
 pub const WINDOWS: WindowOptions = WindowOptions {
     first_window: 2,
-    usual_window: 16,
+    usual_window: 64,
     largest_window: 256,
     max_cells: CELLS,
     max_edges: MAX_EDGES,

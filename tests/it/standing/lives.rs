@@ -12,7 +12,7 @@ const FIRST: u64 = 10;
 /// Steps beyond the standing requests, or beyond the largest credit, when the receiver dies.
 const KEPT: u64 = 12;
 /// The window of an edge on shared memory.
-const USUAL: u64 = 16;
+const USUAL: u64 = 64;
 /// Steps that begin in the receiver's second life.
 const LATER: u64 = 20;
 

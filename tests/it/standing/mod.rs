@@ -219,8 +219,8 @@ fn a_window_gives_credit_before_any_receive_and_more_as_it_grows() {
         move |node, sequence| {
             let sent = || node.counters().get(Counter::TensorsSent);
             let has = || has_widened.lock().expect("no panic").try_recv().is_ok();
-            (0..60).for_each(|n| send(node, sequence, n, LARGE));
-            for window in [20, 40] {
+            (0..200).for_each(|n| send(node, sequence, n, LARGE));
+            for window in [80, 160] {
                 until(node, "a window", has);
                 until(node, "as many values as the window has", || sent() == window);
                 (0..100).for_each(|_| drop(node.progress()));
@@ -231,14 +231,14 @@ fn a_window_gives_credit_before_any_receive_and_more_as_it_grows() {
         move |node, sequence| {
             let widened = || widened.lock().expect("no panic").send(()).expect("somebody waits");
             let left = || has_left.lock().expect("no panic").try_recv().is_ok();
-            let standing = node.standing(&here(node, 0), sequence, 20).expect("new");
+            let standing = node.standing(&here(node, 0), sequence, 80).expect("new");
             widened();
             until(node, "the first values", left);
-            standing.set_window(40).expect("not too long");
+            standing.set_window(160).expect("not too long");
             standing.set_window(0).expect("none");
             widened();
             until(node, "the other values", left);
-            (0..60).for_each(|n| receive(node, sequence, n, LARGE));
+            (0..200).for_each(|n| receive(node, sequence, n, LARGE));
         },
     );
 }

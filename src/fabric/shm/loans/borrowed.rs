@@ -26,6 +26,8 @@ struct BorrowPlace {
 pub(crate) struct LoanTable {
     words: OwnWords,
     held: Box<[BorrowPlace]>,
+    /// All places from here on were never used.
+    used: AtomicUsize,
     ringer: Ringer,
 }
 
@@ -40,7 +42,7 @@ impl LoanTable {
     /// An empty table on these words of the own segment.
     pub(crate) fn new(words: OwnWords, ringer: Ringer) -> Self {
         let held = unused_places(words.len());
-        LoanTable { words, held, ringer }
+        LoanTable { words, held, used: AtomicUsize::new(0), ringer }
     }
 
     /// Takes a place for a loan of `len` bytes at `offset` of a region. The peer has chosen the
@@ -65,6 +67,10 @@ impl LoanTable {
         // the place was cleared. The places of an honest peer are therefore clear here.
         if held.number.load(Ordering::Acquire) != 0 && !is_on(Mutant::PlaceTakenTwice) {
             return Err(ShmViolation::LoanPlaceInUse { place });
+        }
+        // Relaxed: one thread takes places, and `held_in` runs after its link has ended.
+        if place as usize >= self.used.load(Ordering::Relaxed) {
+            self.used.store(place as usize + 1, Ordering::Relaxed);
         }
         held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);
         held.offset.store(offset, Ordering::Relaxed);
@@ -99,7 +105,7 @@ impl LoanTable {
     /// Adds the borrowed parts of a region, as offset and length. Only for a region without a link:
     /// its loans are only given back then.
     pub(crate) fn held_in(&self, region: &PeerRegion, spans: &mut Vec<(u64, u64)>) {
-        for place in &self.held {
+        for place in &self.held[..self.used.load(Ordering::Relaxed)] {
             let is_held = place.number.load(Ordering::Acquire) != 0;
             if is_held && place.region.load(Ordering::Relaxed) == ptr::from_ref(region).addr() {
                 spans.push((place.offset.load(Ordering::Relaxed), place.len.load(Ordering::Relaxed)));

@@ -79,7 +79,7 @@ impl SegmentLayout {
 
     /// Bytes of the segment: whole pages.
     pub(crate) fn bytes(&self) -> usize {
-        // No overflow: a ring of 2^16 orders and 2^16 loans have less than 2^25 bytes.
+        // No overflow: a ring of 2^16 orders and 2^18 loans have less than 2^25 bytes.
         self.loan_table().end.next_multiple_of(PAGE) * 8
     }
 }
