@@ -346,7 +346,7 @@ impl<P> Delivery<P> {
         SealedPayload: From<P>,
     {
         let Delivery { tensor, is_dead, sender, receiver } = self;
-        let tensor = T::from_payload(tensor.into()).ok_or(Error::Stopped)?;
+        let Some(tensor) = T::from_payload(tensor.into()) else { return Err(Error::Stopped) };
         Ok(Delivery { tensor, is_dead, sender, receiver })
     }
 }
