@@ -13,7 +13,7 @@ use crate::reference::stopwatch::Stopwatch;
 const CHUNK: u64 = 16;
 /// The longest source, in bytes, that is written while the other side answers. A longer one would
 /// take longer than the answer.
-const WRITTEN_IN_FLIGHT: usize = 4096;
+const WRITTEN_IN_FLIGHT: usize = 256;
 /// From this length on a round trip is timed alone, in nanoseconds. Two readings of the clock take
 /// about 2 % of it.
 const LONG_NS: u64 = 1000;
