@@ -101,9 +101,16 @@ impl Rings {
     /// is room.
     #[inline]
     pub(super) fn post(&mut self, order: Order, payload: &[u8]) {
+        let words = order.to_words();
+        if payload.is_empty()
+            && order.word_count() <= IN_SLOT
+            && let Some(words) = words.first_chunk()
+        {
+            return self.post_short(words);
+        }
         let ack = self.inc.ack();
         self.replies = true;
-        self.out.post(ack, &order.to_words()[..order.word_count()], payload);
+        self.out.post(ack, &words[..order.word_count()], payload);
         self.ring_if_idle();
     }
 
