@@ -15,6 +15,8 @@ const WARM_UP: usize = 200;
 const COUNTED: usize = 11;
 /// Tensors of a batch.
 const BATCH: usize = 8;
+/// More values than the window of an edge holds.
+const BEYOND_WINDOW: usize = 100;
 
 const BOUNDS: &str = include_str!("bounds.txt");
 
@@ -211,13 +213,12 @@ fn without_credit(pair: &Pair) -> [Samples; 2] {
         [Samples::new("no credit, send", 1), Samples::new("no credit, receive", 1)];
     let (out, incoming, from, to) = pair.edge("narrow", 4);
     rounds(|counts| {
-        // More than the window holds.
-        for _ in 0..40 {
+        for _ in 0..BEYOND_WINDOW {
             from.send(&out, pair.tensor()).expect("sent");
         }
         let tensor = pair.tensor();
         count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
-        for _ in 0..40 {
+        for _ in 0..BEYOND_WINDOW {
             pair.progress();
             drop(to.recv(&incoming, SOON).expect("received"));
         }

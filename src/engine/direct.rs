@@ -53,12 +53,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut H, &mut Links<P, H::Waiter>),
     ) -> Result<bool, Unusable> {
         let ran = self.with_poller_once(|poller| {
-            let mut is_repeated = is_on(Mutant::DirectCallRepeated);
-            loop {
+            poller.direct(|handler, links| body(handler, links));
+            if is_on(Mutant::DirectCallRepeated) && !self.submissions.is_empty() {
                 poller.direct(|handler, links| body(handler, links));
-                if !std::mem::take(&mut is_repeated) || self.submissions.is_empty() {
-                    break;
-                }
             }
         })?;
         Ok(ran.is_some())
@@ -77,21 +74,18 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut waited = DirectWait::Elsewhere(None);
         let ran = self.with_poller_once(|poller| {
             waited = match poller.direct(|handler, links| wait.take(handler, links)) {
-                Some(result) => self.ready(poller, result),
+                Some(result) => DirectWait::Ready(result),
                 None => self.poll_for(poller, timeout, &mut wait),
             };
+            // A result that was stored counts, also if this poll fails.
+            if let DirectWait::Ready(_) = waited {
+                poller.count_result(|| self.now());
+            }
         });
-        if let Err(why) = ran {
-            waited = DirectWait::Unusable(why);
+        match (ran, &waited) {
+            (Err(_), DirectWait::Ready(_)) | (Ok(_), _) => waited,
+            (Err(why), _) => DirectWait::Unusable(why),
         }
-        waited
-    }
-
-    /// Ends a wait with its result.
-    #[inline]
-    fn ready<R>(&self, poller: &mut Poller<P, H>, result: R) -> DirectWait<R> {
-        poller.count_result(|| self.now());
-        DirectWait::Ready(result)
     }
 
     /// Polls for a result that has not come yet.
@@ -115,7 +109,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
                 for _ in 0..LOOKS_PER_POLL {
                     match poller.direct(|handler, links| wait.take_short(handler, links)) {
-                        ShortTake::Taken(result) => return self.ready(poller, result),
+                        ShortTake::Taken(result) => return DirectWait::Ready(result),
                         ShortTake::Nothing => {}
                         ShortTake::Other => break,
                     }
@@ -123,7 +117,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 if poller.poll_direct() > 0
                     && let Some(result) = poller.direct(|handler, links| wait.take(handler, links))
                 {
-                    return self.ready(poller, result);
+                    return DirectWait::Ready(result);
                 }
             }
             let now = self.now();
@@ -138,7 +132,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             // Ends the waits of other threads whose deadlines have passed.
             poller.step(now);
             if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
-                return self.ready(poller, result);
+                return DirectWait::Ready(result);
             }
         }
     }

@@ -304,7 +304,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 None => return Ok(None),
             },
         };
-        // Under the lock: no thread sleeps yet that this call would have to wake.
+        // Under the lock, as a sleeper arms under the lock: if a thread sleeps that this call had to
+        // wake, the mode is not inline.
         if self.mode() != PollMode::Inline {
             self.leave_at_once(held);
             return Ok(None);

@@ -362,7 +362,7 @@ pub trait Port: Send + 'static {
     /// Lends the peer a tensor in place. The operation is done when the peer has given it back. The
     /// peer gets [`Event::Lent`] with `message`, which consumes a receive. The message has at most
     /// [`MAX_LOAN_MESSAGE`] bytes, and is copied before this returns. The port holds the permit as
-    /// long as the tensor. A loan that the peer only copies from needs no permit. 2^16 loans can be
+    /// long as the tensor. A loan that the peer only copies from needs no permit. 2^18 loans can be
     /// out on a link at a time.
     ///
     /// # Errors

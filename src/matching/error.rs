@@ -211,8 +211,8 @@ pub enum Error {
     },
     /// The window of a standing request is longer than one message can request.
     #[error(
-        "a standing request can't have a window of {window} steps: give {max} at most; a window of 16 costs \
-         one control message in eight steps"
+        "a standing request can't have a window of {window} steps: give {max} at most; with a window of 64 \
+         the receiver sends one control message in 32 steps"
     )]
     WindowTooLong {
         /// The window of the call, in steps.

@@ -25,7 +25,11 @@ pub(crate) trait LoadWords {
     /// If there are not so many words.
     #[inline]
     fn words<const N: usize>(&self, index: usize) -> impl Fn(usize) -> u64 {
-        move |k| self.load(index + k, Ordering::Relaxed)
+        assert!(index < self.len() && N <= self.len() - index);
+        move |k| {
+            assert!(k < N);
+            self.load(index + k, Ordering::Relaxed)
+        }
     }
 
     /// Fetches the cache line of a word that is about to be read. A hint, which may do nothing.

@@ -78,6 +78,8 @@ impl RendezvousLat {
         }
         let tried = || format!("buffers of {bytes} bytes");
         self.bytes = bytes;
+        // The buffers of the last size return to the pool first.
+        (self.produced, self.into) = (None, None);
         if let Some(sources) = &mut self.sources {
             if let Entry::Vacant(place) = sources.entry(bytes) {
                 let made = self.node.tensor(DType::U8, &[bytes as u64]);
@@ -87,8 +89,6 @@ impl RendezvousLat {
             }
             return Ok(());
         }
-        // The buffers of the last size return to the pool first.
-        (self.produced, self.into) = (None, None);
         let dims = [bytes as u64];
         self.ring =
             self.node.ring(DType::U8, &dims, BUFFERS).map_err(|error| CliError::failed(tried(), error))?;
@@ -142,7 +142,8 @@ impl Initiator for RendezvousLat {
     }
 
     fn max_chunk(&self) -> u64 {
-        chunk_of_fresh(self.bytes)
+        // A source that is borrowed is not written again.
+        chunk_of_fresh(if self.sources.is_some() { 0 } else { self.bytes })
     }
 
     fn round_trip(&mut self, watch: &PeerWatch) -> Result<(), Abort> {

@@ -19,7 +19,7 @@ const CHECK_EVERY: u64 = 64;
 /// One side: a node of a cluster of two.
 pub struct RendezvousStanding {
     // Declared, and so dropped, before the node.
-    standing: Option<Standing>,
+    _standing: Option<Standing>,
     node: Node,
     options: RendezvousOptions,
     sequence: Sequence,
@@ -30,6 +30,9 @@ pub struct RendezvousStanding {
     /// The tensor to send next.
     produced: Option<Tensor>,
     rounds: u64,
+    /// Rounds at the last check. `None` without standing requests: on shared memory the handle makes
+    /// the window of the edge larger.
+    checked: Option<u64>,
     /// Tensors that had a standing request, at the last check.
     claimed: u64,
 }
@@ -54,9 +57,11 @@ impl RendezvousStanding {
                 Some(standing.map_err(|error| CliError::failed("making a standing request", error))?)
             }
         };
+        let has_requests = node.peers().iter().any(|peer| peer.fabric != Some(FabricKind::Shm));
+        let checked = (has_requests && standing.is_some()).then_some(0);
         let options = options.clone();
         Ok(RendezvousStanding {
-            standing,
+            _standing: standing,
             node,
             options,
             sequence,
@@ -66,24 +71,26 @@ impl RendezvousStanding {
             bytes: 0,
             produced: None,
             rounds: 0,
+            checked,
             claimed: 0,
         })
     }
 
     /// Fails if most tensors had no standing request: then the figures would not be those of
     /// standing requests. The first steps, and those after a change of size, have plain requests.
-    /// Shared memory has no requests: there the handle makes the window of the edge larger.
     fn check(&mut self) -> Result<(), Abort> {
-        if self.node.peers().iter().all(|peer| peer.fabric == Some(FabricKind::Shm)) {
+        let Some(checked) = self.checked.as_mut().filter(|checked| self.rounds - **checked >= CHECK_EVERY)
+        else {
             return Ok(());
-        }
+        };
+        let rounds = self.rounds - std::mem::replace(checked, self.rounds);
         let claimed = self.node.counters().get(Counter::StandingClaimed);
         let news = claimed - std::mem::replace(&mut self.claimed, claimed);
-        if self.rounds == 0 || self.standing.is_none() || news >= CHECK_EVERY / 2 {
+        if news >= rounds / 2 {
             return Ok(());
         }
         Err(Abort::Failed(format!(
-            "of the last {CHECK_EVERY} tensors {news} had a standing request: a window of {} is \
+            "of the last {rounds} tensors {news} had a standing request: a window of {} is \
              too short here",
             self.options.standing()
         )))
@@ -118,9 +125,7 @@ impl Exchange for RendezvousStanding {
     }
 
     fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        if self.rounds.is_multiple_of(CHECK_EVERY) {
-            self.check()?;
-        }
+        self.check()?;
         self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
         Ok(())
     }

@@ -11,8 +11,8 @@ use crate::reference::stopwatch::Stopwatch;
 
 /// Short round trips that are timed together.
 const CHUNK: u64 = 16;
-/// The longest source, in bytes, that is written while the other side answers. A longer one would
-/// take longer than the answer.
+/// The longest source, in bytes, that is written while the other side answers. To write 4 KiB that
+/// the other side has just read takes as long as its answer.
 const WRITTEN_IN_FLIGHT: usize = 256;
 /// From this length on a round trip is timed alone, in nanoseconds. Two readings of the clock take
 /// about 2 % of it.

@@ -101,7 +101,7 @@ impl OrderExecutor {
             out.push_message(rings.link, &message.to_bytes()[..message.len]);
             return Ok(OrderProgress::Done);
         }
-        let order = Order::from_words(|k| rings.inc.word(k))?;
+        let order = Order::from_words(|k| if k == 0 { word_0 } else { rings.inc.word(k) })?;
         match order {
             Order::Send { len, first } => {
                 receive(rings)?;

@@ -58,9 +58,10 @@ impl ShmLinkInner {
 
     #[inline(never)] // keeps the path of short messages short
     fn accept_other<R>(&mut self, word_0: u64, accept: impl Accept<R>) -> Option<R> {
-        let word = self.rings.inc.short();
-        let words = std::array::from_fn(|k| if k == 0 { word_0 } else { word(k) });
-        drop(word);
+        let words = {
+            let word = self.rings.inc.short();
+            std::array::from_fn(|k| if k == 0 { word_0 } else { word(k) })
+        };
         match ShortOrder::from_words(words)? {
             ShortOrder::Send(message) => self.accept_long(&message, accept),
             ShortOrder::Lend(loan, message) => self.accept_lent(loan, &message, accept),

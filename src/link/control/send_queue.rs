@@ -437,10 +437,13 @@ impl SendQueue {
     }
 
     /// Reads the peer's count only when the known credits are used up.
+    #[inline]
     fn has_credit<P: Port>(&mut self, port: &mut P) -> bool {
-        if self.sent.wrapping_sub(self.returned) < self.depth {
-            return true;
-        }
+        self.sent.wrapping_sub(self.returned) < self.depth || self.looks_for_credit(port)
+    }
+
+    #[cold]
+    fn looks_for_credit<P: Port>(&mut self, port: &mut P) -> bool {
         self.returned = port.peer_credits(self.link);
         // A peer that returns more credits than were used makes the difference huge, which gives no
         // credit at all.

@@ -22,11 +22,13 @@ pub(in crate::link) struct PolledPlace {
 }
 
 impl<P: Port, C> Links<P, C> {
-    /// As [`Links::send_short`], for an open batch, in which small records share slots. Does
-    /// nothing without one.
-    #[inline]
+    /// As [`Links::send_short`]. In an open batch small records share slots.
+    #[inline(never)] // keeps the path of single tensors short
     pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
-        let Some(found) = self.links.get_mut(link).filter(|_| self.batch.is_open) else { return false };
+        if !self.batch.is_open {
+            return self.send_short(link, record, tensor);
+        }
+        let Some(found) = self.links.get_mut(link) else { return false };
         let Some(plain) = found.plain(record, tensor) else { return false };
         if !found.out.packed(&mut self.port, &self.counters, &plain) {
             return false;

@@ -92,7 +92,7 @@ pub trait Lanes {
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
     /// Sends a message about an edge on which this process sends.
     fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>);
-    /// As [`Lanes::send_short`], for an open batch. Returns `false` without one.
+    /// As [`Lanes::send_short`], if a batch may be open.
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;

@@ -42,13 +42,18 @@ impl Matching {
         if !self.steps.goes_on(key.step) {
             return false;
         }
-        let out = &mut self.peers[peer.0 as usize].out;
-        let hint = key.edge.place(EdgeSide::Sender);
-        let Some(edge) = out.short_edge(hint, |known| known.is_of(key)) else { return false };
-        let Some(record) = edge.next_record(key.step) else { return false };
-        let has_left = lanes.send_short(peer, record, tensor);
-        if has_left {
-            edge.left();
+        let entry = &mut self.peers[peer.0 as usize];
+        let mut index = key.edge.place(EdgeSide::Sender);
+        if !entry.out.is_at(index, |known| known.is_of(key)) {
+            index = entry.outgoing_edge(key);
+        }
+        let has_left = match entry.out.short_edge(index, key.step) {
+            Some((edge, record)) => lanes.send_short(peer, record, tensor).then(|| edge.left()).is_some(),
+            None => false,
+        };
+        if !has_left {
+            // The edge may be new, and the value may never be sent.
+            entry.out.forget(index);
         }
         has_left
     }

@@ -322,12 +322,16 @@ impl PoolState {
         this: NonNull<PoolState>,
         header: Box<TensorHeader>,
     ) -> Result<(), Box<TensorHeader>> {
-        // SAFETY: as in `put_back`. The pool may be gone when `put_own` has taken the header.
+        // SAFETY: as in `put_back`.
         let pool = unsafe { this.as_ref() };
         if pool.poison || pool.in_child() || header.is_leaked() {
             return Err(header);
         }
-        pool.magazines.put_own(header)
+        let Some(mut magazine) = pool.magazines.enter_own() else { return Err(header) };
+        let put = magazine.put_own(header);
+        // The pool may be gone from here on, unless the header was refused.
+        drop(magazine);
+        put
     }
 
     /// Takes back the header of a tensor whose last handle is gone.

@@ -1,5 +1,7 @@
 use super::*;
-use crate::wire::{Code, DType, EdgeId, Shape, ShortMessage, Status};
+use crate::wire::{
+    Code, DType, EdgeId, SHORT_MESSAGE, SHORT_WORDS, Shape, ShortMessage, Status, UnreadMessage,
+};
 use proptest::prelude::*;
 
 fn edge() -> impl Strategy<Value = EdgeId> {
@@ -57,6 +59,34 @@ fn same_as_short(plain: &PlainRecord<'_>, bytes: &[u8]) -> Result<(), TestCaseEr
 }
 
 proptest! {
+    #[test]
+    fn no_word_of_a_short_message_is_read_twice(
+        len in 0..=SHORT_MESSAGE,
+        words: [u64; SHORT_WORDS],
+        (edge, n, step) in (edge(), any::<u16>(), any::<u64>()),
+        is_it: bool,
+    ) {
+        let empty = PlainRecord { edge, n, step, meta: 1, data: &[] };
+        let (own, least) = (empty.to_short().expect("it is short"), empty.encoded_len());
+        let mut words = words;
+        let first = if is_it { own.first } else { words[5] as u32 };
+        if is_it {
+            (words[0], words[1]) = (words[0] >> 48 << 48 | own.words[0] << 16 >> 16, step);
+        }
+        let unread = words.map(|word| std::cell::Cell::new(Some(word)));
+        let word = |k: usize| unread[k].take().expect("no word is read twice");
+        let message = UnreadMessage { len, first, word };
+        let Some(meta) = PlainRecord::meta_of_short(&message, edge, n, step) else {
+            prop_assert!(!is_it || len < least);
+            return Ok(());
+        };
+        prop_assert_eq!(u64::from(meta), words[0] >> 48);
+        let mut out = vec![0; PlainRecord::data_len(len)];
+        PlainRecord::copy_of_short(&message, &mut out);
+        let bytes: Vec<u8> = words[2..].iter().flat_map(|word| word.to_le_bytes()).collect();
+        prop_assert_eq!(&out[..], &bytes[..out.len()]);
+    }
+
     #[test]
     fn messages_about_an_edge_come_back(edge in edge(), number: u64) {
         for message in [

@@ -8,6 +8,7 @@ use crate::fabric::words::{LoadWords, StoreWords};
 use crate::memory::{GiveBack, PeerRegion};
 use crate::mutants::{Mutant, is_on};
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A place of the table, and the bytes that are borrowed there.
@@ -21,28 +22,34 @@ struct BorrowPlace {
     len: AtomicU64,
 }
 
+/// Places that are allocated together, when the first of them is used.
+const CHUNK: usize = 4096;
+
 /// This process's loan table: the loans that it holds of the peer. It outlives the link while a
 /// loan is held.
 pub(crate) struct LoanTable {
     words: OwnWords,
-    held: Box<[BorrowPlace]>,
-    /// All places from here on were never used.
-    used: AtomicUsize,
+    chunks: Box<[OnceLock<Box<[BorrowPlace]>>]>,
     ringer: Ringer,
 }
 
-/// Free places. Their memory takes no room before they are used.
-#[allow(unsafe_code)] // zeroed memory of the allocator
-fn unused_places(count: usize) -> Box<[BorrowPlace]> {
-    // SAFETY: a place consists of atomic integers, for which all zeros are a valid value.
-    unsafe { Box::new_zeroed_slice(count).assume_init() }
+fn unused_chunk() -> Box<[BorrowPlace]> {
+    (0..CHUNK).map(|_| BorrowPlace::default()).collect()
 }
 
 impl LoanTable {
     /// An empty table on these words of the own segment.
     pub(crate) fn new(words: OwnWords, ringer: Ringer) -> Self {
-        let held = unused_places(words.len());
-        LoanTable { words, held, used: AtomicUsize::new(0), ringer }
+        let chunks: Box<[_]> = (0..words.len().div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
+        // Now, so that the first loan allocates nothing.
+        let _ = chunks.first().map(|chunk| chunk.get_or_init(unused_chunk));
+        LoanTable { words, chunks, ringer }
+    }
+
+    /// A place; `None` if there is none, or none of its chunk was used.
+    #[inline]
+    fn place(&self, at: usize) -> Option<&BorrowPlace> {
+        self.chunks.get(at / CHUNK)?.get()?.get(at % CHUNK)
     }
 
     /// Takes a place for a loan of `len` bytes at `offset` of a region. The peer has chosen the
@@ -56,10 +63,11 @@ impl LoanTable {
         number: u64,
         (region, offset, len): (&PeerRegion, u64, u64),
     ) -> Result<u32, ShmViolation> {
-        let held = usize::try_from(place).ok().and_then(|place| self.held.get(place));
-        let Some(held) = held else {
-            return Err(ShmViolation::LoanPlace { place, places: self.held.len() });
+        let places = self.words.len();
+        let Some(at) = usize::try_from(place).ok().filter(|at| *at < places) else {
+            return Err(ShmViolation::LoanPlace { place, places });
         };
+        let held = &self.chunks[at / CHUNK].get_or_init(unused_chunk)[at % CHUNK];
         if number == 0 {
             return Err(ShmViolation::LoanNumber);
         }
@@ -67,10 +75,6 @@ impl LoanTable {
         // the place was cleared. The places of an honest peer are therefore clear here.
         if held.number.load(Ordering::Acquire) != 0 && !is_on(Mutant::PlaceTakenTwice) {
             return Err(ShmViolation::LoanPlaceInUse { place });
-        }
-        // Relaxed: one thread takes places, and `held_in` runs after its link has ended.
-        if place as usize >= self.used.load(Ordering::Relaxed) {
-            self.used.store(place as usize + 1, Ordering::Relaxed);
         }
         held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);
         held.offset.store(offset, Ordering::Relaxed);
@@ -83,9 +87,9 @@ impl LoanTable {
     /// Whether [`LoanTable::take`] takes the place for a loan with this number.
     #[inline]
     pub(crate) fn may_take(&self, place: u64, number: u64) -> bool {
-        let held = usize::try_from(place).ok().and_then(|place| self.held.get(place));
+        let Some(at) = usize::try_from(place).ok().filter(|at| *at < self.words.len()) else { return false };
         // Acquire: as in `take`.
-        number != 0 && held.is_some_and(|held| held.number.load(Ordering::Acquire) == 0)
+        number != 0 && self.place(at).is_none_or(|held| held.number.load(Ordering::Acquire) == 0)
     }
 
     /// Fetches the word of a loan that is about to be given back. The peer has read it since the
@@ -105,7 +109,7 @@ impl LoanTable {
     /// Adds the borrowed parts of a region, as offset and length. Only for a region without a link:
     /// its loans are only given back then.
     pub(crate) fn held_in(&self, region: &PeerRegion, spans: &mut Vec<(u64, u64)>) {
-        for place in &self.held[..self.used.load(Ordering::Relaxed)] {
+        for place in self.chunks.iter().filter_map(OnceLock::get).flatten() {
             let is_held = place.number.load(Ordering::Acquire) != 0;
             if is_held && place.region.load(Ordering::Relaxed) == ptr::from_ref(region).addr() {
                 spans.push((place.offset.load(Ordering::Relaxed), place.len.load(Ordering::Relaxed)));
@@ -119,7 +123,8 @@ impl GiveBack for LoanTable {
         let index = index as usize;
         // Each loan was taken once and is given back once. The drop of its guard on another thread
         // is ordered by the transfer of the guard; AcqRel also orders the place's next use.
-        let number = self.held[index].number.swap(0, Ordering::AcqRel);
+        let Some(place) = self.place(index) else { unreachable!("its loan was taken") };
+        let number = place.number.swap(0, Ordering::AcqRel);
         give_back(&self.words, index, number);
         self.ringer.ring_if_idle();
     }

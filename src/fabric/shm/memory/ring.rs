@@ -138,7 +138,7 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
     }
 
     /// As [`Producer::post`], for an order that its slot holds.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn post_short(&mut self, ack: u32, words: &[u64; IN_SLOT]) {
         debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
         let (at, position) = (first_word(self.slot), self.next);

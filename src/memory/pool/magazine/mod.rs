@@ -183,19 +183,9 @@ impl Magazines {
         self.enter_own()?.take_own(purpose, class)
     }
 
-    /// Puts a dropped tensor's header into the calling thread's own lists, as [`Entered::put`]. The
-    /// pool may be gone then. Refuses a header that belongs elsewhere or needs more.
-    #[inline]
-    pub(crate) fn put_own(&self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
-        match self.enter_own() {
-            Some(mut entered) => entered.put_own(header),
-            None => Err(header),
-        }
-    }
-
     /// As [`Magazines::enter`], for a thread that has been in its magazine before.
     #[inline]
-    fn enter_own(&self) -> Option<Entered<'_>> {
+    pub(crate) fn enter_own(&self) -> Option<Entered<'_>> {
         let index = known_thread_index();
         let magazine = self.at(index)?;
         self.gate.enter(&magazine.presence).ok()?;
@@ -463,7 +453,7 @@ impl Entered<'_> {
 
     /// As [`Entered::put`], for a block of this magazine that needs no more budget. Refuses others.
     #[inline]
-    fn put_own(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+    pub(crate) fn put_own(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
         if header.magazine as usize != self.index {
             return Err(header);
         }

@@ -220,15 +220,15 @@ mod tests {
 
     #[test]
     fn many_large_windows_leave_the_usual_ones_to_others() {
-        let options = WindowOptions { usual_window: 16, largest_window: 256, max_edges: 2000, ..OPTIONS };
-        let mut edges = edges(WindowOptions { max_cells: 1 << 15, ..options });
+        let options = WindowOptions { usual_window: 64, largest_window: 256, max_edges: 2000, ..OPTIONS };
+        let mut edges = edges(WindowOptions { max_cells: 1 << 17, ..options });
         for key in 0..1000 {
             let index = edges.edge(&key);
-            edges.widen(index, 64, &mut |_| {});
+            edges.widen(index, 128, &mut |_| {});
         }
         let windows: Vec<_> = edges.edges().map(|(_, _, edge)| edge.window()).collect();
-        assert_eq!((windows[0], windows.iter().filter(|window| **window == 64).count()), (64, 64));
-        assert!(windows.iter().all(|window| *window >= 16), "{windows:?}");
+        assert_eq!((windows[0], windows.iter().filter(|window| **window == 128).count()), (128, 128));
+        assert!(windows.iter().all(|window| *window >= 64), "{windows:?}");
     }
 
     #[test]
