@@ -304,8 +304,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 None => return Ok(None),
             },
         };
-        // Under the lock, as a sleeper arms under the lock: if a thread sleeps that this call had to
-        // wake, the mode is not inline.
+        // The mode is read under the lock, and a sleeper arms under the lock. In inline mode no
+        // thread sleeps that this call would have to wake.
         if self.mode() != PollMode::Inline {
             self.leave_at_once(held);
             return Ok(None);

@@ -47,7 +47,8 @@ const MAX_SMALL: i64 = 160;
 ///
 /// Each round trip is a sample. Round trips of less than a microsecond are timed in chunks of 16,
 /// because reading the clock would lengthen them. Each then counts with the mean of its chunk.
-/// rendezvous_lat times every round trip alone.
+/// rendezvous_lat times round trips with more than 256 bytes alone, as it writes their sources in
+/// between.
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[command(disable_help_subcommand = true, subcommand_value_name = "TEST", subcommand_help_heading = "Tests")]
 pub struct PerfArgs {

@@ -30,8 +30,8 @@ pub struct RendezvousStanding {
     /// The tensor to send next.
     produced: Option<Tensor>,
     rounds: u64,
-    /// Rounds at the last check. `None` without standing requests: on shared memory the handle makes
-    /// the window of the edge larger.
+    /// Rounds at the last check. `None` without standing requests: on shared memory the handle
+    /// makes the window of the edge larger.
     checked: Option<u64>,
     /// Tensors that had a standing request, at the last check.
     claimed: u64,
