@@ -99,7 +99,7 @@ impl Node {
             cancel_grace,
             borrow,
         };
-        let (paths, executor) = (Paths::new(vec![engine.clone()]), Executor::on_the_spot());
+        let (paths, executor) = (Paths::new(vec![Box::new(engine.clone())]), Executor::on_the_spot());
         let values = outstanding.clone();
         let context =
             Context::new(task(at), members, paths, pool.clone(), executor, values, losses, settings);
