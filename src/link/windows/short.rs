@@ -159,9 +159,9 @@ impl<C> Accept<(Received, Placement)> for ExpectedValue<'_, C> {
     fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<(Received, Placement)> {
         let Record { edge, n, step, .. } = self.record;
         let told = self.told(PlainRecord::meta_of_short(&message, edge, n, step)?)?;
-        let mut landing = self.landing(told, PlainRecord::data_len(message.len))?;
-        PlainRecord::copy_of_short(&message, landing.bytes_mut());
-        Some((landing.received(), told.sender))
+        let mut taken = self.take_destination(told, PlainRecord::data_len(message.len))?;
+        PlainRecord::copy_of_short(&message, taken.bytes_mut());
+        Some((taken.received(), told.sender))
     }
 }
 
@@ -193,9 +193,9 @@ impl<'a, C> ExpectedValue<'a, C> {
 
     fn copied(self, meta: u16, data: &[u8]) -> Option<(Received, Placement)> {
         let told = self.told(meta)?;
-        let mut landing = self.landing(told, data.len())?;
-        landing.bytes_mut().copy_from_slice(data);
-        Some((landing.received(), told.sender))
+        let mut taken = self.take_destination(told, data.len())?;
+        taken.bytes_mut().copy_from_slice(data);
+        Some((taken.received(), told.sender))
     }
 
     #[inline]
@@ -206,7 +206,7 @@ impl<'a, C> ExpectedValue<'a, C> {
     /// The tensor that a value of `len` bytes goes to. A poll handles a value that does not fit,
     /// and a pool without room.
     #[inline(always)] // on the short path
-    fn landing(self, told: &ToldMeta, len: usize) -> Option<TakenDestination> {
+    fn take_destination(self, told: &ToldMeta, len: usize) -> Option<TakenDestination> {
         let ToldMeta { meta, .. } = told;
         if meta.bytes() != len as u64 {
             return None;
