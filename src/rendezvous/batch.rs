@@ -88,7 +88,7 @@ impl Context {
     }
 
     /// See [`Node::batch`](crate::Node::batch).
-    pub(crate) fn batch(self: &Arc<Self>, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
+    pub fn batch(self: &Arc<Self>, edges: impl IntoIterator<Item = Edge>) -> Result<Batch, Error> {
         self.check_usable()?;
         Ok(Batch::new(self, edges.into_iter().collect()))
     }

@@ -1,6 +1,6 @@
 //! Batches of sends and of receives.
 
-use crate::model::{Violation, pattern};
+use crate::model::{CallNo, Violation, pattern};
 use crate::program::{Form, Key};
 use crate::world::World;
 use std::time::Duration;
@@ -67,12 +67,8 @@ impl World {
     /// Begins to receive all keys, which belong to one process and step.
     pub fn receive_all(&mut self, keys: &[Key], timeout: u64) -> Result<(), Violation> {
         let Some(first) = keys.first() else { return Ok(()) };
-        let (now, timeout) = (self.network.now(), Duration::from_micros(timeout));
-        let mut calls = Vec::new();
-        for key in keys {
-            let Some(source_lives) = self.source_lives(key) else { return Ok(()) };
-            calls.push(self.model.received(*key, None, source_lives, now, now + timeout));
-        }
+        let timeout = Duration::from_micros(timeout);
+        let Some(calls) = self.begin_calls(keys, &[], timeout) else { return Ok(()) };
         let Some(process) = &mut self.processes[first.to] else { return Ok(()) };
         match process.receive_all(first.step, keys, &calls, timeout) {
             Ok(()) => Ok(()),
@@ -81,6 +77,38 @@ impl World {
                 self.refused(keys, first.to, &error)
             }
         }
+    }
+
+    /// Waits for all keys, which belong to one process and step.
+    pub fn wait_for_all(&mut self, keys: &[Key], into: &[Form], timeout: u64) -> Result<(), Violation> {
+        let Some(first) = keys.first() else { return Ok(()) };
+        let Some(process) = &self.processes[first.to] else { return Ok(()) };
+        let given: Vec<TensorMut> = into.iter().map_while(|form| process.tensor(form)).collect();
+        if given.len() < into.len() {
+            return if self.settings.is_roomy() { Err("a roomy pool has no room".into()) } else { Ok(()) };
+        }
+        let timeout = Duration::from_micros(timeout);
+        let Some(calls) = self.begin_calls(keys, into, timeout) else { return Ok(()) };
+        let Some(process) = &mut self.processes[first.to] else { return Ok(()) };
+        match process.wait_for_all(first.step, keys, &calls, given, timeout) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => self.model.batch_failed(&calls, self.network.now(), &error),
+            Err(error) => {
+                calls.into_iter().for_each(|call| self.model.unreceived(call));
+                self.refused(keys, first.to, &error)
+            }
+        }
+    }
+
+    /// The numbers of receives that begin now; `None` if the receiver is dead.
+    fn begin_calls(&mut self, keys: &[Key], into: &[Form], timeout: Duration) -> Option<Vec<CallNo>> {
+        let now = self.network.now();
+        let mut into = into.iter().cloned();
+        let calls = keys.iter().map(|key| {
+            let source_lives = self.source_lives(key)?;
+            Some(self.model.received(*key, into.next(), source_lives, now, now + timeout))
+        });
+        calls.collect()
     }
 
     /// A batch was refused. The error must be right for at least one of its keys.

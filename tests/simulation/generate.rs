@@ -33,6 +33,9 @@ pub fn program(seed: u64) -> Program {
         if from.stands && from.random.one_in(40) {
             actions.extend(from.training());
         }
+        if from.batches && from.settings.windows && from.random.one_in(30) {
+            actions.extend(from.batch_training());
+        }
         let action = from.action();
         let repeats = bursts
             && from.random.one_in(12)
@@ -149,6 +152,53 @@ impl Generator {
         actions
     }
 
+    /// A batch as a trainer uses it: in each step its values are sent, and one call waits for all.
+    fn batch_training(&mut self) -> Vec<Action> {
+        let first = self.key();
+        let edges: Vec<(Key, Option<Form>)> = (0..1 + self.random.below(5))
+            .map(|_| {
+                let name = self.random.below(NAMES);
+                (Key { name, frame: self.random.below(2), ..first }, self.value())
+            })
+            .collect();
+        let mut actions = Vec::new();
+        for step in 0..STEPS {
+            let of_step = |key: &Key| Key { step, ..*key };
+            let sent = edges.iter().filter(|_| !self.random.one_in(30));
+            let mut values: Vec<_> = sent.map(|(key, form)| (of_step(key), form.clone())).collect();
+            if self.random.one_in(4) {
+                values.reverse();
+            }
+            actions.push(Action::SendAll { values });
+            let rounds = 1 + self.random.below(12) as u32;
+            if !self.random.one_in(3) {
+                actions.push(Action::Run { rounds });
+            }
+            let keys: Vec<Key> = edges.iter().map(|(key, _)| of_step(key)).collect();
+            if self.random.one_in(6) {
+                // The wait for the batch comes behind another receive of an edge.
+                let key = keys[self.random.below(keys.len() as u64) as usize];
+                let (timeout, kind) = (Some(self.duration()), self.pending_or_callback());
+                actions.push(Action::Receive { key, into: None, timeout, kind });
+                let form = self.value();
+                actions.push(Action::Send { key, form });
+            }
+            let into = if self.random.one_in(3) { self.given(&edges) } else { Vec::new() };
+            actions.push(Action::WaitForAll { keys, into, timeout: self.wait() });
+            actions.push(Action::Release { nth: self.random.below(8) as usize });
+        }
+        actions
+    }
+
+    /// Tensors for the values of these keys, most of which fit.
+    fn given(&mut self, values: &[(Key, Option<Form>)]) -> Vec<Form> {
+        let forms = values.iter().map(|(_, form)| match form {
+            Some(form) if !self.random.one_in(20) => form.clone(),
+            _ => self.form(),
+        });
+        forms.collect()
+    }
+
     fn disaster(&mut self, at: usize) -> Action {
         let told = self.random.one_in(2).then(|| self.random.below(2_000));
         match self.random.below(6) {
@@ -225,8 +275,8 @@ impl Generator {
         };
         let is_plain = into.is_none();
         let timeout = (is_plain && self.random.one_in(2)).then(|| self.duration());
-        if self.settings.windows && key.from != key.to && self.random.one_in(6) {
-            return Action::Receive { key, into, timeout: Some(0), kind: ReceiveKind::Direct };
+        if self.settings.windows && self.random.one_in(6) {
+            return Action::Receive { key, into, timeout: Some(self.wait()), kind: ReceiveKind::Direct };
         }
         let kind = match is_plain && timeout.is_some() {
             true => self.pending_or_callback(),
@@ -258,12 +308,17 @@ impl Generator {
     }
 
     fn receive_all(&mut self) -> Action {
-        let (first, _) = self.key_and_form();
-        let mut keys = vec![first];
+        let (first, form) = self.key_and_form();
+        let mut values = vec![(first, form)];
         for _ in 1..self.batch_len() {
-            let key = self.key_and_form().0;
+            let (key, form) = self.key_and_form();
             let from = if self.random.one_in(2) { first.from } else { key.from };
-            keys.push(Key { to: first.to, step: first.step, from, ..key });
+            values.push((Key { to: first.to, step: first.step, from, ..key }, form));
+        }
+        let keys = values.iter().map(|(key, _)| *key).collect();
+        if self.settings.windows && self.random.one_in(2) {
+            let into = if self.random.one_in(3) { self.given(&values) } else { Vec::new() };
+            return Action::WaitForAll { keys, into, timeout: self.wait() };
         }
         Action::ReceiveAll { keys, timeout: self.duration() }
     }
@@ -309,6 +364,15 @@ impl Generator {
         };
         let serialized = if dtype.size().is_none() { self.serialized() } else { 0 };
         Form { dtype, dims, serialized }
+    }
+
+    /// The timeout of a call that waits, while no other process polls.
+    fn wait(&mut self) -> u64 {
+        match self.random.below(3) {
+            0 => 0,
+            1 => self.random.below(30),
+            _ => self.random.below(1_000),
+        }
     }
 
     fn duration(&mut self) -> u64 {

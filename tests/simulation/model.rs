@@ -78,7 +78,7 @@ pub enum End {
     Failed { at: Time },
     /// It was dropped. A value that arrives for it belongs to the next receive.
     Dropped,
-    /// Its process has died, so its result is unknown.
+    /// Its process has died, or its batch has failed, so its result is unknown.
     Unheard,
 }
 
@@ -260,7 +260,7 @@ impl Model {
     }
 
     /// A receive failed because the bytes were corrupted, which consumes the value.
-    pub fn corrupted(
+    fn corrupted(
         &mut self,
         call: CallNo,
         now: Time,
@@ -269,20 +269,20 @@ impl Model {
         came: u64,
     ) -> Result<usize, Violation> {
         let key = self.calls[call].key;
+        self.may_be_corrupted(&key, bytes, sent, came)?;
+        let what = format!("an error for {bytes} corrupted bytes, and no value has the checksum {sent:x}");
+        self.took(call, now, &what, |number, value| has_checksum(key, number, value, bytes, sent))
+    }
+
+    /// Checks that a bit may have been flipped on the way of a value.
+    fn may_be_corrupted(&self, key: &Key, bytes: u64, sent: u64, came: u64) -> Result<(), Violation> {
         let possible = self.settings.flip_per_mille > 0 && self.settings.validates(key.to) && !key.is_local();
         if !possible || came == sent || bytes == 0 {
             return Err(format!(
                 "a receive of {key} was corrupted although no bit was flipped: {sent:x}, {came:x}"
             ));
         }
-        let what = format!("an error for {bytes} corrupted bytes, and no value has the checksum {sent:x}");
-        self.took(call, now, &what, |number, value| {
-            let form = value.form.as_ref().filter(|form| form.meta().bytes() == bytes);
-            form.is_some_and(|form| {
-                let content = pattern(key, number, form.dtype).flatten().take(bytes as usize);
-                checksum_of(&content.collect::<Vec<u8>>()) == sent
-            })
-        })
+        Ok(())
     }
 
     /// Finds the sent value for which `equals` holds. Without one, `what` describes the result in
@@ -324,18 +324,21 @@ impl Model {
         }
     }
 
-    /// An earlier value that no receive has got, if this receive was alone when it began.
+    /// An earlier value that no receive has got or lost, if this receive was alone when it began.
     fn passed_over(&self, call: &Call, value: usize) -> Option<usize> {
         let key = &call.key;
         let excused = !call.alone || self.is_disturbed(key) || self.is_closed(key);
         if excused || !self.is_unique(*key, value) {
             return None;
         }
-        self.left(key).into_iter().find(|earlier| *earlier < value && self.is_unique(*key, *earlier))
+        let calls = &self.channels[key].calls;
+        let lost = calls.iter().filter(|call| self.calls[**call].end == Some(End::Unheard)).count();
+        let is_earlier = |earlier: &usize| *earlier < value && self.is_unique(*key, *earlier);
+        self.left(key).into_iter().filter(is_earlier).nth(lost)
     }
 
     /// A receive ended with an error.
-    pub fn failed(&mut self, call: CallNo, now: Time, error: &Error) -> Result<(), Violation> {
+    fn failed(&mut self, call: CallNo, now: Time, error: &Error) -> Result<(), Violation> {
         if self.calls[call].end.is_some() {
             return Err(format!("the receive of {} ended twice", self.calls[call].key));
         }
@@ -343,6 +346,47 @@ impl Model {
             return Err(format!("a receive of {} failed ({why}): {error}", self.calls[call].key));
         }
         self.calls[call].end = Some(End::Failed { at: now });
+        Ok(())
+    }
+
+    /// A receive ended with an error, which may say that the bytes were corrupted.
+    pub fn ended_with(&mut self, call: CallNo, now: Time, error: &Error) -> Result<(), Violation> {
+        match error {
+            Error::Corrupted { bytes, sent, actual, .. } => {
+                self.corrupted(call, now, *bytes, *sent, *actual).map(drop)
+            }
+            error => self.failed(call, now, error),
+        }
+    }
+
+    /// Checks that a receive may end with an error.
+    fn may_end_with(&self, call: CallNo, now: Time, error: &Error) -> Result<(), Violation> {
+        let call = &self.calls[call];
+        let Error::Corrupted { bytes, sent, actual, .. } = error else {
+            return self.allows(call, now, error).map_err(str::to_owned);
+        };
+        self.may_be_corrupted(&call.key, *bytes, *sent, *actual)?;
+        let mut values = self.channels[&call.key].values.iter().enumerate();
+        let is_sent = values.any(|(number, value)| {
+            value.got_by.is_none() && has_checksum(call.key, number, value, *bytes, *sent)
+        });
+        is_sent.then_some(()).ok_or_else(|| "no value has this checksum".to_owned())
+    }
+
+    /// The wait for a batch failed because one of its receives did. The values that had come for
+    /// the others are lost.
+    pub fn batch_failed(&mut self, calls: &[CallNo], now: Time, error: &Error) -> Result<(), Violation> {
+        let verdicts = calls.iter().map(|call| self.may_end_with(*call, now, error));
+        let verdict = verdicts.reduce(Result::or).unwrap_or(Ok(()));
+        verdict.map_err(|why| format!("a batch failed ({why}): {error}"))?;
+        let mut lost = BTreeMap::new();
+        for call in calls {
+            let key = self.calls[*call].key;
+            let lost = lost.entry(key).or_insert(0);
+            *lost += 1;
+            let had_come = *lost <= self.left(&key).len();
+            self.calls[*call].end = Some(if had_come { End::Unheard } else { End::Failed { at: now } });
+        }
         Ok(())
     }
 
@@ -481,6 +525,15 @@ pub fn pattern(key: Key, number: usize, dtype: DType) -> impl Iterator<Item = [u
     let start = mix(place | (number as u64) << 40);
     let mask = if dtype == DType::Bool { 0x0101_0101_0101_0101 } else { u64::MAX };
     (0u64..).map(move |word| (mix(start.wrapping_add(word)) & mask).to_le_bytes())
+}
+
+/// Whether a value has these bytes and this checksum.
+fn has_checksum(key: Key, number: usize, value: &Sent, bytes: u64, checksum: u64) -> bool {
+    let form = value.form.as_ref().filter(|form| form.meta().bytes() == bytes);
+    form.is_some_and(|form| {
+        let content = pattern(key, number, form.dtype).flatten().take(bytes as usize);
+        checksum_of(&content.collect::<Vec<u8>>()) == checksum
+    })
 }
 
 pub fn is_pattern(tensor: &Tensor, key: Key, number: usize) -> bool {

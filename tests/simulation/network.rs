@@ -2,6 +2,7 @@
 
 use crate::program::{At, Program};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorwire::Pool;
 use tensorwire::internals::engine::Clock;
@@ -20,11 +21,33 @@ pub struct Network {
     flip_per_mille: u32,
 }
 
-struct VirtualClock(SimNetwork);
+/// The clock of a process.
+pub struct VirtualClock {
+    sim: SimNetwork,
+    goes_on: AtomicBool,
+}
+
+/// The most by which a clock goes on with a look.
+const TICK: Duration = Duration::from_micros(100);
+
+impl VirtualClock {
+    /// Calls `wait`, in which the time goes on to the next event with each look at the clock.
+    pub fn while_it_goes_on<R>(&self, wait: impl FnOnce() -> R) -> R {
+        self.goes_on.store(true, Ordering::Relaxed);
+        let result = wait();
+        self.goes_on.store(false, Ordering::Relaxed);
+        result
+    }
+}
 
 impl Clock for VirtualClock {
     fn now(&self) -> Time {
-        self.0.now()
+        let now = self.sim.now();
+        if self.goes_on.load(Ordering::Relaxed) {
+            let next = self.sim.next_event().filter(|next| *next > now);
+            self.sim.advance_to(next.unwrap_or(now + TICK).min(now + TICK));
+        }
+        now
     }
 }
 
@@ -47,8 +70,8 @@ impl Network {
         Network { sim, processes: vec![None; settings.processes], validates, flip_per_mille }
     }
 
-    pub fn clock(&self) -> Arc<dyn Clock> {
-        Arc::new(VirtualClock(self.sim.clone()))
+    pub fn clock(&self) -> Arc<VirtualClock> {
+        Arc::new(VirtualClock { sim: self.sim.clone(), goes_on: AtomicBool::new(false) })
     }
 
     pub fn now(&self) -> Time {

@@ -3,9 +3,10 @@
 
 use crate::bootstrap::{Ends, Watch};
 use crate::model::CallNo;
-use crate::network::{Network, Port};
+use crate::network::{Network, Port, VirtualClock};
 use crate::program::{At, Form, Key, NAMES, ReceiveKind, Settings};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -24,8 +25,8 @@ use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region,
 use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RemotePath, RendezvousSettings};
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
-    CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing, Step,
-    TaskId, Tensor, TensorMut, Value,
+    Batch, CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing,
+    Step, TaskId, Tensor, TensorMut, Value,
 };
 
 /// The engine of a process, whatever protocol its links use.
@@ -70,7 +71,10 @@ pub struct Process {
     rendezvous: Arc<Context>,
     steps: BTreeMap<u64, Step>,
     edges: BTreeMap<(At, At, u64), Edge>,
+    /// By their keys of step 0.
+    batches: BTreeMap<Vec<Key>, Batch>,
     called_back: Arc<Mutex<Vec<(CallNo, Outcome)>>>,
+    clock: Arc<VirtualClock>,
 }
 
 /// A receive that has not ended, or a batch of them.
@@ -173,12 +177,12 @@ impl Process {
             TensorProtocol::Requests => {
                 let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
                 let remote = RemoteHandler::new(me_too, life, members_too, remote_settings, values, watch);
-                Arc::new(Engine::new(Poller::new(links, remote), clock, &options))
+                Arc::new(Engine::new(Poller::new(links, remote), clock.clone(), &options))
             }
             TensorProtocol::Windows { .. } => {
                 let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
                 let remote = WindowHandler::new(me_too, life, members_too, remote_settings, values, watch);
-                Arc::new(Engine::new(Poller::new(links, remote), clock, &options))
+                Arc::new(Engine::new(Poller::new(links, remote), clock.clone(), &options))
             }
         };
         let executor = Executor::on_the_spot();
@@ -216,7 +220,9 @@ impl Process {
             rendezvous,
             steps: BTreeMap::new(),
             edges: BTreeMap::new(),
+            batches: BTreeMap::new(),
             called_back: Arc::default(),
+            clock,
         }
     }
 
@@ -269,6 +275,42 @@ impl Process {
         Ok(())
     }
 
+    /// Waits for values of a step by one call. The outer error says why the wait can't begin, the
+    /// inner one why it has failed.
+    pub fn wait_for_all(
+        &mut self,
+        step: u64,
+        keys: &[Key],
+        calls: &[CallNo],
+        into: Vec<TensorMut>,
+        timeout: Duration,
+    ) -> Result<Result<(), Error>, Error> {
+        let (step, clock) = (self.step(step)?, self.clock.clone());
+        let batch = self.batch(keys)?;
+        let received: Result<Vec<_>, _> = clock.while_it_goes_on(|| match into.is_empty() {
+            true => batch.recv(&step, timeout).map(|got| got.into_iter().map(fresh).collect()),
+            false => {
+                let receive = batch.receive(&step).within(timeout).into(into);
+                receive.wait().map(|got| got.into_iter().map(filled).collect())
+            }
+        });
+        Ok(received.map(|values| {
+            assert_eq!(values.len(), calls.len(), "each edge has one value");
+            let ended = calls.iter().copied().zip(values.into_iter().map(Ok));
+            self.called_back.lock().expect("no panic").extend(ended);
+        }))
+    }
+
+    /// The batch of the edges of these keys, made at its first use.
+    fn batch(&mut self, keys: &[Key]) -> Result<&Batch, Error> {
+        let edges = keys.iter().map(|key| self.edge(*key)).collect::<Result<Vec<_>, _>>()?;
+        let of = keys.iter().map(|key| Key { step: 0, ..*key }).collect();
+        Ok(match self.batches.entry(of) {
+            Entry::Occupied(batch) => batch.into_mut(),
+            Entry::Vacant(place) => place.insert(self.rendezvous.batch(edges)?),
+        })
+    }
+
     /// Begins the receive with the number `call`.
     pub fn receive(
         &mut self,
@@ -281,11 +323,10 @@ impl Process {
         let (edge, step) = (self.edge(key)?, self.step(key.step)?);
         let wait = match (into, kind) {
             (into, ReceiveKind::Direct) => {
-                let receive = step.receive(&edge).within(timeout);
-                let outcome = match into {
-                    Some(into) => receive.into(into).wait().map(|got| (got.tensor.freeze(), got.is_dead)),
-                    None => receive.wait().map(|got| (got.tensor, got.is_dead)),
-                };
+                let outcome = self.clock.while_it_goes_on(|| match into {
+                    Some(into) => step.receive(&edge).within(timeout).into(into).wait().map(filled),
+                    None => step.recv(&edge, timeout).map(fresh),
+                });
                 if let Err(error @ Error::ResourceExhausted { .. }) = outcome {
                     return Err(error);
                 }
@@ -297,8 +338,7 @@ impl Process {
             (None, ReceiveKind::Callback) => {
                 let called_back = self.called_back.clone();
                 let done = move |result: Result<Delivery<Tensor>, Error>| {
-                    let outcome = result.map(|got| (got.tensor, got.is_dead));
-                    called_back.lock().expect("no panic").push((call, outcome));
+                    called_back.lock().expect("no panic").push((call, result.map(fresh)));
                 };
                 Wait::CalledBack(step.receive(&edge).within(timeout).then(done)?)
             }
@@ -380,6 +420,16 @@ impl Process {
     }
 }
 
+/// The tensor of a delivery, and whether it is dead.
+fn fresh(got: Delivery<Tensor>) -> (Tensor, bool) {
+    (got.tensor, got.is_dead)
+}
+
+/// As [`fresh`], of a given tensor.
+fn filled(got: Delivery<TensorMut>) -> (Tensor, bool) {
+    (got.tensor.freeze(), got.is_dead)
+}
+
 impl Wait {
     pub fn cancel(&self) {
         match self {
@@ -409,7 +459,7 @@ impl Open {
         let all = self.calls.iter_mut().enumerate();
         all.filter_map(|(at, call)| {
             (*call)?;
-            let outcome = pending.take(at)?.map(|got| (got.tensor, got.is_dead));
+            let outcome = pending.take(at)?.map(fresh);
             Some((call.take()?, outcome))
         })
         .collect()
@@ -427,8 +477,8 @@ impl Open {
     /// The result of a call that is done.
     fn outcome(self) -> Option<(CallNo, Outcome)> {
         let outcome = match self.wait {
-            Wait::Fresh(pending) => pending.wait().map(|got| (got.tensor, got.is_dead)),
-            Wait::Into(pending) => pending.wait().map(|got| (got.tensor.freeze(), got.is_dead)),
+            Wait::Fresh(pending) => pending.wait().map(fresh),
+            Wait::Into(pending) => pending.wait().map(filled),
             Wait::CalledBack(_) | Wait::Batch(_) => return None,
         };
         Some((self.calls[0]?, outcome))

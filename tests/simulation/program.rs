@@ -136,7 +136,7 @@ pub enum ReceiveKind {
     Pending,
     /// By a callback.
     Callback,
-    /// At once, or not at all. Only for edge windows.
+    /// From a call that waits for it. Only for edge windows.
     Direct,
 }
 
@@ -172,6 +172,14 @@ pub enum Action {
     /// Receives values of one process and one step by one call.
     ReceiveAll {
         keys: Vec<Key>,
+        /// In microseconds.
+        timeout: u64,
+    },
+    /// Waits for values of one process and one step by one call. Only for edge windows.
+    WaitForAll {
+        keys: Vec<Key>,
+        /// One form for each key, or none.
+        into: Vec<Form>,
         /// In microseconds.
         timeout: u64,
     },
@@ -257,6 +265,11 @@ impl fmt::Display for Action {
             Action::ReceiveAll { keys, timeout } => {
                 write!(f, "receive at once within {timeout} us")?;
                 keys.iter().try_for_each(|key| write!(f, ", {key}"))
+            }
+            Action::WaitForAll { keys, into, timeout } => {
+                write!(f, "wait for {timeout} us")?;
+                keys.iter().try_for_each(|key| write!(f, ", {key}"))?;
+                into.iter().try_for_each(|form| write!(f, ", into {form}"))
             }
             Action::Receive { key, into, timeout, kind } => {
                 write!(f, "receive {key}")?;

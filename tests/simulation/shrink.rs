@@ -137,6 +137,9 @@ fn size(action: &Action) -> u64 {
         Action::Send { form, .. } => bytes(form),
         Action::SendAll { values } => values.iter().map(|(_, form)| 10 + bytes(form)).sum(),
         Action::ReceiveAll { keys, timeout } => 10 * keys.len() as u64 + timeout,
+        Action::WaitForAll { keys, into, timeout } => {
+            10 * keys.len() as u64 + timeout + into.iter().map(|form| form.meta().bytes()).sum::<u64>()
+        }
         Action::Receive { into, timeout, .. } => bytes(into) + timeout.unwrap_or(0),
         Action::Progress { times, .. } => u64::from(*times),
         Action::Run { rounds } => u64::from(*rounds),
@@ -174,6 +177,16 @@ fn halves(action: &Action) -> Vec<Action> {
             let sooner = Action::ReceiveAll { keys: keys.clone(), timeout: timeout / 2 };
             (0..keys.len()).map(fewer).chain([sooner]).collect()
         }
+        Action::WaitForAll { keys, into, timeout } => {
+            let of = |keys, into, timeout| Action::WaitForAll { keys, into, timeout };
+            let fewer = |at| {
+                let into = if into.is_empty() { Vec::new() } else { without_one(into, at) };
+                of(without_one(keys, at), into, *timeout)
+            };
+            let others =
+                [of(keys.clone(), Vec::new(), *timeout), of(keys.clone(), into.clone(), timeout / 2)];
+            (0..keys.len()).map(fewer).chain(others).collect()
+        }
         Action::Progress { at, times } => vec![Action::Progress { at: *at, times: times / 2 }],
         Action::Run { rounds } => {
             vec![Action::Run { rounds: rounds / 2 }, Action::Run { rounds: rounds.saturating_sub(1) }]
@@ -201,7 +214,7 @@ fn without(action: &Action, gone: At) -> Option<Action> {
         Action::SendAll { values } => {
             values.iter_mut().flat_map(|(key, _)| [&mut key.from, &mut key.to]).collect()
         }
-        Action::ReceiveAll { keys, .. } => {
+        Action::ReceiveAll { keys, .. } | Action::WaitForAll { keys, .. } => {
             keys.iter_mut().flat_map(|key| [&mut key.from, &mut key.to]).collect()
         }
         Action::Cut { a, b } => vec![a, b],

@@ -96,6 +96,7 @@ impl World {
             Action::Send { key, ref form } => self.send(key, form.as_ref())?,
             Action::SendAll { ref values } => self.send_all(values)?,
             Action::ReceiveAll { ref keys, timeout } => self.receive_all(keys, timeout)?,
+            Action::WaitForAll { ref keys, ref into, timeout } => self.wait_for_all(keys, into, timeout)?,
             Action::Receive { key, ref into, timeout, kind } => {
                 self.receive(key, into.as_ref(), timeout, kind)?;
             }
@@ -404,10 +405,7 @@ impl World {
             for (call, outcome) in process.ended() {
                 (call, now.as_nanos(), brief(&outcome)).hash(&mut self.digest);
                 match outcome {
-                    Err(Error::Corrupted { bytes, sent, actual, .. }) => {
-                        self.model.corrupted(call, now, bytes, sent, actual)?;
-                    }
-                    Err(error) => self.model.failed(call, now, &error)?,
+                    Err(error) => self.model.ended_with(call, now, &error)?,
                     Ok((tensor, is_dead)) => {
                         let value = self.model.got(call, now, &tensor, is_dead)?;
                         let key = self.model.calls[call].key;

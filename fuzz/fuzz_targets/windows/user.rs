@@ -135,10 +135,15 @@ impl User {
 
     fn receive_all(&mut self, node: &Node, input: &mut Input<'_>) {
         let Some((step, _)) = Self::call(node, input, false) else { return };
-        let all = (0..=input.below(20)).filter_map(|_| Self::call(node, input, false));
-        let edges: Vec<_> = all.map(|(_, edge)| edge).collect();
+        let edges: Vec<Edge> = Self::edges(node, input).collect();
         let timeout = Duration::from_millis(input.u8().into());
         self.open(step.receive_all(&edges).within(timeout).begin().map(Open::Batch));
+    }
+
+    /// Edges from the hostile peer.
+    fn edges(node: &Node, input: &mut Input<'_>) -> impl Iterator<Item = Edge> {
+        let all = (0..=input.below(20)).filter_map(|_| Self::call(node, input, false));
+        all.map(|(_, edge)| edge)
     }
 
     fn open(&mut self, begun: Result<Open, Error>) {
@@ -150,14 +155,40 @@ impl User {
 
     fn receive_now(&mut self, node: &Node, input: &mut Input<'_>) {
         let Some((step, edge)) = Self::call(node, input, false) else { return };
-        if input.flag() {
-            if let Ok(Some(delivery)) = step.try_recv(&edge) {
-                self.keep(Ok(delivery));
+        match input.below(4) {
+            0 => {
+                if let Ok(Some(delivery)) = step.try_recv(&edge) {
+                    self.keep(Ok(delivery));
+                }
             }
-            return;
+            // The wait reads the clock with each 256 polls.
+            1 => self.keep(step.recv(&edge, Duration::ZERO)),
+            2 => {
+                let Some(given) = Self::tensor(node, input) else { return };
+                let received = step.receive(&edge).within(Duration::ZERO).into(given).wait();
+                self.keep_tensor(received.map(|got| got.tensor.freeze()));
+            }
+            _ => self.receive_batch_now(node, &step, input),
         }
-        // The wait reads the clock with each 1,024 polls.
-        self.keep(step.recv(&edge, Duration::ZERO));
+    }
+
+    fn receive_batch_now(&mut self, node: &Node, step: &Step, input: &mut Input<'_>) {
+        let edges: Vec<Edge> = Self::edges(node, input).collect();
+        let has_given = input.u8() > 160;
+        let given = edges.iter().map(|_| Self::tensor(node, input).filter(|_| has_given));
+        let given: Option<Vec<TensorMut>> = given.collect();
+        let batch = node.context().batch(edges).expect("usable");
+        let receive = batch.receive(step).within(Duration::ZERO);
+        let received: Result<Vec<Tensor>, Error> = match given {
+            Some(given) => {
+                let received = receive.into(given).wait();
+                received.map(|all| all.into_iter().map(|got| got.tensor.freeze()).collect())
+            }
+            None => receive.wait().map(|all| all.into_iter().map(|got| got.tensor).collect()),
+        };
+        let Ok(tensors) = received else { return };
+        assert_eq!(tensors.len(), batch.edges().len(), "each edge has one value");
+        tensors.into_iter().for_each(|tensor| self.keep_tensor(Ok(tensor)));
     }
 
     fn then(&mut self, node: &Node, input: &mut Input<'_>) {
