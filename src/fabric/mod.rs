@@ -310,8 +310,12 @@ pub trait Port: Send + 'static {
     ///
     /// # Errors
     /// [`PostError`]; nothing was sent then.
-    fn send_short(&mut self, link: LinkId, message: &ShortMessage) -> Result<(), PostError> {
-        self.send(link, &message.to_bytes()[..message.len])
+    fn send_short(
+        &mut self,
+        link: LinkId,
+        message: &UnreadMessage<impl Fn(usize) -> u64>,
+    ) -> Result<(), PostError> {
+        self.send(link, &message.read().to_bytes()[..message.len])
     }
 
     /// Takes the next message of a link without a poll, if it has come and `accept` has a value for

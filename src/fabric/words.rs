@@ -16,14 +16,14 @@ pub(crate) trait StoreWords: LoadWords {
     /// If there is no word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
-    /// Writes the words from `index` on, without an order among them.
+    /// Writes `count` words from `index` on, without an order among them. No more than `N`.
     ///
     /// # Panics
-    /// If there are not so many words.
+    /// If there are no `N` words from `index` on.
     #[inline]
-    fn store_all(&self, index: usize, values: &[u64]) {
-        for (k, value) in values.iter().enumerate() {
-            self.store(index + k, *value, Ordering::Relaxed);
+    fn store_up_to<const N: usize>(&self, index: usize, count: usize, word: impl Fn(usize) -> u64) {
+        for k in 0..count.min(N) {
+            self.store(index + k, word(k), Ordering::Relaxed);
         }
     }
 

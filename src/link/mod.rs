@@ -190,6 +190,26 @@ pub enum Received {
     Dead(Option<TensorMut>),
 }
 
+/// A receive of the thread that holds the poller. The value is written in place: a return through
+/// all layers would copy it in each.
+#[derive(Debug)]
+pub enum DirectReceive {
+    /// Wants a tensor.
+    Waiting(Destination),
+    /// Has got it. The second field tells where it lay at the sender.
+    Received(Received, Placement),
+}
+
+impl DirectReceive {
+    /// The destination of a receive that still waits. The receive itself is of no use any more.
+    pub fn take_destination(&mut self) -> Option<Destination> {
+        match std::mem::replace(self, DirectReceive::Waiting(Destination::Alloc)) {
+            DirectReceive::Waiting(destination) => Some(destination),
+            DirectReceive::Received(..) => None,
+        }
+    }
+}
+
 /// What to do with a request. The callback that decides may also take the waiter out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelDecision {

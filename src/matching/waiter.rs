@@ -1,8 +1,8 @@
 //! A receive that waits for its tensor, and its outcome.
 
 use super::{Error, ReceivePermit};
-use crate::link::TensorKey;
-use crate::memory::{Tensor, TensorMut};
+use crate::link::{Received, TensorKey, placement_of, placement_of_mut};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::sync::{Canceled, OneshotSender};
 use crate::wire::Time;
 use crate::wire::message::Placement;
@@ -43,6 +43,24 @@ pub enum Payload {
     Tensor(Tensor),
     /// The caller's tensor.
     Into(TensorMut),
+}
+
+impl Delivery<Payload> {
+    /// The delivery of a value. An empty tensor of the pool stands for a dead one.
+    #[inline]
+    pub(crate) fn of(received: Received, sender: Placement, pool: &Pool) -> Self {
+        let (tensor, is_dead) = match received {
+            Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
+            Received::Into(given) => (Payload::Into(given), false),
+            Received::Dead(None) => (Payload::Tensor(pool.empty()), true),
+            Received::Dead(Some(given)) => (Payload::Into(given), true),
+        };
+        let receiver = match &tensor {
+            Payload::Tensor(tensor) => placement_of(tensor),
+            Payload::Into(given) => placement_of_mut(given),
+        };
+        Delivery { tensor, is_dead, sender, receiver }
+    }
 }
 
 /// The result of a receive.

@@ -11,15 +11,15 @@ use super::sequence::Sequence;
 use super::standing::Standing;
 use super::step::{Sendable, Step};
 use crate::engine::DirectWait;
-use crate::link::{Destination, TensorKeyRef, Value};
+use crate::link::{Destination, Received, TensorKeyRef, Value};
 use crate::matching::windows::{BatchWalk, ReceivesInOrder, WalkEnd};
 use crate::matching::{
-    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, Payload, PeerIndex, ReceiveAll,
-    Waiter, reserve,
+    BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, PeerIndex, ReceiveAll, Waiter, reserve,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
 use crate::wire::Time;
+use crate::wire::message::Placement;
 use std::fmt;
 use std::iter;
 use std::sync::Arc;
@@ -374,9 +374,9 @@ impl<T: Receivable> ReceivesInOrder for Receives<'_, T> {
     }
 
     #[inline]
-    fn deliver(&mut self, delivery: Delivery<Payload>) {
+    fn deliver(&mut self, received: Received, sender: Placement) {
         // The walk began with this type of tensors.
-        if let Ok(delivery) = delivery.cast() {
+        if let Ok(delivery) = Delivery::of(received, sender, &self.batch.context.pool).cast() {
             self.received.push(delivery);
         }
     }

@@ -2,11 +2,11 @@
 
 use crate::engine::{DirectTake, DirectWait, Engine, Unusable};
 use crate::fabric::{Port, ShortTake};
-use crate::link::{Destination, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::windows::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd};
 use crate::matching::{
-    BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, Payload, PeerIndex, ReceiveAll, Remote,
-    RemoteCommand, StandingChange, StepChange, Waiter,
+    BatchSend, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, Remote, RemoteCommand,
+    StandingChange, StepChange, Waiter,
 };
 use crate::memory::Tensor;
 use crate::sync::Reused;
@@ -85,8 +85,8 @@ pub enum DirectSend {
     Elsewhere(Value),
 }
 
-/// The result of a receive on the poller itself. The error is boxed, so that a delivery is short.
-pub type DirectResult = Result<Delivery<Payload>, Box<Error>>;
+/// The end of a receive on the poller itself. Boxed, so that no layer moves a large error.
+pub type DirectEnd = Result<(), Box<Error>>;
 
 /// The path to the tensors of other processes, over one poller.
 pub trait RemotePath: Send + Sync {
@@ -115,14 +115,14 @@ pub trait RemotePath: Send + Sync {
         limit: usize,
     ) -> Result<DirectSend, Unusable>;
 
-    /// Waits for a tensor of a peer on the poller itself, without a command. The destination is
-    /// taken with the result.
+    /// Waits for a tensor of a peer on the poller itself, without a command. A receive that is
+    /// ready without an error has got its value.
     fn receive_direct(
         &self,
         of: (PeerIndex, TensorKeyRef<'_>),
-        destination: &mut Option<Destination>,
+        receive: &mut DirectReceive,
         timeout: Duration,
-    ) -> DirectWait<DirectResult>;
+    ) -> DirectWait<DirectEnd>;
 
     /// Walks over the edges of a batch on the poller itself, without a command.
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd>;
@@ -251,13 +251,13 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
     fn receive_direct(
         &self,
         of: (PeerIndex, TensorKeyRef<'_>),
-        destination: &mut Option<Destination>,
+        receive: &mut DirectReceive,
         timeout: Duration,
-    ) -> DirectWait<DirectResult> {
+    ) -> DirectWait<DirectEnd> {
         if !H::HAS_WINDOWS {
             return DirectWait::Elsewhere(None);
         }
-        self.wait_direct(timeout, DirectReceive { of: &of, destination, expected: None })
+        self.wait_direct(timeout, DirectTensor { of: &of, receive, expected: None })
     }
 
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
@@ -360,25 +360,25 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
 }
 
 /// A receive on the poller itself.
-struct DirectReceive<'a> {
+struct DirectTensor<'a> {
     of: &'a (PeerIndex, TensorKeyRef<'a>),
-    destination: &'a mut Option<Destination>,
+    receive: &'a mut DirectReceive,
     expected: Option<ExpectedRecord>,
 }
 
-impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectReceive<'_> {
-    type Taken = DirectResult;
+impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectTensor<'_> {
+    type Taken = DirectEnd;
 
     #[inline]
     fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
-        let DirectReceive { of, destination, expected } = self;
-        handler.windows()?.receive_now(links, **of, destination, expected)
+        let DirectTensor { of, receive, expected } = self;
+        handler.windows()?.receive_now(links, **of, receive, expected)
     }
 
     #[inline]
     fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<Self::Taken> {
         match (&self.expected, handler.windows()) {
-            (Some(expected), Some(windows)) => windows.take_short(links, expected, self.destination).map(Ok),
+            (Some(expected), Some(windows)) => windows.take_short(links, expected, self.receive).map(Ok),
             _ => ShortTake::Other,
         }
     }

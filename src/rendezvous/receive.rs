@@ -4,11 +4,11 @@ use super::Step;
 use super::batch::Batch;
 use super::edge::{Edge, EdgeEnd};
 use super::local::LocalWaiter;
-use super::path::{DirectResult, unusable};
+use super::path::{DirectEnd, unusable};
 use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload};
 use super::pending_batch::PendingBatch;
 use crate::engine::DirectWait;
-use crate::link::Destination;
+use crate::link::{Destination, DirectReceive, Received, placement_of};
 use crate::matching::{CallId, Delivery, Error, Outcome, Payload, ReceivePermit, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{OneshotSender, Reused};
@@ -25,15 +25,14 @@ impl Step {
     /// If nothing came in time, the step was aborted, the peer was lost, or the sender failed. If
     /// `max_requests` receives from the peer are outstanding.
     pub fn recv(&self, edge: &Edge, timeout: Duration) -> Result<Delivery<Tensor>, Error> {
-        let mut destination = Some(self.context.destination(None));
-        match self.wait_direct(edge, &mut destination, timeout) {
-            DirectWait::Ready(Ok(Delivery {
-                tensor: Payload::Tensor(tensor),
-                is_dead,
-                sender,
-                receiver,
-            })) => Ok(Delivery { tensor, is_dead, sender, receiver }),
-            waited => self.recv_after(edge, timeout, waited),
+        let mut receive = DirectReceive::Waiting(self.context.destination(None));
+        let waited = self.wait_direct(edge, &mut receive, timeout);
+        match receive {
+            DirectReceive::Received(Received::Tensor(tensor), sender) => {
+                let receiver = placement_of(&tensor);
+                Ok(Delivery { tensor, is_dead: false, sender, receiver })
+            }
+            other => self.recv_after(edge, timeout, waited, other),
         }
     }
 
@@ -43,10 +42,11 @@ impl Step {
         &self,
         edge: &Edge,
         timeout: Duration,
-        waited: DirectWait<DirectResult>,
+        waited: DirectWait<DirectEnd>,
+        receive: DirectReceive,
     ) -> Result<Delivery<Tensor>, Error> {
         match waited {
-            DirectWait::Ready(result) => result.map_err(|error| *error)?.cast(),
+            DirectWait::Ready(end) => self.delivered(end, receive),
             DirectWait::TimedOut => Err(self.timed_out(edge, timeout)),
             DirectWait::Unusable(why) => Err(unusable(why)),
             DirectWait::Elsewhere(since) => {
@@ -55,15 +55,26 @@ impl Step {
         }
     }
 
-    /// Waits on the poller of the peer, if this thread gets it. The destination is taken with the
-    /// result.
+    /// What a direct receive that has ended brought.
+    fn delivered<T: Receivable>(&self, end: DirectEnd, receive: DirectReceive) -> Result<Delivery<T>, Error> {
+        end.map_err(|error| *error)?;
+        match receive {
+            DirectReceive::Received(received, sender) => {
+                Delivery::of(received, sender, &self.context.pool).cast()
+            }
+            DirectReceive::Waiting(_) => Err(Error::Stopped),
+        }
+    }
+
+    /// Waits on the poller of the peer, if this thread gets it. The receive gets its value if the
+    /// wait is ready without an error.
     #[inline]
     fn wait_direct(
         &self,
         edge: &Edge,
-        destination: &mut Option<Destination>,
+        receive: &mut DirectReceive,
         timeout: Duration,
-    ) -> DirectWait<DirectResult> {
+    ) -> DirectWait<DirectEnd> {
         let EdgeEnd::Peer(peer) = edge.source else { return DirectWait::Elsewhere(None) };
         let context = &*self.context;
         if context.has_local_deadline() {
@@ -74,7 +85,7 @@ impl Step {
             return DirectWait::Ready(Err(Box::new(error)));
         }
         let of = (peer, edge.key_ref(self.id));
-        context.paths.of(peer).receive_direct(of, destination, timeout)
+        context.paths.of(peer).receive_direct(of, receive, timeout)
     }
 
     #[cold]
@@ -253,14 +264,14 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     pub fn wait(mut self) -> Result<Delivery<T>, Error> {
         let Step { context, .. } = self.step;
         let timeout = self.timeout.unwrap_or(context.settings.recv_timeout);
-        let mut destination = Some(context.destination(self.into.take()));
-        match self.step.wait_direct(self.edge, &mut destination, timeout) {
-            DirectWait::Ready(result) => return result.map_err(|error| *error)?.cast(),
+        let mut receive = DirectReceive::Waiting(context.destination(self.into.take()));
+        match self.step.wait_direct(self.edge, &mut receive, timeout) {
+            DirectWait::Ready(end) => return self.step.delivered(end, receive),
             DirectWait::TimedOut => return Err(self.step.timed_out(self.edge, timeout)),
             DirectWait::Unusable(why) => return Err(unusable(why)),
             DirectWait::Elsewhere(since) => self.since = since,
         }
-        if let Some(Destination::Into(given)) = destination {
+        if let Some(Destination::Into(given)) = receive.take_destination() {
             self.into = Some(given);
         }
         self.begin()?.wait()

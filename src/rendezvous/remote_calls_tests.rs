@@ -1,10 +1,10 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables
 //! alone, and wait for each path.
 
-use super::path::{DirectResult, DirectSend, Paths, RemotePath};
+use super::path::{DirectEnd, DirectSend, Paths, RemotePath};
 use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
 use crate::engine::{DirectWait, Executor, Unusable};
-use crate::link::{Destination, TensorKey, TensorKeyRef, Value};
+use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
 use crate::matching::windows::{BatchWalk, OfEdge, WalkEnd};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
@@ -77,9 +77,9 @@ impl RemotePath for Scripted {
     fn receive_direct(
         &self,
         _of: (PeerIndex, TensorKeyRef<'_>),
-        _destination: &mut Option<Destination>,
+        _receive: &mut DirectReceive,
         _timeout: Duration,
-    ) -> DirectWait<DirectResult> {
+    ) -> DirectWait<DirectEnd> {
         DirectWait::Elsewhere(None)
     }
 

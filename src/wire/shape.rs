@@ -199,11 +199,39 @@ impl fmt::Debug for Shape {
 /// assert_eq!(meta.bytes(), 24);
 /// # Ok::<(), tensorwire::ShapeError>(())
 /// ```
-#[derive(Debug, PartialEq, Eq, Hash)]
 pub struct TensorMeta {
     dtype: DType,
     shape: Shape,
     bytes: u64,
+    /// All of this in one word, by [`packed`]; or 0.
+    packed: u64,
+}
+
+/// Bits of a packed word for the dimensions.
+const DIM_BITS: usize = 48;
+
+/// Bits of a packed word for each of `rank` dimensions. `None` if they are too many.
+#[inline]
+fn bits_per_dim(rank: usize) -> Option<usize> {
+    match rank {
+        0 | 1 => Some(DIM_BITS),
+        2 => Some(DIM_BITS / 2),
+        3..=INLINE => Some(DIM_BITS / INLINE),
+        _ => None,
+    }
+}
+
+/// The meta-data of a flat tensor in one word, so that two of them are compared at once. `dims` are
+/// the dimensions in the bits that each has. 0 if one could be too large.
+#[inline]
+fn packed(dtype: DType, rank: usize, elements: u64, dims: u64) -> u64 {
+    // No dimension is larger than a product above 0.
+    match bits_per_dim(rank) {
+        Some(bits) if elements > 0 && elements >> bits == 0 => {
+            dims | (rank as u64 + 1) << DIM_BITS | (dtype as u64) << (DIM_BITS + 8)
+        }
+        _ => 0,
+    }
 }
 
 impl TensorMeta {
@@ -213,23 +241,35 @@ impl TensorMeta {
     /// If the elements have no fixed size, or the byte count does not fit in 63 bits.
     pub fn new(dtype: DType, shape: Shape) -> Result<Self, ShapeError> {
         let Some(size) = dtype.size() else { return Err(ShapeError::NotFlat { dtype }) };
-        let bytes = shape.elements().and_then(|n| n.checked_mul(size as u64));
-        match bytes.filter(|bytes| *bytes <= MAX_DIM) {
-            Some(bytes) => Ok(TensorMeta { dtype, shape, bytes }),
-            None => Err(ShapeError::Bytes { shape, dtype }),
-        }
+        let elements = shape.elements();
+        let bytes = elements.and_then(|n| n.checked_mul(size as u64)).filter(|bytes| *bytes <= MAX_DIM);
+        let (Some(elements), Some(bytes)) = (elements, bytes) else {
+            return Err(ShapeError::Bytes { shape, dtype });
+        };
+        let bits = bits_per_dim(shape.rank()).unwrap_or(0);
+        let dims = shape.dims().iter().fold(0, |dims, dim| dims << bits | dim);
+        Ok(TensorMeta { dtype, packed: packed(dtype, shape.rank(), elements, dims), shape, bytes })
     }
 
     /// As [`TensorMeta::new`] of [`Shape::new`], for a tensor with bytes whose shape is kept in
     /// place.
     #[inline]
     pub(crate) fn inline(dtype: DType, dims: &[u64]) -> Option<Self> {
-        let bytes = product(dims)?.checked_mul(dtype.size()? as u64)?;
+        let rank = dims.len();
+        let bits = bits_per_dim(rank)?;
+        let (mut kept, mut elements, mut word) = ([0; INLINE], 1u64, 0);
+        for (place, dim) in kept.iter_mut().zip(dims) {
+            *place = *dim;
+            elements = elements.checked_mul(*dim)?;
+            word = word << bits | dim;
+        }
+        let bytes = elements.checked_mul(dtype.size()? as u64)?;
         // No dimension is larger than a product above 0.
         if bytes == 0 || bytes > MAX_DIM {
             return None;
         }
-        Some(TensorMeta { dtype, shape: Shape::inline(dims)?, bytes })
+        let shape = Shape(Dims::Inline { rank: rank as u8, dims: kept });
+        Some(TensorMeta { dtype, shape, bytes, packed: packed(dtype, rank, elements, word) })
     }
 
     /// A tensor of elements without a fixed size, whose serialised form has `len` bytes.
@@ -243,7 +283,7 @@ impl TensorMeta {
         if len > MAX_DIM || shape.elements().is_none() {
             return Err(ShapeError::Bytes { shape, dtype });
         }
-        Ok(TensorMeta { dtype, shape, bytes: len })
+        Ok(TensorMeta { dtype, shape, bytes: len, packed: 0 })
     }
 
     /// The element type.
@@ -262,6 +302,11 @@ impl TensorMeta {
         self.bytes
     }
 
+    #[cold]
+    fn is_same_unpacked(&self, other: &Self) -> bool {
+        (self.dtype, self.bytes) == (other.dtype, other.bytes) && self.shape == other.shape
+    }
+
     /// Whether the bytes are a serialised form, not the elements themselves.
     pub fn is_serialized(&self) -> bool {
         self.dtype.size().is_none()
@@ -271,14 +316,45 @@ impl TensorMeta {
 impl Clone for TensorMeta {
     #[inline]
     fn clone(&self) -> TensorMeta {
-        TensorMeta { dtype: self.dtype, shape: self.shape.clone(), bytes: self.bytes }
+        let TensorMeta { dtype, shape, bytes, packed } = self;
+        TensorMeta { dtype: *dtype, shape: shape.clone(), bytes: *bytes, packed: *packed }
     }
 
     #[inline]
     fn clone_from(&mut self, other: &TensorMeta) {
-        self.dtype = other.dtype;
-        self.bytes = other.bytes;
+        if self.packed != 0 && self.packed == other.packed {
+            return;
+        }
+        (self.dtype, self.bytes, self.packed) = (other.dtype, other.bytes, other.packed);
         self.shape.clone_from(&other.shape);
+    }
+}
+
+impl PartialEq for TensorMeta {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        // Other meta-data have another word, unless it is 0.
+        self.packed == other.packed && (self.packed != 0 || self.is_same_unpacked(other))
+    }
+}
+
+impl Eq for TensorMeta {}
+
+impl std::hash::Hash for TensorMeta {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        let TensorMeta { dtype, shape, bytes, packed: _ } = self;
+        (dtype, shape, bytes).hash(state);
+    }
+}
+
+impl fmt::Debug for TensorMeta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TensorMeta { dtype, shape, bytes, packed: _ } = self;
+        f.debug_struct("TensorMeta")
+            .field("dtype", dtype)
+            .field("shape", shape)
+            .field("bytes", bytes)
+            .finish()
     }
 }
 
@@ -376,6 +452,41 @@ mod tests {
                 let any = Shape::new(dims).and_then(|shape| TensorMeta::new(dtype, shape)).ok();
                 let kept = any.filter(|meta| meta.bytes() > 0 && dims.len() <= INLINE);
                 assert_eq!(TensorMeta::inline(dtype, dims), kept, "{dtype} {dims:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn meta_data_are_the_same_only_if_type_shape_and_length_are() {
+        let dims: [&[u64]; 13] = [
+            &[],
+            &[0],
+            &[1],
+            &[1, 1],
+            &[1 << 24],
+            &[1, 0],
+            &[256],
+            &[1 << 48],
+            &[1, 1 << 24],
+            &[2, 3, 4, 5, 6, 7],
+            &[2, 3, 4, 5, 6, 256],
+            &[1; INLINE],
+            &[1; INLINE + 1],
+        ];
+        let shapes = dims.map(|dims| Shape::new(dims).expect("a shape"));
+        let all = shapes.iter().flat_map(|shape| {
+            let flat = [DType::U8, DType::F32, DType::U16].map(|dtype| TensorMeta::new(dtype, shape.clone()));
+            let serialized = [5, 6].map(|len| TensorMeta::serialized(DType::String, shape.clone(), len));
+            flat.into_iter().chain(serialized).map(|meta| meta.expect("meta-data"))
+        });
+        let all: Vec<TensorMeta> = all.collect();
+        for (a, one) in all.iter().enumerate() {
+            for (b, other) in all.iter().enumerate() {
+                assert_eq!(one == other, a == b, "{one} {other}");
+                let mut place = other.clone();
+                place.clone_from(one);
+                let parts = |meta: &TensorMeta| (meta.dtype, meta.shape.clone(), meta.bytes, meta.packed);
+                assert_eq!(parts(&place), parts(one));
             }
         }
     }

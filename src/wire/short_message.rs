@@ -17,7 +17,8 @@ pub struct ShortMessage {
     pub words: [u64; SHORT_WORDS],
 }
 
-/// A [`ShortMessage`] in memory that the peer may change: no word is read twice.
+/// A [`ShortMessage`] whose words are read one by one: those of a tensor that is sent, or of memory
+/// that the peer may change. No word of such memory is read twice.
 #[derive(Clone, Copy, Debug)]
 pub struct UnreadMessage<W> {
     /// Bytes of the message.
@@ -31,9 +32,9 @@ pub struct UnreadMessage<W> {
 impl<W: Fn(usize) -> u64> UnreadMessage<W> {
     /// Reads the words.
     #[inline]
-    pub fn read(self) -> ShortMessage {
+    pub fn read(&self) -> ShortMessage {
         let UnreadMessage { len, first, word } = self;
-        ShortMessage { len, first, words: std::array::from_fn(word) }
+        ShortMessage { len: *len, first: *first, words: std::array::from_fn(word) }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::fabric::shm::rings::{OrderInProgress, Rings};
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::{Completions, Event, LinkFailure};
 use crate::memory::{LentBytes, LoanGuard};
-use crate::wire::{Immediate, ShortMessage, UnreadMessage};
+use crate::wire::{Immediate, ShortMessage};
 use std::sync::Arc;
 
 /// Orders that one poll takes from a ring, at most.
@@ -95,7 +95,7 @@ impl OrderExecutor {
             return self.execute_bulk(rings, current, bytes, out);
         }
         let word_0 = rings.inc.short()(0);
-        let message = short_message(word_0, rings.inc.short()).map(UnreadMessage::read);
+        let message = short_message(word_0, rings.inc.short()).map(|message| message.read());
         if let Some(message) = message {
             receive(rings)?;
             out.push_message(rings.link, &message.to_bytes()[..message.len]);

@@ -140,8 +140,8 @@ impl PortLinks {
     /// The link with this id, if it is here and active.
     #[inline]
     pub(super) fn get_active(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
-        let place = self.places.get_mut(place_of(id)).filter(|place| place.is_active)?;
-        place.link.as_deref_mut().filter(|link| link.id == id)
+        let LinkPlace { link, is_active, .. } = self.places.get_mut(place_of(id))?;
+        link.as_deref_mut().filter(|link| *is_active && link.id == id)
     }
 
     /// Polls so far, modulo 2^32.

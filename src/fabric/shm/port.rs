@@ -9,7 +9,7 @@ use crate::fabric::{
     Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, Port, PostError, ShortTake,
 };
 use crate::memory::{Tensor, TensorMut};
-use crate::wire::{Grant, Immediate, ShortMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
 use std::sync::Arc;
 
 /// Polls between two sweeps of orphaned loans.
@@ -166,11 +166,15 @@ impl Port for ShmPort {
     }
 
     #[inline]
-    fn send_short(&mut self, link: LinkId, message: &ShortMessage) -> Result<(), PostError> {
+    fn send_short(
+        &mut self,
+        link: LinkId,
+        message: &UnreadMessage<impl Fn(usize) -> u64>,
+    ) -> Result<(), PostError> {
         self.post(link, |link| link.send_short(message))
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn take_short<R>(&mut self, link: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
         let Some(link) = self.links.get_active(link) else { return ShortTake::Other };
         link.take_short(accept)

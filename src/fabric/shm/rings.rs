@@ -104,9 +104,9 @@ impl Rings {
         let words = order.to_words();
         if payload.is_empty()
             && order.word_count() <= IN_SLOT
-            && let Some(words) = words.first_chunk()
+            && let Some(words) = words.first_chunk::<IN_SLOT>()
         {
-            return self.post_short(words);
+            return self.post_short(order.word_count(), |k| words[k]);
         }
         let ack = self.inc.ack();
         self.replies = true;
@@ -114,12 +114,12 @@ impl Rings {
         self.ring_if_idle();
     }
 
-    /// As [`Rings::post`], for an order that its slot holds.
+    /// As [`Rings::post`], for an order of `count` words that its slot holds.
     #[inline]
-    pub(super) fn post_short(&mut self, words: &[u64; IN_SLOT]) {
+    pub(super) fn post_short(&mut self, count: usize, word: impl Fn(usize) -> u64) {
         let ack = self.inc.ack();
         self.replies = true;
-        self.out.post_short(ack, words);
+        self.out.post_short(ack, count, word);
         self.ring_if_idle();
     }
 

@@ -2,11 +2,11 @@
 //! ring to the caller, without a completion in between.
 
 use crate::fabric::shm::link::ShmLinkInner;
-use crate::fabric::shm::memory::order::{OrderLoan, ShortOrder, send_word, short_message};
+use crate::fabric::shm::memory::order::{FIRST_BYTES, OrderLoan, ShortOrder, send_word, short_message};
 use crate::fabric::shm::memory::slot::{FirstWord, IN_SLOT};
 use crate::fabric::{Accept, NextLoan, NextMessage, PostError, ShortTake};
 use crate::mutants::{Mutant, is_on};
-use crate::wire::{SHORT_MESSAGE, ShortMessage};
+use crate::wire::{SHORT_MESSAGE, ShortMessage, UnreadMessage};
 use std::cell::Cell;
 
 /// Looks for a message of one call: some 100 ns, about as long as a poll.
@@ -15,14 +15,22 @@ const LOOKS: u32 = 64;
 impl ShmLinkInner {
     /// As [`ShmLinkInner::send`].
     #[inline]
-    pub(super) fn send_short(&mut self, message: &ShortMessage) -> Result<(), PostError> {
-        let ShortMessage { len, first, words: [a, b, c, d, e, f] } = *message;
-        self.room()?.post_short(&[send_word(len, first), a, b, c, d, e, f]);
+    pub(super) fn send_short(
+        &mut self,
+        message: &UnreadMessage<impl Fn(usize) -> u64>,
+    ) -> Result<(), PostError> {
+        let UnreadMessage { len, first, word } = message;
+        let count = 1 + len.saturating_sub(FIRST_BYTES).div_ceil(8);
+        let order = |k: usize| match k.checked_sub(1) {
+            None => send_word(*len, *first),
+            Some(k) => word(k),
+        };
+        self.room()?.post_short(count, order);
         Ok(())
     }
 
     /// See [`Port::take_short`](crate::fabric::Port::take_short).
-    #[inline]
+    #[inline(always)] // on the short path
     pub(super) fn take_short<R>(&mut self, accept: impl Accept<R>) -> ShortTake<R> {
         // A poll handles everything but a message, alone or with a loan.
         let has_receive = self.rings.posted > 0 || is_on(Mutant::TakenWithoutReceive);

@@ -9,7 +9,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::pack::Pack;
 use crate::wire::message::{Message, PlainRecord, fragment};
-use crate::wire::{Grant, Immediate, ShortMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
 use std::collections::VecDeque;
 
 /// Posts that can be queued for each edge that can have a number. All windows together have as many
@@ -227,7 +227,7 @@ impl SendQueue {
     /// Posts a short message, unless something waits or the post is refused. Returns whether it
     /// did.
     #[inline]
-    pub fn short<P: Port>(&mut self, port: &mut P, message: &ShortMessage) -> bool {
+    pub fn short<P: Port>(&mut self, port: &mut P, message: &UnreadMessage<impl Fn(usize) -> u64>) -> bool {
         let is_posted = self.leaves_now(port) && port.send_short(self.link, message).is_ok();
         self.sent = self.sent.wrapping_add(is_posted.into());
         is_posted

@@ -4,13 +4,13 @@
 use super::short::{ExpectedValue, count_sent};
 use crate::fabric::{Accept, Event, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
-use crate::link::{Destination, Received, placement_of};
+use crate::link::{DirectReceive, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::Record;
 use crate::telemetry::Counter;
+use crate::wire::message::PlainRecord;
 use crate::wire::message::pack::{Unpacked, is_packed, unpack};
-use crate::wire::message::{Placement, PlainRecord};
 
 /// The place of the next message among the completions of a poll, whose first messages were taken.
 #[derive(Debug, Default)]
@@ -47,8 +47,8 @@ impl<P: Port, C> Links<P, C> {
         &mut self,
         link: LinkId,
         record: Record<()>,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<(Received, Placement)> {
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
         if self.polled.completions == self.completions.len() {
             self.handle_polled();
             self.counters.increment(Counter::Polls);
@@ -57,7 +57,7 @@ impl<P: Port, C> Links<P, C> {
                 return ShortTake::Nothing;
             }
         }
-        self.take_polled(link, record, destination).into()
+        self.take_polled(link, record, receive).into()
     }
 
     /// Handles the messages of the last poll that were not taken. Returns whether there were any.
@@ -70,12 +70,7 @@ impl<P: Port, C> Links<P, C> {
     }
 
     #[inline]
-    fn take_polled(
-        &mut self,
-        link: LinkId,
-        record: Record<()>,
-        destination: &mut Option<Destination>,
-    ) -> Option<(Received, Placement)> {
+    fn take_polled(&mut self, link: LinkId, record: Record<()>, receive: &mut DirectReceive) -> Option<()> {
         let completion = self.completions.entries().get(self.polled.completions)?;
         let Event::Message(range) = completion.event else { return None };
         let found = self.links.get_mut(link).filter(|link| link.takes_short())?;
@@ -84,8 +79,8 @@ impl<P: Port, C> Links<P, C> {
         }
         let bytes = self.completions.message(range);
         let (message, rest) = first_of(bytes, self.polled.bytes)?;
-        let value = ExpectedValue { link: found, pool: &self.pool, record, destination };
-        let taken = value.accept(NextMessage::Long(message))?;
+        let value = ExpectedValue { link: found, pool: &self.pool, record, receive };
+        value.accept(NextMessage::Long(message))?;
         self.counters.increment(Counter::MessagesReceived);
         self.polled.bytes = bytes.len() - rest;
         if rest == 0 {
@@ -93,7 +88,7 @@ impl<P: Port, C> Links<P, C> {
             found.receive_credits.consumed();
             self.links.note_use(link);
         }
-        Some(taken)
+        Some(())
     }
 }
 

@@ -4,12 +4,12 @@
 use super::{AskedOfEdge, ToldMeta, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextLoan, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
-use crate::link::{Destination, Received, placement_of};
-use crate::memory::{Pool, Tensor, TensorMut};
+use crate::link::{Destination, DirectReceive, Received, placement_of};
+use crate::memory::{Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::Record;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{LentRecord, Placement, PlainRecord};
+use crate::wire::message::{LentRecord, PlainRecord};
 use crate::wire::{ShortMessage, UnreadMessage};
 
 impl<P: Port, C> Links<P, C> {
@@ -21,40 +21,35 @@ impl<P: Port, C> Links<P, C> {
         link.send_short(&mut self.port, &self.counters, record, tensor)
     }
 
-    /// Takes the value of a record without a poll, if the record is the next message. The
-    /// destination is taken with the tensor. In an open batch records that share a slot are taken,
-    /// too, after a poll. Then the caller calls [`Links::handle_polled`].
-    #[inline]
+    /// Gives the value of a record to its receive without a poll, if the record is the next
+    /// message. In an open batch records that share a slot are taken, too, after a poll. Then the
+    /// caller calls [`Links::handle_polled`].
+    #[inline(always)] // on the short path
     pub fn take_short(
         &mut self,
         link: LinkId,
         record: Record<()>,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<(Received, Placement)> {
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
         let in_batch = self.batch.is_open;
         if in_batch && !self.completions.is_empty() {
-            return self.take_in_batch(link, record, destination);
+            return self.take_in_batch(link, record, receive);
         }
-        match self.take_alone(link, record, destination) {
+        match self.take_alone(link, record, receive) {
             // Behind a pack there is probably another one.
-            ShortTake::Other if in_batch => self.take_in_batch(link, record, destination),
+            ShortTake::Other if in_batch => self.take_in_batch(link, record, receive),
             taken => taken,
         }
     }
 
     #[inline(always)] // on the short path
-    fn take_alone(
-        &mut self,
-        link: LinkId,
-        record: Record<()>,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<(Received, Placement)> {
+    fn take_alone(&mut self, link: LinkId, record: Record<()>, receive: &mut DirectReceive) -> ShortTake<()> {
         let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
             return ShortTake::Other;
         };
-        let value = ExpectedValue { link: found, pool: &self.pool, record, destination };
+        let value = ExpectedValue { link: found, pool: &self.pool, record, receive };
         let taken = self.port.take_short(link, value);
-        if !matches!(taken, ShortTake::Taken(_)) {
+        if taken != ShortTake::Taken(()) {
             return taken;
         }
         self.counters.increment(Counter::MessagesReceived);
@@ -141,13 +136,13 @@ pub(super) struct ExpectedValue<'a, C> {
     pub link: &'a Link<C>,
     pub pool: &'a Pool,
     pub record: Record<()>,
-    /// Taken with the value.
-    pub destination: &'a mut Option<Destination>,
+    /// Gets the value.
+    pub receive: &'a mut DirectReceive,
 }
 
-impl<C> Accept<(Received, Placement)> for ExpectedValue<'_, C> {
+impl<C> Accept<()> for ExpectedValue<'_, C> {
     #[inline(never)] // keeps the path of small tensors short
-    fn accept(self, next: NextMessage<'_>) -> Option<(Received, Placement)> {
+    fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
             NextMessage::Short(message) => self.accept_short(message.unread()),
             NextMessage::Long(bytes) => self.long(bytes),
@@ -156,30 +151,29 @@ impl<C> Accept<(Received, Placement)> for ExpectedValue<'_, C> {
     }
 
     #[inline]
-    fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<(Received, Placement)> {
+    fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let told = self.told(PlainRecord::meta_of_short(&message, edge, n, step)?)?;
-        let mut taken = self.take_destination(told, PlainRecord::data_len(message.len))?;
-        PlainRecord::copy_of_short(&message, taken.bytes_mut());
-        Some((taken.received(), told.sender))
+        let len = PlainRecord::data_len(message.len);
+        self.fill(told, len, |bytes| PlainRecord::copy_of_short(&message, bytes))
     }
 }
 
 impl<'a, C> ExpectedValue<'a, C> {
-    fn long(self, bytes: &[u8]) -> Option<(Received, Placement)> {
+    fn long(self, bytes: &[u8]) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
             .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
         self.copied(meta, data)
     }
 
-    fn lent(self, message: &ShortMessage, loan: NextLoan<'_>) -> Option<(Received, Placement)> {
+    fn lent(self, message: &ShortMessage, loan: NextLoan<'_>) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let lent = LentRecord::from_message(message)?;
         let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
         let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
         let told = self.told(lent.meta).filter(|_| is_it && lent.checksum.is_none())?;
-        let borrows = lent.may_borrow && matches!(self.destination, Some(Destination::Borrow));
+        let borrows = lent.may_borrow && matches!(self.receive, DirectReceive::Waiting(Destination::Borrow));
         let is_whole = told.meta.bytes() == loan.bytes.len() as u64;
         if !(borrows && is_whole && is_borrowable(told.meta.dtype())) {
             return self.copied(lent.meta, loan.bytes);
@@ -187,15 +181,13 @@ impl<'a, C> ExpectedValue<'a, C> {
         let Ok(tensor) = Tensor::from_lent(self.pool, told.meta.clone(), loan.keep()?) else {
             unreachable!("checked above")
         };
-        *self.destination = None;
-        Some((Received::Tensor(tensor), told.sender))
+        *self.receive = DirectReceive::Received(Received::Tensor(tensor), told.sender);
+        Some(())
     }
 
-    fn copied(self, meta: u16, data: &[u8]) -> Option<(Received, Placement)> {
+    fn copied(self, meta: u16, data: &[u8]) -> Option<()> {
         let told = self.told(meta)?;
-        let mut taken = self.take_destination(told, data.len())?;
-        taken.bytes_mut().copy_from_slice(data);
-        Some((taken.received(), told.sender))
+        self.fill(told, data.len(), |bytes| bytes.copy_from_slice(data))
     }
 
     #[inline]
@@ -203,51 +195,29 @@ impl<'a, C> ExpectedValue<'a, C> {
         self.link.windows.known.get(meta).ok().map(|told| &**told)
     }
 
-    /// The tensor that a value of `len` bytes goes to. A poll handles a value that does not fit,
-    /// and a pool without room.
+    /// Ends the receive with `len` bytes that `copy` writes. A poll handles a value that does not
+    /// fit, and a pool without room.
     #[inline(always)] // on the short path
-    fn take_destination(self, told: &ToldMeta, len: usize) -> Option<TakenDestination> {
-        let ToldMeta { meta, .. } = told;
+    fn fill(self, told: &ToldMeta, len: usize, copy: impl FnOnce(&mut [u8])) -> Option<()> {
+        let ToldMeta { meta, sender } = told;
         if meta.bytes() != len as u64 {
             return None;
         }
-        match self.destination {
-            Some(Destination::Into(given)) if given.meta() != meta => None,
-            Some(Destination::Into(_)) => match self.destination.take() {
-                Some(Destination::Into(given)) => Some(TakenDestination::Given(given)),
-                _ => None,
-            },
-            Some(Destination::Alloc | Destination::Borrow) => {
-                let fresh = self.pool.landing(meta).ok()?;
-                *self.destination = None;
-                Some(TakenDestination::Fresh(fresh))
+        let received = match self.receive {
+            DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
+                let mut fresh = self.pool.landing(meta).ok()?;
+                copy(fresh.bytes_mut());
+                Received::Tensor(fresh.freeze())
             }
-            None => None,
-        }
-    }
-}
-
-/// A tensor that a value goes to.
-enum TakenDestination {
-    /// Given with the receive.
-    Given(TensorMut),
-    /// Of the pool.
-    Fresh(TensorMut),
-}
-
-impl TakenDestination {
-    #[inline]
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        let (TakenDestination::Given(tensor) | TakenDestination::Fresh(tensor)) = self;
-        tensor.bytes_mut()
-    }
-
-    #[inline]
-    fn received(self) -> Received {
-        match self {
-            TakenDestination::Given(given) => Received::Into(given),
-            TakenDestination::Fresh(fresh) => Received::Tensor(fresh.freeze()),
-        }
+            DirectReceive::Waiting(Destination::Into(given)) if given.meta() == meta => {
+                copy(given.bytes_mut());
+                let Some(Destination::Into(given)) = self.receive.take_destination() else { return None };
+                Received::Into(given)
+            }
+            DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
+        };
+        *self.receive = DirectReceive::Received(received, *sender);
+        Some(())
     }
 }
 

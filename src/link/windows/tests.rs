@@ -4,7 +4,7 @@ use super::outgoing::MAX_UNLENT;
 use super::*;
 use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
 use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role, ShortTake};
-use crate::link::{LinkEvent, LinkIdentity, LinkSettings, Links, TensorProtocol, Value};
+use crate::link::{DirectReceive, LinkEvent, LinkIdentity, LinkSettings, Links, TensorProtocol, Value};
 use crate::memory::{PoolOptions, Region, RegionOptions};
 use crate::protocol::window::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
@@ -175,15 +175,15 @@ fn with_a_pack() -> Scene {
 impl Scene {
     /// The bytes of a tensor that is taken from the pack, if its edge is the next.
     fn take(&mut self, number: u32) -> Option<Vec<u8>> {
-        let mut destination = Some(Destination::Alloc);
-        for _ in 0..1000 {
-            match self.links.take_short(self.link, expected(number), &mut destination) {
-                ShortTake::Taken((Received::Tensor(tensor), _)) => return Some(tensor.bytes().to_vec()),
-                ShortTake::Taken(other) => panic!("{other:?}"),
-                ShortTake::Nothing | ShortTake::Other => {}
-            }
+        let mut receive = DirectReceive::Waiting(Destination::Alloc);
+        let mut look = || self.links.take_short(self.link, expected(number), &mut receive);
+        if !(0..1000).any(|_| look() == ShortTake::Taken(())) {
+            return None;
         }
-        None
+        match receive {
+            DirectReceive::Received(Received::Tensor(tensor), _) => Some(tensor.bytes().to_vec()),
+            other => panic!("{other:?}"),
+        }
     }
 }
 

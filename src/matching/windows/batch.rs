@@ -6,10 +6,11 @@
 
 use super::{ExpectedRecord, Lanes, Matching};
 use crate::fabric::ShortTake;
-use crate::link::{Destination, TensorKeyRef};
-use crate::matching::{Delivery, Error, Payload, PeerIndex};
+use crate::link::{Destination, DirectReceive, Received, TensorKeyRef};
+use crate::matching::{Error, PeerIndex};
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
+use crate::wire::message::Placement;
 
 /// The receives of a batch.
 pub trait ReceivesInOrder {
@@ -18,8 +19,8 @@ pub trait ReceivesInOrder {
     /// Where the next receive wants its tensor. Called once for each receive, in order, and once
     /// behind the last.
     fn destination(&mut self) -> Destination;
-    /// Gets the value of the next receive.
-    fn deliver(&mut self, delivery: Delivery<Payload>);
+    /// Gets the value of the next receive, which lay at this place at the sender.
+    fn deliver(&mut self, received: Received, sender: Placement);
 }
 
 /// How far a walk came.
@@ -38,8 +39,7 @@ pub struct BatchWalk<'a> {
     batch: &'a mut dyn ReceivesInOrder,
     /// Receives that have their values.
     done: usize,
-    /// Of the next receive. `None` if that has failed.
-    destination: Option<Destination>,
+    next: DirectReceive,
     /// The record that the next receive waits for.
     expected: Option<ExpectedRecord>,
     /// Number of the last edge that was examined while nothing came.
@@ -51,20 +51,23 @@ pub struct BatchWalk<'a> {
 impl<'a> BatchWalk<'a> {
     /// A walk that begins with the first edge.
     pub fn new(batch: &'a mut dyn ReceivesInOrder) -> Self {
-        let destination = Some(batch.destination());
-        BatchWalk { batch, done: 0, destination, expected: None, examined: 0, news: 0 }
+        let next = DirectReceive::Waiting(batch.destination());
+        BatchWalk { batch, done: 0, next, expected: None, examined: 0, news: 0 }
     }
 
-    /// The destination of the next receive, if it is not taken.
-    pub fn into_destination(self) -> Option<Destination> {
-        self.destination
+    /// The destination of the next receive, unless the receive has failed.
+    pub fn into_destination(mut self) -> Option<Destination> {
+        self.next.take_destination()
     }
 
+    /// Hands over the value that has come.
     #[inline]
-    fn deliver(&mut self, delivery: Delivery<Payload>) {
-        self.batch.deliver(delivery);
-        self.destination = Some(self.batch.destination());
-        self.done += 1;
+    fn deliver(&mut self) {
+        let next = DirectReceive::Waiting(self.batch.destination());
+        if let DirectReceive::Received(received, sender) = std::mem::replace(&mut self.next, next) {
+            self.batch.deliver(received, sender);
+            self.done += 1;
+        }
     }
 }
 
@@ -92,13 +95,13 @@ impl Matching {
     #[inline]
     pub fn walk_short(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> ShortTake<WalkEnd> {
         let taken = match &walk.expected {
-            Some(expected) => self.take_short(lanes, expected, &mut walk.destination),
+            Some(expected) => self.take_short(lanes, expected, &mut walk.next),
             None => ShortTake::Other,
         };
         match taken {
             ShortTake::Nothing if self.is_usual(walk) => return ShortTake::Nothing,
             ShortTake::Nothing => return ShortTake::Taken(WalkEnd::LeftOff),
-            ShortTake::Taken(delivery) => walk.deliver(delivery),
+            ShortTake::Taken(()) => walk.deliver(),
             ShortTake::Other => {}
         }
         self.walk(lanes, walk).map_or(ShortTake::Nothing, ShortTake::Taken)
@@ -106,10 +109,10 @@ impl Matching {
 
     fn walk_on(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
         loop {
-            let BatchWalk { batch, done, destination, expected, .. } = walk;
+            let BatchWalk { batch, done, next, expected, .. } = walk;
             let Some((peer, key)) = batch.edge(*done) else { return Some(WalkEnd::Done) };
-            match self.receive_now(lanes, (peer, key, false), destination, expected) {
-                Some(Ok(delivery)) => walk.deliver(delivery),
+            match self.receive_now(lanes, (peer, key, false), next, expected) {
+                Some(Ok(())) => walk.deliver(),
                 Some(Err(error)) => return Some(WalkEnd::Failed(error)),
                 None if expected.is_some() => return None,
                 None => return Some(WalkEnd::LeftOff),

@@ -3,18 +3,17 @@
 use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
 use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
-use crate::link::{Destination, Handler, LinkEvent, Links, Received, TensorKey, TensorKeyRef, Value};
+use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Payload, PeerIndex,
-    PeerObserver, ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerIndex, PeerObserver,
+    ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
 };
 use crate::memory::{Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::Placement;
 use crate::wire::{TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -81,15 +80,15 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         self.connections.present(peer).is_some_and(|link| self.links.send_packed(link, record, tensor))
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn take_short(
         &mut self,
         peer: PeerIndex,
         record: Record<()>,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<(Received, Placement)> {
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
         match self.connections.present(peer) {
-            Some(link) => self.links.take_short(link, record, destination),
+            Some(link) => self.links.take_short(link, record, receive),
             None => ShortTake::Other,
         }
     }
@@ -176,12 +175,10 @@ impl WindowHandler {
         &mut self,
         links: &mut Links<P, C>,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
-        destination: &mut Option<Destination>,
+        receive: &mut DirectReceive,
         expected: &mut Option<ExpectedRecord>,
-    ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
-        self.with(links, |matching, lanes| {
-            matching.receive_now(lanes, (peer, key, true), destination, expected)
-        })
+    ) -> Option<Result<(), Box<Error>>> {
+        self.with(links, |matching, lanes| matching.receive_now(lanes, (peer, key, true), receive, expected))
     }
 
     /// See [`Matching::take_short`].
@@ -190,9 +187,9 @@ impl WindowHandler {
         &mut self,
         links: &mut Links<P, C>,
         expected: &ExpectedRecord,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<Delivery<Payload>> {
-        self.with(links, |matching, lanes| matching.take_short(lanes, expected, destination))
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
+        self.with(links, |matching, lanes| matching.take_short(lanes, expected, receive))
     }
 
     /// See [`Matching::walk`].

@@ -34,11 +34,10 @@ pub use short::ExpectedRecord;
 use super::{CALLS, CallId, Error, Members, PeerIndex, Waiter};
 use crate::fabric::ShortTake;
 use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
-use crate::link::{Destination, Received, TensorKey, TensorKeyRef, Value};
+use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor};
 use crate::protocol::window::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
-use crate::wire::message::Placement;
 use crate::wire::{EdgeSide, TaskId, Time};
 use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
@@ -96,14 +95,13 @@ pub trait Lanes {
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool;
-    /// Takes the value of a record that has just come, if its tensor is small. The destination is
-    /// taken with it.
+    /// Gives the value of a record to its receive, if the record is the next message.
     fn take_short(
         &mut self,
         peer: PeerIndex,
         record: Record<()>,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<(Received, Placement)>;
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()>;
 }
 
 /// A receive that waits.

@@ -3,10 +3,8 @@
 use super::{ExpectedRecord, Lanes, Matching, OfEdge, WaitingReceive};
 use crate::fabric::ShortTake;
 use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
-use crate::link::{
-    Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef, placement_of, placement_of_mut,
-};
-use crate::matching::{CancelReason, Delivery, Error, Payload, PeerIndex, Waiter};
+use crate::link::{Corruption, Destination, DirectReceive, Received, RequestError, TensorKey, TensorKeyRef};
+use crate::matching::{CancelReason, Delivery, Error, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
@@ -132,37 +130,37 @@ impl Matching {
     fn offer(lanes: &impl Lanes, receive: WaitingReceive, value: WindowArrival) -> Option<WindowArrival> {
         let WaitingReceive { key, destination, waiter, .. } = receive;
         let (result, left) = received(lanes, key.borrowed(), destination, value);
-        waiter.complete(result);
+        waiter.complete(result.map(|(received, sender)| Delivery::of(received, sender, lanes.pool())));
         left
     }
 
     /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
-    /// is none now, and the sender was asked for it. The destination is taken with the result.
-    /// `expected` becomes the record that brings the value, for [`Matching::take_short`]. Beyond
-    /// the limit of waiting receives the receive fails if `is_bounded`.
+    /// is none now, and the sender was asked for it. `expected` becomes the record that brings the
+    /// value, for [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails
+    /// if `is_bounded`.
     #[inline]
     pub fn receive_now(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key, is_bounded): OfEdge<'_, bool>,
-        destination: &mut Option<Destination>,
+        receive: &mut DirectReceive,
         expected: &mut Option<ExpectedRecord>,
-    ) -> Option<Result<Delivery<Payload>, Box<Error>>> {
+    ) -> Option<Result<(), Box<Error>>> {
         let entry = &mut self.peers[peer.0 as usize];
         let edge = entry.incoming_edge(key);
         let mut next = None;
         if self.steps.goes_on(key.step) {
             next = match entry.incoming.holds_any(edge) {
-                true => match self.take_held(lanes, (peer, edge), key, destination) {
+                true => match self.take_held(lanes, (peer, edge), key, receive) {
                     Some(result) => return Some(result.map_err(Box::new)),
                     None => self.peers[peer.0 as usize].expected(peer, edge, key.step),
                 },
                 false => entry.expected(peer, edge, key.step),
             };
             if let Some(next) = &next
-                && let ShortTake::Taken(delivery) = self.take_short(lanes, next, destination)
+                && self.take_short(lanes, next, receive) == ShortTake::Taken(())
             {
-                return Some(Ok(delivery));
+                return Some(Ok(()));
             }
         }
         *expected = next;
@@ -178,21 +176,17 @@ impl Matching {
         lanes: &mut impl Lanes,
         (peer, edge): (PeerIndex, u32),
         key: TensorKeyRef<'_>,
-        destination: &mut Option<Destination>,
-    ) -> Option<Result<Delivery<Payload>, Error>> {
+        receive: &mut DirectReceive,
+    ) -> Option<Result<(), Error>> {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let given = destination.take()?;
-        let Some(held) = incoming.take(edge, key.step) else {
-            *destination = Some(given);
-            return None;
-        };
-        let Held { step, in_window, value } = held;
-        let (result, left) = received(lanes, key, given, value);
+        let Held { step, in_window, value } = incoming.take(edge, key.step)?;
+        let destination = receive.take_destination().unwrap_or(Destination::Alloc);
+        let (result, left) = received(lanes, key, destination, value);
         if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
             self.hold_again(lanes, peer, edge, Held { step, in_window, value });
         }
         self.send_due(lanes, peer, edge);
-        Some(result)
+        Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
     }
 
     /// The error of a receive that found no value. `None` if the value may still come.
@@ -254,41 +248,40 @@ fn received(
     key: TensorKeyRef<'_>,
     destination: Destination,
     value: WindowArrival,
-) -> (Result<Delivery<Payload>, Error>, Option<WindowArrival>) {
-    match value {
+) -> (Result<(Received, Placement), Error>, Option<WindowArrival>) {
+    let (result, left) = match value {
         WindowArrival::Failed(status) => (Err(error_of(lanes, key, RequestError::Remote(status))), None),
         WindowArrival::Dead => {
             let given = match destination {
                 Destination::Into(given) => Some(given),
                 Destination::Alloc | Destination::Borrow => None,
             };
-            (Ok(delivery(lanes, Received::Dead(given), Placement::HEAP)), None)
+            (Ok((Received::Dead(given), Placement::HEAP)), None)
         }
         WindowArrival::Tensor(tensor) => match tensor.place(lanes.pool(), lanes.counters(), destination) {
-            Ok((received, sender)) => (Ok(delivery(lanes, received, sender)), None),
+            Ok(received) => (Ok(received), None),
             Err(rejected) => {
                 let RejectedTensor { tensor, error } = *rejected;
                 (Err(error_of(lanes, key, error)), tensor.map(WindowArrival::Tensor))
             }
         },
+    };
+    if let Ok((received, _)) = &result {
+        count_received(lanes, received);
     }
+    (result, left)
 }
 
-pub(super) fn delivery(lanes: &impl Lanes, received: Received, sender: Placement) -> Delivery<Payload> {
-    let (payload, is_dead) = match received {
-        Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
-        Received::Into(given) => (Payload::Into(given), false),
-        Received::Dead(None) => (Payload::Tensor(lanes.pool().empty()), true),
-        Received::Dead(Some(given)) => (Payload::Into(given), true),
-    };
-    let (bytes, receiver) = match &payload {
-        Payload::Tensor(tensor) => (tensor.meta().bytes(), placement_of(tensor)),
-        Payload::Into(given) if is_dead => (0, placement_of_mut(given)),
-        Payload::Into(given) => (given.meta().bytes(), placement_of_mut(given)),
+/// Counts a value that a receive has got.
+#[inline]
+pub(super) fn count_received(lanes: &impl Lanes, received: &Received) {
+    let bytes = match received {
+        Received::Tensor(tensor) => tensor.meta().bytes(),
+        Received::Into(given) => given.meta().bytes(),
+        Received::Dead(_) => 0,
     };
     lanes.counters().increment(Counter::TensorsReceived);
     lanes.counters().add(Counter::BytesReceived, bytes);
-    Delivery { tensor: payload, is_dead, sender, receiver }
 }
 
 /// The error of a receive beyond the limit.

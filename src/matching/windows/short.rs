@@ -3,11 +3,11 @@
 //! Both halves do to an edge what the general path does, without messages, waiters and events in
 //! between. Whatever takes more is left to the general path.
 
-use super::receiving::delivery;
+use super::receiving::count_received;
 use super::{Lanes, Matching, PeerEdges};
 use crate::fabric::ShortTake;
-use crate::link::{Destination, TensorKeyRef};
-use crate::matching::{Delivery, Payload, PeerIndex};
+use crate::link::{DirectReceive, TensorKeyRef};
+use crate::matching::PeerIndex;
 use crate::memory::Tensor;
 use crate::protocol::window::Record;
 use crate::wire::EdgeSide;
@@ -58,23 +58,24 @@ impl Matching {
         has_left
     }
 
-    /// Takes the value of an expected record, if the record is the next message of the peer and the
-    /// tensor is small. The destination is taken with it.
-    #[inline]
+    /// Gives the value of an expected record to its receive, if the record is the next message of
+    /// the peer.
+    #[inline(always)] // on the short path
     pub fn take_short(
         &mut self,
         lanes: &mut impl Lanes,
         expected: &ExpectedRecord,
-        destination: &mut Option<Destination>,
-    ) -> ShortTake<Delivery<Payload>> {
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
         let ExpectedRecord { peer, edge, record } = *expected;
-        let (received, sender) = match lanes.take_short(peer, record, destination) {
-            ShortTake::Taken(taken) => taken,
-            ShortTake::Nothing => return ShortTake::Nothing,
-            ShortTake::Other => return ShortTake::Other,
-        };
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        incoming.took(edge, &mut |message| lanes.to_sender(peer, message));
-        ShortTake::Taken(delivery(lanes, received, sender))
+        let taken = lanes.take_short(peer, record, receive);
+        if taken == ShortTake::Taken(()) {
+            if let DirectReceive::Received(received, _) = receive {
+                count_received(lanes, received);
+            }
+            let incoming = &mut self.peers[peer.0 as usize].incoming;
+            incoming.took(edge, &mut |message| lanes.to_sender(peer, message));
+        }
+        taken
     }
 }

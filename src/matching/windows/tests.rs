@@ -75,12 +75,7 @@ impl Lanes for TestLanes {
         false
     }
 
-    fn take_short(
-        &mut self,
-        _: PeerIndex,
-        _: Record<()>,
-        _: &mut Option<Destination>,
-    ) -> ShortTake<(Received, Placement)> {
+    fn take_short(&mut self, _: PeerIndex, _: Record<()>, _: &mut DirectReceive) -> ShortTake<()> {
         if self.is_silent { ShortTake::Nothing } else { ShortTake::Other }
     }
 }

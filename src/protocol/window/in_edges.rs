@@ -227,7 +227,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// The value of [`InEdges::next_record`] has come, and the receive has it. Sends the messages
     /// that are due then.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn took(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
         let Some(edge) = self.edge_mut(index) else { return };
         edge.took();

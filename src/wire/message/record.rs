@@ -45,10 +45,15 @@ impl<'a> PlainRecord<'a> {
 
     /// The record as a short message; `None` if its tensor has more than [`SHORT_TENSOR`] bytes.
     #[inline]
-    pub fn to_short(self) -> Option<ShortMessage> {
-        let [a, b, c, d] = words_of(self.data)?;
-        let words = [edge_word(self.edge, self.meta), self.step, a, b, c, d];
-        Some(ShortMessage { len: HEAD + self.data.len(), first: first_bytes(KIND_BYTES, self.n), words })
+    pub fn to_short(self) -> Option<UnreadMessage<impl Fn(usize) -> u64>> {
+        let PlainRecord { edge, n, step, meta, data } = self;
+        let word = move |k: usize| match k.checked_sub(2) {
+            None if k == 0 => edge_word(edge, meta),
+            None => step,
+            Some(k) => word_of(data, k),
+        };
+        let message = UnreadMessage { len: HEAD + data.len(), first: first_bytes(KIND_BYTES, n), word };
+        (data.len() <= SHORT_TENSOR).then_some(message)
     }
 
     /// The version of the meta-data of a short message, if the message is the plain record of this
@@ -180,23 +185,13 @@ fn edge_word(edge: EdgeId, meta: u16) -> u64 {
     u64::from(edge.number) | u64::from(edge.generation) << 32 | u64::from(meta) << 48
 }
 
-/// The words of a short tensor, the last one filled up with zeros.
+/// Word `k` of the bytes of a tensor. The last one is filled up with zeros.
 #[inline]
-fn words_of(data: &[u8]) -> Option<[u64; SHORT_TENSOR / 8]> {
-    let mut words = [0; SHORT_TENSOR / 8];
-    if data.len() > SHORT_TENSOR {
-        return None;
-    }
+fn word_of(data: &[u8], k: usize) -> u64 {
     let (chunks, rest) = data.as_chunks::<8>();
-    // Of known length: a loop over the chunks becomes a call.
-    for (k, word) in words.iter_mut().enumerate() {
-        match chunks.get(k) {
-            Some(chunk) => *word = u64::from_le_bytes(*chunk),
-            None => {
-                *word = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-                break;
-            }
-        }
+    match chunks.get(k) {
+        Some(chunk) => u64::from_le_bytes(*chunk),
+        None if k == chunks.len() => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+        None => 0,
     }
-    Some(words)
 }

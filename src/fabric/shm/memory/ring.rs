@@ -16,7 +16,7 @@
 //! A place that was not used for long can hold the sequence number of 2^31 orders before. Before
 //! the producer posts an order, it replaces such a number in the place of the next order.
 
-use super::slot::{FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, first_word};
+use super::slot::{FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, SlotKind, first_word};
 use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -66,10 +66,10 @@ pub(crate) struct Producer<R, L> {
     next: u64,
     /// Slot of the next order.
     slot: usize,
-    /// Whether that is a deep slot.
-    is_deep: bool,
-    /// From this position on all slots are of that kind.
-    since: u64,
+    /// The slots that are in use.
+    kind: SlotKind,
+    /// From this position on no slot of that kind can be stale.
+    fresh_from: u64,
     /// All orders before this position are known to be consumed.
     acked: u64,
 }
@@ -78,7 +78,8 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
     /// The producer of a ring that [`prepare`] has initialised.
     pub(crate) fn new(slots: R, line: L, shape: RingShape) -> Self {
         let slot = shape.slot(FIRST, false);
-        Producer { slots, line, shape, next: FIRST, slot, is_deep: false, since: FIRST, acked: FIRST }
+        let (kind, fresh_from) = (shape.kind(false), FIRST + u64::from(shape.hot));
+        Producer { slots, line, shape, next: FIRST, slot, kind, fresh_from, acked: FIRST }
     }
 
     /// Position of the next order.
@@ -137,13 +138,13 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         self.slots.store(first_word(slot), FirstWord::new(position, next_is_deep, ack).0, Release);
     }
 
-    /// As [`Producer::post`], for an order that its slot holds.
+    /// As [`Producer::post`], for an order of `count` words that its slot holds.
     #[inline(always)] // on the short path
-    pub(crate) fn post_short(&mut self, ack: u32, words: &[u64; IN_SLOT]) {
+    pub(crate) fn post_short(&mut self, ack: u32, count: usize, word: impl Fn(usize) -> u64) {
         debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
         let (at, position) = (first_word(self.slot), self.next);
         let next_is_deep = self.choose_next();
-        self.slots.store_all(at + 1, words);
+        self.slots.store_up_to::<IN_SLOT>(at + 1, count, word);
         // Release: as in `post`.
         self.slots.store(at, FirstWord::new(position, next_is_deep, ack).0, Release);
     }
@@ -154,16 +155,21 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
     fn choose_next(&mut self) -> bool {
         self.next += 1;
         let is_deep = self.next - self.acked >= u64::from(self.shape.hot);
-        if is_deep != self.is_deep {
-            (self.is_deep, self.since) = (is_deep, self.next);
+        if is_deep != self.kind.is_deep {
+            self.change_kind(is_deep);
         }
-        self.slot = self.shape.slot(self.next, is_deep);
+        self.slot = self.kind.slot(self.next);
         // A slot that was used one round ago is not stale. To read it would cost up to 10 ns.
-        let round = if is_deep { self.shape.depth } else { self.shape.hot };
-        if self.next - self.since < u64::from(round) {
+        if self.next < self.fresh_from {
             clear_if_stale(&self.slots, self.slot, self.next);
         }
         is_deep
+    }
+
+    #[cold]
+    fn change_kind(&mut self, is_deep: bool) {
+        self.kind = self.shape.kind(is_deep);
+        self.fresh_from = self.next + self.kind.count();
     }
 
     /// Fetches the cache line of the next slot, which is about to be filled.
@@ -444,7 +450,7 @@ mod tests {
     /// As if slots of the kind that is not in use had last been used 2^31 orders ago. They get the
     /// sequence numbers of the next orders that can lie there.
     fn make_unused_slots_stale<W: StoreWords>(producer: &Producer<W, W>, consumer: &Consumer<W, W>) {
-        let (shape, next, is_deep) = (producer.shape, producer.next, !producer.is_deep);
+        let (shape, next, is_deep) = (producer.shape, producer.next, !producer.kind.is_deep);
         let in_use: Vec<usize> =
             (consumer.position..=next).map(|position| shape.slot(position, is_deep)).collect();
         let round = if is_deep { shape.depth } else { shape.hot };

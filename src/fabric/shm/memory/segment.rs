@@ -185,12 +185,16 @@ impl StoreWords for OwnWords {
     }
 
     #[inline]
-    fn store_all(&self, index: usize, values: &[u64]) {
-        assert!(index < self.len && values.len() <= self.len - index);
-        for (k, value) in values.iter().enumerate() {
+    fn store_up_to<const N: usize>(&self, index: usize, count: usize, word: impl Fn(usize) -> u64) {
+        assert!(index < self.len && N <= self.len - index);
+        // Of known length, so that each word is known to `word`.
+        for k in 0..N {
+            if k == count {
+                break;
+            }
             // SAFETY: mapped and writable as in `store`; inside, as the assertion above checks for
-            // all words.
-            unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) }.store(*value, Relaxed);
+            // `N` words.
+            unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) }.store(word(k), Relaxed);
         }
     }
 

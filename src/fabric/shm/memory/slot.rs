@@ -98,12 +98,19 @@ impl RingShape {
         (self.hot + self.depth) as usize
     }
 
+    /// The hot or the deep slots.
+    #[inline]
+    pub(super) fn kind(self, is_deep: bool) -> SlotKind {
+        match is_deep {
+            false => SlotKind { is_deep, first: 0, mask: self.hot - 1 },
+            true => SlotKind { is_deep, first: self.hot, mask: self.depth - 1 },
+        }
+    }
+
     /// Number of a position's slot.
     #[inline]
     pub(super) fn slot(self, position: u64, is_deep: bool) -> usize {
-        let position = position as u32;
-        let deep = self.hot + (position & (self.depth - 1));
-        (if is_deep { deep } else { position & (self.hot - 1) }) as usize
+        self.kind(is_deep).slot(position)
     }
 
     /// Index of word `k` of the order in a slot.
@@ -113,6 +120,29 @@ impl RingShape {
             None => first_word(slot) + 1 + k,
             Some(k) => self.slots() * SLOT_WORDS + slot * EXTENSION_WORDS + k,
         }
+    }
+}
+
+/// The hot or the deep slots of a ring.
+#[derive(Clone, Copy)]
+pub(super) struct SlotKind {
+    pub is_deep: bool,
+    /// Number of the first one.
+    first: u32,
+    /// Their number, less one.
+    mask: u32,
+}
+
+impl SlotKind {
+    /// Number of the slot of a position.
+    #[inline]
+    pub fn slot(self, position: u64) -> usize {
+        (self.first + (position as u32 & self.mask)) as usize
+    }
+
+    /// How many there are.
+    pub fn count(self) -> u64 {
+        u64::from(self.mask) + 1
     }
 }
 

@@ -71,7 +71,7 @@ fn calls_that_fail_at_once_leave_no_edge_behind() {
         let result = matching.receive_now(
             lanes,
             (TO_SENDER, key.borrowed(), true),
-            &mut Some(Destination::Alloc),
+            &mut DirectReceive::Waiting(Destination::Alloc),
             &mut None,
         );
         assert!(matches!(result, Some(Err(error)) if matches!(*error, Error::Stopped)), "{n}");

@@ -1,8 +1,9 @@
 //! Walks over the edges of a batch.
 
 use super::*;
-use crate::matching::Delivery;
+use crate::link::Received;
 use crate::matching::windows::{BatchWalk, ReceivesInOrder, WalkEnd};
+use crate::wire::message::Placement;
 
 /// Receives of one step.
 struct Receives {
@@ -19,8 +20,8 @@ impl ReceivesInOrder for Receives {
         Destination::Alloc
     }
 
-    fn deliver(&mut self, delivery: Delivery<Payload>) {
-        let Payload::Tensor(tensor) = delivery.tensor else { panic!("no tensor was given") };
+    fn deliver(&mut self, received: Received, _: Placement) {
+        let Received::Tensor(tensor) = received else { panic!("no tensor was given") };
         self.numbers.push(number_in(tensor.bytes()));
     }
 }
