@@ -1,7 +1,8 @@
 //! A mutex without locked instructions for a thread that takes it alone.
 
+use super::atomic::{UnsafeCell, spin_loop};
+use super::combining_lock::this_thread;
 use super::{CombiningLock, LockOutcome};
-use std::cell::UnsafeCell;
 use std::time::Duration;
 
 /// Tries that spin before a thread yields its CPU between tries.
@@ -35,21 +36,26 @@ impl<T> BiasedMutex<T> {
     /// must not use the mutex, which would wait for itself.
     #[inline]
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        self.with_as(this_thread(), body)
+    }
+
+    #[inline]
+    fn with_as<R>(&self, thread: u32, body: impl FnOnce(&mut T) -> R) -> R {
         let mut body = Some(body);
         let mut result = None;
         let mut round = 0;
         loop {
-            let run = || {
+            let mut run = || {
                 if let Some(body) = body.take() {
                     // SAFETY: the lock calls this while this thread alone holds it, so there is no
                     // other reference to the value. The reference ends with `body`.
                     #[allow(unsafe_code)]
-                    let value = unsafe { &mut *self.value.get() };
-                    result = Some(body(value));
+                    let used = self.value.with_mut(|value| body(unsafe { &mut *value }));
+                    result = Some(used);
                 }
                 true
             };
-            let outcome = self.lock.try_run(run, || false, true);
+            let outcome = self.lock.try_run_on(thread, &mut run, &|| false, true);
             debug_assert_ne!(outcome, LockOutcome::Poisoned, "no run fails");
             if let Some(result) = result.take() {
                 return result;
@@ -64,7 +70,7 @@ impl<T> BiasedMutex<T> {
 #[allow(clippy::disallowed_methods)] // sleeps only where a spin could last for ever
 fn pause(round: u32) {
     match round {
-        ..SPINS => std::hint::spin_loop(),
+        ..SPINS => spin_loop(),
         SPINS..YIELDS => std::thread::yield_now(),
         _ => std::thread::sleep(Duration::from_micros(50)),
     }
@@ -106,5 +112,53 @@ mod tests {
             mutex.with(|value| *value += 1);
         }
         assert_eq!(thread::scope(|scope| scope.spawn(|| mutex.with(|value| *value)).join()).ok(), Some(201));
+    }
+}
+
+#[cfg(all(test, tensorwire_loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// In each model thread 0 has the bias at first. Then thread 0 takes the mutex `own` times and
+    /// thread 1 `others` times. Returns how many of the interleavings ended with the bias at thread
+    /// 0, at thread 1, and at neither.
+    fn shared(own: usize, others: usize, preemptions: Option<usize>) -> [usize; 3] {
+        let ends: std::sync::Arc<[AtomicUsize; 3]> = Default::default();
+        let counted = ends.clone();
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = preemptions;
+        model.check(move || {
+            let mutex = Arc::new(BiasedMutex { lock: CombiningLock::with(2, 1), value: UnsafeCell::new(0) });
+            mutex.with_as(0, |count| *count += 1);
+            assert_eq!(mutex.lock.biased_thread(), Some(0));
+            let other = {
+                let mutex = mutex.clone();
+                // Loom fails the test if both threads are at the value at once.
+                loom::thread::spawn(move || (0..others).for_each(|_| mutex.with_as(1, |count| *count += 1)))
+            };
+            (0..own).for_each(|_| mutex.with_as(0, |count| *count += 1));
+            other.join().expect("no panic");
+            let end = mutex.lock.biased_thread().map_or(2, |thread| thread as usize);
+            counted[end].fetch_add(1, Ordering::Relaxed);
+            assert_eq!(mutex.with_as(0, |count| *count), 1 + own + others);
+        });
+        ends.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn loom_no_update_is_lost_while_the_bias_is_revoked() {
+        let ends = shared(1, 1, None);
+        assert_eq!((ends[0], ends[1]), (0, 0), "revoked");
+        shared(2, 1, Some(4));
+    }
+
+    #[test]
+    fn loom_no_update_is_lost_while_the_bias_moves() {
+        let [_, moved, _] = shared(1, 2, Some(4));
+        assert!(moved > 0);
+        let [back, moved, _] = shared(4, 2, Some(2));
+        assert!(back > 0 && moved > 0);
     }
 }

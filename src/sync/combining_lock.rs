@@ -112,7 +112,7 @@ impl CombiningLock {
         CombiningLock::with(MAX_THREADS, FIRST_RUNS)
     }
 
-    fn with(threads: usize, bias_after: u32) -> Self {
+    pub(super) fn with(threads: usize, bias_after: u32) -> Self {
         CombiningLock {
             state: AtomicU32::new(FREE),
             bias: AtomicU32::new(NOBODY),
@@ -139,7 +139,9 @@ impl CombiningLock {
         self.try_run_on(this_thread(), &mut body, &has_work, may_bias)
     }
 
-    fn try_run_on(
+    /// As [`CombiningLock::try_run`], as the thread with this index.
+    #[inline]
+    pub(super) fn try_run_on(
         &self,
         thread: u32,
         body: &mut impl FnMut() -> bool,
@@ -295,6 +297,12 @@ impl CombiningLock {
         }
     }
 
+    /// The thread that has the bias.
+    #[cfg(all(test, tensorwire_loom))]
+    pub(super) fn biased_thread(&self) -> Option<u32> {
+        Some(self.bias.load(Ordering::Relaxed)).filter(|thread| *thread != NOBODY)
+    }
+
     /// Whether a lock holder has failed.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
@@ -313,7 +321,7 @@ impl CombiningLock {
 
 /// The index of the calling thread, or [`NOBODY`].
 #[inline]
-fn this_thread() -> u32 {
+pub(super) fn this_thread() -> u32 {
     thread_index().map_or(NOBODY, |index| index as u32)
 }
 
