@@ -93,8 +93,9 @@ impl RingShape {
         self.slots() * (SLOT_WORDS + EXTENSION_WORDS)
     }
 
+    /// The number of slots.
     #[inline]
-    pub(super) fn slots(self) -> usize {
+    pub(crate) fn slots(self) -> usize {
         (self.hot + self.depth) as usize
     }
 
@@ -115,7 +116,7 @@ impl RingShape {
 
     /// Index of word `k` of the order in a slot.
     #[inline]
-    pub(super) fn word(self, slot: usize, k: usize) -> usize {
+    pub(crate) fn word(self, slot: usize, k: usize) -> usize {
         match k.checked_sub(IN_SLOT) {
             None => first_word(slot) + 1 + k,
             Some(k) => self.slots() * SLOT_WORDS + slot * EXTENSION_WORDS + k,

@@ -1,13 +1,16 @@
 //! Damage that a hostile peer can do by writing anything into its segment.
 
-use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile_peer};
+use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer};
+use super::record_reader::{EXPECTED, Read, RecordReader, change_messages};
 use super::{pool, tensor, tensor_mut};
-use crate::fabric::shm::memory::order::{Order, OrderLoan, OrderSource, OrderTarget, ReadTicket};
+use crate::fabric::shm::memory::order::{Order, OrderLoan, OrderSource, OrderTarget, ReadTicket, send_word};
 use crate::fabric::shm::memory::ring::TAIL;
+use crate::fabric::shm::memory::slot::RingShape;
 use crate::fabric::shm::wakeup::idle;
 use crate::fabric::words::StoreWords;
 use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, MAX_LOANS, NextMessage, Port, ShortTake};
-use crate::wire::{Grant, Immediate, ImmediateKind, ShortMessage, Slot};
+use crate::wire::message::{PlainRecord, SHORT_TENSOR};
+use crate::wire::{Grant, Immediate, ImmediateKind, SHORT_WORDS, ShortMessage, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
@@ -316,6 +319,41 @@ fn endless_rings_and_rings_for_missing_links_cost_only_time() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// The reader compares what it takes with the words as it has read them.
+    #[test]
+    fn a_record_that_changes_while_it_is_read_is_taken_as_it_was_read(
+        data in proptest::collection::vec(any::<u8>(), 0..=SHORT_TENSOR),
+        changes in proptest::collection::vec(proptest::option::of(any::<u64>()), SHORT_WORDS),
+    ) {
+        let (mut honest, mut hostile) = hostile_link();
+        let record = PlainRecord { data: &data, ..EXPECTED };
+        let message = record.to_short().expect("it is short").read();
+        let ShortMessage { len, first, words: [a, b, c, d, e, f] } = message;
+        hostile.post_words([send_word(len, first), a, b, c, d, e, f, 0]);
+        let shape = RingShape::new(OPTIONS.depth);
+        let before = |k: usize| {
+            if let Some(value) = changes[k] {
+                change_messages(&hostile.ring, shape, k, value);
+            }
+        };
+        let HonestPeer { pool, port, link } = &mut honest;
+        let taken = port.take_short(*link, RecordReader { pool, before: &before, keeps: false });
+        let is_it = changes[0].is_none() && changes[1].is_none();
+        match taken {
+            ShortTake::Taken(Read::Copied(tensor)) => {
+                let changed = changes[2..].iter().zip(tensor.bytes().chunks(8)).zip(data.chunks(8));
+                for ((change, got), sent) in changed {
+                    let expected = change.map_or(sent.to_vec(), |word| word.to_le_bytes()[..sent.len()].to_vec());
+                    prop_assert_eq!(got, expected);
+                }
+                prop_assert_eq!(tensor.bytes().len(), data.len());
+            }
+            ShortTake::Other => prop_assert!(!is_it),
+            other => prop_assert!(false, "{:?}", other),
+        }
+        prop_assert!(honest.poll().1.is_none());
+    }
+
     /// Any orders: no panic, and no byte outside the grant changes.
     #[test]
     fn no_order_makes_the_honest_side_panic_or_write_outside_a_grant(
@@ -339,8 +377,13 @@ proptest! {
             }
             hostile.post_words(words);
             // Every other message is taken without a poll, if it is one.
-            let accept = |_: NextMessage<'_>| (len % 2 == 0).then_some(());
-            let _ = honest.port.take_short(honest.link, accept);
+            let HonestPeer { pool, port, link } = &mut honest;
+            let reader = RecordReader { pool, before: &|_| {}, keeps: false };
+            let _ = match len % 4 {
+                0 => port.take_short(*link, |_: NextMessage<'_>| Some(())),
+                2 => port.take_short(*link, reader).map(drop),
+                _ => port.take_short(*link, |_: NextMessage<'_>| None),
+            };
         }
         let (_, _) = honest.poll();
         prop_assert_eq!(before.bytes(), [0x55; 256]);

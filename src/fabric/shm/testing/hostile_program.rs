@@ -5,17 +5,19 @@
 //! no changed byte outside of grants, each operation completes once, and no memory is lost.
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer};
+use super::record_reader::{EXPECTED, Read, RecordReader, change_messages};
 use super::{tensor, tensor_mut};
-use crate::fabric::shm::memory::order::ORDER_WORDS;
+use crate::fabric::shm::memory::order::{ORDER_WORDS, send_word};
 use crate::fabric::shm::memory::ring::{CREDITS, TAIL};
 use crate::fabric::shm::memory::slot::{FIRST, RingShape};
 use crate::fabric::shm::memory::state;
 use crate::fabric::shm::wakeup::doorbell::PLACES;
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
 use crate::fabric::words::StoreWords;
-use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, Port};
+use crate::fabric::{Completions, Event, LentBytes, LinkFailure, LoanPermit, Port, ShortTake};
 use crate::memory::Tensor;
-use crate::wire::{Grant, Immediate, ImmediateKind, ShortMessage, Slot};
+use crate::wire::message::PlainRecord;
+use crate::wire::{Grant, Immediate, ImmediateKind, SHORT_WORDS, ShortMessage, Slot};
 use std::sync::atomic::Ordering::Release;
 
 const MAX_COMMANDS: usize = 200;
@@ -68,6 +70,7 @@ struct HonestOwner {
     guards: Vec<Tensor>,
     /// Tensors that were lent to this side.
     borrowed: Vec<Event>,
+    kept: Vec<LentBytes>,
     is_down: bool,
 }
 
@@ -88,12 +91,14 @@ fn run(setup: &HostileSetup, input: &mut Input<'_>) {
         exposed: Vec::new(),
         guards: Vec::new(),
         borrowed: Vec::new(),
+        kept: Vec::new(),
         is_down: false,
     };
     for _ in 0..MAX_COMMANDS {
         let Some(command) = input.byte() else { break };
         match command % 16 {
             command @ 0..=7 => hostile.act(command, &owner.grants, &owner.exposed, input),
+            15 if command >= 128 => owner.take(&hostile, input),
             command => owner.act(command, input),
         }
         if owner.is_down {
@@ -106,7 +111,8 @@ fn run(setup: &HostileSetup, input: &mut Input<'_>) {
 impl HostilePeer {
     fn act(&mut self, command: u8, grants: &[Grant], exposed: &[Grant], input: &mut Input<'_>) {
         match command {
-            0..=2 => self.order(grants, exposed, input),
+            0 | 1 => self.order(grants, exposed, input),
+            2 => self.record(input),
             3 => {
                 let words = RingShape::new(OPTIONS.depth).words();
                 self.ring.store(input.number() as usize % words, input.u64(), Release);
@@ -135,6 +141,24 @@ impl HostilePeer {
                 self.inc.tell();
             }
         }
+    }
+
+    /// Posts the record that the honest side waits for, or nearly.
+    fn record(&mut self, input: &mut Input<'_>) {
+        if self.out.has_room() != Ok(true) {
+            return;
+        }
+        let data = vec![input.u8(); usize::from(input.u8()) % 40];
+        let plain = PlainRecord { data: &data, ..EXPECTED };
+        let Some(mut message) = plain.to_short().map(|message| message.read()) else { return };
+        match input.u8() {
+            0..=200 => {}
+            201..=220 => message.len = usize::from(input.u8()),
+            221..=230 => message.first ^= input.u64() as u32,
+            other => message.words[usize::from(other) % SHORT_WORDS] ^= input.u64(),
+        }
+        let ShortMessage { len, first, words: [a, b, c, d, e, f] } = message;
+        self.post_words([send_word(len, first), a, b, c, d, e, f, 0]);
     }
 
     /// Posts an order that may be allowed or not.
@@ -186,8 +210,32 @@ impl HonestOwner {
                 let _ = self.honest.port.peer_credits(link);
                 self.honest.port.arm();
             }
-            14 => self.borrowed.truncate(usize::from(input.u8() % 4)),
+            14 => {
+                self.borrowed.truncate(usize::from(input.u8() % 4));
+                self.kept.clear();
+            }
             _ => self.poll(),
+        }
+    }
+
+    /// Takes a message without a poll, while the peer changes words of it.
+    fn take(&mut self, hostile: &HostilePeer, input: &mut Input<'_>) {
+        let (changed, value, shape) = (input.u8(), input.u64(), RingShape::new(OPTIONS.depth));
+        let before = |k: usize| {
+            if changed >> k & 1 == 1 {
+                change_messages(&hostile.ring, shape, k, value);
+            }
+        };
+        let HonestPeer { pool, port, link } = &mut self.honest;
+        let reader = RecordReader { pool, before: &before, keeps: changed >> 7 == 1 };
+        match port.take_short(*link, reader) {
+            ShortTake::Taken(read) => {
+                if let Read::Kept(bytes) = read {
+                    self.kept.push(bytes);
+                }
+                port.post_receives(*link, 1);
+            }
+            ShortTake::Nothing | ShortTake::Other => {}
         }
     }
 
@@ -283,6 +331,7 @@ impl HonestOwner {
             assert!(self.honest.port.revoke(self.honest.link, &grant).is_some(), "{grant:?} is lost");
         }
         self.borrowed.clear();
+        self.kept.clear();
         self.guards.clear();
         // A peer that leaves without taking an order holds no loan. With a peer that does, the pool
         // keeps the lent bytes.

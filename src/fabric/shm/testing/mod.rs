@@ -6,6 +6,7 @@ pub(crate) mod hostile_peer;
 #[cfg(test)]
 mod hostile_peer_tests;
 pub(crate) mod hostile_program;
+pub(crate) mod record_reader;
 
 use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::wire::{DType, Shape, TensorMeta};
