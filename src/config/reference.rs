@@ -4,7 +4,7 @@ use super::table::{KEYS, Key};
 use crate::bootstrap::{LINK_TIMEOUT, MAX_REASON};
 use crate::fabric::{MAX_GRANTS, shm};
 use crate::link::{LOAN_SHARE, RECENT_ARRIVALS, STANDING_POOL_SHARE, STANDING_SHARE, UNLENT_ARRIVALS};
-use crate::matching::{MANY_STEPS, MAX_RETIRED_STEPS};
+use crate::matching::{MANY_STEPS, MAX_ABORTED, MAX_RETIRED_STEPS};
 use crate::memory::MAX_DEPTH;
 use crate::rendezvous::REGISTERED_FROM;
 use crate::wire::message::{MAX_STANDING_STEPS, MAX_STATUS_TEXT};
@@ -57,6 +57,11 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
             MAX_RETIRED_STEPS.to_string(),
             "A process remembers at least so many ended steps outside of sequences, and refuses to use them \
              again.",
+        ),
+        (
+            "Aborts known of steps that were cleaned up",
+            MAX_ABORTED.to_string(),
+            "Handles of steps that were aborted earlier say that the step is gone.",
         ),
         (
             "Live steps without a warning",

@@ -38,7 +38,7 @@ pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
 pub use error::Error;
 pub(crate) use gone_steps::MAX_RETIRED_STEPS;
 pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
-pub(crate) use steps::{BeginError, Begun, MANY_STEPS, StepState, Steps, check_live};
+pub(crate) use steps::{BeginError, Begun, MANY_STEPS, MAX_ABORTED, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};

@@ -14,7 +14,7 @@ const NEAR: usize = 64;
 const FAR: usize = 64;
 
 /// Aborted steps that were cleaned up whose handles still see their statuses.
-const MAX_ABORTED: usize = 256;
+pub(crate) const MAX_ABORTED: usize = 256;
 
 /// The number of live steps at which a missing cleanup is likely.
 pub(crate) const MANY_STEPS: usize = 1024;
@@ -397,5 +397,6 @@ mod tests {
             assert_eq!(steps.state_of(step, number), StepState::Aborted(status(step)));
         }
         assert_eq!((steps.aborted.len(), steps.live_count()), (MAX_ABORTED, 0));
+        assert_eq!(steps.state_of(NEAR as u64, 1), StepState::Gone, "the first one is forgotten");
     }
 }

@@ -179,7 +179,8 @@ impl Step {
         }
     }
 
-    /// Ends all calls of this step, pending and future, with this error. The first abort wins.
+    /// Ends all calls of this step, pending and future, with this error. The first abort wins. Once
+    /// the step and 256 other aborted steps were cleaned up, calls end with [`Error::StepGone`].
     /// Peers that request tensors of the step from this process get the error too, marked as
     /// derived, and cut to the [bounds](Status) of a status. [`Error::to_status`] passes on the
     /// error of a peer without a text that grows at each task.

@@ -4,7 +4,7 @@ use crate::common::{SOON, counting, lacks_requests, over_verbs, run, until, valu
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tensorwire::{Code, Counter, DType, Error, Shape, Status, Tensor};
+use tensorwire::{Code, Counter, DType, Error, Shape, Status, Step, Tensor};
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -350,6 +350,42 @@ fn an_abort_ends_all_calls_of_its_step_here_and_at_the_peer() {
         assert!(error.to_string().contains("the loss is NaN"), "{error}");
         assert!(error.is_derived(), "the abort was the peer's");
         other.recv(&edge, SOON).expect("other steps go on");
+    });
+}
+
+#[test]
+fn a_handle_of_an_aborted_step_stays_unusable_when_its_abort_is_forgotten() {
+    const REMEMBERED: u64 = 256;
+    /// Handles share their flags with those of the steps that begin so much later.
+    const FLAGS: u64 = 1024;
+    run(2, &[], |node, task| {
+        let (to, from) = (node.edge_to("w", 1 - task, "x"), node.edge_from("w", 1 - task, "x"));
+        let (to, from) = (to.expect("edge"), from.expect("edge"));
+        let ended = |id: u64| {
+            let step = node.step(id).expect("new");
+            step.abort(Status::new(Code::Internal, id.to_string())).expect("aborted");
+            step.cleanup();
+            step
+        };
+        let all = |step: &Step, fits: fn(&Error) -> bool| {
+            let sent = step.send(&to, counting(node, 0.0, 1)).expect_err("ended");
+            let batch = node.batch([from.clone()]).expect("a batch");
+            let begun = step.receive(&from).begin().expect_err("ended");
+            let received = [step.recv(&from, SHORT).map(drop), batch.recv(step, SHORT).map(drop)];
+            let received = received.map(|received| received.expect_err("ended"));
+            assert!([sent, begun].iter().chain(&received).all(fits), "{received:?}");
+        };
+        let step = ended(0);
+        let others: Vec<Step> = (1..REMEMBERED).map(ended).collect();
+        all(&step, |error| matches!(error, Error::Aborted { status, .. } if status.message == "0"));
+        ended(REMEMBERED);
+        let is_gone = |error: &Error| matches!(error, Error::StepGone { step } if step.get() == 0);
+        all(&step, is_gone);
+        all(&others[0], |error| matches!(error, Error::Aborted { status, .. } if status.message == "1"));
+        let live: Vec<Step> = (0..FLAGS).map(|n| node.step(REMEMBERED + 1 + n).expect("new")).collect();
+        all(&step, is_gone);
+        live.iter().for_each(|step| step.send(&to, counting(node, 0.0, 1)).expect("sent"));
+        live.iter().for_each(|step| drop(step.recv(&from, SOON).expect("received")));
     });
 }
 
