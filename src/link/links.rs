@@ -440,7 +440,13 @@ impl<P: Port, C> Links<P, C> {
     }
 
     fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, LinkContext<'_, P, C>)> {
-        let link = self.links.get_mut(id)?;
+        let (links, _, cx) = self.split();
+        Some((links.get_mut(id)?, cx))
+    }
+
+    /// The links and the completions, with the rest for a link.
+    #[inline]
+    pub(super) fn split(&mut self) -> (&mut LinkTable<C>, &mut Completions, LinkContext<'_, P, C>) {
         let cx = LinkContext {
             port: &mut self.port,
             pool: &self.pool,
@@ -450,7 +456,7 @@ impl<P: Port, C> Links<P, C> {
             standing_bytes: &mut self.standing_bytes,
             in_batch: self.batch.is_open,
         };
-        Some((link, cx))
+        (&mut self.links, &mut self.completions, cx)
     }
 }
 

@@ -15,28 +15,20 @@ impl<P: Port, C> Links<P, C> {
     /// Handles the completions from [`PolledPlace`] on.
     pub(in crate::link) fn handle_completions(&mut self) {
         let PolledPlace { completions: mut taken, mut bytes } = std::mem::take(&mut self.polled);
-        for (completion, message) in self.completions.drain() {
+        let (links, completions, mut cx) = self.split();
+        for (completion, message) in completions.drain() {
             if taken > 0 {
                 taken -= 1;
                 continue;
             }
             let (id, begun) = (completion.link, std::mem::take(&mut bytes));
-            let mut cx = LinkContext {
-                port: &mut self.port,
-                pool: &self.pool,
-                counters: &self.counters,
-                events: &mut self.events,
-                windows: &mut self.windows,
-                standing_bytes: &mut self.standing_bytes,
-                in_batch: self.batch.is_open,
-            };
             if let Event::Down(failure) = completion.event {
-                if let Some(link) = self.links.remove(id) {
+                if let Some(link) = links.remove(id) {
                     link.down(&mut cx, failure);
                 }
                 continue;
             }
-            let Some(link) = self.links.get_mut(id) else { continue };
+            let Some(link) = links.get_mut(id) else { continue };
             let handled = match begun {
                 0 => link.completed(&mut cx, completion.event, message),
                 _ => link.on_rest_of_pack(&mut cx, &message[begun..]),
@@ -45,10 +37,10 @@ impl<P: Port, C> Links<P, C> {
                 link.is_ended = true;
                 cx.port.fail(id, LinkFailure::Protocol(why));
             }
-            self.links.note_use(id);
-            self.links.note_backlog(id);
+            links.note_use(id);
+            links.note_backlog(id);
         }
-        self.completions.clear();
+        completions.clear();
         self.links.for_each_used(|link| {
             if link.receive_credits.replenish(&mut self.port, link.id) {
                 self.counters.increment(Counter::CreditsPublished);
