@@ -71,6 +71,8 @@ struct HonestOwner {
     /// Tensors that were lent to this side.
     borrowed: Vec<Event>,
     kept: Vec<LentBytes>,
+    /// Tensors that were taken without a poll, each with its bytes then.
+    copied: Vec<(Tensor, Vec<u8>)>,
     is_down: bool,
 }
 
@@ -92,6 +94,7 @@ fn run(setup: &HostileSetup, input: &mut Input<'_>) {
         guards: Vec::new(),
         borrowed: Vec::new(),
         kept: Vec::new(),
+        copied: Vec::new(),
         is_down: false,
     };
     for _ in 0..MAX_COMMANDS {
@@ -230,8 +233,12 @@ impl HonestOwner {
         let reader = RecordReader { pool, before: &before, keeps: changed >> 7 == 1 };
         match port.take_short(*link, reader) {
             ShortTake::Taken(read) => {
-                if let Read::Kept(bytes) = read {
-                    self.kept.push(bytes);
+                match read {
+                    Read::Kept(bytes) => self.kept.push(bytes),
+                    Read::Copied(tensor) => {
+                        let bytes = tensor.bytes().to_vec();
+                        self.copied.push((tensor, bytes));
+                    }
                 }
                 port.post_receives(*link, 1);
             }
@@ -320,6 +327,9 @@ impl HonestOwner {
         for guard in &self.guards {
             assert_eq!(guard.bytes(), GUARD, "a byte changed beside what was granted");
         }
+        for (tensor, bytes) in &self.copied {
+            assert_eq!(tensor.bytes(), bytes, "a tensor changed after it was taken");
+        }
     }
 
     fn end(&mut self, hostile: &mut HostilePeer) {
@@ -332,6 +342,7 @@ impl HonestOwner {
         }
         self.borrowed.clear();
         self.kept.clear();
+        self.copied.clear();
         self.guards.clear();
         // A peer that leaves without taking an order holds no loan. With a peer that does, the pool
         // keeps the lent bytes.
