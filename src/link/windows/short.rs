@@ -1,6 +1,7 @@
 //! The short path. The record of a tensor goes from its sender to the port, or from the port to its
 //! receive. No queue and no event is in between.
 
+use super::meta::KnownMetas;
 use super::{AskedOfEdge, ToldMeta, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextLoan, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
@@ -9,7 +10,7 @@ use crate::memory::{Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::Record;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{LentRecord, PlainRecord};
+use crate::wire::message::{LentRecord, PlainRecord, SHORT_TENSOR};
 use crate::wire::{ShortMessage, UnreadMessage};
 
 impl<P: Port, C> Links<P, C> {
@@ -42,12 +43,23 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
+    /// Takes memory for the value of a receive that will wait, if the value is probably small.
+    pub fn prepare(&mut self, link: LinkId, receive: &mut DirectReceive) {
+        let DirectReceive::Waiting(Destination::Alloc) = receive else { return };
+        let Some(link) = self.links.get_mut(link) else { return };
+        let latest = link.windows.known.latest();
+        let small = latest.filter(|told| told.meta.bytes() <= SHORT_TENSOR as u64);
+        if let Some(tensor) = small.and_then(|told| self.pool.cached_landing(&told.meta)) {
+            *receive = DirectReceive::Prepared(tensor);
+        }
+    }
+
     #[inline(always)] // on the short path
     fn take_alone(&mut self, link: LinkId, record: Record<()>, receive: &mut DirectReceive) -> ShortTake<()> {
         let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
             return ShortTake::Other;
         };
-        let value = ExpectedValue { link: found, pool: &self.pool, record, receive };
+        let value = ExpectedValue { known: &mut found.windows.known, pool: &self.pool, record, receive };
         let taken = self.port.take_short(link, value);
         if taken != ShortTake::Taken(()) {
             return taken;
@@ -132,15 +144,15 @@ impl<C> Link<C> {
 }
 
 /// The value of a record that a receive waits for.
-pub(super) struct ExpectedValue<'a, C> {
-    pub link: &'a Link<C>,
+pub(super) struct ExpectedValue<'a> {
+    pub known: &'a mut KnownMetas,
     pub pool: &'a Pool,
     pub record: Record<()>,
     /// Gets the value.
     pub receive: &'a mut DirectReceive,
 }
 
-impl<C> Accept<()> for ExpectedValue<'_, C> {
+impl Accept<()> for ExpectedValue<'_> {
     #[inline(never)] // keeps the path of small tensors short
     fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
@@ -153,13 +165,13 @@ impl<C> Accept<()> for ExpectedValue<'_, C> {
     #[inline]
     fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
-        let told = self.told(PlainRecord::meta_of_short(&message, edge, n, step)?)?;
+        let meta = PlainRecord::meta_of_short(&message, edge, n, step)?;
         let len = PlainRecord::data_len(message.len);
-        self.fill(told, len, |bytes| PlainRecord::copy_of_short(&message, bytes))
+        self.fill(meta, len, |bytes| PlainRecord::copy_of_short(&message, bytes))
     }
 }
 
-impl<'a, C> ExpectedValue<'a, C> {
+impl<'a> ExpectedValue<'a> {
     fn long(self, bytes: &[u8]) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
@@ -172,7 +184,7 @@ impl<'a, C> ExpectedValue<'a, C> {
         let lent = LentRecord::from_message(message)?;
         let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
         let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
-        let told = self.told(lent.meta).filter(|_| is_it && lent.checksum.is_none())?;
+        let told = self.known.get(lent.meta).ok().filter(|_| is_it && lent.checksum.is_none())?;
         let borrows = lent.may_borrow && matches!(self.receive, DirectReceive::Waiting(Destination::Borrow));
         let is_whole = told.meta.bytes() == loan.bytes.len() as u64;
         if !(borrows && is_whole && is_borrowable(told.meta.dtype())) {
@@ -186,36 +198,29 @@ impl<'a, C> ExpectedValue<'a, C> {
     }
 
     fn copied(self, meta: u16, data: &[u8]) -> Option<()> {
-        let told = self.told(meta)?;
-        self.fill(told, data.len(), |bytes| bytes.copy_from_slice(data))
-    }
-
-    #[inline]
-    fn told(&self, meta: u16) -> Option<&'a ToldMeta> {
-        self.link.windows.known.get(meta).ok().map(|told| &**told)
+        self.fill(meta, data.len(), |bytes| bytes.copy_from_slice(data))
     }
 
     /// Ends the receive with `len` bytes that `copy` writes. A poll handles a value that does not
     /// fit, and a pool without room.
     #[inline(always)] // on the short path
-    fn fill(self, told: &ToldMeta, len: usize, copy: impl FnOnce(&mut [u8])) -> Option<()> {
-        let ToldMeta { meta, sender } = told;
+    fn fill(self, meta: u16, len: usize, copy: impl FnOnce(&mut [u8])) -> Option<()> {
+        let ToldMeta { meta, sender } = self.known.get_latest(meta)?;
         if meta.bytes() != len as u64 {
             return None;
         }
-        let received = match self.receive {
-            DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
-                let mut fresh = self.pool.landing(meta).ok()?;
-                copy(fresh.bytes_mut());
-                Received::Tensor(fresh.freeze())
-            }
+        let (mut tensor, is_given) = match self.receive {
+            DirectReceive::Prepared(ready) if ready.meta() == meta => (self.receive.take_tensor()?, false),
             DirectReceive::Waiting(Destination::Into(given)) if given.meta() == meta => {
-                copy(given.bytes_mut());
-                let Some(Destination::Into(given)) = self.receive.take_destination() else { return None };
-                Received::Into(given)
+                (self.receive.take_tensor()?, true)
+            }
+            DirectReceive::Prepared(_) | DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
+                (self.pool.landing(meta).ok()?, false)
             }
             DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
         };
+        copy(tensor.bytes_mut());
+        let received = if is_given { Received::Into(tensor) } else { Received::Tensor(tensor.freeze()) };
         *self.receive = DirectReceive::Received(received, *sender);
         Some(())
     }

@@ -164,7 +164,10 @@ impl Matching {
             }
         }
         *expected = next;
-        let error = self.why_not_now(lanes, (peer, key, is_bounded), edge)?;
+        let Some(error) = self.why_not_now(lanes, (peer, key, is_bounded), edge) else {
+            lanes.prepare(peer, receive);
+            return None;
+        };
         // The edge may be new, and is not needed then.
         self.send_due(lanes, peer, edge);
         Some(Err(Box::new(error)))

@@ -18,6 +18,8 @@ pub struct ExpectedRecord {
     peer: PeerIndex,
     edge: u32,
     record: Record<()>,
+    /// Whether no message is due when the value has come.
+    stays_settled: bool,
 }
 
 impl PeerEdges {
@@ -26,7 +28,8 @@ impl PeerEdges {
     #[inline]
     pub(super) fn expected(&self, peer: PeerIndex, edge: u32, step: u64) -> Option<ExpectedRecord> {
         let record = self.incoming.next_record(edge, step)?;
-        Some(ExpectedRecord { peer, edge, record })
+        let stays_settled = self.incoming.stays_settled(edge);
+        Some(ExpectedRecord { peer, edge, record, stays_settled })
     }
 }
 
@@ -67,14 +70,14 @@ impl Matching {
         expected: &ExpectedRecord,
         receive: &mut DirectReceive,
     ) -> ShortTake<()> {
-        let ExpectedRecord { peer, edge, record } = *expected;
+        let ExpectedRecord { peer, edge, record, stays_settled } = *expected;
         let taken = lanes.take_short(peer, record, receive);
         if taken == ShortTake::Taken(()) {
             if let DirectReceive::Received(received, _) = receive {
                 count_received(lanes, received);
             }
             let incoming = &mut self.peers[peer.0 as usize].incoming;
-            incoming.took(edge, &mut |message| lanes.to_sender(peer, message));
+            incoming.took(edge, stays_settled, &mut |message| lanes.to_sender(peer, message));
         }
         taken
     }

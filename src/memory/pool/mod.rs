@@ -149,8 +149,15 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::tensor`].
+    #[inline]
     pub(crate) fn landing(&self, meta: &TensorMeta) -> Result<TensorMut, PoolError> {
         self.make(Purpose::Landing, meta)
+    }
+
+    /// As [`Pool::landing`], if this thread's magazine has a block at hand.
+    #[inline]
+    pub(crate) fn cached_landing(&self, meta: &TensorMeta) -> Option<TensorMut> {
+        self.make_cached(Purpose::Landing, meta)
     }
 
     #[inline]

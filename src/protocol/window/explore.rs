@@ -386,7 +386,8 @@ impl World {
         assert_eq!(came, Ok(Incoming::Nothing), "the value is held");
         assert!(general.take(index, step).is_some());
         general.send_due(index, &mut |message| sent.push(message));
-        short.took(index, &mut |message| sent_short.push(message));
+        let stays_settled = short.stays_settled(index);
+        short.took(index, stays_settled, &mut |message| sent_short.push(message));
         assert_eq!(sent, sent_short, "the short path sends the same");
         assert!(general.edges().eq(short.edges()), "the short path leaves the same edges");
     }

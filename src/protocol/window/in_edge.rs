@@ -364,6 +364,16 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             && self.credit() > 0
     }
 
+    /// Whether the edge [is settled](InEdge::is_settled) when the value of [`InEdge::next_record`]
+    /// has come.
+    #[inline]
+    pub fn stays_settled(&self) -> bool {
+        matches!(self.state, InState::Announced(_))
+            && self.waiters.is_empty()
+            && self.grantable() + 1 - self.granted < self.credit_batch
+            && self.credit() > 1
+    }
+
     /// Steps have ended at the sender. Returns their waiters, which fail, and their held values.
     pub fn sender_ended<K>(
         &mut self,

@@ -225,13 +225,19 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         named.edge.next_record(step)
     }
 
+    /// Whether no message is due when the value of [`InEdges::next_record`] has come.
+    #[inline]
+    pub fn stays_settled(&self, index: u32) -> bool {
+        self.unnumbered.is_empty() && self.edges.get(index).is_some_and(|named| named.edge.stays_settled())
+    }
+
     /// The value of [`InEdges::next_record`] has come, and the receive has it. Sends the messages
-    /// that are due then.
+    /// that are due then, unless the edge [stays settled](InEdges::stays_settled).
     #[inline(always)] // on the short path
-    pub fn took(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) {
+    pub fn took(&mut self, index: u32, stays_settled: bool, post: &mut impl FnMut(ToSender<K>)) {
         let Some(edge) = self.edge_mut(index) else { return };
         edge.took();
-        if !edge.is_settled() || !self.unnumbered.is_empty() {
+        if !stays_settled {
             self.send_all_due(index, post);
         }
     }
