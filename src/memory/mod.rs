@@ -53,7 +53,7 @@ mod tests;
 pub use foreign::observers::{ForeignMemoryObserver, WeakOwner, observe_foreign_memory};
 pub use foreign::{ForeignError, ForeignLocation, ForeignMemory, ForeignRegistration, HeldOwner, Owner};
 pub use fork::{ForkGuard, SharedMapping};
-pub use loan::{GiveBack, LentBytes, LentError, LoanGuard};
+pub use loan::{GiveBack, Lender, LenderPart, LentBytes, LentError};
 pub use pool::error::PoolError;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use region::pages::{PageKind, PagePolicy};

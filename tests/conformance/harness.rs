@@ -214,7 +214,7 @@ pub fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
 pub fn bytes_of<F: Fabric>(end: &End<F>, lent: LentBytes) -> Tensor {
     let shape = Shape::new(&[lent.len() as u64]).expect("a shape");
     let meta = TensorMeta::new(DType::U8, shape).expect("meta");
-    Tensor::from_lent(&end.pool, meta, lent).map_err(|(error, _)| error).expect("as long")
+    Tensor::from_lent(&end.pool, &meta, lent).map_err(|(error, _)| error).expect("as long")
 }
 
 /// Posts a write and a read of 64 bytes each, and fails the link: exactly these two fail. Returns

@@ -177,7 +177,7 @@ fn child_echoes() {
             }
             Got::Lent(message, bytes) => {
                 let meta = TensorMeta::new(DType::U8, Shape::new(&[bytes.len() as u64]).expect("a shape"));
-                let lent = tensorwire::Tensor::from_lent(&end.pool, meta.expect("meta"), bytes)
+                let lent = tensorwire::Tensor::from_lent(&end.pool, &meta.expect("meta"), bytes)
                     .map_err(|(error, _)| error)
                     .expect("as long");
                 let copy = tensor(&end.pool, lent.bytes());
@@ -410,7 +410,7 @@ fn what_a_peer_said_before_it_died_still_arrives() {
     assert!(written.bytes() == pattern(10_000, 5), "the bytes differ");
     // The dead lender's pages stay while they are borrowed.
     let meta = TensorMeta::new(DType::U8, Shape::new(&[10_000]).expect("a shape")).expect("meta");
-    let lent = tensorwire::Tensor::from_lent(&end.pool, meta, lent).map_err(|(e, _)| e).expect("lent");
+    let lent = tensorwire::Tensor::from_lent(&end.pool, &meta, lent).map_err(|(e, _)| e).expect("lent");
     end.port.detach(end.link);
     assert!(lent.bytes() == pattern(10_000, 5), "the bytes differ");
 }

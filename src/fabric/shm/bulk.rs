@@ -6,45 +6,65 @@ use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::memory::{PeerRegion, Pool, Tensor};
+use crate::memory::{Lender, LenderPart, Pool, Tensor};
+use std::cell::OnceCell;
 use std::ptr;
 use std::sync::Arc;
 
 /// The regions of the peer's pool that it has shared.
 pub(super) struct PeerPool {
-    regions: Vec<(u16, Arc<LazyRegion>)>,
+    regions: Vec<SharedRegion>,
+    loans: Arc<LoanTable>,
+}
+
+/// A region that the peer has shared.
+struct SharedRegion {
+    id: u16,
+    /// Made when the region is first used. Before `region`, whose drop asks whether loans are out.
+    lender: OnceCell<Lender>,
+    region: Arc<LazyRegion>,
+}
+
+impl SharedRegion {
+    #[inline]
+    fn lender(&self, loans: &Arc<LoanTable>) -> Result<&Lender, ShmViolation> {
+        match self.lender.get() {
+            Some(lender) => Ok(lender),
+            None => self.map(loans),
+        }
+    }
+
+    #[cold]
+    fn map(&self, loans: &Arc<LoanTable>) -> Result<&Lender, ShmViolation> {
+        let region = self.region.region();
+        let region = region.map_err(|why| ShmViolation::RegionNotMapped { region: self.id, why })?;
+        Ok(self.lender.get_or_init(|| Lender::new(Arc::clone(region), Arc::clone(loans) as _)))
+    }
 }
 
 impl PeerPool {
-    /// The regions that the peer's hello named, by number.
-    pub(super) fn new(regions: Vec<(u16, Arc<LazyRegion>)>) -> Self {
-        PeerPool { regions }
+    /// The regions that the peer's hello named, by number, and the table of their loans.
+    pub(super) fn new(regions: Vec<(u16, Arc<LazyRegion>)>, loans: Arc<LoanTable>) -> Self {
+        regions.iter().for_each(|(_, region)| region.add_loan_table(&loans));
+        let shared = |(id, region)| SharedRegion { id, lender: OnceCell::new(), region };
+        PeerPool { regions: regions.into_iter().map(shared).collect(), loans }
     }
 
-    /// Records a loan table that may hold loans of these regions from now on.
-    pub(super) fn add_loan_table(&self, table: &Arc<LoanTable>) {
-        self.regions.iter().for_each(|(_, region)| region.add_loan_table(table));
-    }
-
-    /// A region by number. `any` takes the first one, for a source without bytes.
-    pub(super) fn region(&self, id: u16, any: bool) -> Result<&Arc<PeerRegion>, ShmViolation> {
-        let Some((_, region)) = self.regions.iter().find(|(other, _)| any || *other == id) else {
-            return Err(ShmViolation::RegionNotShared { region: id });
-        };
-        region.region().map_err(|why| ShmViolation::RegionNotMapped { region: id, why })
+    /// The lender of a region by number. `any` takes the first one, for a source without bytes.
+    #[inline]
+    pub(super) fn lender(&self, id: u16, any: bool) -> Result<&Lender, ShmViolation> {
+        match self.regions.iter().find(|shared| any || shared.id == id) {
+            Some(shared) => shared.lender(&self.loans),
+            None => Err(ShmViolation::RegionNotShared { region: id }),
+        }
     }
 
     /// The bytes of a source that the peer lends; `None` if there are none, or they are not inside
-    /// the shared regions. The caller has not given the loan back.
+    /// the shared regions.
     #[inline]
-    pub(super) fn lent(&self, source: OrderSource) -> Option<&[u8]> {
+    pub(super) fn lent(&self, source: OrderSource) -> Option<LenderPart<'_>> {
         let OrderSource { region, offset, len } = source;
-        let region = self.region(region, false).ok()?;
-        let start = region.bytes_at(offset, len).filter(|_| len > 0)?;
-        // SAFETY: `len` bytes from `start` on are mapped for as long as `region` lives, which the
-        // result borrows. They can't fault, since the file can't shrink. A peer that lends bytes
-        // does not write to them until they are given back: see "Trust" at `LentBytes`.
-        Some(unsafe { std::slice::from_raw_parts(start, usize::try_from(len).ok()?) })
+        self.lender(region, false).ok()?.part(offset, len).filter(|_| len > 0)
     }
 
     /// Copies `out.len()` bytes of a source, from byte `skip` on.
@@ -52,7 +72,7 @@ impl PeerPool {
     /// # Errors
     /// The violation, if the source is not inside the shared regions; nothing is copied then.
     pub(super) fn pull(&self, source: OrderSource, skip: u64, out: &mut [u8]) -> Result<(), ShmViolation> {
-        let region = self.region(source.region, false)?;
+        let region = self.lender(source.region, false)?.region();
         let Some(start) = region.bytes_at(source.offset, source.len) else {
             return Err(ShmViolation::OutsideRegion { named: source, region_len: region.len() });
         };

@@ -13,7 +13,7 @@ use crate::fabric::shm::reads::{PendingRead, ReadAnswer};
 use crate::fabric::shm::rings::{OrderInProgress, Rings};
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::{Completions, Event, LinkFailure};
-use crate::memory::{LentBytes, LoanGuard};
+use crate::memory::LentBytes;
 use crate::wire::{Immediate, ShortMessage};
 use std::sync::Arc;
 
@@ -41,9 +41,13 @@ enum OrderProgress {
 
 impl OrderExecutor {
     /// Starts without grants and loans.
-    pub(super) fn new(memory: PeerPool, loans: LoanTable, peer_state: PeerWords, poll_bytes: u64) -> Self {
-        let (grants, loans) = (ShmGrants::default(), Arc::new(loans));
-        memory.add_loan_table(&loans);
+    pub(super) fn new(
+        memory: PeerPool,
+        loans: Arc<LoanTable>,
+        peer_state: PeerWords,
+        poll_bytes: u64,
+    ) -> Self {
+        let grants = ShmGrants::default();
         OrderExecutor { grants, memory, loans, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 
@@ -193,15 +197,18 @@ impl OrderExecutor {
     }
 
     /// The bytes of a loan.
-    pub(super) fn borrowed(&self, loan: OrderLoan) -> Result<LentBytes, ShmViolation> {
+    fn borrowed(&self, loan: OrderLoan) -> Result<LentBytes, ShmViolation> {
         let OrderLoan { source, index, number } = loan;
         let len = source.len;
-        let region = Arc::clone(self.memory.region(source.region, len == 0)?);
-        let (region_len, offset) = (region.len(), if len == 0 { 0 } else { source.offset });
-        let place = self.loans.take(index, number, (&region, offset, len))?;
-        let guard = LoanGuard::new(Arc::clone(&self.loans) as _, place);
-        LentBytes::new(region, offset, len, guard)
-            .ok_or(ShmViolation::OutsideRegion { named: source, region_len })
+        let lender = self.memory.lender(source.region, len == 0)?;
+        let offset = if len == 0 { 0 } else { source.offset };
+        let place = self.loans.free_place(index, number)?;
+        let Some(part) = lender.part(offset, len) else {
+            self.loans.give_back_untaken(index, number);
+            let region_len = lender.region().len();
+            return Err(ShmViolation::OutsideRegion { named: source, region_len });
+        };
+        Ok(place.take(part))
     }
 
     fn read(

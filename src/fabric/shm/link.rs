@@ -11,6 +11,7 @@ use crate::fabric::shm::memory::order::PAYLOAD_BYTES;
 use crate::fabric::shm::memory::ring::{Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::memory::state;
+use crate::fabric::shm::regions::LazyRegion;
 use crate::fabric::shm::rings::Rings;
 use crate::fabric::shm::wakeup::doorbells::{OwnDoorbell, PeerDoorbells};
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
@@ -74,7 +75,8 @@ pub(super) struct LinkParts {
     pub pool: Pool,
     pub own: OwnSegment,
     pub peer: PeerSegment,
-    pub memory: PeerPool,
+    /// The regions of the peer's pool, by number.
+    pub memory: Vec<(u16, Arc<LazyRegion>)>,
     pub watch: ProcessWatch,
     pub orphans: Arc<OrphanedLoans>,
     pub poll_bytes: u64,
@@ -92,7 +94,8 @@ impl ShmLinkInner {
         let out = Producer::new(own.words(layout.ring()), peer.words(layout.line()), shape);
         let inc = Consumer::new(peer.words(layout.ring()), own.words(layout.line()), shape);
         let rings = Rings::new(options.depth, out, inc, ringer.clone());
-        let borrowed = LoanTable::new(own.words(layout.loan_table()), ringer);
+        let borrowed = Arc::new(LoanTable::new(own.words(layout.loan_table()), ringer));
+        let memory = PeerPool::new(memory, Arc::clone(&borrowed));
         ShmLinkInner {
             limits: LinkLimits {
                 depth: options.depth,

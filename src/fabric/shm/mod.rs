@@ -64,7 +64,6 @@ use super::{
     Endpoint, Fabric, FabricError, FabricKind, LinkFailure, LinkOptions, LoanLimiter, Role, TICKS_PER_GRACE,
 };
 use crate::memory::Pool;
-use bulk::PeerPool;
 use connect::address::{self, EndpointToken, HostId, ShmAddress};
 use connect::handshake::{self, LocalSide, ShmPeer};
 use connect::socket::{self, Deadline};
@@ -263,7 +262,7 @@ impl ShmEndpoint {
             pool: shared.pool.clone(),
             peer: PeerSegment::map(peer.segment.as_fd(), &self.layout)?,
             own: self.segment,
-            memory: PeerPool::new(regions),
+            memory: regions,
             watch: shared.watcher.get()?.watch(process)?,
             orphans: Arc::clone(&shared.orphans),
             poll_bytes: shared.options.poll_bytes,

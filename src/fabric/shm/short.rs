@@ -90,20 +90,16 @@ impl ShmLinkInner {
         accept: impl Accept<R>,
     ) -> Option<R> {
         let executor = &self.executor;
-        if !executor.loans.may_take(loan.index, loan.number) {
-            return None;
-        }
-        let bytes = executor.memory.lent(loan.source)?;
+        let place = executor.loans.free_place(loan.index, loan.number).ok()?;
+        let part = executor.memory.lent(loan.source)?;
         executor.loans.prefetch(loan.index);
         self.loans.prefetch();
-        let is_kept = Cell::new(false);
-        let keep = || {
-            let bytes = executor.borrowed(loan).ok();
-            is_kept.set(bytes.is_some());
-            bytes
-        };
-        let accepted = accept.accept(NextMessage::Lent(message, NextLoan { bytes, keep: &keep }))?;
-        let is_read = !is_kept.get() && !is_on(Mutant::ReadLoanKept);
+        // Without a place once the loan is kept.
+        let place = Cell::new(Some(place));
+        let keep = || place.take().map(|place| place.take(part));
+        let accepted =
+            accept.accept(NextMessage::Lent(message, NextLoan { bytes: part.bytes(), keep: &keep }))?;
+        let is_read = place.take().is_some() && !is_on(Mutant::ReadLoanKept);
         if is_read || is_on(Mutant::KeptLoanGivenBack) {
             executor.loans.give_back_untaken(loan.index, loan.number);
         }

@@ -1,9 +1,7 @@
 //! Bits that flip on their way. No fabric reports them; data validation finds them.
 
 use super::network::SimState;
-use crate::memory::{
-    LentBytes, LoanGuard, LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions,
-};
+use crate::memory::{LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions};
 use crate::wire::message::Message;
 use crate::wire::{DType, Shape, TensorMeta};
 use std::sync::Arc;
@@ -31,20 +29,10 @@ impl SimState {
         self.flip(to, &mut message[start..]);
     }
 
-    /// Flips a bit of a loan: the borrower then sees a changed copy.
-    pub(super) fn flip_loan(
-        &mut self,
-        to: usize,
-        lent: &[u8],
-        guard: LoanGuard,
-    ) -> Result<LentBytes, LoanGuard> {
+    /// Flips a bit of a loan: the borrower then sees a changed copy, at this place.
+    pub(super) fn flip_loan(&mut self, to: usize, lent: &[u8]) -> Option<(Arc<PeerRegion>, u64)> {
         let mut bytes = lent.to_vec();
-        if !self.flip(to, &mut bytes) {
-            return Err(guard);
-        }
-        let (region, offset) = elsewhere(&bytes);
-        let flipped = LentBytes::new(region, offset, bytes.len() as u64, guard);
-        Ok(flipped.expect("the bytes lie in their region"))
+        self.flip(to, &mut bytes).then(|| elsewhere(&bytes))
     }
 }
 

@@ -4,7 +4,7 @@ use super::load::SimPayload;
 use super::network::{SimEvent, SimState};
 use super::side::{HeldMemory, SimArrival};
 use crate::fabric::{LinkFailure, LoanPermit, MAX_LOANS, PostError};
-use crate::memory::{GiveBack, LentBytes, LoanGuard, Tensor};
+use crate::memory::{GiveBack, Lender, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::ShortMessage;
 use std::sync::{Mutex, PoisonError};
@@ -79,14 +79,15 @@ impl SimState {
         let Some((from, _)) = entry.operation else { return Ok(()) };
         let (offset, len) = entry.tensor.span().map_or((0, 0), |span| (span.offset, span.len));
         let region = self.processes[self.sides[from].process.0 as usize].region.clone();
-        let guard = LoanGuard::new(self.returned.clone(), loan);
         let tensor = entry.tensor.clone();
         entry.borrower = Some(to);
-        let bytes = match self.flip_loan(to, tensor.bytes(), guard) {
-            Ok(flipped) => flipped,
-            Err(guard) => LentBytes::new(region, offset, len, guard)
-                .ok_or_else(|| LinkFailure::Protocol("it lent what is not in its pool".into()))?,
+        let (region, offset) = self.flip_loan(to, tensor.bytes()).unwrap_or((region, offset));
+        let lender = Lender::new(region, self.returned.clone());
+        let Some(part) = lender.part(offset, len) else {
+            self.returned.give_back(loan);
+            return Err(LinkFailure::Protocol("it lent what is not in its pool".into()));
         };
+        let bytes = part.take(loan);
         self.sides[to].bring(SimArrival::Lent(message, bytes));
         Ok(())
     }

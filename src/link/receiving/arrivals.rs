@@ -113,7 +113,7 @@ impl<C> Link<C> {
             return Err(format!("a loan came for slot {}, whose meta-data is not known", id.slot.index()));
         };
         self.routes_out.note_arrival(&request.key.edge, meta.version);
-        let tensor = Tensor::from_lent(cx.pool, meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
+        let tensor = Tensor::from_lent(cx.pool, &meta.meta, bytes).map_err(|(error, _)| error.to_string())?;
         self.deliver(cx, id, action, Received::Tensor(tensor), meta.placement);
         Ok(())
     }

@@ -249,7 +249,7 @@ impl ArrivedTensor {
         let ArrivedTensor { told, checksum, bytes } = self;
         let bytes = match bytes {
             ArrivedBytes::Lent { bytes, may_borrow: true } => {
-                match Tensor::from_lent(pool, told.meta.clone(), bytes) {
+                match Tensor::from_lent(pool, &told.meta, bytes) {
                     Ok(tensor) => return Ok(tensor),
                     // Such a tensor is copied.
                     Err((_, bytes)) => ArrivedBytes::Lent { bytes, may_borrow: false },

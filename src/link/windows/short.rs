@@ -190,7 +190,7 @@ impl<'a> ExpectedValue<'a> {
         if !(borrows && is_whole && is_borrowable(told.meta.dtype())) {
             return self.copied(lent.meta, loan.bytes);
         }
-        let Ok(tensor) = Tensor::from_lent(self.pool, told.meta.clone(), loan.keep()?) else {
+        let Ok(tensor) = Tensor::from_lent(self.pool, &told.meta, loan.keep()?) else {
             unreachable!("checked above")
         };
         *self.receive = DirectReceive::Received(Received::Tensor(tensor), told.sender);

@@ -113,7 +113,7 @@ impl Tensor {
         /// type cannot be lent.
         fn from_lent(
             pool: &Pool,
-            meta: TensorMeta,
+            meta: &TensorMeta,
             bytes: LentBytes,
         ) -> Result<Tensor, (LentError, LentBytes)> {
             if meta.dtype() == DType::Bool {
@@ -125,7 +125,7 @@ impl Tensor {
                 return Err((LentError::Length { lent, needed }, bytes));
             }
             let mut header = pool.bare();
-            header.meta = meta;
+            header.meta.clone_from(meta);
             if !bytes.is_empty() {
                 header.data = bytes.data();
                 header.capacity = bytes.len();

@@ -1,6 +1,6 @@
 use super::{bytes, meta, pool, region};
 use crate::memory::{
-    GiveBack, LentBytes, LentError, LoanGuard, PeerRegion, Pool, PoolOptions, Tensor, ViewError,
+    GiveBack, Lender, LentBytes, LentError, PeerRegion, Pool, PoolOptions, Tensor, ViewError,
 };
 use crate::wire::{DType, Shape, TensorMeta};
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ fn peer() -> (Tensor, Arc<PeerRegion>) {
 
 fn lend(peer: &Arc<PeerRegion>, sink: &Arc<Returned>, offset: u64, len: u64) -> Option<LentBytes> {
     let sink: Arc<dyn GiveBack> = Arc::clone(sink) as _;
-    LentBytes::new(Arc::clone(peer), offset, len, LoanGuard::new(sink, 5))
+    Lender::new(Arc::clone(peer), sink).part(offset, len).map(|part| part.take(5))
 }
 
 fn returned(sink: &Returned) -> Vec<u32> {
@@ -41,7 +41,7 @@ fn a_lent_tensor_is_read_in_place_and_given_back_once() {
     let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let lent = lend(&peer, &sink, 64, 8).expect("inside");
-    let tensor = Tensor::from_lent(&pool, meta(DType::U16, &[4]), lent).expect("8 bytes");
+    let tensor = Tensor::from_lent(&pool, &meta(DType::U16, &[4]), lent).expect("8 bytes");
     let other = tensor.clone();
     assert!(tensor.is_lent());
     assert_eq!(tensor.span(), None);
@@ -61,7 +61,7 @@ fn bytes_outside_the_peers_region_are_not_lent() {
     for (offset, len) in [(4096, 1), (4090, 7), (u64::MAX, 2), (2, u64::MAX), (0, 4097)] {
         assert!(lend(&peer, &sink, offset, len).is_none(), "{offset} + {len}");
     }
-    assert_eq!(returned(&sink), [5; 5], "each loan went back");
+    assert!(returned(&sink).is_empty(), "no loan began");
     assert!(lend(&peer, &sink, 4096, 0).expect("an empty end").is_empty());
 }
 
@@ -71,7 +71,7 @@ fn a_loan_of_the_wrong_kind_comes_back_with_the_reason() {
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let refused = |meta: TensorMeta| {
         let lent = lend(&peer, &sink, 0, 8).expect("inside");
-        Tensor::from_lent(&pool, meta, lent).expect_err("refused").0
+        Tensor::from_lent(&pool, &meta, lent).expect_err("refused").0
     };
     assert_eq!(refused(bytes(9)), LentError::Length { lent: 8, needed: 9 });
     assert!(matches!(refused(meta(DType::Bool, &[8])), LentError::DType { .. }));
@@ -84,7 +84,7 @@ fn lent_elements_at_an_odd_address_are_refused_as_a_slice() {
     let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let lent = lend(&peer, &sink, 1, 8).expect("inside");
-    let tensor = Tensor::from_lent(&pool, meta(DType::F32, &[2]), lent).expect("8 bytes");
+    let tensor = Tensor::from_lent(&pool, &meta(DType::F32, &[2]), lent).expect("8 bytes");
     let refused = ViewError::Misaligned { dtype: DType::F32, align: 4, over: 1 };
     assert_eq!(tensor.as_slice::<f32>(), Err(refused));
     assert_eq!(tensor.bytes()[0], 1);
@@ -95,7 +95,7 @@ fn a_lent_tensor_becomes_writable_only_as_a_copy() {
     let (_held, peer) = peer();
     let (sink, pool) = (Arc::new(Returned::default()), pool(4096));
     let tensor =
-        Tensor::from_lent(&pool, bytes(4), lend(&peer, &sink, 8, 4).expect("inside")).expect("4 bytes");
+        Tensor::from_lent(&pool, &bytes(4), lend(&peer, &sink, 8, 4).expect("inside")).expect("4 bytes");
     let tensor = tensor.try_into_mut().expect_err("the peer's");
     let mut copy = tensor.make_mut(&pool).expect("room");
     assert_eq!(returned(&sink), [5]);
@@ -109,7 +109,7 @@ fn a_peers_memory_stays_readable_after_the_peer_is_gone() {
     let sink = Arc::new(Returned::default());
     let pool = pool(4096);
     let tensor =
-        Tensor::from_lent(&pool, bytes(4), lend(&peer, &sink, 4, 4).expect("inside")).expect("4 bytes");
+        Tensor::from_lent(&pool, &bytes(4), lend(&peer, &sink, 4, 4).expect("inside")).expect("4 bytes");
     drop((held, peer));
     assert_eq!(tensor.bytes(), [4, 5, 6, 7]);
     drop(pool);

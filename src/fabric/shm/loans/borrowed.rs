@@ -5,7 +5,7 @@ use crate::fabric::shm::memory::segment::OwnWords;
 use crate::fabric::shm::violation::ShmViolation;
 use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::fabric::words::{LoadWords, StoreWords};
-use crate::memory::{GiveBack, PeerRegion};
+use crate::memory::{GiveBack, LenderPart, LentBytes, PeerRegion};
 use crate::mutants::{Mutant, is_on};
 use std::ptr;
 use std::sync::OnceLock;
@@ -33,6 +33,27 @@ pub(crate) struct LoanTable {
     ringer: Ringer,
 }
 
+/// A free place of the table, for the loan with this number.
+pub(crate) struct FreePlace<'a> {
+    held: &'a BorrowPlace,
+    place: u32,
+    number: u64,
+}
+
+impl FreePlace<'_> {
+    /// Takes the place and the loan of these bytes.
+    #[inline]
+    pub(crate) fn take(self, part: LenderPart<'_>) -> LentBytes {
+        let FreePlace { held, place, number } = self;
+        held.region.store(ptr::from_ref(part.region()).addr(), Ordering::Relaxed);
+        held.offset.store(part.offset(), Ordering::Relaxed);
+        held.len.store(part.bytes().len() as u64, Ordering::Relaxed);
+        // Release: pairs with `held_in`, which then reads the other fields.
+        held.number.store(number, Ordering::Release);
+        part.take(place)
+    }
+}
+
 fn unused_chunk() -> Box<[BorrowPlace]> {
     (0..CHUNK).map(|_| BorrowPlace::default()).collect()
 }
@@ -52,17 +73,12 @@ impl LoanTable {
         self.chunks.get(at / CHUNK)?.get()?.get(at % CHUNK)
     }
 
-    /// Takes a place for a loan of `len` bytes at `offset` of a region. The peer has chosen the
-    /// place and the number.
+    /// A free place for a loan. The peer has chosen the place and the number.
     ///
     /// # Errors
     /// The violation, if the place or the number is not allowed.
-    pub(crate) fn take(
-        &self,
-        place: u64,
-        number: u64,
-        (region, offset, len): (&PeerRegion, u64, u64),
-    ) -> Result<u32, ShmViolation> {
+    #[inline]
+    pub(crate) fn free_place(&self, place: u64, number: u64) -> Result<FreePlace<'_>, ShmViolation> {
         let places = self.words.len();
         let Some(at) = usize::try_from(place).ok().filter(|at| *at < places) else {
             return Err(ShmViolation::LoanPlace { place, places });
@@ -76,20 +92,7 @@ impl LoanTable {
         if held.number.load(Ordering::Acquire) != 0 && !is_on(Mutant::PlaceTakenTwice) {
             return Err(ShmViolation::LoanPlaceInUse { place });
         }
-        held.region.store(ptr::from_ref(region).addr(), Ordering::Relaxed);
-        held.offset.store(offset, Ordering::Relaxed);
-        held.len.store(len, Ordering::Relaxed);
-        // Release: pairs with `held_in`, which then reads the other fields.
-        held.number.store(number, Ordering::Release);
-        Ok(place as u32)
-    }
-
-    /// Whether [`LoanTable::take`] takes the place for a loan with this number.
-    #[inline]
-    pub(crate) fn may_take(&self, place: u64, number: u64) -> bool {
-        let Some(at) = usize::try_from(place).ok().filter(|at| *at < self.words.len()) else { return false };
-        // Acquire: as in `take`.
-        number != 0 && self.place(at).is_none_or(|held| held.number.load(Ordering::Acquire) == 0)
+        Ok(FreePlace { held, place: place as u32, number })
     }
 
     /// Fetches the word of a loan that is about to be given back. The peer has read it since the
@@ -121,10 +124,12 @@ impl LoanTable {
 impl GiveBack for LoanTable {
     fn give_back(&self, index: u32) {
         let index = index as usize;
-        // Each loan was taken once and is given back once. The drop of its guard on another thread
-        // is ordered by the transfer of the guard; AcqRel also orders the place's next use.
+        // Each loan was taken once and is given back once. No other thread writes to its place
+        // meanwhile, and the transfer of the loan orders its drop on another thread.
         let Some(place) = self.place(index) else { unreachable!("its loan was taken") };
-        let number = place.number.swap(0, Ordering::AcqRel);
+        let number = place.number.load(Ordering::Relaxed);
+        // Release: pairs with the acquire in `free_place`, before the place's next use.
+        place.number.store(0, Ordering::Release);
         give_back(&self.words, index, number);
         self.ringer.ring_if_idle();
     }
