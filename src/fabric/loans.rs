@@ -93,6 +93,19 @@ impl LoanLimiter {
         Some(LoanPermit { limiter: Arc::clone(self), bytes, tick: self.begin() })
     }
 
+    /// As [`LoanLimiter::permit`], where a loan of this limiter has just ended. Its permit is passed
+    /// on if it counts as much as the new one.
+    #[inline]
+    pub fn permit_after(self: &Arc<Self>, ended: Option<LoanPermit>, bytes: u64) -> Option<LoanPermit> {
+        // Acquire: as in `begin`.
+        let tick = self.tick.load(Ordering::Acquire);
+        if ended.as_ref().is_some_and(|ended| ended.bytes == bytes && ended.tick == tick) {
+            return ended;
+        }
+        drop(ended);
+        self.permit(bytes)
+    }
+
     /// Counts a loan among those of the present tick.
     fn begin(&self) -> u64 {
         loop {
@@ -206,6 +219,25 @@ mod tests {
         assert_eq!(limiter.figures(), figures(1, 40, 0));
         drop((limiter.permit(60).expect("room again"), second));
         assert_eq!(limiter.figures(), figures(0, 0, 0));
+    }
+
+    #[test]
+    fn a_permit_is_passed_on_only_if_it_counts_the_same() {
+        let limiter = Arc::new(LoanLimiter::new(100));
+        let mut permit = limiter.permit_after(None, 60);
+        for (bytes, out) in [(60, 1), (61, 1), (101, 0), (100, 1)] {
+            permit = limiter.permit_after(permit, bytes);
+            assert_eq!(limiter.figures(), figures(out, out * bytes, 0));
+        }
+        // A loan is as old as its permit, so this one is new.
+        limiter.tick();
+        permit = limiter.permit_after(permit, 100);
+        (0..TICKS_PER_GRACE).for_each(|_| limiter.tick());
+        assert_eq!(limiter.figures(), figures(1, 100, 0));
+        limiter.tick();
+        assert_eq!(limiter.figures(), figures(1, 100, 1));
+        drop(permit);
+        assert_eq!(limiter.figures(), figures(0, 0, 1));
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) struct LinkLoan {
     /// Its bytes must not change before the peer gives them back.
     pub tensor: Tensor,
     /// Counts the bytes as lent until the loan ends.
-    pub _permit: Option<LoanPermit>,
+    pub permit: Option<LoanPermit>,
 }
 
 /// The outstanding loans of a link.
@@ -225,11 +225,15 @@ impl ShmLinkInner {
     }
 
     /// Releases tensors that have come back, until one is found that is out. A sender that never
-    /// polls then holds few tensors and permits.
+    /// polls then holds few tensors and permits. Returns the permit of the last that came back.
     #[inline]
-    pub(super) fn release_returned(&mut self) {
-        let early = &mut self.returned_early;
-        self.loans.returned(1, |_| *early += 1);
+    pub(super) fn release_returned(&mut self) -> Option<LoanPermit> {
+        let (early, mut permit) = (&mut self.returned_early, None);
+        self.loans.returned(1, |loan| {
+            *early += 1;
+            permit = loan.permit;
+        });
+        permit
     }
 
     /// Completes the loans that came back before, and the returned ones among the next `count`.

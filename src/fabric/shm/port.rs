@@ -219,9 +219,9 @@ impl Port for ShmPort {
     }
 
     fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit> {
-        // Their permits are free then.
-        self.links.get_mut(link).into_iter().for_each(ShmLinkInner::release_returned);
-        self.shared.limiter.permit(bytes)
+        // The loans that came back make room.
+        let ended = self.links.get_mut(link).and_then(ShmLinkInner::release_returned);
+        self.shared.limiter.permit_after(ended, bytes)
     }
 
     fn lend(

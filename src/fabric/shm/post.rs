@@ -112,12 +112,15 @@ impl ShmLinkInner {
         if message.len > MAX_LOAN_MESSAGE {
             return Err((PostError::Refused("the message of a loan has at most 28 bytes"), permit));
         }
-        self.release_returned();
+        if permit.is_none() {
+            // A permit comes after this.
+            self.release_returned();
+        }
         let (source, position) = match self.lendable(tensor) {
             Ok(found) => found,
             Err(error) => return Err((error, permit)),
         };
-        let loan = LinkLoan { position, tensor: tensor.clone(), _permit: permit };
+        let loan = LinkLoan { position, tensor: tensor.clone(), permit };
         let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
         let loan = OrderLoan { source, index: u64::from(index), number };
         self.rings.post(Order::Lend { loan, message: *message }, &[]);
