@@ -365,19 +365,19 @@ pub trait Port: Send + 'static {
 
     /// Lends the peer a tensor in place. The operation is done when the peer has given it back. The
     /// peer gets [`Event::Lent`] with `message`, which consumes a receive. The message has at most
-    /// [`MAX_LOAN_MESSAGE`] bytes, and is copied before this returns. The port holds the permit as
-    /// long as the tensor. A loan that the peer only copies from needs no permit. 2^18 loans can be
-    /// out on a link at a time.
+    /// [`MAX_LOAN_MESSAGE`] bytes, and is copied before this returns. The port takes the source and
+    /// the permit, and holds both as long. A loan that the peer only copies from needs no permit.
+    /// 2^18 loans can be out on a link at a time.
     ///
     /// # Errors
-    /// [`PostError`] with the permit; nothing was lent then.
+    /// [`PostError`]; nothing was lent then, and nothing taken. A loan without a source is refused.
     fn lend(
         &mut self,
         link: LinkId,
-        source: &Tensor,
-        permit: Option<LoanPermit>,
+        source: &mut Option<Tensor>,
+        permit: &mut Option<LoanPermit>,
         message: &ShortMessage,
-    ) -> Result<(), (PostError, Option<LoanPermit>)>;
+    ) -> Result<(), PostError>;
 
     /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
     fn reaches(&self, target: &TensorMut) -> bool {
@@ -511,6 +511,9 @@ impl<R> ShortTake<R> {
         }
     }
 }
+
+/// Why a loan without a source is refused.
+const NO_SOURCE: &str = "the loan has no source";
 
 /// Why an operation was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

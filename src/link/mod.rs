@@ -106,6 +106,23 @@ impl From<Tensor> for Value {
     }
 }
 
+impl Value {
+    /// The tensor; `None` for a dead value.
+    #[inline]
+    pub(crate) fn into_tensor(self) -> Option<Tensor> {
+        match self {
+            Value::Tensor(tensor) => Some(tensor),
+            Value::Dead => None,
+        }
+    }
+
+    /// The value that [`Value::into_tensor`] was called on.
+    #[inline]
+    pub(crate) fn of_tensor(tensor: Option<Tensor>) -> Self {
+        tensor.map_or(Value::Dead, Value::Tensor)
+    }
+}
+
 /// The placement of a tensor (specification 2.3).
 pub fn placement_of(tensor: &Tensor) -> Placement {
     match () {

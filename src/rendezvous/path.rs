@@ -96,12 +96,16 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error>;
 
-    /// Sends a small tensor on the poller itself, if nothing else has to be done for it. Returns
-    /// whether it did.
+    /// Sends a tensor on the poller itself, if nothing else has to be done for it. Returns whether
+    /// it did. A tensor that is lent is taken.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
-    fn send_short(&self, of: (PeerIndex, TensorKeyRef<'_>), tensor: &Tensor) -> Result<bool, Unusable>;
+    fn send_short(
+        &self,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        tensor: &mut Option<Tensor>,
+    ) -> Result<bool, Unusable>;
 
     /// Sends a value on the poller itself, without a command. The value does not count as
     /// outstanding yet, and `limit` values can be.
@@ -210,7 +214,11 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         self.submit(RemoteCommand::Send { peer, key, value }).map_err(unusable)
     }
 
-    fn send_short(&self, of: (PeerIndex, TensorKeyRef<'_>), tensor: &Tensor) -> Result<bool, Unusable> {
+    fn send_short(
+        &self,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        tensor: &mut Option<Tensor>,
+    ) -> Result<bool, Unusable> {
         if !H::HAS_WINDOWS {
             return Ok(false);
         }

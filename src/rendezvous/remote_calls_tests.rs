@@ -61,7 +61,11 @@ impl RemotePath for Scripted {
         Ok(EdgeReports::default())
     }
 
-    fn send_short(&self, _of: (PeerIndex, TensorKeyRef<'_>), _tensor: &Tensor) -> Result<bool, Unusable> {
+    fn send_short(
+        &self,
+        _of: (PeerIndex, TensorKeyRef<'_>),
+        _tensor: &mut Option<Tensor>,
+    ) -> Result<bool, Unusable> {
         Ok(false)
     }
 

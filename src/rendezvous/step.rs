@@ -116,14 +116,14 @@ impl Step {
     #[inline]
     fn send_remote(&self, peer: PeerIndex, edge: &Edge, value: Value) -> Result<(), Error> {
         let of = (peer, edge.key_ref(self.id));
-        if let Value::Tensor(tensor) = &value
-            && self.context.is_ours(tensor)
+        let mut tensor = value.into_tensor();
+        if tensor.as_ref().is_some_and(|tensor| self.context.is_ours(tensor))
             // A poller that is unusable says so again below.
-            && let Ok(true) = self.context.paths.of(peer).send_short(of, tensor)
+            && let Ok(true) = self.context.paths.of(peer).send_short(of, &mut tensor)
         {
             return Ok(());
         }
-        self.send_any(peer, edge, value)
+        self.send_any(peer, edge, Value::of_tensor(tensor))
     }
 
     /// Offers a value within the process, or finds out why it can't be sent.

@@ -130,8 +130,13 @@ pub fn a_loan_in_a_batch_is_lent_as_ever<H: Harness>() {
     let bytes = pattern(5000, 8);
     let source = tensor(&a.pool, &bytes);
     let lend = |a: &mut End<H::Fabric>| {
-        let lent = a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(7));
-        lent.map_err(|(error, _)| error).expect("posted");
+        let lent = a.port.lend(
+            a.link,
+            &mut Some(source.clone()),
+            &mut Some(LoanPermit::unbounded()),
+            &loan_message(7),
+        );
+        lent.expect("posted");
     };
     a.port.begin_batch();
     a.port.send(a.link, b"before").expect("posted");

@@ -32,12 +32,18 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     refused(a.port.write(a.link, &foreign, 8, &grant, None));
     refused(a.port.expose(a.link, &foreign).map(|_| ()));
     if a.port.limits(a.link).lends {
-        let lent = a.port.lend(a.link, &foreign, Some(LoanPermit::unbounded()), &loan_message(1));
-        refused(lent.map_err(|(error, _)| error));
+        let lent = a.port.lend(
+            a.link,
+            &mut Some(foreign.clone()),
+            &mut Some(LoanPermit::unbounded()),
+            &loan_message(1),
+        );
+        refused(lent);
     } else {
         let own = tensor(&a.pool, &[1; 8]);
-        let lent = a.port.lend(a.link, &own, Some(LoanPermit::unbounded()), &loan_message(1));
-        refused(lent.map_err(|(error, _)| error));
+        let lent =
+            a.port.lend(a.link, &mut Some(own.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(1));
+        refused(lent);
     }
     assert!(foreign.is_unique(), "what was refused is not held");
     a.port.send(a.link, b"still up").expect("posted");

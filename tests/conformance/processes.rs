@@ -226,7 +226,9 @@ fn child_says_last_words() {
         end.port.send(end.link, &[k]).expect("posted");
     }
     end.port.write(end.link, &source, 10_000, &target, Some(immediate(2))).expect("posted");
-    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(3)).expect("posted");
+    end.port
+        .lend(end.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(3))
+        .expect("posted");
     let me = rustix::process::getpid();
     rustix::process::kill_process(me, rustix::process::Signal::KILL).expect("killed");
 }
@@ -241,7 +243,9 @@ fn child_survives() {
         let target = grant_from_bytes(&peer.hear());
         let source = tensor(&end.pool, &[1; 64]);
         end.port.write(end.link, &source, 64, &target, None).expect("posted");
-        end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
+        end.port
+            .lend(end.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(1))
+            .expect("posted");
         let during = Footprint::now();
         assert!(during.segments >= 2 && during.threads == before.threads + 1, "{during:?}");
         peer.kill();
@@ -303,7 +307,9 @@ fn two_processes_write_read_send_and_lend_to_each_other() {
         expect!(end.next_alone(), Got::Immediate(_, 8) => ());
     }
     let source = tensor(&end.pool, &pattern(100_000, 9));
-    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(6)).expect("posted");
+    end.port
+        .lend(end.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(6))
+        .expect("posted");
     let mut seen = (false, false);
     while seen != (true, true) {
         match end.next_alone() {
@@ -325,7 +331,9 @@ fn the_death_of_an_idle_peer_fails_everything_outstanding_at_once() {
     let source = tensor(&end.pool, &[1; 64]);
     end.port.write(end.link, &source, 64, &grant, None).expect("posted");
     end.port.read(end.link, tensor_mut(&end.pool, 4096), &grant).expect("posted");
-    end.port.lend(end.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
+    end.port
+        .lend(end.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(1))
+        .expect("posted");
     for _ in 0..1000 {
         end.poll();
     }

@@ -221,8 +221,12 @@ pub fn a_loan_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
     }
     receives(&mut b, 1);
     let source = tensor(&a.pool, &[1; 8]);
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(2)).expect("posted");
+    a.port
+        .lend(a.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(1))
+        .expect("posted");
+    a.port
+        .lend(a.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(2))
+        .expect("posted");
     let held = expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes);
     assert_eq!(expect!(b.next(&mut a), Got::Down(why) => why), LinkFailure::NoReceive);
     drop(held);
@@ -271,7 +275,9 @@ pub fn zero_length_operations_check_no_key<H: Harness>() {
     }
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"");
     if a.port.limits(a.link).lends {
-        a.port.lend(a.link, &empty, Some(LoanPermit::unbounded()), &loan_message(6)).expect("posted");
+        a.port
+            .lend(a.link, &mut Some(empty.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(6))
+            .expect("posted");
         assert!(expect!(b.next(&mut a), Got::Lent(_, bytes) => bytes).is_empty());
     } else {
         println!("skipped: this fabric does not lend");
@@ -526,7 +532,9 @@ fn post_one_of_each<F: Fabric>(a: &mut End<F>, b: &mut End<F>) -> usize {
     if !a.port.limits(a.link).lends {
         return 2;
     }
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(3)).expect("posted");
+    a.port
+        .lend(a.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(3))
+        .expect("posted");
     3
 }
 
@@ -608,7 +616,9 @@ pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harne
     for round in 0..50 {
         let bytes = pattern(5000, round);
         let source = tensor(&a.pool, &bytes);
-        a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(7)).expect("posted");
+        a.port
+            .lend(a.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(7))
+            .expect("posted");
         let (told, lent) = expect!(b.next(&mut a), Got::Lent(told, lent) => (told, lent));
         assert_eq!(told, 7_u32.to_le_bytes());
         let lent = bytes_of(&b, lent);
@@ -632,7 +642,9 @@ pub fn lent_bytes_outlive_the_link<H: Harness>() {
     receives(&mut b, 2);
     let bytes = pattern(5000, 3);
     let source = tensor(&a.pool, &bytes);
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(1)).expect("posted");
+    a.port
+        .lend(a.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(1))
+        .expect("posted");
     let lent = expect!(b.next(&mut a), Got::Lent(_, lent) => bytes_of(&b, lent));
     a.port.fail(a.link, LinkFailure::Local("enough".into()));
     expect!(a.next(&mut b), Got::Failed => ());

@@ -108,7 +108,9 @@ pub fn a_message_that_is_taken_consumes_a_receive<H: Harness>() {
 
 fn lend<F: Fabric>(a: &mut End<F>, bytes: &[u8], number: u32) -> tensorwire::Tensor {
     let source = tensor(&a.pool, bytes);
-    a.port.lend(a.link, &source, Some(LoanPermit::unbounded()), &loan_message(number)).expect("posted");
+    a.port
+        .lend(a.link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(number))
+        .expect("posted");
     source
 }
 

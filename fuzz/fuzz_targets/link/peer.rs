@@ -313,9 +313,9 @@ impl Peer {
         let immediate = self.any_immediate(input, ImmediateKind::Lend);
         let message = ShortMessage::from_u32(immediate.to_bits());
         let tensor = self.tensor.clone();
-        let permit = Some(LoanPermit::unbounded());
+        let mut permit = Some(LoanPermit::unbounded());
         self.checksum = checksum_of(tensor.bytes());
-        let _ = self.port.lend(self.link, &tensor, permit, &message);
+        let _ = self.port.lend(self.link, &mut Some(tensor.clone()), &mut permit, &message);
     }
 
     fn immediate(&mut self, input: &mut Input<'_>) {

@@ -321,7 +321,7 @@ impl Peer {
             241..=245 => message.first = input.u64() as u32,
             other => message.words[usize::from(other % 3)] = input.u64(),
         }
-        let _ = self.port.lend(link, tensor, Some(LoanPermit::unbounded()), &message);
+        let _ = self.port.lend(link, &mut Some(tensor.clone()), &mut Some(LoanPermit::unbounded()), &message);
     }
 
     /// What a sender says about edges beside records.

@@ -227,18 +227,11 @@ impl Port for ShmPort {
     fn lend(
         &mut self,
         link: LinkId,
-        source: &Tensor,
-        permit: Option<LoanPermit>,
+        source: &mut Option<Tensor>,
+        permit: &mut Option<LoanPermit>,
         message: &ShortMessage,
-    ) -> Result<(), (PostError, Option<LoanPermit>)> {
-        let posted = match self.link(link) {
-            Some(link) => link.lend(source, permit, message),
-            None => Err((PostError::Down, permit)),
-        };
-        if let Err((PostError::Down, _)) = posted {
-            self.links.activate_if_news(link);
-        }
-        posted
+    ) -> Result<(), PostError> {
+        self.post(link, |link| link.lend(source, permit, message))
     }
 
     fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {

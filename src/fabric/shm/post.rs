@@ -1,15 +1,13 @@
 //! Posting on a link: every operation of [`Port`](crate::fabric::Port) but polls.
 
-use crate::fabric::shm::bulk::source;
+use crate::fabric::shm::bulk;
 use crate::fabric::shm::grants::ShmGranted;
 use crate::fabric::shm::link::{LinkLoan, ShmLinkInner};
-use crate::fabric::shm::memory::order::{
-    FIRST_BYTES, Order, OrderLoan, OrderSource, OrderTarget, PAYLOAD_BYTES,
-};
+use crate::fabric::shm::memory::order::{FIRST_BYTES, Order, OrderLoan, OrderTarget, PAYLOAD_BYTES};
 use crate::fabric::shm::memory::ring::BadAck;
 use crate::fabric::shm::reads::PendingRead;
 use crate::fabric::shm::rings::Rings;
-use crate::fabric::{LoanPermit, MAX_LOAN_MESSAGE, PostError};
+use crate::fabric::{LoanPermit, MAX_LOAN_MESSAGE, NO_SOURCE, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
 
@@ -78,7 +76,7 @@ impl ShmLinkInner {
         immediate: Option<Immediate>,
     ) -> Result<(), PostError> {
         let target = target(grant, len)?;
-        let source = source(&self.pool, tensor, len)?;
+        let source = bulk::source(&self.pool, tensor, len)?;
         let order = Order::Write { source, target, immediate };
         self.room()?.post_held(order, true, Some(tensor.clone()));
         Ok(())
@@ -102,37 +100,32 @@ impl ShmLinkInner {
         Ok(())
     }
 
-    /// Lends a tensor. The link holds the permit as long as the tensor is lent.
+    /// See [`Port::lend`](crate::fabric::Port::lend).
     pub(super) fn lend(
         &mut self,
-        tensor: &Tensor,
-        permit: Option<LoanPermit>,
+        source: &mut Option<Tensor>,
+        permit: &mut Option<LoanPermit>,
         message: &ShortMessage,
-    ) -> Result<(), (PostError, Option<LoanPermit>)> {
+    ) -> Result<(), PostError> {
         if message.len > MAX_LOAN_MESSAGE {
-            return Err((PostError::Refused("the message of a loan has at most 28 bytes"), permit));
+            return Err(PostError::Refused("the message of a loan has at most 28 bytes"));
         }
         if permit.is_none() {
             // A permit comes after this.
             self.release_returned();
         }
-        let (source, position) = match self.lendable(tensor) {
-            Ok(found) => found,
-            Err(error) => return Err((error, permit)),
-        };
-        let loan = LinkLoan { position, tensor: tensor.clone(), permit };
-        let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
-        let loan = OrderLoan { source, index: u64::from(index), number };
-        self.rings.post(Order::Lend { loan, message: *message }, &[]);
-        Ok(())
-    }
-
-    /// Checks that a tensor can be lent now. Returns its place in the pool, and the position of the
-    /// order that will lend it.
-    fn lendable(&mut self, tensor: &Tensor) -> Result<(OrderSource, u64), PostError> {
-        let source = source(&self.pool, tensor, tensor.bytes().len() as u64)?;
+        let tensor = source.as_ref().ok_or(PostError::Refused(NO_SOURCE))?;
+        let place = bulk::source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let position = self.room()?.out.next();
-        if self.loans.has_room() { Ok((source, position)) } else { Err(PostError::Full) }
+        if !self.loans.has_room() {
+            return Err(PostError::Full);
+        }
+        let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
+        let loan = LinkLoan { position, tensor, permit: permit.take() };
+        let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
+        let loan = OrderLoan { source: place, index: u64::from(index), number };
+        self.rings.post_lend(loan, message);
+        Ok(())
     }
 
     pub(super) fn post_receives(&mut self, count: u32) {
@@ -167,7 +160,7 @@ impl ShmLinkInner {
         if !self.is_up() {
             return Err(PostError::Down);
         }
-        source(&self.pool, tensor, tensor.bytes().len() as u64)?;
+        bulk::source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let added = self.executor.grants.add(ShmGranted::Read(tensor.clone()), tensor.span());
         added.map_err(|(error, _)| error)
     }

@@ -1,6 +1,6 @@
 //! The two rings of a link, and the tensors that are held until the peer has taken them.
 
-use crate::fabric::shm::memory::order::Order;
+use crate::fabric::shm::memory::order::{Order, OrderLoan, is_long, lend_words};
 use crate::fabric::shm::memory::ring::{BadAck, Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnWords, PeerWords};
 use crate::fabric::shm::memory::slot::IN_SLOT;
@@ -8,6 +8,7 @@ use crate::fabric::shm::reads::{PendingReads, ReadAnswers};
 use crate::fabric::shm::wakeup::ringer::Ringer;
 use crate::fabric::{Completions, Event, LinkId};
 use crate::memory::Tensor;
+use crate::wire::ShortMessage;
 use std::collections::VecDeque;
 
 /// A tensor of this side that the peer may still pull from.
@@ -121,6 +122,16 @@ impl Rings {
         self.replies = true;
         self.out.post_short(ack, count, word);
         self.ring_if_idle();
+    }
+
+    /// Posts a loan, as [`Rings::post`].
+    #[inline]
+    pub(super) fn post_lend(&mut self, loan: OrderLoan, message: &ShortMessage) {
+        if is_long(message.len) {
+            return self.post(Order::Lend { loan, message: *message }, &[]);
+        }
+        let words = lend_words(loan, message);
+        self.post_short(IN_SLOT, |k| words[k]);
     }
 
     /// Whether no order is half executed, nothing is held for the peer, and no answer waits.

@@ -48,26 +48,24 @@ impl SimState {
     pub fn lend(
         &mut self,
         side: usize,
-        source: &Tensor,
-        permit: Option<LoanPermit>,
+        source: &mut Option<Tensor>,
+        permit: &mut Option<LoanPermit>,
         message: &ShortMessage,
-    ) -> Result<(), (PostError, Option<LoanPermit>)> {
+    ) -> Result<(), PostError> {
         if !self.options.lends {
-            return Err((PostError::Refused("this network does not lend"), permit));
+            return Err(PostError::Refused("this network does not lend"));
         }
-        if let Err(error) = self.has_room(side) {
-            return Err((error, permit));
-        }
+        self.has_room(side)?;
         if self.sides[side].loans() >= MAX_LOANS {
-            return Err((PostError::Full, permit));
+            return Err(PostError::Full);
         }
+        let tensor = source.take().ok_or(PostError::Refused(crate::fabric::NO_SOURCE))?;
         let loan = self.next_loan;
         self.next_loan += 1;
         let operation = self.sides[side].post(HeldMemory::Loan(loan));
-        let (tensor, borrower) = (source.clone(), None);
-        let operation_of = Some((side, operation));
-        self.loans.insert(loan, SimLoan { tensor, _permit: permit, operation: operation_of, borrower });
-        self.digest.bytes(source.bytes());
+        self.digest.bytes(tensor.bytes());
+        let (_permit, operation_of) = (permit.take(), Some((side, operation)));
+        self.loans.insert(loan, SimLoan { tensor, _permit, operation: operation_of, borrower: None });
         self.depart(side, operation, SimPayload::Loan { loan, message: *message });
         Ok(())
     }

@@ -311,18 +311,16 @@ impl Port for SimPort {
     fn lend(
         &mut self,
         link: LinkId,
-        source: &Tensor,
-        permit: Option<LoanPermit>,
+        source: &mut Option<Tensor>,
+        permit: &mut Option<LoanPermit>,
         message: &ShortMessage,
-    ) -> Result<(), (PostError, Option<LoanPermit>)> {
+    ) -> Result<(), PostError> {
         if message.len > MAX_LOAN_MESSAGE {
-            return Err((PostError::Refused("the message of a loan is too long"), permit));
+            return Err(PostError::Refused("the message of a loan is too long"));
         }
-        let may = self.post(link).and_then(|side| self.check_source(source).map(|()| side));
-        match may {
-            Ok(side) => self.network.with(|state| state.lend(side, source, permit, message)),
-            Err(error) => Err((error, permit)),
-        }
+        let side = self.post(link)?;
+        self.check_source(source.as_ref().ok_or(PostError::Refused(crate::fabric::NO_SOURCE))?)?;
+        self.network.with(|state| state.lend(side, source, permit, message))
     }
 
     fn grant(&mut self, link: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {

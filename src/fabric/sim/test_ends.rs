@@ -38,7 +38,13 @@ fn post_one_of_each(world: &mut World) -> Grant {
     let port = &mut world.ports[0];
     port.write(link, &source, 8, &target, None).expect("posted");
     port.read(link, into, &exposed).expect("posted");
-    port.lend(link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).expect("posted");
+    port.lend(
+        link,
+        &mut Some(source.clone()),
+        &mut Some(LoanPermit::unbounded()),
+        &ShortMessage::from_u32(1),
+    )
+    .expect("posted");
     target
 }
 
@@ -123,7 +129,7 @@ fn a_loan_that_the_dead_had_is_the_lender_s_again_when_nobody_holds_it() {
     let source = tensor(&world.pools[0], &[7; 8]);
     let link = world.links[0];
     world.ports[0]
-        .lend(link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .lend(link, &mut Some(source.clone()), &mut Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
         .expect("posted");
     world.rest();
     let mut borrowed = Completions::default();

@@ -488,11 +488,11 @@ impl Port for VerbsPort {
     fn lend(
         &mut self,
         _link: LinkId,
-        _source: &Tensor,
-        permit: Option<LoanPermit>,
+        _source: &mut Option<Tensor>,
+        _permit: &mut Option<LoanPermit>,
         _message: &ShortMessage,
-    ) -> Result<(), (PostError, Option<LoanPermit>)> {
-        Err((PostError::Refused("this fabric does not lend: see the link's limits"), permit))
+    ) -> Result<(), PostError> {
+        Err(PostError::Refused("this fabric does not lend: see the link's limits"))
     }
 
     fn reaches(&self, target: &TensorMut) -> bool {

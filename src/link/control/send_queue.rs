@@ -48,7 +48,7 @@ enum QueuedPost {
         immediate: Immediate,
     },
     Lend {
-        source: Tensor,
+        source: Option<Tensor>,
         permit: Option<LoanPermit>,
         message: ShortMessage,
     },
@@ -246,17 +246,17 @@ impl SendQueue {
         is_posted
     }
 
-    /// Lends a tensor, unless the loan is refused. Returns whether it did. The caller has checked
-    /// that it [leaves now](SendQueue::leaves_now).
+    /// Lends and takes a tensor, unless the loan is refused. Returns whether it did. The caller has
+    /// checked that it [leaves now](SendQueue::leaves_now).
     #[inline]
     pub fn lend_now<P: Port>(
         &mut self,
         port: &mut P,
-        source: &Tensor,
-        permit: Option<LoanPermit>,
+        source: &mut Option<Tensor>,
+        mut permit: Option<LoanPermit>,
         message: &ShortMessage,
     ) -> bool {
-        let is_posted = port.lend(self.link, source, permit, message).is_ok();
+        let is_posted = port.lend(self.link, source, &mut permit, message).is_ok();
         self.sent = self.sent.wrapping_add(is_posted.into());
         self.values += usize::from(is_posted);
         is_posted
@@ -291,7 +291,7 @@ impl SendQueue {
         message: ShortMessage,
     ) {
         self.values += 1;
-        self.push(port, counters, QueuedPost::Lend { source, permit, message });
+        self.push(port, counters, QueuedPost::Lend { source: Some(source), permit, message });
     }
 
     /// Posts what is queued, as far as credits and room allow. In a batch the pack stays. If the
@@ -464,12 +464,7 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
             let len = source.meta().bytes();
             port.write(link, source, len, target, Some(*immediate))
         }
-        QueuedPost::Lend { source, permit, message } => {
-            port.lend(link, source, permit.take(), message).map_err(|(error, back)| {
-                *permit = back;
-                error
-            })
-        }
+        QueuedPost::Lend { source, permit, message } => port.lend(link, source, permit, message),
     }
 }
 

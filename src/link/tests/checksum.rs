@@ -45,9 +45,14 @@ impl ByHand {
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind: ImmediateKind::Lend, generation, slot };
         let source = source.freeze();
-        let permit = Some(crate::fabric::LoanPermit::unbounded());
+        let mut permit = Some(crate::fabric::LoanPermit::unbounded());
         self.port
-            .lend(self.link, &source, permit, &ShortMessage::from_u32(immediate.to_bits()))
+            .lend(
+                self.link,
+                &mut Some(source.clone()),
+                &mut permit,
+                &ShortMessage::from_u32(immediate.to_bits()),
+            )
             .expect("room");
     }
 

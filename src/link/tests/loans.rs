@@ -16,9 +16,14 @@ impl ByHand {
         source.bytes_mut().fill(fill);
         let RequestId { slot, generation } = request;
         let immediate = Immediate { kind, generation, slot };
-        let permit = Some(LoanPermit::unbounded());
+        let mut permit = Some(LoanPermit::unbounded());
         self.port
-            .lend(self.link, &source.freeze(), permit, &ShortMessage::from_u32(immediate.to_bits()))
+            .lend(
+                self.link,
+                &mut Some(source.freeze()),
+                &mut permit,
+                &ShortMessage::from_u32(immediate.to_bits()),
+            )
             .expect("room");
     }
 }

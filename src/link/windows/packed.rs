@@ -24,17 +24,17 @@ pub(in crate::link) struct PolledPlace {
 impl<P: Port, C> Links<P, C> {
     /// As [`Links::send_short`]. In an open batch small records share slots.
     #[inline(never)] // keeps the path of single tensors short
-    pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
+    pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         if !self.batch.is_open {
             return self.send_short(link, record, tensor);
         }
-        let Some(found) = self.links.get_mut(link) else { return false };
+        let (Some(found), Some(tensor)) = (self.links.get_mut(link), tensor) else { return false };
         let Some(plain) = found.plain(record, tensor) else { return false };
         if !found.out.packed(&mut self.port, &self.counters, &plain) {
             return false;
         }
         self.counters.increment(Counter::SmallResponses);
-        count_sent(&self.counters, plain.data);
+        count_sent(&self.counters, plain.data.len() as u64);
         if !found.is_backlogged {
             self.links.note_backlog(link);
         }

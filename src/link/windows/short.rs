@@ -15,9 +15,9 @@ use crate::wire::{ShortMessage, UnreadMessage};
 
 impl<P: Port, C> Links<P, C> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
-    /// [`Links::window_to_receiver`] sends any value.
+    /// [`Links::window_to_receiver`] sends any value. A tensor that is lent is taken.
     #[inline]
-    pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &Tensor) -> bool {
+    pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         let Some(link) = self.links.get_mut(link) else { return false };
         link.send_short(&mut self.port, &self.counters, record, tensor)
     }
@@ -79,9 +79,10 @@ impl<C> Link<C> {
         port: &mut P,
         counters: &CountersWriter,
         record: Record<()>,
-        tensor: &Tensor,
+        source: &mut Option<Tensor>,
     ) -> bool {
         let Record { edge, n, step, .. } = record;
+        let Some(tensor) = source else { return false };
         let asked = self.windows.asked.get(edge.number as usize).filter(|asked| !asked.validate);
         let Some(&AskedOfEdge { borrow, .. }) = asked else { return false };
         let Some(meta) = self.windows.told.latest(tensor.meta(), placement_of(tensor)) else { return false };
@@ -90,7 +91,7 @@ impl<C> Link<C> {
             let may_borrow = borrow && is_borrowable(tensor.dtype());
             let (answers_need, checksum) = (false, None);
             let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
-            return self.lend_short(port, counters, record, tensor);
+            return self.lend_short(port, counters, record, source);
         }
         self.send_plain(port, counters, PlainRecord { edge, n, step, meta, data })
     }
@@ -108,7 +109,7 @@ impl<C> Link<C> {
         };
         if has_left {
             counters.increment(Counter::SmallResponses);
-            count_sent(counters, plain.data);
+            count_sent(counters, plain.data.len() as u64);
         }
         has_left
     }
@@ -119,19 +120,19 @@ impl<C> Link<C> {
         port: &mut P,
         counters: &CountersWriter,
         mut record: LentRecord,
-        tensor: &Tensor,
+        source: &mut Option<Tensor>,
     ) -> bool {
+        let Some(bytes) = source.as_ref().map(|tensor| tensor.meta().bytes()) else { return false };
         if !self.out.leaves_now(port) {
             return false;
         }
-        let bytes = tensor.bytes().len() as u64;
         let permit = if record.may_borrow { self.permit_borrow(port, counters, bytes) } else { None };
         record.may_borrow = permit.is_some();
         let counter = if record.may_borrow { Counter::LoansPosted } else { Counter::WritesPosted };
-        let has_left = self.out.lend_now(port, tensor, permit, &record.to_message());
+        let has_left = self.out.lend_now(port, source, permit, &record.to_message());
         if has_left {
             counters.increment(counter);
-            count_sent(counters, tensor.bytes());
+            count_sent(counters, bytes);
         }
         has_left
     }
@@ -228,8 +229,8 @@ impl<'a> ExpectedValue<'a> {
 
 /// Counts a tensor that has left by its record alone.
 #[inline]
-pub(super) fn count_sent(counters: &CountersWriter, data: &[u8]) {
+pub(super) fn count_sent(counters: &CountersWriter, bytes: u64) {
     counters.increment(Counter::TensorsSent);
-    counters.add(Counter::BytesSent, data.len() as u64);
+    counters.add(Counter::BytesSent, bytes);
     counters.increment(Counter::MessagesSent);
 }

@@ -230,7 +230,10 @@ fn a_loan_for_another_receive_is_left_to_a_poll() {
         }
         let mut source = scene.peer_pool.zeroed(meta(1000)).expect("room");
         source.bytes_mut().fill(5);
-        scene.peer.lend(scene.peer_link, &source.freeze(), None, &sent.to_message()).expect("room");
+        scene
+            .peer
+            .lend(scene.peer_link, &mut Some(source.freeze()), &mut None, &sent.to_message())
+            .expect("room");
         // Lets the time pass, in which the loan arrives.
         (0..1000).for_each(|_| _ = scene.peer.poll(&mut Completions::default()));
         assert_eq!(scene.take(0).is_some_and(|bytes| bytes == [5; 1000]), is_taken, "{sent:?}");

@@ -72,7 +72,7 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
     }
 
     #[inline]
-    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool {
+    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
     }
 
@@ -82,7 +82,7 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         }
     }
 
-    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &Tensor) -> bool {
+    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         self.connections.present(peer).is_some_and(|link| self.links.send_packed(link, record, tensor))
     }
 
@@ -170,7 +170,7 @@ impl WindowHandler {
         &mut self,
         links: &mut Links<P, C>,
         of: (PeerIndex, TensorKeyRef<'_>),
-        tensor: &Tensor,
+        tensor: &mut Option<Tensor>,
     ) -> bool {
         self.with(links, |matching, lanes| matching.send_short(lanes, of, tensor))
     }

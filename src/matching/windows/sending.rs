@@ -28,13 +28,15 @@ impl Matching {
         let entry = &mut self.peers[peer.0 as usize];
         let index = entry.outgoing_edge(key);
         let out = &mut entry.out;
-        if let Value::Tensor(tensor) = &value
+        let mut tensor = value.into_tensor();
+        if tensor.is_some()
             && let Some(record) = out.next_record(index, key.step)
-            && lanes.send_packed(peer, record, tensor)
+            && lanes.send_packed(peer, record, &mut tensor)
         {
             out.left(index);
             return 1;
         }
+        let value = Value::of_tensor(tensor);
         let mut records = 0;
         out.offer(index, key.step, value, &mut |message| {
             records += usize::from(matches!(message, ToReceiver::Record(_)));

@@ -34,13 +34,13 @@ impl PeerEdges {
 }
 
 impl Matching {
-    /// Sends a small tensor that leaves at once. Returns whether it did.
+    /// Sends a tensor that leaves at once. Returns whether it did. A tensor that is lent is taken.
     #[inline]
     pub fn send_short(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
-        tensor: &Tensor,
+        tensor: &mut Option<Tensor>,
     ) -> bool {
         if !self.steps.goes_on(key.step) {
             return false;

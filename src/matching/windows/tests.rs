@@ -67,11 +67,11 @@ impl Lanes for TestLanes {
     }
 
     /// The next record leaves in the general way.
-    fn send_packed(&mut self, _: PeerIndex, _: Record<()>, _: &Tensor) -> bool {
+    fn send_packed(&mut self, _: PeerIndex, _: Record<()>, _: &mut Option<Tensor>) -> bool {
         false
     }
 
-    fn send_short(&mut self, _: PeerIndex, _: Record<()>, _: &Tensor) -> bool {
+    fn send_short(&mut self, _: PeerIndex, _: Record<()>, _: &mut Option<Tensor>) -> bool {
         false
     }
 

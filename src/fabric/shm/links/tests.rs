@@ -203,7 +203,14 @@ fn a_loan_that_comes_back_is_rung_for_from_any_thread() {
     let (mut a, to_b, mut b, _) = pair();
     let source = tensor(&a.pool, &[3; 64]);
     for _ in 0..10 {
-        a.port.lend(to_b, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).expect("room");
+        a.port
+            .lend(
+                to_b,
+                &mut Some(source.clone()),
+                &mut Some(LoanPermit::unbounded()),
+                &ShortMessage::from_u32(1),
+            )
+            .expect("room");
     }
     let mut lent = Vec::new();
     while lent.len() < 10 {
@@ -317,7 +324,9 @@ fn a_link_id_is_never_used_twice_and_a_full_port_refuses() {
 fn a_tensor_that_is_still_borrowed_does_not_keep_the_watcher_of_processes() {
     let (mut a, to_b, mut b, _) = pair();
     let lent = tensor(&a.pool, &[1; 5000]);
-    a.port.lend(to_b, &lent, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).expect("room");
+    a.port
+        .lend(to_b, &mut Some(lent.clone()), &mut Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .expect("room");
     drop(lent);
     let Event::Lent { bytes, .. } = b.next().event else { panic!("not the loan") };
     let watcher = std::sync::Arc::downgrade(&a.fabric.shared.watcher.get().expect("the link's"));
@@ -349,8 +358,8 @@ fn a_loan_that_is_taken_alone_comes_back_at_once_unless_it_is_kept() {
     let (mut a, to_b, mut b, to_a) = pair();
     let source = tensor(&a.pool, &[3; 5000]);
     let lend = |a: &mut End| {
-        let permit = Some(LoanPermit::unbounded());
-        a.port.lend(to_b, &source, permit, &ShortMessage::from_u32(1)).expect("room");
+        let mut permit = Some(LoanPermit::unbounded());
+        a.port.lend(to_b, &mut Some(source.clone()), &mut permit, &ShortMessage::from_u32(1)).expect("room");
     };
     lend(&mut a);
     let read = take(&mut b, to_a, |next| match next {
@@ -374,7 +383,7 @@ fn a_loan_that_has_come_back_is_released_by_the_next_loan_without_a_poll() {
     let (mut a, to_b, mut b, to_a) = pair();
     let sources = [1, 2].map(|byte| tensor(&a.pool, &[byte; 5000]));
     for source in &sources {
-        a.port.lend(to_b, source, None, &ShortMessage::from_u32(1)).expect("room");
+        a.port.lend(to_b, &mut Some(source.clone()), &mut None, &ShortMessage::from_u32(1)).expect("room");
         assert!(take(&mut b, to_a, |next| matches!(next, NextMessage::Lent(..)).then_some(())).is_some());
     }
     assert!(sources[0].is_unique() && !sources[1].is_unique());

@@ -156,7 +156,7 @@ pub(crate) fn send_word(len: usize, first: u32) -> u64 {
 
 /// Whether the last word of a loan's message lies behind the slot.
 #[inline]
-fn is_long(len: usize) -> bool {
+pub(crate) fn is_long(len: usize) -> bool {
     len > FIRST_BYTES + 16
 }
 
@@ -168,10 +168,13 @@ fn loan_of_words(word: impl Fn(usize) -> u64) -> OrderLoan {
     OrderLoan { source, index: place << 16 >> 16, number: word(6) }
 }
 
-/// Word 0 of a loan.
+/// The words of a loan. The last is behind the slot.
 #[inline]
-fn lend_word(len: usize, first: u32) -> u64 {
-    OrderHead { op: LEND, flags: 0, len: len as u16, immediate: first }.to_word()
+pub(crate) fn lend_words(loan: OrderLoan, message: &ShortMessage) -> [u64; ORDER_WORDS] {
+    let OrderLoan { source, index, number } = loan;
+    let ShortMessage { len, first, words: [a, b, c, ..] } = *message;
+    let head = OrderHead { op: LEND, flags: 0, len: len as u16, immediate: first };
+    [head.to_word(), a, b, source.offset, source.len, source.keys() | index, number, c]
 }
 
 /// The message of a send with this word 0, if it is no longer than a [`ShortMessage`]. `word`
@@ -258,11 +261,7 @@ impl Order {
                 let keys = target.keys() | source.keys();
                 [head(WRITE, 0, immediate), keys, target.offset, source.offset, source.len, 0, 0, 0]
             }
-            Order::Lend { loan: OrderLoan { source, index, number }, message } => {
-                let ShortMessage { len, first, words: [a, b, c, ..] } = message;
-                let place = source.keys() | index;
-                [lend_word(len, first), a, b, source.offset, source.len, place, number, c]
-            }
+            Order::Lend { loan, message } => lend_words(loan, &message),
             Order::Read { exposed, len, ticket: ReadTicket { index, number } } => {
                 let (keys, offset) = (exposed.keys(), exposed.offset);
                 [head(READ, 0, None), keys, offset, 0, len, u64::from(index), u64::from(number), 0]

@@ -271,11 +271,21 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let source = tensor(&honest.pool, &[1; 8]);
     honest
         .port
-        .lend(honest.link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .lend(
+            honest.link,
+            &mut Some(source.clone()),
+            &mut Some(LoanPermit::unbounded()),
+            &ShortMessage::from_u32(1),
+        )
         .expect("posted");
     honest
         .port
-        .lend(honest.link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1))
+        .lend(
+            honest.link,
+            &mut Some(source.clone()),
+            &mut Some(LoanPermit::unbounded()),
+            &ShortMessage::from_u32(1),
+        )
         .expect("posted");
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the peer may still read it");

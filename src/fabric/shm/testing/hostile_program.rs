@@ -294,7 +294,14 @@ impl HonestOwner {
                 let target = tensor_mut(&self.honest.pool, len);
                 port.read(link, target, &there).is_ok()
             }
-            _ => port.lend(link, &source, Some(LoanPermit::unbounded()), &ShortMessage::from_u32(1)).is_ok(),
+            _ => port
+                .lend(
+                    link,
+                    &mut Some(source.clone()),
+                    &mut Some(LoanPermit::unbounded()),
+                    &ShortMessage::from_u32(1),
+                )
+                .is_ok(),
         };
         self.open += usize::from(is_posted);
     }
