@@ -542,7 +542,10 @@ impl<C> Link<C> {
             // The port has released the source; a failure is followed by the link's end.
             Event::Done | Event::Failed => {
                 self.out.finished();
-                cx.events.push_back(LinkEvent::SendComplete);
+                // With edge windows a value counts as sent when its record leaves.
+                if self.settings.protocol == TensorProtocol::Requests {
+                    cx.events.push_back(LinkEvent::SendComplete);
+                }
                 Ok(())
             }
             Event::ReadDone { .. } | Event::Down(_) => Ok(()),

@@ -182,6 +182,7 @@ unsafe impl Send for LentBytes {}
 unsafe impl Sync for LentBytes {}
 
 impl LentBytes {
+    /// Address of the first byte.
     #[inline]
     pub(super) fn data(&self) -> NonNull<u8> {
         self.data

@@ -154,7 +154,7 @@ pub(super) struct ExpectedValue<'a> {
 }
 
 impl Accept<()> for ExpectedValue<'_> {
-    #[inline(never)] // keeps the path of small tensors short
+    #[inline]
     fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
             NextMessage::Short(message) => self.accept_short(message.unread()),
@@ -173,6 +173,7 @@ impl Accept<()> for ExpectedValue<'_> {
 }
 
 impl<'a> ExpectedValue<'a> {
+    #[inline(never)] // keeps the other paths short
     fn long(self, bytes: &[u8]) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)

@@ -130,6 +130,18 @@ impl TensorHeader {
         std::mem::replace(&mut self.storage, Storage::Empty)
     }
 
+    /// Gives a header without bytes those of a loan.
+    #[inline]
+    pub(crate) fn hold_lent(&mut self, bytes: LentBytes) {
+        debug_assert!(matches!(self.storage, Storage::Empty));
+        if !bytes.is_empty() {
+            self.data = bytes.data();
+            self.capacity = bytes.len();
+        }
+        // There is nothing to drop.
+        std::mem::forget(std::mem::replace(&mut self.storage, Storage::Lent(bytes)));
+    }
+
     /// Whether the header has bytes in a region.
     #[inline]
     pub(crate) fn has_span(&self) -> bool {

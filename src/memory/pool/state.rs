@@ -327,9 +327,35 @@ impl PoolState {
         if pool.poison || pool.in_child() || header.is_leaked() {
             return Err(header);
         }
+        let Some(list) = header.list else {
+            // SAFETY: the caller's promise.
+            return unsafe { PoolState::put_back_lent(this, header) };
+        };
         let Some(mut magazine) = pool.magazines.enter_own() else { return Err(header) };
-        let put = magazine.put_own(header);
+        let put = magazine.put_own(header, list);
         // The pool may be gone from here on, unless the header was refused.
+        drop(magazine);
+        put
+    }
+
+    /// As [`PoolState::put_back_own`], for a lent tensor. Ends the loan.
+    ///
+    /// # Safety
+    /// As for [`PoolState::put_back`].
+    #[inline(never)] // keeps the way back of a block short
+    unsafe fn put_back_lent(
+        this: NonNull<PoolState>,
+        mut header: Box<TensorHeader>,
+    ) -> Result<(), Box<TensorHeader>> {
+        if !matches!(header.storage, Storage::Lent(_)) {
+            return Err(header);
+        }
+        drop(header.strip());
+        // SAFETY: as in `put_back`.
+        let pool = unsafe { this.as_ref() };
+        let Some(mut magazine) = pool.magazines.enter_own() else { return Err(header) };
+        let put = magazine.put_bare_own(header);
+        // As above.
         drop(magazine);
         put
     }

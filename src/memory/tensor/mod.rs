@@ -126,11 +126,7 @@ impl Tensor {
             }
             let mut header = pool.bare();
             header.meta.clone_from(meta);
-            if !bytes.is_empty() {
-                header.data = bytes.data();
-                header.capacity = bytes.len();
-            }
-            header.storage = Storage::Lent(bytes);
+            header.hold_lent(bytes);
             Ok(Tensor::new(header))
         }
     }

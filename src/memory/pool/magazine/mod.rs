@@ -431,12 +431,15 @@ impl Entered<'_> {
     /// a block that the budget does not hold.
     ///
     /// The pool may be gone when `self` is dropped afterwards.
-    pub(crate) fn put(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
-        let Err(header) = self.put_own(header) else { return Ok(()) };
-        if let Some(list) = header.list
-            && !self.charge(list.units)
-        {
-            return Err(header);
+    pub(crate) fn put(&mut self, mut header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+        if let Some(list) = header.list {
+            match self.put_own(header, list) {
+                Ok(()) => return Ok(()),
+                Err(refused) => header = refused,
+            }
+            if !self.charge(list.units) {
+                return Err(header);
+            }
         }
         let index = header.magazine as usize;
         if index == self.index {
@@ -451,15 +454,19 @@ impl Entered<'_> {
         Ok(())
     }
 
-    /// As [`Entered::put`], for a block of this magazine that needs no more budget. Refuses others.
+    /// As [`Entered::put`], for a block of this list of this magazine that needs no more budget.
+    /// Refuses others.
     #[inline]
-    pub(crate) fn put_own(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+    pub(crate) fn put_own(
+        &mut self,
+        header: Box<TensorHeader>,
+        MagazineList { index, units }: MagazineList,
+    ) -> Result<(), Box<TensorHeader>> {
         if header.magazine as usize != self.index {
             return Err(header);
         }
         let Magazine { cached, .. } = self.magazine;
         self.owned(|owned| {
-            let Some(MagazineList { index, units }) = header.list else { return Err(header) };
             let Some(list) = owned.lists.get_mut(index as usize) else { return Err(header) };
             let sum = cached.load(Ordering::Relaxed) + i64::from(units.get());
             if sum > owned.limit {
@@ -469,6 +476,17 @@ impl Entered<'_> {
             list.push(header);
             Ok(())
         })?;
+        self.count_dropped();
+        Ok(())
+    }
+
+    /// As [`Entered::put`], for a header of this magazine without a block. Refuses others.
+    #[inline]
+    pub(crate) fn put_bare_own(&mut self, header: Box<TensorHeader>) -> Result<(), Box<TensorHeader>> {
+        if header.magazine as usize != self.index {
+            return Err(header);
+        }
+        self.put_bare(header);
         self.count_dropped();
         Ok(())
     }
