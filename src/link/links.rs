@@ -508,7 +508,14 @@ impl<C> Link<C> {
         }
     }
 
-    /// Handles a completion.
+    /// Notes that an operation with a tensor has completed or failed. Returns whether the layer
+    /// above is told: with edge windows a value counts as sent when its record leaves.
+    pub(super) fn finished(&mut self) -> bool {
+        self.out.finished();
+        self.settings.protocol == TensorProtocol::Requests
+    }
+
+    /// Handles a completion of the peer's doing.
     ///
     /// # Errors
     /// A description, if the peer broke the protocol.
@@ -518,8 +525,7 @@ impl<C> Link<C> {
         event: Event,
         message: &[u8],
     ) -> Result<(), String> {
-        let is_own = matches!(event, Event::Done | Event::Failed);
-        if self.is_ended && !is_own {
+        if self.is_ended {
             return Ok(());
         }
         match event {
@@ -539,16 +545,7 @@ impl<C> Link<C> {
                     TensorProtocol::Windows { .. } => self.on_lent_record(cx, message, bytes),
                 }
             }
-            // The port has released the source; a failure is followed by the link's end.
-            Event::Done | Event::Failed => {
-                self.out.finished();
-                // With edge windows a value counts as sent when its record leaves.
-                if self.settings.protocol == TensorProtocol::Requests {
-                    cx.events.push_back(LinkEvent::SendComplete);
-                }
-                Ok(())
-            }
-            Event::ReadDone { .. } | Event::Down(_) => Ok(()),
+            Event::Done | Event::Failed | Event::ReadDone { .. } | Event::Down(_) => Ok(()),
         }
     }
 

@@ -218,12 +218,14 @@ impl Port for ShmPort {
         posted
     }
 
+    #[inline]
     fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit> {
         // The loans that came back make room.
         let ended = self.links.get_mut(link).and_then(ShmLinkInner::release_returned);
         self.shared.limiter.permit_after(ended, bytes)
     }
 
+    #[inline]
     fn lend(
         &mut self,
         link: LinkId,

@@ -101,6 +101,7 @@ impl ShmLinkInner {
     }
 
     /// See [`Port::lend`](crate::fabric::Port::lend).
+    #[inline]
     pub(super) fn lend(
         &mut self,
         source: &mut Option<Tensor>,

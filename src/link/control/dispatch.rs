@@ -22,6 +22,13 @@ impl<P: Port, C> Links<P, C> {
                 continue;
             }
             let (id, begun) = (completion.link, std::mem::take(&mut bytes));
+            if let Event::Done | Event::Failed = completion.event {
+                // The port has released the source; a failure is followed by the link's end.
+                if links.get_mut(id).is_some_and(Link::finished) {
+                    cx.events.push_back(LinkEvent::SendComplete);
+                }
+                continue;
+            }
             if let Event::Down(failure) = completion.event {
                 if let Some(link) = links.remove(id) {
                     link.down(&mut cx, failure);

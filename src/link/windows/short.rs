@@ -154,7 +154,7 @@ pub(super) struct ExpectedValue<'a> {
 }
 
 impl Accept<()> for ExpectedValue<'_> {
-    #[inline]
+    #[inline(always)] // most callers know the kind of the message
     fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
             NextMessage::Short(message) => self.accept_short(message.unread()),
@@ -181,6 +181,7 @@ impl<'a> ExpectedValue<'a> {
         self.copied(meta, data)
     }
 
+    #[inline(always)] // as `accept`
     fn lent(self, message: &ShortMessage, loan: NextLoan<'_>) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let lent = LentRecord::from_message(message)?;

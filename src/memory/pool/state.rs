@@ -131,6 +131,7 @@ impl OpenPool {
     }
 
     /// A header without a block. Counts it as a live tensor.
+    #[inline(always)] // for lent tensors
     pub(super) fn bare(&self) -> Box<TensorHeader> {
         let taken = self.in_magazine(|magazine| {
             magazine.count_made();

@@ -111,6 +111,7 @@ impl Tensor {
         /// # Errors
         /// `LentError` with the bytes, if their number differs from that of `meta` or the element
         /// type cannot be lent.
+        #[inline(always)] // on the short path
         fn from_lent(
             pool: &Pool,
             meta: &TensorMeta,
