@@ -452,6 +452,17 @@ pub trait Accept<R>: Sized {
     fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<R> {
         self.accept(NextMessage::Short(&message.read()))
     }
+
+    /// As [`Accept::accept`], for the message of a loan of these bytes. `keep` is
+    /// [`NextLoan::keep`].
+    fn accept_lent(
+        self,
+        message: &ShortMessage,
+        bytes: &[u8],
+        keep: impl Fn() -> Option<LentBytes>,
+    ) -> Option<R> {
+        self.accept(NextMessage::Lent(message, NextLoan { bytes, keep: &keep }))
+    }
 }
 
 impl<R, F: FnOnce(NextMessage<'_>) -> Option<R>> Accept<R> for F {
@@ -475,9 +486,8 @@ impl fmt::Debug for NextLoan<'_> {
 }
 
 impl NextLoan<'_> {
-    /// Keeps the loan. The message must be taken then. `None` if the loan breaks a rule, which a
-    /// poll finds.
-    pub fn keep(self) -> Option<LentBytes> {
+    /// Keeps the loan. The message must be taken then. `None` if the loan is kept already.
+    pub fn keep(&self) -> Option<LentBytes> {
         (self.keep)()
     }
 }

@@ -118,15 +118,13 @@ impl ShmLinkInner {
         let tensor = source.as_ref().ok_or(PostError::Refused(NO_SOURCE))?;
         let place = bulk::source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let position = self.room()?.out.next();
-        if !self.loans.has_room() {
-            return Err(PostError::Full);
-        }
-        let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
-        let loan = LinkLoan { position, tensor, permit: permit.take() };
-        let Some((index, number)) = self.loans.lend(loan) else { unreachable!("there was room") };
-        let loan = OrderLoan { source: place, index: u64::from(index), number };
-        self.rings.post_lend(loan, message);
-        Ok(())
+        let rings = &mut self.rings;
+        let posted = self.loans.lend(|index, number| {
+            rings.post_lend(OrderLoan { source: place, index: u64::from(index), number }, message);
+            let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
+            LinkLoan { position, tensor, permit: permit.take() }
+        });
+        posted.map(|_| ()).ok_or(PostError::Full)
     }
 
     pub(super) fn post_receives(&mut self, count: u32) {

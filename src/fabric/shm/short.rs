@@ -4,7 +4,7 @@
 use crate::fabric::shm::link::ShmLinkInner;
 use crate::fabric::shm::memory::order::{FIRST_BYTES, OrderLoan, ShortOrder, send_word, short_message};
 use crate::fabric::shm::memory::slot::{FirstWord, IN_SLOT};
-use crate::fabric::{Accept, NextLoan, NextMessage, PostError, ShortTake};
+use crate::fabric::{Accept, NextMessage, PostError, ShortTake};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::{SHORT_MESSAGE, ShortMessage, UnreadMessage};
 use std::cell::Cell;
@@ -97,8 +97,7 @@ impl ShmLinkInner {
         // Without a place once the loan is kept.
         let place = Cell::new(Some(place));
         let keep = || place.take().map(|place| place.take(part));
-        let accepted =
-            accept.accept(NextMessage::Lent(message, NextLoan { bytes: part.bytes(), keep: &keep }))?;
+        let accepted = accept.accept_lent(message, part.bytes(), keep)?;
         let is_read = place.take().is_some() && !is_on(Mutant::ReadLoanKept);
         if is_read || is_on(Mutant::KeptLoanGivenBack) {
             executor.loans.give_back_untaken(loan.index, loan.number);

@@ -3,10 +3,10 @@
 
 use super::meta::KnownMetas;
 use super::{AskedOfEdge, ToldMeta, is_borrowable};
-use crate::fabric::{Accept, LinkId, NextLoan, NextMessage, Port, ShortTake};
+use crate::fabric::{Accept, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
 use crate::link::{Destination, DirectReceive, Received, placement_of};
-use crate::memory::{Pool, Tensor};
+use crate::memory::{LentBytes, Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::Record;
 use crate::telemetry::{Counter, CountersWriter};
@@ -154,12 +154,12 @@ pub(super) struct ExpectedValue<'a> {
 }
 
 impl Accept<()> for ExpectedValue<'_> {
-    #[inline(always)] // most callers know the kind of the message
+    #[inline]
     fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
             NextMessage::Short(message) => self.accept_short(message.unread()),
             NextMessage::Long(bytes) => self.long(bytes),
-            NextMessage::Lent(message, loan) => self.lent(message, loan),
+            NextMessage::Lent(message, loan) => self.accept_lent(message, loan.bytes, || loan.keep()),
         }
     }
 
@@ -170,6 +170,30 @@ impl Accept<()> for ExpectedValue<'_> {
         let len = PlainRecord::data_len(message.len);
         self.fill(meta, len, |bytes| PlainRecord::copy_of_short(&message, bytes))
     }
+
+    #[inline]
+    fn accept_lent(
+        self,
+        message: &ShortMessage,
+        bytes: &[u8],
+        keep: impl Fn() -> Option<LentBytes>,
+    ) -> Option<()> {
+        let Record { edge, n, step, .. } = self.record;
+        let lent = LentRecord::from_message(message)?;
+        let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
+        let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
+        let told = self.known.get(lent.meta).ok().filter(|_| is_it && lent.checksum.is_none())?;
+        let borrows = lent.may_borrow && matches!(self.receive, DirectReceive::Waiting(Destination::Borrow));
+        let is_whole = told.meta.bytes() == bytes.len() as u64;
+        if !(borrows && is_whole && is_borrowable(told.meta.dtype())) {
+            return self.copied(lent.meta, bytes);
+        }
+        let Ok(tensor) = Tensor::from_lent(self.pool, &told.meta, keep()?) else {
+            unreachable!("checked above")
+        };
+        *self.receive = DirectReceive::Received(Received::Tensor(tensor), told.sender);
+        Some(())
+    }
 }
 
 impl<'a> ExpectedValue<'a> {
@@ -179,25 +203,6 @@ impl<'a> ExpectedValue<'a> {
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
             .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
         self.copied(meta, data)
-    }
-
-    #[inline(always)] // as `accept`
-    fn lent(self, message: &ShortMessage, loan: NextLoan<'_>) -> Option<()> {
-        let Record { edge, n, step, .. } = self.record;
-        let lent = LentRecord::from_message(message)?;
-        let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
-        let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
-        let told = self.known.get(lent.meta).ok().filter(|_| is_it && lent.checksum.is_none())?;
-        let borrows = lent.may_borrow && matches!(self.receive, DirectReceive::Waiting(Destination::Borrow));
-        let is_whole = told.meta.bytes() == loan.bytes.len() as u64;
-        if !(borrows && is_whole && is_borrowable(told.meta.dtype())) {
-            return self.copied(lent.meta, loan.bytes);
-        }
-        let Ok(tensor) = Tensor::from_lent(self.pool, &told.meta, loan.keep()?) else {
-            unreachable!("checked above")
-        };
-        *self.receive = DirectReceive::Received(Received::Tensor(tensor), told.sender);
-        Some(())
     }
 
     fn copied(self, meta: u16, data: &[u8]) -> Option<()> {

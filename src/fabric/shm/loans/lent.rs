@@ -47,12 +47,14 @@ impl<W: LoadWords, T> LentLoans<W, T> {
     }
 
     /// Adds a loan. Returns its place in the peer's table and its number; `None` if the table is
-    /// full.
-    pub(crate) fn lend(&mut self, held: T) -> Option<(u32, u64)> {
+    /// full. `held` gets both, and makes what is held for the loan.
+    #[inline]
+    pub(crate) fn lend(&mut self, held: impl FnOnce(u32, u64) -> T) -> Option<(u32, u64)> {
         let index = self.free.pop().or_else(|| self.unused_place())?;
         self.last += 1;
-        self.out.push(LentLoan { index, number: self.last, held });
-        Some((index, self.last))
+        let number = self.last;
+        self.out.push(LentLoan { index, number, held: held(index, number) });
+        Some((index, number))
     }
 
     fn unused_place(&mut self) -> Option<u32> {
@@ -62,11 +64,6 @@ impl<W: LoadWords, T> LentLoans<W, T> {
             self.unused += 1;
             place
         })
-    }
-
-    /// Whether one more loan can be added.
-    pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() || (self.unused as usize) < self.table.len()
     }
 
     /// Whether no loan is outstanding.
@@ -167,7 +164,7 @@ mod tests {
             let table = LoomWords::new(1);
             let memory = Arc::new(UnsafeCell::new(7u64));
             let mut loans = LentLoans::new(table.clone());
-            let (index, number) = loans.lend(()).expect("room");
+            let (index, number) = loans.lend(|_, _| ()).expect("room");
             let borrowed = Arc::clone(&memory);
             let borrower = loom::thread::spawn(move || {
                 // SAFETY: the lender does not write before the loan is back; loom checks just that.
@@ -188,13 +185,13 @@ mod tests {
     fn loans_come_back_in_any_order_and_free_their_places() {
         let table = HeapWords::new(2);
         let mut loans = LentLoans::new(table.clone());
-        let (_, first) = loans.lend("first").expect("room");
-        let (place, second) = loans.lend("second").expect("room");
-        assert_eq!(loans.lend("third"), None);
+        let (_, first) = loans.lend(|_, _| "first").expect("room");
+        let (place, second) = loans.lend(|_, _| "second").expect("room");
+        assert_eq!(loans.lend(|_, _| "third"), None);
         assert_eq!(second, first + 1);
         give_back(&table, place as usize, second);
         assert_eq!(returned(&mut loans, 2), ["second"]);
-        assert_eq!(loans.lend("third"), Some((place, second + 1)));
+        assert_eq!(loans.lend(|_, _| "third"), Some((place, second + 1)));
         assert_eq!(returned(&mut loans, 2), [""; 0], "the old number is not the new loan's");
     }
 
@@ -202,7 +199,7 @@ mod tests {
     fn a_few_checks_at_a_time_reach_every_loan() {
         let table = HeapWords::new(3);
         let mut loans = LentLoans::new(table.clone());
-        let places = ["a", "b", "c"].map(|name| loans.lend(name).expect("room"));
+        let places = ["a", "b", "c"].map(|name| loans.lend(|_, _| name).expect("room"));
         give_back(&table, places[2].0 as usize, places[2].1);
         assert_eq!(returned(&mut loans, 1), [""; 0]);
         assert_eq!(returned(&mut loans, 1), [""; 0]);
