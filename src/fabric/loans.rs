@@ -93,8 +93,8 @@ impl LoanLimiter {
         Some(LoanPermit { limiter: Arc::clone(self), bytes, tick: self.begin() })
     }
 
-    /// As [`LoanLimiter::permit`], where a loan of this limiter has just ended. Its permit is passed
-    /// on if it counts as much as the new one.
+    /// As [`LoanLimiter::permit`], where a loan of this limiter has just ended. Its permit is
+    /// passed on if it counts as much as the new one.
     #[inline]
     pub fn permit_after(self: &Arc<Self>, ended: Option<LoanPermit>, bytes: u64) -> Option<LoanPermit> {
         // Acquire: as in `begin`.

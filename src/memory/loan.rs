@@ -103,7 +103,7 @@ impl Lender {
         unsafe { self.shared.as_ref() }
     }
 
-    /// The region.
+    /// The mapping, for all of the peer's bytes.
     #[inline]
     pub fn region(&self) -> &PeerRegion {
         &self.shared().region
@@ -131,7 +131,7 @@ impl fmt::Debug for Lender {
 }
 
 impl<'a> LenderPart<'a> {
-    /// The lender's region.
+    /// The mapping that these bytes lie in.
     #[inline]
     pub fn region(self) -> &'a PeerRegion {
         self.lender.region()
