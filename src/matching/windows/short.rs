@@ -47,18 +47,23 @@ impl Matching {
         }
         let entry = &mut self.peers[peer.0 as usize];
         let mut index = key.edge.place(EdgeSide::Sender);
-        if !entry.out.is_at(index, |known| known.is_of(key)) {
-            index = entry.outgoing_edge(key);
-        }
-        let has_left = match entry.out.short_edge(index, key.step) {
-            Some((edge, record)) => lanes.send_short(peer, record, tensor).then(|| edge.left()).is_some(),
-            None => false,
+        let edge = match entry.out.at(index, |known| known.is_of(key)) {
+            Some(edge) => Some(edge),
+            None => {
+                index = entry.outgoing_edge(key);
+                entry.out.at(index, |_| true)
+            }
         };
-        if !has_left {
-            // The edge may be new, and the value may never be sent.
-            entry.out.forget(index);
+        if let Some(edge) = edge
+            && let Some(record) = edge.next_record(key.step)
+            && lanes.send_short(peer, record, tensor)
+        {
+            edge.left();
+            return true;
         }
-        has_left
+        // The edge may be new, and the value may never be sent.
+        entry.out.forget(index);
+        false
     }
 
     /// Gives the value of an expected record to its receive, if the record is the next message of

@@ -119,18 +119,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.get(index).is_some_and(|named| named.edge.can_leave(step))
     }
 
-    /// Whether `is` knows the key of the edge with this index.
+    /// The edge with this index, if `is` knows its key and values of this end are not kept.
     #[inline]
-    pub fn is_at(&self, index: u32, is: impl Fn(&K) -> bool) -> bool {
-        self.edges.get(index).is_some_and(|named| is(&named.key))
-    }
-
-    /// An edge with its [next record](OutEdges::next_record).
-    #[inline]
-    pub fn short_edge(&mut self, index: u32, step: u64) -> Option<(&mut OutEdge<V>, Record<()>)> {
-        let named = self.edges.get_mut(index).filter(|_| !self.options.resends)?;
-        let record = named.edge.next_record(step)?;
-        Some((&mut named.edge, record))
+    pub fn at(&mut self, index: u32, is: impl Fn(&K) -> bool) -> Option<&mut OutEdge<V>> {
+        let named = self.edges.get_mut(index)?;
+        (is(&named.key) && !self.options.resends).then_some(&mut named.edge)
     }
 
     /// The record of a value that leaves at once if it is offered now, without the value. `None`
