@@ -4,6 +4,7 @@ use super::{Engine, PollMode, Poller, Unusable, WaitStrategy};
 use crate::fabric::{Port, ShortTake};
 use crate::link::{Handler, Links};
 use crate::mutants::{Mutant, is_on};
+use crate::sync::{LockGuard, LockOutcome};
 use crate::wire::Time;
 use std::time::Duration;
 
@@ -86,6 +87,77 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             (Err(_), DirectWait::Ready(_)) | (Ok(_), _) => waited,
             (Err(why), _) => DirectWait::Unusable(why),
         }
+    }
+
+    /// Calls `body` once on the poller, after all submitted commands, if this thread gets the lock
+    /// at once and the mode is inline. `None` if not.
+    #[inline]
+    fn with_poller_once<R>(&self, body: impl FnOnce(&mut Poller<P, H>) -> R) -> Result<Option<R>, Unusable> {
+        let held = match self.lock.enter() {
+            Some(held) => held,
+            None => match self.acquire_inline()? {
+                Some(held) => held,
+                None => return Ok(None),
+            },
+        };
+        // The mode is read under the lock, and a sleeper arms under the lock. In inline mode no
+        // thread sleeps that this call would have to wake.
+        if self.mode() != PollMode::Inline {
+            self.leave_at_once(held);
+            return Ok(None);
+        }
+        let run = |cell: &mut Option<Poller<P, H>>| {
+            let poller = cell.as_mut()?;
+            if !self.submissions.is_empty() {
+                self.run_submitted(poller, self.clock.now());
+            }
+            Some(body(poller))
+        };
+        // SAFETY: this thread holds the lock until `held` is given up below.
+        #[allow(unsafe_code)]
+        match unsafe { self.run_held(run) } {
+            Some(Some(result)) => {
+                held.leave(true);
+                if !self.submissions.is_empty() {
+                    self.run_left();
+                }
+                Ok(Some(result))
+            }
+            Some(None) => {
+                self.leave_at_once(held);
+                Err(Unusable::Closed)
+            }
+            None => {
+                held.poison();
+                Err(self.poisoned())
+            }
+        }
+    }
+
+    /// Takes the lock for a thread without the bias, if the lock is free and the mode is inline.
+    #[cold]
+    fn acquire_inline(&self) -> Result<Option<LockGuard<'_>>, Unusable> {
+        if self.mode() != PollMode::Inline {
+            return Ok(None);
+        }
+        match self.lock.acquire(|| !self.submissions.is_empty()) {
+            Ok(held) => Ok(Some(held)),
+            Err(LockOutcome::Poisoned) => Err(self.poisoned()),
+            Err(_) => Ok(None),
+        }
+    }
+
+    #[cold]
+    fn leave_at_once(&self, held: LockGuard<'_>) {
+        held.leave(false);
+        self.run_left();
+    }
+
+    /// Runs the commands that others left during a call. The result of the call counts also if this
+    /// fails.
+    #[cold]
+    fn run_left(&self) {
+        let _ = self.with_poller(|_| {});
     }
 
     /// Polls for a result that has not come yet.

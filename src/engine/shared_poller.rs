@@ -5,7 +5,7 @@ use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
-use crate::sync::{CombiningLock, LockGuard, LockOutcome, Sleepers, is_waking};
+use crate::sync::{CombiningLock, LockOutcome, Sleepers, is_waking};
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// submits its command to a queue, which the holder checks before and after the release. In the
 /// dedicated mode the background poller holds the lock from start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
-    lock: CachePadded<CombiningLock>,
+    pub(super) lock: CachePadded<CombiningLock>,
     pub(super) submissions: SubmissionQueue<H::Command>,
     poller: UnsafeCell<Option<Poller<P, H>>>,
     pub(super) clock: Arc<dyn Clock>,
@@ -290,80 +290,6 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Calls `body` once on the poller, after all submitted commands, if this thread gets the lock
-    /// at once and the mode is inline. `None` if not.
-    #[inline]
-    pub(super) fn with_poller_once<R>(
-        &self,
-        body: impl FnOnce(&mut Poller<P, H>) -> R,
-    ) -> Result<Option<R>, Unusable> {
-        let held = match self.lock.enter() {
-            Some(held) => held,
-            None => match self.acquire_inline()? {
-                Some(held) => held,
-                None => return Ok(None),
-            },
-        };
-        // The mode is read under the lock, and a sleeper arms under the lock. In inline mode no
-        // thread sleeps that this call would have to wake.
-        if self.mode() != PollMode::Inline {
-            self.leave_at_once(held);
-            return Ok(None);
-        }
-        let run = |cell: &mut Option<Poller<P, H>>| {
-            let poller = cell.as_mut()?;
-            if !self.submissions.is_empty() {
-                self.run_submitted(poller, self.clock.now());
-            }
-            Some(body(poller))
-        };
-        // SAFETY: this thread holds the lock until `held` is given up below.
-        #[allow(unsafe_code)]
-        match unsafe { self.run_held(run) } {
-            Some(Some(result)) => {
-                held.leave(true);
-                if !self.submissions.is_empty() {
-                    self.run_left();
-                }
-                Ok(Some(result))
-            }
-            Some(None) => {
-                self.leave_at_once(held);
-                Err(Unusable::Closed)
-            }
-            None => {
-                held.poison();
-                Err(self.poisoned())
-            }
-        }
-    }
-
-    /// Takes the lock for a thread without the bias, if the lock is free and the mode is inline.
-    #[cold]
-    fn acquire_inline(&self) -> Result<Option<LockGuard<'_>>, Unusable> {
-        if self.mode() != PollMode::Inline {
-            return Ok(None);
-        }
-        match self.lock.acquire(|| !self.submissions.is_empty()) {
-            Ok(held) => Ok(Some(held)),
-            Err(LockOutcome::Poisoned) => Err(self.poisoned()),
-            Err(_) => Ok(None),
-        }
-    }
-
-    #[cold]
-    fn leave_at_once(&self, held: LockGuard<'_>) {
-        held.leave(false);
-        self.run_left();
-    }
-
-    /// Runs the commands that others left during a call. The result of the call counts also if this
-    /// fails.
-    #[cold]
-    fn run_left(&self) {
-        let _ = self.with_poller(|_| {});
-    }
-
     /// Calls `body` on the cell of the poller. `None` if it panicked: the poller is dropped then,
     /// and the caller poisons the lock.
     ///
@@ -371,7 +297,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// This thread holds the lock.
     #[allow(unsafe_code)]
     #[inline]
-    unsafe fn run_held<R>(&self, body: impl FnOnce(&mut Option<Poller<P, H>>) -> R) -> Option<R> {
+    pub(super) unsafe fn run_held<R>(&self, body: impl FnOnce(&mut Option<Poller<P, H>>) -> R) -> Option<R> {
         // SAFETY: this thread holds the lock, so there is no other reference to the poller. `body`
         // can't come back here with this reference alive, as it finds the lock taken.
         let cell = unsafe { &mut *self.poller.get() };
@@ -384,7 +310,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Ends what waits for a poller that a thread has poisoned.
     #[cold]
-    fn poisoned(&self) -> Unusable {
+    pub(super) fn poisoned(&self) -> Unusable {
         while let Some(command) = self.submissions.pop() {
             drop_quietly(command);
         }

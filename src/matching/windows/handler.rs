@@ -111,7 +111,7 @@ impl WindowHandler {
         outstanding: Arc<AtomicUsize>,
         observer: Arc<dyn PeerObserver>,
     ) -> Self {
-        let max_waiting = settings.link.max_requests as usize;
+        let max_waiting = settings.link.max_requests;
         WindowHandler {
             matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding)),
             connections: Connections::new(me, incarnation, members, &settings, observer),

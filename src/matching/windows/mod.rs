@@ -13,23 +13,23 @@
 //! | `ending` | the ends of calls, steps and lives |
 //! | `ended_steps` | the steps that have ended here |
 //! | `report` | reports of the edges |
-//! | `short` | calls of the thread that holds the poller, for small tensors |
+//! | `direct` | calls of the thread that holds the poller: the short path |
 //! | `handler` | commands and events of a poller |
 
 mod batch;
+mod direct;
 mod ended_steps;
 mod ending;
 mod handler;
 mod receiving;
 mod report;
 mod sending;
-mod short;
 #[cfg(test)]
 mod tests;
 
 pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
+pub use direct::ExpectedRecord;
 pub use handler::WindowHandler;
-pub use short::ExpectedRecord;
 
 use super::{CALLS, CallId, Error, Members, PeerIndex, Waiter};
 use crate::fabric::ShortTake;
@@ -123,7 +123,7 @@ struct PeerEdges {
     out: OutEdges<EdgeKey, Value, WindowRefusal>,
     incoming: InEdges<EdgeKey, WindowArrival, u32, WindowRefusal>,
     /// Receives that wait, without those of batches.
-    waiting: usize,
+    waiting: u32,
     /// The error of calls that need the peer, while it has no link.
     down: Option<Error>,
     /// Whether the peer has announced an edge on the present link. Only then it hears which steps
@@ -165,7 +165,7 @@ pub struct Matching {
     /// The waiting receive of each call.
     calls: HashMap<CallId, u32>,
     /// Receives that can wait for one peer at a time, without those of batches.
-    max_waiting: usize,
+    max_waiting: u32,
     /// Values that were sent and have not left. Senders read it.
     outstanding: Arc<AtomicUsize>,
     /// A lower bound of the deadlines of all waiting receives.
@@ -181,7 +181,7 @@ impl Matching {
     pub fn new(
         members: &Members,
         options: WindowOptions,
-        (max_waiting, outstanding): (usize, Arc<AtomicUsize>),
+        (max_waiting, outstanding): (u32, Arc<AtomicUsize>),
     ) -> Self {
         let no_link = |peer: &TaskId| PeerEdges {
             out: OutEdges::new(options),

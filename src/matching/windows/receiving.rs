@@ -1,9 +1,8 @@
 //! The receiving side.
 
-use super::{ExpectedRecord, Lanes, Matching, OfEdge, WaitingReceive};
-use crate::fabric::ShortTake;
+use super::{Lanes, Matching, WaitingReceive};
 use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
-use crate::link::{Corruption, Destination, DirectReceive, Received, RequestError, TensorKey, TensorKeyRef};
+use crate::link::{Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef};
 use crate::matching::{CancelReason, Delivery, Error, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Held, Incoming, ToReceiver, WindowViolation};
@@ -57,14 +56,13 @@ impl Matching {
     }
 
     fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
-        let waiting = &mut self.peers[receive.peer.0 as usize].waiting;
-        if receive.is_bounded && *waiting >= self.max_waiting {
-            let error = too_many(self.max_waiting);
-            self.send_due(lanes, receive.peer, receive.edge);
-            return receive.waiter.complete(Err(error));
+        let WaitingReceive { peer, edge, is_bounded, .. } = receive;
+        let waiting = &mut self.peers[peer.0 as usize].waiting;
+        if is_bounded && *waiting >= self.max_waiting {
+            self.send_due(lanes, peer, edge);
+            return receive.waiter.complete(Err(Error::too_many_receives(self.max_waiting)));
         }
-        *waiting += usize::from(receive.is_bounded);
-        let WaitingReceive { peer, edge, .. } = receive;
+        *waiting += u32::from(is_bounded);
         let step = receive.key.step;
         self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
         let id = receive.waiter.id;
@@ -110,7 +108,7 @@ impl Matching {
 
     /// Gives a value to a receive, or to the next one that it fits. The caller then calls
     /// `send_due`.
-    fn deliver(&mut self, lanes: &impl Lanes, receive: WaitingReceive, held: Held<WindowArrival>) {
+    pub(super) fn deliver(&mut self, lanes: &impl Lanes, receive: WaitingReceive, held: Held<WindowArrival>) {
         let mut next = Some((receive, held));
         // A loop, as many receives with other shapes can wait.
         while let Some((receive, held)) = next.take() {
@@ -134,103 +132,6 @@ impl Matching {
         left
     }
 
-    /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
-    /// is none now, and the sender was asked for it. `expected` becomes the record that brings the
-    /// value, for [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails
-    /// if `is_bounded`.
-    #[inline]
-    pub fn receive_now(
-        &mut self,
-        lanes: &mut impl Lanes,
-        (peer, key, is_bounded): OfEdge<'_, bool>,
-        receive: &mut DirectReceive,
-        expected: &mut Option<ExpectedRecord>,
-    ) -> Option<Result<(), Box<Error>>> {
-        let entry = &mut self.peers[peer.0 as usize];
-        let edge = entry.incoming_edge(key);
-        let mut next = None;
-        if self.steps.goes_on(key.step) {
-            next = match entry.incoming.holds_any(edge) {
-                true => match self.take_held(lanes, (peer, edge), key, receive) {
-                    Some(result) => return Some(result.map_err(Box::new)),
-                    None => self.peers[peer.0 as usize].expected(peer, edge, key.step),
-                },
-                false => entry.expected(peer, edge, key.step),
-            };
-            if let Some(next) = &next
-                && self.take_short(lanes, next, receive) == ShortTake::Taken(())
-            {
-                return Some(Ok(()));
-            }
-        }
-        *expected = next;
-        let Some(error) = self.why_not_now(lanes, (peer, key, is_bounded), edge) else {
-            lanes.prepare(peer, receive);
-            return None;
-        };
-        // The edge may be new, and is not needed then.
-        self.send_due(lanes, peer, edge);
-        Some(Err(Box::new(error)))
-    }
-
-    #[inline]
-    fn take_held(
-        &mut self,
-        lanes: &mut impl Lanes,
-        (peer, edge): (PeerIndex, u32),
-        key: TensorKeyRef<'_>,
-        receive: &mut DirectReceive,
-    ) -> Option<Result<(), Error>> {
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let Held { step, in_window, value } = incoming.take(edge, key.step)?;
-        let destination = receive.take_destination().unwrap_or(Destination::Alloc);
-        let (result, left) = received(lanes, key, destination, value);
-        if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
-            self.hold_again(lanes, peer, edge, Held { step, in_window, value });
-        }
-        self.send_due(lanes, peer, edge);
-        Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
-    }
-
-    /// The error of a receive that found no value. `None` if the value may still come.
-    fn why_not_now(
-        &mut self,
-        lanes: &mut impl Lanes,
-        (peer, key, is_bounded): OfEdge<'_, bool>,
-        edge: u32,
-    ) -> Option<Error> {
-        if let Some(end) = self.steps.end_of(key.step) {
-            return Some(end.error(key.step));
-        }
-        if let Some(error) = &self.broken {
-            return Some(error.clone());
-        }
-        let entry = &mut self.peers[peer.0 as usize];
-        if let Some(error) = &entry.down {
-            return Some(error.clone());
-        }
-        if let Some(refusal) = entry.incoming.refusal(edge, key.step) {
-            let error = RequestError::Remote(refusal.status(key));
-            return Some(error_of(lanes, key, error));
-        }
-        if is_bounded && entry.waiting >= self.max_waiting {
-            return Some(too_many(self.max_waiting));
-        }
-        entry.incoming.ask(edge, key.step, &mut |message| lanes.to_sender(peer, message));
-        None
-    }
-
-    /// A value that did not fit is for the next receive.
-    #[cold]
-    fn hold_again(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32, held: Held<WindowArrival>) {
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        if let Some((waiter, held)) = incoming.put_back(edge, held)
-            && let Some(receive) = self.take_waiting(waiter)
-        {
-            self.deliver(lanes, receive, held);
-        }
-    }
-
     /// Sends what an edge owes its sender.
     pub(super) fn send_due(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
@@ -239,14 +140,14 @@ impl Matching {
 
     pub(super) fn take_waiting(&mut self, waiter: u32) -> Option<WaitingReceive> {
         let receive = self.waiting.remove(waiter)?;
-        self.peers[receive.peer.0 as usize].waiting -= usize::from(receive.is_bounded);
+        self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
         self.calls.remove(&receive.waiter.id);
         Some(receive)
     }
 }
 
 /// The result of a receive that meets a value, and a value that the receive could not take.
-fn received(
+pub(super) fn received(
     lanes: &impl Lanes,
     key: TensorKeyRef<'_>,
     destination: Destination,
@@ -287,21 +188,12 @@ pub(super) fn count_received(lanes: &impl Lanes, received: &Received) {
     lanes.counters().add(Counter::BytesReceived, bytes);
 }
 
-/// The error of a receive beyond the limit.
-fn too_many(limit: usize) -> Error {
-    Error::ResourceExhausted {
-        what: "the number of receives outstanding with a peer",
-        limit: limit as u64,
-        remedy: "raise max_requests, or wait for some first",
-    }
-}
-
 /// Ends a receive with an error.
 pub(super) fn failed(lanes: &impl Lanes, waiter: Waiter, key: &TensorKey, error: RequestError) {
     waiter.complete(Err(error_of(lanes, key.borrowed(), error)));
 }
 
-fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: RequestError) -> Error {
+pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: RequestError) -> Error {
     let (peer, name) = (key.edge.source_task().clone(), key.to_key().to_string());
     match error {
         RequestError::Remote(status) => Error::Remote { peer, key: name, status },

@@ -4,8 +4,7 @@ use super::ended_steps::{EndedSteps, StepEnd};
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::windows::WindowRefusal;
 use crate::link::{TensorKeyRef, Value};
-use crate::matching::{PeerIndex, reserve};
-use crate::mutants::{Mutant, is_on};
+use crate::matching::PeerIndex;
 use crate::protocol::window::{ToReceiver, ToSender, WindowViolation};
 use crate::telemetry::Counter;
 use crate::wire::Status;
@@ -46,37 +45,6 @@ impl Matching {
             lanes.counters().increment(Counter::SendsWaited);
         }
         records
-    }
-
-    /// Sends a value that does not count as outstanding yet. A value that must wait counts from now
-    /// on, with `limit` values at most. Returns whether it waits.
-    ///
-    /// # Errors
-    /// The value, beyond the limit.
-    #[inline]
-    pub fn send_now(
-        &mut self,
-        lanes: &mut impl Lanes,
-        (peer, key): (PeerIndex, TensorKeyRef<'_>),
-        value: Value,
-        limit: usize,
-    ) -> Result<bool, Value> {
-        if !self.steps.goes_on(key.step) {
-            return Ok(false);
-        }
-        let entry = &mut self.peers[peer.0 as usize];
-        let index = entry.outgoing_edge(key);
-        let out = &mut entry.out;
-        let waits = !out.can_leave(index, key.step);
-        if waits && !is_on(Mutant::WaitingValueUncounted) && reserve(&self.outstanding, 1, limit).is_err() {
-            out.forget(index);
-            return Err(value);
-        }
-        out.offer(index, key.step, value, &mut |message| lanes.to_receiver(peer, message));
-        if waits {
-            lanes.counters().increment(Counter::SendsWaited);
-        }
-        Ok(waits)
     }
 
     /// Handles a message of a peer that receives. `refusal` is the reason why an announced edge is

@@ -26,7 +26,7 @@ const TO_RECEIVER: PeerIndex = PeerIndex(RECEIVER as u32);
 const TO_SENDER: PeerIndex = PeerIndex(SENDER as u32);
 const DEVICES: [&str; 2] = ["/job:a/replica:0/task:0/device:CPU:0", "/job:b/replica:0/task:0/device:CPU:0"];
 const SOON: Duration = Duration::from_secs(1);
-const MAX_WAITING: usize = 40;
+const MAX_WAITING: u32 = 40;
 
 /// The messages of one process that have not arrived.
 struct TestLanes {
@@ -533,10 +533,10 @@ fn more_receives_than_may_wait_are_refused() {
     pair.begin_steps(1..=1);
     let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| pair.receive("x", 1)).collect();
     assert!(matches!(pair.receive("x", 1).error(), Error::ResourceExhausted { limit: 40, .. }));
-    (0..MAX_WAITING as u32).for_each(|number| pair.send("x", 1, number));
+    (0..MAX_WAITING).for_each(|number| pair.send("x", 1, number));
     pair.run();
     let numbers: Vec<_> = waiting.iter_mut().map(Call::number).collect();
-    assert_eq!(numbers, (0..MAX_WAITING as u32).collect::<Vec<_>>());
+    assert_eq!(numbers, (0..MAX_WAITING).collect::<Vec<_>>());
     pair.end(1..=1);
 }
 

@@ -25,7 +25,7 @@ fn in_random_order_each_receive_gets_the_next_value_of_its_step() {
                     pair.send("x", step, sent[step as usize]);
                     sent[step as usize] += 1;
                 }
-                2 if calls.len() < MAX_WAITING => calls.push((step, pair.receive("x", step))),
+                2 if calls.len() < MAX_WAITING as usize => calls.push((step, pair.receive("x", step))),
                 3 if !calls.is_empty() => {
                     let (_, call) = &calls[below(calls.len() as u64) as usize];
                     let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
