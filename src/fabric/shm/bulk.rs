@@ -6,7 +6,7 @@ use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::memory::{Lender, LenderPart, Pool, Tensor};
+use crate::memory::{Lender, LenderPart, Pool, Span, Tensor};
 use std::cell::OnceCell;
 use std::ptr;
 use std::sync::Arc;
@@ -92,6 +92,7 @@ impl PeerPool {
 ///
 /// # Errors
 /// [`PostError::Refused`] if they are not inside the tensor, or it is not in this fabric's pool.
+#[inline]
 pub(super) fn source(pool: &Pool, tensor: &Tensor, len: u64) -> Result<OrderSource, PostError> {
     if len > tensor.bytes().len() as u64 {
         return Err(PostError::Refused("the source has not as many bytes"));
@@ -99,13 +100,16 @@ pub(super) fn source(pool: &Pool, tensor: &Tensor, len: u64) -> Result<OrderSour
     if len == 0 {
         return Ok(OrderSource { region: 0, offset: 0, len: 0 });
     }
-    let Some(span) = tensor.span() else {
-        return Err(PostError::Refused("the source has no memory of its own here: copy a lent tensor first"));
-    };
-    // By address, since two pools can have regions of the same number.
-    let offset = (tensor.bytes().as_ptr() as usize).wrapping_sub(pool.region().base().as_ptr() as usize);
-    if offset as u64 != span.offset || span.region != pool.region().id() {
-        return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
+    match pool.span_of(tensor) {
+        Some(Span { region, offset, .. }) => Ok(OrderSource { region, offset, len }),
+        None => Err(not_shared(tensor)),
     }
-    Ok(OrderSource { region: span.region, offset: span.offset, len })
+}
+
+#[cold]
+fn not_shared(tensor: &Tensor) -> PostError {
+    PostError::Refused(match tensor.span() {
+        Some(_) => "the source is not in the pool that this fabric shares",
+        None => "the source has no memory of its own here: copy a lent tensor first",
+    })
 }

@@ -131,6 +131,7 @@ impl<C> Link<C> {
         cx.port.limits(self.id).lends && tensor.span().is_some()
     }
 
+    #[inline(always)] // on the short path
     pub(super) fn permit_borrow<P: Port>(
         &self,
         port: &mut P,

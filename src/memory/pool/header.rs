@@ -26,7 +26,7 @@ pub(crate) enum Storage {
     /// In the pool's region.
     Block(Block),
     /// In a peer's region.
-    Lent(#[expect(dead_code, reason = "held for its drop, which ends the loan")] LentBytes),
+    Lent(LentBytes),
     /// In memory of another allocator.
     Foreign(Arc<ForeignArea>),
     /// In the foreign memory of this tensor, which a device has registered.

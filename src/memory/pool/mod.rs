@@ -17,8 +17,8 @@ use self::state::OpenPool;
 use crate::memory::foreign::HeldOwner;
 use crate::memory::region::Region;
 use crate::memory::region::report::RegionReport;
-use crate::memory::tensor::Tensor;
 use crate::memory::tensor::tensor_mut::TensorMut;
+use crate::memory::tensor::{Span, Tensor};
 use crate::sync::register_membarrier;
 use crate::wire::TensorMeta;
 use std::fmt;
@@ -266,6 +266,13 @@ impl Pool {
         fn region(&self) -> &Region {
             self.state.region()
         }
+    }
+
+    /// The part of the region that holds a tensor's bytes. `None` for a tensor without bytes, and
+    /// for one that is not in this pool's region.
+    #[inline]
+    pub(crate) fn span_of(&self, tensor: &Tensor) -> Option<Span> {
+        self.state.owns(tensor.header()).then(|| Span::of(tensor.header())).flatten()
     }
 
     /// Whether the pool has no live tensor.

@@ -86,6 +86,12 @@ impl OpenPool {
         OpenPool(NonNull::from(Box::leak(state)))
     }
 
+    /// Whether the header is of this pool.
+    #[inline]
+    pub(super) fn owns(&self, header: &TensorHeader) -> bool {
+        header.pool == Some(self.0)
+    }
+
     /// A header with a block for so many bytes, if this thread's magazine has one at hand. Counts
     /// it as a live tensor.
     #[inline]
@@ -131,8 +137,14 @@ impl OpenPool {
     }
 
     /// A header without a block. Counts it as a live tensor.
-    #[inline(always)] // for lent tensors
+    #[inline]
     pub(super) fn bare(&self) -> Box<TensorHeader> {
+        self.magazines.take_bare_own().unwrap_or_else(|| self.bare_elsewhere())
+    }
+
+    /// As [`OpenPool::bare`], if this thread has no header at hand.
+    #[cold]
+    fn bare_elsewhere(&self) -> Box<TensorHeader> {
         let taken = self.in_magazine(|magazine| {
             magazine.count_made();
             (magazine.take_bare(), magazine.index() as u32)
@@ -351,7 +363,9 @@ impl PoolState {
         if !matches!(header.storage, Storage::Lent(_)) {
             return Err(header);
         }
-        drop(header.strip());
+        if let Storage::Lent(bytes) = header.strip() {
+            drop(bytes);
+        }
         // SAFETY: as in `put_back`.
         let pool = unsafe { this.as_ref() };
         let Some(mut magazine) = pool.magazines.enter_own() else { return Err(header) };

@@ -28,6 +28,7 @@ pub struct Span {
 }
 
 impl Span {
+    #[inline]
     pub(crate) fn of(header: &TensorHeader) -> Option<Span> {
         let len = header.meta.bytes();
         let (Storage::Block(block), Some(pool)) = (&header.storage, header.pool()) else { return None };

@@ -183,6 +183,17 @@ impl Magazines {
         self.enter_own()?.take_own(purpose, class)
     }
 
+    /// A header as of [`Entered::take_bare`], if the calling thread finds one in its own list.
+    /// Counts it as a live tensor.
+    #[inline]
+    pub(crate) fn take_bare_own(&self) -> Option<Box<TensorHeader>> {
+        let mut magazine = self.enter_own()?;
+        let mut header = magazine.owned(Owned::take_bare)?;
+        header.magazine = magazine.index as u32;
+        magazine.count_made();
+        Some(header)
+    }
+
     /// As [`Magazines::enter`], for a thread that has been in its magazine before.
     #[inline]
     pub(crate) fn enter_own(&self) -> Option<Entered<'_>> {
@@ -562,6 +573,7 @@ impl Owned {
         self.lists.get(index).is_some_and(|list| !list.is_empty())
     }
 
+    #[inline]
     fn take_bare(&mut self) -> Option<Box<TensorHeader>> {
         let header = self.bare.pop()?;
         self.bare_len -= 1;
