@@ -20,7 +20,8 @@ impl ShmLinkInner {
         message: &UnreadMessage<impl Fn(usize) -> u64>,
     ) -> Result<(), PostError> {
         let UnreadMessage { len, first, word } = message;
-        let count = 1 + len.saturating_sub(FIRST_BYTES).div_ceil(8);
+        // Word 0 has the first bytes of the message in its high half. A division would cost more.
+        let count = (len + 8 - FIRST_BYTES + 7) >> 3;
         let order = |k: usize| match k.checked_sub(1) {
             None => send_word(*len, *first),
             Some(k) => word(k),
