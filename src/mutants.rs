@@ -79,8 +79,6 @@ mutants! {
         CleanedStepReturns,
         /// One of those who wait for a lost peer is not told.
         LossNotTold,
-        /// Values that never left are still counted when their link is gone.
-        OutstandingLeak,
         /// The last value of a key is the first to leave.
         LastValueFirst,
         /// The first two fragments of a message change places.
@@ -197,6 +195,8 @@ mutants! {
     }
     // The tests of the modules find these, each by `assert_found`.
     parts {
+        /// Values that never left are still counted when their link is gone.
+        OutstandingLeak,
         /// The first message of a pack is lost.
         FirstOfPackSkipped,
         /// A walk over the edges of a batch misses what comes for later edges.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 mod checksum;
 mod loans;
+mod lost_values;
 mod meta_slots;
 mod packing;
 mod standing;
