@@ -88,9 +88,9 @@ impl<V: Clone> OutEdge<V> {
         self.limit.saturating_sub(self.sent)
     }
 
-    /// Values that left and may not have been taken: their credit has not come back. At most, as
-    /// the window of the receiver has grown to `usual` cells with the first credit, unless it had
-    /// none to spare.
+    /// Values that left and may not have been taken: their credit has not come back. An upper
+    /// bound, as the window of the receiver has grown with the first credit, to `usual` cells at
+    /// most.
     pub fn uncredited(&self, usual: u64) -> u64 {
         let (sent, limit) = (self.sent - self.answers, self.limit.saturating_sub(self.answers));
         let window = if limit == self.first_limit { limit } else { usual.max(self.first_limit) };

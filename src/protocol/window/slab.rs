@@ -28,6 +28,11 @@ impl<T> Slab<T> {
         }
     }
 
+    /// The number of entries.
+    pub fn len(&self) -> u64 {
+        (self.entries.len() - self.free.len()) as u64
+    }
+
     /// An entry.
     pub fn get(&self, number: u32) -> Option<&T> {
         self.entries.get(number as usize)?.as_ref()
