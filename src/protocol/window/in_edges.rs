@@ -303,7 +303,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         let limit = self.options.max_cells * 3 / 4;
         let spare = self.spare(limit);
         // No edge grows beyond an equal share of all present ones.
-        let usual = self.options.usual_window.min(limit / self.edges.len().max(1));
+        let usual = self.options.usual_window.min(limit / self.edges.count().max(1));
         let mut sent = false;
         while let Some(edge) = self.edge_mut(index) {
             let before = edge.window();

@@ -29,7 +29,7 @@ impl<T> Slab<T> {
     }
 
     /// The number of entries.
-    pub fn len(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         (self.entries.len() - self.free.len()) as u64
     }
 
