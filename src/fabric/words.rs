@@ -19,7 +19,7 @@ pub(crate) trait StoreWords: LoadWords {
     /// Writes `count` words from `index` on, without an order among them. No more than `N`.
     ///
     /// # Panics
-    /// If there are no `N` words from `index` on.
+    /// If one of the words is missing. Perhaps also if there are no `N` words from `index` on.
     #[inline]
     fn store_up_to<const N: usize>(&self, index: usize, count: usize, word: impl Fn(usize) -> u64) {
         for k in 0..count.min(N) {

@@ -213,8 +213,6 @@ pub enum Received {
 pub enum DirectReceive {
     /// Wants a tensor.
     Waiting(Destination),
-    /// Wants a tensor of the pool, and has one with the latest meta-data of the link.
-    Prepared(TensorMut),
     /// Has got it. The second field tells where it lay at the sender.
     Received(Received, Placement),
 }
@@ -224,19 +222,7 @@ impl DirectReceive {
     pub fn take_destination(&mut self) -> Option<Destination> {
         match std::mem::replace(self, DirectReceive::Waiting(Destination::Alloc)) {
             DirectReceive::Waiting(destination) => Some(destination),
-            DirectReceive::Prepared(_) => Some(Destination::Alloc),
             DirectReceive::Received(..) => None,
-        }
-    }
-
-    /// The tensor that a receive that still waits has. The receive itself is of no use any more.
-    #[inline]
-    fn take_tensor(&mut self) -> Option<TensorMut> {
-        match std::mem::replace(self, DirectReceive::Waiting(Destination::Alloc)) {
-            DirectReceive::Waiting(Destination::Into(tensor)) | DirectReceive::Prepared(tensor) => {
-                Some(tensor)
-            }
-            DirectReceive::Waiting(_) | DirectReceive::Received(..) => None,
         }
     }
 }

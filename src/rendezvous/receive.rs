@@ -62,7 +62,7 @@ impl Step {
             DirectReceive::Received(received, sender) => {
                 Delivery::of(received, sender, &self.context.pool).cast()
             }
-            DirectReceive::Waiting(_) | DirectReceive::Prepared(_) => Err(Error::Stopped),
+            DirectReceive::Waiting(_) => Err(Error::Stopped),
         }
     }
 

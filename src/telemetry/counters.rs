@@ -83,8 +83,8 @@ figures! {
         /// consecutive steps.
         StepsOverSent = "steps_over_sent",
         /// Values that the death of a peer may have lost, on shared memory. Some had left for the
-        /// peer, and their credit had not come back. Others had come from the peer, and no receive
-        /// took them before its next life was linked.
+        /// peer, and their credit had not come back; up to 64 too many of each edge are counted.
+        /// Others had come from the peer, and no receive took them before its next life was linked.
         ValuesLost = "values_lost",
         /// Doorbells: of a device for new requests, or of a sleeping peer for new messages.
         Doorbells = "doorbells",

@@ -31,20 +31,12 @@ pub fn only_the_fabric_s_own_pool_can_be_reached_by_peers<H: Harness>() {
     let foreign = tensor(&foreign_pool, &[1; 8]);
     refused(a.port.write(a.link, &foreign, 8, &grant, None));
     refused(a.port.expose(a.link, &foreign).map(|_| ()));
-    if a.port.limits(a.link).lends {
-        let lent = a.port.lend(
-            a.link,
-            &mut Some(foreign.clone()),
-            &mut Some(LoanPermit::unbounded()),
-            &loan_message(1),
-        );
-        refused(lent);
-    } else {
-        let own = tensor(&a.pool, &[1; 8]);
-        let lent =
-            a.port.lend(a.link, &mut Some(own.clone()), &mut Some(LoanPermit::unbounded()), &loan_message(1));
-        refused(lent);
-    }
+    let own = tensor(&a.pool, &[1; 8]);
+    let lent = if a.port.limits(a.link).lends { &foreign } else { &own };
+    let (mut source, mut permit) = (Some(lent.clone()), Some(LoanPermit::unbounded()));
+    refused(a.port.lend(a.link, &mut source, &mut permit, &loan_message(1)));
+    assert!(source.is_some() && permit.is_some(), "what was refused is not taken");
+    drop(source);
     assert!(foreign.is_unique(), "what was refused is not held");
     a.port.send(a.link, b"still up").expect("posted");
     assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"still up");

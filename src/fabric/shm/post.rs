@@ -112,7 +112,7 @@ impl ShmLinkInner {
             return Err(PostError::Refused("the message of a loan has at most 28 bytes"));
         }
         if permit.is_none() {
-            // A permit comes after this.
+            // A caller with a permit has done so, to pass the permit on.
             self.release_returned();
         }
         let tensor = source.as_ref().ok_or(PostError::Refused(NO_SOURCE))?;

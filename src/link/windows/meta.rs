@@ -72,17 +72,13 @@ pub struct ToldMeta {
 
 /// The meta-data that the peer has told, by number.
 #[derive(Debug, Default)]
-pub(super) struct KnownMetas {
-    of_number: Vec<Option<Arc<ToldMeta>>>,
-    /// The number that was asked for last by [`KnownMetas::get_latest`].
-    latest: u16,
-}
+pub(super) struct KnownMetas(Vec<Option<Arc<ToldMeta>>>);
 
 impl KnownMetas {
     /// Bytes that the table has allocated, without large shapes.
     pub fn heap_bytes(&self) -> usize {
-        let known = self.of_number.iter().flatten().count() * size_of::<ToldMeta>();
-        self.of_number.capacity() * size_of::<Option<Arc<ToldMeta>>>() + known
+        let known = self.0.iter().flatten().count() * size_of::<ToldMeta>();
+        self.0.capacity() * size_of::<Option<Arc<ToldMeta>>>() + known
     }
 
     /// Notes meta-data under their number.
@@ -95,24 +91,11 @@ impl KnownMetas {
             return Err(format!("meta-data came under number {version}, of at most {MAX_METAS}"));
         }
         let place = version as usize;
-        if self.of_number.len() <= place {
-            self.of_number.resize(place + 1, None);
+        if self.0.len() <= place {
+            self.0.resize(place + 1, None);
         }
-        self.of_number[place] = Some(Arc::new(ToldMeta { meta, sender: placement }));
+        self.0[place] = Some(Arc::new(ToldMeta { meta, sender: placement }));
         Ok(())
-    }
-
-    /// The meta-data of a number, which become the latest. `None` if the number was never told.
-    #[inline]
-    pub fn get_latest(&mut self, number: u16) -> Option<&ToldMeta> {
-        self.latest = number;
-        self.latest()
-    }
-
-    /// The latest meta-data.
-    #[inline]
-    pub fn latest(&self) -> Option<&ToldMeta> {
-        self.of_number.get(usize::from(self.latest))?.as_deref()
     }
 
     /// The meta-data of a number.
@@ -121,7 +104,7 @@ impl KnownMetas {
     /// If the number was never told.
     #[inline]
     pub fn get(&self, number: u16) -> Result<&Arc<ToldMeta>, String> {
-        let known = self.of_number.get(usize::from(number)).and_then(Option::as_ref);
+        let known = self.0.get(usize::from(number)).and_then(Option::as_ref);
         known.ok_or_else(|| format!("a record has meta-data {number}, which were never told"))
     }
 }

@@ -79,7 +79,7 @@ impl<P: Port, C> Links<P, C> {
         }
         let bytes = self.completions.message(range);
         let (message, rest) = first_of(bytes, self.polled.bytes)?;
-        let value = ExpectedValue { known: &mut found.windows.known, pool: &self.pool, record, receive };
+        let value = ExpectedValue { known: &found.windows.known, pool: &self.pool, record, receive };
         value.accept(NextMessage::Long(message))?;
         self.counters.increment(Counter::MessagesReceived);
         self.polled.bytes = bytes.len() - rest;

@@ -10,7 +10,7 @@ use crate::memory::{LentBytes, Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::Record;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{LentRecord, PlainRecord, SHORT_TENSOR};
+use crate::wire::message::{LentRecord, PlainRecord};
 use crate::wire::{ShortMessage, UnreadMessage};
 
 impl<P: Port, C> Links<P, C> {
@@ -43,23 +43,12 @@ impl<P: Port, C> Links<P, C> {
         }
     }
 
-    /// Takes memory for the value of a receive that will wait, if the value is probably small.
-    pub fn prepare(&mut self, link: LinkId, receive: &mut DirectReceive) {
-        let DirectReceive::Waiting(Destination::Alloc) = receive else { return };
-        let Some(link) = self.links.get_mut(link) else { return };
-        let latest = link.windows.known.latest();
-        let small = latest.filter(|told| told.meta.bytes() <= SHORT_TENSOR as u64);
-        if let Some(tensor) = small.and_then(|told| self.pool.cached_landing(&told.meta)) {
-            *receive = DirectReceive::Prepared(tensor);
-        }
-    }
-
     #[inline(always)] // on the short path
     fn take_alone(&mut self, link: LinkId, record: Record<()>, receive: &mut DirectReceive) -> ShortTake<()> {
         let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
             return ShortTake::Other;
         };
-        let value = ExpectedValue { known: &mut found.windows.known, pool: &self.pool, record, receive };
+        let value = ExpectedValue { known: &found.windows.known, pool: &self.pool, record, receive };
         let taken = self.port.take_short(link, value);
         if taken != ShortTake::Taken(()) {
             return taken;
@@ -146,7 +135,7 @@ impl<C> Link<C> {
 
 /// The value of a record that a receive waits for.
 pub(super) struct ExpectedValue<'a> {
-    pub known: &'a mut KnownMetas,
+    pub known: &'a KnownMetas,
     pub pool: &'a Pool,
     pub record: Record<()>,
     /// Gets the value.
@@ -213,22 +202,23 @@ impl<'a> ExpectedValue<'a> {
     /// fit, and a pool without room.
     #[inline(always)] // on the short path
     fn fill(self, meta: u16, len: usize, copy: impl FnOnce(&mut [u8])) -> Option<()> {
-        let ToldMeta { meta, sender } = self.known.get_latest(meta)?;
+        let ToldMeta { meta, sender } = &**self.known.get(meta).ok()?;
         if meta.bytes() != len as u64 {
             return None;
         }
-        let (mut tensor, is_given) = match self.receive {
-            DirectReceive::Prepared(ready) if ready.meta() == meta => (self.receive.take_tensor()?, false),
-            DirectReceive::Waiting(Destination::Into(given)) if given.meta() == meta => {
-                (self.receive.take_tensor()?, true)
+        let received = match self.receive {
+            DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
+                let mut fresh = self.pool.landing(meta).ok()?;
+                copy(fresh.bytes_mut());
+                Received::Tensor(fresh.freeze())
             }
-            DirectReceive::Prepared(_) | DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
-                (self.pool.landing(meta).ok()?, false)
+            DirectReceive::Waiting(Destination::Into(given)) if given.meta() == meta => {
+                copy(given.bytes_mut());
+                let Some(Destination::Into(given)) = self.receive.take_destination() else { return None };
+                Received::Into(given)
             }
             DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
         };
-        copy(tensor.bytes_mut());
-        let received = if is_given { Received::Into(tensor) } else { Received::Tensor(tensor.freeze()) };
         *self.receive = DirectReceive::Received(received, *sender);
         Some(())
     }

@@ -55,7 +55,7 @@ impl<'a> BatchWalk<'a> {
         BatchWalk { batch, done: 0, next, expected: None, examined: 0, news: 0 }
     }
 
-    /// The destination of the next receive, unless the receive has failed.
+    /// The destination of the next receive. Of no use if that receive has failed.
     pub fn into_destination(mut self) -> Option<Destination> {
         self.next.take_destination()
     }

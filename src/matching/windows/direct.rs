@@ -131,10 +131,7 @@ impl Matching {
             }
         }
         *expected = next;
-        let Some(error) = self.why_not_now(lanes, (peer, key, is_bounded), edge) else {
-            lanes.prepare(peer, receive);
-            return None;
-        };
+        let error = self.why_not_now(lanes, (peer, key, is_bounded), edge)?;
         // The edge may be new, and is not needed then.
         self.send_due(lanes, peer, edge);
         Some(Err(Box::new(error)))

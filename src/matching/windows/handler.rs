@@ -76,12 +76,6 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
     }
 
-    fn prepare(&mut self, peer: PeerIndex, receive: &mut DirectReceive) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.prepare(link, receive);
-        }
-    }
-
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         self.connections.present(peer).is_some_and(|link| self.links.send_packed(link, record, tensor))
     }

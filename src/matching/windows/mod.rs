@@ -95,8 +95,6 @@ pub trait Lanes {
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
-    /// Takes memory for the value of a receive that will wait, if the value is probably small.
-    fn prepare(&mut self, peer: PeerIndex, receive: &mut DirectReceive);
     /// Gives the value of a record to its receive, if the record is the next message.
     fn take_short(
         &mut self,

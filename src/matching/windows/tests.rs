@@ -75,8 +75,6 @@ impl Lanes for TestLanes {
         false
     }
 
-    fn prepare(&mut self, _: PeerIndex, _: &mut DirectReceive) {}
-
     fn take_short(&mut self, _: PeerIndex, _: Record<()>, _: &mut DirectReceive) -> ShortTake<()> {
         if self.is_silent { ShortTake::Nothing } else { ShortTake::Other }
     }

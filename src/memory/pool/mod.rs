@@ -154,12 +154,6 @@ impl Pool {
         self.make(Purpose::Landing, meta)
     }
 
-    /// As [`Pool::landing`], if this thread's magazine has a block at hand.
-    #[inline]
-    pub(crate) fn cached_landing(&self, meta: &TensorMeta) -> Option<TensorMut> {
-        self.make_cached(Purpose::Landing, meta)
-    }
-
     #[inline]
     fn make(&self, purpose: Purpose, meta: &TensorMeta) -> Result<TensorMut, PoolError> {
         match self.make_cached(purpose, meta) {

@@ -330,8 +330,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     }
 
     /// The next message for the sender: credit, or a need. The caller repeats this until `None`
-    /// after each change. The first time that credit goes back, the window grows to `usual` cells.
-    pub fn next_message<K>(&mut self, usual: u64) -> Option<ToSender<K>> {
+    /// after each change. When credit goes back, the window grows to `window` cells.
+    pub fn next_message<K>(&mut self, window: u64) -> Option<ToSender<K>> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
@@ -339,7 +339,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             if is_on(Mutant::CreditNotReturned) {
                 return None;
             }
-            self.set_window(self.window.max(usual));
+            self.set_window(self.window.max(window));
             self.make_room();
             self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
             return Some(ToSender::Credit { edge, limit: self.granted });

@@ -300,14 +300,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Sends the credit and the needs of an edge. Returns whether there were any.
     fn next_message(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
-        let limit = self.options.max_cells * 3 / 4;
-        let spare = self.spare(limit);
-        // No edge grows beyond an equal share of all present ones.
-        let usual = self.options.usual_window.min(limit / self.edges.count().max(1));
-        let mut sent = false;
+        let spare = self.spare(self.options.max_cells * 3 / 4);
+        let (usual, mut sent) = (self.options.usual_window, false);
         while let Some(edge) = self.edge_mut(index) {
             let before = edge.window();
-            let Some(message) = edge.next_message(usual.min(before + spare)) else { break };
+            let Some(message) = edge.next_message(usual.min(before + before.min(spare))) else { break };
             let grown = edge.window() - before;
             self.cells += grown;
             if matches!(message, ToSender::Need { .. }) {

@@ -58,14 +58,14 @@ pub struct WindowViolation(pub &'static str);
 pub struct WindowOptions {
     /// Values that a new edge can hold.
     pub first_window: u64,
-    /// Values that an edge can hold once its first window was used up.
+    /// Values that an edge can hold once it is used much: its window doubles each time that credit
+    /// goes back.
     pub usual_window: u64,
     /// Values that an edge can hold at most.
     pub largest_window: u64,
     /// Values that all edges of a direction can hold together. Windows grow to the usual size in
-    /// three quarters of it, and beyond that size in one eighth. No edge grows beyond an equal
-    /// share of the three quarters. Once new edges have used the rest, further edges have no window
-    /// and need each value.
+    /// three quarters of it, and beyond that in one eighth. Once new edges have used the rest,
+    /// further edges have no window and need each value.
     pub max_cells: u64,
     /// Edges that have a number at a time. An edge beyond that waits until another is retired.
     pub max_edges: u32,

@@ -28,11 +28,6 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The number of entries.
-    pub fn count(&self) -> u64 {
-        (self.entries.len() - self.free.len()) as u64
-    }
-
     /// An entry.
     pub fn get(&self, number: u32) -> Option<&T> {
         self.entries.get(number as usize)?.as_ref()

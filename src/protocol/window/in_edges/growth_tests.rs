@@ -1,7 +1,7 @@
 //! Windows grow as values come, within the cells that all edges have.
 
 use crate::protocol::window::{InEdges, Incoming, Record, ToReceiver, ToSender, WindowOptions};
-use std::cell::Cell;
+use crate::wire::EdgeId;
 
 const OPTIONS: WindowOptions = WindowOptions {
     first_window: 2,
@@ -14,60 +14,81 @@ const OPTIONS: WindowOptions = WindowOptions {
     resends: false,
 };
 
-type Edges = InEdges<u8, u8, u8, u8>;
+/// A receiver, and what its sender knows of each edge.
+struct Scene {
+    edges: InEdges<u8, u8, u8, u8>,
+    /// Index, number, limit, and values sent.
+    known: Vec<(u32, EdgeId, u64, u64)>,
+}
 
-/// Takes a window of values of each of these edges, as often as `rounds` says.
-fn use_up_credit(edges: &mut Edges, keys: std::ops::Range<u8>, rounds: u64) {
-    for key in keys {
-        let (index, told, mut sent) = (edges.edge(&key), Cell::new(None), 0);
-        let mut see = |message| match message {
-            ToSender::Announce { edge, limit, .. } | ToSender::Credit { edge, limit } => {
-                told.set(Some((edge, limit)));
-            }
+impl Scene {
+    /// A receiver that has announced so many edges.
+    fn new(edges: u8) -> Self {
+        let mut scene = Scene { edges: InEdges::new(OPTIONS), known: Vec::new() };
+        (0..edges).for_each(|_| scene.announce());
+        scene
+    }
+
+    fn announce(&mut self) {
+        let index = self.edges.edge(&(self.known.len() as u8));
+        let mut known = None;
+        self.edges.widen(index, 0, &mut |message| match message {
+            ToSender::Announce { edge, limit, .. } => known = Some((index, edge, limit, 0)),
             other => panic!("{other:?}"),
-        };
-        edges.widen(index, 0, &mut see);
-        for _ in 0..rounds {
-            let (edge, limit) = told.get().expect("announced");
-            while sent < limit {
-                sent += 1;
-                let record = Record { edge, n: sent as u16, step: 1, answers_need: false, value: key };
-                let came = edges.receive(ToReceiver::Record(record), |_| false, &mut see);
-                assert_eq!(came, Ok(Incoming::Nothing), "the value is held");
-            }
-            while edges.take(index, 1).is_some() {}
-            edges.send_due(index, &mut see);
+        });
+        self.known.push(known.expect("announced"));
+    }
+
+    /// Sends as many values as an edge has credit for, and takes them.
+    fn use_up_credit(&mut self, at: usize) {
+        let (index, edge, limit, sent) = &mut self.known[at];
+        while *sent < *limit {
+            *sent += 1;
+            let record = Record { edge: *edge, n: *sent as u16, step: 1, answers_need: false, value: 0 };
+            let came =
+                self.edges.receive(ToReceiver::Record(record), |_| false, &mut |_| panic!("no credit"));
+            assert_eq!(came, Ok(Incoming::Nothing), "the value is held");
         }
+        while self.edges.take(*index, 1).is_some() {}
+        self.edges.send_due(*index, &mut |message| match message {
+            ToSender::Credit { limit: to, .. } => *limit = to,
+            other => panic!("{other:?}"),
+        });
+    }
+
+    fn windows(&self) -> Vec<u64> {
+        self.edges.edges().map(|(_, _, edge)| edge.window()).collect()
     }
 }
 
-fn windows(edges: &Edges) -> Vec<u64> {
-    edges.edges().map(|(_, _, edge)| edge.window()).collect()
+#[test]
+fn the_window_of_an_edge_doubles_with_each_credit_up_to_the_usual_size() {
+    let mut scene = Scene::new(2);
+    for window in [4, 8, 16, 16] {
+        scene.use_up_credit(1);
+        assert_eq!(scene.windows(), [2, window], "the other edge is not used");
+    }
 }
 
 #[test]
-fn the_window_of_an_edge_grows_to_the_usual_size_once_it_is_used() {
-    let mut edges = Edges::new(OPTIONS);
-    use_up_credit(&mut edges, 0..1, 0);
-    use_up_credit(&mut edges, 1..2, 1);
-    assert_eq!(windows(&edges), [2, 16]);
+fn edges_that_are_used_alike_grow_alike() {
+    let mut scene = Scene::new(8);
+    for _ in 0..4 {
+        (0..8).for_each(|at| scene.use_up_credit(at));
+    }
+    // Three quarters of 64 cells. The first edges get the rest that is no full step for all.
+    assert_eq!(scene.windows(), [8, 8, 8, 8, 4, 4, 4, 4]);
+    assert_eq!(scene.edges.cells(), 48);
 }
 
 #[test]
-fn many_edges_grow_to_equal_shares() {
-    let mut edges = Edges::new(OPTIONS);
-    (0..8).for_each(|key| _ = edges.edge(&key));
-    use_up_credit(&mut edges, 0..8, 3);
-    // Three quarters of 64 cells.
-    assert_eq!(windows(&edges), [6; 8]);
-    assert_eq!(edges.cells(), 48);
-}
-
-#[test]
-fn edges_that_come_later_take_what_is_left() {
-    let mut edges = Edges::new(OPTIONS);
-    use_up_credit(&mut edges, 0..3, 1);
-    assert_eq!(windows(&edges), [16; 3]);
-    use_up_credit(&mut edges, 3..5, 1);
-    assert_eq!(windows(&edges), [16, 16, 16, 2, 2], "growth has used its part");
+fn edges_that_come_later_have_their_first_window() {
+    let mut scene = Scene::new(3);
+    for _ in 0..3 {
+        (0..3).for_each(|at| scene.use_up_credit(at));
+    }
+    assert_eq!(scene.windows(), [16; 3]);
+    (3..5).for_each(|_| scene.announce());
+    (3..5).for_each(|at| scene.use_up_credit(at));
+    assert_eq!(scene.windows(), [16, 16, 16, 2, 2], "growth has used its part");
 }
