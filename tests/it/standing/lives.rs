@@ -11,7 +11,7 @@ const WINDOW: u32 = 8;
 const FIRST: u64 = 10;
 /// Steps beyond the standing requests, or beyond the largest credit, when the receiver dies.
 const KEPT: u64 = 12;
-/// The window of an edge on shared memory.
+/// The largest window that an edge on shared memory grows to.
 const USUAL: u64 = 64;
 /// Steps that begin in the receiver's second life.
 const LATER: u64 = 20;
@@ -70,8 +70,8 @@ fn send_too_much(node: &Node, sequence: Sequence, standing: u64) -> (u64, u64) {
         until(node, "what was asked for", || sent() == standing);
         return (standing, end);
     }
-    // At least half of the window is credit.
-    until(node, "what has credit", || sent() >= FIRST + USUAL / 2);
+    // The window has doubled once with the first steps, and half of it at least is credit.
+    until(node, "what has credit", || sent() >= FIRST + u64::from(WINDOW));
     let enough = Instant::now() + Duration::from_millis(50);
     until(node, "more", || Instant::now() > enough);
     assert!(sent() <= FIRST + USUAL, "{} values have left", sent());
