@@ -138,7 +138,7 @@ fn train() {
     let node = start(task, scenario);
     let mut side = Side::new(&node, task, scenario.what, scenario.ids);
     let mode = Mode::named(&given("HOT_POLL"));
-    (0..mode.rounds(scenario.warm_up, scenario.least)).for_each(|_| side.step());
+    side.warm_up(mode.rounds(scenario.warm_up, scenario.least));
     let trapped = trap::install().and_then(|()| trap::tighten(&threads::ids_of(mode.moving)));
     match &trapped {
         Ok(()) => prove_the_trap(),
