@@ -21,6 +21,7 @@ use crate::wire::message::fragment::Assembler;
 use crate::wire::message::{Message, RequestId, VERSION};
 use crate::wire::{Status, TaskId};
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 /// Requests in each direction of a link for which memory is allocated at the start.
 pub(super) const IN_FLIGHT: usize = 64;
@@ -402,10 +403,10 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// Drops the stashed values of a step.
-    pub fn drop_stashed(&mut self, step: u64) {
+    pub fn drop_stashed(&mut self, steps: &RangeInclusive<u64>) {
         for id in self.ids() {
             if let Some((link, _)) = self.with(id) {
-                link.stash.end_step(step);
+                link.stash.end_steps(steps);
             }
         }
     }

@@ -178,10 +178,15 @@ impl RemoteHandler {
     }
 
     /// Fails the queued receives that fit.
-    pub(super) fn fail_queued(&mut self, error: &Error, fits: impl Fn(PeerIndex, &TensorKey) -> bool) {
+    pub(super) fn fail_queued(
+        &mut self,
+        error: impl Fn(&TensorKey) -> Error,
+        fits: impl Fn(PeerIndex, &TensorKey) -> bool,
+    ) {
         let mut failed = Vec::new();
-        self.queued.remove(|receive| fits(receive.peer, &receive.key), |_, waiter| failed.push(waiter));
-        failed.into_iter().for_each(|waiter| waiter.complete(Err(error.clone())));
+        let fits = |receive: &Receive| fits(receive.peer, &receive.key);
+        self.queued.remove(fits, |key, waiter| failed.push((waiter, error(&key))));
+        failed.into_iter().for_each(|(waiter, error)| waiter.complete(Err(error)));
     }
 
     /// Ends the queued receives whose deadline has passed.

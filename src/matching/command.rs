@@ -4,6 +4,7 @@ use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
 use crate::wire::{Generation, Incarnation, LossCause, Status, TaskId, Time};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -242,10 +243,10 @@ pub enum StepChange {
         /// The worker that owns the step.
         worker: Arc<str>,
     },
-    /// A step was aborted.
+    /// Steps were aborted. Those that begin later are aborted too.
     Aborted {
-        /// The id of the step.
-        step: u64,
+        /// The ids of the steps: one, or those of a sequence from one on.
+        steps: RangeInclusive<u64>,
         /// The error of the abort.
         status: Status,
     },

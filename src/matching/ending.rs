@@ -5,6 +5,7 @@ use crate::fabric::Port;
 use crate::link::{CancelDecision, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::{Code, Status, TaskId, Time};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -40,18 +41,23 @@ impl RemoteHandler {
                 self.undefer(step);
                 self.extend_standing(links, step);
             }
-            StepChange::Aborted { step, status } => {
-                // The begin command of another thread may still be queued. It changes nothing then.
-                let _ = self.steps.begin(step, &Arc::from(""));
-                self.steps.abort(step, status.clone());
-                let error = Error::Aborted { step: step.into(), status: status.clone() };
-                self.end_step(links, step, &error, |_| status.clone().into_derived());
+            StepChange::Aborted { steps, status } => {
+                if steps.start() == steps.end() {
+                    // The begin command of another thread may still be queued. It changes nothing
+                    // then.
+                    let _ = self.steps.begin(*steps.start(), &Arc::from(""));
+                    self.steps.abort(*steps.start(), status.clone());
+                } else {
+                    self.steps.abort_all(&steps, &status);
+                }
+                let error = |step: u64| Error::Aborted { step: step.into(), status: status.clone() };
+                self.end_steps(links, &steps, error, |_| status.clone().into_derived());
             }
             StepChange::CleanedUp { step } => {
                 self.steps.cleanup(step);
                 let status =
                     |me: &TaskId| Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"));
-                self.end_step(links, step, &Error::StepGone { step: step.into() }, status);
+                self.end_steps(links, &(step..=step), |step| Error::StepGone { step: step.into() }, status);
             }
         }
     }
@@ -73,33 +79,33 @@ impl RemoteHandler {
         }
     }
 
-    pub(super) fn end_step<P: Port>(
+    fn end_steps<P: Port>(
         &mut self,
         links: &mut Links<P, Waiter>,
-        step: u64,
-        error: &Error,
+        steps: &RangeInclusive<u64>,
+        error: impl Fn(u64) -> Error,
         status: impl Fn(&TaskId) -> Status,
     ) {
         links.begin_batch();
-        let (values, waiting) = self.outgoing.remove_steps(|kept| kept == step);
+        let (values, waiting) = self.outgoing.remove_steps(|kept| steps.contains(&kept));
         let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
         self.outstanding.fetch_sub(ours, Ordering::Relaxed);
         for (_, waiting) in waiting {
             self.leave(&waiting);
             links.refuse(waiting.peer_request, status(&self.me));
         }
-        self.drop_orphans(|key| key.step == step);
-        links.drop_stashed(step);
-        self.fail_queued(error, |_, key| key.step == step);
+        self.drop_orphans(|key| steps.contains(&key.step));
+        links.drop_stashed(steps);
+        self.fail_queued(|key| error(key.step), |_, key| steps.contains(&key.step));
         let calls = &mut self.calls;
         for link in links.ids() {
             links.cancel_requests(link, &mut |key, waiter| {
-                if key.step != step || is_on(Mutant::AbortMissesWaiter) {
+                if !steps.contains(&key.step) || is_on(Mutant::AbortMissesWaiter) {
                     return CancelDecision::Keep;
                 }
                 if let Some(waiter) = waiter.take() {
                     calls.remove(&waiter.id);
-                    waiter.complete(Err(error.clone()));
+                    waiter.complete(Err(error(key.step)));
                 }
                 CancelDecision::Abandon
             });

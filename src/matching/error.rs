@@ -226,6 +226,19 @@ pub enum Error {
         /// The id of the step.
         step: StepId,
     },
+    /// The first step of an abort of several is not of their sequence.
+    #[error(
+        "steps can't be aborted from step {step} on: the sequence has the steps {first} to {last}; give a \
+         step of the sequence"
+    )]
+    NotOfSequence {
+        /// The id of the step.
+        step: StepId,
+        /// The first step of the sequence.
+        first: StepId,
+        /// The last step of the sequence.
+        last: StepId,
+    },
     /// A receive was cancelled or reached its deadline, and its poller did not end it within
     /// 2 x `cancel_grace`.
     #[error(
@@ -287,7 +300,8 @@ impl Error {
             | Error::WrongEnd { .. }
             | Error::UnknownTask { .. }
             | Error::WindowTooLong { .. }
-            | Error::AbortWithOk { .. } => Code::InvalidArgument,
+            | Error::AbortWithOk { .. }
+            | Error::NotOfSequence { .. } => Code::InvalidArgument,
         }
     }
 

@@ -4,6 +4,7 @@ use crate::mutants::{Mutant, is_on};
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 
 /// The number of retired steps outside all sequences that are remembered (specification 2.5).
 pub(crate) const MAX_RETIRED_STEPS: usize = 4096;
@@ -78,6 +79,12 @@ impl GoneSteps {
             self.sequences.get(after).filter(|run| run.base == base).map_or(base, |run| run.watermark);
         let next = self.sequences.iter().map(|run| run.base).find(|other| *other > base);
         (first, next.unwrap_or(u64::MAX))
+    }
+
+    /// The steps of the sequence `base`, which was declared.
+    pub fn steps_of(&self, base: u64) -> RangeInclusive<u64> {
+        let next = self.sequences.iter().map(|run| run.base).find(|other| *other > base);
+        base..=next.map_or(u64::MAX, |next| next - 1)
     }
 
     /// Whether the step is retired.

@@ -17,7 +17,7 @@ impl RemoteHandler {
             }
             CancelDecision::Keep
         });
-        self.fail_queued(&old.error, |peer, _| peer == old.peer);
+        self.fail_queued(|_| old.error.clone(), |peer, _| peer == old.peer);
         self.connections.close(links, &old);
         let loss = self.connections.ended(links.counters(), old);
         self.lost(links, loss);
@@ -54,7 +54,7 @@ impl RemoteHandler {
         }
         // A link that was replaced was emptied then.
         let Some(ended) = self.connections.down(link, failure) else { return };
-        self.fail_queued(&ended.error, |peer, _| peer == ended.peer);
+        self.fail_queued(|_| ended.error.clone(), |peer, _| peer == ended.peer);
         for waiter in waiters.into_iter().skip(usize::from(is_on(Mutant::LossNotTold))) {
             waiter.complete(Err(ended.error.clone()));
         }
@@ -81,7 +81,7 @@ impl RemoteHandler {
 
     /// Ends every call on every link with this error.
     pub(super) fn fail_waiters<P: Port>(&mut self, links: &mut Links<P, Waiter>, error: &Error) {
-        self.fail_queued(error, |_, _| true);
+        self.fail_queued(|_| error.clone(), |_, _| true);
         let calls = &mut self.calls;
         for link in links.ids() {
             links.cancel_requests(link, &mut |_, waiter| {

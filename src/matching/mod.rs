@@ -7,6 +7,7 @@
 //! Code in this module may not know the API of steps and edges above it, touch a fabric except
 //! through links, or call user code.
 
+mod aborted_steps;
 mod batches;
 mod command;
 mod connections;

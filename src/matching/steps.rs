@@ -1,11 +1,13 @@
 //! The state of each step: begun, aborted, or retired.
 
 use super::Error;
+use super::aborted_steps::AbortedSteps;
 use super::gone_steps::GoneSteps;
 use crate::wire::Status;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Live steps that are found without a search, if their ids are consecutive.
@@ -32,6 +34,8 @@ pub(crate) struct Steps {
     /// The number of steps that have begun.
     begun: u64,
     gone: GoneSteps,
+    /// Ranges of steps that were aborted, whether they have begun or not.
+    ranges: AbortedSteps,
     /// The numbers and statuses of aborted steps that were cleaned up, oldest first.
     aborted: VecDeque<(u64, Status)>,
 }
@@ -65,6 +69,8 @@ pub(crate) struct Begun {
     pub number: u64,
     /// Whether the step has begun now. Otherwise its worker had begun it.
     pub is_new: bool,
+    /// Whether the step has begun now, and was aborted before with a range of steps.
+    pub is_aborted: bool,
 }
 
 /// The reason why a step can't begin.
@@ -83,6 +89,7 @@ impl Default for Steps {
             near_count: 0,
             begun: 0,
             gone: GoneSteps::default(),
+            ranges: AbortedSteps::default(),
             aborted: VecDeque::new(),
         }
     }
@@ -96,7 +103,7 @@ impl LiveStep {
 
     fn check_worker(&self, worker: &Arc<str>) -> Result<Begun, BeginError> {
         match self.worker == *worker {
-            true => Ok(Begun { number: self.number, is_new: false }),
+            true => Ok(Begun { number: self.number, is_new: false, is_aborted: false }),
             false => Err(BeginError::Taken { owner: self.worker.clone() }),
         }
     }
@@ -125,7 +132,15 @@ impl Steps {
         } else {
             self.far.insert(step, LiveStep { id: step, number, worker: worker.clone(), aborted: None });
         }
-        Ok(Begun { number, is_new: true })
+        let is_aborted = !self.ranges.is_empty() && self.abort_begun(step);
+        Ok(Begun { number, is_new: true, is_aborted })
+    }
+
+    /// Aborts a step that has begun, if it is in an aborted range. Returns whether it is.
+    #[cold]
+    fn abort_begun(&mut self, step: u64) -> bool {
+        let Some(status) = self.ranges.status(step).cloned() else { return false };
+        self.abort(step, status).is_some()
     }
 
     #[inline]
@@ -139,7 +154,10 @@ impl Steps {
             Some(LiveStep { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),
             Some(_) => StepState::Live,
             None if self.gone.contains(step) => StepState::Gone,
-            None => StepState::NotBegun,
+            None => match self.ranges.status(step) {
+                Some(status) => StepState::Aborted(status.clone()),
+                None => StepState::NotBegun,
+            },
         }
     }
 
@@ -158,6 +176,16 @@ impl Steps {
         }
         live.aborted = Some(status);
         Some(live.number)
+    }
+
+    /// Aborts steps, whether they have begun or not. A later begin of one of them begins an aborted
+    /// step. Returns the ids and numbers of those that were live.
+    pub fn abort_all(&mut self, steps: &RangeInclusive<u64>, status: &Status) -> Vec<(u64, u64)> {
+        self.ranges.add(steps, status);
+        let mut begun: Vec<_> = self.live().filter(|step| steps.contains(step)).collect();
+        begun.sort_unstable();
+        let aborted = begun.into_iter().map(|step| Some((step, self.abort(step, status.clone())?)));
+        aborted.flatten().collect()
     }
 
     /// Retires a step. Returns its number, or 0 if the step has not begun here. Returns `None` if
@@ -220,6 +248,11 @@ impl Steps {
         self.gone.open(base)
     }
 
+    /// See [`GoneSteps::steps_of`].
+    pub fn steps_of(&self, base: u64) -> RangeInclusive<u64> {
+        self.gone.steps_of(base)
+    }
+
     /// The last live step of the sequence `base`.
     pub fn last_begun(&self, base: u64) -> Option<u64> {
         let (_, end) = self.open(base);
@@ -271,13 +304,19 @@ mod tests {
         let mut steps = Steps::default();
         for step in [1, 1 + NEAR as u64] {
             let number = 1 + step / NEAR as u64;
-            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: true }));
-            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: false }));
+            assert_eq!(
+                steps.begin(step, &worker("a")),
+                Ok(Begun { number, is_new: true, is_aborted: false })
+            );
+            assert_eq!(
+                steps.begin(step, &worker("a")),
+                Ok(Begun { number, is_new: false, is_aborted: false })
+            );
             assert_eq!(steps.begin(step, &worker("b")), Err(BeginError::Taken { owner: worker("a") }));
         }
         assert!(steps.cleanup(1).is_some());
         let next = 1 + 2 * NEAR as u64;
-        assert_eq!(steps.begin(next, &worker("b")), Ok(Begun { number: 3, is_new: true }));
+        assert_eq!(steps.begin(next, &worker("b")), Ok(Begun { number: 3, is_new: true, is_aborted: false }));
         assert_eq!(steps.begin(next, &worker("a")), Err(BeginError::Taken { owner: worker("b") }));
     }
 
@@ -297,6 +336,41 @@ mod tests {
         assert_eq!(steps.state(1), StepState::Aborted(first.clone()));
         assert_eq!((steps.cleanup(1), steps.cleanup(1), steps.state(1)), (Some(1), None, StepState::Gone));
         assert_eq!(steps.state_of(1, 1), StepState::Aborted(first));
+    }
+
+    #[test]
+    fn a_range_aborts_its_live_steps_and_each_later_one_as_it_begins() {
+        let mut steps = Steps::default();
+        steps.sequence(100);
+        let [early, late] = ["early", "late"].map(|text| Status::new(Code::Internal, text));
+        for step in [99, 100, 101, 103, 101 + NEAR as u64] {
+            steps.begin(step, &worker("a")).expect("new");
+        }
+        steps.abort(103, early.clone());
+        steps.cleanup(102);
+        assert_eq!(steps.steps_of(100), 100..=u64::MAX);
+        let aborted = steps.abort_all(&(101..=u64::MAX), &late);
+        assert_eq!(aborted, [(101, 3), (101 + NEAR as u64, 5)], "those that were live, in their order");
+        assert!(steps.is_live(99) && steps.is_live(100));
+        let aborted = |steps: &Steps, step| steps.state(step) == StepState::Aborted(late.clone());
+        assert!([101, 104, 101 + NEAR as u64, u64::MAX].into_iter().all(|step| aborted(&steps, step)));
+        assert_eq!((steps.state(102), steps.state(103)), (StepState::Gone, StepState::Aborted(early)));
+        let begun = steps.begin(104, &worker("a"));
+        assert_eq!(begun, Ok(Begun { number: 6, is_new: true, is_aborted: true }));
+        let again = steps.begin(104, &worker("a"));
+        assert_eq!(again, Ok(Begun { number: 6, is_new: false, is_aborted: false }));
+        assert!(!steps.is_live(104) && aborted(&steps, 104));
+        assert_eq!(steps.cleanup(104), Some(6));
+        assert_eq!((steps.state(104), steps.state_of(104, 6)), (StepState::Gone, StepState::Aborted(late)));
+        assert_eq!(steps.begin(104, &worker("a")), Err(BeginError::Gone));
+        assert_eq!((steps.cleanup(105), steps.state(105)), (Some(0), StepState::Gone));
+    }
+
+    #[test]
+    fn the_steps_of_a_sequence_go_on_to_the_next_one() {
+        let mut steps = Steps::default();
+        [100, 200, 0].into_iter().for_each(|base| steps.sequence(base));
+        assert_eq!([0, 100, 200].map(|base| steps.steps_of(base)), [0..=99, 100..=199, 200..=u64::MAX]);
     }
 
     #[test]
@@ -366,7 +440,10 @@ mod tests {
         let mut steps = Steps::default();
         let all = [3, 3 + NEAR as u64, 3 + ((NEAR as u64) << 40), u64::MAX];
         for (step, number) in all.into_iter().zip(1..) {
-            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: true }));
+            assert_eq!(
+                steps.begin(step, &worker("a")),
+                Ok(Begun { number, is_new: true, is_aborted: false })
+            );
         }
         let mut live: Vec<u64> = steps.live().collect();
         live.sort_unstable();

@@ -187,12 +187,12 @@ impl Context {
         }
         let (begun, live) = self.with_tables(|tables| {
             let begun = tables.steps.begin(id, worker);
-            if let Ok(Begun { number, is_new: true }) = begun {
+            if let Ok(Begun { number, is_new: true, is_aborted: false }) = begun {
                 self.flags.set(number);
             }
             (begun, tables.steps.live_count())
         });
-        let Begun { number, is_new } = begun.map_err(|error| not_begun(id, worker, error))?;
+        let Begun { number, is_new, .. } = begun.map_err(|error| not_begun(id, worker, error))?;
         if is_new && (self.hears_begins || Steps::is_warning_due(live)) {
             self.tell_of_begin(id, worker, live);
         }
@@ -377,7 +377,33 @@ impl Context {
         });
         let Some(wakeups) = aborted else { return };
         self.wake(wakeups);
-        self.change(&StepChange::Aborted { step, status });
+        self.change(&StepChange::Aborted { steps: step..=step, status });
+    }
+
+    /// See [`Sequence::abort_from`].
+    pub(super) fn abort_from(&self, base: u64, step: u64, status: Status) -> Result<(), Error> {
+        let aborted = self.with_tables(|tables| {
+            let steps = tables.steps.steps_of(base);
+            if !steps.contains(&step) {
+                return Err(steps);
+            }
+            let steps = step..=*steps.end();
+            let mut wakeups = DeferredWakeups::default();
+            for (step, number) in tables.steps.abort_all(&steps, &status) {
+                self.flags.clear(number);
+                let error = Error::Aborted { step: step.into(), status: status.clone() };
+                wakeups.append(tables.local.end_step(step, &error));
+            }
+            Ok((steps, wakeups))
+        });
+        let (steps, wakeups) = aborted.map_err(|steps| Error::NotOfSequence {
+            step: step.into(),
+            first: (*steps.start()).into(),
+            last: (*steps.end()).into(),
+        })?;
+        self.wake(wakeups);
+        self.change(&StepChange::Aborted { steps, status });
+        Ok(())
     }
 
     /// Passes the change of a step to every poller.

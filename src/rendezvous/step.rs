@@ -185,15 +185,21 @@ impl Step {
     /// derived, and cut to the [bounds](Status) of a status. [`Error::to_status`] passes on the
     /// error of a peer without a text that grows at each task.
     ///
+    /// [`Sequence::abort_from`](crate::Sequence::abort_from) also aborts the steps that follow.
+    ///
     /// # Errors
     /// If the status is OK.
     pub fn abort(&self, status: Status) -> Result<(), Error> {
+        self.check_abort(&status)?;
+        self.context.abort(self.id, status);
+        Ok(())
+    }
+
+    pub(super) fn check_abort(&self, status: &Status) -> Result<(), Error> {
         if status.code == Code::Ok {
             return Err(Error::AbortWithOk { step: self.id() });
         }
-        self.context.check_home()?;
-        self.context.abort(self.id, status);
-        Ok(())
+        self.context.check_home()
     }
 
     /// Whether [`Step::check`] finds nothing. `false` also for a step without a flag.

@@ -1,6 +1,7 @@
 //! Whole nodes in one process. Tests that need a process, an allocator or a system call filter of
 //! their own are in `processes`, `memory`, `hot_path` and `poll_modes`.
 
+mod aborts;
 mod batches;
 #[path = "../common/mod.rs"]
 mod common;

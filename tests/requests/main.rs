@@ -2,6 +2,8 @@
 //! libibverbs of `tests/fake_verbs`. Tests of shared memory, and tests with several processes, are
 //! skipped here.
 
+#[path = "../it/aborts.rs"]
+mod aborts;
 #[path = "../it/batches/mod.rs"]
 mod batches;
 mod common;

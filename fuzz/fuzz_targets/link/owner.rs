@@ -94,7 +94,10 @@ impl Owner {
             2 => self.cancel_request(input),
             3 => self.cancel_requests(input),
             4 | 5 => self.answer(input),
-            6 => self.links.drop_stashed(input.number()),
+            6 => {
+                let step = input.number();
+                self.links.drop_stashed(&(step..=step));
+            }
             7 => self.make_standing_request(input),
             8 => self.links.withdraw_standing(self.link, &key(input), input.number() % 4, input.number() % 2),
             _ => self.delivered.truncate(input.below(8)),

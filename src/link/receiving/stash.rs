@@ -9,6 +9,7 @@ use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::TensorMeta;
 use crate::wire::message::Placement;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// A value that was not taken.
 #[derive(Debug)]
@@ -177,9 +178,9 @@ impl Stash {
         self.values.insert(name, entry);
     }
 
-    /// Drops the values of a step.
-    pub fn end_step(&mut self, step: u64) {
-        self.values.retain(|_, entry| entry.key.step != step);
+    /// Drops the values of these steps.
+    pub fn end_steps(&mut self, steps: &RangeInclusive<u64>) {
+        self.values.retain(|_, entry| !steps.contains(&entry.key.step));
     }
 
     /// Removes all values, in the order of their requests.
@@ -222,7 +223,7 @@ mod tests {
         }
         table.keep(entry(2, 0));
         assert_eq!(table.take_any(&entry(1, 0).key).map(|(_, entry)| entry.asked), Some(1));
-        table.end_step(2);
+        table.end_steps(&(2..=2));
         assert_eq!(table.drain().iter().map(|entry| entry.asked).collect::<Vec<_>>(), [2, 5, 9]);
     }
 

@@ -271,7 +271,7 @@ impl<P: Port> Run<'_, P> {
                     self.pair.begin(SENDER, step);
                 }
                 let status = Status::new(Code::Internal, "on purpose");
-                self.pair.change(side, StepChange::Aborted { step, status });
+                self.pair.change(side, StepChange::Aborted { steps: step..=step, status });
             }
             How::CleanupHere => {
                 self.over = true;

@@ -194,8 +194,12 @@ impl<P: Port> Run<'_, P> {
                 let why = if drops { CancelReason::Dropped } else { CancelReason::Cancelled };
                 self.pair.cancel(receive.call.id, why);
             }
-            Mishap::AbortHere => self.pair.change(RECEIVER, StepChange::Aborted { step, status }),
-            Mishap::AbortThere => self.pair.change(SENDER, StepChange::Aborted { step, status }),
+            Mishap::AbortHere => {
+                self.pair.change(RECEIVER, StepChange::Aborted { steps: step..=step, status })
+            }
+            Mishap::AbortThere => {
+                self.pair.change(SENDER, StepChange::Aborted { steps: step..=step, status })
+            }
             Mishap::CleanupHere => self.pair.change(RECEIVER, StepChange::CleanedUp { step }),
             Mishap::CleanupThere => self.pair.change(SENDER, StepChange::CleanedUp { step }),
         }

@@ -1,9 +1,11 @@
 //! Steps that have ended here, as the owner of a poller knows them.
 
 use crate::matching::Error;
+use crate::matching::aborted_steps::AbortedSteps;
 use crate::matching::gone_steps::GoneSteps;
 use crate::wire::Status;
 use foldhash::HashMap;
+use std::ops::RangeInclusive;
 
 /// Steps that are found going on without a search, if their ids are consecutive.
 const NEAR: usize = 64;
@@ -12,6 +14,8 @@ const NEAR: usize = 64;
 pub(super) struct EndedSteps {
     /// Steps that were aborted and not cleaned up.
     aborted: HashMap<u64, Status>,
+    /// Ranges of steps that were aborted.
+    ranges: AbortedSteps,
     gone: GoneSteps,
     /// Steps that were found going on, each at the lowest bits of its id. A place that is unused
     /// has an id with other bits.
@@ -38,7 +42,12 @@ impl StepEnd<'_> {
 impl Default for EndedSteps {
     fn default() -> Self {
         let known = std::array::from_fn(unused);
-        EndedSteps { aborted: HashMap::default(), gone: GoneSteps::default(), known }
+        EndedSteps {
+            aborted: HashMap::default(),
+            ranges: AbortedSteps::default(),
+            gone: GoneSteps::default(),
+            known,
+        }
     }
 }
 
@@ -67,17 +76,23 @@ impl EndedSteps {
     pub fn end_of(&self, step: u64) -> Option<StepEnd<'_>> {
         match self.aborted.get(&step) {
             Some(status) => Some(StepEnd::Aborted(status)),
-            None => self.gone.contains(step).then_some(StepEnd::CleanedUp),
+            None if self.gone.contains(step) => Some(StepEnd::CleanedUp),
+            None => self.ranges.status(step).map(StepEnd::Aborted),
         }
     }
 
-    /// Aborts a step. Returns false if the step has ended.
-    pub fn abort(&mut self, step: u64, status: Status) -> bool {
+    /// Aborts one step, or a range. Returns false if all of them have ended.
+    pub fn abort(&mut self, steps: &RangeInclusive<u64>, status: &Status) -> bool {
+        if steps.start() != steps.end() {
+            self.known = std::array::from_fn(unused);
+            return self.ranges.add(steps, status);
+        }
+        let step = *steps.start();
         if self.end_of(step).is_some() {
             return false;
         }
         self.forget_known(step);
-        self.aborted.insert(step, status);
+        self.aborted.insert(step, status.clone());
         true
     }
 
@@ -89,7 +104,8 @@ impl EndedSteps {
             return false;
         }
         self.forget_known(step);
-        self.gone.insert(step)
+        let had_ended = !self.ranges.is_empty() && self.ranges.status(step).is_some();
+        self.gone.insert(step) && !had_ended
     }
 
     #[inline]
@@ -110,9 +126,10 @@ impl EndedSteps {
         self.gone.ranges()
     }
 
-    /// The aborted steps that were not cleaned up, with their statuses.
-    pub fn aborted(&self) -> impl Iterator<Item = (u64, &Status)> {
-        self.aborted.iter().map(|(step, status)| (*step, status))
+    /// The aborted steps that were not cleaned up, and the aborted ranges, with their statuses.
+    pub fn aborted(&self) -> impl Iterator<Item = (RangeInclusive<u64>, &Status)> {
+        let single = self.aborted.iter().map(|(step, status)| (*step..=*step, status));
+        single.chain(self.ranges.iter().map(|(steps, status)| (steps.clone(), status)))
     }
 }
 
@@ -172,18 +189,35 @@ mod tests {
         assert!(ended.cleanup(0) && !ended.cleanup(0));
         assert!(!ended.goes_on(0) && steps[1..].iter().all(|step| ended.goes_on(*step)));
         let status = Status::new(Code::Internal, "1");
-        assert!(ended.abort(1, status.clone()));
-        assert!(!ended.abort(1, Status::new(Code::Internal, "2")), "the first abort wins");
-        assert!(!ended.abort(0, status.clone()), "it is gone");
+        assert!(ended.abort(&(1..=1), &status));
+        assert!(!ended.abort(&(1..=1), &Status::new(Code::Internal, "2")), "the first abort wins");
+        assert!(!ended.abort(&(0..=0), &status), "it is gone");
         assert_eq!(
             (ended.end_of(0), ended.end_of(1)),
             (Some(StepEnd::CleanedUp), Some(StepEnd::Aborted(&status)))
         );
-        assert_eq!(ended.aborted().collect::<Vec<_>>(), [(1, &status)]);
+        assert_eq!(ended.aborted().collect::<Vec<_>>(), [(1..=1, &status)]);
         assert!(!ended.cleanup(1), "it had ended");
         assert_eq!((ended.end_of(1), ended.aborted().count()), (Some(StepEnd::CleanedUp), 0));
         assert_eq!(ended.retired(), [(0, 1)]);
         assert!(!ended.goes_on(1) && steps[2..].iter().all(|step| ended.goes_on(*step)));
+    }
+
+    #[test]
+    fn an_aborted_range_has_each_of_its_steps_whether_it_was_asked_for_or_not() {
+        let mut ended = EndedSteps::default();
+        let [early, late] = ["early", "late"].map(|text| Status::new(Code::Internal, text));
+        assert!((5..20).all(|step| ended.goes_on(step)));
+        assert!(ended.cleanup(12) && ended.abort(&(11..=11), &early));
+        assert!(ended.abort(&(10..=u64::MAX), &late));
+        assert!(!ended.abort(&(13..=u64::MAX), &early), "all of them have ended");
+        assert!((5..10).all(|step| ended.goes_on(step)) && (10..20).all(|step| !ended.goes_on(step)));
+        assert_eq!(ended.end_of(10), Some(StepEnd::Aborted(&late)));
+        assert_eq!(ended.end_of(11), Some(StepEnd::Aborted(&early)), "the first abort wins");
+        assert_eq!(ended.end_of(12), Some(StepEnd::CleanedUp));
+        assert!(!ended.cleanup(u64::MAX) && !ended.cleanup(11), "they had ended");
+        assert_eq!(ended.end_of(u64::MAX), Some(StepEnd::CleanedUp));
+        assert_eq!(ended.aborted().collect::<Vec<_>>(), [(10..=u64::MAX, &late)]);
     }
 
     #[test]

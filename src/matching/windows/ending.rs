@@ -8,6 +8,7 @@ use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{REMEMBERED_RANGES, StepsOver};
 use crate::wire::{Status, Time};
+use std::ops::RangeInclusive;
 
 impl Matching {
     /// Cancels a call. Returns whether it was waiting.
@@ -44,20 +45,21 @@ impl Matching {
             StepChange::Sequence { base } => self.steps.sequence(base),
             // A step goes on until it ends, whether it has begun or not.
             StepChange::Begun { .. } => {}
-            StepChange::Aborted { step, status } => self.abort(lanes, step, status),
+            StepChange::Aborted { steps, status } => self.abort(lanes, &steps, &status),
             StepChange::CleanedUp { step } => self.clean_up(lanes, step),
         }
         self.tell_ends(lanes);
     }
 
-    fn abort(&mut self, lanes: &mut impl Lanes, step: u64, status: Status) {
-        if !self.steps.abort(step, status.clone()) {
+    fn abort(&mut self, lanes: &mut impl Lanes, steps: &RangeInclusive<u64>, status: &Status) {
+        if !self.steps.abort(steps, status) {
             return;
         }
-        let refusal = WindowRefusal::from(status.clone().into_derived());
+        let error = WindowRefusal::from(status.clone().into_derived());
+        let over = StepsOver { first: *steps.start(), last: *steps.end(), error };
         for peer in self.peer_indices() {
-            self.end_step(lanes, peer, step, StepEnd::Aborted(&status));
-            self.tell_end(lanes, peer, StepsOver { first: step, last: step, error: refusal.clone() });
+            self.end_steps(lanes, peer, steps, StepEnd::Aborted(status));
+            self.tell_end(lanes, peer, over.clone());
         }
     }
 
@@ -70,7 +72,7 @@ impl Matching {
         for peer in self.peer_indices() {
             let entry = &self.peers[peer.0 as usize];
             if entry.out.has_pending() || !entry.incoming.is_quiet(step) {
-                self.end_step(lanes, peer, step, StepEnd::CleanedUp);
+                self.end_steps(lanes, peer, &(step..=step), StepEnd::CleanedUp);
             }
         }
         if self.untold.add(step) {
@@ -82,18 +84,22 @@ impl Matching {
         (0..self.peers.len() as u32).map(PeerIndex)
     }
 
-    /// Drops the values of a step for a peer, and fails the receives from the peer.
+    /// Drops the values of steps for a peer, and fails the receives from the peer.
     #[cold]
-    fn end_step(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, step: u64, end: StepEnd<'_>) {
+    fn end_steps(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        steps: &RangeInclusive<u64>,
+        end: StepEnd<'_>,
+    ) {
         let entry = &mut self.peers[peer.0 as usize];
-        let dropped = entry.out.drop_steps(step, step);
-        let (waiters, _) = entry.incoming.end_step(step, &mut |message| lanes.to_sender(peer, message));
+        let dropped = entry.out.drop_steps(steps);
+        let (waiters, _) = entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
         if !is_on(Mutant::EndedValuesOutstanding) {
             self.left(dropped.len());
         }
-        if !waiters.is_empty() {
-            self.fail(waiters, &end.error(step));
-        }
+        self.fail(waiters, |key| end.error(key.step));
     }
 
     /// Whether steps were cleaned up since the peers were told last.
@@ -149,9 +155,9 @@ impl Matching {
         for (first, last) in retired.into_iter().skip(forgotten) {
             entry.out.tell_end(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
         }
-        for (step, status) in steps.aborted().filter(|_| !is_on(Mutant::EarlierAbortsNotTold)) {
+        for (steps, status) in steps.aborted().filter(|_| !is_on(Mutant::EarlierAbortsNotTold)) {
             let error = WindowRefusal::from(status.clone().into_derived());
-            entry.out.tell_end(StepsOver { first: step, last: step, error }, &mut post);
+            entry.out.tell_end(StepsOver { first: *steps.start(), last: *steps.end(), error }, &mut post);
         }
     }
 
@@ -166,7 +172,7 @@ impl Matching {
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         let unheard = usize::from(is_on(Mutant::LossNotToldToWindow));
-        self.fail(waiters.into_iter().skip(unheard), error);
+        self.fail(waiters.into_iter().skip(unheard), |_| error.clone());
         lost
     }
 
@@ -219,10 +225,10 @@ impl Matching {
         }
     }
 
-    fn fail(&mut self, waiters: impl IntoIterator<Item = u32>, error: &Error) {
+    fn fail(&mut self, waiters: impl IntoIterator<Item = u32>, error: impl Fn(&TensorKey) -> Error) {
         for waiter in waiters {
             if let Some(receive) = self.take_waiting(waiter) {
-                receive.waiter.complete(Err(error.clone()));
+                receive.waiter.complete(Err(error(&receive.key)));
             }
         }
     }

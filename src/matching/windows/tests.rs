@@ -418,7 +418,7 @@ fn an_abort_at_the_sender_ends_receives_before_and_after_it() {
         1
     );
     let mut other = pair.receive("x", 2);
-    pair.step(SENDER, StepChange::Aborted { step: 1, status: Status::new(Code::Internal, "no") });
+    pair.step(SENDER, StepChange::Aborted { steps: 1..=1, status: Status::new(Code::Internal, "no") });
     pair.run();
     let mut late = pair.receive("x", 1);
     let Error::Remote { status, .. } = late.error() else { panic!("not the sender's error") };

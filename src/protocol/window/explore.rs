@@ -232,7 +232,7 @@ impl World {
                 }
                 let error = if matches!(act, Act::End(_)) { ENDED } else { ABORTED };
                 self.over_at_sender.push((step, error));
-                let dropped = self.sender.drop_steps(step, step);
+                let dropped = self.sender.drop_steps(&(step..=step));
                 self.untold.push(StepsOver { first: step, last: step, error });
                 self.drop_values(&dropped);
             }
@@ -253,7 +253,8 @@ impl World {
             }
             Act::EndHere(step) => {
                 self.over_at_receiver.push(step);
-                let (waiters, values) = self.receiver.end_step(step, &mut |message| to_sender.push(message));
+                let (waiters, values) =
+                    self.receiver.end_steps(&(step..=step), &mut |message| to_sender.push(message));
                 self.fail(&waiters, ENDED_HERE);
                 self.drop_values(&values);
             }

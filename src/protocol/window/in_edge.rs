@@ -375,28 +375,27 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     }
 
     /// Steps have ended at the sender. Returns their waiters, which fail, and their held values.
-    pub fn sender_ended<K>(
-        &mut self,
-        is_over: impl Fn(u64) -> bool,
-    ) -> (Vec<W>, Vec<V>, Option<ToSender<K>>) {
+    pub fn sender_ended(&mut self, is_over: impl Fn(u64) -> bool) -> (Vec<W>, Vec<V>) {
         self.needs.retain(|(step, _)| !is_over(*step));
-        let (waiters, values) = self.end(is_over);
-        (waiters, values, None)
+        self.end(is_over)
     }
 
-    /// A step has ended here. Returns its waiters, which fail, its held values, and a message for
-    /// the sender.
-    pub fn end_step<K>(&mut self, step: u64) -> (Vec<W>, Vec<V>, Option<ToSender<K>>) {
-        let asked = self.needs.iter().position(|(of, _)| *of == step);
-        let message = match (&self.state, asked) {
-            (InState::Announced(edge), Some(at)) => {
-                self.needs.swap_remove(at);
-                Some(ToSender::Unneed { edge: *edge, step })
+    /// Steps have ended here. Returns their waiters, which fail, and their held values. Hands the
+    /// messages for the sender to `post`.
+    pub fn end_steps<K>(
+        &mut self,
+        is_over: impl Fn(u64) -> bool,
+        post: &mut impl FnMut(ToSender<K>),
+    ) -> (Vec<W>, Vec<V>) {
+        if let InState::Announced(edge) = self.state {
+            while let Some(at) = self.needs.iter().position(|(step, _)| is_over(*step)) {
+                let (step, _) = self.needs.swap_remove(at);
+                if !is_on(Mutant::UnneedNotSent) {
+                    post(ToSender::Unneed { edge, step });
+                }
             }
-            _ => None,
-        };
-        let (waiters, values) = self.end(|of| of == step);
-        (waiters, values, message.filter(|_| !is_on(Mutant::UnneedNotSent)))
+        }
+        self.end(is_over)
     }
 
     /// The sender's life has ended. Returns the waiters, which fail. The held values stay.
@@ -409,10 +408,9 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.waiters.drain(..).map(|(_, waiter)| waiter).collect()
     }
 
-    /// Every step ends, on an edge without a number. Returns as [`InEdge::end_step`].
-    pub fn end_all<K>(&mut self) -> (Vec<W>, Vec<V>, Option<ToSender<K>>) {
-        let (waiters, values) = self.end(|_| true);
-        (waiters, values, None)
+    /// Every step ends, on an edge without a number. Returns as [`InEdge::end_steps`].
+    pub fn end_all(&mut self) -> (Vec<W>, Vec<V>) {
+        self.end(|_| true)
     }
 
     /// Reserves the memory of the window, so that a value later costs none.

@@ -12,6 +12,7 @@ use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
 use crate::mutants::{Mutant, is_on};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 
 /// The content of a message, for the layer above.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -351,7 +352,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                     self.over.add(over);
                     return Ok(Incoming::Ended(Vec::new(), Vec::new(), error));
                 }
-                let (waiters, values) = self.end(|edge| edge.sender_ended(|step| over.includes(step)), post);
+                let (waiters, values) =
+                    self.end(|edge, _| edge.sender_ended(|step| over.includes(step)), post);
                 self.over.add(over);
                 Ok(Incoming::Ended(waiters, values, error))
             }
@@ -384,12 +386,16 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         Ok(delivery)
     }
 
-    /// A step has ended here. Returns its waiters, which fail, and its held values.
-    pub fn end_step(&mut self, step: u64, post: &mut impl FnMut(ToSender<K>)) -> (Vec<W>, Vec<V>) {
-        if self.is_quiet(step) {
+    /// Steps have ended here. Returns their waiters, which fail, and their held values.
+    pub fn end_steps(
+        &mut self,
+        steps: &RangeInclusive<u64>,
+        post: &mut impl FnMut(ToSender<K>),
+    ) -> (Vec<W>, Vec<V>) {
+        if !self.has_needs && self.counts.are_empty(*steps.start(), *steps.end()) {
             return (Vec::new(), Vec::new());
         }
-        self.end(|edge| edge.end_step(step), post)
+        self.end(|edge, post| edge.end_steps(|step| steps.contains(&step), post), post)
     }
 
     /// Whether no edge has a value, a waiter or a need of a step.
@@ -399,10 +405,10 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     }
 
     /// Ends steps on each busy edge.
-    fn end(
+    fn end<P: FnMut(ToSender<K>)>(
         &mut self,
-        end: impl Fn(&mut InEdge<V, W, E>) -> (Vec<W>, Vec<V>, Option<ToSender<K>>),
-        post: &mut impl FnMut(ToSender<K>),
+        end: impl Fn(&mut InEdge<V, W, E>, &mut P) -> (Vec<W>, Vec<V>),
+        post: &mut P,
     ) -> (Vec<W>, Vec<V>) {
         let mut all = (Vec::new(), Vec::new());
         let mut busy = std::mem::take(&mut self.busy);
@@ -411,10 +417,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         for index in &busy {
             let Some(named) = self.edges.get_mut(*index) else { continue };
             named.is_busy = false;
-            let (waiters, values, message) = end(&mut named.edge);
+            let (waiters, values) = end(&mut named.edge, post);
             all.0.extend(waiters);
             all.1.extend(values);
-            message.into_iter().for_each(&mut *post);
             self.send_due(*index, post);
         }
         self.has_needs = false;
@@ -471,7 +476,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Drops the held values, which are of a life that ended. No receive waits.
     pub fn drop_held(&mut self) -> Vec<V> {
-        self.end(|edge| edge.end_all(), &mut |_| {}).1
+        self.end(|edge, _| edge.end_all(), &mut |_| {}).1
     }
 
     /// The next life of the peer is linked.

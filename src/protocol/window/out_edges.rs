@@ -6,6 +6,7 @@ use super::slab::Slab;
 use super::{WindowOptions, WindowViolation};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 
 /// A message that was sent and not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -260,15 +261,15 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         !self.pending.is_empty()
     }
 
-    /// The steps from `first` to `last` have ended here. Returns their waiting values, which are
-    /// not sent. [`OutEdges::tell_end`] tells the peer, now or later.
-    pub fn drop_steps(&mut self, first: u64, last: u64) -> Vec<V> {
+    /// These steps have ended here. Returns their waiting values, which are not sent.
+    /// [`OutEdges::tell_end`] tells the peer, now or later.
+    pub fn drop_steps(&mut self, steps: &RangeInclusive<u64>) -> Vec<V> {
         let mut dropped = Vec::new();
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|index| {
             let Some(named) = self.edges.get_mut(*index) else { return false };
             self.needs -= named.edge.needs();
-            dropped.extend(named.edge.end_steps(|step| (first..=last).contains(&step)));
+            dropped.extend(named.edge.end_steps(|step| steps.contains(&step)));
             self.needs += named.edge.needs();
             named.is_pending = named.edge.has_pending();
             let stays = named.is_pending;

@@ -105,7 +105,7 @@ fn an_abort_is_told_at_once_and_its_cleanup_not_again() {
     let mut call = pair.receive("x", 5);
     pair.run();
     pair.clean_up(SENDER, 4);
-    pair.step(SENDER, StepChange::Aborted { step: 5, status: Status::new(Code::Internal, "no") });
+    pair.step(SENDER, StepChange::Aborted { steps: 5..=5, status: Status::new(Code::Internal, "no") });
     pair.run();
     assert!(matches!(call.error(), Error::Remote { status, .. } if status.code == Code::Internal));
     pair.clean_up(SENDER, 5);
@@ -116,6 +116,85 @@ fn an_abort_is_told_at_once_and_its_cleanup_not_again() {
     let error = pair.receive("x", 5).error();
     assert!(matches!(error, Error::Remote { status, .. } if status.code == Code::Internal));
     pair.end(7..=7);
+}
+
+#[test]
+fn an_aborted_range_is_told_as_one_and_a_peer_that_returns_hears_of_it() {
+    let mut pair = Pair::new(1);
+    let status = Status::new(Code::DataLoss, "the loss is NaN");
+    let is_aborted = |error: Error| match error {
+        Error::Remote { status: told, .. } => told == status.clone().into_derived(),
+        _ => false,
+    };
+    let mut first = pair.receive("x", 9);
+    let mut calls = [10, 11, 30].map(|step| pair.receive("x", step));
+    pair.run();
+    (0..3).for_each(|n| pair.send("x", 100 + n, 1));
+    pair.send("y", 12, 2);
+    assert_eq!(pair.outstanding(), 3, "two have no credit, one has no announcement");
+    pair.run();
+    pair.step(SENDER, StepChange::Aborted { steps: 10..=20, status: status.clone() });
+    assert_eq!((pair.told(), pair.outstanding()), (vec![(10, 20)], 2), "it dropped the value of step 12");
+    pair.run();
+    let [last, aborted @ ..] = {
+        let [a, b, c] = &mut calls;
+        [c, a, b]
+    };
+    assert!(first.waits() && last.waits());
+    aborted.into_iter().for_each(|call| assert!(is_aborted(call.error())));
+    pair.send("x", 15, 3);
+    assert_eq!(pair.outstanding(), 2, "a value of an aborted step is dropped");
+    (10..=20).for_each(|step| pair.clean_up(SENDER, step));
+    pair.before_poll(SENDER);
+    assert!(pair.told().is_empty(), "the peer has heard of them");
+    assert!(is_aborted(pair.receive("x", 20).error()));
+    pair.lose();
+    pair.up();
+    for call in [&mut first, &mut calls[2]] {
+        assert!(matches!(call.error(), Error::Stopped));
+    }
+    let mut call = pair.receive("z", 20);
+    let mut later = pair.receive("z", 21);
+    pair.run();
+    assert!(matches!(call.error(), Error::Remote { status, .. } if status.code == Code::NotFound));
+    pair.step(SENDER, StepChange::Aborted { steps: 21..=u64::MAX, status: status.clone() });
+    pair.run();
+    assert!(is_aborted(later.error()));
+    assert_eq!(pair.outstanding(), 0);
+    pair.end(100..=102);
+}
+
+#[test]
+fn an_aborted_range_takes_back_each_need_of_its_steps() {
+    let mut pair = Pair::new(1);
+    let mut full = pair.receive("x", 1);
+    pair.run();
+    [1, 50].iter().for_each(|step| pair.send("x", *step, 7));
+    pair.run();
+    assert_eq!(full.number(), 7);
+    let mut calls = [2, 3, 4, 2].map(|step| pair.receive("x", step));
+    pair.run();
+    let status = Status::new(Code::Internal, "no");
+    pair.step(RECEIVER, StepChange::Aborted { steps: 3..=u64::MAX, status });
+    let steps: Vec<u64> = [3, 4].to_vec();
+    let unneeded = pair.sides[RECEIVER].lanes.to_sender.iter().filter_map(|message| match message {
+        ToSender::Unneed { step, .. } => Some(*step),
+        _ => None,
+    });
+    let mut unneeded: Vec<u64> = unneeded.collect();
+    unneeded.sort_unstable();
+    assert_eq!(unneeded, steps);
+    let [a, b, c, d] = &mut calls;
+    assert!(a.waits() && d.waits());
+    for (call, id) in [(b, 3), (c, 4)] {
+        assert!(matches!(call.error(), Error::Aborted { step, .. } if step.get() == id));
+    }
+    pair.run();
+    [5, 6].iter().for_each(|number| pair.send("x", 2, *number));
+    pair.run();
+    assert_eq!((a.number(), d.number()), (5, 6));
+    assert!(matches!(pair.receive("x", 50).error(), Error::Aborted { .. }), "its value is dropped");
+    pair.end(1..=2);
 }
 
 #[cfg(tensorwire_mutants)]

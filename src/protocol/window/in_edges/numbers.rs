@@ -212,7 +212,7 @@ mod tests {
                     come(&mut edges, ToReceiver::Retired { edge });
                 }
             }
-            edges.end_step(1, &mut |message| panic!("{message:?}"));
+            edges.end_steps(&(1..=1), &mut |message| panic!("{message:?}"));
         }
         assert!(edges.edges.numbers() <= 64 && edges.by_key.len() <= 64, "{}", edges.edges.numbers());
         assert!(edges.busy.capacity() <= 512, "{}", edges.busy.capacity());
