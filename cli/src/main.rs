@@ -7,11 +7,13 @@ mod error;
 mod perf;
 mod reference;
 
+use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use error::{CliError, print};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use tensorwire::Profile;
 
 /// Benchmarks and diagnostics of tensorwire, which moves tensors between the processes of a
 /// trainer.
@@ -29,8 +31,14 @@ enum Command {
     /// Prints every setting: meaning, default, allowed values, environment variables.
     Config {
         /// Prints the page `docs/reference/settings.md`.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "profile")]
         markdown: bool,
+        /// Prints a profile: its settings, with the reason and the effect of each.
+        #[arg(
+            long, value_name = "NAME",
+            value_parser = PossibleValuesParser::new(Profile::ALL.map(Profile::name))
+        )]
+        profile: Option<String>,
     },
     /// The second process of `perf --local`, which starts it.
     #[command(hide = true)]
@@ -77,8 +85,12 @@ fn run(command: Command, matches: &clap::ArgMatches) -> Result<(), CliError> {
             perf::run(args, &given.unwrap_or_default())
         }
         Command::Devices(args) => devices::run(args),
-        Command::Config { markdown: true } => print(&tensorwire::internals::config::reference()),
-        Command::Config { markdown: false } => print(&tensorwire::internals::config::listing()),
+        Command::Config { profile: Some(name), .. } => {
+            let named = Profile::ALL.into_iter().find(|profile| profile.name() == name);
+            print(named.map_or("", Profile::text))
+        }
+        Command::Config { markdown: true, .. } => print(&tensorwire::internals::config::reference()),
+        Command::Config { .. } => print(&tensorwire::internals::config::listing()),
         Command::PerfResponder(args) => perf::respond(args),
     }
 }

@@ -1,10 +1,11 @@
-//! The sources of settings, weakest first, and how they become one [`Config`].
+//! The sources of settings, and how they become one [`Config`].
 
 use super::check;
 use super::error::{ConfigError, Origin};
 use super::file;
-use super::format::InvalidValue;
+use super::format::{Format, InvalidValue, OneOf};
 use super::nearest::nearest;
+use super::profile::Profile;
 use super::table::{Config, ConfigValues, KEYS, Key, Origins, PREFIX, variable};
 use crate::wire::quote;
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ const RESERVED: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 /// all.
 ///
 /// The methods with the names of keys set those keys. The program's values win over the
-/// environment, the environment over the file, the file over the defaults. The last call for a key
-/// wins.
+/// environment, the environment over the file, the file over the [`Profile`], the profile over the
+/// defaults. The last call for a key wins.
 ///
 /// The builder reads the environment of the process by default: for each key a variable, for
 /// example `TENSORWIRE_POOL_SIZE`. Settings of RDMA devices also have the names that operators
@@ -112,6 +113,7 @@ impl Builder {
             let key = Key::named(&name).ok_or_else(|| unknown(&name, Origin::Builder))?;
             settings.put(key, text, Origin::Builder)?;
         }
+        settings.put_profile()?;
         let values = ConfigValues::resolve(&settings)?;
         let task_id = check::whole(&values, &settings)?;
         Ok(Config { values, task_id, origins: settings.origins() })
@@ -163,6 +165,17 @@ impl RawSettings {
             return Err(wrong(key, &text, origin, refusal));
         }
         self.texts.insert(key.name, (text, origin));
+        Ok(())
+    }
+
+    /// Sets the values of the chosen profile, where every other source has left the default.
+    fn put_profile(&mut self) -> Result<(), ConfigError> {
+        let Some(profile) = self.value("profile", OneOf::<Profile>::read)? else { return Ok(()) };
+        for (key, text, origin) in file::of_profile(profile)? {
+            if self.origin(key.name) == Origin::Default {
+                self.put(key, text, origin)?;
+            }
+        }
         Ok(())
     }
 

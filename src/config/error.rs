@@ -1,5 +1,6 @@
 //! Errors of a configuration.
 
+use super::profile::Profile;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -18,6 +19,13 @@ use std::path::PathBuf;
 pub enum Origin {
     /// No source set it.
     Default,
+    /// A line of a profile.
+    Profile {
+        /// The profile that another source chose.
+        profile: Profile,
+        /// The line, counted from 1.
+        line: usize,
+    },
     /// A line of a file.
     File {
         /// As given to the builder.
@@ -38,6 +46,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Default => f.write_str("the default"),
+            Origin::Profile { profile, line } => write!(f, "profile {profile} line {line}"),
             Origin::File { path, line } => write!(f, "file {} line {line}", path.display()),
             Origin::Variable { name } => write!(f, "environment variable {name}"),
             Origin::Builder => f.write_str("the builder"),

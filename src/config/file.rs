@@ -1,8 +1,9 @@
-//! Reads a TOML file: for each key the text and line of its value.
+//! Reads TOML, of a file or a profile: for each key the text and line of its value.
 
 use super::builder::{unknown, wrong};
 use super::error::{ConfigError, Origin};
 use super::format::InvalidToml;
+use super::profile::Profile;
 use super::table::Key;
 use crate::wire::quote;
 use std::fs::FileType;
@@ -15,10 +16,22 @@ use toml::de::{DeTable, DeValue};
 /// The settings of the file at `path`.
 pub(super) fn read(path: &Path) -> Result<Vec<(&'static Key, String, Origin)>, ConfigError> {
     let text = read_regular(path)?;
-    let origin = |at: usize| Origin::File { path: path.to_path_buf(), line: line_of(&text, at) };
-    let table = DeTable::parse(&text).map_err(|error| {
+    parse(&text, |line| Origin::File { path: path.to_path_buf(), line })
+}
+
+/// The settings of a profile.
+pub(super) fn of_profile(profile: Profile) -> Result<Vec<(&'static Key, String, Origin)>, ConfigError> {
+    parse(profile.text(), |line| Origin::Profile { profile, line })
+}
+
+fn parse(
+    text: &str,
+    origin_of_line: impl Fn(usize) -> Origin,
+) -> Result<Vec<(&'static Key, String, Origin)>, ConfigError> {
+    let origin = |at: usize| origin_of_line(line_of(text, at));
+    let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        let entry = text.lines().nth(line_of(&text, at) - 1).unwrap_or_default().trim();
+        let entry = text.lines().nth(line_of(text, at) - 1).unwrap_or_default().trim();
         let message = error.message().replace('\n', " ");
         ConfigError::Syntax { origin: origin(at), entry: quote(entry), message }
     })?;

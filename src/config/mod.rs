@@ -1,10 +1,11 @@
-//! Configuration: file, environment and builder become one checked value, [`Config`].
+//! Configuration: profile, file, environment and builder become one checked value, [`Config`].
 //!
 //! A setting is a key of a TOML file, an environment variable (`TENSORWIRE_` and the key in upper
 //! case) and a method of [`Builder`]. The builder wins over the environment, the environment over
-//! the file, the file over the default. Settings of RDMA devices also have the variables that
-//! operators know (`RDMA_DEVICE`, ...). Every source is checked, also where a stronger one
-//! overrides it. An error is one line: the origin of the value, the value, and what is allowed.
+//! the file, the file over the [`Profile`], the profile over the default. Settings of RDMA devices
+//! also have the variables that operators know (`RDMA_DEVICE`, ...). Every source is checked, also
+//! where a stronger one overrides it. An error is one line: the origin of the value, the value, and
+//! what is allowed.
 //!
 //! One table (`table.rs`) has every key with its type, default, range and meaning. The struct, the
 //! builder, the reader of each source and [`reference()`] are generated from it. This module opens
@@ -30,15 +31,19 @@ mod error;
 mod file;
 mod format;
 mod nearest;
+mod profile;
 mod reference;
 mod table;
 
 pub use builder::Builder;
 pub use choice::{BulkReceive, PeerLoss};
 pub use error::{ConfigError, Origin};
+pub use profile::Profile;
 pub use reference::{listing, reference};
 pub use table::{Config, ConfigValues};
 
+#[cfg(test)]
+mod profile_tests;
 #[cfg(test)]
 mod rdma_tests;
 #[cfg(test)]

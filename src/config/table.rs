@@ -12,6 +12,7 @@ use super::format::{
     AutoOr, Bool, ByteSize, CpuList, DurationText, Format, InvalidToml, InvalidValue, JobName, Number, OneOf,
     RdmaDeviceName, SocketAddress,
 };
+use super::profile::Profile;
 use crate::engine::{PollMode, WaitStrategy};
 use crate::fabric::FabricKind;
 use crate::memory::{LockPolicy, PagePolicy};
@@ -309,6 +310,10 @@ settings! {
     /// Silence after which a peer counts as dead.
     silence_bound: Duration, DurationText, default("5s"), "1ms to 24h, at least twice \
         `heartbeat_interval`", up_to_a_day;
+
+    /// The profile: settings for a kind of host, below those of every other source. `tensorwire
+    /// config --profile NAME` prints one.
+    profile: Profile, OneOf<Profile>, optional, "low-latency, throughput, shared-host or few-cores", Some;
 
     /// Size of the pool from which tensors are allocated, rounded up to a multiple of 4 KiB.
     pool_size: u64, ByteSize, default("256MiB"),

@@ -85,6 +85,17 @@ const SAMPLES: &[Sample] = &[
         NO_SWITCH,
     ),
     sample(
+        "profile",
+        &[
+            ("low-latency", "low-latency"),
+            ("throughput", "throughput"),
+            ("shared-host", "shared-host"),
+            ("few-cores", "few-cores"),
+        ],
+        &["", "fast", "low_latency", "Throughput"],
+        NO_STRING,
+    ),
+    sample(
         "join_timeout",
         &[("250ms", "250ms"), ("1m", "1m"), ("24h", "24h"), ("60s", "1m")],
         BAD_SPAN_0,

@@ -1,7 +1,6 @@
 //! Rounds that are a step each: the initiator sends and receives, the responder receives and sends.
 
 use super::control_channel::ControlChannel;
-use super::options::RendezvousOptions;
 use super::peer_watch::{Abort, PeerWatch};
 use super::workload::{Facts, Initiator, KeepAlive, Responder};
 use crate::error::CliError;
@@ -12,8 +11,8 @@ pub trait Exchange {
     /// The node of this side.
     fn node(&self) -> &Node;
 
-    /// The options of the test.
-    fn options(&self) -> &RendezvousOptions;
+    /// The settings of the node, for the report.
+    fn settings(&self) -> &Facts;
 
     /// The rounds in words, for the report.
     fn how(&self) -> String;
@@ -64,16 +63,8 @@ impl<T: Exchange> Initiator for T {
     }
 
     fn facts(&self) -> Facts {
-        let options = self.options();
-        Facts {
-            fabric: options.fabric.fabric.to_string(),
-            device: None,
-            pages: self.node().pool_report().pages.to_string(),
-            poll_mode: format!("inline, spin; {}", self.how()),
-            inline_bytes: u64::from(options.inline()),
-            depth: u64::from(options.fabric.depth()),
-            mtu: None,
-        }
+        let settings = self.settings().clone();
+        Facts { poll_mode: format!("{}; {}", settings.poll_mode, self.how()), ..settings }
     }
 }
 

@@ -5,10 +5,12 @@
 
 use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD};
 use crate::error::CliError;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
+use tensorwire::Profile;
 use tensorwire::internals::fabric::MAX_MESSAGE;
 use tensorwire::internals::fabric::verbs::device::Mtu;
 use tensorwire::internals::wire::message::MAX_STANDING_STEPS;
@@ -241,6 +243,13 @@ pub struct RendezvousOptions {
         value_parser = value_parser!(u32).range(0..=MAX_SMALL)
     )]
     inline: Option<u32>,
+    /// A profile of settings, for both processes. Options of the command line win over it
+    /// [default: no profile, and calls that spin]
+    #[arg(
+        long, value_name = "NAME",
+        value_parser = PossibleValuesParser::new(Profile::ALL.map(Profile::name))
+    )]
+    pub profile: Option<String>,
     /// shm: receive by borrowing, and send the same tensor each time; every size is measured in
     /// turns with the smallest
     #[arg(long, conflicts_with_all = ["batch", "standing"])]
@@ -388,7 +397,9 @@ impl Test {
 
     fn resolve(&mut self) {
         let depth = if self.figure() == Figure::Bandwidth { 128 } else { 256 };
-        if let Some(fabric) = self.fabric_mut() {
+        // A profile may set them otherwise.
+        let has_profile = matches!(self, Test::RendezvousLat(options) if options.profile.is_some());
+        if let Some(fabric) = self.fabric_mut().filter(|_| !has_profile) {
             fabric.depth.get_or_insert(depth);
         }
         match self {
@@ -399,9 +410,8 @@ impl Test {
                 });
             }
             Test::WriteBw(options) => drop(options.inline.get_or_insert(0)),
-            Test::RendezvousLat(options) => {
-                options.inline.get_or_insert(if options.borrow { 0 } else { SMALL });
-            }
+            Test::RendezvousLat(options) if options.borrow => drop(options.inline.get_or_insert(0)),
+            Test::RendezvousLat(options) if !has_profile => drop(options.inline.get_or_insert(SMALL)),
             _ => {}
         }
     }
@@ -465,6 +475,11 @@ impl FabricOptions {
     pub fn depth(&self) -> u32 {
         self.depth.unwrap_or(256)
     }
+
+    /// The same; `None` if a profile may set it.
+    pub fn given_depth(&self) -> Option<u32> {
+        self.depth
+    }
 }
 
 impl WriteLatOptions {
@@ -480,9 +495,9 @@ impl WriteLatOptions {
 }
 
 impl RendezvousOptions {
-    /// Bytes up to which a tensor travels inside a message.
-    pub fn inline(&self) -> u32 {
-        self.inline.unwrap_or(SMALL)
+    /// Bytes up to which a tensor travels inside a message; `None` if a profile may set it.
+    pub fn inline(&self) -> Option<u32> {
+        self.inline
     }
 
     /// Tensors of a batch; 0 without batches.

@@ -211,7 +211,7 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     if options.fabric == FabricName::Verbs {
         return if test.borrows() { usage("--borrow: only shm lends tensors; leave it out") } else { Ok(()) };
     }
-    if matches!(test, Test::RendezvousLat(options) if options.borrow && options.inline() > 0) {
+    if matches!(test, Test::RendezvousLat(options) if options.borrow && options.inline() > Some(0)) {
         return usage("--inline: a tensor inside a message is not borrowed; leave it out");
     }
     if matches!(test, Test::WriteLat(options) if options.notify() == Notify::Memory) {
@@ -312,7 +312,7 @@ mod tests {
             (Length::Iterations(20_000), Length::Iterations(20_000))
         );
         assert_eq!((plan.smallest(8), plan.smallest(1 << 30)), (None, Some(8)));
-        assert_eq!(rendezvous("rendezvous_lat --local --borrow").inline(), 0);
+        assert_eq!(rendezvous("rendezvous_lat --local --borrow").inline(), Some(0));
     }
 
     #[test]
@@ -375,6 +375,8 @@ mod tests {
             ("rendezvous_lat --local --fabric verbs -Q 8", "unexpected argument '-Q'"),
             ("write_lat --local --sizes 64MiB", "need a pool of 536870912"),
             ("rendezvous_lat --local --inline 161", "161 is not in 0..=160"),
+            ("rendezvous_lat --local --profile fast", "low-latency, throughput, shared-host, few-cores"),
+            ("write_lat --local --profile throughput", "unexpected argument '--profile'"),
             ("rendezvous_lat --local --links 5", "unexpected argument '--links'"),
             ("write_lat --local --borrow", "unexpected argument '--borrow'"),
             ("rendezvous_lat --local --fabric verbs --borrow", "only shm lends tensors"),

@@ -8,6 +8,7 @@ use super::exchange::{Exchange, filled};
 use super::options::RendezvousOptions;
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::rendezvous_lat::joined;
+use super::workload::Facts;
 use crate::error::CliError;
 use tensorwire::{Batch, BufferRing, DType, Delivery, Node, Pending, Step, Tensor};
 
@@ -17,6 +18,7 @@ const ROUNDS: usize = 3;
 /// One side: a node of a cluster of two.
 pub struct RendezvousBatch {
     node: Node,
+    facts: Facts,
     options: RendezvousOptions,
     out: Batch,
     back: Batch,
@@ -37,7 +39,7 @@ impl RendezvousBatch {
         channel: &mut ControlChannel,
     ) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-        let node = joined(me, options, channel)?;
+        let (node, facts) = joined(me, options, channel)?;
         let names = (0..options.batch()).map(|at| format!("batch/{at}"));
         let out =
             names.clone().map(|name| node.edge_to("perf", 1 - me, &name)).collect::<Result<Vec<_>, _>>();
@@ -47,7 +49,19 @@ impl RendezvousBatch {
         let ring = node.ring(DType::U8, &[1], 1).map_err(|error| failed(&error))?;
         let options = options.clone();
         let (produced, received, begun) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(RendezvousBatch { node, options, out, back, ring, bytes: 0, produced, received, begun, rounds: 0 })
+        Ok(RendezvousBatch {
+            node,
+            facts,
+            options,
+            out,
+            back,
+            ring,
+            bytes: 0,
+            produced,
+            received,
+            begun,
+            rounds: 0,
+        })
     }
 }
 
@@ -56,8 +70,8 @@ impl Exchange for RendezvousBatch {
         &self.node
     }
 
-    fn options(&self) -> &RendezvousOptions {
-        &self.options
+    fn settings(&self) -> &Facts {
+        &self.facts
     }
 
     fn how(&self) -> String {

@@ -6,14 +6,14 @@
 
 use super::control_channel::ControlChannel;
 use super::exchange::{filled, progress};
-use super::options::{FabricName, FabricOptions, RendezvousOptions};
+use super::options::{FabricOptions, RendezvousOptions};
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::workload::{Facts, Initiator, KeepAlive, Responder, chunk_of_fresh};
 use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::TcpListener;
-use tensorwire::{BufferRing, DType, Edge, Node, Step, Tensor, TensorMut};
+use tensorwire::{BufferRing, Config, DType, Edge, Node, PollMode, Step, Tensor, TensorMut};
 
 /// The step of every tensor. Values under one key arrive in order.
 const STEP: u64 = 1;
@@ -23,12 +23,10 @@ const BUFFERS: usize = 3;
 /// One side: a node of a cluster of two.
 pub struct RendezvousLat {
     node: Node,
-    fabric: FabricName,
+    facts: Facts,
     step: Step,
     to: Edge,
     from: Edge,
-    depth: u32,
-    inline: u32,
     bytes: usize,
     ring: BufferRing,
     /// The tensor to send next.
@@ -48,21 +46,17 @@ impl RendezvousLat {
         channel: &mut ControlChannel,
     ) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-        let node = joined(me, options, channel)?;
-        let inline = options.inline();
+        let (node, facts) = joined(me, options, channel)?;
         let step = node.step(STEP).map_err(|error| failed(&error))?;
         let to = node.edge_to("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let from = node.edge_from("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let ring = node.ring(DType::U8, &[1], BUFFERS).map_err(|error| failed(&error))?;
-        let depth = options.fabric.depth();
         Ok(RendezvousLat {
             node,
-            fabric: options.fabric.fabric,
+            facts,
             step,
             to,
             from,
-            depth,
-            inline,
             bytes: 0,
             ring,
             produced: None,
@@ -155,15 +149,7 @@ impl Initiator for RendezvousLat {
     }
 
     fn facts(&self) -> Facts {
-        Facts {
-            fabric: self.fabric.to_string(),
-            device: None,
-            pages: self.node.pool_report().pages.to_string(),
-            poll_mode: "inline, spin".into(),
-            inline_bytes: u64::from(self.inline),
-            depth: u64::from(self.depth),
-            mtu: None,
-        }
+        self.facts.clone()
     }
 }
 
@@ -184,18 +170,28 @@ impl Responder for RendezvousLat {
     }
 }
 
-/// A node that has joined the other side as task `me` (0 or 1).
-pub fn joined(me: u32, options: &RendezvousOptions, channel: &mut ControlChannel) -> Result<Node, CliError> {
+/// A node that has joined the other side as task `me` (0 or 1), and its settings.
+pub fn joined(
+    me: u32,
+    options: &RendezvousOptions,
+    channel: &mut ControlChannel,
+) -> Result<(Node, Facts), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
     let mut builder = Node::builder()
         .without_environment()
         .member("perf", me)
         .set("cluster", cluster(me, channel)?)
         .set("pool_size", options.fabric.pool.to_string())
-        .set("queue_depth", options.fabric.depth().to_string())
         .set("fabric", options.fabric.fabric.to_string())
-        .set("wait", "spin")
         .set("join_timeout", "20s");
+    let small = options.inline().map(|bytes| bytes.to_string());
+    let depth = options.fabric.given_depth().map(|depth| depth.to_string());
+    let wait = options.profile.is_none().then(|| "spin".to_string());
+    let profile = options.profile.clone();
+    let given = [("profile", profile), ("wait", wait), ("queue_depth", depth), ("small_tensor_bytes", small)];
+    for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
+        builder = builder.set(key, value);
+    }
     // Between two hosts the user has asked for a network.
     builder = builder.set("allow_non_loopback", (!channel.local_ip()?.is_loopback()).to_string());
     for (key, value) in device(&options.fabric) {
@@ -211,10 +207,31 @@ pub fn joined(me: u32, options: &RendezvousOptions, channel: &mut ControlChannel
             builder = builder.set(key, options.batch().max(usual).to_string());
         }
     }
-    builder = builder.set("small_tensor_bytes", options.inline().to_string());
-    let node = builder.start().map_err(|error| failed(&error))?;
+    let config = builder.build().map_err(|error| failed(&error))?;
+    let node = Node::start(&config).map_err(|error| failed(&error))?;
     node.join().map_err(|error| failed(&error))?;
-    Ok(node)
+    let facts = facts(&node, &config, options);
+    Ok((node, facts))
+}
+
+fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {
+    let mode = match (node.mode(), config.wait) {
+        (PollMode::Adaptive, _) => "adaptive".into(),
+        (mode, wait) => {
+            let wait = wait.map_or_else(|| "auto".into(), |wait| format!("{wait:?}"));
+            format!("{mode:?}, {wait}").to_lowercase()
+        }
+    };
+    let profile = options.profile.as_ref().map_or_else(String::new, |name| format!(", profile {name}"));
+    Facts {
+        fabric: options.fabric.fabric.to_string(),
+        device: None,
+        pages: node.pool_report().pages.to_string(),
+        poll_mode: mode + &profile,
+        inline_bytes: u64::from(config.small_tensor_bytes),
+        depth: u64::from(config.queue_depth),
+        mtu: None,
+    }
 }
 
 /// The settings for the device options that were given.

@@ -7,7 +7,7 @@ use super::exchange::{Exchange, filled};
 use super::options::RendezvousOptions;
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::rendezvous_lat::joined;
-use super::workload::chunk_of_fresh;
+use super::workload::{Facts, chunk_of_fresh};
 use crate::error::CliError;
 use tensorwire::{BufferRing, Counter, DType, Edge, FabricKind, Node, Sequence, Standing, Step, Tensor};
 
@@ -21,6 +21,7 @@ pub struct RendezvousStanding {
     // Declared, and so dropped, before the node.
     _standing: Option<Standing>,
     node: Node,
+    facts: Facts,
     options: RendezvousOptions,
     sequence: Sequence,
     to: Edge,
@@ -45,7 +46,7 @@ impl RendezvousStanding {
         channel: &mut ControlChannel,
     ) -> Result<Self, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-        let node = joined(me, options, channel)?;
+        let (node, facts) = joined(me, options, channel)?;
         let sequence = node.sequence(0);
         let to = node.edge_to("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
         let from = node.edge_from("perf", 1 - me, "ping-pong").map_err(|error| failed(&error))?;
@@ -63,6 +64,7 @@ impl RendezvousStanding {
         Ok(RendezvousStanding {
             _standing: standing,
             node,
+            facts,
             options,
             sequence,
             to,
@@ -102,8 +104,8 @@ impl Exchange for RendezvousStanding {
         &self.node
     }
 
-    fn options(&self) -> &RendezvousOptions {
-        &self.options
+    fn settings(&self) -> &Facts {
+        &self.facts
     }
 
     fn how(&self) -> String {

@@ -586,3 +586,21 @@ fn nobody_else_starts_the_second_process_by_accident() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("taking over from the first process"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn a_profile_is_printed_and_both_processes_take_it() {
+    let printed = run("config --profile few-cores");
+    assert!(printed.status.success());
+    assert_eq!(text(&printed.stdout), tensorwire::Profile::FewCores.text());
+    if !two_cores() {
+        return;
+    }
+    let _alone = alone();
+    let length = "--local -s 8 --iterations 50 --warmup 0";
+    for (options, depth) in [("--profile throughput", 1024), ("--profile throughput --depth 64", 64)] {
+        let output = run(&format!("perf rendezvous_lat {length} {options}"));
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{options}: {said}{}", text(&output.stderr));
+        assert!(said.contains(", profile throughput") && said.contains(&format!(": {depth}\n")), "{said}");
+    }
+}
