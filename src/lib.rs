@@ -177,7 +177,7 @@ pub use memory::{
 pub use node::{Node, NodeError, NodeState, PeerReport, PeerState, TensorError};
 pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, PendingSet, Receivable,
-    ReceiveAllBuilder, ReceiveBuilder, Sendable, Sequence, Standing, Step,
+    ReceiveAllBuilder, ReceiveBuilder, SendError, Sendable, Sequence, Standing, Step,
 };
 pub use telemetry::{Counter, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};

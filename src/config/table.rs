@@ -393,7 +393,8 @@ settings! {
     /// `max_requests` alone, of which they take half at most.
     max_deferred: u32, Number<u32>, default("4096"), "1 to 1048576",
         |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Sent tensors that can wait for their receive. One more send fails at once.
+    /// Sent tensors that can wait for their receive. One more send fails at once;
+    /// `Step::send_within` waits for room.
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",
         |count| (1..=1 << 24).contains(&count).then_some(count);
     /// How long a receive waits if its caller gives no timeout.

@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The longest sleep of [`Context::wait_until`], whose condition no poller signals.
-const SLICE: Duration = Duration::from_millis(1);
+/// The longest sleep of a wait whose condition no poller signals.
+pub(super) const SLICE: Duration = Duration::from_millis(1);
 
 /// The settings of the calls; the pollers have [`RemoteSettings`](crate::matching::RemoteSettings).
 #[derive(Clone, Debug)]

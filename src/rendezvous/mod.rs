@@ -23,6 +23,7 @@ mod pending_set;
 mod receive;
 #[cfg(test)]
 mod remote_calls_tests;
+mod send_within;
 mod sequence;
 mod standing;
 mod step;
@@ -39,6 +40,7 @@ pub use pending::{CancelToken, Pending, Receivable};
 pub use pending_batch::PendingBatch;
 pub use pending_set::PendingSet;
 pub use receive::{ReceiveAllBuilder, ReceiveBuilder};
+pub use send_within::SendError;
 pub use sequence::Sequence;
 pub use standing::Standing;
 pub use step::{Sendable, Step};

@@ -77,7 +77,7 @@ impl Step {
     /// # Errors
     /// If the edge does not start here, or the step or the peer is gone. If the pool has no room
     /// for a copy, or `max_outstanding_sends` is reached. Then the tensor was not sent, and this
-    /// handle to it is dropped.
+    /// handle to it is dropped. [`Step::send_within`] waits for room, and gives the tensor back.
     ///
     /// A tensor that can still be written can't be sent:
     ///
@@ -147,7 +147,8 @@ impl Step {
         let full = || Error::ResourceExhausted {
             what: "the number of sent tensors that wait for a request",
             limit: limit as u64,
-            remedy: "wait until peers catch up, clean steps up, or raise max_outstanding_sends",
+            remedy: "wait with Step::send_within until peers catch up, clean steps up, or raise \
+                     max_outstanding_sends",
         };
         if self.context.is_movable(&value) {
             match self

@@ -4,7 +4,7 @@ use crate::common::{SOON, counting, lacks_requests, over_verbs, run, until, valu
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tensorwire::{Code, Counter, DType, Error, Shape, Status, Step, Tensor};
+use tensorwire::{Code, Counter, DType, Error, Shape, Status, Step, Tensor, Value};
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -774,6 +774,52 @@ fn sends_that_nobody_asks_for_are_limited() {
         node.step(2).expect("new").send(&edge, counting(node, 0.0, 1)).expect("room again");
         // Otherwise the stop would wait for a receive.
         node.cleanup(2);
+    });
+}
+
+#[test]
+fn a_send_waits_for_room_and_gives_the_value_back_if_there_is_none() {
+    const VALUES: u32 = 40;
+    run(2, &[("max_outstanding_sends", "3")], |node, task| {
+        let step = node.step(1).expect("new");
+        if task == 1 {
+            let edge = node.edge_from("w", 0, "x").expect("edge");
+            for n in 0..VALUES {
+                std::thread::sleep(Duration::from_millis(u64::from(n % 3)));
+                let got = step.recv(&edge, SOON).expect("sent").tensor;
+                assert_eq!(values(&got)[0], n as f32, "in the order of the sends");
+            }
+            return;
+        }
+        let edge = node.edge_to("w", 1, "x").expect("edge");
+        for n in 0..VALUES {
+            step.send_within(&edge, counting(node, n as f32, 9), SOON).expect("there is room soon");
+        }
+        let other = node.edge_to("w", 1, "never received").expect("edge");
+        until(node, "the last receive", || node.pool().is_empty());
+        for n in 0..3 {
+            step.send_within(&other, counting(node, n as f32, 9), Duration::ZERO).expect("room at once");
+        }
+        let (brief, since) = (Duration::from_millis(20), std::time::Instant::now());
+        let failed = step.send_within(&other, counting(node, 7.0, 9), brief).expect_err("no room");
+        assert!(since.elapsed() >= brief);
+        assert!(matches!(failed.error, Error::ResourceExhausted { limit: 3, .. }), "{failed}");
+        assert!(failed.to_string().contains("max_outstanding_sends"), "{failed}");
+        assert_eq!(values(&failed.value), values(&counting(node, 7.0, 9)));
+        let dead = step.send_within(&other, Value::Dead, Duration::ZERO).expect_err("no room");
+        assert!(matches!(dead.value, Value::Dead));
+        let wrong = node.edge_from("w", 1, "x").expect("edge");
+        let failed = step.send_within(&wrong, failed.value, SOON).expect_err("it starts elsewhere");
+        assert!(matches!(failed.error, Error::WrongEnd { .. }), "at once");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(brief);
+                step.abort(Status::new(Code::Internal, "enough")).expect("an error");
+            });
+            let failed = step.send_within(&other, failed.value, SOON).expect_err("aborted meanwhile");
+            assert!(matches!(failed.error, Error::Aborted { .. }), "{failed}");
+        });
+        node.cleanup(1);
     });
 }
 
