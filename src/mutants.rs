@@ -168,6 +168,10 @@ mutants! {
         CreditNotReturned,
         /// A value that is dropped because its step is over occupies its cell.
         DroppedValueOccupies,
+        /// A receiver tells a sender that flushes what it holds, and not what it takes.
+        FlushedOnce,
+        /// An edge is retired although a value is under way.
+        RetirementNotVoid,
         /// The newest of the waiting values leaves first.
         NewestFirst,
         /// An edge that holds values is retired.

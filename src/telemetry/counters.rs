@@ -75,7 +75,7 @@ figures! {
         EdgesAnnounced = "edges_announced",
         /// Numbers of idle edges given back to their senders.
         EdgesRetired = "edges_retired",
-        /// Messages that gave credit for values of an edge.
+        /// Messages that gave credit for values of an edge, or told which were taken.
         EdgeCreditsSent = "edge_credits_sent",
         /// Values that receives needed from senders without credit.
         NeedsSent = "needs_sent",
@@ -83,8 +83,9 @@ figures! {
         /// consecutive steps.
         StepsOverSent = "steps_over_sent",
         /// Values that the death of a peer may have lost, on shared memory. Some had left for the
-        /// peer, and their credit had not come back; up to 64 too many of each edge are counted.
-        /// Others had come from the peer, and no receive took them before its next life was linked.
+        /// peer, and their credit had not come back; up to half a window too many of each edge are
+        /// counted. Others had come from the peer, and no receive took them before its next life
+        /// was linked.
         ValuesLost = "values_lost",
         /// Doorbells: of a device for new requests, or of a sleeping peer for new messages.
         Doorbells = "doorbells",

@@ -220,7 +220,8 @@ impl Peer {
             }
             _ => input.number(),
         };
-        self.say(&WindowMessage::Credit { edge, limit });
+        let came = if input.u8() < 200 { 0 } else { input.number() };
+        self.say(&WindowMessage::Credit { edge, limit, came, held: input.u8().into() });
     }
 
     fn need(&mut self, input: &mut Input<'_>) {
@@ -237,8 +238,9 @@ impl Peer {
         if input.u8() > 240 {
             return self.say(&WindowMessage::Resumed);
         }
+        let came = input.number();
         self.from_node.remove(&edge.number);
-        self.say(&WindowMessage::Retire { edge });
+        self.say(&WindowMessage::Retire { edge, came });
     }
 
     fn meta(&mut self, input: &mut Input<'_>) {
@@ -328,9 +330,10 @@ impl Peer {
     fn answer(&mut self, input: &mut Input<'_>) {
         let known: Vec<_> = self.to_node.iter().map(|(number, (of, _))| (*number, *of)).collect();
         let edge = edge_of(&known, input);
-        let message = match input.flag() {
-            true => WindowMessage::Retired { edge },
-            false => WindowMessage::Refused { edge, status: status(input) },
+        let message = match input.u8() {
+            0..=60 => WindowMessage::Flush { edge },
+            61..=150 => WindowMessage::Retired { edge },
+            _ => WindowMessage::Refused { edge, status: status(input) },
         };
         self.say(&message);
     }

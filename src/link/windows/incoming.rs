@@ -6,7 +6,7 @@ use super::{
 use crate::fabric::{MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
-use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
+use crate::protocol::window::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::Counter;
 use crate::wire::message::{EdgeAnnouncement, LentRecord, PlainRecord, RecordValue, WindowMessage};
 use crate::wire::{EdgeId, EdgeName, ShortMessage};
@@ -35,10 +35,13 @@ impl<C> Link<C> {
                 let record = Record { edge, n, step, answers_need, value: () };
                 return self.on_record(cx, record, checksum, value);
             }
-            WindowMessage::Credit { edge, limit } => to_sender(ToSender::Credit { edge, limit }),
+            WindowMessage::Credit { edge, limit, came, held } => {
+                to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
+            }
             WindowMessage::Need { edge, step } => to_sender(ToSender::Need { edge, step }),
             WindowMessage::Unneed { edge, step } => to_sender(ToSender::Unneed { edge, step }),
-            WindowMessage::Retire { edge } => to_sender(ToSender::Retire { edge }),
+            WindowMessage::Retire { edge, came } => to_sender(ToSender::Retire { edge, came }),
+            WindowMessage::Flush { edge } => WindowEvent::ToReceiver(ToReceiver::Flush { edge }),
             WindowMessage::Resumed => to_sender(ToSender::Resumed),
             WindowMessage::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
             WindowMessage::Refused { edge, status } => {

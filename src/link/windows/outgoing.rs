@@ -6,7 +6,7 @@ use crate::link::links::{Link, LinkContext, TensorProtocol};
 use crate::link::{Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::{Record, StepsOver, ToReceiver, ToSender};
+use crate::protocol::window::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{
     EdgeAnnouncement, LentRecord, MAX_LONG_MESSAGE, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
@@ -46,10 +46,12 @@ impl<C> Link<C> {
                 };
                 WindowMessage::Announce { edge: *edge, limit: *limit, resume: *resume, name }
             }
-            ToSender::Credit { edge, limit } => WindowMessage::Credit { edge: *edge, limit: *limit },
+            ToSender::Credit { edge, limit, taken: Taken { came, held } } => {
+                WindowMessage::Credit { edge: *edge, limit: *limit, came: *came, held: *held }
+            }
             ToSender::Need { edge, step } => WindowMessage::Need { edge: *edge, step: *step },
             ToSender::Unneed { edge, step } => WindowMessage::Unneed { edge: *edge, step: *step },
-            ToSender::Retire { edge } => WindowMessage::Retire { edge: *edge },
+            ToSender::Retire { edge, came } => WindowMessage::Retire { edge: *edge, came: *came },
             ToSender::Resumed => WindowMessage::Resumed,
         };
         self.send_window(cx, &message);
@@ -70,6 +72,7 @@ impl<C> Link<C> {
             // Not reached: a cleanup ends steps, not edges.
             ToReceiver::Refused { error: WindowRefusal::CleanedUp, .. } => {}
             ToReceiver::Retired { edge } => self.send_window(cx, &WindowMessage::Retired { edge }),
+            ToReceiver::Flush { edge } => self.send_window(cx, &WindowMessage::Flush { edge }),
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
                 cx.counters.increment(Counter::StepsOverSent);
                 cx.counters.add(Counter::ErrorsSent, u64::from(error.is_error()));

@@ -168,7 +168,7 @@ impl Matching {
         entry.down.get_or_insert_with(|| error.clone());
         // Not in `up`: the peer may announce an edge before this side knows that both are ready.
         entry.has_announced = false;
-        let lost = entry.out.uncredited();
+        let lost = entry.out.edges().map(|(_, edge)| edge.untaken()).sum();
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         let unheard = usize::from(is_on(Mutant::LossNotToldToWindow));

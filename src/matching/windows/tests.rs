@@ -302,6 +302,7 @@ fn arrival(message: ToReceiver<Value, WindowRefusal>) -> ToReceiver<WindowArriva
         ToReceiver::Refused { edge, error } => ToReceiver::Refused { edge, error },
         ToReceiver::Retired { edge } => ToReceiver::Retired { edge },
         ToReceiver::StepsOver(over) => ToReceiver::StepsOver(over),
+        ToReceiver::Flush { edge } => ToReceiver::Flush { edge },
     }
 }
 

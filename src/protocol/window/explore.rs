@@ -236,6 +236,7 @@ impl World {
                 self.untold.push(StepsOver { first: step, last: step, error });
                 self.drop_values(&dropped);
             }
+            Act::Flush => self.sender.flush(&mut |message| to_receiver.push(message)),
             Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..) => {
                 self.receive(case, call, &mut to_sender);
             }

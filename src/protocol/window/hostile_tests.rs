@@ -1,6 +1,6 @@
 //! Both ends take any messages of a hostile peer: each is obeyed or refused, and none panics.
 
-use super::{InEdges, OutEdges, Record, StepsOver, ToReceiver, ToSender, WindowOptions};
+use super::{InEdges, OutEdges, Record, StepsOver, Taken, ToReceiver, ToSender, WindowOptions};
 use crate::wire::EdgeId;
 use proptest::prelude::*;
 
@@ -25,14 +25,19 @@ fn count() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..8_u64, 1 => Just(u64::MAX), 1 => any::<u64>()]
 }
 
+fn taken() -> impl Strategy<Value = Taken> {
+    (count(), prop_oneof![0..8_u32, Just(u32::MAX)]).prop_map(|(came, held)| Taken { came, held })
+}
+
 fn to_sender() -> impl Strategy<Value = ToSender<u8>> {
     prop_oneof![
         3 => (edge(), 0..4_u8, count(), proptest::option::of(count()))
             .prop_map(|(edge, key, limit, resume)| ToSender::Announce { edge, key, limit, resume }),
-        3 => (edge(), count()).prop_map(|(edge, limit)| ToSender::Credit { edge, limit }),
+        3 => (edge(), count(), taken())
+            .prop_map(|(edge, limit, taken)| ToSender::Credit { edge, limit, taken }),
         3 => (edge(), count()).prop_map(|(edge, step)| ToSender::Need { edge, step }),
         1 => (edge(), count()).prop_map(|(edge, step)| ToSender::Unneed { edge, step }),
-        2 => edge().prop_map(|edge| ToSender::Retire { edge }),
+        2 => (edge(), count()).prop_map(|(edge, came)| ToSender::Retire { edge, came }),
         1 => Just(ToSender::Resumed),
     ]
 }
@@ -44,6 +49,7 @@ fn to_receiver() -> impl Strategy<Value = ToReceiver<u8, u8>> {
         8 => record.prop_map(ToReceiver::Record),
         1 => edge().prop_map(|edge| ToReceiver::Refused { edge, error: 1 }),
         1 => edge().prop_map(|edge| ToReceiver::Retired { edge }),
+        1 => edge().prop_map(|edge| ToReceiver::Flush { edge }),
         1 => (count(), count())
             .prop_map(|(first, last)| ToReceiver::StepsOver(StepsOver { first, last, error: 2 })),
     ]
@@ -58,7 +64,7 @@ fn edges_whose_needs_were_not_answered_are_forgotten_when_they_retire() {
             ToSender::Announce { edge, key, limit: 0, resume: None },
             ToSender::Need { edge, step: 1 },
             ToSender::Need { edge, step: 2 },
-            ToSender::Retire { edge },
+            ToSender::Retire { edge, came: 0 },
         ];
         for message in messages {
             edges.receive(message, |_| None, |_| None, &mut |_| {}).expect("allowed");
@@ -109,6 +115,7 @@ proptest! {
             }
             let needs: usize = edges.edges().map(|(_, edge)| edge.needs()).sum();
             prop_assert!(needs <= OPTIONS.max_needs as usize, "{needs} needs are remembered");
+            edges.flush(&mut post);
         }
         prop_assert!(repaired || records + left <= sent.len(), "a value left twice");
         prop_assert!(edges.lost().len() <= sent.len());

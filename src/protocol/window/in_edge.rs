@@ -1,7 +1,7 @@
 //! The receiving end of an edge.
 
 use super::WindowViolation;
-use super::message::{Record, ToSender};
+use super::message::{Record, Taken, ToSender};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
 use std::collections::VecDeque;
@@ -57,8 +57,11 @@ pub struct InEdge<V, W, E> {
     granted: u64,
     /// Cells of the window.
     window: u64,
-    /// Credit that goes back together: see [`credit_batch`].
+    /// Credit that goes back together: see [`credit_batch`]. 0 while the sender flushes, as each
+    /// value that is taken has a message then.
     credit_batch: u64,
+    /// While the sender flushes: the held values of which it was told last.
+    flush: Option<usize>,
     /// Cells of the window that are occupied.
     occupied: u64,
     /// Values that came and have not been taken, oldest first.
@@ -85,6 +88,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             granted: 0,
             window,
             credit_batch: credit_batch(window),
+            flush: None,
             occupied: 0,
             held: Vec::new(),
             waiters: VecDeque::new(),
@@ -152,6 +156,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.make_room();
         (self.came, self.answers) = (0, 0);
         self.needs.clear();
+        self.set_flush(None);
         self.granted = self.grantable();
         ToSender::Announce { edge, key, limit: self.granted, resume: None }
     }
@@ -164,6 +169,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         if !is_on(Mutant::NeedNotRepeated) {
             self.needs.clear();
         }
+        // The sender flushes again.
+        self.set_flush(None);
         self.granted = self.grantable();
         Some(ToSender::Announce { edge, key, limit: self.granted, resume: Some(self.came) })
     }
@@ -175,7 +182,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             return None;
         }
         self.state = InState::Retiring(edge);
-        Some(ToSender::Retire { edge })
+        Some(ToSender::Retire { edge, came: self.came })
     }
 
     /// The number is free.
@@ -224,6 +231,13 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         let held = self.held.remove(at);
         self.occupied -= u64::from(held.in_window);
         Some(held)
+    }
+
+    /// The sender waits until its values are taken.
+    pub fn flush(&mut self) {
+        if matches!(self.state, InState::Announced(_)) {
+            self.set_flush(Some(usize::MAX));
+        }
     }
 
     /// Lets the edge hold `window` values, or more if it does already.
@@ -300,6 +314,10 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             return Err(WindowViolation("a value without credit"));
         }
         self.came = came;
+        if !is_on(Mutant::RetirementNotVoid) {
+            // The sender sees in the retirement that this value was under way.
+            self.state = InState::Announced(edge);
+        }
         if is_over {
             self.occupied += u64::from(is_on(Mutant::DroppedValueOccupies) && !answers_need);
             return Ok(Arrived::Dropped(value));
@@ -335,14 +353,22 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
-        if back >= self.credit_batch || (is_short && back > 0) {
+        let is_due = back >= credit_batch(self.window) || (is_short && back > 0);
+        let is_flushed = self.flush.is_some_and(|told| self.held.len() < told);
+        if is_due || is_flushed {
             if is_on(Mutant::CreditNotReturned) {
                 return None;
             }
-            self.set_window(self.window.max(window));
-            self.make_room();
+            if is_due {
+                self.set_window(self.window.max(window));
+                self.make_room();
+            }
             self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
-            return Some(ToSender::Credit { edge, limit: self.granted });
+            let held = self.held.len();
+            self.set_flush(self.flush.map(|_| held).filter(|held| *held > 0 && !is_on(Mutant::FlushedOnce)));
+            // At most a window of values, and one for each of the sender's needs.
+            let taken = Taken { came: self.came, held: held as u32 };
+            return Some(ToSender::Credit { edge, limit: self.granted, taken });
         }
         if !is_short {
             return None;
@@ -402,6 +428,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     pub fn lost(&mut self) -> Vec<W> {
         self.state = InState::Unannounced;
         self.needs.clear();
+        self.set_flush(None);
         if is_on(Mutant::OccupiedCellsIgnored) {
             self.occupied = 0;
         }
@@ -426,7 +453,13 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     }
 
     fn set_window(&mut self, window: u64) {
-        (self.window, self.credit_batch) = (window, credit_batch(window));
+        self.window = window;
+        self.set_flush(self.flush);
+    }
+
+    fn set_flush(&mut self, flush: Option<usize>) {
+        self.flush = flush;
+        self.credit_batch = if flush.is_some() { 0 } else { credit_batch(self.window) };
     }
 
     /// Whether more receives wait for a step than it has needs.

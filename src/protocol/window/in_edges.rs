@@ -346,6 +346,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 self.send_due(index, post);
                 Ok(Incoming::Nothing)
             }
+            ToReceiver::Flush { edge } => {
+                let index = self.find(edge)?;
+                self.edge_mut(index).into_iter().for_each(InEdge::flush);
+                self.send_due(index, post);
+                Ok(Incoming::Nothing)
+            }
             ToReceiver::StepsOver(over) => {
                 let error = over.error.clone();
                 if !self.has_needs && self.counts.are_empty(over.first, over.last) {

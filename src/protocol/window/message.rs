@@ -24,6 +24,8 @@ pub enum ToSender<K> {
         /// Values that may be sent since the announcement, without those that answer a need.
         /// Cumulative.
         limit: u64,
+        /// What came, and what of it no receive has taken.
+        taken: Taken,
     },
     /// A receive waits for a value of this step, and the edge has no credit left. The sender may
     /// send one value of the step outside the credit.
@@ -40,10 +42,13 @@ pub enum ToSender<K> {
         /// Step id.
         step: u64,
     },
-    /// The receiver gives the number back.
+    /// The receiver, which holds no value, gives the number back. Void if a value is under way: the
+    /// edge keeps its number.
     Retire {
         /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
+        /// Values that came since the announcement.
+        came: u64,
     },
     /// After a repair of the link: each edge that has a number was announced again.
     Resumed,
@@ -68,6 +73,12 @@ pub enum ToReceiver<V, E> {
     },
     /// Steps have ended at the sender. None of their values follows on any edge.
     StepsOver(StepsOver<E>),
+    /// The sender waits until the values that it has sent are taken. The receiver sends
+    /// [`ToSender::Credit`] at once, and with each value that is taken until it holds none.
+    Flush {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+    },
 }
 
 /// A value on its way.
@@ -83,6 +94,15 @@ pub struct Record<V> {
     pub answers_need: bool,
     /// A tensor, a dead value, or an error of the sender.
     pub value: V,
+}
+
+/// The values of an edge that its receiver has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Taken {
+    /// Values that came since the announcement. Cumulative.
+    pub came: u64,
+    /// Values that no receive has taken, and that no end of their steps has dropped.
+    pub held: u32,
 }
 
 /// Consecutive steps that have ended at the sender.

@@ -16,6 +16,8 @@
 //!   RETIRE (number) ──────────────────────────▶ the edge is idle
 //!                 ◀──────────────────────────── RETIRED: the number is free
 //!                 ◀──────────────────────────── STEPS_OVER: no value of these steps follows
+//!                 ◀──────────────────────────── FLUSH: the sender waits until its values are taken
+//!   CREDIT (number, limit) ───────────────────▶ with each value that is taken
 //! ```
 //!
 //! The messages of a link arrive in the order in which they were sent. A link that can lose them is
@@ -42,7 +44,7 @@ mod hostile_tests;
 
 pub use in_edge::{Arrived, Held, InEdge, InState};
 pub use in_edges::{InEdges, Incoming};
-pub use message::{Record, StepsOver, ToReceiver, ToSender};
+pub use message::{Record, StepsOver, Taken, ToReceiver, ToSender};
 pub use out_edge::OutEdge;
 pub use out_edges::OutEdges;
 pub use over_steps::REMEMBERED_RANGES;

@@ -2,7 +2,7 @@
 
 use super::WindowViolation;
 use super::in_edge::FEW;
-use super::message::Record;
+use super::message::{Record, Taken};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
 use std::collections::VecDeque;
@@ -19,8 +19,10 @@ pub struct OutEdge<V> {
     ended: Option<EdgeId>,
     /// Values that have left since the announcement.
     sent: u64,
-    /// The limit of the announcement.
-    first_limit: u64,
+    /// What the receiver has told of the values that came.
+    taken: Taken,
+    /// `sent` when the receiver was asked last to tell each value that it takes.
+    asked: Option<u64>,
     /// Upper bound of `sent`: the receiver's limit plus `answers`.
     limit: u64,
     /// Values that answered a need, and so do not count towards the receiver's limit.
@@ -39,7 +41,8 @@ impl<V> Default for OutEdge<V> {
             id: None,
             ended: None,
             sent: 0,
-            first_limit: 0,
+            taken: Taken::default(),
+            asked: None,
             limit: 0,
             answers: 0,
             waiting: VecDeque::new(),
@@ -88,16 +91,24 @@ impl<V: Clone> OutEdge<V> {
         self.limit.saturating_sub(self.sent)
     }
 
-    /// Values that left and may not have been taken: their credit has not come back. An upper
-    /// bound, as the window of the receiver has grown with the first credit, to `usual` cells at
-    /// most.
-    pub fn uncredited(&self, usual: u64) -> u64 {
-        let (sent, limit) = (self.sent - self.answers, self.limit.saturating_sub(self.answers));
-        let window = if limit == self.first_limit { limit } else { usual.max(self.first_limit) };
-        match self.id {
-            Some(_) => sent.min(sent.saturating_add(window).saturating_sub(limit)),
-            None => 0,
-        }
+    /// Values that left and that the receiver may not have taken, as far as it has told. Exact once
+    /// it has answered [`OutEdge::flush`].
+    pub fn untaken(&self) -> u64 {
+        self.sent - self.taken.came + u64::from(self.taken.held)
+    }
+
+    /// Asks the receiver to tell which values it takes, from now until it has taken those that have
+    /// left. `None` if it was asked, or has nothing to tell.
+    pub fn flush(&mut self) -> Option<EdgeId> {
+        let edge = self.id.filter(|_| self.untaken() > 0 && self.asked != Some(self.sent))?;
+        self.asked = Some(self.sent);
+        Some(edge)
+    }
+
+    /// Whether the receiver was asked by [`OutEdge::flush`], and no value has left since.
+    #[cfg(test)]
+    pub fn is_flushed(&self) -> bool {
+        self.asked == Some(self.sent)
     }
 
     /// Whether a value of a step that is offered now leaves at once.
@@ -185,20 +196,25 @@ impl<V: Clone> OutEdge<V> {
                     }
                 }
                 self.sent = came;
+                // Values that came since may be held.
+                let since = came.checked_sub(self.taken.came);
+                let since = since.ok_or(WindowViolation("an announcement that forgets values"))?;
+                let held = u64::from(self.taken.held).saturating_add(since);
+                self.taken = Taken { came, held: held.try_into().unwrap_or(u32::MAX) };
             }
             // After a repair, the receiver has forgotten the numbers before: all their values came.
             Some(0) => {
                 self.kept.clear();
-                (self.sent, self.answers) = (0, 0);
+                self.forget_sent();
             }
-            None => (self.sent, self.answers) = (0, 0),
+            None => self.forget_sent(),
             Some(_) => return Err(WindowViolation("values of a number that was not announced")),
         }
         (self.id, self.ended) = (Some(edge), None);
         self.waiting.reserve(FEW);
         self.needs.reserve(FEW);
         self.needs.clear();
-        self.first_limit = limit;
+        self.asked = None;
         self.limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
         if self.limit < self.sent || self.limit - self.sent > window {
             return Err(WindowViolation("an announcement with a limit outside the window"));
@@ -206,20 +222,37 @@ impl<V: Clone> OutEdge<V> {
         Ok(dropped)
     }
 
-    /// The receiver has raised its limit.
+    /// The receiver has raised its limit, or answers a flush.
     ///
     /// # Errors
-    /// If the limit does not grow, or exceeds the values that were sent by more than `window`.
-    pub fn credited(&mut self, limit: u64, window: u64) -> Result<(), WindowViolation> {
+    /// If the limit shrinks, or exceeds the values that were sent by more than `window`. If other
+    /// values came than were sent.
+    pub fn credited(&mut self, limit: u64, taken: Taken, window: u64) -> Result<(), WindowViolation> {
         let limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
-        if limit <= self.limit {
-            return Err(WindowViolation("credit that does not grow"));
+        if limit < self.limit {
+            return Err(WindowViolation("credit that shrinks"));
+        }
+        if !(self.taken.came..=self.sent).contains(&taken.came) {
+            return Err(WindowViolation("credit that counts other values than were sent"));
         }
         if limit - self.sent > window {
             return Err(WindowViolation("credit beyond the largest window"));
         }
-        self.limit = limit;
+        (self.limit, self.taken) = (limit, taken);
         Ok(())
+    }
+
+    /// The receiver, which holds no value, gives the number back. Returns whether no value is under
+    /// way: then the number is free.
+    ///
+    /// # Errors
+    /// If other values came than were sent.
+    pub fn may_retire(&mut self, came: u64) -> Result<bool, WindowViolation> {
+        if !(self.taken.came..=self.sent).contains(&came) {
+            return Err(WindowViolation("a retirement that counts other values than were sent"));
+        }
+        self.taken = Taken { came, held: 0 };
+        Ok(came == self.sent || is_on(Mutant::RetirementNotVoid))
     }
 
     /// The receiver needs a value of a step. Returns the record of the oldest one. If none waits,
@@ -299,7 +332,7 @@ impl<V: Clone> OutEdge<V> {
     /// The waiting values stay, for the receiver's next life.
     pub fn lost(&mut self) -> Vec<V> {
         self.retired(false);
-        (self.sent, self.answers) = (0, 0);
+        self.forget_sent();
         let lost = std::mem::take(&mut self.kept).into_iter().map(|(_, record)| record);
         if is_on(Mutant::LostValuesWait) {
             let again: Vec<_> = lost.map(|record| (record.step, record.value)).collect();
@@ -330,6 +363,11 @@ impl<V: Clone> OutEdge<V> {
             self.kept.push_back((self.sent, record.clone()));
         }
         record
+    }
+
+    /// Counts the values of another announcement from now on.
+    fn forget_sent(&mut self) {
+        (self.sent, self.answers, self.taken) = (0, 0, Taken::default());
     }
 
     fn take_need(&mut self, step: u64) -> bool {

@@ -17,8 +17,8 @@ enum Unacked<E> {
     Over(StepsOver<E>),
     /// The end of a number of this edge.
     Retired(u32, EdgeId),
-    /// A refusal. The peer's next announcement brings it again.
-    Refused,
+    /// A refusal or a flush. The peer's next announcement brings it again.
+    Repeated,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,9 +109,13 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edges.iter().map(|(_, named)| (&named.key, &named.edge))
     }
 
-    /// Values that left and may not have been taken: see [`OutEdge::uncredited`].
-    pub fn uncredited(&self) -> u64 {
-        self.edges.iter().map(|(_, named)| named.edge.uncredited(self.options.usual_window)).sum()
+    /// Asks the receiver of each edge to tell which values it takes: see [`OutEdge::flush`].
+    pub fn flush(&mut self, post: &mut impl FnMut(ToReceiver<V, E>)) {
+        for index in 0..self.edges.numbers() {
+            if let Some(edge) = self.edge_mut(index).and_then(OutEdge::flush) {
+                self.post(Unacked::Repeated, ToReceiver::Flush { edge }, post);
+            }
+        }
     }
 
     /// Whether a value of a step that is offered now leaves at once.
@@ -172,15 +176,15 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
                 self.check_number(edge)?;
                 if let Some(error) = refusal(&key) {
                     self.by_number[edge.number as usize] = Some((edge, None));
-                    self.post(Unacked::Refused, ToReceiver::Refused { edge, error }, post);
+                    self.post(Unacked::Repeated, ToReceiver::Refused { edge, error }, post);
                     return Ok(Vec::new());
                 }
                 return self.announced(edge, &key, (limit, resume), |step| end_of(step).is_some(), post);
             }
-            ToSender::Credit { edge, limit } => {
+            ToSender::Credit { edge, limit, taken } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
                 let window = self.options.largest_window;
-                self.edge_mut(index).map_or(Ok(()), |edge| edge.credited(limit, window))?;
+                self.edge_mut(index).map_or(Ok(()), |edge| edge.credited(limit, taken, window))?;
                 self.drain(index, post);
             }
             ToSender::Need { edge, step } => {
@@ -194,8 +198,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
                 self.needs -= self.edge_mut(index).map_or(0, |edge| edge.unneeded(step));
             }
-            ToSender::Retire { edge } => {
+            ToSender::Retire { edge, came } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
+                if !self.edge_mut(index).map_or(Ok(true), |edge| edge.may_retire(came))? {
+                    return Ok(Vec::new());
+                }
                 let resends = self.options.resends;
                 self.by_number[edge.number as usize] = None;
                 self.needs -= self.edge_mut(index).map_or(0, |edge| {
@@ -286,7 +293,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             let (index, retired) = match self.unacked.pop_front() {
                 Some(Unacked::Value(index)) => (index, None),
                 Some(Unacked::Retired(index, edge)) => (index, Some(edge)),
-                Some(Unacked::Over(_) | Unacked::Refused) | None => continue,
+                Some(Unacked::Over(_) | Unacked::Repeated) | None => continue,
             };
             let Some(edge) = self.edge_mut(index) else { continue };
             match retired {

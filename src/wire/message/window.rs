@@ -5,9 +5,10 @@
 //! * 32 `ANNOUNCE`: flags u8, edge, limit u64, with the resume flag values u64. Then source
 //!   incarnation u64, frame u64, iteration u64, source, destination, name (each u16 length +
 //!   UTF-8).
-//! * 33 `CREDIT`: edge, limit u64
+//! * 33 `CREDIT`: edge, limit u64, values that came u64, held values u32
 //! * 34 `NEED`, 35 `UNNEED`: edge, step u64
-//! * 36 `RETIRE`, 37 `RETIRED`: edge
+//! * 36 `RETIRE`: edge, values that came u64
+//! * 37 `RETIRED`, 43 `FLUSH`: edge
 //! * 38 `RESUMED`
 //! * 39 `META`: meta, whose version is the id of later records
 //! * 40 `RECORD`: flags u8, n u16, edge, meta id u16, step u64, with the checksum flag checksum
@@ -36,6 +37,7 @@ const META: u8 = 39;
 pub(super) const RECORD: u8 = 40;
 const REFUSED: u8 = 41;
 const STEPS_OVER: u8 = 42;
+const FLUSH: u8 = 43;
 
 // Flags of `ANNOUNCE`.
 const FLAG_RESUME: u8 = 1;
@@ -110,6 +112,10 @@ pub enum WindowMessage<'a> {
         edge: EdgeId,
         /// Values that may be sent since the announcement.
         limit: u64,
+        /// Values that came since the announcement.
+        came: u64,
+        /// Values that no receive has taken.
+        held: u32,
     },
     /// One value of a step may be sent outside the credit.
     Need {
@@ -129,6 +135,8 @@ pub enum WindowMessage<'a> {
     Retire {
         /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
+        /// Values that came since the announcement.
+        came: u64,
     },
     /// The number is free.
     Retired {
@@ -161,6 +169,11 @@ pub enum WindowMessage<'a> {
         /// The reason.
         status: Status,
     },
+    /// The sender waits until its values are taken.
+    Flush {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+    },
     /// Steps have ended at the sender.
     StepsOver {
         /// Id of the earliest ended step.
@@ -179,15 +192,20 @@ impl<'a> WindowMessage<'a> {
             WindowMessage::Announce { edge, limit, resume, name } => {
                 put_announce(out, *edge, (*limit, *resume), name);
             }
-            WindowMessage::Credit { edge, limit } => put_edge_number(out, CREDIT, *edge, *limit),
+            WindowMessage::Credit { edge, limit, came, held } => {
+                put_edge_number(out, CREDIT, *edge, *limit);
+                out.extend(came.to_le_bytes());
+                out.extend(held.to_le_bytes());
+            }
             WindowMessage::Need { edge, step } => put_edge_number(out, NEED, *edge, *step),
             WindowMessage::Unneed { edge, step } => put_edge_number(out, UNNEED, *edge, *step),
-            WindowMessage::Retire { edge } => {
-                out.push(RETIRE);
-                put_edge(out, *edge);
-            }
+            WindowMessage::Retire { edge, came } => put_edge_number(out, RETIRE, *edge, *came),
             WindowMessage::Retired { edge } => {
                 out.push(RETIRED);
+                put_edge(out, *edge);
+            }
+            WindowMessage::Flush { edge } => {
+                out.push(FLUSH);
                 put_edge(out, *edge);
             }
             WindowMessage::Resumed => out.push(RESUMED),
@@ -225,11 +243,17 @@ impl<'a> MessageReader<'a> {
     fn window_message(&mut self) -> Result<WindowMessage<'a>, MessageError> {
         Ok(match self.kind {
             ANNOUNCE => self.announce()?,
-            CREDIT => WindowMessage::Credit { edge: self.edge()?, limit: self.u64("limit")? },
+            CREDIT => WindowMessage::Credit {
+                edge: self.edge()?,
+                limit: self.u64("limit")?,
+                came: self.u64("values")?,
+                held: self.u32("held values")?,
+            },
             NEED => WindowMessage::Need { edge: self.edge()?, step: self.u64("step")? },
             UNNEED => WindowMessage::Unneed { edge: self.edge()?, step: self.u64("step")? },
-            RETIRE => WindowMessage::Retire { edge: self.edge()? },
+            RETIRE => WindowMessage::Retire { edge: self.edge()?, came: self.u64("values")? },
             RETIRED => WindowMessage::Retired { edge: self.edge()? },
+            FLUSH => WindowMessage::Flush { edge: self.edge()? },
             RESUMED => WindowMessage::Resumed,
             META => WindowMessage::Meta(self.meta()?),
             RECORD => self.record()?,

@@ -92,12 +92,13 @@ proptest! {
     }
 
     #[test]
-    fn messages_about_an_edge_come_back(edge in edge(), number: u64) {
+    fn messages_about_an_edge_come_back(edge in edge(), number: u64, came: u64, held: u32) {
         for message in [
-            WindowMessage::Credit { edge, limit: number },
+            WindowMessage::Credit { edge, limit: number, came, held },
             WindowMessage::Need { edge, step: number },
             WindowMessage::Unneed { edge, step: number },
-            WindowMessage::Retire { edge },
+            WindowMessage::Retire { edge, came },
+            WindowMessage::Flush { edge },
             WindowMessage::Retired { edge },
             WindowMessage::Resumed,
         ] {

@@ -12,6 +12,8 @@ pub enum Act {
     End(u64),
     /// The sender aborts a step.
     Abort(u64),
+    /// The sender asks which of its values were taken.
+    Flush,
     /// The receiver begins the next receive.
     Receive(Key, u64),
     /// As `Receive`, into a tensor that no value fits.

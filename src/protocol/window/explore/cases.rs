@@ -165,6 +165,37 @@ pub fn cases() -> Vec<Case> {
             ],
         );
         add(
+            "a sender flushes",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 2), Flush, Send(0, 3), Flush],
+                vec![Receive(0, 2), Receive(0, 1)],
+                vec![TryReceive(0, 3), Receive(0, 3)],
+            ],
+        );
+        add(
+            "a sender flushes while a retirement crosses values",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 2), Flush, Send(0, 1), Flush],
+                vec![Receive(0, 1), Retire(0), Receive(0, 1), Retire(0)],
+            ],
+        );
+        add(
+            "a sender flushes values outside the window, and one that fits no waiter",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 2), Send(0, 3), Flush],
+                vec![Receive(0, 3), GiveUp(0), ReceiveMismatch(0, 3), Receive(0, 3)],
+                vec![Receive(0, 1)],
+            ],
+        );
+        add(
+            "a sender flushes steps that end",
+            plain,
+            vec![vec![Send(0, 1), Send(0, 2), Flush, End(1), Flush], vec![Receive(0, 3), EndHere(2)]],
+        );
+        add(
             "an edge is refused",
             plain,
             vec![vec![Send(0, 1)], vec![Receive(UNSERVED, 1), Receive(0, 1), Receive(UNSERVED, 2)]],
@@ -192,6 +223,18 @@ pub fn cases() -> Vec<Case> {
             "a repair with values under way",
             resends,
             [vec![vec![Send(0, 1), Send(0, 1), Send(0, 1)], vec![Receive(0, 1); 3]], repair()].concat(),
+        );
+        add(
+            "a repair with a flush under way",
+            resends,
+            [
+                vec![
+                    vec![Send(0, 1), Send(0, 1), Flush, Send(0, 2), Flush],
+                    vec![Receive(0, 1), Receive(0, 2)],
+                ],
+                repair(),
+            ]
+            .concat(),
         );
         add(
             "a receiver returns after a repair",

@@ -54,9 +54,30 @@ impl World {
             assert_eq!(edge.occupied(), occupied, "occupied cells of edge {key}");
             assert!(cells <= case.options.largest_window, "{cells} cells of edge {key} are in use");
         }
+        self.check_untaken(case);
         let nothing_moves = self.to_receiver.is_empty() && self.to_sender.is_empty();
         if nothing_moves && self.untold.is_empty() && self.sender_up && self.receiver_up {
             self.check_quiet(case);
+        }
+    }
+
+    /// A sender knows of each value that may not have been taken.
+    fn check_untaken(&self, case: &Case) {
+        // Values of an earlier life of the sender may be held.
+        let has_earlier_life = case.programs.iter().flatten().any(|act| *act == Act::SenderReturns);
+        for (_, key, edge) in self.receiver.edges().filter(|_| !has_earlier_life) {
+            let (InState::Announced(id) | InState::Retiring(id)) = edge.state() else {
+                assert!(edge.held().is_empty(), "edge {key} holds values without a number");
+                continue;
+            };
+            let moving = self
+                .to_receiver
+                .iter()
+                .filter(|message| matches!(message, ToReceiver::Record(record) if record.edge == *id));
+            let out = self.sender.edges().find(|(of, _)| *of == key).map(|(_, edge)| edge);
+            let known = out.map_or(0, |out| out.untaken());
+            let untaken = (moving.count() + edge.held().len()) as u64;
+            assert!(known >= untaken, "{known} of {untaken} values of edge {key} are known");
         }
     }
 
@@ -75,6 +96,9 @@ impl World {
             }
             if id.is_some() {
                 assert_eq!(out(*key).map(|out| out.credit()), Some(edge.credit()), "credit of edge {key}");
+            }
+            if let Some(out) = out(*key).filter(|out| out.is_flushed()) {
+                assert_eq!(out.untaken(), edge.held().len() as u64, "untaken values of edge {key}");
             }
             let needs = out(*key).map_or(0, |out| out.needs());
             assert_eq!(needs, edge.needs(), "needs of edge {key}");

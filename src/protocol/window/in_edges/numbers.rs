@@ -190,7 +190,7 @@ mod tests {
         (0..4).for_each(|key| _ = use_once(&mut edges, key));
         let sent = wait(&mut edges, 4);
         let retired = sent.iter().filter_map(|message| match message {
-            ToSender::Retire { edge } => Some(*edge),
+            ToSender::Retire { edge, .. } => Some(*edge),
             _ => None,
         });
         let retired: Vec<_> = retired.collect();
@@ -208,7 +208,7 @@ mod tests {
             let record = Record { edge, n: 1, step: 1, answers_need: false, value: () };
             assert_eq!(come(&mut edges, ToReceiver::Record(record)), []);
             for message in sent {
-                if let ToSender::Retire { edge } = message {
+                if let ToSender::Retire { edge, .. } = message {
                     come(&mut edges, ToReceiver::Retired { edge });
                 }
             }
