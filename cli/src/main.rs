@@ -26,7 +26,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    Perf(perf::PerfArgs),
+    Perf(Box<perf::PerfCommand>),
     Devices(devices::DevicesArgs),
     /// Prints every setting: meaning, default, allowed values, environment variables.
     Config {
@@ -82,7 +82,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> Result<(), CliError> {
     match command {
         Command::Perf(args) => {
             let given = matches.subcommand_matches("perf").map(perf::given);
-            perf::run(args, &given.unwrap_or_default())
+            perf::run(*args, &given.unwrap_or_default())
         }
         Command::Devices(args) => devices::run(args),
         Command::Config { profile: Some(name), .. } => {

@@ -8,6 +8,8 @@ mod bandwidth;
 mod bare_link;
 mod cache_line;
 mod channel_message;
+mod command;
+mod compare;
 mod control_channel;
 mod cores;
 mod exchange;
@@ -36,7 +38,7 @@ mod workload;
 mod write_bw;
 mod write_lat;
 
-pub use options::PerfArgs;
+pub use command::PerfCommand;
 pub use plan::given;
 pub use responder_process::ResponderArgs;
 pub use run::{respond, run};

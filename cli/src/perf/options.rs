@@ -40,19 +40,8 @@ const SMALL: u32 = 128;
 /// `small_tensor_bytes` at most.
 const MAX_SMALL: i64 = 160;
 
-/// Measures latency and bandwidth between two processes, in turns with bare references.
-///
-/// One process measures, the other answers. With --local, `perf` starts both on this host. Without
-/// --local and without HOST, this process is the server: it answers one client and ends. With HOST
-/// it is the client of the server there, and it measures. Each option that is given to the server
-/// must have the same value at the client.
-///
-/// Each round trip is a sample. Round trips of less than a microsecond are timed in chunks of 16,
-/// because reading the clock would lengthen them. Each then counts with the mean of its chunk.
-/// rendezvous_lat times round trips with more than 256 bytes alone, as it writes their sources in
-/// between.
+/// A test with all options. The two processes agree on it.
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[command(disable_help_subcommand = true, subcommand_value_name = "TEST", subcommand_help_heading = "Tests")]
 pub struct PerfArgs {
     /// The test with its own options.
     #[command(subcommand)]

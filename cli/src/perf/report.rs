@@ -240,16 +240,17 @@ impl PerfReport {
 
 /// A file that is written as a whole or not at all.
 #[derive(Debug)]
-pub struct JsonFile {
+pub struct ReportFile {
     path: PathBuf,
     temporary: PathBuf,
 }
 
-impl JsonFile {
-    /// Checks that the file can be written, and leaves nothing behind.
-    pub fn probe(path: &Path) -> Result<Self, CliError> {
-        let refused =
-            |why: String| Err(CliError::Usage(format!("--json: {} can't be written: {why}", path.display())));
+impl ReportFile {
+    /// Checks that the file can be written, and leaves nothing behind. The error names the option.
+    pub fn probe(option: &str, path: &Path) -> Result<Self, CliError> {
+        let refused = |why: String| {
+            Err(CliError::Usage(format!("{option}: {} can't be written: {why}", path.display())))
+        };
         let Some(name) = path.file_name() else { return refused("it names no file".into()) };
         if path.is_dir() {
             return refused("it is a directory".into());
@@ -257,7 +258,7 @@ impl JsonFile {
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
-        let file = JsonFile { path: path.to_owned(), temporary: path.with_file_name(hidden) };
+        let file = ReportFile { path: path.to_owned(), temporary: path.with_file_name(hidden) };
         let tried =
             std::fs::File::create_new(&file.temporary).and_then(|_| std::fs::remove_file(&file.temporary));
         match tried {
@@ -354,13 +355,13 @@ mod tests {
     fn a_path_that_cant_be_written_is_refused_and_one_that_can_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report.json");
-        let file = JsonFile::probe(&path).unwrap();
+        let file = ReportFile::probe("--json", &path).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the probe left something");
         file.write("{}").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         for wrong in [folder.path().to_owned(), folder.path().join("no/such.json"), PathBuf::from("/")] {
-            let error = JsonFile::probe(&wrong).unwrap_err();
+            let error = ReportFile::probe("--json", &wrong).unwrap_err();
             assert!(matches!(&error, CliError::Usage(why) if why.contains("can't be written")), "{error}");
         }
     }

@@ -1,11 +1,13 @@
 //! The entry points: `perf`, and the second process of `perf --local`.
 
 use super::channel_message::ChannelMessage;
+use super::command::{PerfCommand, PerfSubcommand};
+use super::compare;
 use super::layout::MAPPING_BYTES;
 use super::options::PerfArgs;
 use super::plan::{Part, Plan};
 use super::remote;
-use super::report::{JsonFile, PerfReport};
+use super::report::{PerfReport, ReportFile};
 use super::responder_process::{self, ResponderArgs, ResponderProcess};
 use super::session::{answer, explain, measure};
 use crate::error::CliError;
@@ -13,11 +15,18 @@ use crate::reference::word_mapping::WordMapping;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Runs a test, or compares. `given` has the names of the options on the command line.
+pub fn run(command: PerfCommand, given: &BTreeSet<String>) -> Result<(), CliError> {
+    match command.subcommand {
+        PerfSubcommand::Test(test) => run_test(PerfArgs { test, run: command.run }, given),
+        PerfSubcommand::Compare(options) => compare::run(&options, &command.run),
+    }
+}
+
 /// Takes the role that was asked for. The initiator prints the results and writes the report.
-/// `given` has the names of the options on the command line.
-pub fn run(args: PerfArgs, given: &BTreeSet<String>) -> Result<(), CliError> {
+fn run_test(args: PerfArgs, given: &BTreeSet<String>) -> Result<(), CliError> {
     let plan = Plan::check(args, given, tensorwire::process_cpus())?;
-    let json = plan.args.run.json.as_deref().map(JsonFile::probe).transpose()?;
+    let json = plan.args.run.json.as_deref().map(|path| ReportFile::probe("--json", path)).transpose()?;
     let report = match &plan.part {
         Part::Local => local(&plan)?,
         Part::Client(host, port) => remote::client(&plan, host, *port)?,

@@ -2,6 +2,7 @@
 
 #[path = "../../../tests/support/bare_machine.rs"]
 mod bare_machine;
+mod compare;
 mod devices;
 mod perf;
 mod verbs_library;

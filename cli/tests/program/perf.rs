@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(10);
 
 /// Serialises the runs, each of which spins on two cores.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-fn program(arguments: &str) -> Command {
+pub fn program(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensorwire"));
     command.args(arguments.split_whitespace());
     command
@@ -25,12 +25,12 @@ fn run(arguments: &str) -> Output {
     program(arguments).output().expect("the program starts")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Whether there are two cores; prints otherwise that the test was skipped.
-fn two_cores() -> bool {
+pub fn two_cores() -> bool {
     let enough = tensorwire::process_cpus().len() >= 2;
     if !enough {
         println!("skipped: perf needs two cores, and this process may use one");

@@ -1,0 +1,113 @@
+//! `tensorwire perf compare` as a user runs it, beside programs that stand in for the peers.
+
+use crate::perf::{alone, program, text, two_cores};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+/// The folder of the programs that stand in for the peers.
+fn peers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program/peers")
+}
+
+/// Compares with few round trips, with these folders before the system's on `PATH`.
+fn compare(arguments: &str, path: &[PathBuf], variables: &[(&str, &str)]) -> Output {
+    let mut command = program(&format!("perf compare -s 8 -n 50 --warmup 0 {arguments}"));
+    let system = std::env::var_os("PATH").unwrap_or_default();
+    let folders = path.iter().cloned().chain(std::env::split_paths(&system));
+    command.env("PATH", std::env::join_paths(folders).expect("no colon"));
+    command.env_remove("UCX_PERFTEST").env_remove("ICEORYX2_BENCHMARK");
+    command.envs(variables.iter().copied()).output().expect("the program starts")
+}
+
+fn names(report: &Value, measure: &str) -> Vec<String> {
+    let rows = report["rows"].as_array().expect("rows").iter();
+    let mut names: Vec<String> = rows
+        .filter(|row| row["measure"] == measure)
+        .map(|row| row["name"].as_str().expect("a name").to_owned())
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[test]
+fn the_peers_on_path_are_compared_in_turns_as_text_json_and_picture() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (json, svg) = (folder.path().join("report.json"), folder.path().join("report.svg"));
+    let files = format!("--json {} --svg {}", json.display(), svg.display());
+    let output = compare(&files, &[peers()], &[]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    for part in ["commit", "latency, one way", "bandwidth, one direction", "tensorwire", "ucx-posix", "ratio"]
+    {
+        assert!(said.contains(part), "no {part} in\n{said}");
+    }
+
+    let report: Value =
+        serde_json::from_str(&std::fs::read_to_string(json).expect("the report")).expect("JSON");
+    assert_eq!(
+        names(&report, "latency"),
+        ["cache_line", "iceoryx2", "ring_64", "tensorwire", "ucx", "ucx-posix"]
+    );
+    assert_eq!(names(&report, "bandwidth"), ["tensorwire", "ucx", "ucx-posix"]);
+    let figures = report["figures"].as_array().expect("figures");
+    let of = |name: &str, measure: &str| {
+        let of = figures.iter().filter(|figure| figure["name"] == name && figure["measure"] == measure);
+        of.map(|figure| figure["value"].as_f64().expect("a number")).collect::<Vec<_>>()
+    };
+    assert_eq!(of("ucx-posix", "latency"), [95.0; 5]);
+    assert_eq!(of("iceoryx2", "latency"), [490.0; 5]);
+    assert!((of("ucx", "bandwidth")[0] - 0.1).abs() < 0.001, "100 MB/s: {:?}", of("ucx", "bandwidth"));
+    assert!(of("tensorwire", "latency").iter().all(|nanos| *nanos > 0.0));
+
+    let picture = std::fs::read_to_string(svg).expect("the picture");
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "something was left");
+}
+
+#[test]
+fn a_peer_that_hangs_and_one_that_is_missing_are_named_and_the_rest_runs() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let ucx = peers().join("ucx_perftest");
+    let options = "--measures latency --peers ucx-posix,ucx,iceoryx2 --timeout 1 --iceoryx2 /no/such";
+    let hang = ("TENSORWIRE_TEST_HANG", "1");
+    let named = ("UCX_PERFTEST", ucx.to_str().expect("UTF-8"));
+    let output = compare(options, &[], &[hang, named]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let end: Vec<&str> = said.lines().rev().take(2).collect();
+    assert!(end[0].contains("iceoryx2 is left out: /no/such is no file; install it with: "), "{said}");
+    assert!(end[1].contains(" ucx is left out: `") && end[1].contains("-t tag_lat -s 8 -n 50"), "{said}");
+    assert!(end[1].contains("did not end within 1s and was killed"), "{said}");
+    let rows = said.lines().filter(|line| line.contains(" shm ")).collect::<Vec<_>>();
+    assert!(rows.iter().any(|row| row.contains(" ucx-posix ")), "{said}");
+    assert!(!rows.iter().any(|row| row.contains(" ucx ")), "{said}");
+}
+
+#[test]
+fn a_comparison_that_makes_no_sense_is_refused() {
+    for (options, reason) in [
+        ("--turns 4", "4 is not in 5..=1000"),
+        ("--peers nccl", "[possible values: ucx-posix, ucx, iceoryx2, perftest]"),
+        ("--svg /no/such/folder/x.svg", "--svg: /no/such/folder/x.svg can't be written"),
+        ("--json /no/such/folder/x", "--json: /no/such/folder/x can't be written"),
+        ("--cores 1,1", "named twice"),
+        ("--depth 5", "unexpected argument '--depth'"),
+    ] {
+        let output = compare(options, &[], &[]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{options}: {said}");
+        assert!(said.contains(reason), "{options}: {said}");
+    }
+    let output = program("perf compare --duration 1").output().expect("the program starts");
+    assert!(text(&output.stderr).contains("--duration: the peers count round trips"));
+    assert_eq!(output.status.code(), Some(2));
+}
