@@ -54,7 +54,7 @@ fn the_peers_on_path_are_compared_in_turns_as_text_json_and_picture() {
         names(&report, "latency"),
         ["cache_line", "iceoryx2", "ring_64", "tensorwire", "ucx", "ucx-posix"]
     );
-    assert_eq!(names(&report, "bandwidth"), ["tensorwire", "ucx", "ucx-posix"]);
+    assert_eq!(names(&report, "bandwidth"), ["tensorwire", "ucx", "ucx-posix", "ucx-put"]);
     let figures = report["figures"].as_array().expect("figures");
     let of = |name: &str, measure: &str| {
         let of = figures.iter().filter(|figure| figure["name"] == name && figure["measure"] == measure);
@@ -96,7 +96,7 @@ fn a_peer_that_hangs_and_one_that_is_missing_are_named_and_the_rest_runs() {
 fn a_comparison_that_makes_no_sense_is_refused() {
     for (options, reason) in [
         ("--turns 4", "4 is not in 5..=1000"),
-        ("--peers nccl", "[possible values: ucx-posix, ucx, iceoryx2, perftest]"),
+        ("--peers nccl", "[possible values: ucx-posix, ucx, ucx-put, iceoryx2, perftest]"),
         ("--svg /no/such/folder/x.svg", "--svg: /no/such/folder/x.svg can't be written"),
         ("--json /no/such/folder/x", "--json: /no/such/folder/x can't be written"),
         ("--cores 1,1", "named twice"),

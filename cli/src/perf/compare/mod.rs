@@ -48,7 +48,7 @@ pub struct CompareOptions {
     /// Which peers run
     #[arg(
         long, value_enum, value_delimiter = ',',
-        default_values_t = [Peer::UcxPosix, Peer::Ucx, Peer::Iceoryx2, Peer::Perftest]
+        default_values_t = [Peer::UcxPosix, Peer::Ucx, Peer::UcxPut, Peer::Iceoryx2, Peer::Perftest]
     )]
     peers: Vec<Peer>,
     /// UCX's ucx_perftest [default: the variable UCX_PERFTEST, else the one on PATH]
@@ -126,7 +126,7 @@ impl CompareOptions {
     /// The program of the peer that the command line names.
     fn given(&self, peer: Peer) -> Option<&Path> {
         match peer {
-            Peer::UcxPosix | Peer::Ucx => self.ucx.as_deref(),
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut => self.ucx.as_deref(),
             Peer::Iceoryx2 => self.iceoryx2.as_deref(),
             Peer::Perftest => None,
         }

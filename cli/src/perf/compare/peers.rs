@@ -24,6 +24,8 @@ pub enum Peer {
     UcxPosix,
     /// The same with UCX's default transports
     Ucx,
+    /// UCX's ucp_put_bw with UCX_TLS=posix, one-sided as our write_bw
+    UcxPut,
     /// iceoryx2's benchmark-publish-subscribe, without copies, between two threads
     Iceoryx2,
     /// perftest's ib_write_lat and ib_write_bw, where there is an RDMA device
@@ -108,6 +110,7 @@ impl Peer {
         match self {
             Peer::UcxPosix => "ucx-posix",
             Peer::Ucx => "ucx",
+            Peer::UcxPut => "ucx-put",
             Peer::Iceoryx2 => "iceoryx2",
             Peer::Perftest => "perftest",
         }
@@ -120,13 +123,17 @@ impl Peer {
 
     /// Whether it measures this.
     pub fn has(self, measure: Measure) -> bool {
-        self != Peer::Iceoryx2 || measure == Measure::Latency
+        match self {
+            Peer::UcxPosix | Peer::Ucx | Peer::Perftest => true,
+            Peer::UcxPut => measure == Measure::Bandwidth,
+            Peer::Iceoryx2 => measure == Measure::Latency,
+        }
     }
 
     /// The program on `PATH`, the variable that names another one, and how to install it.
     fn source(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Peer::UcxPosix | Peer::Ucx => (
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut => (
                 "ucx_perftest",
                 "UCX_PERFTEST",
                 "pip install libucx-cu12, then --ucx \"$(python3 -c 'import libucx; \
@@ -169,8 +176,7 @@ impl Peer {
     /// How it is called, with a port for its server.
     pub fn call(self, program: &Path, measure: Measure, conditions: &Conditions, port: u16) -> Call {
         match self {
-            Peer::UcxPosix => ucx(program, measure, conditions, port, Some("posix".into())),
-            Peer::Ucx => ucx(program, measure, conditions, port, None),
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut => self.ucx(program, measure, conditions, port),
             Peer::Iceoryx2 => Call { server: None, client: iceoryx2(program, conditions) },
             Peer::Perftest => perftest(program, measure, conditions, port),
         }
@@ -179,33 +185,35 @@ impl Peer {
     /// Its figure: nanoseconds, or 10^9 bytes a second.
     pub fn figure(self, measure: Measure, printed: &str) -> Result<f64, String> {
         match (self, measure) {
-            (Peer::UcxPosix | Peer::Ucx, Measure::Latency) => parse::ucx_latency_ns(printed),
-            (Peer::UcxPosix | Peer::Ucx, Measure::Bandwidth) => parse::ucx_gb_s(printed),
             (Peer::Iceoryx2, _) => parse::iceoryx2_latency_ns(printed),
             (Peer::Perftest, Measure::Latency) => parse::perftest_latency_ns(printed),
             (Peer::Perftest, Measure::Bandwidth) => parse::perftest_gb_s(printed),
+            (_, Measure::Latency) => parse::ucx_latency_ns(printed),
+            (_, Measure::Bandwidth) => parse::ucx_gb_s(printed),
         }
+    }
+
+    fn ucx(self, program: &Path, measure: Measure, conditions: &Conditions, port: u16) -> Call {
+        let Conditions { bytes, iterations, warmup, cores, .. } = conditions;
+        let test = match (self, measure) {
+            (Peer::UcxPut, _) => "ucp_put_bw",
+            (_, Measure::Latency) => "tag_lat",
+            (_, Measure::Bandwidth) => "tag_bw",
+        };
+        let tls = (self != Peer::Ucx).then(|| "posix".into());
+        let mut variables = vec![("UCX_TLS", tls), ("UCX_WARN_UNUSED_ENV_VARS", Some("n".into()))];
+        variables.extend(ucx_libraries(program).map(|folders| ("LD_LIBRARY_PATH", Some(folders))));
+        let job = |host: &str, core: usize| {
+            let arguments =
+                format!("{host} -t {test} -s {bytes} -n {iterations} -w {warmup} -c {core} -p {port}");
+            Job { variables: variables.clone(), ..Job::new(program, &arguments) }
+        };
+        Call { server: Some(job("", cores.responder)), client: job("127.0.0.1", cores.initiator) }
     }
 }
 
 fn has_entries(folder: &Path) -> bool {
     std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
-}
-
-fn ucx(program: &Path, measure: Measure, conditions: &Conditions, port: u16, tls: Option<OsString>) -> Call {
-    let Conditions { bytes, iterations, warmup, cores, .. } = conditions;
-    let test = match measure {
-        Measure::Latency => "tag_lat",
-        Measure::Bandwidth => "tag_bw",
-    };
-    let mut variables = vec![("UCX_TLS", tls), ("UCX_WARN_UNUSED_ENV_VARS", Some("n".into()))];
-    variables.extend(ucx_libraries(program).map(|folders| ("LD_LIBRARY_PATH", Some(folders))));
-    let job = |host: &str, core: usize| {
-        let arguments =
-            format!("{host} -t {test} -s {bytes} -n {iterations} -w {warmup} -c {core} -p {port}");
-        Job { variables: variables.clone(), ..Job::new(program, &arguments) }
-    };
-    Call { server: Some(job("", cores.responder)), client: job("127.0.0.1", cores.initiator) }
 }
 
 /// `LD_LIBRARY_PATH` with the folders of the libraries beside a program of the Python package,
@@ -272,6 +280,10 @@ mod tests {
         let call = Peer::UcxPosix.call(Path::new("/u/ucx_perftest"), Measure::Bandwidth, &conditions(), 5);
         let client = call.client.to_string();
         assert!(client.starts_with("UCX_TLS=posix ") && client.contains("-t tag_bw"), "{client}");
+
+        let call = Peer::UcxPut.call(Path::new("/u/ucx_perftest"), Measure::Bandwidth, &conditions(), 5);
+        let client = call.client.to_string();
+        assert!(client.starts_with("UCX_TLS=posix ") && client.contains("-t ucp_put_bw"), "{client}");
 
         let call = Peer::Perftest.call(Path::new("/p/ib_write_lat"), Measure::Bandwidth, &conditions(), 5);
         let expected = "taskset -c 2 /p/ib_write_bw -F -p 5 -s 64 -n 100 -t 128 -Q 32 -d rxe0 -x 1 127.0.0.1";

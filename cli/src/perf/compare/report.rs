@@ -100,11 +100,18 @@ impl CompareReport {
         Ok(text.map_err(|error| CliError::failed("making the JSON report", error))? + "\n")
     }
 
-    /// A picture of the rows that are near or far: far ones are dashed.
+    /// A picture of the rows that have most of their turns. Far ones are dashed.
     pub fn to_svg(&self) -> String {
-        let chart = |title: &str, measure, unit, scale: f64| {
-            let rows = self.rows.iter().filter(|row| row.measure == measure).collect::<Vec<_>>();
-            Chart { title: title.into(), unit, curves: curves(&rows, scale) }
+        let mut names: Vec<(&str, &str)> = Vec::new();
+        for row in &self.rows {
+            if !names.contains(&(row.fabric, &row.name)) {
+                names.push((row.fabric, &row.name));
+            }
+        }
+        let chart = |title: &str, measure, unit, scale| {
+            let is_drawn = |row: &&RatioRow| row.measure == measure && row.turns * 2 > self.turns as usize;
+            let rows: Vec<_> = self.rows.iter().filter(is_drawn).collect();
+            Chart { title: title.into(), unit, curves: curves(&rows, &names, scale) }
         };
         let charts = [
             chart("Latency, one way", Measure::Latency, "us", 1e-3),
@@ -116,26 +123,23 @@ impl CompareReport {
     }
 }
 
-/// One curve for each name and distance, near ones first.
-fn curves(rows: &[&RatioRow], scale: f64) -> Vec<Curve> {
-    let mut names: Vec<(&str, &str)> = Vec::new();
-    for row in rows {
-        if !names.contains(&(row.fabric, &row.name)) {
-            names.push((row.fabric, &row.name));
+/// One curve for each name and distance, near ones first. The place of a name is its colour.
+fn curves(rows: &[&RatioRow], names: &[(&str, &str)], scale: f64) -> Vec<Curve> {
+    let mut curves = Vec::new();
+    for distance in [Distance::Near, Distance::Far] {
+        for (colour, &(fabric, name)) in names.iter().enumerate() {
+            let is_of_curve =
+                |row: &&&RatioRow| (row.fabric, row.name.as_str(), row.distance) == (fabric, name, distance);
+            let of_curve = rows.iter().filter(is_of_curve);
+            let points: Vec<_> = of_curve.map(|row| (row.bytes as f64, row.median * scale)).collect();
+            let suffix = if fabric == "shm" { String::new() } else { format!(" ({fabric})") };
+            let label = format!("{name}{suffix}, {distance}");
+            if !points.is_empty() {
+                curves.push(Curve { label, colour, is_dashed: distance == Distance::Far, points });
+            }
         }
     }
-    let curve = |colour: usize, distance: Distance| {
-        let (fabric, name) = names[colour];
-        let of_curve = rows
-            .iter()
-            .filter(|row| (row.fabric, row.name.as_str(), row.distance) == (fabric, name, distance));
-        let points: Vec<_> = of_curve.map(|row| (row.bytes as f64, row.median * scale)).collect();
-        let suffix = if fabric == "shm" { String::new() } else { format!(" ({fabric})") };
-        let label = format!("{name}{suffix}, {distance}");
-        (!points.is_empty()).then_some(Curve { label, colour, is_dashed: distance == Distance::Far, points })
-    };
-    let every = |distance| (0..names.len()).filter_map(move |colour| curve(colour, distance));
-    every(Distance::Near).chain((0..names.len()).filter_map(|colour| curve(colour, Distance::Far))).collect()
+    curves
 }
 
 #[cfg(test)]
@@ -154,7 +158,7 @@ mod tests {
         ];
         let left_out = Some("not installed".into());
         let peers = vec![PeerOutcome { name: "iceoryx2", program: None, left_out }];
-        CompareReport::new(Cores { initiator: 0, responder: 1 }, 5, None, peers, &figures)
+        CompareReport::new(Cores { initiator: 0, responder: 1 }, 1, None, peers, &figures)
     }
 
     #[test]
@@ -187,5 +191,7 @@ mod tests {
             assert!(text.contains(label), "no {label}: {text}");
         }
         assert!(!text.contains("Bandwidth"), "a chart without figures is not drawn");
+        let text = CompareReport { turns: 5, ..report() }.to_svg();
+        assert!(!text.contains("polyline"), "rows of one turn of five are not drawn");
     }
 }
