@@ -42,7 +42,8 @@ fn ask(cluster: &str) -> Result<()> {
 
     let sum = step.recv(&node.edge_from("worker", 1, "sum")?, TIMEOUT)?.tensor;
     println!("task 0 received the sum {}", sum.as_slice::<f32>()?[0]);
-    Ok(node.stop()?)
+    node.stop()?;
+    Ok(())
 }
 
 /// Task 1 receives the numbers and sends their sum back.
@@ -56,5 +57,6 @@ fn answer(cluster: &str) -> Result<()> {
     let mut sum = node.tensor(DType::F32, &[])?;
     sum.as_mut_slice::<f32>()?[0] = numbers.as_slice::<f32>()?.iter().sum();
     step.send(&node.edge_to("worker", 0, "sum")?, sum.freeze())?;
-    Ok(node.stop()?) // serves the answer if it was not asked for yet, then ends
+    node.stop()?; // serves the answer if it was not asked for yet, then ends
+    Ok(())
 }

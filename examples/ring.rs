@@ -55,5 +55,6 @@ fn run(rank: u32, ranks: u32, cluster: &str) -> Result<(), Box<dyn Error>> {
         sum.iter_mut().zip(passing.as_slice::<f32>()?).for_each(|(sum, value)| *sum += value);
     }
     println!("rank {rank} of {ranks}: the sum is {}", sum[0]);
-    Ok(node.stop()?)
+    node.stop()?;
+    Ok(())
 }

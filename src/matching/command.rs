@@ -1,6 +1,6 @@
 //! The commands of the users and of the node to a poller, and their data.
 
-use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Waiter};
+use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
 use crate::wire::{Generation, Incarnation, LossCause, Status, TaskId, Time};
@@ -54,6 +54,9 @@ impl Members {
 
 /// Called when a new link works in both directions, or has failed.
 pub type ProbeCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
+
+/// Called with the values that were sent and not taken, and with the number of losses so far.
+pub type UntakenCallback = Box<dyn FnOnce(Untaken, u64) + Send>;
 
 /// A command of a user or of the node to the poller.
 pub enum RemoteCommand<L> {
@@ -136,6 +139,15 @@ pub enum RemoteCommand<L> {
         limit: usize,
         /// Called with the reports.
         done: Box<dyn FnOnce(EdgeReports) + Send>,
+    },
+    /// Reports the values that were sent and not taken.
+    Untaken {
+        /// Whether receivers are asked to tell what they take from now on.
+        asks: bool,
+        /// The losses so far when the caller asked first; `None` for the first time.
+        since: Option<u64>,
+        /// Called with the report, and with the number of losses so far.
+        done: UntakenCallback,
     },
     /// Reports how much there is to do.
     #[cfg(any(test, feature = "sim"))]

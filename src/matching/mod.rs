@@ -26,6 +26,7 @@ mod serving;
 mod standing;
 mod steps;
 mod table;
+mod untaken;
 mod waiter;
 pub mod windows;
 
@@ -33,7 +34,7 @@ pub mod windows;
 pub use command::RemoteLoad;
 pub use command::{
     BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, Members, OnPath, PeerIndex, PeerObserver,
-    ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange,
+    ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange, UntakenCallback,
 };
 pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
 pub use error::Error;
@@ -41,6 +42,7 @@ pub(crate) use gone_steps::MAX_RETIRED_STEPS;
 pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
 pub(crate) use steps::{BeginError, Begun, MANY_STEPS, MAX_ABORTED, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
+pub use untaken::{Untaken, UntakenEdge};
 pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
 
@@ -165,6 +167,17 @@ impl RemoteHandler {
         RemoteLoad { links, values, requests, deferred, orphans, queued: self.queued.len() }
     }
 
+    /// The values that no request has taken.
+    fn untaken(&self) -> Untaken {
+        let mut untaken = Untaken::default();
+        let members = self.connections.members();
+        let is_linked =
+            |task: &TaskId| members.index(task).is_some_and(|peer| self.connections.usable(peer).is_some());
+        let is_stashed = |value: &Outgoing| matches!(value, Outgoing::Stashed { .. });
+        untaken.add_all(self.outgoing.values(), is_stashed, is_linked);
+        untaken
+    }
+
     /// Whether values of a step may be kept: the step is live, or its begin command of another
     /// thread is still queued.
     fn may_hold(&self, step: u64) -> bool {
@@ -218,6 +231,7 @@ impl<P: Port> Handler<P> for RemoteHandler {
             RemoteCommand::End { error } => self.end(links, &error),
             // Requests have no windows.
             RemoteCommand::Edges { done, .. } => done(EdgeReports::default()),
+            RemoteCommand::Untaken { done, .. } => done(self.untaken(), 0),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.load(links.load())),
         }

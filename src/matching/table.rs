@@ -178,6 +178,17 @@ impl<V, W> Table<V, W> {
         (values, waiters)
     }
 
+    /// The values, in no order.
+    pub fn values(&self) -> impl Iterator<Item = (&TensorKey, &V)> {
+        self.queues.iter().flat_map(|(key, queue)| {
+            let values = match queue {
+                KeyQueue::Values(values) => Some(values.iter()),
+                KeyQueue::Waiters(_) => None,
+            };
+            values.into_iter().flatten().map(move |kept| (key, &kept.value))
+        })
+    }
+
     /// The waiters, in no order.
     pub fn waiters(&self) -> impl Iterator<Item = (&TensorKey, &W)> {
         self.queues.iter().flat_map(|(key, queue)| {

@@ -13,6 +13,7 @@ mod peering;
 mod pollers;
 mod process;
 mod rdma;
+mod stopping;
 mod transport;
 
 pub use back_pressure::TensorError;

@@ -252,5 +252,5 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
             let _ = (a.progress(), b.progress());
         }
     }
-    nodes.iter().for_each(|node| node.stop().expect("stopped"));
+    nodes.iter().for_each(|node| drop(node.stop().expect("stopped")));
 }

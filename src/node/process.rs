@@ -17,10 +17,10 @@ use crate::matching::{EdgeReports, Remote, RemoteHandler};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
-use crate::wire::{DType, Generation, Incarnation, LossCause, Shape, StepId, TaskId, TensorMeta};
+use crate::wire::{DType, Generation, Incarnation, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// One process of the cluster.
@@ -47,18 +47,18 @@ pub struct Node {
     incarnation: Incarnation,
     worker: Arc<str>,
     join_timeout: Duration,
-    stop_timeout: Duration,
+    pub(super) stop_timeout: Duration,
     pub(super) pool: Pool,
     pub(super) context: Arc<Context>,
-    pollers: Arc<dyn PollerSet>,
-    executor: Executor,
+    pub(super) pollers: Arc<dyn PollerSet>,
+    pub(super) executor: Executor,
     /// Drops owners of memory outside the pool.
-    owners: Executor,
+    pub(super) owners: Executor,
     directory: PeerDirectory,
-    outstanding: Arc<AtomicUsize>,
-    bootstrap: Arc<Bootstrap>,
-    stopped: Mutex<bool>,
-    fork_guard: ForkGuard,
+    pub(super) outstanding: Arc<AtomicUsize>,
+    pub(super) bootstrap: Arc<Bootstrap>,
+    pub(super) stopped: Mutex<bool>,
+    pub(super) fork_guard: ForkGuard,
 }
 
 /// The stage of a node's life: started, connected with every member, stopping, stopped.
@@ -470,48 +470,6 @@ impl Node {
         self.directory.reports(&self.me, &self.context)
     }
 
-    /// Stops the node. Connected peers get the values that were sent, for `stop_timeout` at most.
-    /// Then pending calls fail, the peers are told, every thread ends, and every link is closed.
-    /// Memory stays as long as tensors in it are held. A second call does nothing.
-    ///
-    /// # Errors
-    /// If the bootstrap service did not end in time.
-    pub fn stop(&self) -> Result<(), NodeError> {
-        self.check_home()?;
-        // Tells the peers which steps have ended.
-        let _ = self.context.progress();
-        self.drain();
-        self.stop_because(LossCause::STOPPED)
-    }
-
-    /// Serves sent values as long as a peer is connected that could request them. Without requests
-    /// it polls less and less often, and leaves the CPU to threads that compute.
-    fn drain(&self) {
-        const POLL: Duration = Duration::from_micros(50);
-        const MAX_SLEEP: Duration = Duration::from_millis(1);
-        let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
-        let left = || self.outstanding.load(Ordering::Relaxed);
-        let end = self.context.now() + self.stop_timeout;
-        let (mut sleep, mut before) = (POLL, left());
-        while left() > 0 && self.context.now() < end && self.peers().iter().any(connected) {
-            let next = end.min(self.context.now() + POLL);
-            match self.context.wait_until(next, &|| left() == 0) {
-                Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
-                Ok(true) | Err(_) => return,
-            }
-            sleep = if left() < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
-            before = left();
-        }
-    }
-
-    /// Stops after an error: peers are told the reason, and their calls fail with it.
-    ///
-    /// # Errors
-    /// If the bootstrap service did not end in time.
-    pub fn fail(&self, reason: &str) -> Result<(), NodeError> {
-        self.stop_because(reason)
-    }
-
     /// Cuts the links of this generation with everybody, as if the fabric had lost them.
     #[cfg(test)]
     pub(super) fn cut(&self, generation: u64) {
@@ -520,42 +478,8 @@ impl Node {
         }
     }
 
-    fn check_home(&self) -> Result<(), NodeError> {
+    pub(super) fn check_home(&self) -> Result<(), NodeError> {
         if self.fork_guard.in_child() { Err(NodeError::Forked) } else { Ok(()) }
-    }
-
-    fn stop_because(&self, reason: &str) -> Result<(), NodeError> {
-        self.check_home()?;
-        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut *stopped, true) {
-            return Ok(());
-        }
-        self.context.end(Error::Stopped);
-        let ended = self.bootstrap.stop(reason, self.stop_timeout);
-        self.pollers.close();
-        // Callbacks first: a callback may wait for the end of an owner.
-        self.executor.stop();
-        self.owners.stop();
-        Ok(ended?)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if self.fork_guard.in_child() {
-            // The threads don't exist in the child, their locks may be held for ever, and the
-            // parent uses the same descriptors. So nothing is dropped.
-            std::mem::forget((self.context.clone(), self.pollers.clone(), self.bootstrap.clone()));
-            std::mem::forget((self.executor.clone(), self.owners.clone()));
-            return;
-        }
-        let ended = match std::thread::panicking() {
-            true => self.fail("a thread of it panicked"),
-            false => self.stop(),
-        };
-        if let Err(error) = ended {
-            tracing::warn!(%error, "the node did not stop cleanly");
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::fabric::Registrar;
 use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
     BatchReceive, BatchSend, BeginError, Begun, Cancel, CancelAll, EdgeReports, Error, Members, Outcome,
-    PeerIndex, ReceiveLimit, StepChange, StepState, Steps,
+    PeerIndex, ReceiveLimit, StepChange, StepState, Steps, Untaken,
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{BiasedMutex, Lists, OneshotPool, Reused, is_waking};
@@ -262,6 +262,42 @@ impl Context {
             all.append(path.edges(limit)?);
         }
         all.cut(limit);
+        Ok(all)
+    }
+
+    /// See [`Node::flush`](crate::Node::flush).
+    pub fn flush(&self, timeout: Duration) -> Result<Untaken, Error> {
+        /// The first wait for the peers. Each later one is twice as long, up to [`SLICE`].
+        const FIRST: Duration = Duration::from_micros(50);
+        self.check_usable()?;
+        let deadline = self.now() + timeout;
+        let (mut since, mut slice) = (Vec::new(), FIRST);
+        loop {
+            let untaken = self.untaken(true, &mut since)?;
+            let now = self.now();
+            if untaken.is_final() || now >= deadline {
+                return Ok(untaken);
+            }
+            self.wait_until(deadline.min(now + slice), &|| false)?;
+            slice = SLICE.min(slice * 2);
+        }
+    }
+
+    /// The values that were sent and not taken. `since` has the losses of each path at the first
+    /// call, and is empty before.
+    pub(crate) fn untaken(&self, asks: bool, since: &mut Vec<u64>) -> Result<Untaken, Error> {
+        let mut all = Untaken::default();
+        for (at, path) in self.paths.all().enumerate() {
+            let (untaken, losses) = path.untaken(asks, since.get(at).copied())?;
+            if at == since.len() {
+                since.push(losses);
+            }
+            all.edges.extend(untaken.edges);
+        }
+        let outstanding = self.outstanding.load(Ordering::Relaxed) as u64;
+        all.moving = outstanding.saturating_sub(all.waiting()) as usize;
+        self.with_tables(|tables| all.add_all(tables.local.values(), |_| false, |_| true));
+        all.sort();
         Ok(all)
     }
 

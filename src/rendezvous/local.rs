@@ -117,6 +117,11 @@ impl Local {
         DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
 
+    /// The values that no receive has taken.
+    pub fn values(&self) -> impl Iterator<Item = (&TensorKey, &Value)> {
+        self.table.values()
+    }
+
     /// Fails every waiter and drops every value.
     pub fn fail_all(&mut self, error: &Error) -> DeferredWakeups {
         let (_, waiters) = self.table.remove_steps(|_| true);

@@ -6,7 +6,7 @@ use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Va
 use crate::matching::windows::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd};
 use crate::matching::{
     BatchSend, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, Remote, RemoteCommand,
-    StandingChange, StepChange, Waiter,
+    StandingChange, StepChange, Untaken, Waiter,
 };
 use crate::memory::Tensor;
 use crate::sync::Reused;
@@ -186,6 +186,14 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn edges(&self, limit: usize) -> Result<EdgeReports, Error>;
 
+    /// Reports the values that were sent and not taken, and the number of losses so far. `asks`
+    /// makes the receivers tell what they take from now on. The values that were lost after the
+    /// first `since` losses are among the reported ones.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn untaken(&self, asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error>;
+
     /// Makes progress once. Returns the number of completions.
     ///
     /// # Errors
@@ -344,6 +352,15 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         self.submit(RemoteCommand::Edges { limit, done }).map_err(unusable)?;
         RemotePath::wait(self, Time::NEVER, &|| reports.get().is_some())?;
         Ok(reports.get().cloned().unwrap_or_default())
+    }
+
+    fn untaken(&self, asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error> {
+        let untaken = Arc::new(OnceLock::new());
+        let told = untaken.clone();
+        let done = Box::new(move |values, losses| drop(told.set((values, losses))));
+        self.submit(RemoteCommand::Untaken { asks, since, done }).map_err(unusable)?;
+        RemotePath::wait(self, Time::NEVER, &|| untaken.get().is_some())?;
+        Ok(untaken.get().cloned().unwrap_or_default())
     }
 
     fn progress(&self) -> Result<usize, Error> {

@@ -8,7 +8,7 @@ use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
 use crate::matching::windows::{BatchWalk, OfEdge, WalkEnd};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
-    Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Waiter,
+    Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, Waiter,
 };
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
@@ -59,6 +59,10 @@ fn given_up() -> Result<Delivery<Payload>, Error> {
 impl RemotePath for Scripted {
     fn edges(&self, _limit: usize) -> Result<EdgeReports, Error> {
         Ok(EdgeReports::default())
+    }
+
+    fn untaken(&self, _asks: bool, _since: Option<u64>) -> Result<(Untaken, u64), Error> {
+        Ok((Untaken::default(), 0))
     }
 
     fn send_short(

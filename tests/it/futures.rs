@@ -289,7 +289,7 @@ fn errors_end_the_future_and_wake_its_task() {
                     matches!(error, Error::Cancelled { .. })
                 }),
                 (&|_| step.cleanup(), |error| matches!(error, Error::StepGone { .. })),
-                (&|_| node.stop().expect("stopped"), |error| matches!(error, Error::Stopped)),
+                (&|_| drop(node.stop().expect("stopped")), |error| matches!(error, Error::Stopped)),
             ];
             let mut steps = [node.step(1), node.step(1), node.step(2)].into_iter();
             for (end, is_right) in ends {

@@ -7,6 +7,7 @@ mod batches;
 mod common;
 mod edges;
 mod errors;
+mod flush;
 mod foreign;
 #[path = "../common/foreign.rs"]
 mod foreign_cases;

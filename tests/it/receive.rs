@@ -140,7 +140,7 @@ fn a_try_fails_as_a_receive_does() {
     run(3, &[], |node, task| {
         let step = node.step(1).expect("a step");
         if task == 0 {
-            return node.fail("out of coffee").expect("stopped");
+            return drop(node.fail("out of coffee").expect("stopped"));
         }
         let edge = here(node);
         until(node, "the loss", || node.peers()[0].state.error().is_some());

@@ -62,6 +62,7 @@ fn role_forker() {
         let (node, pending) = node.take().zip(pending.take()).expect("copied");
         forked(node.step(2));
         forked(node.progress());
+        forked(node.flush(SOON));
         forked(node.edge_to("w", 1, "x"));
         forked(step.send(&out, frozen.clone().expect("copied")));
         forked(step.send_dead(&out));
@@ -83,7 +84,7 @@ fn role_forker() {
             Err(TensorError::Pool(tensorwire::PoolError::Forked))
         ));
         assert!(ring.as_ref().is_some_and(|ring| ring.acquire().is_err()));
-        for result in [node.join(), node.stop(), node.fail("in a child")] {
+        for result in [node.join(), node.stop().map(drop), node.fail("in a child").map(drop)] {
             assert!(matches!(result, Err(NodeError::Forked)));
         }
         assert_eq!(

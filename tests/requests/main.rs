@@ -11,6 +11,8 @@ mod common;
 mod driver;
 #[path = "../it/errors.rs"]
 mod errors;
+#[path = "../it/flush.rs"]
+mod flush;
 #[path = "../it/futures.rs"]
 mod futures;
 #[path = "../it/receive.rs"]

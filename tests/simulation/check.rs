@@ -278,6 +278,15 @@ fn nothing_is_left(world: &mut World, early: bool) -> Result<(), Violation> {
     stop(world);
     settle(world)?;
     for process in world.processes.iter().flatten() {
+        // Asks the peers, whose answers come before the network is quiet again.
+        drop(process.untaken());
+    }
+    settle(world)?;
+    for process in world.processes.iter().flatten() {
+        let untaken = process.untaken();
+        if !untaken.is_empty() {
+            return Err(format!("{} takes values for untaken: {untaken}", process.at));
+        }
         let outstanding = process.outstanding.load(Ordering::Relaxed);
         if outstanding != 0 {
             return Err(format!("{} still counts {outstanding} values that wait", process.at));

@@ -26,7 +26,7 @@ use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, Remo
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
     Batch, CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing,
-    Step, TaskId, Tensor, TensorMut, Value,
+    Step, TaskId, Tensor, TensorMut, Untaken, Value,
 };
 
 /// The engine of a process, whatever protocol its links use.
@@ -396,6 +396,12 @@ impl Process {
         let tell = RemoteCommand::Load(Box::new(move |load| *told.lock().expect("no panic") = load));
         self.engine.submit(tell).expect("usable");
         *load.lock().expect("no panic")
+    }
+
+    /// The values that no receive is known to have taken. Asks the receivers.
+    pub fn untaken(&self) -> Untaken {
+        // Every call of a process fails that a fatal loss has ended.
+        self.rendezvous.flush(Duration::ZERO).unwrap_or_default()
     }
 
     /// The receives that have ended since the last call, with their results.

@@ -4,6 +4,7 @@ use super::ended_steps::StepEnd;
 use super::{EdgeKey, Lanes, Matching};
 use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
+use crate::matching::untaken::LostEdge;
 use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{REMEMBERED_RANGES, StepsOver};
@@ -168,7 +169,11 @@ impl Matching {
         entry.down.get_or_insert_with(|| error.clone());
         // Not in `up`: the peer may announce an edge before this side knows that both are ready.
         entry.has_announced = false;
-        let lost = entry.out.edges().map(|(_, edge)| edge.untaken()).sum();
+        let mut lost = 0;
+        for (key, edge) in entry.out.edges().filter(|(_, edge)| edge.untaken() > 0) {
+            lost += edge.untaken();
+            self.lost.add(LostEdge { peer, key: key.clone(), values: edge.untaken() });
+        }
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         let unheard = usize::from(is_on(Mutant::LossNotToldToWindow));

@@ -7,7 +7,7 @@ use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKey
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
     BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerIndex, PeerObserver,
-    ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, Waiter,
+    ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
 use crate::memory::{Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
@@ -295,6 +295,20 @@ impl WindowHandler {
         reports
     }
 
+    fn untaken<P: Port>(
+        &mut self,
+        links: &mut Links<P, ()>,
+        asks: bool,
+        since: Option<u64>,
+        done: UntakenCallback,
+    ) {
+        if asks {
+            links.begin_batch();
+            self.with(links, |matching, lanes| matching.flush(lanes));
+        }
+        done(self.matching.untaken(since), self.matching.losses());
+    }
+
     #[inline]
     fn handle_windows<P: Port>(&mut self, links: &mut Links<P, ()>) {
         while let Some((link, event)) = links.next_window() {
@@ -413,6 +427,7 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::End { error } => self.matching.end(&error),
             RemoteCommand::Edges { limit, done } => done(self.report(links, limit)),
+            RemoteCommand::Untaken { asks, since, done } => self.untaken(links, asks, since, done),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.matching.load(links.load())),
         }

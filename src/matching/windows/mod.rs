@@ -12,7 +12,7 @@
 //! | `batch` | batches of the thread that holds the poller |
 //! | `ending` | the ends of calls, steps and lives |
 //! | `ended_steps` | the steps that have ended here |
-//! | `report` | reports of the edges |
+//! | `report` | reports of the edges, and of values that were not taken |
 //! | `direct` | calls of the thread that holds the poller: the short path |
 //! | `handler` | commands and events of a poller |
 
@@ -31,6 +31,7 @@ pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 pub use direct::ExpectedRecord;
 pub use handler::WindowHandler;
 
+use super::untaken::LostValues;
 use super::{CALLS, CallId, Error, Members, PeerIndex, Waiter};
 use crate::fabric::ShortTake;
 use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
@@ -172,6 +173,8 @@ pub struct Matching {
     broken: Option<Error>,
     /// Messages of senders and losses of peers so far, modulo 2^64.
     news: u64,
+    /// Values that left for lives of peers that have ended.
+    lost: LostValues,
 }
 
 impl Matching {
@@ -199,6 +202,7 @@ impl Matching {
             next_deadline: Time::NEVER,
             broken: None,
             news: 0,
+            lost: LostValues::default(),
         }
     }
 

@@ -1,10 +1,11 @@
 //! Reports of the edges.
 
-use super::{EdgeKey, Matching, WaitingReceive};
+use super::{EdgeKey, Lanes, Matching, WaitingReceive};
 use crate::link::Value;
 use crate::link::windows::{ArrivedBytes, LinkFigures, WindowArrival};
 use crate::matching::edge_report::{EdgeReport, EdgeReports, EdgeWait};
-use crate::matching::{Error, PeerIndex};
+use crate::matching::untaken::LostEdge;
+use crate::matching::{Error, PeerIndex, Untaken, UntakenEdge};
 use crate::protocol::window::{InEdges, InState, OutEdges};
 use crate::wire::{EdgeId, EdgeSide};
 
@@ -59,6 +60,39 @@ impl Matching {
             reports.add(report, limit);
         }
         reports.link_bytes += link.bytes;
+    }
+
+    /// Asks the peers to tell which values they take, from now until they have taken those that
+    /// have left.
+    pub fn flush(&mut self, lanes: &mut impl Lanes) {
+        for (entry, peer) in self.peers.iter_mut().zip((0..).map(PeerIndex)) {
+            entry.out.flush(&mut |message| lanes.to_receiver(peer, message));
+        }
+    }
+
+    /// The values that no receive is known to have taken, and those that were lost after the first
+    /// `since` losses.
+    pub fn untaken(&self, since: Option<u64>) -> Untaken {
+        let mut untaken = Untaken::default();
+        for entry in &self.peers {
+            for (key, edge) in entry.out.edges() {
+                let (waiting, left) = (edge.waiting().len() as u64, edge.untaken());
+                if waiting + left > 0 {
+                    let edge = UntakenEdge::new(key.clone(), entry.down.is_none());
+                    untaken.edges.push(UntakenEdge { waiting, left, ..edge });
+                }
+            }
+        }
+        for LostEdge { peer, key, values } in since.into_iter().flat_map(|since| self.lost.since(since)) {
+            let is_linked = self.peers[peer.0 as usize].down.is_none();
+            untaken.edges.push(UntakenEdge { lost: *values, ..UntakenEdge::new(key.clone(), is_linked) });
+        }
+        untaken
+    }
+
+    /// The number of losses so far.
+    pub fn losses(&self) -> u64 {
+        self.lost.count()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Two processes whose links are two queues of messages.
 
 mod ends;
+mod flush;
 mod random;
 mod reports;
 mod walks;

@@ -65,7 +65,7 @@ impl<V: Clone> OutEdge<V> {
     }
 
     /// Values that wait for credit or for an announcement, with their steps, oldest first.
-    pub fn waiting(&self) -> impl Iterator<Item = &(u64, V)> {
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &(u64, V)> {
         self.waiting.iter()
     }
 

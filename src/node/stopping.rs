@@ -1,0 +1,127 @@
+//! The end of a node, and what becomes of the values that it has sent.
+
+use super::error::NodeError;
+use super::process::{Node, PeerReport, PeerState};
+use crate::matching::Untaken;
+use crate::rendezvous::Error;
+use crate::wire::LossCause;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Node {
+    /// Waits until receives have taken every value that this node has sent, for `timeout` at most,
+    /// and makes progress meanwhile. Values that other threads send meanwhile count too. Returns
+    /// the values that were not taken, and is [empty](Untaken::is_empty) if there are none. A
+    /// timeout of zero only looks.
+    ///
+    /// A value whose step was cleaned up or aborted, on either side, is not waited for. The call
+    /// also ends when only values for peers without a link are left. Values that had left for a
+    /// peer whose life ends meanwhile are reported as lost, on shared memory.
+    ///
+    /// On shared memory each edge costs one message in each direction, and one for each value that
+    /// is taken meanwhile. A look asks the peers, but does not wait for their answers. So it may
+    /// report values that were taken of late.
+    ///
+    /// ```
+    /// # let node = tensorwire::internals::doc_node();
+    /// # use std::time::Duration;
+    /// let (to, from) = (node.edge_to("worker", 0, "x")?, node.edge_from("worker", 0, "x")?);
+    /// let step = node.step(1)?;
+    /// step.send(&to, node.tensor(tensorwire::DType::F32, &[4])?.freeze())?;
+    /// step.recv(&from, Duration::from_secs(1))?;
+    /// let untaken = node.flush(Duration::from_secs(10))?;
+    /// assert!(untaken.is_empty(), "{untaken}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the node has stopped, or the loss of a peer has ended every call.
+    pub fn flush(&self, timeout: Duration) -> Result<Untaken, Error> {
+        self.context.flush(timeout)
+    }
+
+    /// Stops the node. Connected peers get the values that were sent, for `stop_timeout` at most.
+    /// Then pending calls fail, the peers are told, every thread ends, and every link is closed.
+    /// Memory stays as long as tensors in it are held. A second call does nothing.
+    ///
+    /// Returns the values that the stop has dropped: those that never left, and those that left and
+    /// are not known to be taken. Peers tell late which values they took, and a stop does not ask
+    /// them: [`Node::flush`] does.
+    ///
+    /// # Errors
+    /// If the bootstrap service did not end in time.
+    pub fn stop(&self) -> Result<Untaken, NodeError> {
+        self.check_home()?;
+        // Tells the peers which steps have ended.
+        let _ = self.context.progress();
+        self.drain();
+        self.stop_because(LossCause::STOPPED)
+    }
+
+    /// Serves sent values as long as a peer is connected that could request them. Without requests
+    /// it polls less and less often, and leaves the CPU to threads that compute.
+    fn drain(&self) {
+        const POLL: Duration = Duration::from_micros(50);
+        const MAX_SLEEP: Duration = Duration::from_millis(1);
+        let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
+        let left = || self.outstanding.load(Ordering::Relaxed);
+        let end = self.context.now() + self.stop_timeout;
+        let (mut sleep, mut before) = (POLL, left());
+        while left() > 0 && self.context.now() < end && self.peers().iter().any(connected) {
+            let next = end.min(self.context.now() + POLL);
+            match self.context.wait_until(next, &|| left() == 0) {
+                Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
+                Ok(true) | Err(_) => return,
+            }
+            sleep = if left() < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
+            before = left();
+        }
+    }
+
+    /// Stops after an error: peers are told the reason, and their calls fail with it. Returns the
+    /// dropped values, as [`Node::stop`] does.
+    ///
+    /// # Errors
+    /// If the bootstrap service did not end in time.
+    pub fn fail(&self, reason: &str) -> Result<Untaken, NodeError> {
+        self.stop_because(reason)
+    }
+
+    fn stop_because(&self, reason: &str) -> Result<Untaken, NodeError> {
+        self.check_home()?;
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *stopped, true) {
+            return Ok(Untaken::default());
+        }
+        // A node that a fatal loss has broken knows of none.
+        let dropped = self.context.untaken(false, &mut Vec::new()).unwrap_or_default();
+        self.context.end(Error::Stopped);
+        let ended = self.bootstrap.stop(reason, self.stop_timeout);
+        self.pollers.close();
+        // Callbacks first: a callback may wait for the end of an owner.
+        self.executor.stop();
+        self.owners.stop();
+        ended?;
+        Ok(dropped)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.fork_guard.in_child() {
+            // The threads don't exist in the child, their locks may be held for ever, and the
+            // parent uses the same descriptors. So nothing is dropped.
+            std::mem::forget((self.context.clone(), self.pollers.clone(), self.bootstrap.clone()));
+            std::mem::forget((self.executor.clone(), self.owners.clone()));
+            return;
+        }
+        let ended = match std::thread::panicking() {
+            true => self.fail("a thread of it panicked"),
+            false => self.stop(),
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "the node did not stop cleanly");
+        }
+    }
+}
