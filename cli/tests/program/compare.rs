@@ -52,7 +52,7 @@ fn the_peers_on_path_are_compared_in_turns_as_text_json_and_picture() {
         serde_json::from_str(&std::fs::read_to_string(json).expect("the report")).expect("JSON");
     assert_eq!(
         names(&report, "latency"),
-        ["cache_line", "iceoryx2", "ring_64", "tensorwire", "ucx", "ucx-posix"]
+        ["cache_line", "iceoryx2", "ring_64", "tensorwire", "tensorwire-borrow", "ucx", "ucx-posix"]
     );
     assert_eq!(names(&report, "bandwidth"), ["tensorwire", "ucx", "ucx-posix", "ucx-put"]);
     let figures = report["figures"].as_array().expect("figures");

@@ -14,7 +14,7 @@ use self::job::{free_port, quoted, run_pair};
 use self::parse::OwnReport;
 use self::peers::{Call, Conditions, Peer};
 use self::report::{CompareReport, PeerOutcome};
-use self::rows::{Measure, OURS, TurnFigure};
+use self::rows::{BORROWED, Measure, OURS, TurnFigure};
 use super::cores::{Cores, siblings};
 use super::options::{MIN_TURNS, RunOptions};
 use super::report::ReportFile;
@@ -153,6 +153,22 @@ impl Drop for Scratch {
     }
 }
 
+/// What is measured in a turn.
+#[derive(Clone, Copy)]
+struct TurnSubject {
+    measure: Measure,
+    fabric: &'static str,
+    bytes: usize,
+    turn: u32,
+}
+
+impl TurnSubject {
+    fn figure(self, name: &str, value: f64, line_ns: [f64; 2]) -> TurnFigure {
+        let TurnSubject { measure, fabric, bytes, turn } = self;
+        TurnFigure { measure, fabric, name: name.to_owned(), bytes, turn, value, line_ns }
+    }
+}
+
 /// A comparison under way.
 struct CompareRun<'a> {
     options: &'a CompareOptions,
@@ -191,42 +207,57 @@ impl CompareRun<'_> {
         let (bytes, turns) = (conditions.bytes, self.run.turns);
         eprintln!("{measure} of {bytes} bytes on {fabric}: {turns} turns of {OURS} {}", names.join(" "));
         for turn in 1..=turns {
-            let figure = |name: &str, value, line_ns| TurnFigure {
-                measure,
-                fabric,
-                name: name.to_owned(),
-                bytes,
-                turn,
-                value,
-                line_ns,
-            };
+            let subject = TurnSubject { measure, fabric, bytes, turn };
             let mut before = self.line_ns(conditions)?;
-            let report = self.own(peers::ours(&self.program, fabric, measure, conditions, &self.json()))?;
-            let after = self.line_ns(conditions)?;
-            let value = match measure {
-                Measure::Latency => report.latency_ns(),
-                Measure::Bandwidth => report.gb_s(),
-            };
-            self.figures.push(figure(OURS, value.map_err(CliError::Failed)?, [before, after]));
-            for reference in report.references() {
-                let value = match measure {
-                    Measure::Latency => reference.p50_ns,
-                    Measure::Bandwidth => bytes as f64 / reference.p50_ns,
-                };
-                self.figures.push(figure(&reference.name, value, [before, after]));
-            }
-            before = after;
+            self.own_figures(subject, conditions, &mut before)?;
             for (peer, program) in self.peers_on(fabric, measure) {
                 let value = self.peer(peer, &program, measure, conditions);
-                let after = self.line_ns(conditions)?;
+                let line_ns = self.around(&mut before, conditions)?;
                 match value {
-                    Ok(value) => self.figures.push(figure(peer.name(), value, [before, after])),
+                    Ok(value) => self.figures.push(subject.figure(peer.name(), value, line_ns)),
                     Err(why) => self.leave_out(peer, why),
                 }
-                before = after;
             }
         }
         Ok(())
+    }
+
+    /// Runs ours once, with its references. Latency on shared memory also with borrowed receives.
+    fn own_figures(
+        &mut self,
+        subject: TurnSubject,
+        conditions: &Conditions,
+        before: &mut f64,
+    ) -> Result<(), CliError> {
+        let TurnSubject { measure, fabric, bytes, .. } = subject;
+        let value = |report: &OwnReport| match measure {
+            Measure::Latency => report.latency_ns().map_err(CliError::Failed),
+            Measure::Bandwidth => report.gb_s().map_err(CliError::Failed),
+        };
+        let mut job = peers::ours(&self.program, fabric, measure, conditions, &self.json());
+        let report = self.own(&job)?;
+        let line_ns = self.around(before, conditions)?;
+        self.figures.push(subject.figure(OURS, value(&report)?, line_ns));
+        for reference in report.references() {
+            let value = match measure {
+                Measure::Latency => reference.p50_ns,
+                Measure::Bandwidth => bytes as f64 / reference.p50_ns,
+            };
+            self.figures.push(subject.figure(&reference.name, value, line_ns));
+        }
+        if (fabric, measure) == ("shm", Measure::Latency) {
+            job.arguments.push("--borrow".into());
+            let borrowed = value(&self.own(&job)?)?;
+            let line_ns = self.around(before, conditions)?;
+            self.figures.push(subject.figure(BORROWED, borrowed, line_ns));
+        }
+        Ok(())
+    }
+
+    /// Runs the cache line after a run. Returns its times before and after the run.
+    fn around(&self, before: &mut f64, conditions: &Conditions) -> Result<[f64; 2], CliError> {
+        let after = self.line_ns(conditions)?;
+        Ok([std::mem::replace(before, after), after])
     }
 
     /// Runs a peer once, and returns its figure.
@@ -249,15 +280,15 @@ impl CompareRun<'_> {
     }
 
     /// The report of a run of this program.
-    fn own(&self, job: job::Job) -> Result<OwnReport, CliError> {
-        job::run(&job, &self.folder.0, OWN_TIMEOUT).map_err(CliError::Failed)?;
+    fn own(&self, job: &job::Job) -> Result<OwnReport, CliError> {
+        job::run(job, &self.folder.0, OWN_TIMEOUT).map_err(CliError::Failed)?;
         let text = std::fs::read_to_string(self.json());
         let text = text.map_err(|error| CliError::failed(format!("reading the report of `{job}`"), error))?;
         OwnReport::read(&text).map_err(|error| CliError::failed(format!("`{job}`"), error))
     }
 
     fn line_ns(&self, conditions: &Conditions) -> Result<f64, CliError> {
-        let report = self.own(peers::cache_line(&self.program, conditions, &self.json()))?;
+        let report = self.own(&peers::cache_line(&self.program, conditions, &self.json()))?;
         report.latency_ns().map_err(CliError::Failed)
     }
 

@@ -13,6 +13,8 @@ pub const FAR_NS: f64 = 120.0;
 
 /// The name of our own runs.
 pub const OURS: &str = "tensorwire";
+/// The name of our runs whose receives borrow.
+pub const BORROWED: &str = "tensorwire-borrow";
 
 /// A kind of figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
@@ -182,7 +184,7 @@ pub fn table(rows: &[RatioRow]) -> String {
         // Writing to a String does not fail.
         let _ = writeln!(
             text,
-            "{}\n {title}\n {:<10} {:<9} {:<7} {:<14} {:<6} {:<13} {:<22} {:<12} {:<7} spread (turns)",
+            "{}\n {title}\n {:<10} {:<9} {:<7} {:<18} {:<6} {:<13} {:<22} {:<12} {:<7} spread (turns)",
             "-".repeat(132),
             "#bytes",
             "distance",
@@ -213,7 +215,7 @@ fn line(row: &RatioRow) -> String {
     };
     let spread = format!("{} to {}", figure(row.min), figure(row.max));
     let text = format!(
-        " {:<10} {:<9} {:<7} {:<14} {:<6} {:<13} {spread:<22} {:<12.1} {ratio:<7} {ratios}",
+        " {:<10} {:<9} {:<7} {:<18} {:<6} {:<13} {spread:<22} {:<12.1} {ratio:<7} {ratios}",
         row.bytes,
         row.distance.to_string(),
         row.fabric,

@@ -8,8 +8,10 @@ const HEIGHT: f64 = 360.0;
 /// Space around the plot: left, right (for the legend), top, bottom.
 const MARGINS: [f64; 4] = [70.0, 210.0, 40.0, 45.0];
 /// Colours of curves, in order. Those of one name are equal.
-const COLOURS: [&str; 8] =
-    ["#1b5fa8", "#c8502b", "#5a8f29", "#8a4fa3", "#b08a00", "#17807e", "#7a5230", "#666666"];
+const COLOURS: [&str; 10] = [
+    "#1b5fa8", "#c8502b", "#5a8f29", "#8a4fa3", "#b08a00", "#17807e", "#7a5230", "#666666", "#d0609a",
+    "#303030",
+];
 /// Height of a line of the legend.
 const LEGEND_LINE: f64 = 17.0;
 
