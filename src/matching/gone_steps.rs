@@ -1,6 +1,8 @@
-//! Steps that were cleaned up.
+//! Steps that were cleaned up, and ranges of steps that were aborted.
 
+use super::aborted_steps::AbortedSteps;
 use crate::mutants::{Mutant, is_on};
+use crate::wire::Status;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, VecDeque};
@@ -25,6 +27,8 @@ pub(crate) struct GoneSteps {
     pages: HashMap<u64, FormerPage>,
     /// The numbers of these pages, in the order in which they ceased to be newest.
     order: VecDeque<u64>,
+    /// Ranges of steps that were aborted. Each lies in a sequence.
+    aborted: AbortedSteps,
 }
 
 /// Retired steps among 64 consecutive ids.
@@ -57,7 +61,13 @@ impl Default for GoneSteps {
         // instead of rehashing in place.
         let pages = HashMap::with_capacity_and_hasher(2 * MAX_RETIRED_STEPS + 2, RandomState::default());
         let order = VecDeque::with_capacity(MAX_RETIRED_STEPS);
-        GoneSteps { sequences: Vec::new(), newest: Page::default(), pages, order }
+        GoneSteps {
+            sequences: Vec::new(),
+            newest: Page::default(),
+            pages,
+            order,
+            aborted: AbortedSteps::default(),
+        }
     }
 }
 
@@ -87,6 +97,32 @@ impl GoneSteps {
         base..=next.map_or(u64::MAX, |next| next - 1)
     }
 
+    /// Aborts steps of a sequence. Returns false if an earlier range includes them.
+    pub fn abort(&mut self, steps: &RangeInclusive<u64>, status: &Status) -> bool {
+        // Without a sequence `is_over` looks for no range.
+        debug_assert!(!self.sequences.is_empty(), "{steps:?} are of no sequence");
+        self.aborted.add(steps, status)
+    }
+
+    /// The aborted ranges with their statuses.
+    pub fn aborted(&self) -> &AbortedSteps {
+        &self.aborted
+    }
+
+    /// Whether the step is retired, or in an aborted range.
+    #[inline]
+    pub fn is_over(&self, step: u64) -> bool {
+        match Page::of(step).number == self.newest.number && self.sequences.is_empty() {
+            true => self.contains(step),
+            false => self.is_over_far(step),
+        }
+    }
+
+    #[cold]
+    fn is_over_far(&self, step: u64) -> bool {
+        self.contains(step) || self.aborted.status(step).is_some()
+    }
+
     /// Whether the step is retired.
     #[inline]
     pub fn contains(&self, step: u64) -> bool {
@@ -109,7 +145,7 @@ impl GoneSteps {
         retired & page.retired != 0 || run.is_some_and(|run| run.contains(step))
     }
 
-    /// Retires a step. Returns false if the step was retired before.
+    /// Retires a step. Returns false if the step was over before.
     #[inline]
     pub fn insert(&mut self, step: u64) -> bool {
         let page = Page::of(step);
@@ -123,11 +159,11 @@ impl GoneSteps {
 
     #[cold]
     fn insert_far(&mut self, step: u64) -> bool {
-        let is_new = !self.contains(step);
-        if is_new {
+        let was_over = self.is_over(step);
+        if !self.contains(step) {
             self.retire(step);
         }
-        is_new
+        !was_over
     }
 
     fn retire(&mut self, step: u64) {

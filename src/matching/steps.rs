@@ -1,7 +1,6 @@
 //! The state of each step: begun, aborted, or retired.
 
 use super::Error;
-use super::aborted_steps::AbortedSteps;
 use super::gone_steps::GoneSteps;
 use crate::wire::Status;
 use foldhash::HashMap;
@@ -34,8 +33,6 @@ pub(crate) struct Steps {
     /// The number of steps that have begun.
     begun: u64,
     gone: GoneSteps,
-    /// Ranges of steps that were aborted, whether they have begun or not.
-    ranges: AbortedSteps,
     /// The numbers and statuses of aborted steps that were cleaned up, oldest first.
     aborted: VecDeque<(u64, Status)>,
 }
@@ -67,10 +64,9 @@ pub(crate) enum StepState {
 pub(crate) struct Begun {
     /// The number of the step among all that have begun here, from 1 on. No other step has it.
     pub number: u64,
-    /// Whether the step has begun now. Otherwise its worker had begun it.
+    /// Whether the step has begun now, and is live. Otherwise its worker had begun it, or it is in
+    /// an aborted range.
     pub is_new: bool,
-    /// Whether the step has begun now, and was aborted before with a range of steps.
-    pub is_aborted: bool,
 }
 
 /// The reason why a step can't begin.
@@ -89,7 +85,6 @@ impl Default for Steps {
             near_count: 0,
             begun: 0,
             gone: GoneSteps::default(),
-            ranges: AbortedSteps::default(),
             aborted: VecDeque::new(),
         }
     }
@@ -103,7 +98,7 @@ impl LiveStep {
 
     fn check_worker(&self, worker: &Arc<str>) -> Result<Begun, BeginError> {
         match self.worker == *worker {
-            true => Ok(Begun { number: self.number, is_new: false, is_aborted: false }),
+            true => Ok(Begun { number: self.number, is_new: false }),
             false => Err(BeginError::Taken { owner: self.worker.clone() }),
         }
     }
@@ -116,9 +111,26 @@ impl Steps {
         if let Some(live) = self.find(step) {
             return live.check_worker(worker);
         }
-        if self.gone.contains(step) {
-            return Err(BeginError::Gone);
+        if self.gone.is_over(step) {
+            return self.begin_over(step, worker);
         }
+        Ok(self.begin_new(step, worker))
+    }
+
+    /// Begins a step that was aborted before with a range, unless it is retired.
+    #[cold]
+    fn begin_over(&mut self, step: u64, worker: &Arc<str>) -> Result<Begun, BeginError> {
+        let Some(status) = self.gone.aborted().status(step).filter(|_| !self.gone.contains(step)).cloned()
+        else {
+            return Err(BeginError::Gone);
+        };
+        let Begun { number, .. } = self.begin_new(step, worker);
+        self.abort(step, status);
+        Ok(Begun { number, is_new: false })
+    }
+
+    #[inline]
+    fn begin_new(&mut self, step: u64, worker: &Arc<str>) -> Begun {
         self.begun += 1;
         let number = self.begun;
         let near = &mut self.near[step as usize % NEAR];
@@ -132,15 +144,7 @@ impl Steps {
         } else {
             self.far.insert(step, LiveStep { id: step, number, worker: worker.clone(), aborted: None });
         }
-        let is_aborted = !self.ranges.is_empty() && self.abort_begun(step);
-        Ok(Begun { number, is_new: true, is_aborted })
-    }
-
-    /// Aborts a step that has begun, if it is in an aborted range. Returns whether it is.
-    #[cold]
-    fn abort_begun(&mut self, step: u64) -> bool {
-        let Some(status) = self.ranges.status(step).cloned() else { return false };
-        self.abort(step, status).is_some()
+        Begun { number, is_new: true }
     }
 
     #[inline]
@@ -154,7 +158,7 @@ impl Steps {
             Some(LiveStep { aborted: Some(status), .. }) => StepState::Aborted(status.clone()),
             Some(_) => StepState::Live,
             None if self.gone.contains(step) => StepState::Gone,
-            None => match self.ranges.status(step) {
+            None => match self.gone.aborted().status(step) {
                 Some(status) => StepState::Aborted(status.clone()),
                 None => StepState::NotBegun,
             },
@@ -181,7 +185,7 @@ impl Steps {
     /// Aborts steps, whether they have begun or not. A later begin of one of them begins an aborted
     /// step. Returns the ids and numbers of those that were live.
     pub fn abort_all(&mut self, steps: &RangeInclusive<u64>, status: &Status) -> Vec<(u64, u64)> {
-        self.ranges.add(steps, status);
+        self.gone.abort(steps, status);
         let mut begun: Vec<_> = self.live().filter(|step| steps.contains(step)).collect();
         begun.sort_unstable();
         let aborted = begun.into_iter().map(|step| Some((step, self.abort(step, status.clone())?)));
@@ -304,19 +308,13 @@ mod tests {
         let mut steps = Steps::default();
         for step in [1, 1 + NEAR as u64] {
             let number = 1 + step / NEAR as u64;
-            assert_eq!(
-                steps.begin(step, &worker("a")),
-                Ok(Begun { number, is_new: true, is_aborted: false })
-            );
-            assert_eq!(
-                steps.begin(step, &worker("a")),
-                Ok(Begun { number, is_new: false, is_aborted: false })
-            );
+            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: true }));
+            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: false }));
             assert_eq!(steps.begin(step, &worker("b")), Err(BeginError::Taken { owner: worker("a") }));
         }
         assert!(steps.cleanup(1).is_some());
         let next = 1 + 2 * NEAR as u64;
-        assert_eq!(steps.begin(next, &worker("b")), Ok(Begun { number: 3, is_new: true, is_aborted: false }));
+        assert_eq!(steps.begin(next, &worker("b")), Ok(Begun { number: 3, is_new: true }));
         assert_eq!(steps.begin(next, &worker("a")), Err(BeginError::Taken { owner: worker("b") }));
     }
 
@@ -356,9 +354,9 @@ mod tests {
         assert!([101, 104, 101 + NEAR as u64, u64::MAX].into_iter().all(|step| aborted(&steps, step)));
         assert_eq!((steps.state(102), steps.state(103)), (StepState::Gone, StepState::Aborted(early)));
         let begun = steps.begin(104, &worker("a"));
-        assert_eq!(begun, Ok(Begun { number: 6, is_new: true, is_aborted: true }));
+        assert_eq!(begun, Ok(Begun { number: 6, is_new: false }));
         let again = steps.begin(104, &worker("a"));
-        assert_eq!(again, Ok(Begun { number: 6, is_new: false, is_aborted: false }));
+        assert_eq!(again, Ok(Begun { number: 6, is_new: false }));
         assert!(!steps.is_live(104) && aborted(&steps, 104));
         assert_eq!(steps.cleanup(104), Some(6));
         assert_eq!((steps.state(104), steps.state_of(104, 6)), (StepState::Gone, StepState::Aborted(late)));
@@ -440,10 +438,7 @@ mod tests {
         let mut steps = Steps::default();
         let all = [3, 3 + NEAR as u64, 3 + ((NEAR as u64) << 40), u64::MAX];
         for (step, number) in all.into_iter().zip(1..) {
-            assert_eq!(
-                steps.begin(step, &worker("a")),
-                Ok(Begun { number, is_new: true, is_aborted: false })
-            );
+            assert_eq!(steps.begin(step, &worker("a")), Ok(Begun { number, is_new: true }));
         }
         let mut live: Vec<u64> = steps.live().collect();
         live.sort_unstable();

@@ -187,12 +187,12 @@ impl Context {
         }
         let (begun, live) = self.with_tables(|tables| {
             let begun = tables.steps.begin(id, worker);
-            if let Ok(Begun { number, is_new: true, is_aborted: false }) = begun {
+            if let Ok(Begun { number, is_new: true }) = begun {
                 self.flags.set(number);
             }
             (begun, tables.steps.live_count())
         });
-        let Begun { number, is_new, .. } = begun.map_err(|error| not_begun(id, worker, error))?;
+        let Begun { number, is_new } = begun.map_err(|error| not_begun(id, worker, error))?;
         if is_new && (self.hears_begins || Steps::is_warning_due(live)) {
             self.tell_of_begin(id, worker, live);
         }

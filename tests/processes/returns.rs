@@ -3,7 +3,9 @@
 use crate::common::other::{Other, counts, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, over_verbs, silence_or, until, values};
 use std::time::{Duration, Instant};
-use tensorwire::{Counter, Error, Generation, Incarnation, LossCause, Node, NodeError, Pending, Tensor};
+use tensorwire::{
+    Code, Counter, Error, Generation, Incarnation, LossCause, Node, NodeError, Pending, Status, Tensor,
+};
 
 /// `silence_bound` of these tests.
 fn bound() -> Duration {
@@ -390,6 +392,59 @@ fn role_teller() {
     loop {
         let _ = node.progress();
     }
+}
+
+/// Receives of steps that its peer has aborted, and of one that it has not.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_asker_of_aborted_steps() {
+    let node = start(&cluster_of_the_test(), 1);
+    node.join().expect("joined");
+    for id in [7, ABORTED_FROM, ABORTED_FROM + 5] {
+        let edge = node.edge_from("w", 0, &format!("of {id}")).expect("edge");
+        let error = node.step(id).expect("it goes on here").recv(&edge, SOON).expect_err("aborted there");
+        assert!(error.is_derived() && error.code() == Code::DataLoss, "{error}");
+    }
+    let edge = node.edge_from("w", 0, "live").expect("edge");
+    node.step(ABORTED_FROM - 1).expect("new").recv(&edge, SOON).expect("it is before the range");
+    println!("heard");
+    wait_to_be_told();
+}
+
+const ABORTED_FROM: u64 = (1 << 40) + 3;
+
+#[test]
+fn each_life_of_a_peer_hears_of_earlier_aborts() {
+    let cluster = cluster(2);
+    let mut asker = Other::start("returns::role_asker_of_aborted_steps", &cluster);
+    let node = start(&cluster, 0);
+    join(&node);
+    let sequence = node.sequence(1 << 40);
+    let live = node.edge_to("w", 1, "live").expect("edge");
+    let status = Status::new(Code::DataLoss, "on purpose");
+    node.step(7).expect("new").abort(status.clone()).expect("aborted");
+    let step = node.step(ABORTED_FROM).expect("new");
+    sequence.abort_from(&step, status).expect("aborted");
+    let before = node.step(ABORTED_FROM - 1).expect("new");
+    let serve_until_heard = |asker: &mut Other| {
+        std::thread::scope(|scope| {
+            let heard = scope.spawn(|| asker.wait_for("heard"));
+            until(&node, "the errors and the value", || heard.is_finished());
+        });
+    };
+    for _ in 0..2 {
+        before.send(&live, counting(&node, 0.0, 10)).expect("sent");
+        serve_until_heard(&mut asker);
+        asker.kill();
+        until(&node, "the news", || node.peers()[0].state.error().is_some());
+        asker = Other::start("returns::role_asker_of_aborted_steps", &cluster);
+        join(&node);
+    }
+    before.send(&live, counting(&node, 0.0, 10)).expect("sent");
+    serve_until_heard(&mut asker);
+    asker.say("stop");
+    assert!(asker.ends_well());
+    node.stop().expect("stopped");
 }
 
 #[test]

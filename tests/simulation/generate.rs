@@ -118,6 +118,9 @@ impl Generator {
             52..54 => Action::Begin { at, step },
             54 if self.random.one_in(2) => Action::Abort { at, step },
             55 if self.random.one_in(2) => Action::Cleanup { at, step },
+            56 if self.random.one_in(4) => {
+                Action::AbortFrom { at, step: STEPS / 2 + self.random.below(STEPS / 2) }
+            }
             57 | 58 if self.deaths => self.disaster(at),
             59 => Action::Stall { at, time: 1 + self.random.below(2 * self.settings.delay.max(100)) },
             54..66 => Action::Advance { time: self.duration() },

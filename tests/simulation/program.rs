@@ -206,6 +206,11 @@ pub enum Action {
         at: At,
         step: u64,
     },
+    /// Aborts a step of the sequence and all later ones.
+    AbortFrom {
+        at: At,
+        step: u64,
+    },
     Cleanup {
         at: At,
         step: u64,
@@ -289,6 +294,7 @@ impl fmt::Display for Action {
             Action::DropPending { nth } => write!(f, "drop pending #{nth}"),
             Action::Release { nth } => write!(f, "release tensor #{nth}"),
             Action::Abort { at, step } => write!(f, "{at} aborts step {step}"),
+            Action::AbortFrom { at, step } => write!(f, "{at} aborts the sequence from step {step} on"),
             Action::Cleanup { at, step } => write!(f, "{at} cleans step {step} up"),
             Action::Progress { at, times } => write!(f, "{at} makes progress {times} times"),
             Action::Run { rounds } => write!(f, "run {rounds} rounds"),

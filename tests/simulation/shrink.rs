@@ -220,6 +220,7 @@ fn without(action: &Action, gone: At) -> Option<Action> {
         Action::Cut { a, b } => vec![a, b],
         Action::Begin { at, .. }
         | Action::Abort { at, .. }
+        | Action::AbortFrom { at, .. }
         | Action::Cleanup { at, .. }
         | Action::Progress { at, .. }
         | Action::Kill { at, .. }

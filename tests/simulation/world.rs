@@ -4,7 +4,7 @@ use crate::bootstrap::Bootstrap;
 use crate::model::{Model, Violation, pattern};
 use crate::network::Network;
 use crate::process::{Held, Open, Outcome, Process, Wait};
-use crate::program::{Action, At, Form, Key, Program, ReceiveKind, Settings};
+use crate::program::{Action, At, Form, Key, Program, ReceiveKind, STEPS, Settings};
 use crate::random::Random;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -104,6 +104,7 @@ impl World {
             Action::DropPending { nth } => self.drop_pending(nth)?,
             Action::Release { nth } => self.release(nth)?,
             Action::Abort { at, step } => self.abort(at, step)?,
+            Action::AbortFrom { at, step } => self.abort_from(at, step)?,
             Action::Cleanup { at, step } => self.cleanup(at, step)?,
             Action::Progress { at, times } => (0..times).try_for_each(|_| self.progress(at).map(drop))?,
             Action::Run { rounds } => (0..rounds).try_for_each(|_| self.round())?,
@@ -334,6 +335,15 @@ impl World {
         let status = Status::new(Code::Internal, format!("the program aborts step {step}"));
         handle.abort(status).expect("not OK");
         self.no_call_is_left(at, step)
+    }
+
+    fn abort_from(&mut self, at: At, step: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.processes[at] else { return Ok(()) };
+        let Ok(handle) = process.step(step) else { return Ok(()) };
+        (step..STEPS).for_each(|step| self.model.aborted(at, step));
+        let status = Status::new(Code::Internal, format!("the program aborts from step {step} on"));
+        process.abort_from(&handle, status).expect("a step of the sequence");
+        (step..STEPS).try_for_each(|step| self.no_call_is_left(at, step))
     }
 
     fn cleanup(&mut self, at: At, step: u64) -> Result<(), Violation> {

@@ -1,7 +1,6 @@
 //! Steps that have ended here, as the owner of a poller knows them.
 
 use crate::matching::Error;
-use crate::matching::aborted_steps::AbortedSteps;
 use crate::matching::gone_steps::GoneSteps;
 use crate::wire::Status;
 use foldhash::HashMap;
@@ -14,8 +13,6 @@ const NEAR: usize = 64;
 pub(super) struct EndedSteps {
     /// Steps that were aborted and not cleaned up.
     aborted: HashMap<u64, Status>,
-    /// Ranges of steps that were aborted.
-    ranges: AbortedSteps,
     gone: GoneSteps,
     /// Steps that were found going on, each at the lowest bits of its id. A place that is unused
     /// has an id with other bits.
@@ -42,12 +39,7 @@ impl StepEnd<'_> {
 impl Default for EndedSteps {
     fn default() -> Self {
         let known = std::array::from_fn(unused);
-        EndedSteps {
-            aborted: HashMap::default(),
-            ranges: AbortedSteps::default(),
-            gone: GoneSteps::default(),
-            known,
-        }
+        EndedSteps { aborted: HashMap::default(), gone: GoneSteps::default(), known }
     }
 }
 
@@ -77,7 +69,7 @@ impl EndedSteps {
         match self.aborted.get(&step) {
             Some(status) => Some(StepEnd::Aborted(status)),
             None if self.gone.contains(step) => Some(StepEnd::CleanedUp),
-            None => self.ranges.status(step).map(StepEnd::Aborted),
+            None => self.gone.aborted().status(step).map(StepEnd::Aborted),
         }
     }
 
@@ -85,7 +77,7 @@ impl EndedSteps {
     pub fn abort(&mut self, steps: &RangeInclusive<u64>, status: &Status) -> bool {
         if steps.start() != steps.end() {
             self.known = std::array::from_fn(unused);
-            return self.ranges.add(steps, status);
+            return self.gone.abort(steps, status);
         }
         let step = *steps.start();
         if self.end_of(step).is_some() {
@@ -104,8 +96,7 @@ impl EndedSteps {
             return false;
         }
         self.forget_known(step);
-        let had_ended = !self.ranges.is_empty() && self.ranges.status(step).is_some();
-        self.gone.insert(step) && !had_ended
+        self.gone.insert(step)
     }
 
     #[inline]
@@ -129,7 +120,7 @@ impl EndedSteps {
     /// The aborted steps that were not cleaned up, and the aborted ranges, with their statuses.
     pub fn aborted(&self) -> impl Iterator<Item = (RangeInclusive<u64>, &Status)> {
         let single = self.aborted.iter().map(|(step, status)| (*step..=*step, status));
-        single.chain(self.ranges.iter().map(|(steps, status)| (steps.clone(), status)))
+        single.chain(self.gone.aborted().iter().map(|(steps, status)| (steps.clone(), status)))
     }
 }
 
@@ -207,6 +198,7 @@ mod tests {
     fn an_aborted_range_has_each_of_its_steps_whether_it_was_asked_for_or_not() {
         let mut ended = EndedSteps::default();
         let [early, late] = ["early", "late"].map(|text| Status::new(Code::Internal, text));
+        ended.sequence(10);
         assert!((5..20).all(|step| ended.goes_on(step)));
         assert!(ended.cleanup(12) && ended.abort(&(11..=11), &early));
         assert!(ended.abort(&(10..=u64::MAX), &late));

@@ -314,7 +314,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             return Err(WindowViolation("a value without credit"));
         }
         self.came = came;
-        if !is_on(Mutant::RetirementNotVoid) {
+        if matches!(self.state, InState::Retiring(_)) && !is_on(Mutant::RetirementNotVoid) {
             // The sender sees in the retirement that this value was under way.
             self.state = InState::Announced(edge);
         }
