@@ -82,6 +82,9 @@ fn values_that_wait_are_told_apart_from_those_that_left() {
     pair.step(RECEIVER, StepChange::CleanedUp { step: 1 });
     pair.step(SENDER, StepChange::CleanedUp { step: 2 });
     pair.run();
+    // The last value of the other edge has left by the credit that came back.
+    assert_eq!(pair.flush(), counts(&[("new", 0, 1, 0), ("x", 0, 2, 0)]));
+    pair.run();
     assert_eq!(pair.flush(), counts(&[("x", 0, 2, 0)]));
     (3..=4).for_each(|step| assert_eq!(u64::from(pair.receive("x", step).number()), step - 1));
     pair.run();
