@@ -156,6 +156,10 @@ mutants! {
         LossNotToldToWindow,
     }
     windows {
+        /// A value whose receive gives up while it is on its way passes over the next waiter.
+        LeftValueNotPassedOn,
+        /// The end of a step at the sender drops values that receives have taken.
+        TakenEndsWithSender,
         /// A value that answers a need uses up credit.
         NeedAnswerUsesCredit,
         /// A need for a value that is not there yet is forgotten.
@@ -199,6 +203,12 @@ mutants! {
     }
     // The tests of the modules find these, each by `assert_found`.
     parts {
+        /// A write of another length than its destination counts as landed.
+        PartLanded,
+        /// An offered tensor whose receive gives up is lost.
+        LandingDropped,
+        /// The sender keeps an offered tensor whose step has ended at the receiver.
+        OfferNotDeclined,
         /// Values that never left are still counted when their link is gone.
         OutstandingLeak,
         /// The first message of a pack is lost.

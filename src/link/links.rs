@@ -429,18 +429,18 @@ impl<P: Port, C> Links<P, C> {
     pub fn load(&self) -> super::LinkLoad {
         let sum = |part: fn(&Link<C>) -> usize| self.links.iter().map(part).sum();
         super::LinkLoad {
-            requests: sum(|link| link.requests.len()),
+            requests: sum(|link| link.requests.len() + link.windows.transfers().1),
             peer_requests: sum(|link| link.peer_requests.len()),
             busy_routes: sum(|link| link.routes_out.busy()),
             backlog: sum(|link| link.out.backlog()),
-            leaving: sum(|link| link.out.values()),
+            leaving: sum(|link| link.out.values() + link.windows.transfers().0),
             stashed: sum(|link| link.stash.len()),
             unresolved: sum(|link| link.unresolved.len()),
             standing: sum(|link| link.standing.len()),
         }
     }
 
-    fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, LinkContext<'_, P, C>)> {
+    pub(super) fn with(&mut self, id: LinkId) -> Option<(&mut Link<C>, LinkContext<'_, P, C>)> {
         let (links, _, cx) = self.split();
         Some((links.get_mut(id)?, cx))
     }
@@ -537,7 +537,10 @@ impl<C> Link<C> {
             Event::Immediate { immediate, bytes } => {
                 self.receive_credits.consumed();
                 cx.counters.increment(Counter::ImmediatesReceived);
-                self.on_immediate(cx, immediate, bytes)
+                match self.settings.protocol {
+                    TensorProtocol::Requests => self.on_immediate(cx, immediate, bytes),
+                    TensorProtocol::Windows { .. } => self.on_written(cx, immediate, bytes),
+                }
             }
             Event::Lent { bytes, .. } => {
                 self.receive_credits.consumed();

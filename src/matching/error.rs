@@ -276,6 +276,15 @@ impl Error {
         }
     }
 
+    /// The error of a receive whose destination can't be granted.
+    pub(crate) fn too_many_grants(max: u32) -> Self {
+        Error::ResourceExhausted {
+            what: "the number of destinations that one peer may write to at a time, which the fabric sets,",
+            limit: max.into(),
+            remedy: "wait for some receives from that peer first",
+        }
+    }
+
     /// The canonical code of this error, as gRPC defines them.
     pub fn code(&self) -> Code {
         match self {

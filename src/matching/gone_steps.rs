@@ -110,10 +110,11 @@ impl GoneSteps {
     }
 
     /// Whether the step is retired, or in an aborted range.
-    #[inline]
+    #[inline(always)] // at each begin of a step
     pub fn is_over(&self, step: u64) -> bool {
-        match Page::of(step).number == self.newest.number && self.sequences.is_empty() {
-            true => self.contains(step),
+        let page = Page::of(step);
+        match page.number == self.newest.number && self.sequences.is_empty() {
+            true => self.newest.retired & page.retired != 0 && !is_on(Mutant::CleanedStepReturns),
             false => self.is_over_far(step),
         }
     }

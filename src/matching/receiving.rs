@@ -145,12 +145,7 @@ impl RemoteHandler {
                 counters.increment(Counter::PoolExhausted);
                 Error::NoRoom { key: name, source: Arc::new(error) }
             }
-            RequestError::NoGrant { limit } => Error::ResourceExhausted {
-                what: "the number of destinations that one peer may write to at a time, which the fabric \
-                       sets,",
-                limit: limit.into(),
-                remedy: "wait for some receives from that peer first",
-            },
+            RequestError::NoGrant { limit } => Error::too_many_grants(limit),
             RequestError::Corrupted(Corruption { bytes, sent, actual }) => {
                 let peer = key.edge.source_task().clone();
                 Error::Corrupted { peer, key: name, bytes, sent, actual }

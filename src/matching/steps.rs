@@ -129,7 +129,7 @@ impl Steps {
         Ok(Begun { number, is_new: false })
     }
 
-    #[inline]
+    #[inline(always)] // else each begin is a call more
     fn begin_new(&mut self, step: u64, worker: &Arc<str>) -> Begun {
         self.begun += 1;
         let number = self.begun;

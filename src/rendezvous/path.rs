@@ -120,7 +120,7 @@ pub trait RemotePath: Send + Sync {
     ) -> Result<DirectSend, Unusable>;
 
     /// Waits for a tensor of a peer on the poller itself, without a command. A receive that is
-    /// ready without an error has got its value.
+    /// ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
         &self,
         of: (PeerIndex, TensorKeyRef<'_>),

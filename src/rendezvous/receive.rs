@@ -46,23 +46,18 @@ impl Step {
         receive: DirectReceive,
     ) -> Result<Delivery<Tensor>, Error> {
         match waited {
-            DirectWait::Ready(end) => self.delivered(end, receive),
+            DirectWait::Ready(Err(error)) => Err(*error),
             DirectWait::TimedOut => Err(self.timed_out(edge, timeout)),
             DirectWait::Unusable(why) => Err(unusable(why)),
+            DirectWait::Ready(Ok(())) => match receive {
+                DirectReceive::Received(received, sender) => {
+                    Delivery::of(received, sender, &self.context.pool).cast()
+                }
+                DirectReceive::Waiting(_) => self.receive(edge).within(timeout).wait_as_waiter(),
+            },
             DirectWait::Elsewhere(since) => {
-                ReceiveBuilder { since, ..self.receive(edge) }.within(timeout).begin()?.wait()
+                ReceiveBuilder { since, ..self.receive(edge) }.within(timeout).wait_as_waiter()
             }
-        }
-    }
-
-    /// What a direct receive that has ended brought.
-    fn delivered<T: Receivable>(&self, end: DirectEnd, receive: DirectReceive) -> Result<Delivery<T>, Error> {
-        end.map_err(|error| *error)?;
-        match receive {
-            DirectReceive::Received(received, sender) => {
-                Delivery::of(received, sender, &self.context.pool).cast()
-            }
-            DirectReceive::Waiting(_) => Err(Error::Stopped),
         }
     }
 
@@ -266,14 +261,23 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let timeout = self.timeout.unwrap_or(context.settings.recv_timeout);
         let mut receive = DirectReceive::Waiting(context.destination(self.into.take()));
         match self.step.wait_direct(self.edge, &mut receive, timeout) {
-            DirectWait::Ready(end) => return self.step.delivered(end, receive),
+            DirectWait::Ready(Err(error)) => return Err(*error),
             DirectWait::TimedOut => return Err(self.step.timed_out(self.edge, timeout)),
             DirectWait::Unusable(why) => return Err(unusable(why)),
+            DirectWait::Ready(Ok(())) => {}
             DirectWait::Elsewhere(since) => self.since = since,
         }
-        if let Some(Destination::Into(given)) = receive.take_destination() {
-            self.into = Some(given);
+        match receive {
+            DirectReceive::Received(received, sender) => {
+                return Delivery::of(received, sender, &context.pool).cast();
+            }
+            DirectReceive::Waiting(Destination::Into(given)) => self.into = Some(given),
+            DirectReceive::Waiting(_) => {}
         }
+        self.wait_as_waiter()
+    }
+
+    fn wait_as_waiter(self) -> Result<Delivery<T>, Error> {
         self.begin()?.wait()
     }
 

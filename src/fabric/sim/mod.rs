@@ -61,6 +61,8 @@ pub struct SimOptions {
     pub full_per_mille: u32,
     /// Whether links lend.
     pub lends: bool,
+    /// [`LinkLimits::max_write`](crate::fabric::LinkLimits::max_write) of every link.
+    pub max_write: u64,
     /// Most bytes that a process lends at a time.
     pub max_lent_bytes: u64,
     /// Whether an empty poll advances the time to the next event.
@@ -77,6 +79,7 @@ impl Default for SimOptions {
             poll_batch: 16,
             full_per_mille: 0,
             lends: true,
+            max_write: u64::MAX,
             max_lent_bytes: u64::MAX,
             auto_advance: false,
             trace: false,

@@ -110,7 +110,7 @@ impl Port for SimPort {
                 depth: state.sides[side].options.depth,
                 receives: 0,
                 max_inline: MAX_INLINE,
-                max_write: u64::MAX,
+                max_write: state.options.max_write,
                 lends: state.options.lends,
                 grants: MAX_GRANTS as u32,
             }

@@ -1,7 +1,8 @@
 //! Messages of the peer's windows.
 
 use super::{
-    ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, WindowArrival, WindowEvent, WindowRefusal,
+    ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, OfferedTensor, ReadyValue, WindowArrival,
+    WindowEvent, WindowRefusal,
 };
 use crate::fabric::{MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
@@ -35,6 +36,10 @@ impl<C> Link<C> {
                 let record = Record { edge, n, step, answers_need, value: () };
                 return self.on_record(cx, record, checksum, value);
             }
+            WindowMessage::Grant { offer, immediate, target } => {
+                return self.on_grant(cx, offer, immediate, target);
+            }
+            WindowMessage::Decline { offer } => return self.end_offer(offer).map(drop),
             WindowMessage::Credit { edge, limit, came, held } => {
                 to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
             }
@@ -76,7 +81,7 @@ impl<C> Link<C> {
             return Err(format!("a loan of {} bytes came for {}", bytes.len(), told.meta));
         }
         let bytes = ArrivedBytes::Lent { bytes, may_borrow };
-        let arrived = WindowArrival::Tensor(ArrivedTensor { told, checksum, bytes });
+        let arrived = WindowArrival::of_tensor(ArrivedTensor { told, checksum, bytes });
         self.push_record(cx, record, arrived);
         Ok(())
     }
@@ -88,7 +93,8 @@ impl<C> Link<C> {
         (limit, resume): (u64, Option<u64>),
         name: &EdgeAnnouncement<'_>,
     ) -> Result<(), String> {
-        let EdgeAnnouncement { incarnation, frame, iteration, borrow, validate, .. } = *name;
+        let EdgeAnnouncement { incarnation, frame, iteration, validate, .. } = *name;
+        let borrow = name.borrow && cx.port.limits(self.id).lends;
         if edge.number >= MAX_EDGES {
             return Err(format!("edge {} was announced, of at most {MAX_EDGES}", edge.number));
         }
@@ -115,7 +121,7 @@ impl<C> Link<C> {
         value: RecordValue<'_>,
     ) -> Result<(), String> {
         let value = match value {
-            RecordValue::Dead => WindowArrival::Dead,
+            RecordValue::Dead => WindowArrival::Ready(ReadyValue::Dead),
             RecordValue::Error(status) => {
                 let len = status.message.len() + status.details.len();
                 if len > MAX_RECORD_TEXT {
@@ -124,9 +130,13 @@ impl<C> Link<C> {
                     ));
                 }
                 cx.counters.increment(Counter::ErrorsReceived);
-                WindowArrival::Failed(status)
+                WindowArrival::Ready(ReadyValue::Failed(status))
             }
             RecordValue::Bytes { meta, data } => self.landed(cx, meta, data, checksum)?,
+            RecordValue::Offer { meta, offer } => {
+                let told = self.windows.known.get(meta)?.clone();
+                WindowArrival::Offered(OfferedTensor { told, checksum, offer })
+            }
         };
         self.push_record(cx, record, value);
         Ok(())
@@ -157,9 +167,9 @@ impl<C> Link<C> {
         if told.meta.bytes() != data.len() as u64 {
             return Err(format!("a record of {} bytes came for {}", data.len(), told.meta));
         }
-        if data.len() > MAX_MESSAGE && cx.port.limits(self.id).lends {
+        if data.len() > MAX_MESSAGE {
             let len = data.len();
-            return Err(format!("a record of {len} bytes came without a loan, of at most {MAX_MESSAGE}"));
+            return Err(format!("a record of {len} bytes came, of at most {MAX_MESSAGE}"));
         }
         let bytes = match cx.pool.landing(&told.meta) {
             Ok(mut tensor) => {
@@ -168,7 +178,7 @@ impl<C> Link<C> {
             }
             Err(_) => ArrivedBytes::Kept(data.into()),
         };
-        Ok(WindowArrival::Tensor(ArrivedTensor { told: told.clone(), checksum, bytes }))
+        Ok(WindowArrival::of_tensor(ArrivedTensor { told: told.clone(), checksum, bytes }))
     }
 
     fn push_record<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, record: Record<()>, value: WindowArrival) {

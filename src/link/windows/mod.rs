@@ -7,12 +7,14 @@
 //! | `incoming` | messages of the peer |
 //! | `figures` | what a link keeps, for the reports of edges |
 //! | `meta` | the numbered meta-data of a connection |
+//! | `offers` | tensors that are written to a granted destination |
 //! | `short` | small tensors whose record needs nothing else |
 //! | `packed` | small tensors whose records share slots |
 
 mod figures;
 mod incoming;
 mod meta;
+mod offers;
 mod outgoing;
 mod packed;
 mod short;
@@ -22,13 +24,14 @@ mod tests;
 use super::{Corruption, Destination, Received, RequestError, TensorKeyRef};
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::{ToReceiver, ToSender};
+use crate::protocol::window::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
-use crate::wire::{Code, DType, EdgeName, Status, checksum_of};
+use crate::wire::{Code, DType, EdgeName, Slot, Status, checksum_of};
 pub use figures::LinkFigures;
 pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};
+use offers::Landings;
 pub(in crate::link) use packed::PolledPlace;
 use std::sync::Arc;
 
@@ -101,17 +104,50 @@ pub enum WindowEvent {
     ToSender(ToSender<EdgeKey>, Option<Status>),
     /// Of the sender of an edge.
     ToReceiver(ToReceiver<WindowArrival, WindowRefusal>),
+    /// An offered tensor lies in its destination.
+    Landed(LandingId, TensorMut),
+}
+
+/// Names the destination of an offered tensor, while the peer may write to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LandingId {
+    /// The place of its grant.
+    pub slot: Slot,
+    /// Tells the destinations with this slot apart.
+    pub generation: u8,
 }
 
 /// A value that has come from a peer.
 #[derive(Debug)]
 pub enum WindowArrival {
+    /// A receive can have it at once.
+    Ready(ReadyValue),
+    /// A tensor that stays at the sender until it has a destination.
+    Offered(OfferedTensor),
+    /// A tensor that the sender writes to a destination. No receive waits for it.
+    Landing(LandingId),
+}
+
+/// A value without a transfer of its own.
+#[derive(Debug)]
+pub enum ReadyValue {
     /// Whole, in this process or borrowed.
     Tensor(ArrivedTensor),
-    /// A dead value.
+    /// The value of a branch that was not taken.
     Dead,
     /// The sender failed to send the value.
     Failed(Status),
+}
+
+/// A tensor that a peer offers.
+#[derive(Debug)]
+pub struct OfferedTensor {
+    /// As the sender told it.
+    pub told: Arc<ToldMeta>,
+    /// The sender's checksum of the bytes.
+    pub checksum: Option<u64>,
+    /// Names the tensor at its sender, until it is granted a destination or declined.
+    pub offer: u32,
 }
 
 /// A tensor that has come from a peer.
@@ -158,6 +194,17 @@ pub(in crate::link) struct WindowLink {
     known: KnownMetas,
     /// What the receiver of each edge has asked for, by the number of the edge.
     asked: Vec<AskedOfEdge>,
+    /// Tensors that the peer has not granted a destination yet.
+    offers: Slab<Tensor>,
+    landings: Landings,
+}
+
+impl WindowLink {
+    /// Tensors that are offered to the peer, and destinations that the peer may write to.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn transfers(&self) -> (usize, usize) {
+        (self.offers.iter().count(), self.landings.len())
+    }
 }
 
 /// What the receiver of an edge has asked for.
@@ -167,6 +214,12 @@ struct AskedOfEdge {
     borrow: bool,
     /// Each record with bytes has their checksum.
     validate: bool,
+}
+
+impl WindowArrival {
+    fn of_tensor(tensor: ArrivedTensor) -> Self {
+        WindowArrival::Ready(ReadyValue::Tensor(tensor))
+    }
 }
 
 impl ArrivedTensor {
@@ -180,15 +233,8 @@ impl ArrivedTensor {
 
     /// Compares the bytes with the sender's checksum, once.
     fn check(&mut self, counters: &CountersWriter) -> Result<(), Corruption> {
-        let Some(sent) = self.checksum.take() else { return Ok(()) };
-        counters.increment(Counter::ChecksumsVerified);
-        let bytes = self.bytes();
-        let actual = checksum_of(bytes);
-        if actual == sent || is_on(Mutant::ChecksumNotCompared) {
-            return Ok(());
-        }
-        counters.increment(Counter::ChecksumMismatches);
-        Err(Corruption { bytes: bytes.len() as u64, sent, actual })
+        let sent = self.checksum.take();
+        check_bytes(counters, sent, self.bytes())
     }
 
     /// Puts the tensor where the receive wants it. Returns it with the sender's placement.
@@ -263,6 +309,18 @@ impl ArrivedTensor {
     fn rejected(self, error: RequestError) -> Box<RejectedTensor> {
         Box::new(RejectedTensor { tensor: Some(self), error })
     }
+}
+
+/// Compares the bytes of a tensor with the sender's checksum, if there is one.
+pub fn check_bytes(counters: &CountersWriter, sent: Option<u64>, bytes: &[u8]) -> Result<(), Corruption> {
+    let Some(sent) = sent else { return Ok(()) };
+    counters.increment(Counter::ChecksumsVerified);
+    let actual = checksum_of(bytes);
+    if actual == sent || is_on(Mutant::ChecksumNotCompared) {
+        return Ok(());
+    }
+    counters.increment(Counter::ChecksumMismatches);
+    Err(Corruption { bytes: bytes.len() as u64, sent, actual })
 }
 
 /// Whether a tensor may be lent to a receiver that keeps it. The bytes of a bool tensor are checked

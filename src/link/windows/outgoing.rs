@@ -1,7 +1,7 @@
 //! Messages of this process's windows to the peer.
 
 use super::{AskedOfEdge, EdgeKey, WindowRefusal, is_borrowable};
-use crate::fabric::{LoanPermit, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
+use crate::fabric::{LinkLimits, LoanPermit, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext, TensorProtocol};
 use crate::link::{Value, placement_of};
 use crate::memory::Tensor;
@@ -9,7 +9,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{
-    EdgeAnnouncement, LentRecord, MAX_LONG_MESSAGE, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
+    EdgeAnnouncement, LentRecord, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
 };
 use crate::wire::{Code, EdgeId, Status, checksum_of};
 
@@ -17,10 +17,21 @@ use crate::wire::{Code, EdgeId, Status, checksum_of};
 /// meta id.
 const RECORD_HEAD: usize = 2 + 6 + 2 + 8 + 8 + 2;
 
-/// Bytes of the longest tensor that a record carries without a loan.
-pub(super) const MAX_UNLENT: usize = MAX_LONG_MESSAGE - RECORD_HEAD;
+/// Bytes of the longest tensor that a record carries.
+pub(super) const MAX_IN_RECORD: usize = MAX_MESSAGE - RECORD_HEAD;
 
 const _: () = assert!(LentRecord::MAX_LEN <= MAX_LOAN_MESSAGE);
+
+/// What carries the bytes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    /// The message of its record.
+    Record,
+    /// A loan, whose message is the record.
+    Loan,
+    /// A write to the destination of its receive. The record offers the tensor.
+    Write,
+}
 
 impl<C> Link<C> {
     /// Sends a message about an edge on which this process receives.
@@ -93,45 +104,60 @@ impl<C> Link<C> {
             let dead = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
             return self.send_window(cx, &dead);
         };
-        if tensor.bytes().len() > MAX_UNLENT && !self.can_lend(cx, &tensor) {
-            let value = RecordValue::Error(too_long(&tensor));
+        let Some(carrier) = self.carrier_of(cx, &tensor) else {
+            let value = RecordValue::Error(too_long(&tensor, cx.port.limits(self.id)));
             cx.counters.increment(Counter::ErrorsSent);
             let failed = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
             return self.send_window(cx, &failed);
-        }
+        };
         let asked = self.asked_of(edge);
         let checksum = (asked.validate && !is_on(Mutant::ChecksumLeftOut)).then(|| checksum(&tensor));
         let meta = self.meta_number(cx, &tensor);
         let bytes = tensor.bytes();
         cx.counters.add(Counter::BytesSent, bytes.len() as u64);
-        let is_small = bytes.len() <= self.settings.small_tensor_bytes as usize
-            && RECORD_HEAD + bytes.len() <= MAX_MESSAGE;
-        if is_small || !self.can_lend(cx, &tensor) {
-            cx.counters.increment(Counter::SmallResponses);
-            if checksum.is_none() && !answers_need {
-                let plain = PlainRecord { edge, n, step, meta, data: bytes };
-                cx.counters.increment(Counter::MessagesSent);
-                return self.out.encoded(cx.port, cx.counters, cx.in_batch, |bytes| plain.encode(bytes));
+        let value = match carrier {
+            Carrier::Record => {
+                cx.counters.increment(Counter::SmallResponses);
+                if checksum.is_none() && !answers_need {
+                    let plain = PlainRecord { edge, n, step, meta, data: bytes };
+                    cx.counters.increment(Counter::MessagesSent);
+                    return self.out.encoded(cx.port, cx.counters, cx.in_batch, |out| plain.encode(out));
+                }
+                RecordValue::Bytes { meta, data: bytes }
             }
-            let value = RecordValue::Bytes { meta, data: bytes };
-            return self
-                .send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
-        }
-        let permit = match asked.borrow && is_borrowable(tensor.dtype()) {
-            true => self.permit_borrow(cx.port, cx.counters, bytes.len() as u64),
+            Carrier::Write => RecordValue::Offer { meta, offer: self.offer(tensor) },
+            Carrier::Loan => {
+                let record =
+                    LentRecord { edge, n, step, meta, may_borrow: asked.borrow, answers_need, checksum };
+                return self.lend(cx, record, tensor);
+            }
+        };
+        self.send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
+    }
+
+    /// Lends a tensor. The record says whether the receiver wants to keep the loan.
+    fn lend<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, mut record: LentRecord, tensor: Tensor) {
+        let bytes = tensor.bytes().len() as u64;
+        let permit = match record.may_borrow && is_borrowable(tensor.dtype()) {
+            true => self.permit_borrow(cx.port, cx.counters, bytes),
             false => None,
         };
-        let may_borrow = permit.is_some() || is_on(Mutant::BorrowedWithoutPermit);
+        record.may_borrow = permit.is_some() || is_on(Mutant::BorrowedWithoutPermit);
         cx.counters.increment(if permit.is_some() { Counter::LoansPosted } else { Counter::WritesPosted });
         cx.counters.increment(Counter::MessagesSent);
-        let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
         self.out.lend(cx.port, cx.counters, tensor, permit, record.to_message());
     }
 
-    /// Whether the fabric can lend a tensor to the peer.
-    #[inline]
-    fn can_lend<P: Port>(&self, cx: &LinkContext<'_, P, C>, tensor: &Tensor) -> bool {
-        cx.port.limits(self.id).lends && tensor.span().is_some()
+    /// What carries the bytes of a tensor; `None` if nothing can.
+    fn carrier_of<P: Port>(&self, cx: &LinkContext<'_, P, C>, tensor: &Tensor) -> Option<Carrier> {
+        let (len, limits) = (tensor.bytes().len(), cx.port.limits(self.id));
+        let fits = RECORD_HEAD + len <= MAX_MESSAGE;
+        match limits.lends {
+            _ if fits && len <= self.settings.small_tensor_bytes as usize => Some(Carrier::Record),
+            true if tensor.span().is_some() => Some(Carrier::Loan),
+            false if len as u64 <= limits.max_write => Some(Carrier::Write),
+            _ => fits.then_some(Carrier::Record),
+        }
     }
 
     #[inline(always)] // on the short path
@@ -164,7 +190,11 @@ impl<C> Link<C> {
         self.windows.asked.get(edge.number as usize).copied().unwrap_or_default()
     }
 
-    fn send_window<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, message: &WindowMessage<'_>) {
+    pub(super) fn send_window<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        message: &WindowMessage<'_>,
+    ) {
         cx.counters.increment(Counter::MessagesSent);
         self.out.encoded(cx.port, cx.counters, cx.in_batch, |bytes| message.encode(bytes));
     }
@@ -183,12 +213,19 @@ fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {
 
 /// The error of the receive of a tensor that no message carries.
 #[cold]
-fn too_long(tensor: &Tensor) -> Status {
-    let message = format!(
-        "{} can't be sent: the fabric does not lend it, and a message carries {MAX_UNLENT} bytes at most; \
-         send it in parts",
-        tensor.meta()
-    );
+fn too_long(tensor: &Tensor, limits: &LinkLimits) -> Status {
+    let (meta, bytes) = (tensor.meta(), tensor.meta().bytes());
+    let message = match limits.lends {
+        true => format!(
+            "{meta} can't be sent: the fabric does not lend it, and a record carries {MAX_IN_RECORD} bytes \
+             at most; copy it to the pool first"
+        ),
+        false => format!(
+            "the tensor has {bytes} bytes, and the queue of the link carries {} in one write: raise \
+             queue_depth (rdma_qp_queue_depth on verbs) on both sides, or send it in parts",
+            limits.max_write
+        ),
+    };
     Status::new(Code::ResourceExhausted, message)
 }
 

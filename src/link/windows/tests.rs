@@ -1,6 +1,7 @@
-//! Records whose bytes are too long for a message, or for the windows of their receiver.
+//! Messages of a peer that a test plays by hand.
 
-use super::outgoing::MAX_UNLENT;
+mod offers;
+
 use super::*;
 use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
 use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role, ShortTake};
@@ -10,7 +11,8 @@ use crate::protocol::window::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::pack::Pack;
 use crate::wire::message::{LentRecord, PlainRecord, RecordValue, VersionedMeta, WindowMessage, is_probe};
-use crate::wire::{EdgeId, Shape, TaskId, TensorMeta};
+use crate::wire::{EdgeId, Immediate, Shape, TaskId, TensorMeta};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 const EDGE: EdgeId = EdgeId { number: 0, generation: 1 };
@@ -25,6 +27,10 @@ struct Scene {
     peer: SimPort,
     peer_pool: Pool,
     peer_link: LinkId,
+    /// Messages at the peer.
+    heard: VecDeque<Vec<u8>>,
+    /// The immediates at the peer, with the bytes of their writes.
+    written: Vec<(Immediate, u64)>,
 }
 
 fn meta(bytes: u64) -> TensorMeta {
@@ -32,11 +38,15 @@ fn meta(bytes: u64) -> TensorMeta {
 }
 
 fn scene(lends: bool) -> Scene {
+    scene_with(SimOptions { lends, ..SimOptions::default() })
+}
+
+fn scene_with(options: SimOptions) -> Scene {
     let pools = [(); 2].map(|()| {
         let region = Region::create(0, &RegionOptions::new(4 << 20)).expect("4 MiB");
         Pool::new(region, PoolOptions::default()).expect("a pool")
     });
-    let options = SimOptions { lends, poll_batch: 64, auto_advance: true, ..SimOptions::default() };
+    let options = SimOptions { poll_batch: 64, auto_advance: true, ..options };
     let network = SimNetwork::new(1, options);
     let fabrics = pools.each_ref().map(|pool| network.process(pool));
     let options = LinkOptions { depth: 1 << 13, receives: 0, generation: 0 };
@@ -59,30 +69,40 @@ fn scene(lends: bool) -> Scene {
     let link = links.attach(a, identity, settings).expect("room");
     let peer_link = peer.attach(b).expect("room");
     peer.post_receives(peer_link, 1 << 13);
-    Scene { network, links, link, pool, peer, peer_pool, peer_link }
+    let (heard, written) = (VecDeque::new(), Vec::new());
+    Scene { network, links, link, pool, peer, peer_pool, peer_link, heard, written }
 }
 
 impl Scene {
-    /// The first message at the peer but for the probe, as `read` reads it.
+    /// The next message at the peer but for the probe, as `read` reads it.
     fn heard<R>(&mut self, read: impl Fn(&WindowMessage<'_>) -> R) -> R {
-        let (mut completions, mut assembler) = (Completions::default(), Assembler::default());
         for _ in 0..10_000 {
-            self.links.poll();
-            self.peer.poll(&mut completions);
-            for (completion, bytes) in completions.drain() {
-                let is_message = matches!(completion.event, Event::Message(_)) && !is_probe(bytes);
-                let whole = match is_message {
-                    true if is_fragment(bytes) => assembler.push(bytes).expect("in order"),
-                    true => Some(bytes),
-                    false => None,
-                };
-                if let Some(whole) = whole {
-                    return read(&WindowMessage::decode(whole).expect("a message"));
-                }
+            if let Some(message) = self.heard.pop_front() {
+                return read(&WindowMessage::decode(&message).expect("a message"));
             }
-            completions.clear();
+            self.links.poll();
+            // Sends what waits for other messages.
+            while self.links.next_event().is_some() {}
+            self.hear();
         }
         panic!("no message came");
+    }
+
+    /// Polls the peer.
+    fn hear(&mut self) {
+        let (mut completions, mut assembler) = (Completions::default(), Assembler::default());
+        self.peer.poll(&mut completions);
+        for (completion, bytes) in completions.drain() {
+            match completion.event {
+                Event::Message(_) if is_fragment(bytes) => {
+                    let whole = assembler.push(bytes).expect("in order");
+                    self.heard.extend(whole.map(<[u8]>::to_vec));
+                }
+                Event::Message(_) if !is_probe(bytes) => self.heard.push_back(bytes.to_vec()),
+                Event::Immediate { immediate, bytes } => self.written.push((immediate, bytes)),
+                _ => {}
+            }
+        }
     }
 
     fn say(&mut self, message: &WindowMessage<'_>) {
@@ -116,8 +136,8 @@ fn record(value: RecordValue<'_>) -> WindowMessage<'_> {
 
 #[test]
 fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
-    for bytes in [MAX_UNLENT as u64 + 1, 1 << 20] {
-        let mut scene = scene(false);
+    for bytes in [1001, 1 << 20] {
+        let mut scene = scene_with(SimOptions { lends: false, max_write: 1000, ..SimOptions::default() });
         let value = Value::Tensor(scene.pool.zeroed(meta(bytes)).expect("room").freeze());
         let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
         scene.links.window_to_receiver(scene.link, ToReceiver::Record(record));
@@ -131,12 +151,14 @@ fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
 }
 
 #[test]
-fn a_record_may_be_long_only_where_the_fabric_lends_nothing() {
+fn a_record_has_few_bytes() {
     let data = vec![7; 1000];
-    let mut scene = scene(true);
-    scene.tell_meta(1000);
-    scene.say(&record(RecordValue::Bytes { meta: 1, data: &data }));
-    assert!(scene.ended().contains("1000 bytes came without a loan"));
+    for lends in [false, true] {
+        let mut scene = scene(lends);
+        scene.tell_meta(1000);
+        scene.say(&record(RecordValue::Bytes { meta: 1, data: &data }));
+        assert!(scene.ended().contains("a record of 1000 bytes came"));
+    }
 }
 
 #[test]

@@ -112,7 +112,8 @@ impl Matching {
             let BatchWalk { batch, done, next, expected, .. } = walk;
             let Some((peer, key)) = batch.edge(*done) else { return Some(WalkEnd::Done) };
             match self.receive_now(lanes, (peer, key, false), next, expected) {
-                Some(Ok(())) => walk.deliver(),
+                Some(Ok(())) if matches!(next, DirectReceive::Received(..)) => walk.deliver(),
+                Some(Ok(())) => return Some(WalkEnd::LeftOff),
                 Some(Err(error)) => return Some(WalkEnd::Failed(error)),
                 None if expected.is_some() => return None,
                 None => return Some(WalkEnd::LeftOff),

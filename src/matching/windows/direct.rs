@@ -101,8 +101,9 @@ impl Matching {
         Ok(waits)
     }
 
-    /// Takes the next value for the thread that holds the poller, without a waiter. `None`: there
-    /// is none now, and the sender was asked for it. `expected` becomes the record that brings the
+    /// Takes the next value for the thread that holds the poller, without a waiter. A receive that
+    /// still waits after `Ok` must begin as a waiter. `None`: there is no value now, and the sender
+    /// was asked for it. `expected` becomes the record that brings the
     /// value, for [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails
     /// if `is_bounded`.
     #[inline]
@@ -146,14 +147,30 @@ impl Matching {
         receive: &mut DirectReceive,
     ) -> Option<Result<(), Error>> {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let Held { step, in_window, value } = incoming.take(edge, key.step)?;
+        let (step, in_window, value) = match incoming.take(edge, key.step)? {
+            Held { step, in_window, value: WindowArrival::Ready(value), .. } => (step, in_window, value),
+            remote => return self.leave_remote(peer, edge, remote),
+        };
         let destination = receive.take_destination().unwrap_or(Destination::Alloc);
         let (result, left) = received(lanes, key, destination, value);
         if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
-            self.hold_again(lanes, peer, edge, Held { step, in_window, value });
+            let value = WindowArrival::Ready(value);
+            self.hold_again(lanes, peer, edge, Held { step, in_window, is_taken: false, value });
         }
         self.send_due(lanes, peer, edge);
         Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
+    }
+
+    /// A value that is offered or on its way is for a waiter, as it takes a while.
+    #[cold]
+    fn leave_remote(
+        &mut self,
+        peer: PeerIndex,
+        edge: u32,
+        remote: Held<WindowArrival>,
+    ) -> Option<Result<(), Error>> {
+        self.peers[peer.0 as usize].incoming.put_back(edge, remote);
+        Some(Ok(()))
     }
 
     /// The error of a receive that found no value. `None` if the value may still come.

@@ -32,7 +32,9 @@ impl Matching {
     /// Ends a wait. A value that comes later is for the next receive.
     fn give_up(&mut self, waiter: u32, why: CancelReason) {
         let Some(mut receive) = self.take_waiting(waiter) else { return };
-        if !is_on(Mutant::GivenUpStaysListed) {
+        if let Some(landing) = receive.landing {
+            self.leave_transfer(receive.peer, landing);
+        } else if !is_on(Mutant::GivenUpStaysListed) {
             let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
             incoming.give_up(receive.edge, receive.key.step, &waiter);
         }
@@ -96,9 +98,14 @@ impl Matching {
     ) {
         let entry = &mut self.peers[peer.0 as usize];
         let dropped = entry.out.drop_steps(steps);
-        let (waiters, _) = entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
+        let (waiters, values) =
+            entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
         if !is_on(Mutant::EndedValuesOutstanding) {
             self.left(dropped.len());
+        }
+        for value in values {
+            let receive = self.discard(lanes, peer, value);
+            self.fail(receive, |key| end.error(key.step));
         }
         self.fail(waiters, |key| end.error(key.step));
     }
@@ -177,7 +184,8 @@ impl Matching {
         drop(entry.out.lost());
         let waiters = entry.incoming.lost();
         let unheard = usize::from(is_on(Mutant::LossNotToldToWindow));
-        self.fail(waiters.into_iter().skip(unheard), |_| error.clone());
+        let transfers = self.lose_transfers(peer);
+        self.fail(waiters.into_iter().skip(unheard).chain(transfers), |_| error.clone());
         lost
     }
 
@@ -191,7 +199,10 @@ impl Matching {
         for waiter in waiters {
             let Some(receive) = self.take_waiting(waiter) else { continue };
             let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
-            incoming.give_up(receive.edge, receive.key.step, &waiter);
+            match receive.landing {
+                Some(landing) => self.leave_transfer(receive.peer, landing),
+                None => drop(incoming.give_up(receive.edge, receive.key.step, &waiter)),
+            }
             receive.waiter.complete(Err(error.clone()));
         }
     }

@@ -2,14 +2,14 @@
 
 use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
-use crate::link::windows::{EdgeKey, WindowEvent, WindowRefusal};
+use crate::link::windows::{EdgeKey, LandingId, WindowEvent, WindowRefusal};
 use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
     BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerIndex, PeerObserver,
     ReceiveAll, Remote, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
-use crate::memory::{Pool, Tensor};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
@@ -74,6 +74,19 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
     #[inline]
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
+    }
+
+    fn land(&mut self, peer: PeerIndex, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
+        match self.connections.present(peer) {
+            Some(link) => self.links.land(link, offer, target),
+            None => Err(target),
+        }
+    }
+
+    fn decline(&mut self, peer: PeerIndex, offer: u32) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.decline(link, offer);
+        }
     }
 
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
@@ -324,6 +337,10 @@ impl WindowHandler {
                 matching.handle_receiver(lanes, peer, message, refusal)
             }
             WindowEvent::ToReceiver(message) => matching.handle_sender(lanes, peer, message),
+            WindowEvent::Landed(landing, tensor) => {
+                matching.landed(lanes, peer, landing, tensor);
+                Ok(())
+            }
         });
         if let Err(WindowViolation(why)) = handled {
             links.fail(link, LinkFailure::Protocol(format!("the peer sent {why}")));

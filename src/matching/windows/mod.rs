@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `sending` | values of this process and the messages of their receivers |
 //! | `receiving` | receives of this process and the messages of their senders |
+//! | `transfers` | offered tensors on their way to a receive |
 //! | `batch` | batches of the thread that holds the poller |
 //! | `ending` | the ends of calls, steps and lives |
 //! | `ended_steps` | the steps that have ended here |
@@ -26,6 +27,7 @@ mod report;
 mod sending;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
 pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 pub use direct::ExpectedRecord;
@@ -34,9 +36,9 @@ pub use handler::WindowHandler;
 use super::untaken::LostValues;
 use super::{CALLS, CallId, Error, Members, PeerIndex, Waiter};
 use crate::fabric::ShortTake;
-use crate::link::windows::{EdgeKey, MAX_EDGES, WindowArrival, WindowRefusal};
+use crate::link::windows::{EdgeKey, LandingId, MAX_EDGES, WindowArrival, WindowRefusal};
 use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
-use crate::memory::{Pool, Tensor};
+use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::window::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
 use crate::wire::{EdgeSide, TaskId, Time};
@@ -44,6 +46,7 @@ use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use transfers::Transfers;
 
 /// Values that the edges of one direction of a link can hold: places for their loans, less those
 /// that answers to needs may take.
@@ -94,6 +97,13 @@ pub trait Lanes {
     fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>);
     /// As [`Lanes::send_short`], if a batch may be open.
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
+    /// Grants the destination of an offered tensor: see [`Links::land`](crate::link::Links::land).
+    ///
+    /// # Errors
+    /// The destination, if the peer can't write to it.
+    fn land(&mut self, peer: PeerIndex, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut>;
+    /// Ends the offer of a tensor that no receive takes.
+    fn decline(&mut self, peer: PeerIndex, offer: u32);
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
     /// Gives the value of a record to its receive, if the record is the next message.
@@ -115,12 +125,16 @@ struct WaitingReceive {
     waiter: Waiter,
     /// Whether the receive counts towards the limit of receives that wait.
     is_bounded: bool,
+    /// The offered tensor that the receive gets.
+    landing: Option<LandingId>,
 }
 
 /// What the poller keeps for one peer, across its lives.
 struct PeerEdges {
     out: OutEdges<EdgeKey, Value, WindowRefusal>,
     incoming: InEdges<EdgeKey, WindowArrival, u32, WindowRefusal>,
+    /// Offered tensors that the peer writes to their destinations.
+    transfers: Transfers,
     /// Receives that wait, without those of batches.
     waiting: u32,
     /// The error of calls that need the peer, while it has no link.
@@ -187,6 +201,7 @@ impl Matching {
         let no_link = |peer: &TaskId| PeerEdges {
             out: OutEdges::new(options),
             incoming: InEdges::without_link(options),
+            transfers: Transfers::default(),
             waiting: 0,
             down: Some(Error::NotConnected { peer: peer.clone() }),
             has_announced: false,

@@ -1,7 +1,7 @@
 //! The receiving side.
 
 use super::{Lanes, Matching, WaitingReceive};
-use crate::link::windows::{RejectedTensor, WindowArrival, WindowRefusal};
+use crate::link::windows::{ReadyValue, RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{Corruption, Destination, Received, RequestError, TensorKey, TensorKeyRef};
 use crate::matching::{CancelReason, Delivery, Error, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
@@ -30,11 +30,10 @@ impl Matching {
         }
         let entry = &mut self.peers[peer.0 as usize];
         let edge = entry.incoming_edge(key.borrowed());
-        let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded };
+        let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing: None };
         let step = receive.key.step;
-        if let Some(held) = entry.incoming.take(edge, step) {
-            self.deliver(lanes, receive, held);
-            return self.send_due(lanes, peer, edge);
+        if entry.incoming.holds_any(edge) && entry.incoming.first(edge, step).is_some() {
+            return self.receive_held(lanes, receive);
         }
         if let Some(error) = &entry.down {
             let error = error.clone();
@@ -55,6 +54,24 @@ impl Matching {
         self.wait(lanes, receive);
     }
 
+    /// A receive takes the first value of its step.
+    #[inline(never)] // keeps the begin of a receive short
+    fn receive_held(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
+        let (peer, edge, step) = (receive.peer, receive.edge, receive.key.step);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        match incoming.first(edge, step) {
+            Some(WindowArrival::Ready(_)) => {
+                if let Some(held) = incoming.take(edge, step) {
+                    self.deliver(lanes, receive, held);
+                }
+            }
+            Some(_) => self.take_remote(lanes, receive),
+            None => {}
+        }
+        self.send_due(lanes, peer, edge);
+    }
+
+    #[inline(always)] // else the receive is copied
     fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
         let WaitingReceive { peer, edge, is_bounded, .. } = receive;
         let waiting = &mut self.peers[peer.0 as usize].waiting;
@@ -62,14 +79,21 @@ impl Matching {
             self.send_due(lanes, peer, edge);
             return receive.waiter.complete(Err(Error::too_many_receives(self.max_waiting)));
         }
-        *waiting += u32::from(is_bounded);
         let step = receive.key.step;
+        let waiter = self.enlist(receive);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
+    }
+
+    /// Adds a receive that waits.
+    #[inline(always)] // else the receive is copied
+    pub(super) fn enlist(&mut self, receive: WaitingReceive) -> u32 {
+        self.peers[receive.peer.0 as usize].waiting += u32::from(receive.is_bounded);
         self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
         let id = receive.waiter.id;
         let waiter = self.waiting.add(receive);
         self.calls.insert(id, waiter);
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
+        waiter
     }
 
     /// Handles a message of a peer that sends.
@@ -88,14 +112,15 @@ impl Matching {
         let mut post = |message| lanes.to_sender(peer, message);
         match incoming.receive(message, |step| steps.end_of(step).is_some(), &mut post)? {
             Incoming::Nothing => {}
-            Incoming::Dropped(value) => drop(value),
+            Incoming::Dropped(value) => _ = self.discard(lanes, peer, value),
             Incoming::Value(edge, waiter, held) => {
                 if let Some(receive) = self.take_waiting(waiter) {
                     self.deliver(lanes, receive, held);
                 }
                 self.send_due(lanes, peer, edge);
             }
-            Incoming::Ended(waiters, _, refusal) => {
+            Incoming::Ended(waiters, values, refusal) => {
+                values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
                 for waiter in waiters {
                     let Some(receive) = self.take_waiting(waiter) else { continue };
                     let error = RequestError::Remote(refusal.status(receive.key.borrowed()));
@@ -108,24 +133,66 @@ impl Matching {
 
     /// Gives a value to a receive, or to the next one that it fits. The caller then calls
     /// `send_due`.
-    pub(super) fn deliver(&mut self, lanes: &impl Lanes, receive: WaitingReceive, held: Held<WindowArrival>) {
-        let mut next = Some((receive, held));
-        // A loop, as many receives with other shapes can wait.
-        while let Some((receive, held)) = next.take() {
-            let (peer, edge) = (receive.peer, receive.edge);
-            let Held { step, in_window, value } = held;
-            let left = Self::offer(lanes, receive, value).filter(|_| !is_on(Mutant::MismatchDropped));
-            let Some(value) = left else { return };
-            let incoming = &mut self.peers[peer.0 as usize].incoming;
-            let Some((waiter, held)) = incoming.put_back(edge, Held { step, in_window, value }) else {
-                return;
-            };
-            next = self.take_waiting(waiter).map(|receive| (receive, held));
+    #[inline(never)] // keeps the begin of a receive short
+    pub(super) fn deliver(
+        &mut self,
+        lanes: &mut impl Lanes,
+        receive: WaitingReceive,
+        held: Held<WindowArrival>,
+    ) {
+        let (peer, edge) = (receive.peer, receive.edge);
+        if let Some(left) = self.try_deliver(lanes, receive, held) {
+            self.deliver_to_next(lanes, (peer, edge), left);
         }
     }
 
+    /// Gives a value that a receive could not take to the next one that it fits.
+    #[cold]
+    fn deliver_to_next(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, edge): (PeerIndex, u32),
+        mut held: Held<WindowArrival>,
+    ) {
+        // A loop, as many receives with other shapes can wait.
+        loop {
+            let incoming = &mut self.peers[peer.0 as usize].incoming;
+            let Some((waiter, put_back)) = incoming.put_back(edge, held) else { return };
+            let Some(receive) = self.take_waiting(waiter) else { return };
+            let Some(left) = self.try_deliver(lanes, receive, put_back) else { return };
+            held = left;
+        }
+    }
+
+    /// Gives a value to a receive. Returns it if the receive could not take it, and has failed.
+    #[inline(always)] // else both are copied
+    fn try_deliver(
+        &mut self,
+        lanes: &mut impl Lanes,
+        receive: WaitingReceive,
+        held: Held<WindowArrival>,
+    ) -> Option<Held<WindowArrival>> {
+        let Held { step, in_window, is_taken, value } = held;
+        let value = match value {
+            WindowArrival::Ready(value) => WindowArrival::Ready(Self::offer(lanes, receive, value)?),
+            WindowArrival::Offered(offered) => {
+                WindowArrival::Offered(self.take_arrived(lanes, receive, offered)?)
+            }
+            WindowArrival::Landing(landing) => {
+                self.join_transfer(receive, landing);
+                return None;
+            }
+        };
+        (!is_on(Mutant::MismatchDropped)).then_some(Held { step, in_window, is_taken, value })
+    }
+
     /// Ends a receive with a value or its error. Returns a value that the receive could not take.
-    fn offer(lanes: &impl Lanes, receive: WaitingReceive, value: WindowArrival) -> Option<WindowArrival> {
+    #[inline(always)] // else both are copied
+    pub(super) fn offer(
+        lanes: &impl Lanes,
+        receive: WaitingReceive,
+        value: ReadyValue,
+    ) -> Option<ReadyValue> {
         let WaitingReceive { key, destination, waiter, .. } = receive;
         let (result, left) = received(lanes, key.borrowed(), destination, value);
         waiter.complete(result.map(|(received, sender)| Delivery::of(received, sender, lanes.pool())));
@@ -147,26 +214,27 @@ impl Matching {
 }
 
 /// The result of a receive that meets a value, and a value that the receive could not take.
+#[inline(always)] // else the value is copied
 pub(super) fn received(
     lanes: &impl Lanes,
     key: TensorKeyRef<'_>,
     destination: Destination,
-    value: WindowArrival,
-) -> (Result<(Received, Placement), Error>, Option<WindowArrival>) {
+    value: ReadyValue,
+) -> (Result<(Received, Placement), Error>, Option<ReadyValue>) {
     let (result, left) = match value {
-        WindowArrival::Failed(status) => (Err(error_of(lanes, key, RequestError::Remote(status))), None),
-        WindowArrival::Dead => {
+        ReadyValue::Failed(status) => (Err(error_of(lanes, key, RequestError::Remote(status))), None),
+        ReadyValue::Dead => {
             let given = match destination {
                 Destination::Into(given) => Some(given),
                 Destination::Alloc | Destination::Borrow => None,
             };
             (Ok((Received::Dead(given), Placement::HEAP)), None)
         }
-        WindowArrival::Tensor(tensor) => match tensor.place(lanes.pool(), lanes.counters(), destination) {
+        ReadyValue::Tensor(tensor) => match tensor.place(lanes.pool(), lanes.counters(), destination) {
             Ok(received) => (Ok(received), None),
             Err(rejected) => {
                 let RejectedTensor { tensor, error } = *rejected;
-                (Err(error_of(lanes, key, error)), tensor.map(WindowArrival::Tensor))
+                (Err(error_of(lanes, key, error)), tensor.map(ReadyValue::Tensor))
             }
         },
     };
@@ -205,7 +273,8 @@ pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: Request
             Error::Corrupted { peer, key: name, bytes, sent, actual }
         }
         RequestError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
-        // The machines of requests alone cancel, and grant destinations.
-        RequestError::Cancelled | RequestError::NoGrant { .. } => Error::Cancelled { key: name },
+        RequestError::NoGrant { limit } => Error::too_many_grants(limit),
+        // The machine of requests alone cancels.
+        RequestError::Cancelled => Error::Cancelled { key: name },
     }
 }

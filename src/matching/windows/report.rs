@@ -2,7 +2,7 @@
 
 use super::{EdgeKey, Lanes, Matching, WaitingReceive};
 use crate::link::Value;
-use crate::link::windows::{ArrivedBytes, LinkFigures, WindowArrival};
+use crate::link::windows::{ArrivedBytes, LinkFigures, ReadyValue, WindowArrival};
 use crate::matching::edge_report::{EdgeReport, EdgeReports, EdgeWait};
 use crate::matching::untaken::LostEdge;
 use crate::matching::{Error, PeerIndex, Untaken, UntakenEdge};
@@ -134,12 +134,10 @@ fn bytes_of(value: &Value) -> u64 {
 
 /// The bytes of a value that lie in this process.
 fn bytes_here(value: &WindowArrival) -> u64 {
-    match value {
-        WindowArrival::Tensor(tensor) => match &tensor.bytes {
-            ArrivedBytes::Landed(tensor) => tensor.meta().bytes(),
-            ArrivedBytes::Kept(bytes) => bytes.len() as u64,
-            ArrivedBytes::Lent { .. } => 0,
-        },
-        WindowArrival::Dead | WindowArrival::Failed(_) => 0,
+    let WindowArrival::Ready(ReadyValue::Tensor(tensor)) = value else { return 0 };
+    match &tensor.bytes {
+        ArrivedBytes::Landed(tensor) => tensor.meta().bytes(),
+        ArrivedBytes::Kept(bytes) => bytes.len() as u64,
+        ArrivedBytes::Lent { .. } => 0,
     }
 }

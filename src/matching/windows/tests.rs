@@ -4,13 +4,14 @@ mod ends;
 mod flush;
 mod random;
 mod reports;
+mod transfers;
 mod walks;
 
 use super::*;
 
 use crate::fabric::ShortTake;
 use crate::link::placement_of;
-use crate::link::windows::{ArrivedBytes, ArrivedTensor, ToldMeta};
+use crate::link::windows::{ArrivedBytes, ArrivedTensor, LandingId, ReadyValue, ToldMeta};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
@@ -20,6 +21,7 @@ use crate::wire::{Code, DType, EdgeName, Shape, Status, TensorMeta, checksum_of}
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use transfers::{Offers, arrival};
 
 const SENDER: usize = 0;
 const RECEIVER: usize = 1;
@@ -38,6 +40,7 @@ struct TestLanes {
     is_down: bool,
     /// Whether a look at the next message finds none.
     is_silent: bool,
+    offers: Offers,
 }
 
 impl Lanes for TestLanes {
@@ -65,6 +68,14 @@ impl Lanes for TestLanes {
         if !self.is_down {
             self.to_receiver.push_back(message);
         }
+    }
+
+    fn land(&mut self, _: PeerIndex, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
+        self.offers.land(offer, target)
+    }
+
+    fn decline(&mut self, _: PeerIndex, offer: u32) {
+        self.offers.decline(offer);
     }
 
     /// The next record leaves in the general way.
@@ -152,6 +163,7 @@ fn side(window: u64) -> Side {
         to_receiver: VecDeque::new(),
         is_down: false,
         is_silent: false,
+        offers: Offers::default(),
     };
     Side { matching, lanes, pool, outstanding }
 }
@@ -186,6 +198,7 @@ impl Pair {
             lanes.is_down = true;
             lanes.to_sender.clear();
             lanes.to_receiver.clear();
+            lanes.offers.clear();
             matching.lost(peer, &Error::Stopped);
         }
     }
@@ -199,8 +212,13 @@ impl Pair {
             to.matching.handle_receiver(&mut to.lanes, peer, message, None).expect("honest");
             return true;
         }
-        let Some(message) = from.lanes.to_receiver.pop_front() else { return false };
-        to.matching.handle_sender(&mut to.lanes, peer, arrival(message)).expect("honest");
+        if let Some(message) = from.lanes.to_receiver.pop_front() {
+            let message = arrival(message, &mut to.lanes.offers);
+            to.matching.handle_sender(&mut to.lanes, peer, message).expect("honest");
+            return true;
+        }
+        let Some((landing, tensor)) = to.lanes.offers.write() else { return false };
+        to.matching.landed(&mut to.lanes, peer, landing, tensor);
         true
     }
 
@@ -283,34 +301,13 @@ impl Pair {
         for side in &self.sides {
             assert_eq!(side.matching.calls.len(), 0, "a call is left");
             assert!(side.matching.waiting.iter().next().is_none(), "a receive is left");
+            assert!(side.lanes.offers.is_empty(), "an offered tensor is left");
+            assert!(side.matching.peers.iter().all(|peer| peer.transfers.is_empty()), "a transfer is left");
         }
         let pools = self.sides.each_ref().map(|side| side.pool.clone());
         drop(self);
         assert!(pools.iter().all(Pool::is_empty), "a tensor is left");
     }
-}
-
-/// The message as it arrives: the fabric lends the tensor.
-fn arrival(message: ToReceiver<Value, WindowRefusal>) -> ToReceiver<WindowArrival, WindowRefusal> {
-    match message {
-        ToReceiver::Record(Record { edge, n, step, answers_need, value }) => {
-            let value = match value {
-                Value::Tensor(tensor) => WindowArrival::Tensor(arrived(tensor)),
-                Value::Dead => WindowArrival::Dead,
-            };
-            ToReceiver::Record(Record { edge, n, step, answers_need, value })
-        }
-        ToReceiver::Refused { edge, error } => ToReceiver::Refused { edge, error },
-        ToReceiver::Retired { edge } => ToReceiver::Retired { edge },
-        ToReceiver::StepsOver(over) => ToReceiver::StepsOver(over),
-        ToReceiver::Flush { edge } => ToReceiver::Flush { edge },
-    }
-}
-
-fn arrived(tensor: Tensor) -> ArrivedTensor {
-    let told = Arc::new(ToldMeta { meta: tensor.meta().clone(), sender: placement_of(&tensor) });
-    let checksum = Some(checksum_of(tensor.bytes()));
-    ArrivedTensor { told, checksum, bytes: ArrivedBytes::Landed(tensor) }
 }
 
 #[test]
@@ -550,8 +547,10 @@ fn a_corrupted_value_is_the_error_of_one_receive() {
     pair.send("x", 1, 1);
     pair.send("x", 1, 2);
     let message = pair.sides[SENDER].lanes.to_receiver.pop_front().expect("a record");
-    let mut message = arrival(message);
-    if let ToReceiver::Record(Record { value: WindowArrival::Tensor(tensor), .. }) = &mut message {
+    let mut message = arrival(message, &mut Offers::default());
+    if let ToReceiver::Record(Record { value: WindowArrival::Ready(ReadyValue::Tensor(tensor)), .. }) =
+        &mut message
+    {
         tensor.checksum = Some(0);
     }
     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];

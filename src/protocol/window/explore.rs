@@ -8,6 +8,7 @@
 mod case;
 mod cases;
 mod checks;
+mod remote;
 
 use super::WindowViolation;
 use super::in_edge::{Held, InState};
@@ -54,6 +55,8 @@ enum Fate {
 enum Call {
     NotBegun,
     Waits,
+    /// Has taken a value that is on its way.
+    Took(Value),
     Got(Value),
     Failed(Error),
     GaveUp,
@@ -87,6 +90,8 @@ enum Step {
     Acknowledge,
     /// The sender tells which steps have ended.
     Tell,
+    /// The value that a receive has taken lands.
+    Land(Waiter),
 }
 
 impl World {
@@ -136,6 +141,7 @@ impl World {
         if self.sender_up && !self.untold.is_empty() {
             steps.push(Step::Tell);
         }
+        steps.extend(self.under_way().map(|(waiter, _)| Step::Land(waiter)));
         steps
     }
 
@@ -169,7 +175,13 @@ impl World {
                 };
                 let value = before(|act| matches!(act, Act::Send(..)));
                 let is_call = |act: &Act| {
-                    matches!(act, Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..))
+                    matches!(
+                        act,
+                        Act::Receive(..)
+                            | Act::ReceiveMismatch(..)
+                            | Act::TryReceive(..)
+                            | Act::ReceiveRemote(..)
+                    )
                 };
                 let call = before(is_call);
                 self.act(case, act, value as Value, call as Waiter);
@@ -200,6 +212,7 @@ impl World {
                 }
                 self.post_to_receiver(posted);
             }
+            Step::Land(waiter) => self.land(case, waiter),
         }
         Ok(())
     }
@@ -237,7 +250,7 @@ impl World {
                 self.drop_values(&dropped);
             }
             Act::Flush => self.sender.flush(&mut |message| to_receiver.push(message)),
-            Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..) => {
+            Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..) | Act::ReceiveRemote(..) => {
                 self.receive(case, call, &mut to_sender);
             }
             Act::Widen(key) => {
@@ -251,12 +264,14 @@ impl World {
                     assert!(self.receiver.give_up(index, step, &waiter), "{waiter} waits");
                     self.calls[waiter as usize] = Call::GaveUp;
                 }
+                self.leave(case, waiter);
             }
             Act::EndHere(step) => {
                 self.over_at_receiver.push(step);
                 let (waiters, values) =
                     self.receiver.end_steps(&(step..=step), &mut |message| to_sender.push(message));
                 self.fail(&waiters, ENDED_HERE);
+                self.fail_taken(&values, ENDED_HERE);
                 self.drop_values(&values);
             }
             Act::Retire(key) => {
@@ -309,7 +324,7 @@ impl World {
     }
 
     fn receive(&mut self, case: &Case, waiter: Waiter, posted: &mut Vec<ToSender<Key>>) {
-        let Receive { key, step, fits, waits } = case.calls()[waiter as usize];
+        let Receive { key, step, fits, waits, is_remote } = case.calls()[waiter as usize];
         if self.over_at_receiver.contains(&step) {
             self.calls[waiter as usize] = Call::Failed(ENDED_HERE);
             return;
@@ -321,8 +336,13 @@ impl World {
                 self.calls[waiter as usize] = Call::Failed(MISMATCH);
                 return;
             }
-            let held = self.receiver.take(index, step).expect("a value");
-            self.got(case, waiter, held.value);
+            if is_remote {
+                let value = self.receiver.take_in_place(index, step).expect("a value");
+                self.calls[waiter as usize] = Call::Took(*value);
+            } else {
+                let held = self.receiver.take(index, step).expect("a value");
+                self.got(case, waiter, held.value);
+            }
             self.receiver.send_due(index, &mut post);
         } else if let Some(error) = self.receiver.refusal(index, step) {
             self.calls[waiter as usize] = Call::Failed(*error);
@@ -351,7 +371,10 @@ impl World {
                 let mut next = Some((waiter, held));
                 while let Some((waiter, held)) = next {
                     next = None;
-                    if case.calls()[waiter as usize].fits {
+                    if case.calls()[waiter as usize].is_remote {
+                        self.receiver.hold_taken(index, held.step, held.value);
+                        self.calls[waiter as usize] = Call::Took(held.value);
+                    } else if case.calls()[waiter as usize].fits {
                         let Held { value, .. } = held;
                         self.got(case, waiter, value);
                     } else {
@@ -399,9 +422,10 @@ impl World {
         let Receive { key, step, .. } = case.calls()[waiter as usize];
         assert_eq!(values[value as usize], (key, step), "a value of another key");
         assert_eq!(self.fates[value as usize], Fate::Moving, "value {value} was taken twice");
-        let earlier = values.iter().zip(&self.fates).take(value as usize);
-        let passed = earlier.filter(|(of, fate)| **of == (key, step) && **fate == Fate::Moving).count();
-        assert_eq!(passed, 0, "value {value} came before {passed} others");
+        let is_taken = |value| self.under_way().any(|(_, taken)| taken == value);
+        let earlier = (0..value).filter(|value| values[*value as usize] == (key, step) && !is_taken(*value));
+        let passed = earlier.filter(|value| self.fates[*value as usize] == Fate::Moving).count();
+        assert!(passed == 0 || case.may_leave(), "value {value} came before {passed} others");
         self.fates[value as usize] = Fate::Taken;
         self.calls[waiter as usize] = Call::Got(value);
     }

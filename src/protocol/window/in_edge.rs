@@ -29,8 +29,18 @@ pub struct Held<V> {
     pub step: u64,
     /// Whether the value occupies a cell of the window. A value that answered a need does not.
     pub in_window: bool,
+    /// Whether a receive has taken the value, which is still on its way. Other receives get later
+    /// values of the step, unless this one gives up.
+    pub is_taken: bool,
     /// Matched by the next receive of its step.
     pub value: V,
+}
+
+impl<V> Held<V> {
+    /// Whether a receive of this step can take the value.
+    fn is_free(&self, step: u64) -> bool {
+        self.step == step && !self.is_taken
+    }
 }
 
 /// The outcome of [`InEdge::arrive`].
@@ -222,12 +232,12 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// The first value of a step.
     pub fn first(&self, step: u64) -> Option<&V> {
-        self.held.iter().find(|held| held.step == step).map(|held| &held.value)
+        self.held.iter().find(|held| held.is_free(step)).map(|held| &held.value)
     }
 
     /// Takes the first value of a step.
     pub fn take(&mut self, step: u64) -> Option<Held<V>> {
-        let at = self.held.iter().position(|held| held.step == step)?;
+        let at = self.held.iter().position(|held| held.is_free(step))?;
         let held = self.held.remove(at);
         self.occupied -= u64::from(held.in_window);
         Some(held)
@@ -322,7 +332,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             self.occupied += u64::from(is_on(Mutant::DroppedValueOccupies) && !answers_need);
             return Ok(Arrived::Dropped(value));
         }
-        let held = Held { step, in_window: !answers_need, value };
+        let held = Held { step, in_window: !answers_need, is_taken: false, value };
         if let Some(at) = self.waiters.iter().position(|(of, _)| *of == step)
             && let Some((_, waiter)) = self.waiters.remove(at)
         {
@@ -341,7 +351,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         {
             return Some((waiter, held));
         }
-        let at = self.held.iter().position(|other| other.step == held.step).unwrap_or(self.held.len());
+        let at = self.held.iter().position(|other| other.is_free(held.step)).unwrap_or(self.held.len());
         self.occupied += u64::from(held.in_window);
         self.held.insert(at, held);
         None
@@ -400,14 +410,15 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             && self.credit() > 1
     }
 
-    /// Steps have ended at the sender. Returns their waiters, which fail, and their held values.
+    /// Steps have ended at the sender. Returns their waiters, which fail, and their held values. A
+    /// value that a receive has taken stays.
     pub fn sender_ended(&mut self, is_over: impl Fn(u64) -> bool) -> (Vec<W>, Vec<V>) {
         self.needs.retain(|(step, _)| !is_over(*step));
-        self.end(is_over)
+        self.end(is_over, is_on(Mutant::TakenEndsWithSender))
     }
 
-    /// Steps have ended here. Returns their waiters, which fail, and their held values. Hands the
-    /// messages for the sender to `post`.
+    /// Steps have ended here. Returns their waiters, which fail, and their held values, taken or
+    /// not. Hands the messages for the sender to `post`.
     pub fn end_steps<K>(
         &mut self,
         is_over: impl Fn(u64) -> bool,
@@ -421,7 +432,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
                 }
             }
         }
-        self.end(is_over)
+        self.end(is_over, true)
     }
 
     /// The sender's life has ended. Returns the waiters, which fail. The held values stay.
@@ -437,7 +448,56 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// Every step ends, on an edge without a number. Returns as [`InEdge::end_steps`].
     pub fn end_all(&mut self) -> (Vec<W>, Vec<V>) {
-        self.end(|_| true)
+        self.end(|_| true, true)
+    }
+
+    /// A receive takes the first value of a step, which is still on its way. The value stays in the
+    /// edge, in its place.
+    pub fn take_in_place(&mut self, step: u64) -> Option<&mut V> {
+        let held = self.held.iter_mut().find(|held| held.is_free(step))?;
+        self.occupied -= u64::from(std::mem::take(&mut held.in_window));
+        held.is_taken = true;
+        Some(&mut held.value)
+    }
+
+    /// Holds the last value that came, which a receive has taken and which is still on its way.
+    pub fn hold_taken(&mut self, step: u64, value: V) {
+        self.held.push(Held { step, in_window: false, is_taken: true, value });
+    }
+
+    /// The receive that has taken a value gives up. Returns the next waiter, which has taken the
+    /// value now.
+    pub fn leave_taken(&mut self, is_it: impl Fn(&V) -> bool) -> Option<W> {
+        let held = self.held.iter_mut().find(|held| held.is_taken && is_it(&held.value))?;
+        match self.waiters.iter().position(|(of, _)| *of == held.step) {
+            Some(at) if !is_on(Mutant::LeftValueNotPassedOn) => {
+                self.waiters.remove(at).map(|(_, waiter)| waiter)
+            }
+            _ => {
+                held.is_taken = false;
+                None
+            }
+        }
+    }
+
+    /// Removes a value that a receive has taken and got.
+    pub fn remove_taken(&mut self, is_it: impl Fn(&V) -> bool) -> Option<Held<V>> {
+        let at = self.held.iter().position(|held| held.is_taken && is_it(&held.value))?;
+        Some(self.held.remove(at))
+    }
+
+    /// Replaces a held value.
+    pub fn replace_held(&mut self, is_it: impl Fn(&V) -> bool, value: V) {
+        if let Some(held) = self.held.iter_mut().find(|held| is_it(&held.value)) {
+            held.value = value;
+        }
+    }
+
+    /// Drops the held values that `is_lost`.
+    pub fn drop_held_if(&mut self, is_lost: impl Fn(&V) -> bool) -> Vec<V> {
+        let dropped: Vec<_> = self.held.extract_if(.., |held| is_lost(&held.value)).collect();
+        self.occupied -= dropped.iter().filter(|held| held.in_window).count() as u64;
+        dropped.into_iter().map(|held| held.value).collect()
     }
 
     /// Reserves the memory of the window, so that a value later costs none.
@@ -479,7 +539,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         true
     }
 
-    fn end(&mut self, is_over: impl Fn(u64) -> bool) -> (Vec<W>, Vec<V>) {
+    fn end(&mut self, is_over: impl Fn(u64) -> bool, with_taken: bool) -> (Vec<W>, Vec<V>) {
         let mut waiters = Vec::new();
         for (step, waiter) in std::mem::take(&mut self.waiters) {
             match is_over(step) && !is_on(Mutant::StepsOverMissesWaiter) {
@@ -488,7 +548,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             }
         }
         let mut values = Vec::new();
-        for held in self.held.extract_if(.., |held| is_over(held.step)) {
+        let is_ended = |held: &mut Held<V>| is_over(held.step) && (with_taken || !held.is_taken);
+        for held in self.held.extract_if(.., is_ended) {
             self.occupied -= u64::from(held.in_window);
             values.push(held.value);
         }

@@ -485,6 +485,45 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.end(|edge, _| edge.end_all(), &mut |_| {}).1
     }
 
+    /// As [`InEdge::take_in_place`].
+    pub fn take_in_place(&mut self, index: u32, step: u64) -> Option<&mut V> {
+        self.edge_mut(index)?.take_in_place(step)
+    }
+
+    /// As [`InEdge::hold_taken`].
+    pub fn hold_taken(&mut self, index: u32, step: u64, value: V) {
+        if let Some(edge) = self.edge_mut(index) {
+            edge.hold_taken(step, value);
+            self.note_busy(index, step);
+        }
+    }
+
+    /// As [`InEdge::leave_taken`].
+    pub fn leave_taken(&mut self, index: u32, step: u64, is_it: impl Fn(&V) -> bool) -> Option<W> {
+        let waiter = self.edge_mut(index)?.leave_taken(is_it)?;
+        self.counts.remove(step);
+        Some(waiter)
+    }
+
+    /// As [`InEdge::remove_taken`]. The caller then calls [`InEdges::send_due`].
+    pub fn remove_taken(&mut self, index: u32, is_it: impl Fn(&V) -> bool) {
+        if let Some(held) = self.edge_mut(index).and_then(|edge| edge.remove_taken(is_it)) {
+            self.counts.remove(held.step);
+        }
+    }
+
+    /// As [`InEdge::replace_held`].
+    pub fn replace_held(&mut self, index: u32, is_it: impl Fn(&V) -> bool, value: V) {
+        if let Some(edge) = self.edge_mut(index) {
+            edge.replace_held(is_it, value);
+        }
+    }
+
+    /// Drops the held values that `is_lost`. The peer's life has ended, and no receive waits.
+    pub fn drop_held_if(&mut self, is_lost: impl Fn(&V) -> bool) -> Vec<V> {
+        self.end(|edge, _| (Vec::new(), edge.drop_held_if(&is_lost)), &mut |_| {}).1
+    }
+
     /// The next life of the peer is linked.
     pub fn returned(&mut self) {
         self.is_up = true;

@@ -217,7 +217,7 @@ impl<'a> MessageReader<'a> {
         Ok(RequestId { slot, generation: (bits >> 20) as u8 })
     }
 
-    fn grant(&mut self) -> Result<Grant, MessageError> {
+    pub(super) fn grant(&mut self) -> Result<Grant, MessageError> {
         Ok(Grant {
             region: self.u16("region")?,
             key: self.u32("key")?,

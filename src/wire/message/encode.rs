@@ -136,7 +136,7 @@ fn put_tensor_request(out: &mut Vec<u8>, request: &TensorRequest) {
     }
 }
 
-fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
+pub(super) fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
     out.extend_from_slice(&grant.region.to_le_bytes());
     out.extend_from_slice(&grant.key.to_le_bytes());
     out.extend_from_slice(&grant.offset.to_le_bytes());

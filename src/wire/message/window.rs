@@ -14,17 +14,19 @@
 //! * 40 `RECORD`: flags u8, n u16, edge, meta id u16, step u64, with the checksum flag checksum
 //!   u64. The kind in the flags says what follows. It is the bytes of the tensor, or nothing if the
 //!   record is the message of a loan. The borrow flag lets the receiver keep the loan. Dead values
-//!   and errors have meta id 0. An error has a status behind.
+//!   and errors have meta id 0. An error has a status behind. An offered tensor has its offer u32.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
+//! * 44 `GRANT`: offer u32, immediate u32, grant
+//! * 45 `DECLINE`: offer u32
 //!
 //! A meta is that of [`Message`](super::Message). A status is code u8, message and details (each
 //! u32 length + bytes); the derived flag belongs to it.
 
 use super::decode::MessageReader;
-use super::encode::{derived_flag, put_bytes, put_meta, put_status};
+use super::encode::{derived_flag, put_bytes, put_grant, put_meta, put_status};
 use super::{FLAG_DERIVED, MessageError, VersionedMeta};
-use crate::wire::{EdgeId, Status};
+use crate::wire::{EdgeId, Grant, Immediate, ImmediateKind, Status};
 
 const ANNOUNCE: u8 = 32;
 const CREDIT: u8 = 33;
@@ -38,6 +40,8 @@ pub(super) const RECORD: u8 = 40;
 const REFUSED: u8 = 41;
 const STEPS_OVER: u8 = 42;
 const FLUSH: u8 = 43;
+const GRANT: u8 = 44;
+const DECLINE: u8 = 45;
 
 // Flags of `ANNOUNCE`.
 const FLAG_RESUME: u8 = 1;
@@ -53,7 +57,8 @@ pub(super) const KIND_BYTES: u8 = 0;
 pub(super) const KIND_LOAN: u8 = 8;
 const KIND_DEAD: u8 = 16;
 const KIND_ERROR: u8 = 24;
-const KINDS: u8 = 24;
+const KIND_OFFER: u8 = 64;
+const KINDS: u8 = KIND_ERROR | KIND_OFFER;
 
 /// The name of an edge without its step, as a receiver announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +93,13 @@ pub enum RecordValue<'a> {
     },
     /// The mark of a branch not taken: no bytes follow.
     Dead,
+    /// A tensor that its sender keeps until the receiver grants it a destination, or declines it.
+    Offer {
+        /// The version of its meta-data.
+        meta: u16,
+        /// Names the tensor at its sender.
+        offer: u32,
+    },
     /// The sender failed to send the value.
     Error(Status),
 }
@@ -183,6 +195,20 @@ pub enum WindowMessage<'a> {
         /// The error of receives that ask for their values; `None` for steps that were cleaned up.
         status: Option<Status>,
     },
+    /// The destination of an offered tensor.
+    Grant {
+        /// As in its record.
+        offer: u32,
+        /// The immediate of the write, of the plain kind.
+        immediate: Immediate,
+        /// As many bytes as the tensor has.
+        target: Grant,
+    },
+    /// No receive takes an offered tensor.
+    Decline {
+        /// As in its record.
+        offer: u32,
+    },
 }
 
 impl<'a> WindowMessage<'a> {
@@ -226,6 +252,16 @@ impl<'a> WindowMessage<'a> {
                 out.extend(first.to_le_bytes());
                 out.extend(last.to_le_bytes());
                 status.iter().for_each(|status| put_status(out, status));
+            }
+            WindowMessage::Grant { offer, immediate, target } => {
+                out.push(GRANT);
+                out.extend(offer.to_le_bytes());
+                out.extend(immediate.to_bits().to_le_bytes());
+                put_grant(out, target);
+            }
+            WindowMessage::Decline { offer } => {
+                out.push(DECLINE);
+                out.extend(offer.to_le_bytes());
             }
         }
     }
@@ -271,6 +307,11 @@ impl<'a> MessageReader<'a> {
                 };
                 WindowMessage::StepsOver { first, last, status }
             }
+            GRANT => {
+                let (offer, immediate) = (self.u32("offer")?, self.plain_immediate()?);
+                WindowMessage::Grant { offer, immediate, target: self.grant()? }
+            }
+            DECLINE => WindowMessage::Decline { offer: self.u32("offer")? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }
@@ -302,10 +343,11 @@ impl<'a> MessageReader<'a> {
             KIND_BYTES => RecordValue::Bytes { meta, data: std::mem::take(&mut self.rest) },
             KIND_DEAD => RecordValue::Dead,
             KIND_ERROR => RecordValue::Error(self.status(derived)?),
+            KIND_OFFER => RecordValue::Offer { meta, offer: self.u32("offer")? },
             _ => return Err(self.bad("flags", flags.into())),
         };
         let is_error = matches!(value, RecordValue::Error(_));
-        let has_bytes = matches!(value, RecordValue::Bytes { .. });
+        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Offer { .. });
         if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) {
             return Err(self.bad("flags", flags.into()));
         }
@@ -318,6 +360,14 @@ impl<'a> MessageReader<'a> {
 
     fn edge(&mut self) -> Result<EdgeId, MessageError> {
         Ok(EdgeId { number: self.u32("edge")?, generation: self.u16("generation")? })
+    }
+
+    fn plain_immediate(&mut self) -> Result<Immediate, MessageError> {
+        let bits = self.u32("immediate")?;
+        let immediate = Immediate::from_bits(bits).ok();
+        immediate
+            .filter(|immediate| immediate.kind == ImmediateKind::Plain)
+            .ok_or_else(|| self.bad("immediate", bits.into()))
     }
 }
 
@@ -359,12 +409,13 @@ fn put_record(
     let kind = match value {
         RecordValue::Bytes { .. } => KIND_BYTES,
         RecordValue::Dead => KIND_DEAD,
+        RecordValue::Offer { .. } => KIND_OFFER,
         RecordValue::Error(status) => KIND_ERROR | derived_flag(status),
     };
     let needed = if answers_need { FLAG_ANSWERS_NEED } else { 0 };
     let checked = if checksum.is_some() { FLAG_CHECKSUM } else { 0 };
     let meta = match value {
-        RecordValue::Bytes { meta, .. } => *meta,
+        RecordValue::Bytes { meta, .. } | RecordValue::Offer { meta, .. } => *meta,
         RecordValue::Dead | RecordValue::Error(_) => 0,
     };
     out.extend([RECORD, kind | needed | checked]);
@@ -376,6 +427,7 @@ fn put_record(
     match value {
         RecordValue::Bytes { data, .. } => out.extend_from_slice(data),
         RecordValue::Dead => {}
+        RecordValue::Offer { offer, .. } => out.extend(offer.to_le_bytes()),
         RecordValue::Error(status) => put_status(out, status),
     }
 }

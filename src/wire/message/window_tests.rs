@@ -1,6 +1,7 @@
 use super::*;
 use crate::wire::{
-    Code, DType, EdgeId, SHORT_MESSAGE, SHORT_WORDS, Shape, ShortMessage, Status, UnreadMessage,
+    Code, DType, EdgeId, Grant, Immediate, ImmediateKind, SHORT_MESSAGE, SHORT_WORDS, Shape, ShortMessage,
+    Slot, Status, UnreadMessage,
 };
 use proptest::prelude::*;
 
@@ -16,6 +17,7 @@ fn status() -> impl Strategy<Value = Status> {
 fn value(data: &[u8]) -> impl Strategy<Value = RecordValue<'_>> {
     prop_oneof![
         any::<u16>().prop_map(move |meta| RecordValue::Bytes { meta, data }),
+        any::<(u16, u32)>().prop_map(|(meta, offer)| RecordValue::Offer { meta, offer }),
         Just(RecordValue::Dead),
         status().prop_map(RecordValue::Error),
     ]
@@ -107,6 +109,23 @@ proptest! {
     }
 
     #[test]
+    fn answers_to_an_offer_come_back(
+        offer: u32, slot in 0..Slot::COUNT, generation: u8, region: u16, key: u32, offset: u64, len: u64,
+    ) {
+        comes_back(&WindowMessage::Decline { offer })?;
+        let slot = Slot::new(slot).expect("20 bits");
+        let immediate = Immediate { kind: ImmediateKind::Plain, generation, slot };
+        let target = Grant { region, key, offset, len };
+        let grant = WindowMessage::Grant { offer, immediate, target };
+        comes_back(&grant)?;
+        let mut bytes = Vec::new();
+        let dead = Immediate { kind: ImmediateKind::Dead, ..immediate };
+        WindowMessage::Grant { offer, immediate: dead, target }.encode(&mut bytes);
+        let refused = WindowMessage::decode(&bytes).expect_err("another kind").to_string();
+        prop_assert!(refused.contains("as its immediate"), "{refused}");
+    }
+
+    #[test]
     fn an_announcement_comes_back(
         edge in edge(), limit: u64, resume in proptest::option::of(any::<u64>()),
         incarnation: u64, frame: u64, iteration: u64, borrow: bool, validate: bool,
@@ -124,7 +143,7 @@ proptest! {
         edge in edge(), n: u16, step: u64, answers_need: bool, checksum: Option<u64>,
         value in value(b"bytes"),
     ) {
-        let has_bytes = matches!(value, RecordValue::Bytes { .. });
+        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Offer { .. });
         let checksum = checksum.filter(|_| has_bytes);
         comes_back(&WindowMessage::Record { edge, n, step, answers_need, checksum, value })?;
     }

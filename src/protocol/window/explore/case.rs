@@ -20,6 +20,8 @@ pub enum Act {
     ReceiveMismatch(Key, u64),
     /// As `Receive`, for a value that is there now.
     TryReceive(Key, u64),
+    /// As `Receive`, for a value that is on its way after it was taken.
+    ReceiveRemote(Key, u64),
     /// The receiver announces an edge with a window of two.
     Widen(Key),
     /// A receive gives up, if it waits.
@@ -49,6 +51,8 @@ pub struct Receive {
     pub fits: bool,
     /// Whether it waits for a value that is not there.
     pub waits: bool,
+    /// Whether its value is on its way after it was taken.
+    pub is_remote: bool,
 }
 
 pub struct Case {
@@ -65,12 +69,21 @@ impl Case {
             .collect()
     }
 
+    /// Whether a receive may give up while its value is on its way. Later receives may have later
+    /// values then.
+    pub fn may_leave(&self) -> bool {
+        let has = |is: fn(&Act) -> bool| self.programs.iter().flatten().any(is);
+        has(|act| matches!(act, Act::ReceiveRemote(..))) && has(|act| matches!(act, Act::GiveUp(_)))
+    }
+
     pub fn calls(&self) -> Vec<Receive> {
         let acts = self.programs.iter().flatten();
+        let usual = |key, step| Receive { key, step, fits: true, waits: true, is_remote: false };
         acts.filter_map(|act| match *act {
-            Act::Receive(key, step) => Some(Receive { key, step, fits: true, waits: true }),
-            Act::ReceiveMismatch(key, step) => Some(Receive { key, step, fits: false, waits: true }),
-            Act::TryReceive(key, step) => Some(Receive { key, step, fits: true, waits: false }),
+            Act::Receive(key, step) => Some(usual(key, step)),
+            Act::ReceiveMismatch(key, step) => Some(Receive { fits: false, ..usual(key, step) }),
+            Act::TryReceive(key, step) => Some(Receive { waits: false, ..usual(key, step) }),
+            Act::ReceiveRemote(key, step) => Some(Receive { is_remote: true, ..usual(key, step) }),
             _ => None,
         })
         .collect()

@@ -68,6 +68,24 @@ pub fn cases() -> Vec<Case> {
             ],
         );
         add(
+            "values land after they were taken",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 1), Send(0, 2), End(1)],
+                vec![ReceiveRemote(0, 1), ReceiveRemote(0, 2)],
+                vec![ReceiveRemote(0, 1), EndHere(1)],
+            ],
+        );
+        add(
+            "a receive gives up while its value is on its way",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 1), Send(0, 2)],
+                vec![ReceiveRemote(0, 1), GiveUp(0), ReceiveRemote(0, 2)],
+                vec![ReceiveRemote(0, 1), ReceiveRemote(0, 1)],
+            ],
+        );
+        add(
             "a receive gives up",
             plain,
             vec![

@@ -1,0 +1,153 @@
+//! Tensors that travel by themselves, on a fabric that lends nothing.
+//!
+//! The record of such a tensor offers it. When a receive takes the tensor, the receiver grants its
+//! destination. The sender writes to it, with an immediate. So the destination is chosen late, and
+//! nothing is copied.
+
+use super::{LandingId, WindowEvent};
+use crate::fabric::{LinkId, Port};
+use crate::link::links::{Link, LinkContext, Links};
+use crate::memory::{Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::window::Slab;
+use crate::telemetry::Counter;
+use crate::wire::message::WindowMessage;
+use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
+
+/// The destinations that the peer may write to now.
+#[derive(Debug, Default)]
+pub(super) struct Landings {
+    grants: Slab<Grant>,
+    /// The generation of each place.
+    generations: Vec<u8>,
+}
+
+impl Landings {
+    /// Adds a grant; `None` if all places are taken.
+    fn add(&mut self, grant: Grant) -> Option<LandingId> {
+        let place = self.grants.add(grant);
+        let Some(slot) = Slot::new(place) else {
+            self.grants.remove(place);
+            return None;
+        };
+        if self.generations.len() <= place as usize {
+            self.generations.resize(place as usize + 1, 0);
+        }
+        let generation = &mut self.generations[place as usize];
+        *generation = generation.wrapping_add(1);
+        Some(LandingId { slot, generation: *generation })
+    }
+
+    fn take(&mut self, id: LandingId) -> Option<Grant> {
+        let place = id.slot.index();
+        let is_open = self.generations.get(place as usize) == Some(&id.generation);
+        is_open.then(|| self.grants.remove(place)).flatten()
+    }
+
+    /// Number of the open grants.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn len(&self) -> usize {
+        self.grants.iter().count()
+    }
+}
+
+impl<P: Port, C> Links<P, C> {
+    /// Grants the destination of an offered tensor. The offer ends. The tensor comes back with
+    /// [`WindowEvent::Landed`].
+    ///
+    /// # Errors
+    /// The destination, if the peer can't write to it: the port does not reach it, or grants no
+    /// more, or there is no such link. The offer stays then.
+    pub fn land(&mut self, link: LinkId, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
+        let Some((found, mut cx)) = self.with(link) else { return Err(target) };
+        let landing = found.land(&mut cx, offer, target);
+        self.links.note_backlog(link);
+        landing
+    }
+
+    /// Ends the offer of a tensor that no receive takes.
+    pub fn decline(&mut self, link: LinkId, offer: u32) {
+        if let Some((found, mut cx)) = self.with(link) {
+            found.send_window(&mut cx, &WindowMessage::Decline { offer });
+            self.links.note_backlog(link);
+        }
+    }
+}
+
+impl<C> Link<C> {
+    fn land<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, TensorMut> {
+        if !cx.port.reaches(&target) {
+            return Err(target);
+        }
+        let grant = cx.port.grant(self.id, target).map_err(|(_, target)| target)?;
+        let Some(landing) = self.windows.landings.add(grant) else {
+            let target = cx.port.revoke(self.id, &grant);
+            return Err(target.unwrap_or_else(|| unreachable!("it was granted just now")));
+        };
+        let immediate =
+            Immediate { kind: ImmediateKind::Plain, generation: landing.generation, slot: landing.slot };
+        self.send_window(cx, &WindowMessage::Grant { offer, immediate, target: grant });
+        Ok(landing)
+    }
+
+    /// Keeps a tensor until the peer has granted its destination. Returns its name.
+    pub(super) fn offer(&mut self, tensor: Tensor) -> u32 {
+        self.windows.offers.add(tensor)
+    }
+
+    /// The peer grants the destination of an offered tensor.
+    pub(super) fn on_grant<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        offer: u32,
+        immediate: Immediate,
+        target: Grant,
+    ) -> Result<(), String> {
+        let tensor = self.end_offer(offer)?;
+        let len = tensor.bytes().len() as u64;
+        if target.len != len {
+            return Err(format!("a destination of {} bytes came for a tensor of {len}", target.len));
+        }
+        cx.counters.increment(Counter::WritesPosted);
+        self.out.write(cx.port, cx.counters, tensor, target, immediate);
+        Ok(())
+    }
+
+    /// Ends an offer that the peer has answered.
+    pub(super) fn end_offer(&mut self, offer: u32) -> Result<Tensor, String> {
+        self.windows
+            .offers
+            .remove(offer)
+            .ok_or_else(|| format!("it answers offer {offer}, which was not made or is answered"))
+    }
+
+    /// A write to a granted destination has landed.
+    pub(in crate::link) fn on_written<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        immediate: Immediate,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let Immediate { kind, generation, slot } = immediate;
+        if kind != ImmediateKind::Plain {
+            return Err(format!("an immediate of kind {kind:?} came, which edge windows have not"));
+        }
+        let id = LandingId { slot, generation };
+        let Some(grant) = self.windows.landings.take(id) else {
+            return Err(format!("a write came for landing {}, which is not granted", slot.index()));
+        };
+        if bytes != grant.len && !is_on(Mutant::PartLanded) {
+            return Err(format!("a write of {bytes} bytes came for a tensor of {}", grant.len));
+        }
+        let Some(tensor) = cx.port.revoke(self.id, &grant) else {
+            return Err("a granted destination is gone".into());
+        };
+        cx.windows.push_back((self.id, WindowEvent::Landed(id, tensor)));
+        Ok(())
+    }
+}

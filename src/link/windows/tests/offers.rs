@@ -1,0 +1,159 @@
+//! Offered tensors, and what a peer may answer.
+
+use super::*;
+use crate::wire::{Grant, ImmediateKind, Slot};
+
+const BYTES: u64 = 1000;
+
+impl Scene {
+    /// Offers a tensor to the peer. Returns the name of the offer.
+    fn offer(&mut self) -> u32 {
+        let mut tensor = self.pool.zeroed(meta(BYTES)).expect("room");
+        tensor.bytes_mut().fill(9);
+        let value = Value::Tensor(tensor.freeze());
+        let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
+        self.links.window_to_receiver(self.link, ToReceiver::Record(record));
+        let told = self.heard(|message| matches!(message, WindowMessage::Meta(_)));
+        assert!(told, "the record comes without its meta-data");
+        self.heard(|message| match message {
+            WindowMessage::Record { value: RecordValue::Offer { offer, .. }, .. } => *offer,
+            other => panic!("no offer: {other:?}"),
+        })
+    }
+
+    /// The peer grants a destination of so many bytes.
+    fn granted(&mut self, bytes: u64) -> Grant {
+        let target = self.peer_pool.zeroed(meta(bytes)).expect("room");
+        self.peer.grant(self.peer_link, target).expect("a grant")
+    }
+
+    /// The record of an offer that the peer makes, and the destination that this side grants.
+    fn landing(&mut self) -> (LandingId, Immediate, Grant) {
+        self.tell_meta(BYTES);
+        self.say(&record(RecordValue::Offer { meta: 1, offer: 5 }));
+        let event = (0..10_000).find_map(|_| {
+            self.links.poll();
+            self.links.next_window()
+        });
+        let Some((_, WindowEvent::ToReceiver(ToReceiver::Record(record)))) = event else {
+            panic!("no record: {event:?}");
+        };
+        let WindowArrival::Offered(offered) = record.value else { panic!("{record:?}") };
+        let target = self.pool.landing(&offered.told.meta).expect("room");
+        let landing = self.links.land(self.link, offered.offer, target).expect("reached");
+        let (immediate, grant) = self.heard(|message| match message {
+            WindowMessage::Grant { offer: 5, immediate, target } => (*immediate, *target),
+            other => panic!("no grant: {other:?}"),
+        });
+        (landing, immediate, grant)
+    }
+
+    /// The peer writes so many bytes to a grant.
+    fn write(&mut self, bytes: u64, grant: &Grant, immediate: Immediate) {
+        let mut source = self.peer_pool.zeroed(meta(bytes)).expect("room");
+        source.bytes_mut().fill(7);
+        let source = source.freeze();
+        self.peer.write(self.peer_link, &source, bytes, grant, Some(immediate)).expect("posted");
+    }
+}
+
+fn plain(slot: u32, generation: u8) -> Immediate {
+    let slot = Slot::new(slot).expect("20 bits");
+    Immediate { kind: ImmediateKind::Plain, generation, slot }
+}
+
+#[test]
+fn an_offered_tensor_is_written_to_the_destination_that_is_granted() {
+    let mut scene = scene(false);
+    let (offer, target) = (scene.offer(), scene.granted(BYTES));
+    let immediate = plain(3, 7);
+    scene.say(&WindowMessage::Grant { offer, immediate, target });
+    for _ in 0..1000 {
+        scene.links.poll();
+        scene.hear();
+    }
+    assert_eq!(scene.written, [(immediate, BYTES)]);
+    let landed = scene.peer.revoke(scene.peer_link, &target).expect("granted");
+    assert_eq!(landed.bytes(), [9; BYTES as usize]);
+}
+
+#[test]
+fn a_declined_tensor_is_freed() {
+    let mut scene = scene(false);
+    let offer = scene.offer();
+    assert!(!scene.pool.is_empty());
+    scene.say(&WindowMessage::Decline { offer });
+    (0..1000).for_each(|_| _ = scene.links.poll());
+    assert!(scene.pool.is_empty(), "the tensor is kept");
+}
+
+#[test]
+fn an_answer_that_fits_no_offer_ends_the_link() {
+    let mut scene = scene(false);
+    scene.say(&WindowMessage::Decline { offer: 3 });
+    assert!(scene.ended().contains("offer 3, which was not made or is answered"));
+
+    let mut scene = self::scene(false);
+    let (offer, target) = (scene.offer(), scene.granted(BYTES));
+    for _ in 0..2 {
+        scene.say(&WindowMessage::Grant { offer, immediate: plain(0, 1), target });
+    }
+    assert!(scene.ended().contains(&format!("offer {offer}, which was not made or is answered")));
+
+    for bytes in [BYTES - 1, BYTES + 1] {
+        let mut scene = self::scene(false);
+        let (offer, target) = (scene.offer(), scene.granted(bytes));
+        scene.say(&WindowMessage::Grant { offer, immediate: plain(0, 1), target });
+        assert!(
+            scene.ended().contains(&format!("a destination of {bytes} bytes came for a tensor of {BYTES}"))
+        );
+    }
+}
+
+#[test]
+fn a_tensor_lands_in_its_destination() {
+    let mut scene = scene(false);
+    let (landing, immediate, grant) = scene.landing();
+    scene.write(BYTES, &grant, immediate);
+    let event = (0..10_000).find_map(|_| {
+        scene.links.poll();
+        scene.links.next_window()
+    });
+    let Some((_, WindowEvent::Landed(landed, tensor))) = event else { panic!("{event:?}") };
+    assert_eq!((landed, tensor.bytes()), (landing, &[7; BYTES as usize][..]));
+}
+
+#[test]
+fn a_write_of_another_length_ends_the_link() {
+    let mut scene = scene(false);
+    let (_, immediate, grant) = scene.landing();
+    scene.write(BYTES - 1, &grant, immediate);
+    assert!(scene.ended().contains("a write of 999 bytes came for a tensor of 1000"));
+}
+
+#[test]
+fn an_immediate_without_a_destination_ends_the_link() {
+    type Change = fn(Immediate) -> Immediate;
+    let others: [(Change, &str); 3] = [
+        (|own| Immediate { generation: own.generation + 1, ..own }, "which is not granted"),
+        (
+            |own| Immediate { slot: Slot::new(own.slot.index() + 1).expect("few"), ..own },
+            "which is not granted",
+        ),
+        (|own| Immediate { kind: ImmediateKind::Dead, ..own }, "of kind Dead"),
+    ];
+    for (change, why) in others {
+        let mut scene = scene(false);
+        let (_, immediate, grant) = scene.landing();
+        scene.write(BYTES, &grant, change(immediate));
+        let ended = scene.ended();
+        assert!(ended.contains(why), "{ended}");
+    }
+}
+
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    use crate::mutants::assert_found;
+    assert_found(Mutant::PartLanded, a_write_of_another_length_ends_the_link);
+}
