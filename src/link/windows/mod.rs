@@ -117,6 +117,17 @@ pub struct LandingId {
     pub generation: u8,
 }
 
+/// Why a destination was not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LandingRefused {
+    /// The port can't let the peer write there.
+    Unreachable,
+    /// The link has as many grants as it can have.
+    Full,
+    /// The link has ended, or is about to.
+    Down,
+}
+
 /// A value that has come from a peer.
 #[derive(Debug)]
 pub enum WindowArrival {

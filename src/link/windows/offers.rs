@@ -4,8 +4,8 @@
 //! destination. The sender writes to it, with an immediate. So the destination is chosen late, and
 //! nothing is copied.
 
-use super::{LandingId, WindowEvent};
-use crate::fabric::{LinkId, Port};
+use super::{LandingId, LandingRefused, WindowEvent};
+use crate::fabric::{LinkId, Port, PostError};
 use crate::link::links::{Link, LinkContext, Links};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
@@ -56,10 +56,14 @@ impl<P: Port, C> Links<P, C> {
     /// [`WindowEvent::Landed`].
     ///
     /// # Errors
-    /// The destination, if the peer can't write to it: the port does not reach it, or grants no
-    /// more, or there is no such link. The offer stays then.
-    pub fn land(&mut self, link: LinkId, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
-        let Some((found, mut cx)) = self.with(link) else { return Err(target) };
+    /// The reason with the destination, if the peer can't write to it. The offer stays then.
+    pub fn land(
+        &mut self,
+        link: LinkId,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
+        let Some((found, mut cx)) = self.with(link) else { return Err((LandingRefused::Down, target)) };
         let landing = found.land(&mut cx, offer, target);
         self.links.note_backlog(link);
         landing
@@ -80,14 +84,18 @@ impl<C> Link<C> {
         cx: &mut LinkContext<'_, P, C>,
         offer: u32,
         target: TensorMut,
-    ) -> Result<LandingId, TensorMut> {
+    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
         if !cx.port.reaches(&target) {
-            return Err(target);
+            return Err((LandingRefused::Unreachable, target));
         }
-        let grant = cx.port.grant(self.id, target).map_err(|(_, target)| target)?;
+        let grant = cx.port.grant(self.id, target).map_err(|(why, target)| match why {
+            PostError::Down => (LandingRefused::Down, target),
+            PostError::Full | PostError::Refused(_) => (LandingRefused::Full, target),
+        })?;
         let Some(landing) = self.windows.landings.add(grant) else {
             let target = cx.port.revoke(self.id, &grant);
-            return Err(target.unwrap_or_else(|| unreachable!("it was granted just now")));
+            let target = target.unwrap_or_else(|| unreachable!("it was granted just now"));
+            return Err((LandingRefused::Full, target));
         };
         let immediate =
             Immediate { kind: ImmediateKind::Plain, generation: landing.generation, slot: landing.slot };

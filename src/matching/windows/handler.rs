@@ -2,7 +2,7 @@
 
 use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
-use crate::link::windows::{EdgeKey, LandingId, WindowEvent, WindowRefusal};
+use crate::link::windows::{EdgeKey, LandingId, LandingRefused, WindowEvent, WindowRefusal};
 use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
@@ -76,10 +76,15 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
         self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
     }
 
-    fn land(&mut self, peer: PeerIndex, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
+    fn land(
+        &mut self,
+        peer: PeerIndex,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
         match self.connections.present(peer) {
             Some(link) => self.links.land(link, offer, target),
-            None => Err(target),
+            None => Err((LandingRefused::Down, target)),
         }
     }
 

@@ -36,7 +36,7 @@ pub use handler::WindowHandler;
 use super::untaken::LostValues;
 use super::{CALLS, CallId, Error, Members, PeerIndex, Waiter};
 use crate::fabric::ShortTake;
-use crate::link::windows::{EdgeKey, LandingId, MAX_EDGES, WindowArrival, WindowRefusal};
+use crate::link::windows::{EdgeKey, LandingId, LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
 use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::window::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
@@ -100,8 +100,13 @@ pub trait Lanes {
     /// Grants the destination of an offered tensor: see [`Links::land`](crate::link::Links::land).
     ///
     /// # Errors
-    /// The destination, if the peer can't write to it.
-    fn land(&mut self, peer: PeerIndex, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut>;
+    /// The reason with the destination, if the peer can't write to it.
+    fn land(
+        &mut self,
+        peer: PeerIndex,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, (LandingRefused, TensorMut)>;
     /// Ends the offer of a tensor that no receive takes.
     fn decline(&mut self, peer: PeerIndex, offer: u32);
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.

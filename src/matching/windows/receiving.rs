@@ -72,7 +72,7 @@ impl Matching {
     }
 
     #[inline(always)] // else the receive is copied
-    fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
+    pub(super) fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
         let WaitingReceive { peer, edge, is_bounded, .. } = receive;
         let waiting = &mut self.peers[peer.0 as usize].waiting;
         if is_bounded && *waiting >= self.max_waiting {

@@ -11,7 +11,7 @@ use super::*;
 
 use crate::fabric::ShortTake;
 use crate::link::placement_of;
-use crate::link::windows::{ArrivedBytes, ArrivedTensor, LandingId, ReadyValue, ToldMeta};
+use crate::link::windows::{ArrivedBytes, ArrivedTensor, LandingId, LandingRefused, ReadyValue, ToldMeta};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::window::Record;
@@ -70,7 +70,12 @@ impl Lanes for TestLanes {
         }
     }
 
-    fn land(&mut self, _: PeerIndex, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
+    fn land(
+        &mut self,
+        _: PeerIndex,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
         self.offers.land(offer, target)
     }
 

@@ -8,7 +8,8 @@ use super::receiving::{count_received, failed};
 use super::{Lanes, Matching, WaitingReceive};
 use crate::fabric::MAX_GRANTS;
 use crate::link::windows::{
-    ArrivedBytes, ArrivedTensor, LandingId, OfferedTensor, ReadyValue, ToldMeta, WindowArrival, check_bytes,
+    ArrivedBytes, ArrivedTensor, LandingId, LandingRefused, OfferedTensor, ReadyValue, ToldMeta,
+    WindowArrival, check_bytes,
 };
 use crate::link::{Destination, Received, RequestError};
 use crate::matching::{Delivery, PeerIndex};
@@ -46,6 +47,26 @@ enum WantedBy {
     Nobody,
 }
 
+/// Why a receive did not take an offered tensor.
+#[derive(Debug)]
+enum NotLanded {
+    /// The receive fails.
+    Failed(RequestError),
+    /// The link has ended, or is about to. The receive fails with the cause as soon as it is known.
+    Down,
+}
+
+impl NotLanded {
+    fn of(why: LandingRefused) -> Self {
+        match why {
+            LandingRefused::Down => NotLanded::Down,
+            LandingRefused::Full | LandingRefused::Unreachable => {
+                NotLanded::Failed(RequestError::NoGrant { limit: MAX_GRANTS as u32 })
+            }
+        }
+    }
+}
+
 fn is_landing(landing: LandingId) -> impl Fn(&WindowArrival) -> bool {
     move |value| matches!(value, WindowArrival::Landing(id) if *id == landing)
 }
@@ -66,7 +87,12 @@ impl Matching {
         };
         let begun = match begun {
             Ok(begun) => begun,
-            Err(error) => return failed(lanes, receive.waiter, &receive.key, error),
+            Err(NotLanded::Failed(error)) => return failed(lanes, receive.waiter, &receive.key, error),
+            Err(NotLanded::Down) => {
+                // The tensor is lost with the link.
+                drop(incoming.take(edge, step));
+                return self.wait(lanes, receive);
+            }
         };
         if let Some(value) = incoming.take_in_place(edge, step)
             && let WindowArrival::Offered(offered) = std::mem::replace(value, WindowArrival::Landing(begun.0))
@@ -86,9 +112,13 @@ impl Matching {
     ) -> Option<OfferedTensor> {
         let begun = match Self::land(lanes, &mut receive, &offered) {
             Ok(begun) => begun,
-            Err(error) => {
+            Err(NotLanded::Failed(error)) => {
                 failed(lanes, receive.waiter, &receive.key, error);
                 return Some(offered);
+            }
+            Err(NotLanded::Down) => {
+                self.wait(lanes, receive);
+                return None;
             }
         };
         let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
@@ -103,24 +133,30 @@ impl Matching {
         lanes: &mut impl Lanes,
         receive: &mut WaitingReceive,
         offered: &OfferedTensor,
-    ) -> Result<(LandingId, bool), RequestError> {
+    ) -> Result<(LandingId, bool), NotLanded> {
         let (peer, meta) = (receive.peer, &offered.told.meta);
         if let Destination::Into(given) = &receive.destination
             && given.meta() != meta
         {
             let (sent, given) = (Box::new(meta.clone()), Box::new(given.meta().clone()));
-            return Err(RequestError::ShapeMismatch { sent, given });
+            return Err(NotLanded::Failed(RequestError::ShapeMismatch { sent, given }));
         }
         if let Destination::Into(given) = std::mem::replace(&mut receive.destination, Destination::Alloc) {
             match lanes.land(peer, offered.offer, given) {
                 Ok(landing) => return Ok((landing, true)),
-                // The tensor lands in the pool and is copied.
-                Err(given) => receive.destination = Destination::Into(given),
+                Err((why, given)) => {
+                    receive.destination = Destination::Into(given);
+                    // A tensor that is out of reach is a copy of one that lands in the pool.
+                    if why != LandingRefused::Unreachable {
+                        return Err(NotLanded::of(why));
+                    }
+                }
             }
         }
-        let target = lanes.pool().landing(meta).map_err(RequestError::NoRoom)?;
+        let target = lanes.pool().landing(meta);
+        let target = target.map_err(|error| NotLanded::Failed(RequestError::NoRoom(error)))?;
         let landing = lanes.land(peer, offered.offer, target);
-        Ok((landing.map_err(|_| RequestError::NoGrant { limit: MAX_GRANTS as u32 })?, false))
+        Ok((landing.map_err(|(why, _)| NotLanded::of(why))?, false))
     }
 
     /// The sender writes an offered tensor to its destination, for a receive.

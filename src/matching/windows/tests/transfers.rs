@@ -12,8 +12,8 @@ pub struct Offers {
     offered: HashMap<u32, Tensor>,
     granted: VecDeque<(LandingId, u32, TensorMut)>,
     next: u32,
-    /// Whether the peer can't write to a given tensor.
-    is_out_of_reach: bool,
+    /// Why the next destination is refused.
+    refused: Option<LandingRefused>,
 }
 
 impl Offers {
@@ -25,10 +25,10 @@ impl Offers {
         OfferedTensor { told, checksum, offer: self.next }
     }
 
-    pub fn land(&mut self, offer: u32, target: TensorMut) -> Result<LandingId, TensorMut> {
+    pub fn land(&mut self, offer: u32, target: TensorMut) -> Result<LandingId, (LandingRefused, TensorMut)> {
         assert!(self.offered.contains_key(&offer), "offer {offer} is answered twice");
-        if std::mem::take(&mut self.is_out_of_reach) {
-            return Err(target);
+        if let Some(why) = self.refused.take() {
+            return Err((why, target));
         }
         let landing = LandingId { slot: Slot::new(offer).expect("few"), generation: 0 };
         self.granted.push_back((landing, offer, target));
@@ -122,14 +122,14 @@ fn give_up(pair: &mut Pair, call: &Call) {
 
 #[test]
 fn each_offered_tensor_lands_in_its_receive() {
-    for is_out_of_reach in [false, true] {
+    for refused in [None, Some(LandingRefused::Unreachable)] {
         let mut pair = Pair::offering(2);
         pair.begin_steps(1..=1);
         let given = pair.tensor(RECEIVER, 0, 8);
         let place = given.bytes().as_ptr();
         let mut into = pair.begin("x", 1, Destination::Into(given), SOON);
         let mut other = pair.receive("x", 1);
-        pair.offers().is_out_of_reach = is_out_of_reach;
+        pair.offers().refused = refused;
         pair.send("x", 1, 10);
         pair.send("x", 1, 20);
         pair.run();
@@ -235,6 +235,47 @@ fn a_loss_fails_receives_whose_tensors_are_on_their_way() {
     pair.send("x", 1, 30);
     pair.run();
     assert_eq!(next.number(), 30);
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
+    for is_there in [false, true] {
+        let mut pair = Pair::offering(2);
+        pair.begin_steps(1..=1);
+        if is_there {
+            let call = pair.receive("x", 1);
+            pair.run();
+            give_up(&mut pair, &call);
+            pair.send("x", 1, 10);
+            pair.run();
+        }
+        pair.offers().refused = Some(LandingRefused::Down);
+        let mut call = pair.receive("x", 1);
+        if !is_there {
+            pair.send("x", 1, 10);
+            pair.run();
+        }
+        assert!(call.waits(), "the loss is not known yet");
+        pair.lose();
+        assert!(matches!(call.error(), Error::Stopped));
+        pair.up();
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tensor() {
+    let mut pair = Pair::offering(2);
+    pair.begin_steps(1..=1);
+    pair.offers().refused = Some(LandingRefused::Full);
+    let mut call = pair.receive("x", 1);
+    pair.send("x", 1, 10);
+    pair.run();
+    assert!(matches!(call.error(), Error::ResourceExhausted { .. }));
+    let mut next = pair.receive("x", 1);
+    pair.run();
+    assert_eq!(next.number(), 10);
     pair.end(1..=1);
 }
 
