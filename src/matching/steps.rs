@@ -269,8 +269,13 @@ impl Steps {
         self.near_count + self.far.len()
     }
 
-    /// Whether a warning about `live` steps is due: at 1,024 and at each doubling.
+    /// Whether a warning about the live steps may be due.
     #[inline]
+    pub fn may_be_many(&self) -> bool {
+        self.far.len() >= MANY_STEPS - NEAR
+    }
+
+    /// Whether a warning about `live` steps is due: at 1,024 and at each doubling.
     pub fn is_warning_due(live: usize) -> bool {
         live >= MANY_STEPS && live.is_power_of_two()
     }

@@ -185,22 +185,23 @@ impl Context {
         if !self.is_usable() {
             self.check_usable()?;
         }
-        let (begun, live) = self.with_tables(|tables| {
+        let (begun, may_be_many) = self.with_tables(|tables| {
             let begun = tables.steps.begin(id, worker);
             if let Ok(Begun { number, is_new: true }) = begun {
                 self.flags.set(number);
             }
-            (begun, tables.steps.live_count())
+            (begun, tables.steps.may_be_many())
         });
         let Begun { number, is_new } = begun.map_err(|error| not_begun(id, worker, error))?;
-        if is_new && (self.hears_begins || Steps::is_warning_due(live)) {
-            self.tell_of_begin(id, worker, live);
+        if is_new && (self.hears_begins || may_be_many) {
+            self.tell_of_begin(id, worker);
         }
         Ok(Step { id, number, context: self.clone() })
     }
 
     #[cold]
-    fn tell_of_begin(&self, id: u64, worker: &Arc<str>, live: usize) {
+    fn tell_of_begin(&self, id: u64, worker: &Arc<str>) {
+        let live = self.with_tables(|tables| tables.steps.live_count());
         if Steps::is_warning_due(live) {
             tracing::warn!(
                 live,

@@ -30,28 +30,28 @@ impl Matching {
         }
         let entry = &mut self.peers[peer.0 as usize];
         let edge = entry.incoming_edge(key.borrowed());
-        let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing: None };
-        let step = receive.key.step;
+        let step = key.step;
+        let landing = None;
         if entry.incoming.holds_any(edge) && entry.incoming.first(edge, step).is_some() {
+            let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing };
             return self.receive_held(lanes, receive);
         }
         if let Some(error) = &entry.down {
             let error = error.clone();
             self.send_due(lanes, peer, edge);
-            return receive.waiter.complete(Err(error));
+            return waiter.complete(Err(error));
         }
         if let Some(refusal) = entry.incoming.refusal(edge, step) {
-            let error = RequestError::Remote(refusal.status(receive.key.borrowed()));
+            let error = RequestError::Remote(refusal.status(key.borrowed()));
             self.send_due(lanes, peer, edge);
-            return failed(lanes, receive.waiter, &receive.key, error);
+            return failed(lanes, waiter, &key, error);
         }
-        if receive.waiter.timeout.is_zero() {
+        if waiter.timeout.is_zero() {
             entry.incoming.ask(edge, step, &mut |message| lanes.to_sender(peer, message));
-            let WaitingReceive { key, mut waiter, .. } = receive;
-            waiter.cancel_reason = Some(CancelReason::Deadline(None));
+            let waiter = Waiter { cancel_reason: Some(CancelReason::Deadline(None)), ..waiter };
             return waiter.fail_cancelled(&key);
         }
-        self.wait(lanes, receive);
+        self.wait(lanes, WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing });
     }
 
     /// A receive takes the first value of its step.
@@ -79,16 +79,16 @@ impl Matching {
             self.send_due(lanes, peer, edge);
             return receive.waiter.complete(Err(Error::too_many_receives(self.max_waiting)));
         }
+        *waiting += u32::from(is_bounded);
         let step = receive.key.step;
-        let waiter = self.enlist(receive);
+        let waiter = self.add_waiting(receive);
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
     }
 
-    /// Adds a receive that waits.
+    /// Adds a receive that waits, which counts as waiting already.
     #[inline(always)] // else the receive is copied
-    pub(super) fn enlist(&mut self, receive: WaitingReceive) -> u32 {
-        self.peers[receive.peer.0 as usize].waiting += u32::from(receive.is_bounded);
+    pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
         self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
         let id = receive.waiter.id;
         let waiter = self.waiting.add(receive);

@@ -164,16 +164,21 @@ impl Matching {
         let (landing, is_given) = begun;
         let OfferedTensor { told, checksum, .. } = offered;
         let (peer, edge, step) = (receive.peer, receive.edge, receive.key.step);
-        let waiter = self.enlist(WaitingReceive { landing: Some(landing), ..receive });
+        let waiter = self.wait_for_transfer(WaitingReceive { landing: Some(landing), ..receive });
         let wanted_by = WantedBy::Receive { waiter, is_given };
         let transfer = Transfer { edge, step, told, checksum, wanted_by };
         self.peers[peer.0 as usize].transfers.insert(landing, transfer);
     }
 
+    fn wait_for_transfer(&mut self, receive: WaitingReceive) -> u32 {
+        self.peers[receive.peer.0 as usize].waiting += u32::from(receive.is_bounded);
+        self.add_waiting(receive)
+    }
+
     /// A receive takes a tensor that is on its way.
     pub(super) fn join_transfer(&mut self, receive: WaitingReceive, landing: LandingId) {
         let peer = receive.peer;
-        let waiter = self.enlist(WaitingReceive { landing: Some(landing), ..receive });
+        let waiter = self.wait_for_transfer(WaitingReceive { landing: Some(landing), ..receive });
         if let Some(transfer) = self.peers[peer.0 as usize].transfers.get_mut(&landing) {
             transfer.wanted_by = WantedBy::Receive { waiter, is_given: false };
         }

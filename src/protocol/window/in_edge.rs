@@ -363,7 +363,10 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
-        let is_due = back >= credit_batch(self.window) || (is_short && back > 0);
+        // The usual edge is not flushed, and computes nothing.
+        let is_batch =
+            back >= self.credit_batch && (self.flush.is_none() || back >= credit_batch(self.window));
+        let is_due = is_batch || (is_short && back > 0);
         let is_flushed = self.flush.is_some_and(|told| self.held.len() < told);
         if is_due || is_flushed {
             if is_on(Mutant::CreditNotReturned) {
