@@ -39,7 +39,6 @@ fn ask(cluster: &str) -> Result<()> {
     numbers.as_mut_slice::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     // A frozen tensor can't be written any more. A send never blocks.
     step.send(&node.edge_to("worker", 1, "numbers")?, numbers.freeze())?;
-
     let sum = step.recv(&node.edge_from("worker", 1, "sum")?, TIMEOUT)?.tensor;
     println!("task 0 received the sum {}", sum.as_slice::<f32>()?[0]);
     node.stop()?;
@@ -50,7 +49,6 @@ fn ask(cluster: &str) -> Result<()> {
 fn answer(cluster: &str) -> Result<()> {
     let node = Node::builder().member("worker", 1).set("cluster", cluster).start()?;
     node.join()?;
-
     let step = node.step(1)?;
     let numbers = step.recv(&node.edge_from("worker", 0, "numbers")?, TIMEOUT)?.tensor;
     println!("task 1 received {:?}", numbers.as_slice::<f32>()?);
