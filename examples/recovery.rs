@@ -42,8 +42,7 @@ fn trainer() -> Result<(), Box<dyn Error>> {
         println!("step {number}: the gradient is {}", answer.as_slice::<f32>()?[0]);
         node.cleanup(number); // frees what is left of the step
     }
-    node.stop()?;
-    Ok(())
+    Ok(node.stop().map(drop)?)
 }
 
 /// Task 1 answers the weights of each step with a gradient.
@@ -57,6 +56,5 @@ fn worker(cluster: &str, first_step: u64) -> Result<(), Box<dyn Error>> {
         tensor.as_mut_slice::<f32>()?[0] = 10.0 * step.recv(&weights, TIMEOUT)?.tensor.as_slice::<f32>()?[0];
         step.send(&gradient, tensor.freeze())?;
     }
-    node.stop()?;
-    Ok(())
+    Ok(node.stop().map(drop)?)
 }
