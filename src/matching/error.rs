@@ -239,6 +239,15 @@ pub enum Error {
         /// The last step of the sequence.
         last: StepId,
     },
+    /// A sequence was used on a node that has not declared it.
+    #[error(
+        "steps of the sequence from {base} on can't be aborted: the node of the step has not declared the \
+         sequence; declare it there with Node::sequence"
+    )]
+    UndeclaredSequence {
+        /// The id of its first step.
+        base: StepId,
+    },
     /// A receive was cancelled or reached its deadline, and its poller did not end it within
     /// 2 x `cancel_grace`.
     #[error(
@@ -310,7 +319,8 @@ impl Error {
             | Error::UnknownTask { .. }
             | Error::WindowTooLong { .. }
             | Error::AbortWithOk { .. }
-            | Error::NotOfSequence { .. } => Code::InvalidArgument,
+            | Error::NotOfSequence { .. }
+            | Error::UndeclaredSequence { .. } => Code::InvalidArgument,
         }
     }
 

@@ -91,10 +91,11 @@ impl GoneSteps {
         (first, next.unwrap_or(u64::MAX))
     }
 
-    /// The steps of the sequence `base`, which was declared.
-    pub fn steps_of(&self, base: u64) -> RangeInclusive<u64> {
-        let next = self.sequences.iter().map(|run| run.base).find(|other| *other > base);
-        base..=next.map_or(u64::MAX, |next| next - 1)
+    /// The steps of the sequence `base`; `None` if it was not declared.
+    pub fn steps_of(&self, base: u64) -> Option<RangeInclusive<u64>> {
+        let at = self.sequences.iter().position(|run| run.base == base)?;
+        let next = self.sequences.get(at + 1);
+        Some(base..=next.map_or(u64::MAX, |next| next.base - 1))
     }
 
     /// Aborts steps of a sequence. Returns false if an earlier range includes them.

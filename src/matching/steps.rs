@@ -253,7 +253,7 @@ impl Steps {
     }
 
     /// See [`GoneSteps::steps_of`].
-    pub fn steps_of(&self, base: u64) -> RangeInclusive<u64> {
+    pub fn steps_of(&self, base: u64) -> Option<RangeInclusive<u64>> {
         self.gone.steps_of(base)
     }
 
@@ -351,7 +351,7 @@ mod tests {
         }
         steps.abort(103, early.clone());
         steps.cleanup(102);
-        assert_eq!(steps.steps_of(100), 100..=u64::MAX);
+        assert_eq!(steps.steps_of(100), Some(100..=u64::MAX));
         let aborted = steps.abort_all(&(101..=u64::MAX), &late);
         assert_eq!(aborted, [(101, 3), (101 + NEAR as u64, 5)], "those that were live, in their order");
         assert!(steps.is_live(99) && steps.is_live(100));
@@ -373,7 +373,8 @@ mod tests {
     fn the_steps_of_a_sequence_go_on_to_the_next_one() {
         let mut steps = Steps::default();
         [100, 200, 0].into_iter().for_each(|base| steps.sequence(base));
-        assert_eq!([0, 100, 200].map(|base| steps.steps_of(base)), [0..=99, 100..=199, 200..=u64::MAX]);
+        let expected = [Some(0..=99), Some(100..=199), Some(200..=u64::MAX), None];
+        assert_eq!([0, 100, 200, 150].map(|base| steps.steps_of(base)), expected);
     }
 
     #[test]

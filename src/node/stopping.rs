@@ -15,9 +15,10 @@ impl Node {
     /// the values that were not taken, and is [empty](Untaken::is_empty) if there are none. A
     /// timeout of zero only looks.
     ///
-    /// A value whose step was cleaned up or aborted, on either side, is not waited for. The call
-    /// also ends when only values for peers without a link are left. Values that had left for a
-    /// peer whose life ends meanwhile are reported as lost, on shared memory.
+    /// A value whose step was cleaned up or aborted here is not waited for. Nor is one that has
+    /// left, if its receiver has ended the step. The call also ends when only values for peers
+    /// without a link are left. Values that had left for a peer whose life ends meanwhile are
+    /// reported as lost, on shared memory.
     ///
     /// On shared memory each edge costs one message in each direction, and one for each value that
     /// is taken meanwhile. A look asks the peers, but does not wait for their answers. So it may

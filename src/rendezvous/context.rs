@@ -420,9 +420,11 @@ impl Context {
     /// See [`Sequence::abort_from`].
     pub(super) fn abort_from(&self, base: u64, step: u64, status: Status) -> Result<(), Error> {
         let aborted = self.with_tables(|tables| {
-            let steps = tables.steps.steps_of(base);
+            let undeclared = || Error::UndeclaredSequence { base: base.into() };
+            let steps = tables.steps.steps_of(base).ok_or_else(undeclared)?;
             if !steps.contains(&step) {
-                return Err(steps);
+                let (first, last) = ((*steps.start()).into(), (*steps.end()).into());
+                return Err(Error::NotOfSequence { step: step.into(), first, last });
             }
             let steps = step..=*steps.end();
             let mut wakeups = DeferredWakeups::default();
@@ -433,11 +435,7 @@ impl Context {
             }
             Ok((steps, wakeups))
         });
-        let (steps, wakeups) = aborted.map_err(|steps| Error::NotOfSequence {
-            step: step.into(),
-            first: (*steps.start()).into(),
-            last: (*steps.end()).into(),
-        })?;
+        let (steps, wakeups) = aborted?;
         self.wake(wakeups);
         self.change(&StepChange::Aborted { steps, status });
         Ok(())

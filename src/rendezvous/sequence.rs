@@ -62,7 +62,8 @@ impl Sequence {
     /// ```
     ///
     /// # Errors
-    /// If the status is OK, or `step` is not of this sequence. The node is that of `step`.
+    /// If the status is OK, `step` is not of this sequence, or its node has not declared the
+    /// sequence.
     pub fn abort_from(&self, step: &Step, status: Status) -> Result<(), Error> {
         step.check_abort(&status)?;
         step.context.abort_from(self.base, step.id, status)

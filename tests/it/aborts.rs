@@ -2,6 +2,7 @@
 
 use crate::common::{SOON, counting, run, until};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use tensorwire::{Code, Edge, Error, Node, Status, Step, StepId};
 
 const BASE: u64 = 1 << 40;
@@ -89,6 +90,24 @@ fn an_abort_from_a_step_on_ends_each_later_step_of_the_sequence_here_and_at_all_
         for step in steps.iter().chain(&later) {
             step.cleanup();
             assert!(matches!(node.step(step.id()), Err(Error::StepGone { .. })));
+        }
+    });
+}
+
+#[test]
+fn a_sequence_that_the_node_of_the_step_has_not_declared_aborts_nothing() {
+    let declared = Arc::new(OnceLock::new());
+    let sequence = declared.clone();
+    run(1, &[], move |node, _| sequence.set(node.sequence(BASE)).expect("once"));
+    let sequence = *declared.get().expect("of another node");
+    run(1, &[], move |node, _| {
+        let step = node.step(BASE + 50).expect("new");
+        let error = sequence.abort_from(&step, cause()).expect_err("it was not declared here");
+        assert!(matches!(error, Error::UndeclaredSequence { .. }) && error.code() == Code::InvalidArgument);
+        assert!(error.to_string().contains("Node::sequence"), "{error}");
+        let later = node.step(BASE + 51).expect("new");
+        for step in [step, later] {
+            step.send_dead(&to(node, 0, "x")).expect("it is live");
         }
     });
 }

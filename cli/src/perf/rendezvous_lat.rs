@@ -197,9 +197,10 @@ pub fn joined(
     for (key, value) in device(&options.fabric) {
         builder = builder.set(key, value);
     }
+    // A profile may borrow.
+    builder = builder.set("bulk_receive", if options.borrow { "borrow" } else { "copy" });
     if options.borrow {
-        builder =
-            builder.set("bulk_receive", "borrow").set("max_lent_bytes", options.fabric.pool.to_string());
+        builder = builder.set("max_lent_bytes", options.fabric.pool.to_string());
     }
     if options.is_baseline && options.batch() > 0 {
         // Beyond these limits a single receive is refused, while a batch waits.

@@ -24,6 +24,7 @@ use clap::{Args, value_parser};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tempfile::TempDir;
 use tensorwire::Profile;
 
 /// Payloads by default, in bytes.
@@ -93,7 +94,7 @@ pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     let program = program.map_err(|error| CliError::failed("looking for this program", error))?;
     let found = options.peers.iter().map(|&peer| (peer, peer.find(options.given(peer)))).collect();
     let mut comparison =
-        CompareRun { options, run, cores, program, found, folder: Scratch::create()?, figures: Vec::new() };
+        CompareRun { options, run, cores, program, found, folder: scratch()?, figures: Vec::new() };
     print(&comparison.report().header())?;
     comparison.measure()?;
     let report = comparison.report();
@@ -133,24 +134,11 @@ impl CompareOptions {
     }
 }
 
-/// A folder for the output of the runs. Dropping it removes it.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn create() -> Result<Self, CliError> {
-        let folder = std::env::temp_dir().join(format!("tensorwire-compare-{}", std::process::id()));
-        let created = std::fs::create_dir(&folder);
-        created
-            .map_err(|error| CliError::failed(format!("making the folder {}", folder.display()), error))?;
-        Ok(Scratch(folder))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What is left lies in the folder for temporary files.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A folder for the output of the runs.
+fn scratch() -> Result<TempDir, CliError> {
+    let folder = tempfile::Builder::new().prefix("tensorwire-compare-").tempdir();
+    let place = std::env::temp_dir();
+    folder.map_err(|error| CliError::failed(format!("making a folder in {}", place.display()), error))
 }
 
 /// What is measured in a turn.
@@ -178,7 +166,7 @@ struct CompareRun<'a> {
     program: PathBuf,
     /// Each peer with its program, or with the reason why it is left out.
     found: Vec<(Peer, Result<PathBuf, String>)>,
-    folder: Scratch,
+    folder: TempDir,
     figures: Vec<TurnFigure>,
 }
 
@@ -272,8 +260,8 @@ impl CompareRun<'_> {
         let Call { server, client } = peer.call(program, measure, conditions, port);
         let timeout = Duration::from_secs(self.options.timeout);
         let printed = match server {
-            Some(server) => run_pair(&server, &client, port, &self.folder.0, timeout)?,
-            None => job::run(&client, &self.folder.0, timeout)?,
+            Some(server) => run_pair(&server, &client, port, self.folder.path(), timeout)?,
+            None => job::run(&client, self.folder.path(), timeout)?,
         };
         let figure = peer.figure(measure, &printed);
         figure.map_err(|why| format!("`{client}` printed no figure: {why}; {}", quoted(&printed)))
@@ -281,7 +269,7 @@ impl CompareRun<'_> {
 
     /// The report of a run of this program.
     fn own(&self, job: &job::Job) -> Result<OwnReport, CliError> {
-        job::run(job, &self.folder.0, OWN_TIMEOUT).map_err(CliError::Failed)?;
+        job::run(job, self.folder.path(), OWN_TIMEOUT).map_err(CliError::Failed)?;
         let text = std::fs::read_to_string(self.json());
         let text = text.map_err(|error| CliError::failed(format!("reading the report of `{job}`"), error))?;
         OwnReport::read(&text).map_err(|error| CliError::failed(format!("`{job}`"), error))
@@ -294,7 +282,7 @@ impl CompareRun<'_> {
 
     /// The file of our own reports.
     fn json(&self) -> PathBuf {
-        self.folder.0.join("report.json")
+        self.folder.path().join("report.json")
     }
 
     /// The peers that measure this and have not failed, with their programs.
