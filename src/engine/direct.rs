@@ -27,6 +27,12 @@ pub trait DirectTake<P: Port, H: Handler<P>> {
     /// As [`DirectTake::take`], if no message was handled since its last call. A look at the result
     /// alone, which costs less than a poll.
     fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<Self::Taken>;
+
+    /// Whether the wait must go on by a command after this result.
+    fn goes_elsewhere(&self, taken: &Self::Taken) -> bool {
+        let _ = taken;
+        false
+    }
 }
 
 /// The outcome of [`Engine::wait_direct`].
@@ -181,7 +187,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
                 for _ in 0..LOOKS_PER_POLL {
                     match poller.direct(|handler, links| wait.take_short(handler, links)) {
-                        ShortTake::Taken(result) => return DirectWait::Ready(result),
+                        ShortTake::Taken(result) => return ended(wait, result, since),
                         ShortTake::Nothing => {}
                         ShortTake::Other => break,
                     }
@@ -189,7 +195,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 if poller.poll_direct() > 0
                     && let Some(result) = poller.direct(|handler, links| wait.take(handler, links))
                 {
-                    return DirectWait::Ready(result);
+                    return ended(wait, result, since);
                 }
             }
             let now = self.now();
@@ -204,9 +210,21 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             // Ends the waits of other threads whose deadlines have passed.
             poller.step(now);
             if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
-                return DirectWait::Ready(result);
+                return ended(wait, result, since);
             }
         }
+    }
+}
+
+/// The outcome of a wait with this result, whose first look at the clock was at `since`.
+fn ended<P: Port, H: Handler<P>, R>(
+    wait: &impl DirectTake<P, H, Taken = R>,
+    result: R,
+    since: Option<Time>,
+) -> DirectWait<R> {
+    match wait.goes_elsewhere(&result) {
+        true => DirectWait::Elsewhere(since),
+        false => DirectWait::Ready(result),
     }
 }
 

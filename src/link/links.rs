@@ -276,11 +276,13 @@ impl<P: Port, C> Links<P, C> {
     }
 
     /// Sends a message about an edge on which this process sends. Dropped if there is no such link.
+    /// Returns whether a tensor of it stays here: [`WindowEvent::Sent`] follows.
     #[inline]
-    pub fn window_to_receiver(&mut self, link: LinkId, message: ToReceiver<Value, WindowRefusal>) {
-        let Some((found, mut cx)) = self.with(link) else { return };
-        found.window_to_receiver(&mut cx, message);
+    pub fn window_to_receiver(&mut self, link: LinkId, message: ToReceiver<Value, WindowRefusal>) -> bool {
+        let Some((found, mut cx)) = self.with(link) else { return false };
+        let stays = found.window_to_receiver(&mut cx, message);
         self.links.note_backlog(link);
+        stays
     }
 
     /// Whether a request for a key finds room in the tables of requests, grants and routes.
@@ -509,11 +511,13 @@ impl<C> Link<C> {
         }
     }
 
-    /// Notes that an operation with a tensor has completed or failed. Returns whether the layer
-    /// above is told: with edge windows a value counts as sent when its record leaves.
-    pub(super) fn finished(&mut self) -> bool {
+    /// Notes that an operation with a tensor has completed or failed.
+    pub(super) fn finished<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
         self.out.finished();
-        self.settings.protocol == TensorProtocol::Requests
+        match self.settings.protocol {
+            TensorProtocol::Requests => cx.events.push_back(LinkEvent::SendComplete),
+            TensorProtocol::Windows { .. } => self.window_post_ended(cx),
+        }
     }
 
     /// Handles a completion of the peer's doing.
@@ -561,6 +565,7 @@ impl<C> Link<C> {
 
     pub(super) fn down<P: Port>(mut self, cx: &mut LinkContext<'_, P, C>, failure: LinkFailure) {
         self.undo_all(cx);
+        self.drop_offers(cx);
         // Queued values will never be posted.
         if !is_on(Mutant::OutstandingLeak) {
             cx.events.extend((0..self.out.values()).map(|_| LinkEvent::SendComplete));

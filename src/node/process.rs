@@ -13,7 +13,7 @@ use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
 use crate::link::TensorProtocol;
 use crate::matching::windows::WindowHandler;
-use crate::matching::{EdgeReports, Remote, RemoteHandler};
+use crate::matching::{EdgeReports, Remote};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
@@ -162,19 +162,11 @@ impl Node {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
         let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
-        let of_link = |protocol| {
-            let (settings, reporter) = (remote_settings(config, protocol), reporter.clone());
-            (me.clone(), incarnation.get(), members.clone(), settings, outstanding.clone(), reporter)
-        };
         let borrow = config.bulk_receive == BulkReceive::Borrow;
-        let requests = || {
-            let (me, life, members, settings, outstanding, reporter) = of_link(TensorProtocol::Requests);
-            RemoteHandler::new(me, life, members, settings, outstanding, reporter)
-        };
-        let windows = || {
-            let protocol = TensorProtocol::Windows { borrow };
-            let (me, life, members, settings, outstanding, reporter) = of_link(protocol);
-            WindowHandler::new(me, life, members, settings, outstanding, reporter)
+        let handler = || {
+            let settings = remote_settings(config, TensorProtocol::Windows { borrow });
+            let (me, members, reporter) = (me.clone(), members.clone(), reporter.clone());
+            WindowHandler::new(me, incarnation.get(), members, settings, outstanding.clone(), reporter)
         };
         let polling = Polling::new(config, members.all().len(), cpus);
         let host = host::identity()?;
@@ -182,8 +174,8 @@ impl Node {
             TransportParts { config, pool: &pool, polling: &polling, directory: &directory, host: &host };
         let registrar = transport.registrar();
         let (pollers, peering) = match transport {
-            Transport::Shm(fabric) => parts.build(fabric, windows)?,
-            Transport::Verbs(fabric) => parts.build(fabric, requests)?,
+            Transport::Shm(fabric) => parts.build(fabric, handler)?,
+            Transport::Verbs(fabric) => parts.build(fabric, handler)?,
         };
         let executor = Executor::default();
         let context = Context::new(

@@ -407,6 +407,10 @@ impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectTensor<'_> {
             _ => ShortTake::Other,
         }
     }
+
+    fn goes_elsewhere(&self, taken: &DirectEnd) -> bool {
+        taken.is_ok() && matches!(self.receive, DirectReceive::Waiting(_))
+    }
 }
 
 /// The receives of a batch on the poller itself.

@@ -261,9 +261,9 @@ pub fn received(settings: &'static Settings) {
         if task == 0 {
             return;
         }
-        // A device writes only into the pool. Of edge windows the small values land there, and the
-        // others are copied from their sender's memory.
-        let staged = if registers(settings) { (3, 3 * 80_000) } else { (3, 80) };
+        // Small values land in the pool. A device writes the others there, too. Without a device
+        // they are copied from their sender's memory.
+        let staged = if registers(settings) { (6, 80 + 3 * 80_000) } else { (3, 80) };
         let [tensors, bytes, ..] = counted(node, &before, HOW);
         assert_eq!((tensors, bytes), staged);
         until(node, "what is granted comes back", || Arc::strong_count(&buffer) == 1);

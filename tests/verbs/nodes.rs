@@ -59,6 +59,7 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
     let (fake, _turn) = fake();
     // The current step; 0 after the last one.
     let current = Arc::new(AtomicU64::new(1));
+    let sender_s_error = Arc::new(OnceLock::new());
     run(2, &ON_FAKE_1, move |node, task| {
         if task == 0 {
             let mut sent = 0;
@@ -71,6 +72,10 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
                     sent = id;
                 }
                 let _ = node.progress();
+                let peers = node.peers();
+                if let Some(error) = peers.iter().find_map(|peer| peer.state.error()) {
+                    let _ = sender_s_error.set(error.to_string());
+                }
             }
             return;
         }
@@ -94,7 +99,10 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(generation() > first);
-        let said = errors.first().expect("what was under way has failed");
+        // The write was the sender's: it knows the cause.
+        let ended = errors.first().expect("what was under way has failed");
+        assert_says(ended, &["the peer closed the link"]);
+        let said = sender_s_error.get().expect("the sender has seen the loss");
         assert_says(said, &["retries exceeded (error 12, vendor's 0x42)", "same GID type and VLAN"]);
         let after = numbers(fake);
         assert!(after.iter().all(|number| !before.contains(number)), "{before:?} {after:?}");

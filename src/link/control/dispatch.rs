@@ -24,8 +24,8 @@ impl<P: Port, C> Links<P, C> {
             let (id, begun) = (completion.link, std::mem::take(&mut bytes));
             if let Event::Done | Event::Failed = completion.event {
                 // The port has released the source; a failure is followed by the link's end.
-                if links.get_mut(id).is_some_and(Link::finished) {
-                    cx.events.push_back(LinkEvent::SendComplete);
+                if let Some(link) = links.get_mut(id) {
+                    link.finished(&mut cx);
                 }
                 continue;
             }

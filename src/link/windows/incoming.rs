@@ -39,7 +39,7 @@ impl<C> Link<C> {
             WindowMessage::Grant { offer, immediate, target } => {
                 return self.on_grant(cx, offer, immediate, target);
             }
-            WindowMessage::Decline { offer } => return self.end_offer(offer).map(drop),
+            WindowMessage::Decline { offer } => return self.on_decline(cx, offer),
             WindowMessage::Credit { edge, limit, came, held } => {
                 to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
             }

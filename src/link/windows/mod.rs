@@ -104,8 +104,10 @@ pub enum WindowEvent {
     ToSender(ToSender<EdgeKey>, Option<Status>),
     /// Of the sender of an edge.
     ToReceiver(ToReceiver<WindowArrival, WindowRefusal>),
-    /// An offered tensor lies in its destination.
+    /// An offered tensor of the peer lies in its destination.
     Landed(LandingId, TensorMut),
+    /// A tensor that was offered to the peer is written, or not wanted.
+    Sent,
 }
 
 /// Names the destination of an offered tensor, while the peer may write to it.
@@ -207,6 +209,8 @@ pub(in crate::link) struct WindowLink {
     asked: Vec<AskedOfEdge>,
     /// Tensors that the peer has not granted a destination yet.
     offers: Slab<Tensor>,
+    /// Tensors that are being written to the peer.
+    writes: usize,
     landings: Landings,
 }
 
@@ -228,6 +232,11 @@ struct AskedOfEdge {
 }
 
 impl WindowArrival {
+    /// Whether a receive can have the value at once.
+    pub fn is_ready(&self) -> bool {
+        matches!(self, WindowArrival::Ready(_))
+    }
+
     fn of_tensor(tensor: ArrivedTensor) -> Self {
         WindowArrival::Ready(ReadyValue::Tensor(tensor))
     }

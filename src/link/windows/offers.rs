@@ -122,12 +122,40 @@ impl<C> Link<C> {
             return Err(format!("a destination of {} bytes came for a tensor of {len}", target.len));
         }
         cx.counters.increment(Counter::WritesPosted);
+        self.windows.writes += 1;
         self.out.write(cx.port, cx.counters, tensor, target, immediate);
         Ok(())
     }
 
+    /// The peer declines an offered tensor.
+    pub(super) fn on_decline<P: Port>(
+        &mut self,
+        cx: &mut LinkContext<'_, P, C>,
+        offer: u32,
+    ) -> Result<(), String> {
+        drop(self.end_offer(offer)?);
+        cx.windows.push_back((self.id, WindowEvent::Sent));
+        Ok(())
+    }
+
+    /// An operation with a tensor has completed or failed.
+    pub(in crate::link) fn window_post_ended<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
+        // A fabric that lends writes no tensor.
+        if self.windows.writes > 0 {
+            self.windows.writes -= 1;
+            cx.windows.push_back((self.id, WindowEvent::Sent));
+        }
+    }
+
+    /// The link is down: no tensor leaves any more.
+    pub(in crate::link) fn drop_offers<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
+        let offers = std::mem::take(&mut self.windows.offers);
+        let count = offers.iter().count() + std::mem::take(&mut self.windows.writes);
+        cx.windows.extend((0..count).map(|_| (self.id, WindowEvent::Sent)));
+    }
+
     /// Ends an offer that the peer has answered.
-    pub(super) fn end_offer(&mut self, offer: u32) -> Result<Tensor, String> {
+    fn end_offer(&mut self, offer: u32) -> Result<Tensor, String> {
         self.windows
             .offers
             .remove(offer)

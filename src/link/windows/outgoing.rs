@@ -68,14 +68,15 @@ impl<C> Link<C> {
         self.send_window(cx, &message);
     }
 
-    /// Sends a message about an edge on which this process sends.
+    /// Sends a message about an edge on which this process sends. Returns whether a tensor of it
+    /// stays here.
     pub(in crate::link) fn window_to_receiver<P: Port>(
         &mut self,
         cx: &mut LinkContext<'_, P, C>,
         message: ToReceiver<Value, WindowRefusal>,
-    ) {
+    ) -> bool {
         match message {
-            ToReceiver::Record(record) => self.send_record(cx, record),
+            ToReceiver::Record(record) => return self.send_record(cx, record),
             ToReceiver::Refused { edge, error: WindowRefusal::Because(status) } => {
                 cx.counters.increment(Counter::ErrorsSent);
                 self.send_window(cx, &WindowMessage::Refused { edge, status: *status });
@@ -94,21 +95,25 @@ impl<C> Link<C> {
                 self.send_window(cx, &WindowMessage::StepsOver { first, last, status });
             }
         }
+        false
     }
 
-    fn send_record<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, record: Record<Value>) {
+    /// Sends a value. Returns whether it stays here.
+    fn send_record<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, record: Record<Value>) -> bool {
         let Record { edge, n, step, answers_need, value } = record;
         cx.counters.increment(Counter::TensorsSent);
         let Value::Tensor(tensor) = value else {
             let value = RecordValue::Dead;
             let dead = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
-            return self.send_window(cx, &dead);
+            self.send_window(cx, &dead);
+            return false;
         };
         let Some(carrier) = self.carrier_of(cx, &tensor) else {
             let value = RecordValue::Error(too_long(&tensor, cx.port.limits(self.id)));
             cx.counters.increment(Counter::ErrorsSent);
             let failed = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
-            return self.send_window(cx, &failed);
+            self.send_window(cx, &failed);
+            return false;
         };
         let asked = self.asked_of(edge);
         let checksum = (asked.validate && !is_on(Mutant::ChecksumLeftOut)).then(|| checksum(&tensor));
@@ -121,7 +126,8 @@ impl<C> Link<C> {
                 if checksum.is_none() && !answers_need {
                     let plain = PlainRecord { edge, n, step, meta, data: bytes };
                     cx.counters.increment(Counter::MessagesSent);
-                    return self.out.encoded(cx.port, cx.counters, cx.in_batch, |out| plain.encode(out));
+                    self.out.encoded(cx.port, cx.counters, cx.in_batch, |out| plain.encode(out));
+                    return false;
                 }
                 RecordValue::Bytes { meta, data: bytes }
             }
@@ -129,10 +135,13 @@ impl<C> Link<C> {
             Carrier::Loan => {
                 let record =
                     LentRecord { edge, n, step, meta, may_borrow: asked.borrow, answers_need, checksum };
-                return self.lend(cx, record, tensor);
+                self.lend(cx, record, tensor);
+                return false;
             }
         };
-        self.send_window(cx, &WindowMessage::Record { edge, n, step, answers_need, checksum, value });
+        let record = WindowMessage::Record { edge, n, step, answers_need, checksum, value };
+        self.send_window(cx, &record);
+        carrier == Carrier::Write
     }
 
     /// Lends a tensor. The record says whether the receiver wants to keep the loan.

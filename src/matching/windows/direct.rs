@@ -15,6 +15,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::window::{Held, Record};
 use crate::telemetry::Counter;
 use crate::wire::EdgeSide;
+use std::sync::atomic::Ordering;
 
 /// The record that a receive waits for. Valid until the next message is handled.
 #[derive(Clone, Copy, Debug)]
@@ -94,9 +95,14 @@ impl Matching {
             out.forget(index);
             return Err(value);
         }
-        out.offer(index, key.step, value, &mut |message| lanes.to_receiver(peer, message));
+        let mut staying = 0;
+        out.offer(index, key.step, value, &mut |message| {
+            staying += usize::from(lanes.to_receiver(peer, message));
+        });
         if waits {
             lanes.counters().increment(Counter::SendsWaited);
+        } else if staying > 0 {
+            self.outstanding.fetch_add(staying, Ordering::Relaxed);
         }
         Ok(waits)
     }
@@ -121,7 +127,14 @@ impl Matching {
             next = match entry.incoming.holds_any(edge) {
                 true => match self.take_held(lanes, (peer, edge), key, receive) {
                     Some(result) => return Some(result.map_err(Box::new)),
-                    None => self.peers[peer.0 as usize].expected(peer, edge, key.step),
+                    None => {
+                        let entry = &self.peers[peer.0 as usize];
+                        if entry.incoming.first(edge, key.step).is_some() {
+                            // An offered tensor takes a while: it is for a waiter.
+                            return Some(Ok(()));
+                        }
+                        entry.expected(peer, edge, key.step)
+                    }
                 },
                 false => entry.expected(peer, edge, key.step),
             };
@@ -147,10 +160,8 @@ impl Matching {
         receive: &mut DirectReceive,
     ) -> Option<Result<(), Error>> {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let (step, in_window, value) = match incoming.take(edge, key.step)? {
-            Held { step, in_window, value: WindowArrival::Ready(value), .. } => (step, in_window, value),
-            remote => return self.leave_remote(peer, edge, remote),
-        };
+        let held = incoming.take_if(edge, key.step, WindowArrival::is_ready)?;
+        let Held { step, in_window, value: WindowArrival::Ready(value), .. } = held else { return None };
         let destination = receive.take_destination().unwrap_or(Destination::Alloc);
         let (result, left) = received(lanes, key, destination, value);
         if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
@@ -159,18 +170,6 @@ impl Matching {
         }
         self.send_due(lanes, peer, edge);
         Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
-    }
-
-    /// A value that is offered or on its way is for a waiter, as it takes a while.
-    #[cold]
-    fn leave_remote(
-        &mut self,
-        peer: PeerIndex,
-        edge: u32,
-        remote: Held<WindowArrival>,
-    ) -> Option<Result<(), Error>> {
-        self.peers[peer.0 as usize].incoming.put_back(edge, remote);
-        Some(Ok(()))
     }
 
     /// The error of a receive that found no value. `None` if the value may still come.

@@ -138,7 +138,7 @@ impl Matching {
     fn tell_end(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, over: StepsOver<WindowRefusal>) {
         let entry = &mut self.peers[peer.0 as usize];
         if entry.has_announced {
-            entry.out.tell_end(over, &mut |message| lanes.to_receiver(peer, message));
+            entry.out.tell_end(over, &mut |message| _ = lanes.to_receiver(peer, message));
         }
     }
 
@@ -156,7 +156,7 @@ impl Matching {
         if std::mem::replace(&mut entry.has_announced, true) {
             return;
         }
-        let mut post = |message| lanes.to_receiver(peer, message);
+        let mut post = |message| _ = lanes.to_receiver(peer, message);
         let retired = steps.retired();
         // The peer remembers no more, and the largest ids are most likely the latest.
         let forgotten = retired.len().saturating_sub(REMEMBERED_RANGES);

@@ -65,10 +65,9 @@ impl<P: Port, C> Lanes for LinkLanes<'_, P, C> {
     }
 
     #[inline]
-    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.window_to_receiver(link, message);
-        }
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) -> bool {
+        let link = self.connections.present(peer);
+        link.is_some_and(|link| self.links.window_to_receiver(link, message))
     }
 
     #[inline]
@@ -335,6 +334,9 @@ impl WindowHandler {
     }
 
     fn window<P: Port>(&mut self, links: &mut Links<P, ()>, link: LinkId, event: WindowEvent) {
+        if let WindowEvent::Sent = event {
+            return self.matching.left(1);
+        }
         // Messages of a link that was replaced are void.
         let Some(peer) = self.connections.peer_of(link) else { return };
         let handled = self.with(links, |matching, lanes| match event {
@@ -346,6 +348,7 @@ impl WindowHandler {
                 matching.landed(lanes, peer, landing, tensor);
                 Ok(())
             }
+            WindowEvent::Sent => Ok(()),
         });
         if let Err(WindowViolation(why)) = handled {
             links.fail(link, LinkFailure::Protocol(format!("the peer sent {why}")));
@@ -465,7 +468,6 @@ impl<P: Port> Handler<P> for WindowHandler {
                     self.ended(links, ended);
                 }
             }
-            // A value counts as sent when its record leaves.
             LinkEvent::SendComplete => {}
             // A link that exchanges windows has no requests.
             LinkEvent::Requested { .. }

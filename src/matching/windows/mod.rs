@@ -93,8 +93,9 @@ pub trait Lanes {
     fn handle_polled(&mut self) -> bool;
     /// Sends a message about an edge on which this process receives.
     fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
-    /// Sends a message about an edge on which this process sends.
-    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>);
+    /// Sends a message about an edge on which this process sends. Returns whether a tensor of it
+    /// stays here, until [`Matching::left`] is called for it.
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) -> bool;
     /// As [`Lanes::send_short`], if a batch may be open.
     fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
     /// Grants the destination of an offered tensor: see [`Links::land`](crate::link::Links::land).

@@ -59,14 +59,9 @@ impl Matching {
     fn receive_held(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
         let (peer, edge, step) = (receive.peer, receive.edge, receive.key.step);
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        match incoming.first(edge, step) {
-            Some(WindowArrival::Ready(_)) => {
-                if let Some(held) = incoming.take(edge, step) {
-                    self.deliver(lanes, receive, held);
-                }
-            }
-            Some(_) => self.take_remote(lanes, receive),
-            None => {}
+        match incoming.take_if(edge, step, WindowArrival::is_ready) {
+            Some(held) => self.deliver(lanes, receive, held),
+            None => self.take_remote(lanes, receive),
         }
         self.send_due(lanes, peer, edge);
     }

@@ -66,7 +66,7 @@ impl Matching {
     /// have left.
     pub fn flush(&mut self, lanes: &mut impl Lanes) {
         for (entry, peer) in self.peers.iter_mut().zip((0..).map(PeerIndex)) {
-            entry.out.flush(&mut |message| lanes.to_receiver(peer, message));
+            entry.out.flush(&mut |message| _ = lanes.to_receiver(peer, message));
         }
     }
 

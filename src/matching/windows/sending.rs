@@ -36,15 +36,15 @@ impl Matching {
             return 1;
         }
         let value = Value::of_tensor(tensor);
-        let mut records = 0;
+        let (mut records, mut staying) = (0, 0);
         out.offer(index, key.step, value, &mut |message| {
             records += usize::from(matches!(message, ToReceiver::Record(_)));
-            lanes.to_receiver(peer, message);
+            staying += usize::from(lanes.to_receiver(peer, message));
         });
         if records == 0 {
             lanes.counters().increment(Counter::SendsWaited);
         }
-        records
+        records - staying
     }
 
     /// Handles a message of a peer that receives. `refusal` is the reason why an announced edge is
@@ -65,8 +65,9 @@ impl Matching {
         let Matching { peers, steps, .. } = self;
         let mut records = 0;
         let mut post = |message| {
-            records += usize::from(matches!(message, ToReceiver::Record(_)));
-            lanes.to_receiver(peer, message);
+            let is_record = matches!(message, ToReceiver::Record(_));
+            let stays = lanes.to_receiver(peer, message);
+            records += usize::from(is_record && !stays);
         };
         let out = &mut peers[peer.0 as usize].out;
         let refusal = refusal.map(WindowRefusal::from);
@@ -76,7 +77,7 @@ impl Matching {
     }
 
     /// Values have left for good, or were dropped.
-    pub(super) fn left(&self, count: usize) {
+    pub fn left(&self, count: usize) {
         if count > 0 {
             self.outstanding.fetch_sub(count, Ordering::Relaxed);
         }

@@ -64,10 +64,11 @@ impl Lanes for TestLanes {
         }
     }
 
-    fn to_receiver(&mut self, _: PeerIndex, message: ToReceiver<Value, WindowRefusal>) {
+    fn to_receiver(&mut self, _: PeerIndex, message: ToReceiver<Value, WindowRefusal>) -> bool {
         if !self.is_down {
             self.to_receiver.push_back(message);
         }
+        false
     }
 
     fn land(

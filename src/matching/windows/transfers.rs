@@ -83,15 +83,19 @@ impl Matching {
                 incoming.take_in_place(edge, step);
                 return self.join_transfer(receive, landing);
             }
+            // Not reached: the caller has looked.
             Some(WindowArrival::Ready(_)) | None => return,
         };
         let begun = match begun {
             Ok(begun) => begun,
             Err(NotLanded::Failed(error)) => return failed(lanes, receive.waiter, &receive.key, error),
             Err(NotLanded::Down) => {
-                // The tensor is lost with the link.
-                drop(incoming.take(edge, step));
-                return self.wait(lanes, receive);
+                // All offered tensors are lost with the link. Others may have come behind them.
+                drop(incoming.drop_held_if(|value| !value.is_ready()));
+                return match incoming.take_if(edge, step, |_| true) {
+                    Some(held) => self.deliver(lanes, receive, held),
+                    None => self.wait(lanes, receive),
+                };
             }
         };
         if let Some(value) = incoming.take_in_place(edge, step)
@@ -191,8 +195,11 @@ impl Matching {
         transfer.wanted_by =
             if is_on(Mutant::LandingDropped) { WantedBy::Nobody } else { WantedBy::NextReceive };
         let next = entry.incoming.leave_taken(transfer.edge, transfer.step, is_landing(landing));
-        if let Some(receive) = next.and_then(|waiter| self.take_waiting(waiter)) {
-            self.join_transfer(receive, landing);
+        if let Some(waiter) = next
+            && let Some(receive) = self.waiting.get_mut(waiter)
+        {
+            receive.landing = Some(landing);
+            transfer.wanted_by = WantedBy::Receive { waiter, is_given: false };
         }
     }
 
@@ -223,7 +230,7 @@ impl Matching {
     /// that waited for them, which fail.
     pub(super) fn lose_transfers(&mut self, peer: PeerIndex) -> Vec<u32> {
         let entry = &mut self.peers[peer.0 as usize];
-        drop(entry.incoming.drop_held_if(|value| !matches!(value, WindowArrival::Ready(_))));
+        drop(entry.incoming.drop_held_if(|value| !value.is_ready()));
         let lost = entry.transfers.drain().filter_map(|(_, transfer)| match transfer.wanted_by {
             WantedBy::Receive { waiter, .. } => Some(waiter),
             WantedBy::NextReceive | WantedBy::Nobody => None,

@@ -340,7 +340,7 @@ impl World {
                 let value = self.receiver.take_in_place(index, step).expect("a value");
                 self.calls[waiter as usize] = Call::Took(*value);
             } else {
-                let held = self.receiver.take(index, step).expect("a value");
+                let held = self.receiver.take_if(index, step, |_| true).expect("a value");
                 self.got(case, waiter, held.value);
             }
             self.receiver.send_due(index, &mut post);
@@ -409,7 +409,7 @@ impl World {
         let (mut sent, mut sent_short) = (Vec::new(), Vec::new());
         let came = general.receive(ToReceiver::Record(*record), |_| false, &mut |message| sent.push(message));
         assert_eq!(came, Ok(Incoming::Nothing), "the value is held");
-        assert!(general.take(index, step).is_some());
+        assert!(general.take_if(index, step, |_| true).is_some());
         general.send_due(index, &mut |message| sent.push(message));
         let stays_settled = short.stays_settled(index);
         short.took(index, stays_settled, &mut |message| sent_short.push(message));

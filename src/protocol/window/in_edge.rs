@@ -235,9 +235,12 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.held.iter().find(|held| held.is_free(step)).map(|held| &held.value)
     }
 
-    /// Takes the first value of a step.
-    pub fn take(&mut self, step: u64) -> Option<Held<V>> {
+    /// Takes the first value of a step, if it `fits`.
+    pub fn take_if(&mut self, step: u64, fits: impl Fn(&V) -> bool) -> Option<Held<V>> {
         let at = self.held.iter().position(|held| held.is_free(step))?;
+        if !fits(&self.held[at].value) {
+            return None;
+        }
         let held = self.held.remove(at);
         self.occupied -= u64::from(held.in_window);
         Some(held)

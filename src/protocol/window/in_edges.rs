@@ -162,10 +162,10 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.get(index)?.edge.first(step)
     }
 
-    /// Takes the first value of a step. After it has delivered or put back the value, the caller
-    /// calls [`InEdges::send_due`].
-    pub fn take(&mut self, index: u32, step: u64) -> Option<Held<V>> {
-        let held = self.edge_mut(index)?.take(step)?;
+    /// Takes the first value of a step, if it `fits`. After it has delivered or put back the value,
+    /// the caller calls [`InEdges::send_due`].
+    pub fn take_if(&mut self, index: u32, step: u64, fits: impl Fn(&V) -> bool) -> Option<Held<V>> {
+        let held = self.edge_mut(index)?.take_if(step, fits)?;
         self.counts.remove(step);
         Some(held)
     }

@@ -49,7 +49,7 @@ impl Scene {
                 self.edges.receive(ToReceiver::Record(record), |_| false, &mut |_| panic!("no credit"));
             assert_eq!(came, Ok(Incoming::Nothing), "the value is held");
         }
-        while self.edges.take(*index, 1).is_some() {}
+        while self.edges.take_if(*index, 1, |_| true).is_some() {}
         self.edges.send_due(*index, &mut |message| match message {
             ToSender::Credit { limit: to, .. } => *limit = to,
             other => panic!("{other:?}"),
