@@ -1,7 +1,7 @@
 //! New names of edges in every step cost no lasting memory, and no more time than the first ones.
 
 use crate::alloc_free::held;
-use crate::common::{lacks_windows, two_members, until};
+use crate::common::{two_members, until};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, Node};
 
@@ -52,9 +52,6 @@ fn quarters(members: &[Node; 2], names: u64) -> [(i64, Duration); QUARTERS] {
 
 #[test]
 fn new_names_in_every_step_cost_no_lasting_memory_and_no_more_time() {
-    if lacks_windows() {
-        return;
-    }
     let members = two_members(&[]);
     let _ = members.each_ref().map(|node| node.sequence(0));
     let all = quarters(&members, names(80_000));

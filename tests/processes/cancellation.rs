@@ -3,12 +3,10 @@
 //! and no memory is leaked.
 
 use crate::common::other::Other;
-use crate::common::{
-    SOON, cluster, counting, lacks_requests, lacks_windows, member, over_verbs, run, until, values,
-};
+use crate::common::{SOON, cluster, counting, member, run, until, values};
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
-use tensorwire::{Code, Counter, DType, Delivery, Edge, Error, Gauge, Node, Status, Step, Tensor, TensorMut};
+use tensorwire::{Code, Counter, DType, Delivery, Edge, Error, Node, Status, Step, Tensor, TensorMut};
 
 /// Number of values of each kind in each direction.
 const VALUES: u32 = 400;
@@ -294,22 +292,10 @@ impl<'a> Side<'a> {
             assert!(nothing, "a value came twice, or: {more:?}");
         }
         until(self.node, "the end of every tensor", || self.node.pool().is_empty());
-        until(self.node, "the end of the quarantine", || quarantined(self.node) == 0);
         let [with, without] = self.counts;
-        let count = |counter| self.node.counters().get(counter);
-        println!(
-            "{with} receives ended with a value and {without} without; cancels {}, late values {}, stale \
-                answers {}",
-            count(Counter::CancelsSent),
-            count(Counter::LateValues),
-            count(Counter::StaleGenerations)
-        );
-        // A receive of edge windows gives up without a message.
-        let cancels = count(Counter::CancelsSent);
-        assert!(
-            without > 100 && if over_verbs() { cancels > 100 } else { cancels == 0 },
-            "{cancels} cancels"
-        );
+        let late = self.node.counters().get(Counter::LateValues);
+        println!("{with} receives ended with a value and {without} without; late values {late}");
+        assert!(without > 100, "few were given up");
     }
 }
 
@@ -324,10 +310,6 @@ fn number_of(tensor: &Tensor, len: usize) -> u32 {
         &got[..3]
     );
     number
-}
-
-fn quarantined(node: &Node) -> u64 {
-    node.counters().gauge(Gauge::QuarantinedBytes)
 }
 
 fn everything(node: &Node, seed: u64) {
@@ -391,14 +373,14 @@ fn role_sends_once() {
 /// Timeout of a receive from a stopped peer.
 const STOPPED_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Receives a value of another process, stops that process, and gives up another receive. Returns
-/// how long the second receive took.
-fn given_up_on_stopped_peer(cluster: &str) -> (Other, Node, Step, Duration) {
-    let other = Other::start_with("cancellation::role_sends_once", cluster, &[("TEST_RECEIVE", "copy")]);
-    let node = joined(cluster, 0, "copy");
+#[test]
+fn a_receive_from_a_stopped_peer_gives_up_at_its_deadline() {
+    let cluster = cluster(2);
+    let other = Other::start_with("cancellation::role_sends_once", &cluster, &[("TEST_RECEIVE", "copy")]);
+    let node = joined(&cluster, 0, "copy");
     let step = node.step(0).expect("new");
     let edge = node.edge_from("w", 1, "x").expect("edge");
-    step.recv(&edge, SOON).expect("its meta-data is known from now on");
+    step.recv(&edge, SOON).expect("the peer is there");
     until(&node, "the end of the tensor", || node.pool().is_empty());
     other.suspend();
     let given = node.tensor(DType::F32, &[1000]).expect("room");
@@ -408,46 +390,12 @@ fn given_up_on_stopped_peer(cluster: &str) -> (Other, Node, Step, Duration) {
     let took = begun.elapsed();
     println!("the receive ended after {took:?}");
     assert!(matches!(error, Error::DeadlineExceeded { after, .. } if after == STOPPED_TIMEOUT), "{error}");
-    assert!(took < SOON, "{took:?}");
-    (other, node, step, took)
-}
-
-fn nothing_was_sent(node: &Node, step: &Step) {
-    let edge = node.edge_from("w", 1, "x").expect("edge");
-    assert!(matches!(step.recv(&edge, STOPPED_TIMEOUT), Err(Error::DeadlineExceeded { .. })));
-}
-
-#[test]
-fn what_a_stopped_peer_may_write_to_stays_in_quarantine_until_it_goes_on() {
-    if lacks_requests() {
-        return;
-    }
-    let (other, node, step, took) = given_up_on_stopped_peer(&cluster(2));
-    // The deadline, and the default `cancel_grace` of 100 ms.
-    assert!(took >= Duration::from_millis(150), "{took:?}");
-    let stopped = Instant::now();
-    while stopped.elapsed() < Duration::from_millis(500) {
-        node.progress().expect("the peer is not lost");
-        assert_eq!(quarantined(&node), 4000);
-        assert!(!node.pool().is_empty(), "its destination is not used again");
-    }
-    other.signal("CONT");
-    until(&node, "the end of the quarantine", || quarantined(&node) == 0 && node.pool().is_empty());
-    nothing_was_sent(&node, &step);
-}
-
-/// A peer never writes to the destination of a receive.
-#[test]
-fn where_edge_windows_are_exchanged_a_receive_from_a_stopped_peer_gives_up_at_its_deadline() {
-    if lacks_windows() {
-        return;
-    }
-    let (other, node, step, took) = given_up_on_stopped_peer(&cluster(2));
-    assert!(took >= STOPPED_TIMEOUT, "{took:?}");
-    assert_eq!(quarantined(&node), 0);
+    assert!(took >= STOPPED_TIMEOUT && took < SOON, "{took:?}");
+    // Nothing was offered, so the peer can't write there.
     assert!(node.pool().is_empty(), "the destination is free at once");
     other.signal("CONT");
-    nothing_was_sent(&node, &step);
+    let late = step.recv(&edge, STOPPED_TIMEOUT);
+    assert!(matches!(late, Err(Error::DeadlineExceeded { .. })), "nothing was sent: {late:?}");
 }
 
 #[test]
@@ -457,7 +405,7 @@ fn a_value_that_does_not_fit_goes_to_the_receive_that_waits_already() {
             let step = node.step(id as u64).expect("new");
             if task == 0 {
                 let edge = node.edge_to("w", 1, "x").expect("edge");
-                // Sent behind the two requests.
+                // Both receives have begun.
                 step.recv(&node.edge_from("w", 1, "go").expect("edge"), SOON).expect("both wait");
                 step.send(&edge, counting(node, 7.0, len)).expect("sent");
                 continue;
@@ -497,8 +445,6 @@ fn a_receive_that_has_waited_while_thousands_came_and_went_can_be_cancelled() {
             begun.into_iter().for_each(|pending| drop(pending.wait().expect("received")));
         }
         token.expect("begun").cancel();
-        let cancels = u64::from(over_verbs());
-        until(node, "the cancel", || node.counters().get(Counter::CancelsSent) == cancels);
         let result = std::cell::OnceCell::new();
         until(node, "the end of the receive", || {
             told.try_recv().is_ok_and(|ended| result.set(ended).is_ok())

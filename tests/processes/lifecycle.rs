@@ -162,7 +162,7 @@ fn a_sender_that_is_killed_in_a_transfer_fails_the_receive_and_leaks_nothing() {
             node.cleanup(id);
         }
         if over_verbs() {
-            // A granted destination stays in quarantine until the queue pairs are destroyed.
+            // The link keeps a granted destination until its queue pair is destroyed.
             until(&node, "the end of the link", || node.pool().is_empty());
         }
         assert!(node.pool().is_empty());

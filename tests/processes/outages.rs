@@ -72,7 +72,7 @@ fn first_step(node: &Node, task: u32) -> u64 {
     link(node, task).0 * 1000
 }
 
-/// Answers requests of w/0, step by step, on each link with it.
+/// Answers each `ask` of w/0, step by step, on each link with it.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_echo() {
@@ -194,7 +194,7 @@ fn a_short_outage_holds_a_receive_up_and_ends_nothing() {
     let (node, echos) = started(1, FOR_EVER);
     let (first, before) = (first_step(&node, 1), link(&node, 1));
     (first..first + 10).for_each(|id| exchange(&node, 1, id));
-    // All outstanding cancels are acknowledged.
+    // No message of the exchanges is on its way.
     progress_for(&node, Duration::from_millis(200));
     let outage = Outage::begin();
     let began = Instant::now();

@@ -193,10 +193,10 @@ fn many_returns_in_a_row_reach_new_calls_and_leave_nothing() {
 }
 
 #[test]
-fn a_value_that_nobody_asked_for_waits_for_the_next_life_of_its_receiver() {
+fn a_value_without_credit_waits_for_the_next_life_of_its_receiver() {
     // Steps whose values leave on the first credit of an edge window, and are lost with the peer.
-    let lost = if over_verbs() { 0 } else { 2 };
-    let kept = 2 + lost;
+    const LOST: u64 = 2;
+    let kept = 2 + LOST;
     let cluster = cluster(2);
     let mut echo = Other::start("returns::role_echo", &cluster);
     let node = start(&cluster, 0);
@@ -207,10 +207,10 @@ fn a_value_that_nobody_asked_for_waits_for_the_next_life_of_its_receiver() {
     for id in 2..=kept {
         node.step(id).expect("new").send(&to, counting(&node, id as f32, 20_000)).expect("sent");
     }
-    until(&node, "those with credit", || node.counters().get(Counter::TensorsSent) == lost);
+    until(&node, "those with credit", || node.counters().get(Counter::TensorsSent) == LOST);
     echo.kill();
     until(&node, "the news", || node.peers()[0].state.error().is_some());
-    assert_eq!(node.counters().get(Counter::ValuesLost), lost);
+    assert_eq!(node.counters().get(Counter::ValuesLost), LOST);
     let late = node.step(kept + 1).expect("new").send(&to, counting(&node, 0.0, 10));
     assert!(matches!(late, Err(Error::PeerLost { .. })), "while it is gone a send says so");
     until(&node, "the end of those that left", || node.pool().stats().live_tensors == 1);
@@ -379,7 +379,7 @@ impl JoinWithin for Node {
     }
 }
 
-/// Sends the number of its life, small enough for a small response.
+/// Sends the number of its life, small enough for the record.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_teller() {
@@ -467,7 +467,7 @@ fn what_an_old_life_had_sent_is_not_taken_for_the_new_ones() {
     join(&node);
     let got = step.recv(&edge, SOON).expect("the new life sends").tensor;
     assert_eq!(values(&got)[0], 2.0, "of the life that the call was bound to");
-    assert_eq!(node.counters().get(Counter::ValuesLost), u64::from(!over_verbs()), "of the first life");
+    assert_eq!(node.counters().get(Counter::ValuesLost), 1, "of the first life");
     drop(got);
     node.cleanup(0);
     assert!(node.pool().is_empty());

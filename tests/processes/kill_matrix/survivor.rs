@@ -170,26 +170,16 @@ impl<'a> Round<'a> {
             return (true, killed.elapsed());
         }
         let pending = step.receive(&edge).begin().expect("begun");
-        let (sent, cancels) = (count(node, Counter::MessagesSent), count(node, Counter::CancelsSent));
         match self.phase {
-            Phase::Request | Phase::MetaData | Phase::Stop => {
+            Phase::Announce | Phase::Stop => {
                 self.victim.wait_for("there");
                 let killed = self.kill();
                 self.ends_with_death(pending);
                 (true, killed.elapsed())
             }
-            Phase::ReRequest => {
-                self.until_one_more(Counter::MessagesSent, sent);
-                self.victim.wait_for("there");
-                let hit = !node.pool().is_empty() && !pending.is_done();
-                let killed = self.kill();
-                self.ends_with_death(pending);
-                (hit, killed.elapsed())
-            }
             Phase::Bulk => {
                 if over_verbs() {
-                    self.until_one_more(Counter::MessagesSent, sent);
-                    // Waits for the request with a destination. Nothing is polled from then on.
+                    // Waits until the offer has a destination. Nothing is polled from then on.
                     until(node, "a destination", || !node.pool().is_empty());
                     return self.sender_dies_in_a_write(pending);
                 }
@@ -209,8 +199,14 @@ impl<'a> Round<'a> {
                 let killed = self.kill();
                 self.until_lost();
                 let news = killed.elapsed();
-                let got = step.recv(&edge, SOON).expect("it had come").tensor;
-                assert!(got.bytes().len() == BULK && got.bytes().iter().all(|byte| *byte == 7));
+                let got = step.recv(&edge, SOON).map(|got| got.tensor);
+                match over_verbs() {
+                    true => self.expect_death(&got.expect_err("the offer went with its sender")),
+                    false => {
+                        let got = got.expect("it had come");
+                        assert!(got.bytes().len() == BULK && got.bytes().iter().all(|byte| *byte == 7));
+                    }
+                }
                 (true, news)
             }
             Phase::Borrow => {
@@ -222,16 +218,6 @@ impl<'a> Round<'a> {
                 let news = killed.elapsed();
                 assert!(got.bytes().len() == BULK && got.bytes().iter().all(|byte| *byte == 7));
                 (got.is_lent(), news)
-            }
-            Phase::Cancel => {
-                self.until_one_more(Counter::MessagesSent, sent);
-                self.victim.wait_for("there");
-                drop(pending);
-                // There is no acknowledgement, so the granted destination is in quarantine.
-                let hit = count(node, Counter::CancelsSent) == cancels + 1 && !node.pool().is_empty();
-                let killed = self.kill();
-                self.until_lost();
-                (hit, killed.elapsed())
             }
         }
     }
@@ -262,64 +248,29 @@ impl<'a> Round<'a> {
     fn receiver(&mut self) -> (bool, Duration) {
         let node = self.node;
         let edge = node.edge_to("w", 1, "t").expect("edge");
-        let before = self.before.clone();
-        let more = |counter| count(node, counter) > before.get(counter);
-        if matches!(self.phase, Phase::Request | Phase::Cancel) {
+        if self.phase == Phase::Announce {
             self.victim.wait_for("there");
-            let (witness, from) = match self.phase {
-                Phase::Cancel => (Counter::CancelsReceived, before.get(Counter::CancelsReceived)),
-                _ if over_verbs() => (Counter::RequestsDeferred, before.get(Counter::RequestsDeferred)),
-                _ => (Counter::MessagesReceived, self.announced()),
-            };
-            if self.phase == Phase::Request {
-                self.until_one_more(witness, from);
-            }
+            self.until_one_more(Counter::MessagesReceived, self.announced());
             let killed = self.kill();
             self.until_lost();
             let news = killed.elapsed();
             let late = node.step(self.id).expect("new").send(&edge, bulk(node));
             self.expect_death(&late.expect_err("its receiver is dead"));
-            return (count(node, witness) > from, news);
+            return (true, news);
         }
         node.step(self.id).expect("new").send(&edge, bulk(node)).expect("sent");
-        match self.phase {
-            Phase::MetaData => {
-                self.victim.wait_for("there");
-                self.until_one_more(Counter::MetaResponses, before.get(Counter::MetaResponses));
-            }
-            Phase::Bulk | Phase::Held if !over_verbs() => {
-                self.until_one_more(Counter::WritesPosted, before.get(Counter::WritesPosted));
-                self.victim.wait_for("there");
-            }
-            Phase::ReRequest | Phase::Bulk | Phase::Held => {
-                self.victim.wait_for("asked");
-                self.until_one_more(Counter::MetaResponses, before.get(Counter::MetaResponses));
-                self.victim.say("go");
-                if self.phase == Phase::Bulk {
-                    self.victim.wait_for("again");
-                    self.until_one_more(Counter::WritesPosted, before.get(Counter::WritesPosted));
-                    self.victim.say("pull");
-                }
-                self.victim.wait_for("there");
-            }
-            Phase::Borrow => {
-                self.until_one_more(Counter::LoansPosted, before.get(Counter::LoansPosted));
-                self.victim.wait_for("there");
-            }
-            Phase::Request | Phase::Cancel | Phase::Stop => unreachable!("seen to above"),
-        }
+        let leaves = match self.phase {
+            Phase::Bulk => Counter::WritesPosted,
+            Phase::Held => Counter::TensorsSent,
+            Phase::Borrow => Counter::LoansPosted,
+            Phase::Announce | Phase::Stop => unreachable!("seen to above"),
+        };
+        self.until_one_more(leaves, self.before.get(leaves));
+        self.victim.wait_for("there");
         let is_held = !node.pool().is_empty();
         let killed = self.kill();
         self.until_lost();
-        let news = killed.elapsed();
-        let hit = match self.phase {
-            // A value that was kept for the victim is in the table again, for its next life.
-            Phase::MetaData => node.pool().stats().live_tensors == 1,
-            Phase::ReRequest => more(Counter::ReRequests),
-            Phase::Bulk | Phase::Held => more(Counter::WritesPosted),
-            _ => true,
-        };
-        (hit && is_held, news)
+        (is_held, killed.elapsed())
     }
 }
 

@@ -62,35 +62,20 @@ fn role_receiver() {
     let edge = node.edge_from("w", 0, "t").expect("edge");
     let pending = step.receive(&edge).begin().expect("begun");
     match phase {
-        Phase::Request | Phase::MetaData | Phase::Stop => {}
-        Phase::Bulk if !over_verbs() => {}
+        Phase::Announce | Phase::Stop => {}
+        // A destination is granted once the offer has come.
+        Phase::Bulk if over_verbs() => until(&node, "a destination", || !node.pool().is_empty()),
+        Phase::Bulk => {}
         Phase::Held => {
             drop(pending);
             // The meta-data and the record.
             until_count(&node, Counter::MessagesReceived, PROBE + 2);
-        }
-        Phase::ReRequest | Phase::Bulk => {
-            let sent = count(&node, Counter::MessagesSent);
-            println!("asked");
-            wait_to_be_told();
-            until_count(&node, Counter::MessagesSent, sent + 1);
-            if phase == Phase::Bulk {
-                println!("again");
-                wait_to_be_told();
-                node.progress().expect("usable");
-            }
         }
         Phase::Borrow => {
             let got = pending.wait().expect("received");
             assert!(got.tensor.is_lent());
             stay();
             unreachable!("killed with {got:?} in hand");
-        }
-        Phase::Cancel => {
-            drop(pending);
-            // A thread that holds the poller at this moment sends it.
-            until_count(&node, Counter::CancelsSent, 1);
-            return stay();
         }
     }
     stay();
@@ -102,26 +87,22 @@ fn role_sender() {
     let (phase, id) = phase();
     let node = node_of(phase);
     let edge = node.edge_to("w", 0, "t").expect("edge");
-    if phase == Phase::Request {
-        // The step has not begun here, so a request is deferred, which a counter shows.
-        match over_verbs() {
-            true => until_count(&node, Counter::RequestsDeferred, 1),
-            false => until_count(&node, Counter::MessagesReceived, PROBE + 1),
-        }
+    if phase == Phase::Announce {
+        until_count(&node, Counter::MessagesReceived, PROBE + 1);
         return stay();
     }
     let step = node.step(id).expect("new");
     step.send(&edge, bulk(&node)).expect("sent");
     match phase {
-        Phase::MetaData | Phase::ReRequest | Phase::Cancel => until_count(&node, Counter::MetaResponses, 1),
-        Phase::Bulk | Phase::Held => {
+        Phase::Held => until_count(&node, Counter::TensorsSent, 1),
+        Phase::Bulk => {
             until_count(&node, Counter::WritesPosted, 1);
             if over_verbs() {
                 die();
             }
         }
         Phase::Borrow => until_count(&node, Counter::LoansPosted, 1),
-        Phase::Request | Phase::Stop => {}
+        Phase::Announce | Phase::Stop => {}
     }
     if phase == Phase::Stop {
         let begun = AtomicBool::new(false);
