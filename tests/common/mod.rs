@@ -73,13 +73,6 @@ pub fn member(cluster: &str, task: u32) -> Builder {
         .set("stop_timeout", std::env::var("TENSORWIRE_TEST_STOP").unwrap_or_else(|_| "300ms".into()))
 }
 
-/// The number of pollers of each member. Peers, and the pool's share of standing requests, are
-/// divided among them.
-pub fn pollers() -> usize {
-    let count = std::env::var("TENSORWIRE_TEST_POLLERS");
-    count.map_or(1, |count| count.parse().unwrap_or_else(|_| panic!("TENSORWIRE_TEST_POLLERS is {count:?}")))
-}
-
 /// The silence bound: `usual`, or the seconds in `TENSORWIRE_TEST_SILENCE`.
 pub fn silence_or(usual: Duration) -> Duration {
     let Ok(text) = std::env::var("TENSORWIRE_TEST_SILENCE") else { return usual };
@@ -90,24 +83,6 @@ pub fn silence_or(usual: Duration) -> Duration {
 /// Whether the members use the verbs fabric.
 pub fn over_verbs() -> bool {
     std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
-}
-
-/// Whether the members exchange edge windows. Then prints that a test of requests is skipped.
-pub fn lacks_requests() -> bool {
-    let lacks = !over_verbs();
-    if lacks {
-        println!("skipped: this fabric does not exchange requests");
-    }
-    lacks
-}
-
-/// Whether the members exchange requests. Then prints that a test of edge windows is skipped.
-pub fn lacks_windows() -> bool {
-    let lacks = over_verbs();
-    if lacks {
-        println!("skipped: this fabric does not exchange edge windows");
-    }
-    lacks
 }
 
 /// Whether members in other processes can't be reached. Then prints that a test of them is skipped.

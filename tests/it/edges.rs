@@ -1,6 +1,6 @@
 //! Reports of edges: which of them wait, why, and what memory they take.
 
-use crate::common::{SOON, counting, lacks_windows, two_members};
+use crate::common::{SOON, counting, two_members, until};
 use std::time::Duration;
 use tensorwire::{EdgeReport, EdgeReports, EdgeSide, EdgeWait, Node};
 
@@ -16,9 +16,6 @@ fn report(node: &Node, side: EdgeSide, name: &str) -> EdgeReport {
 
 #[test]
 fn an_edge_without_credit_is_named_with_its_reason() {
-    if lacks_windows() {
-        return;
-    }
     let [sender, receiver] = two_members(&[]);
     let out = sender.edge_to("w", 1, "x").expect("an edge");
     let here = receiver.edge_from("w", 0, "x").expect("an edge");
@@ -39,8 +36,9 @@ fn an_edge_without_credit_is_named_with_its_reason() {
     let held = report(&receiver, EdgeSide::Receiver, "x");
     assert_eq!((held.wait, held.held, held.window), (None, 2, Some(2)), "{held}");
     for _ in 0..5 {
-        let left = sender.progress().and_then(|_| receiving.recv(&here, SOON));
-        drop(left.expect("each value comes"));
+        let pending = receiving.receive(&here).begin().expect("begun");
+        until(&receiver, "each value", || sender.progress().is_ok() && pending.is_done());
+        drop(pending.wait().expect("it has come"));
     }
     sender.progress().expect("usable");
     let idle = report(&sender, EdgeSide::Sender, "x");
@@ -54,10 +52,7 @@ fn an_edge_without_credit_is_named_with_its_reason() {
 
 #[test]
 fn values_that_the_peer_has_no_room_for_wait_in_the_queue_of_the_link() {
-    if lacks_windows() {
-        return;
-    }
-    let [sender, receiver] = two_members(&[("queue_depth", "16")]);
+    let [sender, receiver] = two_members(&[("queue_depth", "16"), ("rdma_qp_queue_depth", "16")]);
     let sequence = receiver.sequence(1 << 40);
     let here = receiver.edge_from("w", 0, "x").expect("an edge");
     let _standing = receiver.standing(&here, sequence, 64).expect("new");
@@ -77,9 +72,6 @@ fn values_that_the_peer_has_no_room_for_wait_in_the_queue_of_the_link() {
 
 #[test]
 fn the_memory_of_edges_grows_and_shrinks_and_few_are_shown() {
-    if lacks_windows() {
-        return;
-    }
     let [sender, receiver] = two_members(&[]);
     let step = sender.step(1).expect("new");
     let before = edges(&sender);
@@ -98,7 +90,7 @@ fn the_memory_of_edges_grows_and_shrinks_and_few_are_shown() {
     assert_eq!((after.edges.len(), after.bytes, after.tensor_bytes), (0, before.bytes, 0));
     drop(receiver);
     let lost = || sender.peers()[0].state.error().is_some();
-    crate::common::until(&sender, "the loss", lost);
+    until(&sender, "the loss", lost);
     let step = sender.step(2).expect("new");
     let error = step.recv(&sender.edge_from("w", 1, "y").expect("an edge"), Duration::from_secs(1));
     assert!(error.is_err() && edges(&sender).waiting == 0);

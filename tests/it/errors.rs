@@ -4,9 +4,7 @@
 //! Errors that a whole node cannot cause (a key that is not the peer's, an earlier life of it) are
 //! tested in `src/matching/explore/errors.rs`.
 
-use crate::common::{
-    SOON, cluster, counting, lacks_requests, member, over_verbs, run, run_each, until, values,
-};
+use crate::common::{SOON, cluster, counting, member, run, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensorwire::internals::wire::message::MAX_STATUS_TEXT;
 use tensorwire::{Code, Counter, Edge, Error, Node, Status};
@@ -82,7 +80,7 @@ fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_de
             let (first, second) = (node.step(2 * n).expect("usable"), node.step(2 * n + 1).expect("usable"));
             if task == 0 {
                 TURNS.wait(node, 2 * n + 1);
-                // The request has arrived or is on its way.
+                // The announcement has arrived or is on its way.
                 let came = node.counters().get(Counter::MessagesReceived);
                 (0..100).for_each(|_| drop(node.progress()));
                 assert!(node.counters().get(Counter::MessagesReceived) >= came);
@@ -108,7 +106,7 @@ fn an_abort_reaches_who_waits_already_and_who_comes_later_whole_and_marked_as_de
 }
 
 #[test]
-fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claimed_later() {
+fn an_abort_reaches_receives_with_a_standing_request_that_wait_and_those_that_come_later() {
     static TURNS: Turns = Turns::new();
     run(2, &[], |node, task| {
         let sequence = node.sequence(BASE);
@@ -131,9 +129,9 @@ fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claime
                 (_, Some(status)) => {
                     let received = node.counters().get(Counter::ErrorsReceived);
                     let outcome = if n % 2 == 0 {
-                        let claimed = step.receive(&here(node, "x")).begin().expect("claimed");
+                        let waiting = step.receive(&here(node, "x")).begin().expect("begun");
                         TURNS.say(node, n);
-                        claimed.wait()
+                        waiting.wait()
                     } else {
                         TURNS.say(node, n);
                         until(node, "the error comes", || {
@@ -145,10 +143,6 @@ fn an_abort_reaches_standing_requests_that_are_claimed_and_those_that_are_claime
                     assert!(remote(&error, "x") == status.into_derived(), "step {n}");
                 }
             }
-        }
-        if task == 1 && over_verbs() {
-            let claimed = node.counters().get(Counter::StandingClaimed);
-            assert!(claimed >= steps - 2, "{claimed} of {steps} were standing requests");
         }
         drop(standing);
     });
@@ -186,9 +180,9 @@ fn of_two_waiters_the_one_gets_the_error_and_the_other_its_value() {
 }
 
 #[test]
-fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
+fn a_step_that_the_sender_has_cleaned_up_is_named() {
     static TURNS: Turns = Turns::new();
-    run(2, &[("max_deferred", "1")], |node, task| {
+    run(2, &[], |node, task| {
         if task == 0 {
             node.step(1).expect("usable");
             node.cleanup(1);
@@ -201,44 +195,7 @@ fn a_step_that_the_sender_does_not_know_any_more_or_never_begins_is_named() {
         let status = remote(&gone, "x");
         assert_eq!((status.code, status.derived), (Code::NotFound, false));
         assert!(status.message == "step 1 was cleaned up at w/0", "{status}");
-        if !over_verbs() {
-            // A receive of edge windows waits here, also for a step that never begins there.
-            return TURNS.say(node, 1);
-        }
-        let kept = node.step(2).expect("usable").receive(&here(node, "x")).begin().expect("asked");
-        let beyond = node.step(3).expect("usable").recv(&here(node, "x"), SOON).expect_err("beyond");
-        let status = remote(&beyond, "x");
-        assert_eq!(status.code, Code::ResourceExhausted);
-        assert!(status.message.contains("for step 3") && status.message.contains("raise max_deferred"));
-        assert!(!kept.is_done(), "the first one still waits for its step");
-        drop(kept);
         TURNS.say(node, 1);
-    });
-}
-
-#[test]
-fn what_the_sender_has_no_room_for_is_told_to_its_waiter_with_what_to_change() {
-    if lacks_requests() {
-        return;
-    }
-    static TURNS: Turns = Turns::new();
-    let few_at_the_sender = |task| if task == 0 { vec![("max_requests", "2")] } else { Vec::new() };
-    run_each(2, few_at_the_sender, |node, task| {
-        let step = node.step(1).expect("usable");
-        if task == 0 {
-            TURNS.wait(node, 1);
-            step.send(&there(node, "a"), counting(node, 1.0, 3)).expect("sent");
-            return;
-        }
-        let [first, second] = ["a", "b"].map(|name| step.receive(&here(node, name)).begin().expect("asked"));
-        let error = step.recv(&here(node, "c"), SOON).expect_err("one too many");
-        let status = remote(&error, "c");
-        assert!(
-            status.code == Code::ResourceExhausted && status.message.contains("raise max_requests there")
-        );
-        assert!(!first.is_done() && !second.is_done());
-        TURNS.say(node, 1);
-        assert_eq!(values(&first.wait().expect("sent").tensor)[0], 1.0);
     });
 }
 

@@ -1,14 +1,14 @@
 //! The rendezvous, with every member in this process and real shared memory.
 
-use crate::common::{SOON, counting, lacks_requests, over_verbs, run, until, values};
+use crate::common::{SOON, counting, over_verbs, run, until, values};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tensorwire::{Code, Counter, DType, Error, Shape, Status, Step, Tensor, Value};
+use tensorwire::{Code, Counter, DType, EdgeSide, Error, Shape, Status, Step, Tensor, Value};
 
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Elements that fit into a small response, and that do not.
+/// Elements that travel in the record, and that do not.
 const SIZES: [usize; 3] = [2, 1000, 100_000];
 
 #[test]
@@ -188,21 +188,20 @@ fn known_meta_data_travel_once() {
         if task == 0 {
             until(node, "all 50 writes", || node.counters().get(Counter::WritesPosted) == 50);
             let grown = node.counters().since(&before);
-            let counts =
-                [Counter::WritesPosted, Counter::MetaResponses, Counter::ReRequests].map(|of| grown.get(of));
-            assert_eq!(counts, [50, 1, u64::from(over_verbs())]);
+            let counts = [Counter::WritesPosted, Counter::MetaResponses].map(|of| grown.get(of));
+            assert_eq!(counts, [50, 1]);
         }
     });
 }
 
-/// Whether the only peer, over shared memory, has announced an edge. The probe of the link takes
-/// two messages.
+/// Whether a peer has announced an edge.
 fn has_announced(node: &tensorwire::Node) -> bool {
-    node.counters().get(Counter::MessagesReceived) >= 3
+    let edges = node.edges(100).expect("usable").edges;
+    edges.iter().any(|edge| edge.side == EdgeSide::Sender && edge.number.is_some())
 }
 
 #[test]
-fn a_request_may_come_before_the_sender_has_begun_the_step() {
+fn a_receive_may_begin_before_the_sender_has_begun_the_step() {
     run(2, &[], |node, task| {
         if task == 1 {
             let step = node.step(9).expect("new");
@@ -210,32 +209,9 @@ fn a_request_may_come_before_the_sender_has_begun_the_step() {
             assert_eq!(values(&got.tensor)[0], 3.0);
             return;
         }
-        until(node, "the early request", || match over_verbs() {
-            true => node.counters().get(Counter::RequestsDeferred) == 1,
-            false => has_announced(node),
-        });
+        until(node, "the early announcement", || has_announced(node));
         let step = node.step(9).expect("new");
         step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 3.0, 400)).expect("sent");
-    });
-}
-
-#[test]
-fn early_requests_are_kept_up_to_a_limit() {
-    if lacks_requests() {
-        return;
-    }
-    run(2, &[("max_deferred", "3")], |node, task| {
-        if task == 0 {
-            until(node, "the refusal", || node.counters().get(Counter::ErrorsSent) == 1);
-            return;
-        }
-        let edge = node.edge_from("w", 0, "x").expect("edge");
-        let kept: Vec<_> =
-            (0..3).map(|id| node.step(id).expect("new").receive(&edge).begin().expect("begun")).collect();
-        let error = node.step(3).expect("new").recv(&edge, SOON).expect_err("one too many");
-        assert_eq!(error.code(), Code::ResourceExhausted);
-        assert!(error.to_string().contains("max_deferred"), "{error}");
-        assert!(kept.iter().all(|pending| !pending.is_done()));
     });
 }
 
@@ -332,10 +308,7 @@ fn an_abort_ends_all_calls_of_its_step_here_and_at_the_peer() {
     run(2, &[], |node, task| {
         let (step, other) = (node.step(1).expect("new"), node.step(2).expect("new"));
         if task == 0 {
-            until(node, "the request", || match over_verbs() {
-                true => node.counters().get(Counter::MessagesReceived) >= 4,
-                false => has_announced(node),
-            });
+            until(node, "the announcement", || has_announced(node));
             step.abort(Status::new(Code::Internal, "the loss is NaN")).expect("aborted");
             let _ = step.abort(Status::new(Code::Internal, "too late"));
             let error = step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1));
@@ -406,7 +379,7 @@ fn an_abort_here_ends_receives_that_wait_for_a_peer() {
 }
 
 #[test]
-fn a_cleaned_step_stays_gone_and_a_late_request_for_it_gets_an_error() {
+fn a_cleaned_step_stays_gone_and_a_late_receive_of_it_gets_an_error() {
     run(2, &[], |node, task| {
         let (gone, next) = (node.step(1).expect("new"), node.step(2).expect("new"));
         if task == 0 {
@@ -683,26 +656,6 @@ fn a_tensor_larger_than_the_pool_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn more_edges_than_routes_are_served_by_dropping_idle_routes() {
-    run(2, &[("max_routes", "3")], |node, task| {
-        for id in 0..3 {
-            let step = node.step(id).expect("new");
-            for number in 0..10 {
-                let name = format!("x/{number}");
-                if task == 0 {
-                    let edge = node.edge_to("w", 1, &name).expect("edge");
-                    step.send(&edge, counting(node, number as f32, 700)).expect("sent");
-                } else {
-                    let got =
-                        step.recv(&node.edge_from("w", 0, &name).expect("edge"), SOON).expect("received");
-                    assert_eq!(values(&got.tensor)[0], number as f32);
-                }
-            }
-        }
-    });
-}
-
-#[test]
 fn a_link_has_a_limit_of_requests_and_says_so() {
     run(2, &[("max_requests", "4")], |node, task| {
         if task == 0 {
@@ -796,7 +749,7 @@ fn a_send_waits_for_room_and_gives_the_value_back_if_there_is_none() {
             step.send_within(&edge, counting(node, n as f32, 9), SOON).expect("there is room soon");
         }
         let other = node.edge_to("w", 1, "never received").expect("edge");
-        until(node, "the last receive", || node.pool().is_empty());
+        assert!(node.flush(SOON).expect("it waits").is_empty(), "the last value is taken");
         for n in 0..3 {
             step.send_within(&other, counting(node, n as f32, 9), Duration::ZERO).expect("room at once");
         }

@@ -23,7 +23,7 @@ pub(super) fn contents(tensor: &TensorMut) -> Vec<f32> {
 #[test]
 fn each_tensor_is_filled_from_its_edge_and_comes_back_step_after_step() {
     const COUNT: usize = 20;
-    // Few requests, so that most of the batch is queued over verbs.
+    // A batch may have more receives than `max_requests`.
     for settings in [&[][..], &[("max_requests", "3")]] {
         run(2, settings, |node, task| {
             let own = node.edge_to("w", 1, "own").expect("an edge");

@@ -5,7 +5,6 @@
 //! second.
 
 use super::*;
-use crate::common::until;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -119,10 +118,6 @@ fn edges_with_a_standing_request_come_over_both_pollers() {
                 node.cleanup(sequence.step(n - 2));
             }
         }
-        // Edges within the process make no requests.
-        let of_peers = STEPS * (EACH as u64) * u64::from(MEMBERS - 1);
-        let claimed = node.counters().get(Counter::StandingClaimed);
-        assert!(claimed > of_peers / 2 || !over_verbs(), "{claimed} of {of_peers}");
     });
 }
 
@@ -211,27 +206,23 @@ fn dropping_a_batch_cancels_its_receives_on_both_pollers() {
     let meeting = Meeting::default();
     on_two_pollers(move |node, me| {
         let step = begin(node, 1);
-        let counted = |counter| node.counters().get(counter);
         if me == 0 {
             let from = edges_from_all(node);
             let pending = step.receive_all(&borrowed(&from)).within(SOON).begin().expect("begun");
-            // The requests or announcements have reached the peers.
+            // The announcements have reached the peers.
             meeting.meet(node);
             assert!(!pending.is_done());
             drop(pending);
-            // The cancels have reached the peers. A receive of edge windows ends here alone.
+            // What is sent from now on is not for this batch.
             meeting.meet(node);
-            let cancels = if over_verbs() { EACH as u64 * u64::from(MEMBERS - 1) } else { 0 };
-            assert_eq!(counted(Counter::CancelsSent), cancels);
             let to = edges_to_all(node);
             step.send_all(to.iter().zip(values_of(node, 1, 0))).expect("sent");
             check_all(&step.recv_all(&borrowed(&from), SOON).expect("for whoever asks next"), 1, 0);
             return;
         }
-        until(node, "the requests", || counted(Counter::MessagesReceived) >= EACH as u64);
+        let received = || node.counters().get(Counter::MessagesReceived);
+        until(node, "the announcements", || received() >= EACH as u64);
         meeting.meet(node);
-        let cancels = if over_verbs() { EACH as u64 } else { 0 };
-        until(node, "the cancels", || counted(Counter::CancelsReceived) == cancels);
         meeting.meet(node);
         let to = edges_to_all(node);
         step.send_all(to.iter().zip(values_of(node, 1, me))).expect("sent");

@@ -3,7 +3,7 @@
 
 use super::given::{contents, given};
 use super::*;
-use crate::common::{lacks_windows, two_members};
+use crate::common::two_members;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -94,9 +94,6 @@ fn of_every_kind(node: &Node, n: u64) -> (Vec<Value>, Vec<Option<f32>>) {
 
 #[test]
 fn every_kind_of_value_comes_once_and_in_order_whoever_is_first() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let mut received = Vec::new();
     for n in 2..30 {
@@ -126,9 +123,6 @@ fn every_kind_of_value_comes_once_and_in_order_whoever_is_first() {
 
 #[test]
 fn an_edge_that_is_in_a_batch_twice_stands_for_two_values_in_order() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let (from, to) = pair.step(2);
     let twice = |batch: &Batch| [0, 1, 0, 0].map(|at| batch.edges()[at].clone());
@@ -143,9 +137,6 @@ fn an_edge_that_is_in_a_batch_twice_stands_for_two_values_in_order() {
 
 #[test]
 fn values_that_came_before_a_timeout_are_dropped_and_later_ones_are_for_the_next() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let (from, to) = pair.step(2);
     let edges = pair.out.edges();
@@ -165,9 +156,6 @@ fn values_that_came_before_a_timeout_are_dropped_and_later_ones_are_for_the_next
 /// The first edge has no value.
 #[test]
 fn an_error_of_a_later_edge_ends_the_wait_at_once() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     for (n, misfit) in [(2, 5), (3, 30)] {
         let (from, to) = pair.step(n);
@@ -193,9 +181,6 @@ fn an_error_of_a_later_edge_ends_the_wait_at_once() {
 
 #[test]
 fn a_misfit_in_the_middle_stays_and_the_values_of_the_others_are_dropped() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let (from, to) = pair.step(2);
     let sent = (0..COUNT).map(|at| counting(&pair.sender, first_of(2, at), if at == 20 { 3 } else { 2 }));
@@ -215,9 +200,6 @@ fn a_misfit_in_the_middle_stays_and_the_values_of_the_others_are_dropped() {
 /// The values come in three parts. Between the parts another thread uses the poller.
 #[test]
 fn a_batch_goes_on_in_the_general_way_with_what_it_has() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let own = pair.receiver.edge_to("w", 1, "own").expect("an edge");
     for into in [false, true] {
@@ -252,9 +234,6 @@ fn a_batch_goes_on_in_the_general_way_with_what_it_has() {
 
 #[test]
 fn an_abort_here_or_there_ends_a_walk_that_waits() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     for (n, here) in [(2, true), (3, false)] {
         let (from, to) = pair.step(n);
@@ -284,9 +263,6 @@ fn an_abort_here_or_there_ends_a_walk_that_waits() {
 
 #[test]
 fn the_loss_of_the_peer_ends_a_walk_that_waits() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let (from, to) = pair.step(2);
     from.send_all([(&pair.out.edges()[0], counting(&pair.sender, 1.0, 2))]).expect("sent");
@@ -306,9 +282,6 @@ fn the_loss_of_the_peer_ends_a_walk_that_waits() {
 
 #[test]
 fn a_batch_with_one_value_that_cannot_be_sent_sends_none() {
-    if lacks_windows() {
-        return;
-    }
     let pair = Pair::new();
     let (from, to) = pair.step(2);
     let mut edges = pair.out.edges().to_vec();

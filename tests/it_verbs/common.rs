@@ -34,16 +34,12 @@ pub fn run_each<'a>(
     shared::run_each(members, |task| [ON_FAKE.to_vec(), settings(task)].concat(), body);
 }
 
+pub fn two_members(settings: &[(&str, &str)]) -> [Node; 2] {
+    load_fake();
+    shared::two_members(&[&ON_FAKE, settings].concat())
+}
+
 pub fn over_verbs() -> bool {
-    true
-}
-
-pub fn lacks_requests() -> bool {
-    false
-}
-
-pub fn lacks_windows() -> bool {
-    println!("skipped: this fabric does not exchange edge windows");
     true
 }
 
