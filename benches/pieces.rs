@@ -8,8 +8,8 @@ use std::hint::black_box;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
-use tensorwire::internals::wire::message::{Message, MetaRef, RequestId, TensorRequest};
-use tensorwire::internals::wire::{Grant, RendezvousKey, Slot};
+use tensorwire::internals::wire::message::{Message, RecordValue};
+use tensorwire::internals::wire::{EdgeId, Grant, Immediate, RendezvousKey, Slot};
 use tensorwire::{DType, Pool, Shape, TensorMeta};
 
 const BATCHES: usize = 25;
@@ -112,22 +112,16 @@ fn keys() {
 }
 
 fn messages() {
-    let request = RequestId { slot: Slot::new(7).expect("20 bits"), generation: 3 };
-    let grant = Grant { region: 0, key: 9, offset: 4096, len: 1 << 20 };
-    let ask = Message::Request(TensorRequest {
-        request,
-        route: 1,
-        step: 1000,
-        frame: 0,
-        iteration: 0,
-        meta_version: 1,
-        timeout_ms: 60_000,
-        borrow: false,
-        validate: false,
-        grant: Some(grant),
-    });
-    let answer = Message::Response { request, meta: MetaRef::Cached(1), data: &[7; 32] };
-    for (name, message) in [("request", &ask), ("response of 32 B", &answer)] {
+    let edge = EdgeId { number: 7, generation: 3 };
+    let immediate = Immediate { generation: 3, slot: Slot::new(7).expect("20 bits") };
+    let grant = Message::Grant {
+        offer: 1,
+        immediate,
+        target: Grant { region: 0, key: 9, offset: 4096, len: 1 << 20 },
+    };
+    let value = RecordValue::Bytes { meta: 1, data: &[7; 32] };
+    let record = Message::Record { edge, n: 1, step: 1000, answers_need: false, checksum: None, value };
+    for (name, message) in [("grant", &grant), ("record of 32 B", &record)] {
         let mut bytes = Vec::with_capacity(256);
         let ours = median_ns(|| {
             bytes.clear();

@@ -65,7 +65,7 @@
 //!   one that has begun and a future, [`CancelToken`] ends one.
 //! * [`PendingSet`]: a wait for any of several receives.
 //! * [`Batch`], [`Step::send_all`], [`Step::recv_all`]: many tensors by one call each.
-//! * [`Standing`]: an edge whose tensors are requested before their steps begin, for trainers that
+//! * [`Standing`]: an edge whose tensors may be sent before their receives begin, for trainers that
 //!   receive the same edges each step.
 //! * [`TensorMut`] is written by one owner. Frozen it becomes a [`Tensor`], which nobody can write,
 //!   so that a tensor that was sent can't be changed. [`BufferRing`] hands out the same buffers
@@ -121,7 +121,7 @@
 //! | [`Node::join`] for all members | 60 s | `join_timeout` |
 //! | setting up one link, tried again until the join's deadline | 5 s | |
 //! | a receive whose caller does not say | 60 s | `recv_timeout` |
-//! | a receive that gave up, for its sender's word | 100 ms | `cancel_grace` |
+//! | [`Step::try_recv`] of a large tensor over verbs | 100 ms | `cancel_grace` |
 //! | a borrowed tensor, until it counts as overdue; and after its sender's death, until it is copied out of the dead process's memory | 5 s | `borrow_grace` |
 //! | [`Node::stop`], serving what was sent; and again for the bootstrap service | 2 s | `stop_timeout` |
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |

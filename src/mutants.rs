@@ -39,80 +39,22 @@ mutants! {
         LostCredit,
         /// One receive more than was posted is promised to the peer.
         CreditTooMany,
-        /// A message does not queue behind writes that wait: a CANCEL_ACK comes ahead of the write.
+        /// A message does not queue behind writes that wait: a message comes ahead of the write.
         MessageOvertakesQueue,
-        /// A destination goes back to the pool when its request is given up, not when that is
-        /// acknowledged.
-        GrantFreedBeforeAck,
-        /// The request slot of a cancelled request that was answered is used again before the
-        /// acknowledgement, whose generation nobody looks at.
-        StaleGeneration,
-        /// CANCEL is not sent.
-        CancelDropped,
-        /// A request that has ended still counts on its route.
-        RouteNotReleased,
-        /// Meta-data keeps its version when it changes.
-        MetaVersionKept,
-        /// A value that comes back is put behind the others.
-        PutBackLast,
-        /// A value that overtook a cancel goes to its waiter, and to the next as well.
-        DeliveredTwice,
-        /// A dead value comes as a tensor.
-        DeadFlagLost,
-        /// A value that came too late is thrown away.
-        UnclaimedDropped,
-        /// Values that nobody took are thrown away when their link goes.
-        OrphansDropped,
-        /// The sender does not hear that nobody took a value.
-        ReturnNotSent,
-        /// A request goes out though it is not known yet what became of an earlier one of its key.
-        NotBlocked,
-        /// A receive waits for ever.
-        DeadlineNeverFires,
-        /// The sender's side lets a request go long before its time.
-        DeadlineTooEarly,
-        /// The end of a step does not end the receives that wait for peers.
-        AbortMissesWaiter,
-        /// A request that waits for its step is forgotten when the step begins.
-        DeferredDropped,
         /// A step that was cleaned up can begin again.
         CleanedStepReturns,
-        /// One of those who wait for a lost peer is not told.
-        LossNotTold,
         /// The last value of a key is the first to leave.
         LastValueFirst,
         /// The first two fragments of a message change places.
         FragmentsSwapped,
-        /// A receive that nobody waits for any more eats the value that comes for it.
-        DroppedReceiveEats,
-        /// What an old life of a peer had sent is given to those who ask the new one.
-        OldLifeRemembered,
-        /// A value that a lost peer had been promised is forgotten, not put back.
-        KeptValueForgotten,
         /// A local value of another shape than the tensor given for it is lost.
         LocalShapeMismatchLost,
-        /// The receiver drops an early arrival.
-        EarlyArrivalDropped,
-        /// A receive can still claim a withdrawn standing request.
-        WithdrawnStaysListed,
-        /// A tensor that fits the destination of a standing request keeps the meta-data of the one
-        /// before.
-        NotRetyped,
-        /// The receiver drops the early arrivals of a standing request that it withdraws.
-        WithdrawnValueDropped,
-        /// The receiver drops the early arrivals of a link that ends.
-        EarlyArrivalNotOrphaned,
         /// The receiver ignores a checksum that differs from the one of the received bytes.
         ChecksumNotCompared,
         /// The checksum covers the first 8 bytes only.
         ChecksumOfHead,
-        /// The receiver delivers a value before its checksum has come.
-        DeliveredBeforeChecksum,
-        /// The sender omits the checksum behind the write that answers a re-request.
+        /// The sender omits the checksum from its records.
         ChecksumLeftOut,
-        /// Bytes that were found to be wrong when nobody waited for them any more are kept for the
-        /// next.
-        CorruptedHandedOn,
         /// More is lent than the bound says.
         LentPastBound,
         /// A loan that comes back makes room for two.
@@ -127,11 +69,6 @@ mutants! {
         WriteOvertakesPack,
         /// The port is not told that a batch is over.
         BatchNeverEnds,
-        /// A batch forgets what is behind a receive that fails at once.
-        BatchStopsAtFailure,
-        /// A receive of a batch for which there was no room is not asked for again once the request
-        /// table was full.
-        QueuedForgotten,
         /// A tensor with new meta-data travels under the number of the one before.
         MetaNumberKept,
         /// A record lets its receiver keep a loan for which the sender has no permit.

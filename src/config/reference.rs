@@ -3,12 +3,11 @@
 use super::table::{KEYS, Key};
 use crate::bootstrap::{LINK_TIMEOUT, MAX_REASON};
 use crate::fabric::{MAX_GRANTS, shm};
-use crate::link::{LOAN_SHARE, RECENT_ARRIVALS, STANDING_POOL_SHARE, STANDING_SHARE, UNLENT_ARRIVALS};
-use crate::matching::{MANY_STEPS, MAX_ABORTED, MAX_RETIRED_STEPS};
+use crate::matching::{MANY_STEPS, MAX_ABORTED, MAX_RETIRED_STEPS, WINDOWS};
 use crate::memory::MAX_DEPTH;
 use crate::rendezvous::REGISTERED_FROM;
-use crate::wire::message::{MAX_STANDING_STEPS, MAX_STATUS_TEXT};
-use crate::wire::{MAX_CLUSTER_TEXT, MAX_DIM, MAX_JOB, MAX_NAME, MAX_RANK, MetaSlot};
+use crate::wire::message::MAX_STATUS_TEXT;
+use crate::wire::{MAX_CLUSTER_TEXT, MAX_DIM, MAX_JOB, MAX_NAME, MAX_RANK};
 use std::fmt::Write;
 
 /// Groups of settings: title, and first key.
@@ -51,8 +50,8 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
         ("Nested variants", MAX_DEPTH.to_string(), "Tensors of variants inside each other."),
         (
             "Window of a standing request",
-            format!("{MAX_STANDING_STEPS} steps"),
-            "A larger window is refused. `max_requests` bounds the windows of all edges together.",
+            format!("{} steps", WINDOWS.largest_window),
+            "A larger window is refused.",
         ),
         (
             "Steps known to have ended",
@@ -76,39 +75,9 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
             "More peers need more `pollers`.",
         ),
         (
-            "Granted tensors of a link",
+            "Granted tensors of a link over verbs",
             MAX_GRANTS.to_string(),
-            "Also bounds the receives that can be outstanding on a link. Receives of a batch wait.",
-        ),
-        (
-            "Loans to a peer",
-            format!("1/{LOAN_SHARE} of `queue_depth`"),
-            "Further tensors are copied, so that a slow holder does not stop other traffic.",
-        ),
-        (
-            "Arrivals after a refused loan",
-            UNLENT_ARRIVALS.to_string(),
-            "After a refused loan, so many tensors of the edge are requested with a destination.",
-        ),
-        (
-            "Shapes known of an edge",
-            MetaSlot::COUNT.to_string(),
-            "A tensor of another shape costs one more message.",
-        ),
-        (
-            "Arrivals that set the size of a destination",
-            RECENT_ARRIVALS.to_string(),
-            "The longest of the shapes that came among so many arrivals of a link counts.",
-        ),
-        (
-            "Standing requests of a link",
-            format!("1/{STANDING_SHARE} of `max_requests`, of `max_routes` and of the grants"),
-            "The windows of all edges of a peer share them.",
-        ),
-        (
-            "Destinations of standing requests",
-            format!("1/{STANDING_POOL_SHARE} of `pool_size`"),
-            "The pollers share them in equal parts. Windows are shorter if there is no room.",
+            "Each tensor on its way that travels by itself has one.",
         ),
         (
             "Error text to a peer",

@@ -6,14 +6,14 @@ use std::ffi::OsString;
 
 #[test]
 fn the_builder_wins_over_the_environment_over_the_file_over_the_default() {
-    let file = file("rdma_qps_per_peer = 2\nqueue_depth = 32\nmax_routes = 7\n");
+    let file = file("rdma_qps_per_peer = 2\nqueue_depth = 32\nmax_requests = 7\n");
     let variables =
         || environment(&[("TENSORWIRE_RDMA_QPS_PER_PEER", "3"), ("TENSORWIRE_QUEUE_DEPTH", "64")]);
     let config =
         base().rdma_qps_per_peer(4).environment(variables()).file(file.path()).build().expect("config");
     assert_eq!(
-        (config.rdma_qps_per_peer, config.queue_depth, config.max_routes, config.max_requests),
-        (4, 64, 7, 4096)
+        (config.rdma_qps_per_peer, config.queue_depth, config.max_requests, config.max_outstanding_sends),
+        (4, 64, 7, 1 << 20)
     );
     let config = base().rdma_qps_per_peer(4).rdma_qps_per_peer(5).build().expect("config");
     assert_eq!(config.rdma_qps_per_peer, 5, "the last call wins");

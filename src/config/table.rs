@@ -381,26 +381,17 @@ settings! {
     /// rest of that memory goes back to the system.
     borrow_grace: Duration, DurationText, default("5s"), "1ms to 24h", up_to_a_day;
     /// Receives that can be outstanding with each peer. One more fails when it begins. Receives of
-    /// a batch do not count. Over verbs they are also the requests of a link, and receives of a
-    /// batch beyond them wait.
+    /// a batch do not count.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
-    /// Routes (edges that a peer has requested) that are remembered for each link over verbs.
-    max_routes: u32, Number<u32>, default("65536"), "1 to 1048576",
-        |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Requests of each peer over verbs that wait here until their step starts. The default is the
-    /// default of `max_requests`. Standing requests come before their step and count among
-    /// `max_requests` alone, of which they take half at most.
-    max_deferred: u32, Number<u32>, default("4096"), "1 to 1048576",
-        |count| (1..=1 << 20).contains(&count).then_some(count);
-    /// Sent tensors that can wait for their receive. One more send fails at once;
-    /// `Step::send_within` waits for room.
+    /// Sent tensors that can wait here: for credit of their receiver, or over verbs until they are
+    /// written. One more send fails at once; `Step::send_within` waits for room.
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",
         |count| (1..=1 << 24).contains(&count).then_some(count);
     /// How long a receive waits if its caller gives no timeout.
     recv_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
-    /// How long a cancelled receive over verbs waits for the sender's acknowledgement before it
-    /// returns. Its destination stays allocated until the acknowledgement.
+    /// How long `Step::try_recv` waits for a tensor above `small_tensor_bytes` that its sender
+    /// offers over verbs, and writes then.
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// How long a stop serves pending sends before it aborts them.
     stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);

@@ -168,13 +168,6 @@ const SAMPLES: &[Sample] = &[
         BAD_COUNT,
         &["1048576", "0", "true", "\"\""],
     ),
-    sample("max_routes", &[("1", "1"), ("1048576", "1048576")], BAD_COUNT, &["1048577", "0", "true", "\"\""]),
-    sample(
-        "max_deferred",
-        &[("1", "1"), ("1048576", "1048576")],
-        BAD_COUNT,
-        &["1048577", "0", "true", "\"\""],
-    ),
     sample(
         "max_outstanding_sends",
         &[("1", "1"), ("16777216", "16777216")],

@@ -22,11 +22,11 @@ pub trait DirectTake<P: Port, H: Handler<P>> {
     type Taken;
 
     /// Takes the result if it has come.
-    fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken>;
+    fn take(&mut self, handler: &mut H, links: &mut Links<P>) -> Option<Self::Taken>;
 
     /// As [`DirectTake::take`], if no message was handled since its last call. A look at the result
     /// alone, which costs less than a poll.
-    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<Self::Taken>;
+    fn take_short(&mut self, handler: &mut H, links: &mut Links<P>) -> ShortTake<Self::Taken>;
 
     /// Whether the wait must go on by a command after this result.
     fn goes_elsewhere(&self, taken: &Self::Taken) -> bool {
@@ -55,10 +55,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// # Errors
     /// If the poller is poisoned or closed.
     #[inline]
-    pub fn try_direct(
-        &self,
-        mut body: impl FnMut(&mut H, &mut Links<P, H::Waiter>),
-    ) -> Result<bool, Unusable> {
+    pub fn try_direct(&self, mut body: impl FnMut(&mut H, &mut Links<P>)) -> Result<bool, Unusable> {
         let ran = self.with_poller_once(|poller| {
             poller.direct(|handler, links| body(handler, links));
             if is_on(Mutant::DirectCallRepeated) && !self.submissions.is_empty() {
@@ -262,11 +259,11 @@ mod tests {
     impl<R, F: FnMut() -> Option<R>> DirectTake<ShmPort, TestHandler> for TakeFn<F> {
         type Taken = R;
 
-        fn take(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> Option<R> {
+        fn take(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort>) -> Option<R> {
             self.0()
         }
 
-        fn take_short(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort, ()>) -> ShortTake<R> {
+        fn take_short(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort>) -> ShortTake<R> {
             ShortTake::Other
         }
     }

@@ -7,7 +7,7 @@ use crate::wire::Time;
 
 /// One poller. The thread that holds `&mut` of it moves it on.
 pub struct Poller<P: Port, H: Handler<P>> {
-    links: Links<P, H::Waiter>,
+    links: Links<P>,
     handler: H,
     /// Whether anything was done since the last [`Poller::take_active`].
     active: bool,
@@ -25,7 +25,7 @@ const RESULTS_PER_CLOCK: u32 = 1024;
 
 impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// A poller over these links.
-    pub fn new(links: Links<P, H::Waiter>, handler: H) -> Self {
+    pub fn new(links: Links<P>, handler: H) -> Self {
         Poller { links, handler, active: false, armed: false, results: 0 }
     }
 
@@ -61,7 +61,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// Calls `body` on the handler and its links, and handles the events that it causes at once.
     /// The handler needs no time for them.
     #[inline]
-    pub fn direct<R>(&mut self, body: impl FnOnce(&mut H, &mut Links<P, H::Waiter>) -> R) -> R {
+    pub fn direct<R>(&mut self, body: impl FnOnce(&mut H, &mut Links<P>) -> R) -> R {
         self.active = true;
         let result = body(&mut self.handler, &mut self.links);
         if !self.links.is_quiet() {

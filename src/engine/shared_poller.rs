@@ -367,15 +367,9 @@ pub(super) mod tests {
     }
 
     impl Handler<ShmPort> for TestHandler {
-        type Waiter = ();
         type Command = TestCommand;
 
-        fn command(
-            &mut self,
-            _: &mut Links<ShmPort, ()>,
-            command: TestCommand,
-            _: Time,
-        ) -> Option<TestCommand> {
+        fn command(&mut self, _: &mut Links<ShmPort>, command: TestCommand, _: Time) -> Option<TestCommand> {
             match command {
                 TestCommand::Keep(waiter) => {
                     self.0.push(waiter);
@@ -385,13 +379,13 @@ pub(super) mod tests {
             }
         }
 
-        fn event(&mut self, _: &mut Links<ShmPort, ()>, _: LinkEvent<()>, _: Time) {}
+        fn event(&mut self, _: &mut Links<ShmPort>, _: LinkEvent, _: Time) {}
 
         fn next_deadline(&self) -> Time {
             Time::NEVER
         }
 
-        fn expire(&mut self, _: &mut Links<ShmPort, ()>, _: Time) {}
+        fn expire(&mut self, _: &mut Links<ShmPort>, _: Time) {}
     }
 
     struct Still;
@@ -427,7 +421,7 @@ pub(super) mod tests {
         let region = Region::create(0, &region).expect("a region");
         let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
-        let links = Links::new(fabric.port().expect("a port"), pool, writer, 1);
+        let links = Links::new(fabric.port().expect("a port"), pool, writer);
         let options = EngineOptions { mode: PollMode::Inline, wait, spin: Duration::ZERO, queue: 64 };
         Engine::new(Poller::new(links, TestHandler(Vec::new())), clock, &options)
     }

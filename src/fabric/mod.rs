@@ -20,7 +20,7 @@
 //! | completions | are never lost, duplicated, or made for another generation of the link |
 //! | dead peer, broken queue | every outstanding operation ends in an error completion; later ones are refused |
 //!
-//! This module knows nothing of requests, keys or steps. A change to one fabric touches one folder.
+//! This module knows nothing of edges, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
 mod loans;
@@ -35,7 +35,7 @@ pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, Slot, UnreadMessage};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,8 +76,8 @@ pub const MAX_LOAN_MESSAGE: usize = 28;
 /// Tensors that a link can have lent at a time in each direction, on every fabric that lends.
 pub(crate) const MAX_LOANS: usize = 1 << 18;
 
-/// Grants that a link can have at a time, on every fabric.
-pub(crate) const MAX_GRANTS: usize = 1 << 14;
+/// Grants that a link can have at a time over verbs: as many as an immediate can name.
+pub(crate) const MAX_GRANTS: usize = Slot::COUNT as usize;
 
 /// The ways to move bytes between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,30 +8,23 @@ use crate::wire::Time;
 ///
 /// No method may block.
 pub trait Handler<P: Port>: Send + 'static {
-    /// The handler's name for the waiter of a request.
-    type Waiter: Send + 'static;
     /// What its users submit.
     type Command: Send + 'static;
 
     /// Runs a command. Returned if it refers to a command of another thread that is still queued.
     /// The caller retries it after it has drained the queue.
-    fn command(
-        &mut self,
-        links: &mut Links<P, Self::Waiter>,
-        command: Self::Command,
-        now: Time,
-    ) -> Option<Self::Command>;
+    fn command(&mut self, links: &mut Links<P>, command: Self::Command, now: Time) -> Option<Self::Command>;
 
     /// Handles an event of a link.
-    fn event(&mut self, links: &mut Links<P, Self::Waiter>, event: LinkEvent<Self::Waiter>, now: Time);
+    fn event(&mut self, links: &mut Links<P>, event: LinkEvent, now: Time);
 
     /// Called when no event is left. Resumes work that waited for room.
-    fn after_events(&mut self, links: &mut Links<P, Self::Waiter>, now: Time) {
+    fn after_events(&mut self, links: &mut Links<P>, now: Time) {
         let _ = (links, now);
     }
 
     /// Called before a poll. Sends what was put off.
-    fn before_poll(&mut self, links: &mut Links<P, Self::Waiter>) {
+    fn before_poll(&mut self, links: &mut Links<P>) {
         let _ = links;
     }
 
@@ -39,5 +32,5 @@ pub trait Handler<P: Port>: Send + 'static {
     fn next_deadline(&self) -> Time;
 
     /// Ends every wait whose deadline is `now` or earlier.
-    fn expire(&mut self, links: &mut Links<P, Self::Waiter>, now: Time);
+    fn expire(&mut self, links: &mut Links<P>, now: Time);
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// The links of one poller.
 #[derive(Debug)]
-pub(super) struct LinkTable<C> {
-    links: Vec<Link<C>>,
+pub(super) struct LinkTable {
+    links: Vec<Link>,
     places: HashMap<LinkId, usize>,
     /// The link that was found last, and its place.
     latest: usize,
@@ -23,7 +23,7 @@ pub(super) struct LinkTable<C> {
     used: Vec<LinkId>,
 }
 
-impl<C> LinkTable<C> {
+impl LinkTable {
     /// An empty table.
     pub fn new() -> Self {
         LinkTable {
@@ -37,7 +37,7 @@ impl<C> LinkTable<C> {
     }
 
     /// Adds a link. Its id is unused.
-    pub fn insert(&mut self, link: Link<C>) {
+    pub fn insert(&mut self, link: Link) {
         self.places.insert(link.id, self.links.len());
         Arc::make_mut(&mut self.ids).push(link.id);
         self.links.push(link);
@@ -47,7 +47,7 @@ impl<C> LinkTable<C> {
     }
 
     /// `None` if the id is of a link that is gone.
-    pub fn remove(&mut self, id: LinkId) -> Option<Link<C>> {
+    pub fn remove(&mut self, id: LinkId) -> Option<Link> {
         let place = self.places.remove(&id)?;
         Arc::make_mut(&mut self.ids).swap_remove(place);
         let link = self.links.swap_remove(place);
@@ -60,7 +60,7 @@ impl<C> LinkTable<C> {
 
     /// `None` if the id is of a link that is gone.
     #[inline]
-    pub fn get_mut(&mut self, id: LinkId) -> Option<&mut Link<C>> {
+    pub fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
         let place = self.place(id)?;
         self.links.get_mut(place)
     }
@@ -80,12 +80,12 @@ impl<C> LinkTable<C> {
     }
 
     /// The links, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Link<C>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
     }
 
     /// The ids of the present links. Later changes do not affect the iterator.
-    pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<C> {
+    pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<> {
         let ids = Arc::clone(&self.ids);
         (0..ids.len()).map(move |at| ids[at])
     }
@@ -111,7 +111,7 @@ impl<C> LinkTable<C> {
     }
 
     /// Visits the links with a backlog. A link without one afterwards leaves the list.
-    pub fn for_each_backlogged(&mut self, mut visit: impl FnMut(&mut Link<C>)) {
+    pub fn for_each_backlogged(&mut self, mut visit: impl FnMut(&mut Link)) {
         let LinkTable { links, places, backlogged, .. } = self;
         backlogged.retain(|id| {
             let Some(link) = places.get(id).and_then(|&place| links.get_mut(place)) else { return false };
@@ -122,7 +122,7 @@ impl<C> LinkTable<C> {
     }
 
     /// Visits the links with arrivals, each once.
-    pub fn for_each_used(&mut self, mut visit: impl FnMut(&mut Link<C>)) {
+    pub fn for_each_used(&mut self, mut visit: impl FnMut(&mut Link)) {
         let LinkTable { links, places, used, .. } = self;
         for id in used.drain(..) {
             let Some(link) = places.get(&id).and_then(|&place| links.get_mut(place)) else { continue };
@@ -135,24 +135,18 @@ impl<C> LinkTable<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::links::{LinkIdentity, LinkSettings, TensorProtocol};
+    use crate::link::links::{LinkIdentity, LinkSettings};
     use crate::wire::TaskId;
 
-    fn link(id: u32) -> Link<()> {
+    fn link(id: u32) -> Link {
         let task = |job: &str| TaskId::new(job, 0).expect("a job name");
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
-        let settings = LinkSettings {
-            small_tensor_bytes: 128,
-            max_requests: 4,
-            max_routes: 4,
-            validate: false,
-            protocol: TensorProtocol::Requests,
-        };
+        let settings = LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false };
         Link::new(LinkId(id), identity, settings, 16)
     }
 
-    fn used(table: &mut LinkTable<()>) -> Vec<u32> {
+    fn used(table: &mut LinkTable) -> Vec<u32> {
         let mut used = Vec::new();
         table.for_each_used(|link| used.push(link.id.0));
         used

@@ -1,4 +1,5 @@
-//! One link: a peer on a fabric, with control messages under credits, routes, requests and grants.
+//! One link: a peer on a fabric, with messages under credits, and tensors that travel by them, by
+//! loans and by writes.
 //!
 //! [`Links`] holds the links of one poller and the port that they complete on. It turns completions
 //! into [`LinkEvent`]s for the layer above, and calls of that layer into operations. Decisions of
@@ -10,24 +11,16 @@ mod control;
 mod handler;
 mod link_table;
 mod links;
-mod receiving;
-mod routes;
-mod serving;
 #[cfg(test)]
 mod tests;
 pub mod windows;
 
 pub use handler::Handler;
-pub use links::{LinkIdentity, LinkSettings, Links, RequestRefused, TensorProtocol};
-pub(crate) use receiving::standing::{STANDING_POOL_SHARE, STANDING_SHARE};
-pub use receiving::standing::{StandingCapacity, StandingPosted};
-pub use receiving::stash::{RejectedValue, StashedValue};
-pub(crate) use routes::announced::{RECENT_ARRIVALS, UNLENT_ARRIVALS};
-pub(crate) use serving::serve::LOAN_SHARE;
+pub use links::{LinkIdentity, LinkSettings, Links};
 
 use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
-use crate::wire::message::{Placement, RequestId};
+use crate::wire::message::Placement;
 use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
@@ -141,48 +134,12 @@ pub fn placement_of_mut(tensor: &TensorMut) -> Placement {
 #[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// Requests of this side that the peers may still answer, cancelled and unclaimed standing ones
-    /// included.
-    pub requests: usize,
-    /// The unclaimed standing requests among them.
-    pub standing: usize,
-    /// Requests of the peers that are not completely answered.
-    pub peer_requests: usize,
-    /// Routes with a request of this side.
-    pub busy_routes: usize,
+    /// Destinations that peers may write to.
+    pub landings: usize,
     /// Messages and writes that wait for credits or room in a queue.
     pub backlog: usize,
     /// Tensors on their way to a peer.
     pub leaving: usize,
-    /// Values in the stash.
-    pub stashed: usize,
-    /// Keys with an unresolved receive: its waiter has left, and the outcome is not known.
-    pub unresolved: usize,
-}
-
-/// Names a request of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PeerRequestId {
-    /// The link that it came on.
-    pub link: LinkId,
-    /// Slot and generation at the peer.
-    pub request: RequestId,
-}
-
-/// What became of a value that was matched with a request.
-#[derive(Debug)]
-pub enum ServeOutcome {
-    /// The value was copied into its answer.
-    Copied,
-    /// The value is on its way. [`LinkEvent::SendComplete`] follows.
-    Posted,
-    /// The value is pinned until the re-request. [`LinkEvent::Resumed`] or [`LinkEvent::PutBack`]
-    /// follows.
-    Pinned,
-    /// The value exceeds what the link carries in one write. The peer got an error.
-    Refused,
-    /// The request has ended. The value comes back.
-    Gone(Value),
 }
 
 /// Where a receive wants its tensor.
@@ -227,18 +184,6 @@ impl DirectReceive {
     }
 }
 
-/// What to do with a request. The callback that decides may also take the waiter out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CancelDecision {
-    /// The request continues.
-    Keep,
-    /// The request is cancelled. A waiter that is left in it gets its end later. If the waiter was
-    /// taken out, a value that still comes is for the next receive of the key.
-    Cancel,
-    /// The request is cancelled, and a value that still comes is dropped: the step has ended.
-    Abandon,
-}
-
 /// A value whose checksum is not the sender's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corruption {
@@ -250,13 +195,11 @@ pub struct Corruption {
     pub actual: u64,
 }
 
-/// Why a request ended without a value.
+/// Why a receive ended without a value.
 #[derive(Debug)]
-pub enum RequestError {
-    /// The sender answered with an error.
+pub enum ReceiveError {
+    /// The sender failed to send the value, or the step has ended there.
     Remote(Status),
-    /// The request was cancelled. A value, if there is one, is still with the sender.
-    Cancelled,
     /// The pool had no room for the value. The value is in line again.
     NoRoom(PoolError),
     /// The link has no grant left. The value is in line again.
@@ -275,97 +218,19 @@ pub enum RequestError {
     },
 }
 
-/// An event for the layer above. `C` is that layer's name for a waiter.
+/// An event for the layer above.
 #[derive(Debug)]
-pub enum LinkEvent<C> {
+pub enum LinkEvent {
     /// A new link works in both directions.
     Up {
         /// Id at the port of this side.
         link: LinkId,
     },
-    /// A link is gone, with all requests on it.
+    /// A link is gone.
     Down {
         /// Id at the port of this side.
         link: LinkId,
         /// The reason.
         failure: LinkFailure,
-        /// The waiters of the requests on it.
-        waiters: Vec<C>,
-    },
-    /// A peer requests a tensor. Answer with [`Links::serve`] or [`Links::refuse`], now or later.
-    Requested {
-        /// Names the request in the answer.
-        peer_request: PeerRequestId,
-        /// As the receiver has named it: edge, incarnation and step.
-        key: TensorKey,
-        /// How long the peer waits, in ms; `u32::MAX` for ever.
-        timeout_ms: u32,
-        /// Whether it is a standing request.
-        standing: bool,
-    },
-    /// A peer cancelled a request that was not answered yet.
-    Withdrawn {
-        /// Names the request in the answer.
-        peer_request: PeerRequestId,
-        /// As the receiver has named it: edge, incarnation and step.
-        key: TensorKey,
-    },
-    /// A re-request has come, and the pinned value is on its way. [`LinkEvent::SendComplete`]
-    /// follows.
-    Resumed {
-        /// Length of the value in bytes.
-        bytes: u64,
-    },
-    /// A value has left this side for good: its memory may be reused.
-    SendComplete,
-    /// A matched value was not delivered, and takes its place in line again.
-    PutBack {
-        /// The key of the value.
-        key: TensorKey,
-        /// The tensor or dead value that was not delivered.
-        value: Value,
-        /// The place of the value in line.
-        number: u64,
-    },
-    /// A value was not taken at the peer and is in the peer's stash. Its place in line comes back:
-    /// the next request on this link is answered with [`Links::serve_stashed`].
-    Returned {
-        /// Id at the port of this side.
-        link: LinkId,
-        /// The key of the value.
-        key: TensorKey,
-        /// The id of the value in the peer's stash.
-        stash_id: u32,
-        /// The place of the value in line.
-        number: u64,
-    },
-    /// A stashed value whose link is gone. It is for the next receive of the key.
-    Orphaned {
-        /// The key of the value.
-        key: TensorKey,
-        /// The tensor or dead value, as it arrived.
-        value: StashedValue,
-        /// The incarnation of the peer that sent it.
-        incarnation: u64,
-    },
-    /// A receive got its value.
-    Arrived {
-        /// Given to the link with the request.
-        waiter: C,
-        /// The key of the value.
-        key: TensorKey,
-        /// The value.
-        received: Received,
-        /// The placement of the value at the sender.
-        sender: Placement,
-    },
-    /// A request ended without a value.
-    Failed {
-        /// Given to the link with the request.
-        waiter: C,
-        /// As the receiver has named it: edge, incarnation and step.
-        key: TensorKey,
-        /// The reason.
-        error: RequestError,
     },
 }

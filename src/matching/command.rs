@@ -114,7 +114,7 @@ pub enum RemoteCommand<L> {
     Receive {
         /// The sending peer.
         peer: PeerIndex,
-        /// The requested key.
+        /// The key of the tensor.
         key: TensorKey,
         /// Where the tensor goes.
         destination: Destination,
@@ -158,18 +158,16 @@ pub enum RemoteCommand<L> {
 #[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteLoad {
-    /// Requests, credits and queues of all links of the poller.
+    /// Messages and transfers of all links of the poller.
     pub links: crate::link::LinkLoad,
-    /// Values that no peer has requested yet.
+    /// Receives that wait.
+    pub waiting: usize,
+    /// Values that have not left.
     pub values: usize,
-    /// Requests of peers that wait for their value.
-    pub requests: usize,
-    /// The deferred requests among them: their step has not begun.
-    pub deferred: usize,
-    /// Orphaned and stashed values.
-    pub orphans: usize,
-    /// Queued receives, which wait for room.
-    pub queued: usize,
+    /// Needs of peers that are not answered.
+    pub needs: usize,
+    /// Values that came and were not taken.
+    pub held: usize,
 }
 
 /// An item of a batch that goes to one of the paths.
@@ -248,13 +246,6 @@ pub enum StepChange {
         /// The id of the first step.
         base: u64,
     },
-    /// A step has begun here.
-    Begun {
-        /// The id of the step.
-        step: u64,
-        /// The worker that owns the step.
-        worker: Arc<str>,
-    },
     /// Steps were aborted. Those that begin later are aborted too.
     Aborted {
         /// The ids of the steps: one, or those of a sequence from one on.
@@ -280,16 +271,14 @@ pub enum StandingChange {
         peer: PeerIndex,
         /// The key of the edge, at the first step of its sequence.
         key: TensorKey,
-        /// The number of coming steps that are requested.
+        /// Tensors that may come before their receives.
         window: u32,
-        /// Whether the receiver borrows tensors where the fabric can.
-        borrow: bool,
     },
     /// Later windows have another number of steps.
     Window {
         /// The id of the standing request.
         id: u64,
-        /// The number of coming steps that are requested from now on.
+        /// Tensors that may come before their receives from now on.
         window: u32,
     },
     /// The standing request ends.

@@ -98,13 +98,6 @@ impl Connections {
         &self.members
     }
 
-    /// The link that calls may use now.
-    #[inline]
-    pub fn usable(&self, peer: PeerIndex) -> Option<LinkId> {
-        let present = self.peers[peer.0 as usize].present.as_ref()?;
-        matches!(present.stage, ConnectionStage::Up).then_some(present.link)
-    }
-
     /// The present link with a peer, up or not.
     #[inline]
     pub fn present(&self, peer: PeerIndex) -> Option<LinkId> {
@@ -130,14 +123,14 @@ impl Connections {
     }
 
     /// Closes the link of a replaced connection.
-    pub fn close<P: Port, C>(&self, links: &mut Links<P, C>, ended: &EndedConnection) {
+    pub fn close<P: Port>(&self, links: &mut Links<P>, ended: &EndedConnection) {
         links.fail(ended.link, LinkFailure::Local(ended.cause.to_string()));
     }
 
     /// Adds a new link. The peer has no present one.
-    pub fn attach<P: Port, C>(
+    pub fn attach<P: Port>(
         &mut self,
-        links: &mut Links<P, C>,
+        links: &mut Links<P>,
         (peer, tag): (PeerIndex, LinkTag),
         link: P::Link,
         done: ProbeCallback,
@@ -187,15 +180,6 @@ impl Connections {
     /// Reports that a link is up.
     pub fn report_up(&self, peer: PeerIndex, tag: LinkTag) {
         self.observer.up(peer, tag);
-    }
-
-    /// Whether a link with a later incarnation of a peer has superseded this one.
-    pub fn is_superseded(&self, task: &TaskId, incarnation: u64) -> bool {
-        let peer = self.members.index(task).map(|peer| &self.peers[peer.0 as usize]);
-        let present = peer.and_then(|peer| peer.present.as_ref());
-        present.is_some_and(|present| {
-            matches!(present.stage, ConnectionStage::Up) && present.tag.incarnation.get() != incarnation
-        })
     }
 
     /// Notes the end of a link. `None` if the link was replaced.
@@ -260,22 +244,8 @@ impl Connections {
         Error::PeerLost { peer, incarnation: tag.incarnation, cause }
     }
 
-    /// The error of calls that need a link with this peer.
-    pub fn why_unusable(&self, peer: PeerIndex) -> Error {
-        match &self.peers[peer.0 as usize].lost {
-            Some((tag, cause)) => self.lost_error(peer, *tag, cause),
-            None => Error::NotConnected { peer: self.members.task(peer).clone() },
-        }
-    }
-
     /// Closes one link. A command about an earlier link changes nothing.
-    pub fn lose<P: Port, C>(
-        &mut self,
-        links: &mut Links<P, C>,
-        peer: PeerIndex,
-        tag: LinkTag,
-        cause: LossCause,
-    ) {
+    pub fn lose<P: Port>(&mut self, links: &mut Links<P>, peer: PeerIndex, tag: LinkTag, cause: LossCause) {
         let Some(present) = self.peer(peer).present.as_mut().filter(|present| present.tag == tag) else {
             return;
         };
@@ -290,9 +260,9 @@ impl Connections {
     }
 
     /// Handles the end of an incarnation of a peer.
-    pub fn gone<P: Port, C>(
+    pub fn gone<P: Port>(
         &mut self,
-        links: &mut Links<P, C>,
+        links: &mut Links<P>,
         peer: PeerIndex,
         tag: LinkTag,
         cause: LossCause,

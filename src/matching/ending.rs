@@ -1,152 +1,247 @@
-//! The end of calls and steps.
+//! The ends of calls, steps and lives.
 
-use super::{Cancel, CancelReason, Error, Outgoing, RemoteHandler, StepChange, Waiter};
-use crate::fabric::Port;
-use crate::link::{CancelDecision, Links};
+use super::ended_steps::StepEnd;
+use super::{EdgeKey, Lanes, Matching};
+use crate::link::TensorKey;
+use crate::link::windows::WindowRefusal;
+use crate::matching::untaken::LostEdge;
+use crate::matching::{Cancel, CancelReason, Error, PeerIndex, StepChange};
 use crate::mutants::{Mutant, is_on};
-use crate::wire::{Code, Status, TaskId, Time};
+use crate::protocol::{REMEMBERED_RANGES, StepsOver};
+use crate::wire::{Status, Time};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-impl RemoteHandler {
-    pub(super) fn cancel<P: Port>(&mut self, links: &mut Links<P, Waiter>, cancel: &Cancel, now: Time) {
-        let Some((link, request)) = self.calls.get(&cancel.id).copied() else { return };
-        let cancel_deadline = now + self.settings.cancel_grace;
-        let mut next = self.next_deadline;
-        let calls = &mut self.calls;
-        links.cancel_request(link, request, &mut |_, slot| {
-            let Some(waiter) = slot.as_mut().filter(|waiter| waiter.id == cancel.id) else {
-                return CancelDecision::Keep;
-            };
-            if matches!(cancel.why, CancelReason::Dropped) && !is_on(Mutant::DroppedReceiveEats) {
-                calls.remove(&cancel.id);
-                *slot = None;
-            } else if waiter.cancel_reason.is_none() {
-                waiter.cancel_reason = Some(cancel.why.clone());
-                waiter.deadline = cancel_deadline;
-                next = next.min(cancel_deadline);
-            }
-            CancelDecision::Cancel
-        });
-        self.next_deadline = next;
+impl Matching {
+    /// Cancels a call. Returns whether it was waiting.
+    pub fn cancel(&mut self, cancel: &Cancel) -> bool {
+        let Some(waiter) = self.calls.get(&cancel.id).copied() else { return false };
+        self.give_up(waiter, cancel.why.clone());
+        true
     }
 
-    pub(super) fn step_changed<P: Port>(&mut self, links: &mut Links<P, Waiter>, change: StepChange) {
+    /// Ends the waits whose deadline is `now` or earlier.
+    pub fn expire(&mut self, now: Time) {
+        let late = self.waiting.iter().filter(|(_, receive)| receive.waiter.deadline <= now);
+        let late: Vec<_> = late.map(|(waiter, _)| waiter).collect();
+        late.into_iter().for_each(|waiter| self.give_up(waiter, CancelReason::Deadline(None)));
+        let deadlines = self.waiting.iter().map(|(_, receive)| receive.waiter.deadline);
+        let next = deadlines.min().filter(|_| !is_on(Mutant::LaterDeadlinesForgotten));
+        self.next_deadline = next.unwrap_or(Time::NEVER);
+    }
+
+    /// Ends a wait. A value that comes later is for the next receive.
+    fn give_up(&mut self, waiter: u32, why: CancelReason) {
+        let Some(mut receive) = self.take_waiting(waiter) else { return };
+        if let Some(landing) = receive.landing {
+            self.leave_transfer(receive.peer, landing);
+        } else if !is_on(Mutant::GivenUpStaysListed) {
+            let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
+            incoming.give_up(receive.edge, receive.key.step, &waiter);
+        }
+        receive.waiter.cancel_reason = Some(why);
+        receive.waiter.fail_cancelled(&receive.key);
+    }
+
+    /// Notes the change of a step, and tells the peers.
+    pub fn step_changed(&mut self, lanes: &mut impl Lanes, change: StepChange) {
         match change {
             StepChange::Sequence { base } => self.steps.sequence(base),
-            StepChange::Begun { step, worker } => {
-                // The rendezvous has checked that the step may begin.
-                let _ = self.steps.begin(step, &worker);
-                self.undefer(step);
-                self.extend_standing(links, step);
-            }
-            StepChange::Aborted { steps, status } => {
-                if steps.start() == steps.end() {
-                    // The begin command of another thread may still be queued. It changes nothing
-                    // then.
-                    let _ = self.steps.begin(*steps.start(), &Arc::from(""));
-                    self.steps.abort(*steps.start(), status.clone());
-                } else {
-                    self.steps.abort_all(&steps, &status);
-                }
-                let error = |step: u64| Error::Aborted { step: step.into(), status: status.clone() };
-                self.end_steps(links, &steps, error, |_| status.clone().into_derived());
-            }
-            StepChange::CleanedUp { step } => {
-                self.steps.cleanup(step);
-                let status =
-                    |me: &TaskId| Status::new(Code::NotFound, format!("step {step} was cleaned up at {me}"));
-                self.end_steps(links, &(step..=step), |step| Error::StepGone { step: step.into() }, status);
-            }
+            StepChange::Aborted { steps, status } => self.abort(lanes, &steps, &status),
+            StepChange::CleanedUp { step } => self.clean_up(lanes, step),
         }
+        self.tell_ends(lanes);
     }
 
-    /// Makes the deferred requests of a step ordinary ones.
-    pub(super) fn undefer(&mut self, step: u64) {
-        if self.deferred.iter().all(|deferred| *deferred == 0) {
+    fn abort(&mut self, lanes: &mut impl Lanes, steps: &RangeInclusive<u64>, status: &Status) {
+        if !self.steps.abort(steps, status) {
             return;
         }
-        if is_on(Mutant::DeferredDropped) {
-            drop(self.outgoing.remove_waiters(|key, waiting| key.step == step && waiting.deferred));
+        let error = WindowRefusal::from(status.clone().into_derived());
+        let over = StepsOver { first: *steps.start(), last: *steps.end(), error };
+        for peer in self.peer_indices() {
+            self.end_steps(lanes, peer, steps, StepEnd::Aborted(status));
+            self.tell_end(lanes, peer, over.clone());
         }
-        let waiting = self.outgoing.waiters_mut().filter(|(key, _)| key.step == step);
-        for (_, waiting) in waiting {
-            if std::mem::take(&mut waiting.deferred) {
-                let deferred = &mut self.deferred[waiting.peer.0 as usize];
-                *deferred = deferred.saturating_sub(1);
+    }
+
+    /// Ends a step for good. [`Matching::tell_ends`] tells the peers.
+    #[inline]
+    pub fn clean_up(&mut self, lanes: &mut impl Lanes, step: u64) {
+        if !self.steps.cleanup(step) {
+            return;
+        }
+        for peer in self.peer_indices() {
+            let entry = &self.peers[peer.0 as usize];
+            if entry.out.has_pending() || !entry.incoming.is_quiet(step) {
+                self.end_steps(lanes, peer, &(step..=step), StepEnd::CleanedUp);
+            }
+        }
+        if self.untold.add(step) {
+            self.tell_ends(lanes);
+        }
+    }
+
+    fn peer_indices(&self) -> impl Iterator<Item = PeerIndex> + use<> {
+        (0..self.peers.len() as u32).map(PeerIndex)
+    }
+
+    /// Drops the values of steps for a peer, and fails the receives from the peer.
+    #[cold]
+    fn end_steps(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        steps: &RangeInclusive<u64>,
+        end: StepEnd<'_>,
+    ) {
+        let entry = &mut self.peers[peer.0 as usize];
+        let dropped = entry.out.drop_steps(steps);
+        let (waiters, values) =
+            entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
+        if !is_on(Mutant::EndedValuesOutstanding) {
+            self.left(dropped.len());
+        }
+        for value in values {
+            let receive = self.discard(lanes, peer, value);
+            self.fail(receive, |key| end.error(key.step));
+        }
+        self.fail(waiters, |key| end.error(key.step));
+    }
+
+    /// Whether steps were cleaned up since the peers were told last.
+    #[inline]
+    pub fn has_untold_ends(&self) -> bool {
+        !self.untold.is_empty()
+    }
+
+    /// Tells the peers which steps were cleaned up since they were told last.
+    #[inline]
+    pub fn tell_ends(&mut self, lanes: &mut impl Lanes) {
+        if self.has_untold_ends() {
+            self.tell_untold(lanes);
+        }
+    }
+
+    #[cold]
+    fn tell_untold(&mut self, lanes: &mut impl Lanes) {
+        let untold = std::mem::take(&mut self.untold);
+        for (first, last) in untold.ranges().filter(|_| !is_on(Mutant::EndsNotTold)) {
+            for peer in self.peer_indices() {
+                self.tell_end(lanes, peer, StepsOver { first, last, error: WindowRefusal::CleanedUp });
             }
         }
     }
 
-    fn end_steps<P: Port>(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        steps: &RangeInclusive<u64>,
-        error: impl Fn(u64) -> Error,
-        status: impl Fn(&TaskId) -> Status,
-    ) {
-        links.begin_batch();
-        let (values, waiting) = self.outgoing.remove_steps(|kept| steps.contains(&kept));
-        let ours = values.iter().filter(|value| matches!(value, Outgoing::Value(_))).count();
-        self.outstanding.fetch_sub(ours, Ordering::Relaxed);
-        for (_, waiting) in waiting {
-            self.leave(&waiting);
-            links.refuse(waiting.peer_request, status(&self.me));
-        }
-        self.drop_orphans(|key| steps.contains(&key.step));
-        links.drop_stashed(steps);
-        self.fail_queued(|key| error(key.step), |_, key| steps.contains(&key.step));
-        let calls = &mut self.calls;
-        for link in links.ids() {
-            links.cancel_requests(link, &mut |key, waiter| {
-                if !steps.contains(&key.step) || is_on(Mutant::AbortMissesWaiter) {
-                    return CancelDecision::Keep;
-                }
-                if let Some(waiter) = waiter.take() {
-                    calls.remove(&waiter.id);
-                    waiter.complete(Err(error(key.step)));
-                }
-                CancelDecision::Abandon
-            });
+    /// Tells a peer of steps that have ended, if it has announced edges.
+    fn tell_end(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, over: StepsOver<WindowRefusal>) {
+        let entry = &mut self.peers[peer.0 as usize];
+        if entry.has_announced {
+            entry.out.tell_end(over, &mut |message| _ = lanes.to_receiver(peer, message));
         }
     }
 
-    /// Ends every wait whose deadline has passed, and computes the next deadline.
-    pub(super) fn expire_waiting<P: Port>(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        links.begin_batch();
-        self.expire_queued(now);
-        let mut next = self.queued.next_deadline();
-        let cancel_deadline = now + self.settings.cancel_grace;
-        let calls = &mut self.calls;
-        for link in links.ids() {
-            links.cancel_requests(link, &mut |key, slot| {
-                let Some(waiter) = slot else { return CancelDecision::Keep };
-                if now < waiter.deadline || is_on(Mutant::DeadlineNeverFires) {
-                    next = next.min(waiter.deadline);
-                    return CancelDecision::Keep;
-                }
-                if waiter.cancel_reason.is_none() {
-                    waiter.cancel_reason = Some(CancelReason::Deadline(None));
-                    waiter.deadline = cancel_deadline;
-                    next = next.min(cancel_deadline);
-                } else if let Some(waiter) = slot.take() {
-                    // The peer has not acknowledged the cancel in time. The waiter is told now.
-                    calls.remove(&waiter.id);
-                    waiter.fail_cancelled(key);
-                }
-                CancelDecision::Cancel
-            });
+    /// A link to a peer is up.
+    pub fn up(&mut self, peer: PeerIndex) {
+        let entry = &mut self.peers[peer.0 as usize];
+        entry.down = None;
+        entry.incoming.returned();
+    }
+
+    /// A peer announces an edge. With its first one the peer hears which steps have ended here.
+    pub(super) fn note_announcement(&mut self, lanes: &mut impl Lanes, peer: PeerIndex) {
+        let Matching { peers, steps, .. } = self;
+        let entry = &mut peers[peer.0 as usize];
+        if std::mem::replace(&mut entry.has_announced, true) {
+            return;
         }
-        let late = self.outgoing.remove_waiters(|_, waiting| waiting.deadline <= now);
-        for (key, waiting) in late {
-            self.leave(&waiting);
-            let message = format!("nothing was sent for {key} at {} in time", self.me);
-            links.refuse(waiting.peer_request, Status::new(Code::DeadlineExceeded, message));
+        let mut post = |message| _ = lanes.to_receiver(peer, message);
+        let retired = steps.retired();
+        // The peer remembers no more, and the largest ids are most likely the latest.
+        let forgotten = retired.len().saturating_sub(REMEMBERED_RANGES);
+        for (first, last) in retired.into_iter().skip(forgotten) {
+            entry.out.tell_end(StepsOver { first, last, error: WindowRefusal::CleanedUp }, &mut post);
         }
-        for (_, waiting) in self.outgoing.waiters() {
-            next = next.min(waiting.deadline);
+        for (steps, status) in steps.aborted().filter(|_| !is_on(Mutant::EarlierAbortsNotTold)) {
+            let error = WindowRefusal::from(status.clone().into_derived());
+            entry.out.tell_end(StepsOver { first: *steps.start(), last: *steps.end(), error }, &mut post);
         }
-        self.next_deadline = next;
+    }
+
+    /// The life of a peer has ended, and its link. Its receives fail with `error`. Values that left
+    /// are lost; the others are for its next life. Returns the number of lost values at most.
+    pub fn lost(&mut self, peer: PeerIndex, error: &Error) -> u64 {
+        let entry = &mut self.peers[peer.0 as usize];
+        entry.down.get_or_insert_with(|| error.clone());
+        // Not in `up`: the peer may announce an edge before this side knows that both are ready.
+        entry.has_announced = false;
+        let mut lost = 0;
+        for (key, edge) in entry.out.edges().filter(|(_, edge)| edge.untaken() > 0) {
+            lost += edge.untaken();
+            self.lost.add(LostEdge { peer, key: key.clone(), values: edge.untaken() });
+        }
+        drop(entry.out.lost());
+        let waiters = entry.incoming.lost();
+        let unheard = usize::from(is_on(Mutant::LossNotToldToWindow));
+        let transfers = self.lose_transfers(peer);
+        self.fail(waiters.into_iter().skip(unheard).chain(transfers), |_| error.clone());
+        lost
+    }
+
+    /// Ends every present and future receive with this error, unless an earlier error has.
+    pub fn end(&mut self, error: &Error) {
+        if self.broken.is_some() {
+            return;
+        }
+        self.broken = Some(error.clone());
+        let waiters: Vec<_> = self.waiting.iter().map(|(waiter, _)| waiter).collect();
+        for waiter in waiters {
+            let Some(receive) = self.take_waiting(waiter) else { continue };
+            let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
+            match receive.landing {
+                Some(landing) => self.leave_transfer(receive.peer, landing),
+                None => drop(incoming.give_up(receive.edge, receive.key.step, &waiter)),
+            }
+            receive.waiter.complete(Err(error.clone()));
+        }
+    }
+
+    /// Announces an edge before its receives, with a window of at least `window` values.
+    pub fn widen(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey, window: u32) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
+        incoming.widen(edge, window.into(), &mut |message| lanes.to_sender(peer, message));
+    }
+
+    /// Calls that need a peer without a link fail with this error.
+    pub fn set_down(&mut self, peer: PeerIndex, error: &Error) {
+        self.peers[peer.0 as usize].down = Some(error.clone());
+    }
+
+    /// Drops what came from an earlier life of a peer and was not received: it is not for the
+    /// successor of that life (specification 2.2). Returns the number of values.
+    pub fn drop_held(&mut self, peer: PeerIndex) -> u64 {
+        self.peers[peer.0 as usize].incoming.drop_held().len() as u64
+    }
+
+    /// How much there is to do.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn load(&self, links: crate::link::LinkLoad) -> crate::matching::RemoteLoad {
+        let edges = || self.peers.iter().flat_map(|peer| peer.out.edges());
+        let held = self.peers.iter().flat_map(|peer| peer.incoming.edges());
+        crate::matching::RemoteLoad {
+            links,
+            waiting: self.waiting.iter().count(),
+            values: edges().map(|(_, edge)| edge.waiting().count()).sum(),
+            needs: edges().map(|(_, edge)| edge.needs()).sum(),
+            held: held.map(|(_, _, edge)| edge.held().len()).sum(),
+        }
+    }
+
+    fn fail(&mut self, waiters: impl IntoIterator<Item = u32>, error: impl Fn(&TensorKey) -> Error) {
+        for waiter in waiters {
+            if let Some(receive) = self.take_waiting(waiter) {
+                receive.waiter.complete(Err(error(&receive.key)));
+            }
+        }
     }
 }

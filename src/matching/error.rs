@@ -154,14 +154,14 @@ pub enum Error {
     },
     /// A batch of sends is beyond `max_outstanding_sends`.
     #[error(
-        "a batch of {values} sends, while {waiting} sent tensors wait for a request, is beyond the limit of \
-         {limit}: nothing of it was sent; send it in parts, wait until peers catch up, or raise \
+        "a batch of {values} sends, while {waiting} sent tensors wait for their receivers, is beyond the \
+         limit of {limit}: nothing of it was sent; send it in parts, wait until peers catch up, or raise \
          max_outstanding_sends"
     )]
     BatchTooLarge {
         /// The number of values in the batch.
         values: usize,
-        /// The number of values that wait for a request.
+        /// The number of values that wait for their receivers.
         waiting: usize,
         /// The setting `max_outstanding_sends`.
         limit: usize,
@@ -209,15 +209,15 @@ pub enum Error {
         /// As text: source device, destination device, name, frame and iteration.
         edge: String,
     },
-    /// The window of a standing request is longer than one message can request.
+    /// The window of a standing request is longer than a window can be.
     #[error(
-        "a standing request can't have a window of {window} steps: give {max} at most; with a window of 64 \
-         the receiver sends one control message in 32 steps"
+        "a standing request can't have a window of {window} tensors: give {max} at most; with a window of \
+         64 the receiver sends one message for 32 tensors"
     )]
     WindowTooLong {
-        /// The window of the call, in steps.
+        /// The window of the call, in tensors.
         window: u32,
-        /// The longest window, in steps.
+        /// The longest window, in tensors.
         max: u32,
     },
     /// A step was aborted with status OK.

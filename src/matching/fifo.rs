@@ -48,21 +48,12 @@ impl<T> Fifo<T> {
         self.rest.back().or(self.first.as_ref())
     }
 
-    #[cfg(any(test, feature = "sim"))]
-    pub fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.len()
-    }
-
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
-    }
-
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.first.iter_mut().chain(&mut self.rest)
     }
 
     /// Removes the first item that `fits`.

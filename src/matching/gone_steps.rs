@@ -81,16 +81,6 @@ impl GoneSteps {
         self.sequences.sort_by_key(|run| run.base);
     }
 
-    /// The first step of the sequence `base` that is not retired, and the base of the next
-    /// sequence, or 2^64-1.
-    pub fn open(&self, base: u64) -> (u64, u64) {
-        let after = self.sequences.partition_point(|run| run.base < base);
-        let first =
-            self.sequences.get(after).filter(|run| run.base == base).map_or(base, |run| run.watermark);
-        let next = self.sequences.iter().map(|run| run.base).find(|other| *other > base);
-        (first, next.unwrap_or(u64::MAX))
-    }
-
     /// The steps of the sequence `base`; `None` if it was not declared.
     pub fn steps_of(&self, base: u64) -> Option<RangeInclusive<u64>> {
         let at = self.sequences.iter().position(|run| run.base == base)?;

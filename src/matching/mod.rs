@@ -1,44 +1,61 @@
 //! What one poller keeps for the rendezvous: the tag matching of its peers' edges.
 //!
-//! A [`RemoteHandler`] holds outgoing values, matches them with the requests of peers, and delivers
-//! what peers send. Its poller owns it, so it takes no lock. Users and the node reach it by a
-//! [`RemoteCommand`]. The rendezvous uses the same tables and steps for edges within the process.
+//! [`Matching`] combines the [window machines](crate::protocol) with steps, waiters and tensors. It
+//! has no I/O: [`Lanes`] carries the messages. [`WindowHandler`] drives it on the links of a
+//! poller, which owns it, so it takes no lock. Users and the node reach it by a [`RemoteCommand`].
+//!
+//! | file | |
+//! |---|---|
+//! | `sending` | values of this process and the messages of their receivers |
+//! | `receiving` | receives of this process and the messages of their senders |
+//! | `transfers` | offered tensors on their way to a receive |
+//! | `batch` | batches of the thread that holds the poller |
+//! | `ending` | the ends of calls, steps and lives |
+//! | `ended_steps` | the steps that have ended here |
+//! | `report` | reports of the edges, and of values that were not taken |
+//! | `direct` | calls of the thread that holds the poller: the short path |
+//! | `handler` | commands and events of a poller |
+//! | `steps`, `table` | steps and values of edges within the process |
 //!
 //! Code in this module may not know the API of steps and edges above it, touch a fabric except
 //! through links, or call user code.
 
 mod aborted_steps;
-mod batches;
+mod batch;
 mod command;
 mod connections;
+mod direct;
 mod edge_report;
+mod ended_steps;
 mod ending;
 mod error;
-#[cfg(test)]
-mod explore;
 mod fifo;
 mod gone_steps;
-mod losses;
-mod orphans;
+mod handler;
 mod outstanding;
 mod receiving;
-mod serving;
-mod standing;
+mod report;
+mod sending;
 mod steps;
 mod table;
+#[cfg(test)]
+mod tests;
+mod transfers;
 mod untaken;
 mod waiter;
-pub mod windows;
 
+pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 #[cfg(any(test, feature = "sim"))]
 pub use command::RemoteLoad;
 pub use command::{
     BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, Members, OnPath, PeerIndex, PeerObserver,
     ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange, UntakenCallback,
 };
+pub use direct::ExpectedRecord;
 pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
 pub use error::Error;
 pub(crate) use gone_steps::MAX_RETIRED_STEPS;
+pub use handler::WindowHandler;
 pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
 pub(crate) use steps::{BeginError, Begun, MANY_STEPS, MAX_ABORTED, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
@@ -46,265 +63,217 @@ pub use untaken::{Untaken, UntakenEdge};
 pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
 
-use crate::fabric::{LinkId, Port};
-use crate::link::{
-    Handler, LinkEvent, LinkSettings, Links, PeerRequestId, Received, StashedValue, TensorKey, Value,
-};
-use crate::mutants::{Mutant, is_on};
-use crate::wire::message::RequestId;
-use crate::wire::{TaskId, Time};
-use connections::Connections;
+use crate::fabric::ShortTake;
+use crate::link::windows::{EdgeKey, LandingId, LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
+use crate::link::{Destination, DirectReceive, LinkSettings, TensorKey, TensorKeyRef, Value};
+use crate::memory::{Pool, Tensor, TensorMut};
+use crate::protocol::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
+use crate::telemetry::CountersWriter;
+use crate::wire::{EdgeSide, TaskId, Time};
+use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
-use receiving::Receive;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
+use transfers::Transfers;
+use untaken::LostValues;
 
 /// Calls for which memory is allocated at the start.
 const CALLS: usize = 256;
 
-/// The handler of a poller that the rendezvous commands.
-pub trait Remote<P: Port>: Handler<P, Command = RemoteCommand<P::Link>> {
-    /// Whether [`Remote::windows`] returns a handler.
-    const HAS_WINDOWS: bool = false;
-
-    /// The handler, if its links exchange edge windows. A thread that holds the poller can call it
-    /// without a command.
-    fn windows(&mut self) -> Option<&mut windows::WindowHandler> {
-        None
-    }
-}
-
-impl<P: Port> Remote<P> for RemoteHandler {}
-
-/// Settings of a [`RemoteHandler`].
+/// Settings of a [`WindowHandler`].
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// Limits and timeouts of each link.
+    /// The settings of each link.
     pub link: LinkSettings,
-    /// Limit of deferred requests of one peer: those for steps that have not begun here.
-    pub max_deferred: u32,
-    /// How long a cancelled call waits for the answer of its peer before it ends.
-    pub cancel_grace: Duration,
+    /// Limit of the receives from a peer that wait singly.
+    pub max_requests: u32,
     /// Whether the loss of a peer, other than its clean stop, ends every call with every peer.
     pub peer_loss_is_fatal: bool,
 }
 
-/// The rendezvous' part of a poller.
-pub struct RemoteHandler {
-    me: TaskId,
-    settings: RemoteSettings,
-    connections: Connections,
-    /// The deferred requests of each peer.
-    deferred: Vec<u32>,
-    steps: Steps,
-    outgoing: Table<Outgoing, WaitingRequest>,
-    /// The link and request of each call that waits.
-    calls: HashMap<CallId, (LinkId, RequestId)>,
+/// Values that the edges of one direction of a link can hold: places for their loans, less those
+/// that answers to needs may take.
+const CELLS: u64 = (crate::fabric::MAX_LOANS / 2) as u64;
+
+/// The windows of every link.
+pub const WINDOWS: WindowOptions = WindowOptions {
+    first_window: 2,
+    usual_window: 64,
+    largest_window: 256,
+    max_cells: CELLS,
+    max_edges: MAX_EDGES,
+    kept_edges: 1 << 12,
+    max_needs: 1 << 20,
+    resends: false,
+};
+
+impl EdgeKey {
+    /// The edge of a tensor.
+    pub fn of(key: TensorKeyRef<'_>) -> Self {
+        EdgeKey { edge: key.edge.clone(), frame: key.frame, iteration: key.iteration }
+    }
+
+    /// Whether this is the edge of a tensor, with the same name in memory.
+    #[inline]
+    fn is_of(&self, key: TensorKeyRef<'_>) -> bool {
+        Arc::ptr_eq(&self.edge, key.edge) && self.frame == key.frame && self.iteration == key.iteration
+    }
+}
+
+/// Something about the next value of an edge with a peer.
+pub type OfEdge<'a, T> = (PeerIndex, TensorKeyRef<'a>, T);
+
+/// The links to the peers. A message to a peer without a link is dropped.
+pub trait Lanes {
+    /// Whether a value stays here when its record has left: its tensor is offered.
+    fn keeps(&mut self, peer: PeerIndex, value: &Value) -> bool;
+    /// The pool that tensors are received into.
+    fn pool(&self) -> &Pool;
+    /// The poller's counters.
+    fn counters(&self) -> &CountersWriter;
+    /// Opens a batch: see [`Links::begin_batch`](crate::link::Links::begin_batch).
+    fn begin_batch(&mut self);
+    /// Handles the messages that [`Lanes::take_short`] has polled for and did not take. Returns
+    /// whether there were any.
+    fn handle_polled(&mut self) -> bool;
+    /// Sends a message about an edge on which this process receives.
+    fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>);
+    /// Sends a message about an edge on which this process sends. Returns whether a tensor of it
+    /// stays here, until [`Matching::left`] is called for it.
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) -> bool;
+    /// As [`Lanes::send_short`], if a batch may be open.
+    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
+    /// Grants the destination of an offered tensor: see [`Links::land`](crate::link::Links::land).
+    ///
+    /// # Errors
+    /// The reason with the destination, if the peer can't write to it.
+    fn land(
+        &mut self,
+        peer: PeerIndex,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, (LandingRefused, TensorMut)>;
+    /// Ends the offer of a tensor that no receive takes.
+    fn decline(&mut self, peer: PeerIndex, offer: u32);
+    /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
+    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
+    /// Gives the value of a record to its receive, if the record is the next message.
+    fn take_short(
+        &mut self,
+        peer: PeerIndex,
+        record: Record<()>,
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()>;
+}
+
+/// A receive that waits.
+#[derive(Debug)]
+struct WaitingReceive {
+    peer: PeerIndex,
+    edge: u32,
+    key: TensorKey,
+    destination: Destination,
+    waiter: Waiter,
+    /// Whether the receive counts towards the limit of receives that wait.
+    is_bounded: bool,
+    /// The offered tensor that the receive gets.
+    landing: Option<LandingId>,
+}
+
+/// What the poller keeps for one peer, across its lives.
+struct PeerEdges {
+    out: OutEdges<EdgeKey, Value, WindowRefusal>,
+    incoming: InEdges<EdgeKey, WindowArrival, u32, WindowRefusal>,
+    /// Offered tensors that the peer writes to their destinations.
+    transfers: Transfers,
+    /// Receives that wait, without those of batches.
+    waiting: u32,
+    /// The error of calls that need the peer, while it has no link.
+    down: Option<Error>,
+    /// Whether the peer has announced an edge on the present link. Only then it hears which steps
+    /// have ended here.
+    has_announced: bool,
+}
+
+impl PeerEdges {
+    /// The index of the edge of a tensor that the peer sends.
+    #[inline]
+    fn incoming_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
+        let hint = key.edge.place(EdgeSide::Receiver);
+        let index = self.incoming.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        if index != hint {
+            key.edge.note_place(EdgeSide::Receiver, index);
+        }
+        index
+    }
+
+    /// The index of the edge of a tensor for the peer.
+    #[inline]
+    fn outgoing_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
+        let hint = key.edge.place(EdgeSide::Sender);
+        let index = self.out.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        if index != hint {
+            key.edge.note_place(EdgeSide::Sender, index);
+        }
+        index
+    }
+}
+
+/// The tensors of one poller.
+pub struct Matching {
+    peers: Vec<PeerEdges>,
+    steps: EndedSteps,
+    /// Steps that were cleaned up, of which the peers have not been told.
+    untold: UntoldSteps,
+    waiting: Slab<WaitingReceive>,
+    /// The waiting receive of each call.
+    calls: HashMap<CallId, u32>,
+    /// Receives that can wait for one peer at a time, without those of batches.
+    max_waiting: u32,
+    /// Values that were sent and have not left. Senders read it.
     outstanding: Arc<AtomicUsize>,
-    orphans: HashMap<TensorKey, VecDeque<StashedValue>>,
-    standing: standing::StandingEdges,
-    queued: batches::QueuedReceives,
+    /// A lower bound of the deadlines of all waiting receives.
     next_deadline: Time,
     /// The fatal loss that has ended every call, if any.
     broken: Option<Error>,
+    /// Messages of senders and losses of peers so far, modulo 2^64.
+    news: u64,
+    /// Values that left for lives of peers that have ended.
+    lost: LostValues,
 }
 
-/// An entry in the line of a key.
-#[derive(Debug)]
-enum Outgoing {
-    /// A value, which counts as outstanding.
-    Value(Value),
-    /// The place of a value in the peer's stash, by its id on that link.
-    Stashed { link: LinkId, stash_id: u32 },
-}
-
-/// A request of a peer that waits for its value.
-#[derive(Debug)]
-struct WaitingRequest {
-    peer_request: PeerRequestId,
-    peer: PeerIndex,
-    deadline: Time,
-    deferred: bool,
-}
-
-impl RemoteHandler {
-    /// A handler without links. `outstanding` counts the values in line here; senders read it.
-    #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
+impl Matching {
+    /// No values and no receives. Each member is without a link until [`Matching::up`].
     pub fn new(
-        me: TaskId,
-        incarnation: u64,
-        members: Members,
-        settings: RemoteSettings,
-        outstanding: Arc<AtomicUsize>,
-        observer: Arc<dyn PeerObserver>,
+        members: &Members,
+        options: WindowOptions,
+        (max_waiting, outstanding): (u32, Arc<AtomicUsize>),
     ) -> Self {
-        let deferred = vec![0; members.all().len()];
-        let queued = batches::QueuedReceives::new(deferred.len());
-        RemoteHandler {
-            connections: Connections::new(me.clone(), incarnation, members, &settings, observer),
-            me,
-            settings,
-            deferred,
-            steps: Steps::default(),
-            outgoing: Table::default(),
+        let no_link = |peer: &TaskId| PeerEdges {
+            out: OutEdges::new(options),
+            incoming: InEdges::without_link(options),
+            transfers: Transfers::default(),
+            waiting: 0,
+            down: Some(Error::NotConnected { peer: peer.clone() }),
+            has_announced: false,
+        };
+        Matching {
+            peers: members.all().iter().map(no_link).collect(),
+            steps: EndedSteps::default(),
+            untold: UntoldSteps::default(),
+            waiting: Slab::default(),
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
+            max_waiting,
             outstanding,
-            orphans: HashMap::default(),
-            standing: standing::StandingEdges::default(),
-            queued,
             next_deadline: Time::NEVER,
             broken: None,
+            news: 0,
+            lost: LostValues::default(),
         }
     }
 
-    #[cfg(any(test, feature = "sim"))]
-    fn load(&self, links: crate::link::LinkLoad) -> RemoteLoad {
-        let (values, requests) = self.outgoing.len();
-        let deferred = self.deferred.iter().map(|deferred| *deferred as usize).sum();
-        let orphans = self.orphans.values().map(VecDeque::len).sum::<usize>() + links.stashed;
-        RemoteLoad { links, values, requests, deferred, orphans, queued: self.queued.len() }
-    }
-
-    /// The values that no request has taken.
-    fn untaken(&self) -> Untaken {
-        let mut untaken = Untaken::default();
-        let members = self.connections.members();
-        let is_linked =
-            |task: &TaskId| members.index(task).is_some_and(|peer| self.connections.usable(peer).is_some());
-        let is_stashed = |value: &Outgoing| matches!(value, Outgoing::Stashed { .. });
-        untaken.add_all(self.outgoing.values(), is_stashed, is_linked);
-        untaken
-    }
-
-    /// Whether values of a step may be kept: the step is live, or its begin command of another
-    /// thread is still queued.
-    fn may_hold(&self, step: u64) -> bool {
-        self.steps.is_live(step) || matches!(self.steps.state(step), StepState::NotBegun)
-    }
-}
-
-impl<P: Port> Handler<P> for RemoteHandler {
-    type Waiter = Waiter;
-    type Command = RemoteCommand<P::Link>;
-
-    fn command(
-        &mut self,
-        links: &mut Links<P, Waiter>,
-        op: Self::Command,
-        now: Time,
-    ) -> Option<Self::Command> {
-        match op {
-            RemoteCommand::Send { key, value, .. } => self.offer(links, key, value),
-            RemoteCommand::SendAll(values) => self.send_all(links, values),
-            RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch, now),
-            RemoteCommand::CancelAll(cancel) => {
-                return self.cancel_all(links, cancel, now).map(RemoteCommand::CancelAll);
-            }
-            RemoteCommand::Receive { peer, key, destination, waiter } => {
-                self.receive_or_queue(links, Receive { peer, key, destination, waiter }, now);
-            }
-            RemoteCommand::Cancel(cancel) => match self.calls.contains_key(&cancel.id) {
-                true => self.cancel(links, &cancel, now),
-                false => {
-                    self.cancel_queued(&cancel.why, |id| id == cancel.id);
-                    return Some(RemoteCommand::Cancel(cancel));
-                }
-            },
-            RemoteCommand::Step(change) => self.step_changed(links, change),
-            RemoteCommand::Attach { peer, tag, link, done } => {
-                if let Some(old) = self.connections.replaced(peer, tag) {
-                    self.replaced(links, old);
-                }
-                self.connections.attach(links, (peer, tag), link, done);
-            }
-            RemoteCommand::Standing(change) => {
-                return self.standing_changed(links, change).map(RemoteCommand::Standing);
-            }
-            RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
-            RemoteCommand::Lose { peer, tag, cause } => self.connections.lose(links, peer, tag, cause),
-            RemoteCommand::Gone { peer, tag, cause } => {
-                let loss = self.connections.gone(links, peer, tag, cause);
-                self.lost(links, loss);
-            }
-            RemoteCommand::End { error } => self.end(links, &error),
-            // Requests have no windows.
-            RemoteCommand::Edges { done, .. } => done(EdgeReports::default()),
-            RemoteCommand::Untaken { done, .. } => done(self.untaken(), 0),
-            #[cfg(any(test, feature = "sim"))]
-            RemoteCommand::Load(done) => done(self.load(links.load())),
-        }
-        None
-    }
-
-    fn event(&mut self, links: &mut Links<P, Waiter>, event: LinkEvent<Waiter>, now: Time) {
-        match event {
-            LinkEvent::Requested { peer_request, key, timeout_ms, standing } => {
-                self.asked(links, peer_request, &key, timeout_ms, standing, now);
-            }
-            LinkEvent::Arrived { waiter, key, received, sender } => {
-                self.calls.remove(&waiter.id);
-                if is_on(Mutant::DeliveredTwice)
-                    && waiter.cancel_reason.is_some()
-                    && let Received::Tensor(tensor) = &received
-                {
-                    self.store_orphan(key, StashedValue::Tensor { tensor: tensor.clone(), sender });
-                }
-                Self::arrived(links, waiter, received, sender);
-            }
-            LinkEvent::Failed { waiter, key, error } => {
-                self.calls.remove(&waiter.id);
-                self.failed(links.counters(), waiter, &key, error);
-            }
-            LinkEvent::Orphaned { key, value, incarnation } => {
-                // Values of an old incarnation are not for its successor (specification 2.2).
-                if !self.connections.is_superseded(key.edge.source_task(), incarnation) {
-                    self.store_orphan(key, value);
-                }
-            }
-            LinkEvent::Withdrawn { peer_request, key } => {
-                let withdrawn =
-                    self.outgoing.remove_waiter(&key, |waiting| waiting.peer_request == peer_request);
-                if let Some(waiting) = withdrawn {
-                    self.leave(&waiting);
-                }
-            }
-            LinkEvent::PutBack { key, value, number } => {
-                if self.may_hold(key.step) {
-                    let number = if is_on(Mutant::PutBackLast) { u64::MAX } else { number };
-                    self.put_back(links, &key, Numbered { number, value: Outgoing::Value(value) });
-                } else {
-                    self.finished();
-                }
-            }
-            LinkEvent::Returned { link, key, stash_id, number } => {
-                if self.may_hold(key.step) {
-                    self.put_back(
-                        links,
-                        &key,
-                        Numbered { number, value: Outgoing::Stashed { link, stash_id } },
-                    );
-                }
-            }
-            LinkEvent::Resumed { bytes } => serving::sent(links, bytes),
-            LinkEvent::SendComplete => self.finished(),
-            LinkEvent::Up { link } => self.connections.probed(link),
-            LinkEvent::Down { link, failure, waiters } => {
-                self.down(links, link, failure, waiters);
-            }
-        }
-    }
-
-    fn after_events(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        self.resume(links, now);
-    }
-
-    fn next_deadline(&self) -> Time {
+    /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].
+    pub fn next_deadline(&self) -> Time {
         self.next_deadline
-    }
-
-    fn expire(&mut self, links: &mut Links<P, Waiter>, now: Time) {
-        self.expire_waiting(links, now);
     }
 }

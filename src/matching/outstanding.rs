@@ -1,4 +1,4 @@
-//! The limits of values that were sent and not requested yet, and of receives that wait.
+//! The limits of values that were sent and have not left, and of receives that wait.
 
 use super::{Error, PeerIndex};
 use std::sync::Arc;

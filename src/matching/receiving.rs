@@ -1,157 +1,273 @@
-//! The receiving side: receives of this process and what comes for them.
+//! The receiving side.
 
-use super::{Cancel, CancelReason, Delivery, Error, Payload, PeerIndex, RemoteHandler, Waiter, check_live};
-use crate::fabric::Port;
-use crate::link::{
-    Corruption, Destination, Links, Received, RequestError, RequestRefused, TensorKey, placement_of,
-    placement_of_mut,
-};
+use super::{Lanes, Matching, WaitingReceive};
+use crate::link::windows::{ReadyValue, RejectedTensor, WindowArrival, WindowRefusal};
+use crate::link::{Corruption, Destination, ReceiveError, Received, TensorKey, TensorKeyRef};
+use crate::matching::{CancelReason, Delivery, Error, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
-use crate::telemetry::{Counter, CountersWriter};
+use crate::protocol::{Held, Incoming, ToReceiver, WindowViolation};
+use crate::telemetry::Counter;
 use crate::wire::message::Placement;
-use crate::wire::{Code, Time};
 use std::sync::Arc;
 
-/// A receive that is to begin.
-#[derive(Debug)]
-pub(super) struct Receive {
-    pub peer: PeerIndex,
-    pub key: TensorKey,
-    pub destination: Destination,
-    pub waiter: Waiter,
-}
-
-impl RemoteHandler {
-    /// Begins a receive, behind queued ones of its key.
-    #[inline]
-    pub(super) fn receive<P: Port>(&mut self, links: &mut Links<P, Waiter>, receive: Receive, now: Time) {
-        match self.queued.has(&receive.key) {
-            true => self.queue_receive(links, receive),
-            false => self.begin_receive(links, receive, now),
-        }
-    }
-
-    /// Begins a receive, or ends it at once.
-    #[inline]
-    pub(super) fn begin_receive<P: Port>(
+impl Matching {
+    /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
+    pub fn receive(
         &mut self,
-        links: &mut Links<P, Waiter>,
-        receive: Receive,
-        now: Time,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKey),
+        destination: Destination,
+        waiter: Waiter,
+        is_bounded: bool,
     ) {
-        let Receive { peer, key, destination, waiter } = receive;
-        if let Err(error) = check_live(&self.steps, key.step) {
-            return waiter.complete(Err(error));
+        if !self.steps.goes_on(key.step)
+            && let Some(end) = self.steps.end_of(key.step)
+        {
+            return waiter.complete(Err(end.error(key.step)));
         }
         if let Some(error) = &self.broken {
             return waiter.complete(Err(error.clone()));
         }
-        if !self.orphans.is_empty()
-            && let Some(orphan) = self.take_orphan(&key)
-        {
-            return self.deliver_orphan(links, key, destination, waiter, orphan);
+        let entry = &mut self.peers[peer.0 as usize];
+        let edge = entry.incoming_edge(key.borrowed());
+        let step = key.step;
+        let landing = None;
+        if entry.incoming.holds_any(edge) && entry.incoming.first(edge, step).is_some() {
+            let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing };
+            return self.receive_held(lanes, receive);
         }
-        let Some(link) = self.connections.usable(peer) else {
-            return waiter.complete(Err(self.connections.why_unusable(peer)));
-        };
-        let timeout_ms = match waiter.deadline {
-            _ if waiter.timeout.is_zero() => 0,
-            Time::NEVER => u32::MAX,
-            // 0 asks for a value that is there now.
-            deadline => {
-                let ms = deadline.since(now).as_nanos().div_ceil(1_000_000).max(1);
-                u32::try_from(ms).unwrap_or(u32::MAX)
+        if let Some(error) = &entry.down {
+            let error = error.clone();
+            self.send_due(lanes, peer, edge);
+            return waiter.complete(Err(error));
+        }
+        if let Some(refusal) = entry.incoming.refusal(edge, step) {
+            let error = ReceiveError::Remote(refusal.status(key.borrowed()));
+            self.send_due(lanes, peer, edge);
+            return failed(lanes, waiter, &key, error);
+        }
+        if waiter.timeout.is_zero() {
+            entry.incoming.ask(edge, step, &mut |message| lanes.to_sender(peer, message));
+            let waiter = Waiter { cancel_reason: Some(CancelReason::Deadline(None)), ..waiter };
+            return waiter.fail_cancelled(&key);
+        }
+        self.wait(lanes, WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing });
+    }
+
+    /// A receive takes the first value of its step.
+    #[inline(never)] // keeps the begin of a receive short
+    fn receive_held(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
+        let (peer, edge, step) = (receive.peer, receive.edge, receive.key.step);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        match incoming.take_if(edge, step, WindowArrival::is_ready) {
+            Some(held) => self.deliver(lanes, receive, held),
+            None => self.take_remote(lanes, receive),
+        }
+        self.send_due(lanes, peer, edge);
+    }
+
+    #[inline(always)] // else the receive is copied
+    pub(super) fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
+        let WaitingReceive { peer, edge, is_bounded, .. } = receive;
+        let waiting = &mut self.peers[peer.0 as usize].waiting;
+        if is_bounded && *waiting >= self.max_waiting {
+            self.send_due(lanes, peer, edge);
+            return receive.waiter.complete(Err(Error::too_many_receives(self.max_waiting)));
+        }
+        *waiting += u32::from(is_bounded);
+        let step = receive.key.step;
+        let waiter = self.add_waiting(receive);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
+    }
+
+    /// Adds a receive that waits, which counts as waiting already.
+    #[inline(always)] // else the receive is copied
+    pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
+        self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
+        let id = receive.waiter.id;
+        let waiter = self.waiting.add(receive);
+        self.calls.insert(id, waiter);
+        waiter
+    }
+
+    /// Handles a message of a peer that sends.
+    ///
+    /// # Errors
+    /// If the peer breaks the protocol. Its link must end.
+    pub fn handle_sender(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        message: ToReceiver<WindowArrival, WindowRefusal>,
+    ) -> Result<(), WindowViolation> {
+        self.news = self.news.wrapping_add(1);
+        let Matching { peers, steps, .. } = self;
+        let incoming = &mut peers[peer.0 as usize].incoming;
+        let mut post = |message| lanes.to_sender(peer, message);
+        match incoming.receive(message, |step| steps.end_of(step).is_some(), &mut post)? {
+            Incoming::Nothing => {}
+            Incoming::Dropped(value) => _ = self.discard(lanes, peer, value),
+            Incoming::Value(edge, waiter, held) => {
+                if let Some(receive) = self.take_waiting(waiter) {
+                    self.deliver(lanes, receive, held);
+                }
+                self.send_due(lanes, peer, edge);
             }
-        };
-        self.next_deadline = self.next_deadline.min(waiter.deadline);
-        let (id, waits) = (waiter.id, !waiter.timeout.is_zero());
-        match links.request(link, key.clone(), destination, timeout_ms, waiter) {
-            Ok(request) => {
-                self.calls.insert(id, (link, request));
-                // The standing request was sent before, for a value at any time.
-                if !waits && links.is_standing(link, request) {
-                    self.cancel(links, &Cancel { id, why: CancelReason::Deadline(None) }, now);
+            Incoming::Ended(waiters, values, refusal) => {
+                values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
+                for waiter in waiters {
+                    let Some(receive) = self.take_waiting(waiter) else { continue };
+                    let error = ReceiveError::Remote(refusal.status(receive.key.borrowed()));
+                    failed(lanes, receive.waiter, &receive.key, error);
                 }
             }
-            Err((refused, waiter)) => waiter.complete(Err(self.refused(refused, &key, peer))),
         }
+        Ok(())
     }
 
-    pub(super) fn refused(&self, refused: RequestRefused, key: &TensorKey, peer: PeerIndex) -> Error {
-        match refused {
-            RequestRefused::NoLink => self.connections.why_unusable(peer),
-            RequestRefused::TooManyRequests { max } => Error::too_many_receives(max),
-            RequestRefused::TooManyRoutes { max } => Error::ResourceExhausted {
-                what: "the number of edges with a receive outstanding",
-                limit: max.into(),
-                remedy: "raise max_routes, or wait for some first",
-            },
-            RequestRefused::NoRoom(error) => Error::NoRoom { key: key.to_string(), source: Arc::new(error) },
-        }
-    }
-
-    pub(super) fn arrived<P: Port>(
-        links: &Links<P, Waiter>,
-        waiter: Waiter,
-        received: Received,
-        sender: Placement,
-    ) {
-        let (payload, is_dead) = match received {
-            Received::Tensor(tensor) => (Payload::Tensor(tensor), false),
-            Received::Into(given) => (Payload::Into(given), false),
-            Received::Dead(None) => (Payload::Tensor(links.pool().empty()), !is_on(Mutant::DeadFlagLost)),
-            Received::Dead(Some(given)) => (Payload::Into(given), true),
-        };
-        Self::deliver(links.counters(), waiter, payload, is_dead, sender);
-    }
-
+    /// Gives a value to a receive, or to the next one that it fits. The caller then calls
+    /// `send_due`.
+    #[inline(never)] // keeps the begin of a receive short
     pub(super) fn deliver(
-        counters: &CountersWriter,
-        waiter: Waiter,
-        payload: Payload,
-        is_dead: bool,
-        sender: Placement,
+        &mut self,
+        lanes: &mut impl Lanes,
+        receive: WaitingReceive,
+        held: Held<WindowArrival>,
     ) {
-        let (bytes, receiver) = match &payload {
-            Payload::Tensor(tensor) => (tensor.meta().bytes(), placement_of(tensor)),
-            Payload::Into(given) if is_dead => (0, placement_of_mut(given)),
-            Payload::Into(given) => (given.meta().bytes(), placement_of_mut(given)),
-        };
-        counters.increment(Counter::TensorsReceived);
-        counters.add(Counter::BytesReceived, bytes);
-        waiter.complete(Ok(Delivery { tensor: payload, is_dead, sender, receiver }));
+        let (peer, edge) = (receive.peer, receive.edge);
+        if let Some(left) = self.try_deliver(lanes, receive, held) {
+            self.deliver_to_next(lanes, (peer, edge), left);
+        }
     }
 
-    pub(super) fn failed(
-        &self,
-        counters: &CountersWriter,
-        waiter: Waiter,
-        key: &TensorKey,
-        error: RequestError,
+    /// Gives a value that a receive could not take to the next one that it fits.
+    #[cold]
+    fn deliver_to_next(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, edge): (PeerIndex, u32),
+        mut held: Held<WindowArrival>,
     ) {
-        let name = key.to_string();
-        let error = match error {
-            RequestError::Cancelled => return waiter.fail_cancelled(key),
-            // The sender had no value in time. Its answer comes before the end of the wait if this
-            // process was stalled, or if the waiter does not wait.
-            RequestError::Remote(status) if status.code == Code::DeadlineExceeded && !status.derived => {
-                Error::DeadlineExceeded { key: name, after: waiter.timeout }
+        // A loop, as many receives with other shapes can wait.
+        loop {
+            let incoming = &mut self.peers[peer.0 as usize].incoming;
+            let Some((waiter, put_back)) = incoming.put_back(edge, held) else { return };
+            let Some(receive) = self.take_waiting(waiter) else { return };
+            let Some(left) = self.try_deliver(lanes, receive, put_back) else { return };
+            held = left;
+        }
+    }
+
+    /// Gives a value to a receive. Returns it if the receive could not take it, and has failed.
+    #[inline(always)] // else both are copied
+    fn try_deliver(
+        &mut self,
+        lanes: &mut impl Lanes,
+        receive: WaitingReceive,
+        held: Held<WindowArrival>,
+    ) -> Option<Held<WindowArrival>> {
+        let Held { step, in_window, is_taken, value } = held;
+        let value = match value {
+            WindowArrival::Ready(value) => WindowArrival::Ready(Self::offer(lanes, receive, value)?),
+            WindowArrival::Offered(offered) => {
+                WindowArrival::Offered(self.take_arrived(lanes, receive, offered)?)
             }
-            RequestError::Remote(status) => {
-                let peer = key.edge.source_task().clone();
-                Error::Remote { peer, key: name, status }
+            WindowArrival::Landing(landing) => {
+                self.join_transfer(receive, landing);
+                return None;
             }
-            RequestError::NoRoom(error) => {
-                counters.increment(Counter::PoolExhausted);
-                Error::NoRoom { key: name, source: Arc::new(error) }
-            }
-            RequestError::NoGrant { limit } => Error::too_many_grants(limit),
-            RequestError::Corrupted(Corruption { bytes, sent, actual }) => {
-                let peer = key.edge.source_task().clone();
-                Error::Corrupted { peer, key: name, bytes, sent, actual }
-            }
-            RequestError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
         };
-        waiter.complete(Err(error));
+        (!is_on(Mutant::MismatchDropped)).then_some(Held { step, in_window, is_taken, value })
+    }
+
+    /// Ends a receive with a value or its error. Returns a value that the receive could not take.
+    #[inline(always)] // else both are copied
+    pub(super) fn offer(
+        lanes: &impl Lanes,
+        receive: WaitingReceive,
+        value: ReadyValue,
+    ) -> Option<ReadyValue> {
+        let WaitingReceive { key, destination, waiter, .. } = receive;
+        let (result, left) = received(lanes, key.borrowed(), destination, value);
+        waiter.complete(result.map(|(received, sender)| Delivery::of(received, sender, lanes.pool())));
+        left
+    }
+
+    /// Sends what an edge owes its sender.
+    pub(super) fn send_due(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        incoming.send_due(edge, &mut |message| lanes.to_sender(peer, message));
+    }
+
+    pub(super) fn take_waiting(&mut self, waiter: u32) -> Option<WaitingReceive> {
+        let receive = self.waiting.remove(waiter)?;
+        self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
+        self.calls.remove(&receive.waiter.id);
+        Some(receive)
+    }
+}
+
+/// The result of a receive that meets a value, and a value that the receive could not take.
+#[inline(always)] // else the value is copied
+pub(super) fn received(
+    lanes: &impl Lanes,
+    key: TensorKeyRef<'_>,
+    destination: Destination,
+    value: ReadyValue,
+) -> (Result<(Received, Placement), Error>, Option<ReadyValue>) {
+    let (result, left) = match value {
+        ReadyValue::Failed(status) => (Err(error_of(lanes, key, ReceiveError::Remote(status))), None),
+        ReadyValue::Dead => {
+            let given = match destination {
+                Destination::Into(given) => Some(given),
+                Destination::Alloc | Destination::Borrow => None,
+            };
+            (Ok((Received::Dead(given), Placement::HEAP)), None)
+        }
+        ReadyValue::Tensor(tensor) => match tensor.place(lanes.pool(), lanes.counters(), destination) {
+            Ok(received) => (Ok(received), None),
+            Err(rejected) => {
+                let RejectedTensor { tensor, error } = *rejected;
+                (Err(error_of(lanes, key, error)), tensor.map(ReadyValue::Tensor))
+            }
+        },
+    };
+    if let Ok((received, _)) = &result {
+        count_received(lanes, received);
+    }
+    (result, left)
+}
+
+/// Counts a value that a receive has got.
+#[inline]
+pub(super) fn count_received(lanes: &impl Lanes, received: &Received) {
+    let bytes = match received {
+        Received::Tensor(tensor) => tensor.meta().bytes(),
+        Received::Into(given) => given.meta().bytes(),
+        Received::Dead(_) => 0,
+    };
+    lanes.counters().increment(Counter::TensorsReceived);
+    lanes.counters().add(Counter::BytesReceived, bytes);
+}
+
+/// Ends a receive with an error.
+pub(super) fn failed(lanes: &impl Lanes, waiter: Waiter, key: &TensorKey, error: ReceiveError) {
+    waiter.complete(Err(error_of(lanes, key.borrowed(), error)));
+}
+
+pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: ReceiveError) -> Error {
+    let (peer, name) = (key.edge.source_task().clone(), key.to_key().to_string());
+    match error {
+        ReceiveError::Remote(status) => Error::Remote { peer, key: name, status },
+        ReceiveError::NoRoom(error) => {
+            lanes.counters().increment(Counter::PoolExhausted);
+            Error::NoRoom { key: name, source: Arc::new(error) }
+        }
+        ReceiveError::Corrupted(Corruption { bytes, sent, actual }) => {
+            Error::Corrupted { peer, key: name, bytes, sent, actual }
+        }
+        ReceiveError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
+        ReceiveError::NoGrant { limit } => Error::too_many_grants(limit),
     }
 }

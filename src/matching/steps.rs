@@ -247,20 +247,9 @@ impl Steps {
         self.gone.sequence(base);
     }
 
-    /// See [`GoneSteps::open`].
-    pub fn open(&self, base: u64) -> (u64, u64) {
-        self.gone.open(base)
-    }
-
     /// See [`GoneSteps::steps_of`].
     pub fn steps_of(&self, base: u64) -> Option<RangeInclusive<u64>> {
         self.gone.steps_of(base)
-    }
-
-    /// The last live step of the sequence `base`.
-    pub fn last_begun(&self, base: u64) -> Option<u64> {
-        let (_, end) = self.open(base);
-        self.live().filter(|step| (base..end).contains(step)).max()
     }
 
     /// The number of live steps, aborted ones included.
@@ -412,22 +401,7 @@ mod tests {
         assert_eq!((steps.state(10), steps.state(12)), (StepState::NotBegun, StepState::Gone));
         steps.cleanup(10);
         steps.cleanup(11);
-        assert_eq!(steps.open(10).0, 13);
-    }
-
-    #[test]
-    fn the_open_part_of_a_sequence_goes_from_its_watermark_to_the_next_base() {
-        let mut steps = Steps::default();
-        steps.sequence(100);
-        assert_eq!((steps.open(100), steps.last_begun(100)), ((100, u64::MAX), None));
-        steps.sequence(200);
-        for step in [99, 100, 104, 102, 200] {
-            steps.begin(step, &worker("a")).expect("new");
-        }
-        steps.cleanup(100);
-        steps.cleanup(101);
-        assert_eq!((steps.open(100), steps.last_begun(100)), ((102, 200), Some(104)));
-        assert_eq!(steps.open(150), (150, 200), "not a base");
+        assert_eq!((steps.state(11), steps.state(13)), (StepState::Gone, StepState::NotBegun));
     }
 
     #[test]

@@ -150,15 +150,6 @@ impl<V, W> Table<V, W> {
         removed
     }
 
-    /// Drops every value that `fits`.
-    pub fn remove_values(&mut self, mut fits: impl FnMut(&V) -> bool) {
-        self.queues.retain(|_, queue| {
-            let KeyQueue::Values(values) = queue else { return true };
-            while values.remove(|kept| fits(&kept.value)).is_some() {}
-            !values.is_empty()
-        });
-    }
-
     /// Removes the values and waiters of the steps that `fits` selects. The order is the order of
     /// the keys: the order of the hashes would make runs differ.
     pub fn remove_steps(&mut self, mut fits: impl FnMut(u64) -> bool) -> (Vec<V>, Vec<(TensorKey, W)>) {
@@ -198,30 +189,6 @@ impl<V, W> Table<V, W> {
             };
             waiters.into_iter().flatten().map(move |waiter| (key, waiter))
         })
-    }
-
-    /// The waiters, in no order, mutable.
-    pub fn waiters_mut(&mut self) -> impl Iterator<Item = (&TensorKey, &mut W)> {
-        self.queues.iter_mut().flat_map(|(key, queue)| {
-            let waiters = match queue {
-                KeyQueue::Waiters(waiters) => Some(waiters.iter_mut()),
-                KeyQueue::Values(_) => None,
-            };
-            waiters.into_iter().flatten().map(move |waiter| (key, waiter))
-        })
-    }
-
-    /// The number of values and of waiters.
-    #[cfg(any(test, feature = "sim"))]
-    pub fn len(&self) -> (usize, usize) {
-        let (mut values, mut waiters) = (0, 0);
-        for queue in self.queues.values() {
-            match queue {
-                KeyQueue::Values(kept) => values += kept.len(),
-                KeyQueue::Waiters(kept) => waiters += kept.len(),
-            }
-        }
-        (values, waiters)
     }
 
     /// Whether there is neither a value nor a waiter.
@@ -304,19 +271,6 @@ mod tests {
         table.ask(&key, 'b');
         let back = Numbered { number: 0, value: 5 };
         assert_eq!(table.put_back(&key, back), OfferOutcome::Matched('b', back));
-        assert!(table.is_empty());
-    }
-
-    #[test]
-    fn values_can_be_dropped_without_their_neighbours() {
-        let mut table = Table::<i32, char>::default();
-        let key = key("a", 1);
-        for value in 0..4 {
-            table.offer(&key, value);
-        }
-        table.remove_values(|value| value % 2 == 0);
-        assert_eq!(table.ask(&key, 'a'), given('a', 1, 1));
-        table.remove_values(|value| *value == 3);
         assert!(table.is_empty());
     }
 

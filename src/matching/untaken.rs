@@ -26,8 +26,8 @@ use std::fmt;
 pub struct Untaken {
     /// The edges with such values, in the order of their names.
     pub edges: Vec<UntakenEdge>,
-    /// Values on their way out: over verbs those that are being written, and sends of other threads
-    /// that have begun.
+    /// Values on their way out: over verbs those that are offered or being written, and sends of
+    /// other threads that have begun. Offered values count as left, too.
     pub moving: usize,
 }
 
@@ -127,22 +127,13 @@ impl Untaken {
         self.moving == 0 && !self.edges.iter().any(UntakenEdge::is_open)
     }
 
-    /// Adds the values of a table of sent values, whose keys have their steps. `has_left` tells the
-    /// values that have left.
-    pub(crate) fn add_all<'a, V: 'a>(
-        &mut self,
-        values: impl Iterator<Item = (&'a TensorKey, &'a V)>,
-        has_left: impl Fn(&V) -> bool,
-        is_linked: impl Fn(&TaskId) -> bool,
-    ) {
+    /// Adds values that wait within the process. Their keys have their steps.
+    pub(crate) fn add_local<'a>(&mut self, values: impl Iterator<Item = &'a TensorKey>) {
         let mut edges = BTreeMap::new();
-        for (key, value) in values {
+        for key in values {
             let key = EdgeKey::of(key.borrowed());
-            let edge = edges.entry(key).or_insert_with_key(|key| {
-                UntakenEdge::new(key.clone(), is_linked(key.edge.destination_task()))
-            });
-            edge.left += u64::from(has_left(value));
-            edge.waiting += u64::from(!has_left(value));
+            let edge = edges.entry(key).or_insert_with_key(|key| UntakenEdge::new(key.clone(), true));
+            edge.waiting += 1;
         }
         self.edges.extend(edges.into_values());
     }

@@ -99,7 +99,7 @@ pub struct Waiter {
     pub(crate) permit: Option<ReceivePermit>,
     pub(crate) id: CallId,
     pub(crate) sender: OneshotSender<Outcome>,
-    /// The end of the wait. A cancellation moves it on by `cancel_grace`.
+    /// The end of the wait.
     pub(crate) deadline: Time,
     /// The timeout of the caller, for the error.
     pub(crate) timeout: Duration,

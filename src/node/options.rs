@@ -2,7 +2,7 @@
 
 use crate::bootstrap::{BootstrapOptions, LINK_TIMEOUT};
 use crate::config::{BulkReceive, Config, PeerLoss};
-use crate::link::{LinkSettings, TensorProtocol};
+use crate::link::LinkSettings;
 use crate::matching::{Members, RemoteSettings};
 use crate::memory::RegionOptions;
 use crate::rendezvous::RendezvousSettings;
@@ -22,17 +22,14 @@ pub(super) fn region_options(config: &Config) -> RegionOptions {
     }
 }
 
-pub(super) fn remote_settings(config: &Config, protocol: TensorProtocol) -> RemoteSettings {
+pub(super) fn remote_settings(config: &Config) -> RemoteSettings {
     RemoteSettings {
         link: LinkSettings {
             small_tensor_bytes: config.small_tensor_bytes,
             validate: config.validate,
-            max_requests: config.max_requests,
-            max_routes: config.max_routes,
-            protocol,
+            borrow: config.bulk_receive == BulkReceive::Borrow,
         },
-        max_deferred: config.max_deferred,
-        cancel_grace: config.cancel_grace,
+        max_requests: config.max_requests,
         peer_loss_is_fatal: config.peer_loss == PeerLoss::FailAll,
     }
 }

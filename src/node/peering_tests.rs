@@ -4,8 +4,8 @@ use super::*;
 use crate::engine::Engine;
 use crate::fabric::Fabric;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
-use crate::link::{LinkSettings, TensorProtocol};
-use crate::matching::{RemoteHandler, RemoteSettings};
+use crate::link::LinkSettings;
+use crate::matching::{RemoteSettings, WindowHandler};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
 use crate::node::pollers::{Pollers, Polling};
@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(10);
 struct Side {
     task: u32,
     losses: Arc<Losses>,
-    engine: Arc<Engine<ShmPort, RemoteHandler>>,
+    engine: Arc<Engine<ShmPort, WindowHandler>>,
     peering: FabricPeering<ShmFabric>,
 }
 
@@ -34,24 +34,17 @@ fn side(task: u32, life: u64) -> Side {
     let losses = Arc::new(Losses::new(&members(), true));
     let directory = PeerDirectory::new(members());
     let settings = RemoteSettings {
-        link: LinkSettings {
-            small_tensor_bytes: 64,
-            max_requests: 16,
-            max_routes: 16,
-            validate: false,
-            protocol: TensorProtocol::Requests,
-        },
-        max_deferred: 16,
-        cancel_grace: Duration::from_millis(100),
+        link: LinkSettings { small_tensor_bytes: 64, validate: false, borrow: false },
+        max_requests: 16,
         peer_loss_is_fatal: true,
     };
     let me = TaskId::new("w", task).expect("a job name");
     let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
-    let remote = || {
+    let handler = || {
         let (me, settings, reporter) = (me.clone(), settings.clone(), reporter.clone());
-        RemoteHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), reporter)
+        WindowHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), reporter)
     };
-    let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, remote).expect("a poller"));
+    let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, handler).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();
     let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
     let peering = FabricPeering::new(fabric, pollers, directory, "here".into(), link);
@@ -225,10 +218,10 @@ fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
         a.cut(generation);
         let error = waits.wait().map(|_| ()).expect_err("its link is gone");
         let life = a.incarnation();
+        // The close of the link, the peer's reason and the next link come in any order.
         assert!(
-            matches!(&error, Error::PeerLost { incarnation, cause: LossCause::Closed(why), .. }
-                if *incarnation == life
-                    && (why.contains("cut by a test") || why.contains("the link was made again"))),
+            matches!(&error, Error::PeerLost { incarnation, cause: LossCause::Closed(_), .. }
+                if *incarnation == life),
             "{error}"
         );
         while nodes.iter().any(|node| node.peers()[0].generation.get() == generation || node.join().is_err())

@@ -8,7 +8,7 @@ use crate::engine::{
 };
 use crate::fabric::{Fabric, LoanFigures, LoanLimiter, Port};
 use crate::link::Links;
-use crate::matching::{PeerIndex, Remote, RemoteCommand};
+use crate::matching::{PeerIndex, RemoteCommand, WindowHandler};
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, RemotePath};
 use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
@@ -20,8 +20,8 @@ use std::time::Duration;
 const QUEUE: usize = 4096;
 
 /// All pollers of a node. Each peer belongs to one of them.
-pub(super) struct Pollers<P: Port, H: Remote<P>> {
-    engines: Vec<Arc<Engine<P, H>>>,
+pub(super) struct Pollers<P: Port> {
+    engines: Vec<Arc<Engine<P, WindowHandler>>>,
     counters: Vec<Arc<Counters>>,
     loans: Option<Arc<LoanLimiter>>,
     polling: Polling,
@@ -138,13 +138,13 @@ fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
     sum.add(Counter::RelocationFailures, relocation_failures);
 }
 
-impl<P: Port, H: Remote<P>> Pollers<P, H> {
-    /// The pollers, without their threads. `remote` makes the handler of each.
+impl<P: Port> Pollers<P> {
+    /// The pollers, without their threads. `handler` makes the handler of each.
     pub fn new<F: Fabric<Port = P>>(
         polling: Polling,
         fabric: &F,
         pool: &Pool,
-        remote: impl Fn() -> H,
+        handler: impl Fn() -> WindowHandler,
     ) -> Result<Self, NodeError> {
         let Polling { wait, spin, .. } = polling;
         let options = EngineOptions { mode: PollMode::Inline, wait, spin, queue: QUEUE };
@@ -153,8 +153,8 @@ impl<P: Port, H: Remote<P>> Pollers<P, H> {
         for _ in 0..polling.count {
             let writer = CountersWriter::new();
             counters.push(writer.counters());
-            let links = Links::new(fabric.port()?, pool.clone(), writer, polling.count);
-            engines.push(Arc::new(Engine::new(Poller::new(links, remote()), clock.clone(), &options)));
+            let links = Links::new(fabric.port()?, pool.clone(), writer);
+            engines.push(Arc::new(Engine::new(Poller::new(links, handler()), clock.clone(), &options)));
         }
         let (spinners, threads) = (Mutex::default(), Mutex::default());
         Ok(Pollers { engines, counters, loans: fabric.loan_limiter(), polling, spinners, threads })
@@ -171,12 +171,12 @@ impl<P: Port, H: Remote<P>> Pollers<P, H> {
     }
 
     /// The poller that serves a peer.
-    pub fn of(&self, peer: PeerIndex) -> &Arc<Engine<P, H>> {
+    pub fn of(&self, peer: PeerIndex) -> &Arc<Engine<P, WindowHandler>> {
         &self.engines[Paths::index_of(peer, self.engines.len())]
     }
 }
 
-impl<P: Port, H: Remote<P>> LinkPollers<P::Link> for Pollers<P, H> {
+impl<P: Port> LinkPollers<P::Link> for Pollers<P> {
     fn submit(&self, peer: PeerIndex, command: RemoteCommand<P::Link>) -> Result<(), Unusable> {
         self.of(peer).submit(command)
     }
@@ -207,7 +207,7 @@ impl<P: Port, H: Remote<P>> LinkPollers<P::Link> for Pollers<P, H> {
     }
 }
 
-impl<P: Port, H: Remote<P>> PollerSet for Pollers<P, H> {
+impl<P: Port> PollerSet for Pollers<P> {
     fn start(&self) -> Result<(), NodeError> {
         match self.polling.mode {
             PollMode::Inline => Ok(()),

@@ -8,12 +8,10 @@ use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::transport::{Transport, TransportFabric};
 use crate::bootstrap::{Bootstrap, BootstrapError, Peering};
-use crate::config::{Builder, BulkReceive, Config, PeerLoss};
+use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
-use crate::link::TensorProtocol;
-use crate::matching::windows::WindowHandler;
-use crate::matching::{EdgeReports, Remote};
+use crate::matching::{EdgeReports, WindowHandler};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::Snapshot;
@@ -162,9 +160,8 @@ impl Node {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
         let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
-        let borrow = config.bulk_receive == BulkReceive::Borrow;
         let handler = || {
-            let settings = remote_settings(config, TensorProtocol::Windows { borrow });
+            let settings = remote_settings(config);
             let (me, members, reporter) = (me.clone(), members.clone(), reporter.clone());
             WindowHandler::new(me, incarnation.get(), members, settings, outstanding.clone(), reporter)
         };
@@ -488,13 +485,13 @@ struct TransportParts<'a> {
 }
 
 impl TransportParts<'_> {
-    fn build<F, H>(&self, fabric: F, remote: impl Fn() -> H) -> Result<Built, NodeError>
-    where
-        F: TransportFabric,
-        H: Remote<F::Port>,
-    {
+    fn build<F: TransportFabric>(
+        &self,
+        fabric: F,
+        handler: impl Fn() -> WindowHandler,
+    ) -> Result<Built, NodeError> {
         let TransportParts { config, pool, polling, directory, host } = *self;
-        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, remote)?);
+        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, handler)?);
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
         let (directory, host) = (directory.clone(), host.to_string());
         let peering = FabricPeering::new(fabric, pollers.clone(), directory, host, link);

@@ -60,8 +60,8 @@ impl Node {
         self.stop_because(LossCause::STOPPED)
     }
 
-    /// Serves sent values as long as a peer is connected that could request them. Without requests
-    /// it polls less and less often, and leaves the CPU to threads that compute.
+    /// Makes progress as long as values are left and a peer is connected that may take them. If
+    /// none is taken, it polls less and less often, and leaves the CPU to threads that compute.
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
         const MAX_SLEEP: Duration = Duration::from_millis(1);

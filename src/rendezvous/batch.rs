@@ -12,10 +12,10 @@ use super::standing::Standing;
 use super::step::{Sendable, Step};
 use crate::engine::DirectWait;
 use crate::link::{Destination, Received, TensorKeyRef, Value};
-use crate::matching::windows::{BatchWalk, ReceivesInOrder, WalkEnd};
 use crate::matching::{
     BatchReceive, BatchSend, CallId, Delivery, Error, OnPath, Outcome, PeerIndex, ReceiveAll, Waiter, reserve,
 };
+use crate::matching::{BatchWalk, ReceivesInOrder, WalkEnd};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{GroupPool, GroupSenders, Lists, Reused};
 use crate::wire::Time;

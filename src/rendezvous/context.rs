@@ -30,7 +30,7 @@ pub(super) const SLICE: Duration = Duration::from_millis(1);
 /// The settings of the calls; the pollers have [`RemoteSettings`](crate::matching::RemoteSettings).
 #[derive(Clone, Debug)]
 pub struct RendezvousSettings {
-    /// The limit of values that were sent and not requested yet. A send beyond it fails.
+    /// The limit of values that were sent and have not left. A send beyond it fails.
     pub max_outstanding_sends: u32,
     /// The limit of receives outstanding with each peer. One more fails when it begins.
     pub max_requests: u32,
@@ -60,8 +60,6 @@ pub struct Context {
     next_expiry: AtomicU64,
     tables: BiasedMutex<Tables>,
     pub(super) flags: StepFlags,
-    /// Whether a poller is to be told of each step that begins.
-    hears_begins: bool,
     losses: Arc<Losses>,
 }
 
@@ -123,7 +121,6 @@ impl Context {
         losses: Arc<Losses>,
         settings: RendezvousSettings,
     ) -> Arc<Self> {
-        let hears_begins = paths.all().any(|path| path.hears_begins());
         Arc::new(Context {
             me,
             receive_limit: ReceiveLimit::new(members.all().len(), settings.max_requests),
@@ -133,7 +130,6 @@ impl Context {
             executor,
             pool,
             foreign: Arc::default(),
-            hears_begins,
             lists: BatchLists::new(paths.count()),
             paths,
             fork_guard: ForkGuard::of_this_process(),
@@ -193,23 +189,20 @@ impl Context {
             (begun, tables.steps.may_be_many())
         });
         let Begun { number, is_new } = begun.map_err(|error| not_begun(id, worker, error))?;
-        if is_new && (self.hears_begins || may_be_many) {
-            self.tell_of_begin(id, worker);
+        if is_new && may_be_many {
+            self.warn_of_many_steps();
         }
         Ok(Step { id, number, context: self.clone() })
     }
 
     #[cold]
-    fn tell_of_begin(&self, id: u64, worker: &Arc<str>) {
+    fn warn_of_many_steps(&self) {
         let live = self.with_tables(|tables| tables.steps.live_count());
         if Steps::is_warning_due(live) {
             tracing::warn!(
                 live,
                 "steps have begun and were not cleaned up: clean up each step when all members are done"
             );
-        }
-        if self.hears_begins {
-            self.change(&StepChange::Begun { step: id, worker: worker.clone() });
         }
     }
 
@@ -297,7 +290,7 @@ impl Context {
         }
         let outstanding = self.outstanding.load(Ordering::Relaxed) as u64;
         all.moving = outstanding.saturating_sub(all.waiting()) as usize;
-        self.with_tables(|tables| all.add_all(tables.local.values(), |_| false, |_| true));
+        self.with_tables(|tables| all.add_local(tables.local.values().map(|(key, _)| key)));
         all.sort();
         Ok(all)
     }
@@ -389,11 +382,6 @@ impl Context {
     pub(super) fn wake(&self, wakeups: DeferredWakeups) {
         wakeups.wake();
         self.nudge();
-    }
-
-    /// Whether any edge has a [`Standing`](super::Standing).
-    pub(super) fn has_standing(&self) -> bool {
-        self.with_tables(|tables| !tables.standing.is_empty())
     }
 
     pub(super) fn cancel_local(&self, key: &TensorKey, cancel: &Cancel) {

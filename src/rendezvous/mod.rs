@@ -2,8 +2,8 @@
 //!
 //! A [`Step`] is the rendezvous of one training step. A send never blocks: the waiting receive gets
 //! the tensor, or the tensor is kept. A receive gets the tensor at once, waits, or has a callback
-//! called. The local table serves an edge within the process. For an edge between processes, the
-//! poller of the sender keeps the tensor, and the receive requests it over a [`RemotePath`].
+//! called. The local table serves an edge within the process. An edge between processes is served
+//! by the pollers of both, each over its [`RemotePath`].
 //!
 //! Sends to peers and receives from peers take no lock. Beginning, aborting and cleaning up a step
 //! take a lock once per step, and so do sends and receives within the process.

@@ -3,11 +3,11 @@
 use crate::engine::{DirectTake, DirectWait, Engine, Unusable};
 use crate::fabric::{Port, ShortTake};
 use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Value};
-use crate::matching::windows::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd};
 use crate::matching::{
-    BatchSend, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, Remote, RemoteCommand,
-    StandingChange, StepChange, Untaken, Waiter,
+    BatchSend, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand, StandingChange,
+    StepChange, Untaken, Waiter,
 };
+use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler};
 use crate::memory::Tensor;
 use crate::sync::Reused;
 use crate::wire::Time;
@@ -90,7 +90,7 @@ pub type DirectEnd = Result<(), Box<Error>>;
 
 /// The path to the tensors of other processes, over one poller.
 pub trait RemotePath: Send + Sync {
-    /// Offers a value for a peer's request.
+    /// Sends a value to a peer.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
@@ -131,7 +131,7 @@ pub trait RemotePath: Send + Sync {
     /// Walks over the edges of a batch on the poller itself, without a command.
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd>;
 
-    /// Requests a tensor from a peer.
+    /// Begins to receive a tensor of a peer.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
@@ -150,13 +150,13 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable>;
 
-    /// Offers several values for peers' requests.
+    /// Sends several values to peers.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
     fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error>;
 
-    /// Requests several tensors from peers.
+    /// Begins to receive several tensors of peers.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
@@ -167,9 +167,6 @@ pub trait RemotePath: Send + Sync {
 
     /// Cancels several calls, except those that have ended.
     fn cancel_all(&self, calls: CancelAll);
-
-    /// Whether the poller is to be told of each step that begins.
-    fn hears_begins(&self) -> bool;
 
     /// Passes on the change of a step.
     fn step(&self, change: StepChange);
@@ -217,7 +214,7 @@ pub trait RemotePath: Send + Sync {
     fn now(&self) -> Time;
 }
 
-impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
+impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
     fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
         self.submit(RemoteCommand::Send { peer, key, value }).map_err(unusable)
     }
@@ -227,12 +224,9 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         of: (PeerIndex, TensorKeyRef<'_>),
         tensor: &mut Option<Tensor>,
     ) -> Result<bool, Unusable> {
-        if !H::HAS_WINDOWS {
-            return Ok(false);
-        }
         let mut is_sent = false;
         self.try_direct(|handler, links| {
-            is_sent = handler.windows().is_some_and(|windows| windows.send_short(links, of, tensor));
+            is_sent = handler.send_short(links, of, tensor);
         })?;
         Ok(is_sent)
     }
@@ -244,15 +238,11 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         limit: usize,
     ) -> Result<DirectSend, Unusable> {
         let mut outcome = DirectSend::Elsewhere(value);
-        if !H::HAS_WINDOWS {
-            return Ok(outcome);
-        }
         let mut waits = false;
         self.try_direct(|handler, links| {
-            let Some(windows) = handler.windows() else { return };
             let taken = std::mem::replace(&mut outcome, DirectSend::Sent);
             let DirectSend::Elsewhere(value) = taken else { return };
-            match windows.send_now(links, of, value, limit) {
+            match handler.send_now(links, of, value, limit) {
                 Ok(waiting) => waits = waiting,
                 Err(_) => outcome = DirectSend::Full,
             }
@@ -270,16 +260,10 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         receive: &mut DirectReceive,
         timeout: Duration,
     ) -> DirectWait<DirectEnd> {
-        if !H::HAS_WINDOWS {
-            return DirectWait::Elsewhere(None);
-        }
         self.wait_direct(timeout, DirectTensor { of: &of, receive, expected: None })
     }
 
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
-        if !H::HAS_WINDOWS {
-            return DirectWait::Elsewhere(None);
-        }
         self.wait_direct(timeout, DirectBatch(walk))
     }
 
@@ -294,12 +278,7 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
     }
 
     fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
-        if !H::HAS_WINDOWS {
-            return Ok(false);
-        }
-        self.try_direct(|handler, links| {
-            handler.windows().into_iter().for_each(|windows| windows.send_batch(links, values));
-        })
+        self.try_direct(|handler, links| handler.send_batch(links, values))
     }
 
     fn send_all(&self, values: Reused<BatchSend>) -> Result<(), Error> {
@@ -318,24 +297,19 @@ impl<P: Port, H: Remote<P>> RemotePath for Arc<Engine<P, H>> {
         ignore_end(self.submit(RemoteCommand::CancelAll(calls)));
     }
 
-    fn hears_begins(&self) -> bool {
-        // A step of edge windows goes on until it ends, whether it has begun or not.
-        !H::HAS_WINDOWS
-    }
-
     fn step(&self, change: StepChange) {
         ignore_end(self.submit(RemoteCommand::Step(change)));
     }
 
     fn clean_up(&self, step: u64) {
         let mut is_done = false;
-        if H::HAS_WINDOWS {
-            let direct = self.try_direct(|handler, links| {
-                let windows = handler.windows();
-                is_done = windows.map(|windows| windows.clean_up(links, step)).is_some();
-            });
-            ignore_end(direct.map(drop));
-        }
+        ignore_end(
+            self.try_direct(|handler, links| {
+                handler.clean_up(links, step);
+                is_done = true;
+            })
+            .map(drop),
+        );
         if !is_done {
             self.step(StepChange::CleanedUp { step });
         }
@@ -391,20 +365,20 @@ struct DirectTensor<'a> {
     expected: Option<ExpectedRecord>,
 }
 
-impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectTensor<'_> {
+impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
     type Taken = DirectEnd;
 
     #[inline]
-    fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<Self::Taken> {
+    fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
         let DirectTensor { of, receive, expected } = self;
-        handler.windows()?.receive_now(links, **of, receive, expected)
+        handler.receive_now(links, **of, receive, expected)
     }
 
     #[inline]
-    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<Self::Taken> {
-        match (&self.expected, handler.windows()) {
-            (Some(expected), Some(windows)) => windows.take_short(links, expected, self.receive).map(Ok),
-            _ => ShortTake::Other,
+    fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<Self::Taken> {
+        match &self.expected {
+            Some(expected) => handler.take_short(links, expected, self.receive).map(Ok),
+            None => ShortTake::Other,
         }
     }
 
@@ -416,16 +390,16 @@ impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectTensor<'_> {
 /// The receives of a batch on the poller itself.
 struct DirectBatch<'a, 'b>(&'a mut BatchWalk<'b>);
 
-impl<P: Port, H: Remote<P>> DirectTake<P, H> for DirectBatch<'_, '_> {
+impl<P: Port> DirectTake<P, WindowHandler> for DirectBatch<'_, '_> {
     type Taken = WalkEnd;
 
-    fn take(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> Option<WalkEnd> {
-        handler.windows()?.walk(links, self.0)
+    fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<WalkEnd> {
+        handler.walk(links, self.0)
     }
 
     #[inline]
-    fn take_short(&mut self, handler: &mut H, links: &mut Links<P, H::Waiter>) -> ShortTake<WalkEnd> {
-        handler.windows().map_or(ShortTake::Other, |windows| windows.walk_short(links, self.0))
+    fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<WalkEnd> {
+        handler.walk_short(links, self.0)
     }
 }
 

@@ -100,29 +100,18 @@ impl Step {
     /// Within the process this call checks the local table. For an edge from a peer it first makes
     /// progress once.
     ///
-    /// On shared memory the call takes a tensor that has arrived, and asks for none: the sender of
-    /// a known edge sends by itself. The first receive of an edge, by whichever call, makes the
-    /// edge known to its sender. So does a [`Standing`](super::Standing). If tensors of other steps
-    /// use up the window of the edge, the call asks for one of this step, for a later call.
+    /// The call takes a tensor that has arrived, and asks for none: the sender of a known edge
+    /// sends by itself. The first receive of an edge, by whichever call, makes the edge known to
+    /// its sender. So does a [`Standing`](super::Standing). If tensors of other steps use up the
+    /// window of the edge, the call asks for one of this step, for a later call.
     ///
-    /// Over verbs the call asks the sender. It takes one round trip, or two for a tensor of a new
-    /// shape. A peer that makes no progress counts as one without a value after `cancel_grace`. On
-    /// an edge with a [`Standing`](super::Standing) a tensor that has arrived needs no round trip.
-    /// A call that finds no tensor ends the standing request of this step.
+    /// Over verbs a tensor above `small_tensor_bytes` has arrived when its sender offers it. The
+    /// call then waits until the tensor is written, for `cancel_grace` at most.
     ///
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed. If `max_requests` receives
     /// from the peer are outstanding.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
-        match self.try_once(edge) {
-            // The first try may have withdrawn the standing request; the second try sends a plain
-            // request.
-            Ok(None) if edge.source != EdgeEnd::Here && self.context.has_standing() => self.try_once(edge),
-            tried => tried,
-        }
-    }
-
-    fn try_once(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         if let EdgeEnd::Peer(peer) = edge.source {
             self.context.paths.of(peer).progress()?;
         }
@@ -159,7 +148,6 @@ impl Step {
     /// A [`Batch`] does the same for edges that are the same in each step, at a lower cost.
     ///
     /// The limit `max_requests` refuses none of these receives, and they do not count towards it.
-    /// Over verbs, those beyond `max_requests` or `max_routes` are requested as earlier ones end.
     /// The deadline holds for all receives.
     ///
     /// # Errors
@@ -216,7 +204,8 @@ pub struct ReceiveBuilder<'a, T = Tensor> {
     edge: &'a Edge,
     timeout: Option<Duration>,
     into: Option<TensorMut>,
-    /// Whether the sender answers at once, with a value or without ([`Step::try_recv`]).
+    /// Whether the receive takes a value that has come, and waits for no other
+    /// ([`Step::try_recv`]).
     is_try: bool,
     /// The begin of the wait, if the receive was tried before.
     since: Option<Time>,
@@ -225,9 +214,7 @@ pub struct ReceiveBuilder<'a, T = Tensor> {
 
 impl<'a> ReceiveBuilder<'a, Tensor> {
     /// Receives into this tensor, which the delivery returns filled. The sent tensor must have the
-    /// same element type and shape. On an edge with a [`Standing`](super::Standing) the bytes are
-    /// copied from the destination of the standing request. If the receive can't begin, the tensor
-    /// is dropped.
+    /// same element type and shape. If the receive can't begin, the tensor is dropped.
     pub fn into(self, tensor: TensorMut) -> ReceiveBuilder<'a, TensorMut> {
         let ReceiveBuilder { step, edge, timeout, is_try, since, .. } = self;
         ReceiveBuilder { step, edge, timeout, is_try, since, into: Some(tensor), receives: PhantomData }
@@ -321,7 +308,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let context = &self.step.context;
         let id = CallId(context.next_call.fetch_add(1, Ordering::Relaxed));
         let (timeout, wait) = match self.is_try {
-            // The wait for the answer of the sender.
+            // The wait for a tensor that is offered.
             true => (Duration::ZERO, context.settings.cancel_grace),
             false => [self.timeout.unwrap_or(context.settings.recv_timeout); 2].into(),
         };

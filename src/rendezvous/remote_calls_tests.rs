@@ -5,11 +5,11 @@ use super::path::{DirectEnd, DirectSend, Paths, RemotePath};
 use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
 use crate::engine::{DirectWait, Executor, Unusable};
 use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
-use crate::matching::windows::{BatchWalk, OfEdge, WalkEnd};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
     Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, Waiter,
 };
+use crate::matching::{BatchWalk, OfEdge, WalkEnd};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
 use crate::wire::message::Placement;
@@ -31,7 +31,7 @@ enum Brings {
     Never,
 }
 
-/// A path whose peers take everything, and have a value for every request. A wait in vain lasts
+/// A path whose peers take everything, and have a value for every receive. A wait in vain lasts
 /// until its deadline.
 struct Scripted {
     brings: Brings,
@@ -130,10 +130,6 @@ impl RemotePath for Scripted {
 
     fn cancel_all(&self, _calls: CancelAll) {
         self.bring(given_up);
-    }
-
-    fn hears_begins(&self) -> bool {
-        true
     }
 
     fn step(&self, _change: StepChange) {}

@@ -4,8 +4,7 @@ use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::sequence::Sequence;
 use crate::link::TensorKey;
-use crate::matching::{Error, PeerIndex, StandingChange};
-use crate::wire::message::MAX_STANDING_STEPS;
+use crate::matching::{Error, PeerIndex, StandingChange, WINDOWS};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,58 +31,30 @@ use std::sync::atomic::Ordering;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # On shared memory
+/// # Windows
 ///
-/// Each edge has a window on shared memory: the number of tensors that its sender may send before
-/// their receives. An edge is announced to its sender with its first receive. Its window begins
-/// with 2 tensors and grows to 64. The handle announces the edge at once, and makes the window as
-/// large as its own. Windows beyond 64 tensors are for few edges: together they have 16,384 for
-/// each peer, and further handles get a window of 64. In steady state a tensor is one record of the
-/// sender, and the tensors of a window cost two messages of the receiver.
+/// Each edge has a window: the number of tensors that its sender may send before their receives. An
+/// edge is announced to its sender with its first receive. Its window begins with 2 tensors and
+/// grows to 64. The handle announces the edge at once, and makes the window as large as its own.
+/// Windows beyond 64 tensors are for few edges: together they have 16,384 for each peer, and
+/// further handles get a window of 64. In steady state a tensor is one record of the sender, and
+/// the tensors of a window cost two messages of the receiver.
 ///
 /// A tensor that has arrived stays in its sender's memory until a receive takes it. Only a tensor
 /// of at most `small_tensor_bytes` takes a block of the receiver's pool. A window does not shrink:
 /// neither [`Standing::set_window`] nor the end of the handle takes credit back.
 ///
-/// # Over verbs
-///
-/// One message tells the sender the destinations of many steps, and the sender writes each tensor
-/// the moment it is produced. In steady state a tensor is one one-sided write, and `window` steps
-/// cost two control messages. The first receive gives the element type and the size of the tensors.
-/// No standing request is sent before it.
-///
-/// The destinations of up to `window` coming steps are allocated. They take at most a quarter of
-/// the pool for all edges, in equal parts for the edges of each poller. The requests count among
-/// `max_requests`, of which the standing requests of one peer take half at most. Where all edges
-/// together would need more, their windows are shorter. The counter `standing_steps_missed` counts
-/// steps that began without a standing request for want of space; they are received as usual.
-/// Messages for windows of more than 22 steps or so travel in fragments, which take more than one
-/// control slot.
-///
-/// # Shapes
-///
-/// Tensors may change their shape. On shared memory each shape that is new to a link costs one
-/// message, whichever edge has it.
-///
-/// Over verbs both ends remember the last four shapes of an edge. A tensor of one of these shapes
-/// that is no longer than the longest of them comes as before. One of a new shape that is no longer
-/// costs one message more. A longer tensor is announced and requested again, as without a standing
-/// request. So is each tensor that was requested before the change was known: at most one and a
-/// half windows of them.
-///
-/// # Ends
-///
-/// Skipped steps must be [cleaned up](crate::Node::cleanup) like others. Over verbs their
-/// destinations are kept until then. When a peer is lost and comes back, its edges get their
-/// windows or requests again. Dropping the handle frees the destinations that no receive has taken.
-/// A value that has come is for the next receive.
+/// Tensors may change their shape. Each shape that is new to a link costs one message, whichever
+/// edge has it. Skipped steps must be [cleaned up](crate::Node::cleanup) like others. When a peer
+/// is lost and comes back, its edges get their windows again. A value that has come is for the next
+/// receive.
 #[must_use = "dropping it ends it"]
 pub struct Standing {
     context: Arc<Context>,
     /// The key of the edge, at the first step of the sequence.
     key: TensorKey,
     id: u64,
-    /// The sender; `None` for an edge within the process, which needs no request.
+    /// The sender; `None` for an edge within the process, which needs no window.
     peer: Option<PeerIndex>,
 }
 
@@ -109,16 +80,14 @@ impl Context {
         let id = self.next_call.fetch_add(1, Ordering::Relaxed);
         let standing = Standing { context: self.clone(), key: key.clone(), id, peer };
         if let Some(peer) = peer {
-            let borrow = self.settings.borrow;
-            tell(self, Some(peer), StandingChange::Begun { id, peer, key, window, borrow });
+            tell(self, Some(peer), StandingChange::Begun { id, peer, key, window });
         }
         Ok(standing)
     }
 }
 
 impl Standing {
-    /// Changes the window: 0 to 256 coming steps. Requests that were made stay. On shared memory a
-    /// window grows and does not shrink.
+    /// Changes the window: 0 to 256 coming steps. A window grows and does not shrink.
     ///
     /// # Errors
     /// If the window is too long, or the node has stopped.
@@ -137,7 +106,7 @@ fn tell(context: &Context, peer: Option<PeerIndex>, change: StandingChange) {
 }
 
 fn check_window(window: u32) -> Result<(), Error> {
-    const MAX: u32 = MAX_STANDING_STEPS as u32;
+    const MAX: u32 = WINDOWS.largest_window as u32;
     if window > MAX { Err(Error::WindowTooLong { window, max: MAX }) } else { Ok(()) }
 }
 

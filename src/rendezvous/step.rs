@@ -145,7 +145,7 @@ impl Step {
     fn send_any(&self, peer: PeerIndex, edge: &Edge, mut value: Value) -> Result<(), Error> {
         let limit = self.context.settings.max_outstanding_sends as usize;
         let full = || Error::ResourceExhausted {
-            what: "the number of sent tensors that wait for a request",
+            what: "the number of sent tensors that wait for their receivers",
             limit: limit as u64,
             remedy: "wait with Step::send_within until peers catch up, clean steps up, or raise \
                      max_outstanding_sends",
@@ -182,7 +182,7 @@ impl Step {
 
     /// Ends all calls of this step, pending and future, with this error. The first abort wins. Once
     /// the step and 256 other aborted steps were cleaned up, calls end with [`Error::StepGone`].
-    /// Peers that request tensors of the step from this process get the error too, marked as
+    /// Peers that receive tensors of the step from this process get the error too, marked as
     /// derived, and cut to the [bounds](Status) of a status. [`Error::to_status`] passes on the
     /// error of a peer without a text that grows at each task.
     ///

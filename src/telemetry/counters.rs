@@ -65,8 +65,6 @@ figures! {
         PacksSent = "packs_sent",
         /// Calls with several sends or receives.
         Batches = "batches",
-        /// Receives, most of them of batches, that waited for a request of their link, over verbs.
-        ReceivesQueued = "receives_queued",
         /// Values that waited at the sender: their edge had no credit, or was not announced yet.
         SendsWaited = "sends_waited",
         /// Posts that waited in the send queue of their link: the peer had no room for them.
@@ -79,11 +77,11 @@ figures! {
         EdgeCreditsSent = "edge_credits_sent",
         /// Values that receives needed from senders without credit.
         NeedsSent = "needs_sent",
-        /// Messages that told a peer which steps have ended, on shared memory. One message tells of
-        /// consecutive steps.
+        /// Messages that told a peer which steps have ended. One message tells of consecutive
+        /// steps.
         StepsOverSent = "steps_over_sent",
-        /// Values that the death of a peer may have lost, on shared memory. Some had left for the
-        /// peer, and their credit had not come back; up to half a window too many of each edge are
+        /// Values that the end of a peer or of its link may have lost. Some had left for the peer,
+        /// and their credit had not come back; up to half a window too many of each edge are
         /// counted. Others had come from the peer, and no receive took them before its next life
         /// was linked.
         ValuesLost = "values_lost",
@@ -105,20 +103,9 @@ figures! {
         RelocationFailures = "relocation_failures",
         /// Immediates that arrived behind a write of the peer.
         ImmediatesReceived = "immediates_received",
-        /// Messages with meta-data that the peer did not know or expect.
+        /// Messages with meta-data that are new to the link.
         MetaResponses = "meta_responses",
-        /// Requests repeated after an answer with meta-data.
-        ReRequests = "re_requests",
-        /// Messages with standing requests, over verbs: one for each window.
-        StandingMessages = "standing_messages",
-        /// Standing requests sent.
-        StandingRequests = "standing_requests",
-        /// Steps of standing edges for which no standing request was sent, because a limit was
-        /// reached.
-        StandingStepsMissed = "standing_steps_missed",
-        /// Standing requests that a receive has used.
-        StandingClaimed = "standing_claimed",
-        /// Tensors sent inside the response, up to `small_tensor_bytes`.
+        /// Tensors sent inside their record, up to `small_tensor_bytes`.
         SmallResponses = "small_responses",
         /// Tensors copied through the pool, because their memory or their destination is outside of
         /// it.
@@ -134,24 +121,11 @@ figures! {
         RegistrationsEnded = "registrations_ended",
         /// Registrations that failed or were over a limit. Their tensors were staged.
         RegistrationsRefused = "registrations_refused",
-        /// Cancels sent to a peer, over verbs.
-        CancelsSent = "cancels_sent",
-        /// Cancels received from a peer, over verbs.
-        CancelsReceived = "cancels_received",
         /// Messages or writes that returned credits to a peer.
         CreditsPublished = "credits_published",
-        /// Immediates or messages dropped because they are for an earlier use of their request
-        /// slot.
-        StaleGenerations = "stale_generations",
-        /// Values that arrived after their receive was cancelled.
-        LateValues = "late_values",
-        /// Values that no receive at the peer took, and that are back in this sender's queue.
-        ValuesReturned = "values_returned",
         /// Allocations that the pool could not serve at once.
         PoolExhausted = "pool_exhausted",
-        /// Requests of peers that waited here until their step started, over verbs.
-        RequestsDeferred = "requests_deferred",
-        /// Errors sent to a peer. On shared memory an abort is told once, not for each receive.
+        /// Errors sent to a peer. An abort is told once, not for each receive.
         ErrorsSent = "errors_sent",
         /// Errors received from a peer, counted as `errors_sent` counts them.
         ErrorsReceived = "errors_received",
@@ -179,9 +153,6 @@ figures! {
     /// println!("{} bytes are lent to peers", node.counters().gauge(Gauge::LentBytes));
     /// ```
     Gauge {
-        /// Bytes granted to peers for requests that were cancelled since. They stay allocated until
-        /// the peer's write has landed, the peer has acknowledged, or the link has ended.
-        QuarantinedBytes = "quarantined_bytes",
         /// Tensors lent to peers, also over links that have ended.
         LoansOut = "loans_out",
         /// Bytes lent to peers. A tensor that is lent twice counts twice.
@@ -455,10 +426,7 @@ mod tests {
         let (_, snapshot) = distinct();
         let names: Vec<_> = snapshot.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), Counter::ALL.len() + Gauge::ALL.len());
-        assert_eq!(
-            (names[0], names[COUNT - 1], names[COUNT]),
-            ("tensors_sent", "idle_polls", "quarantined_bytes")
-        );
+        assert_eq!((names[0], names[COUNT - 1], names[COUNT]), ("tensors_sent", "idle_polls", "loans_out"));
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
         assert!(snapshot.iter().map(|(_, value)| value).eq((1..=COUNT as u64).chain([0; GAUGES])));
     }
@@ -500,15 +468,15 @@ mod tests {
     #[test]
     fn a_gauge_shows_what_there_is_now() {
         let writer = CountersWriter::new();
-        writer.raise(Gauge::QuarantinedBytes, 100);
+        writer.raise(Gauge::LentBytes, 100);
         let before = writer.counters().snapshot();
-        writer.raise(Gauge::QuarantinedBytes, 20);
-        writer.lower(Gauge::QuarantinedBytes, 100);
+        writer.raise(Gauge::LentBytes, 20);
+        writer.lower(Gauge::LentBytes, 100);
         let after = writer.counters().snapshot();
-        assert_eq!((before.gauge(Gauge::QuarantinedBytes), after.gauge(Gauge::QuarantinedBytes)), (100, 20));
-        assert_eq!(after.since(&before).gauge(Gauge::QuarantinedBytes), 20, "not a difference");
-        writer.lower(Gauge::QuarantinedBytes, 20);
-        assert_eq!(writer.counters().gauge(Gauge::QuarantinedBytes), 0);
+        assert_eq!((before.gauge(Gauge::LentBytes), after.gauge(Gauge::LentBytes)), (100, 20));
+        assert_eq!(after.since(&before).gauge(Gauge::LentBytes), 20, "not a difference");
+        writer.lower(Gauge::LentBytes, 20);
+        assert_eq!(writer.counters().gauge(Gauge::LentBytes), 0);
     }
 
     #[test]
@@ -527,7 +495,7 @@ mod tests {
         let table = writer.counters().snapshot().to_string();
         let lines: Vec<_> = table.lines().collect();
         assert_eq!(lines.len(), COUNT + GAUGES);
-        for (name, value) in [("tensors_sent", 7), ("bytes_received", 1234), ("requests_deferred", 0)] {
+        for (name, value) in [("tensors_sent", 7), ("bytes_received", 1234), ("polls", 0)] {
             assert!(lines.contains(&format!("{name:21}  {value:>4}").as_str()), "{table}");
         }
     }

@@ -31,7 +31,7 @@ pub use edge::{EdgeName, EdgeNameError, EdgeSide};
 pub use edge_id::EdgeId;
 pub use generation::Generation;
 pub use grant::Grant;
-pub use immediate::{Immediate, ImmediateError, ImmediateKind, MetaSlot, Slot};
+pub use immediate::{Immediate, ImmediateError, Slot};
 pub use incarnation::Incarnation;
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
 pub use loss::LossCause;

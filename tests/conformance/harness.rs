@@ -6,7 +6,7 @@ use tensorwire::internals::fabric::{
     Completions, Endpoint, Event, Fabric, LinkFailure, LinkId, LinkOptions, Port, Role,
 };
 use tensorwire::internals::memory::{LentBytes, LockPolicy, PoolOptions, Region, RegionOptions};
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, ShortMessage, Slot};
+use tensorwire::internals::wire::{Grant, Immediate, ShortMessage, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
 /// Timeout of each wait.
@@ -80,7 +80,7 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 pub fn immediate(slot: u32) -> Immediate {
-    Immediate { kind: ImmediateKind::Plain, generation: 9, slot: Slot::new(slot).expect("20 bits") }
+    Immediate { generation: 9, slot: Slot::new(slot).expect("20 bits") }
 }
 
 /// A message for a loan.

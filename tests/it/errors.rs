@@ -2,7 +2,7 @@
 //! and the details, complete.
 //!
 //! Errors that a whole node cannot cause (a key that is not the peer's, an earlier life of it) are
-//! tested in `src/matching/explore/errors.rs`.
+//! tested in `src/link/windows/tests.rs`.
 
 use crate::common::{SOON, cluster, counting, member, run, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};

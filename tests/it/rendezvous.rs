@@ -730,6 +730,37 @@ fn sends_that_nobody_asks_for_are_limited() {
     });
 }
 
+/// Over verbs a large tensor stays here until a receive takes it, also if it has credit.
+#[test]
+fn large_tensors_with_credit_are_limited_where_they_stay_at_their_sender() {
+    if !over_verbs() {
+        return;
+    }
+    run(2, &[("max_outstanding_sends", "2")], |node, task| {
+        let sequence = node.sequence(1 << 40);
+        let step = node.step(sequence.step(0)).expect("new");
+        if task == 1 {
+            let edge = node.edge_from("w", 0, "x").expect("edge");
+            let _standing = node.standing(&edge, sequence, 16).expect("new");
+            until(node, "the values", || node.edges(9).expect("usable").edges.iter().any(|e| e.held == 2));
+            for n in 0..2 {
+                assert_eq!(values(&step.recv(&edge, SOON).expect("sent").tensor)[0], n as f32);
+            }
+            return;
+        }
+        let edge = node.edge_to("w", 1, "x").expect("edge");
+        until(node, "the announcement", || has_announced(node));
+        for n in 0..2 {
+            step.send(&edge, counting(node, n as f32, 1000)).expect("within the limit");
+        }
+        let error = step.send(&edge, counting(node, 9.0, 1000)).expect_err("one too many");
+        assert!(error.to_string().contains("max_outstanding_sends"), "{error}");
+        until(node, "the end of the writes", || node.flush(Duration::ZERO).expect("usable").is_empty());
+        step.send(&node.edge_to("w", 1, "y").expect("edge"), counting(node, 0.0, 1)).expect("room again");
+        node.cleanup(sequence.step(0));
+    });
+}
+
 #[test]
 fn a_send_waits_for_room_and_gives_the_value_back_if_there_is_none() {
     const VALUES: u32 = 40;

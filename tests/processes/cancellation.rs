@@ -293,8 +293,7 @@ impl<'a> Side<'a> {
         }
         until(self.node, "the end of every tensor", || self.node.pool().is_empty());
         let [with, without] = self.counts;
-        let late = self.node.counters().get(Counter::LateValues);
-        println!("{with} receives ended with a value and {without} without; late values {late}");
+        println!("{with} receives ended with a value and {without} without");
         assert!(without > 100, "few were given up");
     }
 }

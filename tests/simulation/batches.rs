@@ -22,8 +22,7 @@ impl World {
             given.push((*key, value.map(TensorMut::freeze)));
         }
         let keys: Vec<Key> = given.iter().map(|(key, _)| *key).collect();
-        let in_vain: Vec<(Key, u64)> =
-            keys.iter().filter_map(|key| self.gone_link(key).map(|link| (*key, link))).collect();
+        let in_vain: Vec<Key> = keys.iter().filter(|key| self.is_link_gone(key)).copied().collect();
         let Some(process) = &mut self.processes[first.from] else { return Ok(()) };
         let sent = match given.len() == values.len() {
             true => process.send_all(first.step, given),
@@ -35,7 +34,7 @@ impl World {
         };
         match sent {
             Ok(()) => {
-                in_vain.into_iter().for_each(|(key, link)| self.model.sent_in_vain(key, link));
+                in_vain.into_iter().for_each(|key| self.model.sent_in_vain(key));
                 Ok(())
             }
             Err(error) => {

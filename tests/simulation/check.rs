@@ -111,7 +111,6 @@ fn settle(world: &mut World) -> Result<(), Violation> {
 /// there.
 fn no_receive_waits_in_vain(world: &World) -> Result<(), Violation> {
     let (model, now) = (&world.model, world.network.now());
-    no_receive_is_queued_without_need(world)?;
     for (key, channel) in &model.channels {
         let open = |call: &&usize| {
             let Call { end, cancelled, deadline, .. } = &model.calls[**call];
@@ -125,31 +124,12 @@ fn no_receive_waits_in_vain(world: &World) -> Result<(), Violation> {
         if !world.is_connected(key) {
             return Err(format!("{who}, and the peer is lost"));
         }
-        // A queued receive of a batch was not asked for yet. It waits until others have ended.
-        if world.processes[key.to].as_ref().is_some_and(|process| process.load().queued > 0) {
-            continue;
-        }
         if model.is_closed(key) {
             return Err(format!("{who}, and the step is over"));
         }
         let values = model.left(key).len().saturating_sub(model.may_be_missing(key));
         if values > 0 {
             return Err(format!("{who}, and {values} values wait too"));
-        }
-    }
-    Ok(())
-}
-
-fn no_receive_is_queued_without_need(world: &World) -> Result<(), Violation> {
-    let (requests, routes) = (world.settings.max_requests, world.settings.max_routes);
-    for process in world.processes.iter().flatten() {
-        let RemoteLoad { queued, links, .. } = process.load();
-        let has_room = links.requests < requests as usize && links.busy_routes < routes as usize;
-        if queued > 0 && has_room {
-            return Err(format!(
-                "{queued} receives at {} wait for room, and there is some: {links:?}",
-                process.at
-            ));
         }
     }
     Ok(())

@@ -22,7 +22,6 @@ pub fn program(seed: u64) -> Program {
     let (deaths, busy, stands) = (random.one_in(3), random.below(3), random.one_in(2));
     let batches = random.one_in(2);
     if batches && random.one_in(3) {
-        // Small limits, so that batches are queued.
         settings.max_requests = 2 + random.below(6) as u32;
     }
     let mut from = Generator { deaths, busy, stands, batches, recent: Vec::new(), settings, random };
@@ -33,7 +32,7 @@ pub fn program(seed: u64) -> Program {
         if from.stands && from.random.one_in(40) {
             actions.extend(from.training());
         }
-        if from.batches && from.settings.windows && from.random.one_in(30) {
+        if from.batches && from.random.one_in(30) {
             actions.extend(from.batch_training());
         }
         let action = from.action();
@@ -59,8 +58,6 @@ fn settings(random: &mut Random) -> Settings {
         depth: random.pick(&[16, 16, 32, 64]),
         small_tensor_bytes: random.pick(&[0, 16, 100, 190]),
         max_requests: limit(random, 1),
-        max_routes: limit(random, 1),
-        max_deferred: limit(random, 0),
         max_outstanding_sends: limit(random, 2),
         pool_bytes: random.pick(&[8 << 10, 20 << 10, ROOMY, ROOMY, ROOMY]),
         borrow: random.one_in(2),
@@ -75,7 +72,6 @@ fn settings(random: &mut Random) -> Settings {
         full_per_mille: random.pick(&[0, 0, 50, 400]),
         validating: random.pick(&[0, 0, 1, 2, 5, u32::MAX]),
         flip_per_mille: random.pick(&[0, 10, 100, 500]),
-        windows: random.one_in(2),
     }
 }
 
@@ -278,7 +274,7 @@ impl Generator {
         };
         let is_plain = into.is_none();
         let timeout = (is_plain && self.random.one_in(2)).then(|| self.duration());
-        if self.settings.windows && self.random.one_in(6) {
+        if self.random.one_in(6) {
             return Action::Receive { key, into, timeout: Some(self.wait()), kind: ReceiveKind::Direct };
         }
         let kind = match is_plain && timeout.is_some() {
@@ -319,7 +315,7 @@ impl Generator {
             values.push((Key { to: first.to, step: first.step, from, ..key }, form));
         }
         let keys = values.iter().map(|(key, _)| *key).collect();
-        if self.settings.windows && self.random.one_in(2) {
+        if self.random.one_in(2) {
             let into = if self.random.one_in(3) { self.given(&values) } else { Vec::new() };
             return Action::WaitForAll { keys, into, timeout: self.wait() };
         }

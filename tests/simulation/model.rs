@@ -26,8 +26,6 @@ pub struct Model {
     cleaned: BTreeSet<Place>,
     /// Edges with standing requests, as keys of step 0, each with the life of its receiver.
     stood: BTreeSet<(Key, u64)>,
-    /// Keys with a value that was sent over a lost link, each with the generation of the link.
-    in_vain: BTreeSet<(Key, u64)>,
 }
 
 /// A process, its life, and a step.
@@ -65,8 +63,6 @@ pub struct Call {
     pub end: Option<End>,
     /// Whether all earlier receives of its key had ended when it began.
     alone: bool,
-    /// Whether its link was lost while its request was outstanding.
-    exposed: bool,
 }
 
 /// How a receive ended.
@@ -93,7 +89,6 @@ impl Model {
             aborted: BTreeSet::new(),
             cleaned: BTreeSet::new(),
             stood: BTreeSet::new(),
-            in_vain: BTreeSet::new(),
         }
     }
 
@@ -157,7 +152,6 @@ impl Model {
             cancelled: None,
             end: None,
             alone,
-            exposed: false,
         });
         self.channel(key).calls.push(call);
         call
@@ -183,47 +177,29 @@ impl Model {
         self.orphan(|key| key.from == at && key.step == step);
     }
 
-    /// The link of two processes is lost. `quiet` says that no request was outstanding. Otherwise
-    /// the values of outstanding requests may be lost on their way.
-    pub fn cut(&mut self, a: At, b: At, quiet: bool) {
+    /// The link of two processes is lost. Each value may have been on its way, or in a window.
+    pub fn cut(&mut self, a: At, b: At) {
         self.disturbed.insert((a.min(b), a.max(b)));
-        let between = |key: &Key| (key.from, key.to) == (a, b) || (key.from, key.to) == (b, a);
-        let asked = self.calls.iter_mut().filter(|call| !quiet && between(&call.key));
-        asked.for_each(|call| call.exposed = true);
-        if !quiet || self.settings.windows {
-            self.lose_ahead(between);
-        }
+        self.lose_ahead(|key| (key.from, key.to) == (a, b) || (key.from, key.to) == (b, a));
     }
 
-    /// A value was sent over a link whose loss its sender did not know. A standing request may have
-    /// taken it.
-    pub fn sent_in_vain(&mut self, key: Key, generation: u64) {
-        let edge = Key { step: 0, ..key };
-        let stood = self.stood.iter().any(|(stood, _)| *stood == edge);
-        if self.settings.windows || stood && self.in_vain.insert((key, generation)) {
-            self.channel(key).ahead += 1;
-        }
+    /// A value was sent over a link whose loss its sender did not know.
+    pub fn sent_in_vain(&mut self, key: Key) {
+        self.channel(key).ahead += 1;
     }
 
-    /// One value of each of these keys may have been on its way to a standing request. With edge
-    /// windows each value may have been on its way, or in a window.
     fn lose_ahead(&mut self, of: impl Fn(&Key) -> bool) {
-        if self.settings.windows {
-            let keys: Vec<Key> = self.channels.keys().filter(|key| of(key)).copied().collect();
-            return keys.into_iter().for_each(|key| {
-                let left = self.left(&key).len();
-                self.channel(key).ahead += left;
-            });
+        let keys: Vec<Key> = self.channels.keys().filter(|key| of(key)).copied().collect();
+        for key in keys {
+            let left = self.left(&key).len();
+            self.channel(key).ahead += left;
         }
-        let stood: Vec<Key> =
-            self.channels.keys().filter(|key| of(key) && self.has_stood(key)).copied().collect();
-        stood.into_iter().for_each(|key| self.channel(key).ahead += 1);
     }
 
     pub fn died(&mut self, at: At) {
         for other in (0..self.settings.processes).filter(|other| *other != at) {
             // Its sent values are orphans, and values on their way to it are lost.
-            self.cut(at, other, true);
+            self.cut(at, other);
         }
         self.lose_ahead(|key| key.to == at);
         self.lives[at] += 1;
@@ -445,10 +421,6 @@ impl Model {
                     Code::Internal => ok(there(&self.aborted), "nobody aborted the step there"),
                     Code::NotFound => ok(there(&self.cleaned), "nobody cleaned the step up there"),
                     Code::DeadlineExceeded => ok(now >= call.deadline, "before its deadline"),
-                    Code::ResourceExhausted => {
-                        let limited = self.settings.max_deferred < UNLIMITED || !self.settings.is_unlimited();
-                        ok(limited, "there is no such limit")
-                    }
                     _ => Err("no sender says this"),
                 }
             }
@@ -463,7 +435,7 @@ impl Model {
             Some(End::Got { .. }) => false,
             Some(End::Unheard) => true,
             Some(End::Failed { .. } | End::Dropped) | None => {
-                call.exposed || self.is_over(key.to, call.life, key.step) || self.lives[key.to] != call.life
+                self.is_over(key.to, call.life, key.step) || self.lives[key.to] != call.life
             }
         };
         channel.ahead + channel.calls.iter().filter(|call| lost(&self.calls[**call])).count()

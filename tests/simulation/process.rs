@@ -11,46 +11,22 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tensorwire::internals::engine::{
-    Engine, EngineOptions, Executor, PollMode, Poller, Unusable, WaitStrategy,
-};
-use tensorwire::internals::fabric::sim::{SimFabric, SimLink};
+use tensorwire::internals::engine::{Engine, EngineOptions, Executor, PollMode, Poller, WaitStrategy};
+use tensorwire::internals::fabric::sim::SimFabric;
 use tensorwire::internals::fabric::{Fabric, LoanFigures};
-use tensorwire::internals::link::{LinkSettings, Links, TensorProtocol};
-use tensorwire::internals::matching::windows::WindowHandler;
+use tensorwire::internals::link::{LinkSettings, Links};
 use tensorwire::internals::matching::{
-    Members, PeerIndex, Remote, RemoteCommand, RemoteHandler, RemoteLoad, RemoteSettings,
+    Members, PeerIndex, RemoteCommand, RemoteLoad, RemoteSettings, WindowHandler,
 };
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
-use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RemotePath, RendezvousSettings};
+use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RendezvousSettings};
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
     Batch, CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing,
     Status, Step, TaskId, Tensor, TensorMut, Untaken, Value,
 };
 
-/// The engine of a process, whatever protocol its links use.
-pub trait SimEngine {
-    fn path(self: Arc<Self>) -> Box<dyn RemotePath>;
-    fn submit(&self, command: SimCommand) -> Result<(), Unusable>;
-    fn close(&self);
-}
-
-type SimCommand = RemoteCommand<SimLink>;
-
-impl<H: Remote<Port>> SimEngine for Engine<Port, H> {
-    fn path(self: Arc<Self>) -> Box<dyn RemotePath> {
-        Box::new(self)
-    }
-
-    fn submit(&self, command: SimCommand) -> Result<(), Unusable> {
-        Engine::submit(self, command)
-    }
-
-    fn close(&self) {
-        Engine::close(self);
-    }
-}
+type SimEngine = Engine<Port, WindowHandler>;
 
 /// The result of a receive as its user sees it: the tensor, and whether it is dead.
 pub type Outcome = Result<(Tensor, bool), Error>;
@@ -60,7 +36,7 @@ pub struct Process {
     pub incarnation: Incarnation,
     pub pool: Pool,
     pub fabric: SimFabric,
-    pub engine: Arc<dyn SimEngine>,
+    pub engine: Arc<SimEngine>,
     pub ends: Ends,
     pub outstanding: Arc<AtomicUsize>,
     pub counters: Arc<Counters>,
@@ -155,12 +131,9 @@ impl Process {
             link: LinkSettings {
                 validate: settings.validates(at),
                 small_tensor_bytes: settings.small_tensor_bytes,
-                max_requests: settings.max_requests,
-                max_routes: settings.max_routes,
-                protocol: settings.protocol(),
+                borrow: settings.borrow,
             },
-            max_deferred: settings.max_deferred,
-            cancel_grace: grace,
+            max_requests: settings.max_requests,
             peer_loss_is_fatal: settings.loss_is_fatal,
         };
         let writer = CountersWriter::new();
@@ -173,18 +146,9 @@ impl Process {
         };
         let (life, clock) = (incarnation.get(), network.clock());
         let (me_too, members_too, values) = (me.clone(), members.clone(), outstanding.clone());
-        let engine: Arc<dyn SimEngine> = match settings.protocol() {
-            TensorProtocol::Requests => {
-                let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
-                let remote = RemoteHandler::new(me_too, life, members_too, remote_settings, values, watch);
-                Arc::new(Engine::new(Poller::new(links, remote), clock.clone(), &options))
-            }
-            TensorProtocol::Windows { .. } => {
-                let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer, 1);
-                let remote = WindowHandler::new(me_too, life, members_too, remote_settings, values, watch);
-                Arc::new(Engine::new(Poller::new(links, remote), clock.clone(), &options))
-            }
-        };
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), writer);
+        let handler = WindowHandler::new(me_too, life, members_too, remote_settings, values, watch);
+        let engine = Arc::new(Engine::new(Poller::new(links, handler), clock.clone(), &options));
         let executor = Executor::on_the_spot();
         let rendezvous_settings = RendezvousSettings {
             max_requests: settings.max_requests,
@@ -196,7 +160,7 @@ impl Process {
         let rendezvous = Context::new(
             me,
             members,
-            Paths::new(vec![engine.clone().path()]),
+            Paths::new(vec![Box::new(engine.clone())]),
             pool.clone(),
             executor,
             outstanding.clone(),

@@ -1,7 +1,6 @@
 //! A program: a seed, settings, and a list of actions. Any part of the list is a program too.
 
 use std::fmt;
-use tensorwire::internals::link::TensorProtocol;
 use tensorwire::{DType, Shape, TensorMeta};
 
 /// The number of a process.
@@ -26,8 +25,6 @@ pub struct Settings {
     pub depth: u32,
     pub small_tensor_bytes: u32,
     pub max_requests: u32,
-    pub max_routes: u32,
-    pub max_deferred: u32,
     pub max_outstanding_sends: u32,
     pub pool_bytes: u64,
     pub borrow: bool,
@@ -52,19 +49,9 @@ pub struct Settings {
     pub validating: u32,
     /// How often a bit flips on the way to one of these, per thousand tensors.
     pub flip_per_mille: u32,
-    /// Whether the links exchange edge windows, and not requests.
-    pub windows: bool,
 }
 
 impl Settings {
-    /// The protocol of every link.
-    pub fn protocol(&self) -> TensorProtocol {
-        match self.windows {
-            true => TensorProtocol::Windows { borrow: self.borrow },
-            false => TensorProtocol::Requests,
-        }
-    }
-
     /// Whether no program can exhaust the pool.
     pub fn is_roomy(&self) -> bool {
         self.pool_bytes >= ROOMY
@@ -73,11 +60,6 @@ impl Settings {
     /// Whether a process validates.
     pub fn validates(&self, at: At) -> bool {
         self.validating >> at & 1 == 1
-    }
-
-    /// Whether no program can reach a limit.
-    pub fn is_unlimited(&self) -> bool {
-        self.max_requests >= UNLIMITED && self.max_routes >= UNLIMITED
     }
 }
 
@@ -136,7 +118,7 @@ pub enum ReceiveKind {
     Pending,
     /// By a callback.
     Callback,
-    /// From a call that waits for it. Only for edge windows.
+    /// From a call that waits for it.
     Direct,
 }
 
@@ -175,7 +157,7 @@ pub enum Action {
         /// In microseconds.
         timeout: u64,
     },
-    /// Waits for values of one process and one step by one call. Only for edge windows.
+    /// Waits for values of one process and one step by one call.
     WaitForAll {
         keys: Vec<Key>,
         /// One form for each key, or none.

@@ -80,8 +80,6 @@ impl Shrinker {
             |program| program.settings.full_per_mille = 0,
             |program| program.settings.poll_batch = 64,
             |program| program.settings.max_requests = UNLIMITED,
-            |program| program.settings.max_routes = UNLIMITED,
-            |program| program.settings.max_deferred = UNLIMITED,
             |program| program.settings.max_outstanding_sends = UNLIMITED,
             |program| program.settings.borrow = false,
             |program| program.settings.max_lent_bytes = u64::MAX,
@@ -114,8 +112,7 @@ impl Shrinker {
 /// Reductions that keep the number of actions.
 fn weight(program: &Program) -> u64 {
     let settings = &program.settings;
-    let limits =
-        [settings.max_requests, settings.max_routes, settings.max_deferred, settings.max_outstanding_sends];
+    let limits = [settings.max_requests, settings.max_outstanding_sends];
     let set = limits.iter().filter(|limit| **limit < UNLIMITED).count() as u64
         + u64::from(settings.pool_bytes < ROOMY)
         + u64::from(settings.full_per_mille > 0)

@@ -115,8 +115,7 @@ impl World {
             Action::Leave { at } => self.leave(at),
             Action::Return { at } => self.come_back(at),
             Action::Cut { a, b } => {
-                let quiet = self.is_quiet(&[a, b])?;
-                self.model.cut(a, b, quiet);
+                self.model.cut(a, b);
                 self.link_is_gone(a, b);
                 self.link_is_gone(b, a);
                 self.network.cut(a, b);
@@ -160,27 +159,6 @@ impl World {
         (!all.is_empty()).then(|| all[nth % all.len()])
     }
 
-    /// Whether no request of these processes is outstanding. A standing request has been answered,
-    /// or its value was not sent, once all processes have polled all that arrived.
-    fn is_quiet(&mut self, who: &[At]) -> Result<bool, Violation> {
-        let asked = |world: &Self| {
-            let processes = who.iter().filter_map(|at| world.processes[*at].as_ref());
-            processes.map(|process| process.load().links).fold((0, 0), |(asked, standing), links| {
-                (asked + links.requests - links.standing, standing + links.standing)
-            })
-        };
-        match asked(self) {
-            (0, 0) => return Ok(true),
-            (0, _) => {}
-            _ => return Ok(false),
-        }
-        let mut came = 0;
-        for at in who {
-            came += self.progress(*at)?;
-        }
-        Ok(came == 0 && asked(self).0 == 0 && self.network.next_event().is_none())
-    }
-
     fn send(&mut self, key: Key, form: Option<&Form>) -> Result<(), Violation> {
         let Some(process) = &self.processes[key.from] else { return Ok(()) };
         let number = self.model.next_value(key);
@@ -198,12 +176,12 @@ impl World {
         };
         // The model is told first, because a receive may get the value within the call.
         self.model.sent(key, form.cloned());
-        let link = self.gone_link(&key);
+        let in_vain = self.is_link_gone(&key);
         let Some(process) = &mut self.processes[key.from] else { return Ok(()) };
         match process.send(key, tensor) {
             Ok(()) => {
-                if let Some(link) = link {
-                    self.model.sent_in_vain(key, link);
+                if in_vain {
+                    self.model.sent_in_vain(key);
                 }
                 Ok(())
             }
@@ -244,10 +222,10 @@ impl World {
         }
     }
 
-    /// The link of a sender with a receiver, if it is lost and the sender does not know.
-    pub fn gone_link(&self, key: &Key) -> Option<u64> {
-        let link = self.processes[key.from].as_ref()?.link_with(key.to)?;
-        self.gone.contains(&(key.from, key.to, link)).then_some(link)
+    /// Whether the link of a sender with a receiver is lost, and the sender does not know.
+    pub fn is_link_gone(&self, key: &Key) -> bool {
+        let link = self.processes[key.from].as_ref().and_then(|process| process.link_with(key.to));
+        link.is_some_and(|link| self.gone.contains(&(key.from, key.to, link)))
     }
 
     /// The lives of the sender whose values a receive that begins now may get; `None` if the

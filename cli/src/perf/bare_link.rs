@@ -13,7 +13,7 @@ use tensorwire::internals::fabric::{
     Completions, Endpoint, Event, LinkId, LinkOptions, Port, PostError, Role,
 };
 use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
-use tensorwire::internals::wire::{Grant, Immediate, ImmediateKind, Slot};
+use tensorwire::internals::wire::{Grant, Immediate, Slot};
 use tensorwire::{DType, Pool, Shape, Tensor, TensorMeta, TensorMut};
 
 /// How long the two sides may take to connect a link.
@@ -243,7 +243,7 @@ impl<F: MeasuredFabric> BareLink<F> {
 /// The immediate of a write.
 pub fn immediate() -> Result<Immediate, CliError> {
     let slot = Slot::new(0).ok_or_else(|| CliError::failed("the immediate", "slot 0 is not allowed"))?;
-    Ok(Immediate { kind: ImmediateKind::Plain, generation: 0, slot })
+    Ok(Immediate { generation: 0, slot })
 }
 
 fn encode(grant: &Grant) -> Vec<u8> {

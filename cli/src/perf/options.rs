@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use tensorwire::Profile;
 use tensorwire::internals::fabric::MAX_MESSAGE;
 use tensorwire::internals::fabric::verbs::device::Mtu;
-use tensorwire::internals::wire::message::MAX_STANDING_STEPS;
+use tensorwire::internals::matching::WINDOWS;
 
 /// Turns at least beside references, and by default: fewer say nothing about the spread.
 pub const MIN_TURNS: u32 = 5;
@@ -25,9 +25,9 @@ const MAX_DEPTH: u32 = 65_536;
 const MAX_LINKS: i64 = 4095;
 /// Tensors of a batch at most.
 const MAX_BATCH: i64 = 100_000;
-/// Steps of a window of standing requests at most.
-const MAX_WINDOW: i64 = MAX_STANDING_STEPS as i64;
-/// Steps of such a window by default.
+/// Tensors of the window of a standing edge at most.
+const MAX_WINDOW: i64 = WINDOWS.largest_window as i64;
+/// Tensors of such a window by default.
 const WINDOW: &str = "16";
 /// The port of a server, as perftest's.
 const PORT: u16 = 18_515;

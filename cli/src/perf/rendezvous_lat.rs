@@ -203,10 +203,8 @@ pub fn joined(
         builder = builder.set("max_lent_bytes", options.fabric.pool.to_string());
     }
     if options.is_baseline && options.batch() > 0 {
-        // Beyond these limits a single receive is refused, while a batch waits.
-        for (key, usual) in [("max_requests", 4096), ("max_routes", 65_536), ("max_deferred", 4096)] {
-            builder = builder.set(key, options.batch().max(usual).to_string());
-        }
+        // Beyond this limit a single receive is refused. Those of a batch do not count.
+        builder = builder.set("max_requests", options.batch().max(4096).to_string());
     }
     let config = builder.build().map_err(|error| failed(&error))?;
     let node = Node::start(&config).map_err(|error| failed(&error))?;

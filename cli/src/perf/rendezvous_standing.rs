@@ -9,12 +9,10 @@ use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::rendezvous_lat::joined;
 use super::workload::{Facts, chunk_of_fresh};
 use crate::error::CliError;
-use tensorwire::{BufferRing, Counter, DType, Edge, FabricKind, Node, Sequence, Standing, Step, Tensor};
+use tensorwire::{BufferRing, DType, Edge, Node, Sequence, Standing, Step, Tensor};
 
 /// Buffers for the tensors to send: one may be in flight while the next is written.
 const BUFFERS: usize = 3;
-/// Rounds between two checks that standing requests were used.
-const CHECK_EVERY: u64 = 64;
 
 /// One side: a node of a cluster of two.
 pub struct RendezvousStanding {
@@ -31,11 +29,6 @@ pub struct RendezvousStanding {
     /// The tensor to send next.
     produced: Option<Tensor>,
     rounds: u64,
-    /// Rounds at the last check. `None` without standing requests: on shared memory the handle
-    /// makes the window of the edge larger.
-    checked: Option<u64>,
-    /// Tensors that had a standing request, at the last check.
-    claimed: u64,
 }
 
 impl RendezvousStanding {
@@ -58,8 +51,6 @@ impl RendezvousStanding {
                 Some(standing.map_err(|error| CliError::failed("making a standing request", error))?)
             }
         };
-        let has_requests = node.peers().iter().any(|peer| peer.fabric != Some(FabricKind::Shm));
-        let checked = (has_requests && standing.is_some()).then_some(0);
         let options = options.clone();
         Ok(RendezvousStanding {
             _standing: standing,
@@ -73,29 +64,7 @@ impl RendezvousStanding {
             bytes: 0,
             produced: None,
             rounds: 0,
-            checked,
-            claimed: 0,
         })
-    }
-
-    /// Fails if most tensors had no standing request: then the figures would not be those of
-    /// standing requests. The first steps, and those after a change of size, have plain requests.
-    fn check(&mut self) -> Result<(), Abort> {
-        let Some(checked) = self.checked.as_mut().filter(|checked| self.rounds - **checked >= CHECK_EVERY)
-        else {
-            return Ok(());
-        };
-        let rounds = self.rounds - std::mem::replace(checked, self.rounds);
-        let claimed = self.node.counters().get(Counter::StandingClaimed);
-        let news = claimed - std::mem::replace(&mut self.claimed, claimed);
-        if news >= rounds / 2 {
-            return Ok(());
-        }
-        Err(Abort::Failed(format!(
-            "of the last {rounds} tensors {news} had a standing request: a window of {} is \
-             too short here",
-            self.options.standing()
-        )))
     }
 }
 
@@ -127,7 +96,6 @@ impl Exchange for RendezvousStanding {
     }
 
     fn fill(&mut self, watch: &PeerWatch) -> Result<(), Abort> {
-        self.check()?;
         self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
         Ok(())
     }

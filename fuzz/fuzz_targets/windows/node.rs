@@ -8,8 +8,8 @@ use std::time::Duration;
 use tensorwire::internals::engine::{Clock, Engine, EngineOptions, Executor, PollMode, Poller, WaitStrategy};
 use tensorwire::internals::fabric::sim::{SimFabric, SimLink, SimNetwork, SimPort};
 use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
-use tensorwire::internals::link::{LinkSettings, Links, TensorProtocol};
-use tensorwire::internals::matching::windows::WindowHandler;
+use tensorwire::internals::link::{LinkSettings, Links};
+use tensorwire::internals::matching::WindowHandler;
 use tensorwire::internals::matching::{
     LinkTag, Members, PeerIndex, RemoteCommand, RemoteLoad, RemoteSettings,
 };
@@ -72,16 +72,10 @@ impl Node {
         let fabric = network.process(pool);
         let losses = Arc::new(Losses::new(&members, false));
         let outstanding = Arc::<AtomicUsize>::default();
-        let link = LinkSettings {
-            small_tensor_bytes: 128,
-            max_requests: MAX_REQUESTS,
-            max_routes: 1,
-            validate,
-            protocol: TensorProtocol::Windows { borrow },
-        };
+        let link = LinkSettings { small_tensor_bytes: 128, validate, borrow };
         let cancel_grace = Duration::from_micros(100);
-        let settings = RemoteSettings { link, max_deferred: 1, cancel_grace, peer_loss_is_fatal: false };
-        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new(), 1);
+        let settings = RemoteSettings { link, max_requests: MAX_REQUESTS, peer_loss_is_fatal: false };
+        let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
         let (values, watch) = (outstanding.clone(), losses.clone());
         let handler = WindowHandler::new(task(at), 1, members.clone(), settings, values, watch);
         let clock = Arc::<TickingClock>::default();
@@ -176,14 +170,14 @@ impl Node {
     /// What peers cause is bounded.
     pub fn check_load(&self) {
         let load = self.load();
-        assert!(load.values <= MAX_SENDS as usize && load.orphans <= MAX_HELD, "{load:?}");
+        assert!(load.values <= MAX_SENDS as usize && load.held <= MAX_HELD, "{load:?}");
     }
 
     /// Nothing waits and nothing is kept once all steps have ended.
     pub fn check_end(&self) {
         let load = self.load();
-        assert_eq!((load.values, load.requests, load.orphans), (0, 0, 0), "{load:?}");
-        assert_eq!((load.links.requests, load.links.leaving), (0, 0), "{load:?}");
+        assert_eq!((load.values, load.needs, load.held), (0, 0, 0), "{load:?}");
+        assert_eq!((load.waiting, load.links.landings, load.links.leaving), (0, 0, 0), "{load:?}");
         assert_eq!(self.outstanding.load(Ordering::Relaxed), 0, "values are outstanding");
     }
 }

@@ -11,11 +11,9 @@ use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    EdgeAnnouncement, LentRecord, Message, Placement, RecordValue, VersionedMeta, WindowMessage, is_probe,
+    EdgeAnnouncement, LentRecord, Message, Placement, RecordValue, VersionedMeta,
 };
-use tensorwire::internals::wire::{
-    EdgeId, Grant, Immediate, ImmediateKind, SHORT_MESSAGE, ShortMessage, Slot, checksum_of,
-};
+use tensorwire::internals::wire::{EdgeId, Grant, Immediate, SHORT_MESSAGE, ShortMessage, Slot, checksum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
 
 /// Bytes of a message that travels whole.
@@ -45,6 +43,10 @@ pub struct Peer {
     from_node: BTreeMap<u32, (u16, u64)>,
     /// Edges and steps whose values the node needs.
     needs: Vec<(EdgeId, u64)>,
+    /// Tensors that the node has offered.
+    offers: Vec<u32>,
+    /// Destinations that the node has granted.
+    granted: Vec<(Immediate, Grant)>,
     has_told_metas: bool,
     last: Vec<u8>,
     tensors: Vec<Tensor>,
@@ -71,6 +73,8 @@ impl Peer {
             to_node: BTreeMap::new(),
             from_node: BTreeMap::new(),
             needs: Vec::new(),
+            offers: Vec::new(),
+            granted: Vec::new(),
             has_told_metas: false,
             last: Vec::new(),
             tensors: SIZES.iter().map(tensor).collect(),
@@ -94,6 +98,8 @@ impl Peer {
         (self.is_attentive, self.has_told_metas) = (true, false);
         (self.to_node, self.from_node) = (BTreeMap::new(), BTreeMap::new());
         self.needs.clear();
+        self.offers.clear();
+        self.granted.clear();
     }
 
     /// Ends the link.
@@ -119,6 +125,8 @@ impl Peer {
             14 => self.lend(input),
             15 => self.disturb(input),
             16 => self.flood(input),
+            17 => self.write_to_grant(input),
+            18 => self.answer_offer(input),
             _ => self.change(input),
         }
     }
@@ -135,7 +143,7 @@ impl Peer {
         }
     }
 
-    fn say(&mut self, message: &WindowMessage<'_>) {
+    fn say(&mut self, message: &Message<'_>) {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         self.say_bytes(&bytes);
@@ -208,7 +216,7 @@ impl Peer {
             borrow: input.flag(),
             validate: input.flag(),
         };
-        self.say(&WindowMessage::Announce { edge, limit, resume, name });
+        self.say(&Message::Announce { edge, limit, resume, name });
     }
 
     fn credit(&mut self, input: &mut Input<'_>) {
@@ -221,14 +229,14 @@ impl Peer {
             _ => input.number(),
         };
         let came = if input.u8() < 200 { 0 } else { input.number() };
-        self.say(&WindowMessage::Credit { edge, limit, came, held: input.u8().into() });
+        self.say(&Message::Credit { edge, limit, came, held: input.u8().into() });
     }
 
     fn need(&mut self, input: &mut Input<'_>) {
         let (edge, step) = (self.own_edge(input), input.number());
         let message = match input.u8() {
-            0..=200 => WindowMessage::Need { edge, step },
-            _ => WindowMessage::Unneed { edge, step },
+            0..=200 => Message::Need { edge, step },
+            _ => Message::Unneed { edge, step },
         };
         self.say(&message);
     }
@@ -236,11 +244,11 @@ impl Peer {
     fn retire(&mut self, input: &mut Input<'_>) {
         let edge = self.own_edge(input);
         if input.u8() > 240 {
-            return self.say(&WindowMessage::Resumed);
+            return self.say(&Message::Resumed);
         }
         let came = input.number();
         self.from_node.remove(&edge.number);
-        self.say(&WindowMessage::Retire { edge, came });
+        self.say(&Message::Retire { edge, came });
     }
 
     fn meta(&mut self, input: &mut Input<'_>) {
@@ -253,7 +261,7 @@ impl Peer {
         };
         let meta = meta.unwrap_or_else(|_| self.tensors[1].meta().clone());
         let placement = [Placement::POOL, Placement::BORROWED][input.below(2)];
-        self.say(&WindowMessage::Meta(VersionedMeta { version: input.number() as u32, placement, meta }));
+        self.say(&Message::Meta(VersionedMeta { version: input.number() as u32, placement, meta }));
     }
 
     fn tell_metas(&mut self) {
@@ -263,7 +271,7 @@ impl Peer {
         for (version, meta) in
             (1..).zip(self.tensors.iter().map(|tensor| tensor.meta().clone()).collect::<Vec<_>>())
         {
-            self.say(&WindowMessage::Meta(VersionedMeta { version, placement: Placement::POOL, meta }));
+            self.say(&Message::Meta(VersionedMeta { version, placement: Placement::POOL, meta }));
         }
     }
 
@@ -300,11 +308,12 @@ impl Peer {
                 let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
                 return self.lend_tensor(&tensor, record.to_message(), input);
             }
-            221..=235 => RecordValue::Dead,
+            221..=228 => RecordValue::Dead,
+            229..=240 => RecordValue::Offer { meta: input.below(6) as u16, offer: input.u8().into() },
             _ => RecordValue::Error(status(input)),
         };
         let checksum = checksum.filter(|_| !matches!(value, RecordValue::Dead | RecordValue::Error(_)));
-        self.say(&WindowMessage::Record { edge, n, step, answers_need, checksum, value });
+        self.say(&Message::Record { edge, n, step, answers_need, checksum, value });
     }
 
     fn lend(&mut self, input: &mut Input<'_>) {
@@ -331,9 +340,9 @@ impl Peer {
         let known: Vec<_> = self.to_node.iter().map(|(number, (of, _))| (*number, *of)).collect();
         let edge = edge_of(&known, input);
         let message = match input.u8() {
-            0..=60 => WindowMessage::Flush { edge },
-            61..=150 => WindowMessage::Retired { edge },
-            _ => WindowMessage::Refused { edge, status: status(input) },
+            0..=60 => Message::Flush { edge },
+            61..=150 => Message::Retired { edge },
+            _ => Message::Refused { edge, status: status(input) },
         };
         self.say(&message);
     }
@@ -342,7 +351,7 @@ impl Peer {
         let first = input.number();
         let last = if input.flag() { first } else { input.number() };
         let status = if input.flag() { None } else { Some(status(input)) };
-        self.say(&WindowMessage::StepsOver { first, last, status });
+        self.say(&Message::StepsOver { first, last, status });
     }
 
     /// Operations that edge windows have no use for.
@@ -354,14 +363,33 @@ impl Peer {
             offset: input.number(),
             len: input.number(),
         };
-        let kind = [ImmediateKind::Plain, ImmediateKind::Dead, ImmediateKind::Stripe][input.below(3)];
-        let immediate = (input.u8() < 200).then(|| immediate(kind, input));
+        let immediate = (input.u8() < 200).then(|| immediate(input));
         let tensor = self.tensors[3].clone();
         let len = target.len.min(1000);
         let _ = match input.flag() {
             true => self.port.write(link, &tensor, len, &target, immediate),
             false => self.port.write_inline(link, &[], &target, immediate),
         };
+    }
+
+    /// Writes to a destination that the node has granted, whole or not, once or several times.
+    fn write_to_grant(&mut self, input: &mut Input<'_>) {
+        let Some(link) = self.link else { return };
+        let Some((immediate, target)) = pick(&mut self.granted, input) else { return };
+        let len = if input.u8() < 230 { target.len } else { input.number() };
+        if let Some(tensor) = self.tensors.iter().find(|tensor| tensor.meta().bytes() >= len) {
+            let _ = self.port.write(link, &tensor.clone(), len, &target, Some(immediate));
+        }
+    }
+
+    /// Answers an offer of the node, or one that was not made.
+    fn answer_offer(&mut self, input: &mut Input<'_>) {
+        let offer = pick(&mut self.offers, input).unwrap_or_else(|| input.u8().into());
+        if input.flag() {
+            return self.say(&Message::Decline { offer });
+        }
+        let target = Grant { region: 0, key: input.u8().into(), offset: 0, len: SIZES[input.below(4)] };
+        self.say(&Message::Grant { offer, immediate: immediate(input), target });
     }
 
     /// Reads arrived messages, if it reads at all.
@@ -421,21 +449,24 @@ impl Peer {
     }
 
     fn remember(&mut self, bytes: &[u8]) {
-        if is_probe(bytes) {
-            if let Message::Ping { nonce, .. } = Message::decode(bytes).expect("the node's probes are whole")
-            {
-                self.answer_probe(nonce);
-            }
-            return;
-        }
-        match WindowMessage::decode(bytes).expect("the node's messages are whole") {
-            WindowMessage::Announce { edge, .. } => {
-                _ = self.to_node.insert(edge.number, (edge.generation, 0))
-            }
-            WindowMessage::Need { edge, step } => self.needs.push((edge, step)),
+        match Message::decode(bytes).expect("the node's messages are whole") {
+            Message::Ping { nonce, .. } => self.answer_probe(nonce),
+            Message::Record { value: RecordValue::Offer { offer, .. }, .. } => self.offers.push(offer),
+            Message::Grant { immediate, target, .. } => self.granted.push((immediate, target)),
+            Message::Announce { edge, .. } => _ = self.to_node.insert(edge.number, (edge.generation, 0)),
+            Message::Need { edge, step } => self.needs.push((edge, step)),
             _ => {}
         }
     }
+}
+
+/// One of these, which most often is taken out.
+fn pick<T: Copy>(from: &mut Vec<T>, input: &mut Input<'_>) -> Option<T> {
+    if from.is_empty() {
+        return None;
+    }
+    let at = input.below(from.len());
+    Some(if input.u8() < 230 { from.swap_remove(at) } else { from[at] })
 }
 
 /// One of these edges, or one near them.
@@ -456,9 +487,9 @@ fn status(input: &mut Input<'_>) -> Status {
     status
 }
 
-fn immediate(kind: ImmediateKind, input: &mut Input<'_>) -> Immediate {
+fn immediate(input: &mut Input<'_>) -> Immediate {
     match input.u8() {
-        0..=200 => Immediate { kind, generation: 0, slot: Slot::ZERO },
-        other => Immediate { kind, generation: other, slot: Slot::new(input.u8().into()).expect("20 bits") },
+        0..=200 => Immediate { generation: 0, slot: Slot::ZERO },
+        other => Immediate { generation: other, slot: Slot::new(input.u8().into()).expect("20 bits") },
     }
 }

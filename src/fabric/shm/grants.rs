@@ -5,12 +5,14 @@
 //! key is an index of the table and a generation, which grows with each use of the entry. A revoked
 //! key stays invalid until its entry has been used 2^18 times more.
 
+use crate::fabric::PostError;
 use crate::fabric::shm::memory::order::OrderTarget;
 use crate::fabric::shm::violation::{GrantViolation, ShmViolation};
-use crate::fabric::{MAX_GRANTS, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::Grant;
 
+/// Grants that a link can have at a time.
+pub(super) const MAX_GRANTS: usize = 1 << 14;
 const INDEX_BITS: u32 = MAX_GRANTS.trailing_zeros();
 
 /// A granted tensor.

@@ -103,7 +103,7 @@ impl ShmLinkInner {
                 max_inline: PAYLOAD_BYTES,
                 max_write: u64::MAX,
                 lends: true,
-                grants: crate::fabric::MAX_GRANTS as u32,
+                grants: super::grants::MAX_GRANTS as u32,
             },
             id: LinkId(0),
             pool,

@@ -2,7 +2,7 @@
 
 use super::network::SimState;
 use crate::memory::{LockPolicy, PagePolicy, PeerRegion, Pool, PoolOptions, Region, RegionOptions};
-use crate::wire::message::Message;
+use crate::wire::message::{Message, RecordValue};
 use crate::wire::{DType, Shape, TensorMeta};
 use std::sync::Arc;
 
@@ -22,9 +22,12 @@ impl SimState {
         true
     }
 
-    /// Flips a bit of the tensor in a small response. Other messages stay as they are.
-    pub(super) fn flip_response(&mut self, to: usize, message: &mut [u8]) {
-        let Ok(Message::Response { data, .. }) = Message::decode(message) else { return };
+    /// Flips a bit of the tensor in a record. Other messages stay as they are.
+    pub(super) fn flip_record(&mut self, to: usize, message: &mut [u8]) {
+        let Ok(Message::Record { value: RecordValue::Bytes { data, .. }, .. }) = Message::decode(message)
+        else {
+            return;
+        };
         let start = message.len() - data.len();
         self.flip(to, &mut message[start..]);
     }

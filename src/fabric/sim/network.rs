@@ -161,7 +161,7 @@ impl SimNetwork {
     }
 
     /// Flips one bit in `per_mille` of a thousand tensors that land at a process from now on, by a
-    /// write, a loan or a response.
+    /// write, a loan or a record.
     pub fn flip_bits(&self, process: SimProcess, per_mille: u32) {
         self.with(|state| state.processes[process.0 as usize].flip_per_mille = per_mille);
     }
@@ -436,7 +436,7 @@ impl SimState {
         match load {
             SimPayload::Message(mut bytes) => {
                 self.consume(to)?;
-                self.flip_response(to, &mut bytes);
+                self.flip_record(to, &mut bytes);
                 self.sides[to].bring(SimArrival::Message(bytes));
             }
             SimPayload::Write { target, immediate, .. } => {

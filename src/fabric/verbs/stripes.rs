@@ -162,12 +162,12 @@ impl VerbsLinkInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{ImmediateKind, Slot};
+    use crate::wire::Slot;
 
     const LINK: LinkId = LinkId(3);
 
     fn immediate(slot: u32) -> Immediate {
-        Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(slot).expect("fits") }
+        Immediate { generation: 0, slot: Slot::new(slot).expect("fits") }
     }
 
     /// Slots of immediates, and lengths of messages plus 1,000.

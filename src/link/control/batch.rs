@@ -14,7 +14,7 @@ pub(in crate::link) struct BatchState {
     doorbells: u64,
 }
 
-impl<P: Port, C> Links<P, C> {
+impl<P: Port> Links<P> {
     /// Whether the poll has brought more than one message. If so, the answers share slots too.
     pub(in crate::link) fn polled_several(&self) -> bool {
         let mut messages = self.completions.entries().iter().filter_map(|came| match came.event {
@@ -68,11 +68,11 @@ impl<P: Port, C> Links<P, C> {
     }
 }
 
-impl<C> Link<C> {
+impl Link {
     /// Handles a control slot: a message, or `PACKED` with several.
     pub(in crate::link) fn on_packed<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         bytes: &[u8],
     ) -> Result<(), String> {
         if !is_packed(bytes) {
@@ -89,7 +89,7 @@ impl<C> Link<C> {
     /// Handles the rest of a pack that was checked, whose first messages were taken.
     pub(in crate::link) fn on_rest_of_pack<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         rest: &[u8],
     ) -> Result<(), String> {
         if self.is_ended {

@@ -2,16 +2,13 @@
 
 use crate::fabric::{Event, LinkFailure, Port};
 use crate::link::LinkEvent;
-use crate::link::links::{Link, LinkContext, LinkIdentity, Links, TensorProtocol};
-use crate::link::serving::answered::WireKey;
+use crate::link::links::{Link, LinkContext, LinkIdentity, Links};
 use crate::link::windows::PolledPlace;
 use crate::telemetry::Counter;
 use crate::wire::message::fragment::is_fragment;
-use crate::wire::message::{Message, is_probe};
-use crate::wire::{Code, EdgeName, Status};
-use std::sync::Arc;
+use crate::wire::{EdgeName, Status};
 
-impl<P: Port, C> Links<P, C> {
+impl<P: Port> Links<P> {
     /// Handles the completions from [`PolledPlace`] on.
     pub(in crate::link) fn handle_completions(&mut self) {
         let PolledPlace { completions: mut taken, mut bytes } = std::mem::take(&mut self.polled);
@@ -56,11 +53,11 @@ impl<P: Port, C> Links<P, C> {
     }
 }
 
-impl<C> Link<C> {
+impl Link {
     /// Handles the contents of a control slot.
     pub(in crate::link) fn on_slot<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         bytes: &[u8],
     ) -> Result<(), String> {
         if !is_fragment(bytes) {
@@ -80,53 +77,11 @@ impl<C> Link<C> {
         handled
     }
 
-    pub(in crate::link) fn on_message<P: Port>(
+    pub(in crate::link) fn on_pong<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
-        bytes: &[u8],
+        cx: &mut LinkContext<'_, P>,
+        nonce: u64,
     ) -> Result<(), String> {
-        cx.counters.increment(Counter::MessagesReceived);
-        if matches!(self.settings.protocol, TensorProtocol::Windows { .. }) && !is_probe(bytes) {
-            return self.on_window_message(cx, bytes);
-        }
-        let version_here = self.settings.protocol.version();
-        match Message::decode(bytes).map_err(|error| error.to_string())? {
-            Message::Ping { version, .. } if version != version_here => {
-                Err(format!("it speaks version {version} of the protocol, this side version {version_here}"))
-            }
-            Message::Ping { nonce, .. } => {
-                self.send(cx, &Message::Pong { nonce });
-                Ok(())
-            }
-            Message::Pong { nonce } => self.on_pong(cx, nonce),
-            Message::Route { number, incarnation, source, destination, edge } => {
-                let edge = self.checked_edge(incarnation, source, destination, edge);
-                self.routes_in.announce(number, edge)
-            }
-            Message::RouteDrop { number } => match self.routes_in.forget(number) {
-                true => Ok(()),
-                false => Err(format!("route {number} was dropped, but never announced")),
-            },
-            Message::Request(request) => self.on_request(cx, &request, false),
-            Message::StandingRequest(standing) => self.on_standing_request(cx, &standing),
-            Message::ReRequest { request, grant } => self.on_re_request(cx, request, grant),
-            Message::Cancel { request } => {
-                self.on_cancel(cx, request);
-                Ok(())
-            }
-            Message::Meta { request, follows, meta } => self.on_meta(cx, request, meta, follows),
-            Message::Response { request, meta, data } => self.on_response(cx, request, meta, data),
-            Message::CancelAck { request } => self.on_cancel_ack(cx, request),
-            Message::Error { request, status } => self.on_error(cx, request, status),
-            Message::Return { request, route, step, frame, iteration, stash_id } => {
-                self.on_return(cx, request, WireKey { route, step, frame, iteration }, stash_id)
-            }
-            Message::Stashed { request, stash_id } => self.on_stashed(cx, request, stash_id),
-            Message::Checksum { request, checksum } => self.on_checksum(cx, request, checksum),
-        }
-    }
-
-    fn on_pong<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, nonce: u64) -> Result<(), String> {
         if nonce != self.nonce {
             return Err("it answered a ping that was not sent".into());
         }
@@ -135,23 +90,6 @@ impl<C> Link<C> {
             cx.events.push_back(LinkEvent::Up { link: self.id });
         }
         Ok(())
-    }
-
-    /// Checks a route: its source is this task in its present incarnation, its destination is the
-    /// peer (specification 2.3).
-    fn checked_edge(
-        &self,
-        incarnation: u64,
-        source: &str,
-        destination: &str,
-        edge: &str,
-    ) -> Result<Arc<EdgeName>, Status> {
-        let edge = EdgeName::new(source, destination, edge)
-            .map_err(|error| Status::new(Code::InvalidArgument, error.to_string()))?;
-        match self.refusal(incarnation, &edge) {
-            Some(status) => Err(status),
-            None => Ok(Arc::new(edge)),
-        }
     }
 
     /// The reason why this task does not serve an edge of this incarnation.

@@ -3,7 +3,6 @@
 use crate::fabric::{LinkFailure, LinkId, LoanPermit, MAX_MESSAGE, Port, PostError};
 use crate::link::control::texts::{Long, Texts};
 use crate::link::windows::MAX_EDGES;
-use crate::link::{LinkSettings, TensorProtocol};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
@@ -12,19 +11,15 @@ use crate::wire::message::{Message, PlainRecord, fragment};
 use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
 use std::collections::VecDeque;
 
-/// Posts that can be queued for each edge that can have a number. All windows together have as many
-/// cells as there are such edges.
-const POSTS_PER_EDGE: usize = 4;
+/// Limit of the queued posts: four for each edge that can have a number.
+const MAX_POSTS: usize = 4 * MAX_EDGES as usize + 4096;
 /// Capacity of the encoding buffer that is kept after a long message.
 const KEPT: usize = 16 * 1024;
 /// Limit of the queued posts for which memory is allocated at the start: a batch can queue two for
 /// each operation that the link carries.
 const MAX_RESERVED: usize = 1024;
-/// Limit of the bytes of queued error texts, without the names of edges.
-const MAX_TEXTS: usize = 64 << 20;
-/// Bytes of names for each request, in its route and in its error: six names of 2 KiB and the text
-/// around them.
-const NAMES: usize = 16 * 1024;
+/// Limit of the bytes of queued names of edges and error texts.
+const MAX_TEXTS: usize = 256 << 20;
 
 /// A queued post. Each consumes one receive of the peer; a long message consumes one for each
 /// fragment.
@@ -38,9 +33,6 @@ enum QueuedPost {
     Long {
         long: Long,
         next: usize,
-    },
-    Empty {
-        immediate: Immediate,
     },
     Write {
         source: Tensor,
@@ -99,6 +91,7 @@ impl SendQueue {
     }
 
     /// Number of tensors that are queued or posted and not complete.
+    #[cfg(any(test, feature = "sim"))]
     pub fn values(&self) -> usize {
         self.values
     }
@@ -130,20 +123,12 @@ impl SendQueue {
         })
     }
 
-    /// Why the link must end, if more is queued than a correct peer can cause. A correct peer
-    /// causes requests and cancels of this side, answers (meta-data, value, checksum) and
-    /// acknowledgements. With edge windows it gives credit for values, and this side announces
-    /// edges and gives credit.
-    pub fn overflow(&self, settings: &LinkSettings) -> Option<String> {
-        let requests = settings.max_requests as usize;
-        let windows = match settings.protocol {
-            TensorProtocol::Windows { .. } => POSTS_PER_EDGE * MAX_EDGES as usize,
-            TensorProtocol::Requests => 0,
-        };
-        let (count, bytes) = (self.backlog(), self.texts.bytes());
-        if count <= 6 * requests + 4096 + windows
-            && bytes <= MAX_TEXTS.saturating_add(requests.saturating_mul(NAMES))
-        {
+    /// Why the link must end, if more is queued than a correct peer can cause. A correct peer gives
+    /// credit for values, and this side announces edges and gives credit. Tensors that wait to be
+    /// written are this side's own.
+    pub fn overflow(&self) -> Option<String> {
+        let (count, bytes) = (self.backlog().saturating_sub(self.values), self.texts.bytes());
+        if count <= MAX_POSTS && bytes <= MAX_TEXTS {
             return None;
         }
         Some(format!(
@@ -273,11 +258,6 @@ impl SendQueue {
     ) {
         self.values += 1;
         self.push(port, counters, QueuedPost::Write { source, target, immediate });
-    }
-
-    /// Sends an immediate alone, as a zero-byte write.
-    pub fn empty<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, immediate: Immediate) {
-        self.push(port, counters, QueuedPost::Empty { immediate });
     }
 
     /// Lends a tensor, with a message of at most
@@ -456,10 +436,6 @@ fn post<P: Port>(port: &mut P, link: LinkId, item: &mut QueuedPost) -> Result<()
         QueuedPost::Message { bytes, len } => port.send(link, &bytes[..usize::from(*len)]),
         // Not reached: fragments are posted one by one.
         QueuedPost::Long { .. } => Err(PostError::Refused("a long message was posted as a whole")),
-        QueuedPost::Empty { immediate } => {
-            let nowhere = Grant { region: 0, key: 0, offset: 0, len: 0 };
-            port.write_inline(link, &[], &nowhere, Some(*immediate))
-        }
         QueuedPost::Write { source, target, immediate } => {
             let len = source.meta().bytes();
             port.write(link, source, len, target, Some(*immediate))

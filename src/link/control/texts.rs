@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// Bytes at the start of a long message that name its request. The rest often equals that of the
-/// message before: all requests of an aborted step end with the same status.
+/// Bytes at the start of a long message that name its edge. The rest often equals that of the
+/// message before: edges are refused for the same reason.
 const HEAD: usize = 6;
 
 /// A queued long message.

@@ -5,7 +5,7 @@ use crate::fabric::{LinkId, Port};
 use crate::link::Links;
 use crate::wire::EdgeId;
 use crate::wire::message::pack::{is_packed, unpack};
-use crate::wire::message::{LentRecord, PlainRecord, WindowMessage};
+use crate::wire::message::{LentRecord, Message, PlainRecord};
 use foldhash::HashMap;
 
 /// What a link keeps for the edges that use it.
@@ -17,7 +17,7 @@ pub struct LinkFigures {
     pub bytes: u64,
 }
 
-impl<P: Port, C> Links<P, C> {
+impl<P: Port> Links<P> {
     /// What a link keeps for edges. Reads all messages that wait.
     pub fn window_figures(&self, link: LinkId) -> LinkFigures {
         let mut figures = LinkFigures::default();
@@ -51,8 +51,8 @@ fn edge_of(message: &[u8]) -> Option<EdgeId> {
     if let Some(plain) = PlainRecord::decode(message) {
         return Some(plain.edge);
     }
-    match WindowMessage::decode(message) {
-        Ok(WindowMessage::Record { edge, .. }) => Some(edge),
+    match Message::decode(message) {
+        Ok(Message::Record { edge, .. }) => Some(edge),
         _ => None,
     }
 }

@@ -7,9 +7,9 @@ use super::{
 use crate::fabric::{MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
-use crate::protocol::window::{Record, StepsOver, Taken, ToReceiver, ToSender};
+use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::Counter;
-use crate::wire::message::{EdgeAnnouncement, LentRecord, PlainRecord, RecordValue, WindowMessage};
+use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VERSION};
 use crate::wire::{EdgeId, EdgeName, ShortMessage};
 use std::sync::Arc;
 
@@ -17,43 +17,54 @@ use std::sync::Arc;
 /// sends are shorter.
 const MAX_RECORD_TEXT: usize = 4096;
 
-impl<C> Link<C> {
-    /// Handles a whole window message.
-    pub(in crate::link) fn on_window_message<P: Port>(
+impl Link {
+    /// Handles a whole message.
+    pub(in crate::link) fn on_message<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         bytes: &[u8],
     ) -> Result<(), String> {
+        cx.counters.increment(Counter::MessagesReceived);
         if let Some(plain) = PlainRecord::decode(bytes) {
             return self.on_plain_record(cx, &plain);
         }
-        let event = match WindowMessage::decode(bytes).map_err(|error| error.to_string())? {
-            WindowMessage::Announce { edge, limit, resume, name } => {
+        let event = match Message::decode(bytes).map_err(|error| error.to_string())? {
+            Message::Ping { version, .. } if version != VERSION => {
+                return Err(format!(
+                    "it speaks version {version} of the protocol, this side version {VERSION}"
+                ));
+            }
+            Message::Ping { nonce, .. } => {
+                self.send(cx, &Message::Pong { nonce });
+                return Ok(());
+            }
+            Message::Pong { nonce } => return self.on_pong(cx, nonce),
+            Message::Announce { edge, limit, resume, name } => {
                 return self.on_announcement(cx, edge, (limit, resume), &name);
             }
-            WindowMessage::Meta(meta) => return self.windows.known.learn(meta),
-            WindowMessage::Record { edge, n, step, answers_need, checksum, value } => {
+            Message::Meta(meta) => return self.windows.known.learn(meta),
+            Message::Record { edge, n, step, answers_need, checksum, value } => {
                 let record = Record { edge, n, step, answers_need, value: () };
                 return self.on_record(cx, record, checksum, value);
             }
-            WindowMessage::Grant { offer, immediate, target } => {
+            Message::Grant { offer, immediate, target } => {
                 return self.on_grant(cx, offer, immediate, target);
             }
-            WindowMessage::Decline { offer } => return self.on_decline(cx, offer),
-            WindowMessage::Credit { edge, limit, came, held } => {
+            Message::Decline { offer } => return self.on_decline(cx, offer),
+            Message::Credit { edge, limit, came, held } => {
                 to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
             }
-            WindowMessage::Need { edge, step } => to_sender(ToSender::Need { edge, step }),
-            WindowMessage::Unneed { edge, step } => to_sender(ToSender::Unneed { edge, step }),
-            WindowMessage::Retire { edge, came } => to_sender(ToSender::Retire { edge, came }),
-            WindowMessage::Flush { edge } => WindowEvent::ToReceiver(ToReceiver::Flush { edge }),
-            WindowMessage::Resumed => to_sender(ToSender::Resumed),
-            WindowMessage::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
-            WindowMessage::Refused { edge, status } => {
+            Message::Need { edge, step } => to_sender(ToSender::Need { edge, step }),
+            Message::Unneed { edge, step } => to_sender(ToSender::Unneed { edge, step }),
+            Message::Retire { edge, came } => to_sender(ToSender::Retire { edge, came }),
+            Message::Flush { edge } => WindowEvent::ToReceiver(ToReceiver::Flush { edge }),
+            Message::Resumed => to_sender(ToSender::Resumed),
+            Message::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
+            Message::Refused { edge, status } => {
                 cx.counters.increment(Counter::ErrorsReceived);
                 WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status.into() })
             }
-            WindowMessage::StepsOver { first, last, status } => {
+            Message::StepsOver { first, last, status } => {
                 let error = status.map_or(WindowRefusal::CleanedUp, WindowRefusal::from);
                 cx.counters.add(Counter::ErrorsReceived, u64::from(error.is_error()));
                 let over = StepsOver { first, last, error };
@@ -67,7 +78,7 @@ impl<C> Link<C> {
     /// Handles a loan, whose message is its record.
     pub(in crate::link) fn on_lent_record<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         message: &[u8],
         bytes: LentBytes,
     ) -> Result<(), String> {
@@ -88,7 +99,7 @@ impl<C> Link<C> {
 
     fn on_announcement<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         edge: EdgeId,
         (limit, resume): (u64, Option<u64>),
         name: &EdgeAnnouncement<'_>,
@@ -115,7 +126,7 @@ impl<C> Link<C> {
 
     fn on_record<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         record: Record<()>,
         checksum: Option<u64>,
         value: RecordValue<'_>,
@@ -135,6 +146,9 @@ impl<C> Link<C> {
             RecordValue::Bytes { meta, data } => self.landed(cx, meta, data, checksum)?,
             RecordValue::Offer { meta, offer } => {
                 let told = self.windows.known.get(meta)?.clone();
+                if cx.port.limits(self.id).lends || told.meta.bytes() == 0 {
+                    return Err(format!("it offers {}, which it must lend or send", told.meta));
+                }
                 WindowArrival::Offered(OfferedTensor { told, checksum, offer })
             }
         };
@@ -145,7 +159,7 @@ impl<C> Link<C> {
     #[inline]
     fn on_plain_record<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         plain: &PlainRecord<'_>,
     ) -> Result<(), String> {
         let PlainRecord { edge, n, step, meta, data } = *plain;
@@ -158,7 +172,7 @@ impl<C> Link<C> {
     #[inline]
     fn landed<P: Port>(
         &self,
-        cx: &LinkContext<'_, P, C>,
+        cx: &LinkContext<'_, P>,
         meta: u16,
         data: &[u8],
         checksum: Option<u64>,
@@ -181,13 +195,13 @@ impl<C> Link<C> {
         Ok(WindowArrival::of_tensor(ArrivedTensor { told: told.clone(), checksum, bytes }))
     }
 
-    fn push_record<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, record: Record<()>, value: WindowArrival) {
+    fn push_record<P: Port>(&self, cx: &mut LinkContext<'_, P>, record: Record<()>, value: WindowArrival) {
         let Record { edge, n, step, answers_need, .. } = record;
         let record = Record { edge, n, step, answers_need, value };
         self.push_window(cx, WindowEvent::ToReceiver(ToReceiver::Record(record)));
     }
 
-    fn push_window<P: Port>(&self, cx: &mut LinkContext<'_, P, C>, event: WindowEvent) {
+    fn push_window<P: Port>(&self, cx: &mut LinkContext<'_, P>, event: WindowEvent) {
         cx.windows.push_back((self.id, event));
     }
 }

@@ -1,4 +1,4 @@
-//! Edge windows on a link: turns the messages of the [window machines](crate::protocol::window)
+//! Edge windows on a link: turns the messages of the [window machines](crate::protocol)
 //! into control messages and loans, and back.
 //!
 //! | file | |
@@ -21,10 +21,10 @@ mod short;
 #[cfg(test)]
 mod tests;
 
-use super::{Corruption, Destination, Received, RequestError, TensorKeyRef};
+use super::{Corruption, Destination, ReceiveError, Received, TensorKeyRef};
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::{Slab, ToReceiver, ToSender};
+use crate::protocol::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
 use crate::wire::{Code, DType, EdgeName, Slot, Status, checksum_of};
@@ -197,7 +197,7 @@ pub struct RejectedTensor {
     /// For the next receive.
     pub tensor: Option<ArrivedTensor>,
     /// Of the receive.
-    pub error: RequestError,
+    pub error: ReceiveError,
 }
 
 /// What a link remembers of the messages before: meta-data, and what each edge has asked for.
@@ -269,7 +269,7 @@ impl ArrivedTensor {
         destination: Destination,
     ) -> Result<(Received, Placement), Box<RejectedTensor>> {
         if let Err(corruption) = self.check(counters) {
-            let error = RequestError::Corrupted(corruption);
+            let error = ReceiveError::Corrupted(corruption);
             return Err(Box::new(RejectedTensor { tensor: None, error }));
         }
         let sender = self.told.sender;
@@ -288,7 +288,7 @@ impl ArrivedTensor {
     ) -> Result<TensorMut, Box<RejectedTensor>> {
         if *given.meta() != self.told.meta {
             let (sent, given) = (Box::new(self.told.meta.clone()), Box::new(given.meta().clone()));
-            return Err(self.rejected(RequestError::ShapeMismatch { sent, given }));
+            return Err(self.rejected(ReceiveError::ShapeMismatch { sent, given }));
         }
         given.bytes_mut().copy_from_slice(self.bytes());
         if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_)) {
@@ -307,7 +307,7 @@ impl ArrivedTensor {
                 copy.bytes_mut().copy_from_slice(self.bytes());
                 Ok(copy.freeze())
             }
-            Err(error) => Err(self.rejected(RequestError::NoRoom(error))),
+            Err(error) => Err(self.rejected(ReceiveError::NoRoom(error))),
         }
     }
 
@@ -326,7 +326,7 @@ impl ArrivedTensor {
         ArrivedTensor { told, checksum, bytes }.into_pool(pool)
     }
 
-    fn rejected(self, error: RequestError) -> Box<RejectedTensor> {
+    fn rejected(self, error: ReceiveError) -> Box<RejectedTensor> {
         Box::new(RejectedTensor { tensor: Some(self), error })
     }
 }

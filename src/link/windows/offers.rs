@@ -6,13 +6,14 @@
 
 use super::{LandingId, LandingRefused, WindowEvent};
 use crate::fabric::{LinkId, Port, PostError};
+use crate::link::Value;
 use crate::link::links::{Link, LinkContext, Links};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::Slab;
+use crate::protocol::Slab;
 use crate::telemetry::Counter;
-use crate::wire::message::WindowMessage;
-use crate::wire::{Grant, Immediate, ImmediateKind, Slot};
+use crate::wire::message::Message;
+use crate::wire::{Grant, Immediate, Slot};
 
 /// The destinations that the peer may write to now.
 #[derive(Debug, Default)]
@@ -51,7 +52,7 @@ impl Landings {
     }
 }
 
-impl<P: Port, C> Links<P, C> {
+impl<P: Port> Links<P> {
     /// Grants the destination of an offered tensor. The offer ends. The tensor comes back with
     /// [`WindowEvent::Landed`].
     ///
@@ -69,19 +70,24 @@ impl<P: Port, C> Links<P, C> {
         landing
     }
 
+    /// Whether the record of a value would offer its tensor.
+    pub fn offers(&mut self, link: LinkId, value: &Value) -> bool {
+        self.with(link).is_some_and(|(found, cx)| found.offers(&cx, value))
+    }
+
     /// Ends the offer of a tensor that no receive takes.
     pub fn decline(&mut self, link: LinkId, offer: u32) {
         if let Some((found, mut cx)) = self.with(link) {
-            found.send_window(&mut cx, &WindowMessage::Decline { offer });
+            found.send(&mut cx, &Message::Decline { offer });
             self.links.note_backlog(link);
         }
     }
 }
 
-impl<C> Link<C> {
+impl Link {
     fn land<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         offer: u32,
         target: TensorMut,
     ) -> Result<LandingId, (LandingRefused, TensorMut)> {
@@ -97,9 +103,8 @@ impl<C> Link<C> {
             let target = target.unwrap_or_else(|| unreachable!("it was granted just now"));
             return Err((LandingRefused::Full, target));
         };
-        let immediate =
-            Immediate { kind: ImmediateKind::Plain, generation: landing.generation, slot: landing.slot };
-        self.send_window(cx, &WindowMessage::Grant { offer, immediate, target: grant });
+        let immediate = Immediate { generation: landing.generation, slot: landing.slot };
+        self.send(cx, &Message::Grant { offer, immediate, target: grant });
         Ok(landing)
     }
 
@@ -111,7 +116,7 @@ impl<C> Link<C> {
     /// The peer grants the destination of an offered tensor.
     pub(super) fn on_grant<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         offer: u32,
         immediate: Immediate,
         target: Grant,
@@ -122,6 +127,7 @@ impl<C> Link<C> {
             return Err(format!("a destination of {} bytes came for a tensor of {len}", target.len));
         }
         cx.counters.increment(Counter::WritesPosted);
+        cx.counters.add(Counter::BytesSent, len);
         self.windows.writes += 1;
         self.out.write(cx.port, cx.counters, tensor, target, immediate);
         Ok(())
@@ -130,7 +136,7 @@ impl<C> Link<C> {
     /// The peer declines an offered tensor.
     pub(super) fn on_decline<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         offer: u32,
     ) -> Result<(), String> {
         drop(self.end_offer(offer)?);
@@ -139,7 +145,7 @@ impl<C> Link<C> {
     }
 
     /// An operation with a tensor has completed or failed.
-    pub(in crate::link) fn window_post_ended<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
+    pub(in crate::link) fn post_ended<P: Port>(&mut self, cx: &mut LinkContext<'_, P>) {
         // A fabric that lends writes no tensor.
         if self.windows.writes > 0 {
             self.windows.writes -= 1;
@@ -148,7 +154,7 @@ impl<C> Link<C> {
     }
 
     /// The link is down: no tensor leaves any more.
-    pub(in crate::link) fn drop_offers<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>) {
+    pub(in crate::link) fn drop_offers<P: Port>(&mut self, cx: &mut LinkContext<'_, P>) {
         let offers = std::mem::take(&mut self.windows.offers);
         let count = offers.iter().count() + std::mem::take(&mut self.windows.writes);
         cx.windows.extend((0..count).map(|_| (self.id, WindowEvent::Sent)));
@@ -165,14 +171,11 @@ impl<C> Link<C> {
     /// A write to a granted destination has landed.
     pub(in crate::link) fn on_written<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         immediate: Immediate,
         bytes: u64,
     ) -> Result<(), String> {
-        let Immediate { kind, generation, slot } = immediate;
-        if kind != ImmediateKind::Plain {
-            return Err(format!("an immediate of kind {kind:?} came, which edge windows have not"));
-        }
+        let Immediate { generation, slot } = immediate;
         let id = LandingId { slot, generation };
         let Some(grant) = self.windows.landings.take(id) else {
             return Err(format!("a write came for landing {}, which is not granted", slot.index()));

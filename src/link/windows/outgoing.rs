@@ -2,15 +2,13 @@
 
 use super::{AskedOfEdge, EdgeKey, WindowRefusal, is_borrowable};
 use crate::fabric::{LinkLimits, LoanPermit, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
-use crate::link::links::{Link, LinkContext, TensorProtocol};
+use crate::link::links::{Link, LinkContext};
 use crate::link::{Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::{Record, StepsOver, Taken, ToReceiver, ToSender};
+use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{
-    EdgeAnnouncement, LentRecord, PlainRecord, RecordValue, VersionedMeta, WindowMessage,
-};
+use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
 use crate::wire::{Code, EdgeId, Status, checksum_of};
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
@@ -33,11 +31,11 @@ enum Carrier {
     Write,
 }
 
-impl<C> Link<C> {
+impl Link {
     /// Sends a message about an edge on which this process receives.
     pub(in crate::link) fn window_to_sender<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         message: ToSender<EdgeKey>,
     ) {
         if let Some(counter) = counter_of(&message) {
@@ -52,39 +50,39 @@ impl<C> Link<C> {
                     source: key.edge.source(),
                     destination: key.edge.destination(),
                     name: key.edge.name(),
-                    borrow: self.settings.protocol == TensorProtocol::Windows { borrow: true },
+                    borrow: self.settings.borrow,
                     validate: self.settings.validate,
                 };
-                WindowMessage::Announce { edge: *edge, limit: *limit, resume: *resume, name }
+                Message::Announce { edge: *edge, limit: *limit, resume: *resume, name }
             }
             ToSender::Credit { edge, limit, taken: Taken { came, held } } => {
-                WindowMessage::Credit { edge: *edge, limit: *limit, came: *came, held: *held }
+                Message::Credit { edge: *edge, limit: *limit, came: *came, held: *held }
             }
-            ToSender::Need { edge, step } => WindowMessage::Need { edge: *edge, step: *step },
-            ToSender::Unneed { edge, step } => WindowMessage::Unneed { edge: *edge, step: *step },
-            ToSender::Retire { edge, came } => WindowMessage::Retire { edge: *edge, came: *came },
-            ToSender::Resumed => WindowMessage::Resumed,
+            ToSender::Need { edge, step } => Message::Need { edge: *edge, step: *step },
+            ToSender::Unneed { edge, step } => Message::Unneed { edge: *edge, step: *step },
+            ToSender::Retire { edge, came } => Message::Retire { edge: *edge, came: *came },
+            ToSender::Resumed => Message::Resumed,
         };
-        self.send_window(cx, &message);
+        self.send(cx, &message);
     }
 
     /// Sends a message about an edge on which this process sends. Returns whether a tensor of it
     /// stays here.
     pub(in crate::link) fn window_to_receiver<P: Port>(
         &mut self,
-        cx: &mut LinkContext<'_, P, C>,
+        cx: &mut LinkContext<'_, P>,
         message: ToReceiver<Value, WindowRefusal>,
     ) -> bool {
         match message {
             ToReceiver::Record(record) => return self.send_record(cx, record),
             ToReceiver::Refused { edge, error: WindowRefusal::Because(status) } => {
                 cx.counters.increment(Counter::ErrorsSent);
-                self.send_window(cx, &WindowMessage::Refused { edge, status: *status });
+                self.send(cx, &Message::Refused { edge, status: *status });
             }
             // Not reached: a cleanup ends steps, not edges.
             ToReceiver::Refused { error: WindowRefusal::CleanedUp, .. } => {}
-            ToReceiver::Retired { edge } => self.send_window(cx, &WindowMessage::Retired { edge }),
-            ToReceiver::Flush { edge } => self.send_window(cx, &WindowMessage::Flush { edge }),
+            ToReceiver::Retired { edge } => self.send(cx, &Message::Retired { edge }),
+            ToReceiver::Flush { edge } => self.send(cx, &Message::Flush { edge }),
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
                 cx.counters.increment(Counter::StepsOverSent);
                 cx.counters.add(Counter::ErrorsSent, u64::from(error.is_error()));
@@ -92,34 +90,36 @@ impl<C> Link<C> {
                     WindowRefusal::CleanedUp => None,
                     WindowRefusal::Because(status) => Some(*status),
                 };
-                self.send_window(cx, &WindowMessage::StepsOver { first, last, status });
+                self.send(cx, &Message::StepsOver { first, last, status });
             }
         }
         false
     }
 
     /// Sends a value. Returns whether it stays here.
-    fn send_record<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, record: Record<Value>) -> bool {
+    fn send_record<P: Port>(&mut self, cx: &mut LinkContext<'_, P>, record: Record<Value>) -> bool {
         let Record { edge, n, step, answers_need, value } = record;
         cx.counters.increment(Counter::TensorsSent);
         let Value::Tensor(tensor) = value else {
             let value = RecordValue::Dead;
-            let dead = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
-            self.send_window(cx, &dead);
+            let dead = Message::Record { edge, n, step, answers_need, checksum: None, value };
+            self.send(cx, &dead);
             return false;
         };
         let Some(carrier) = self.carrier_of(cx, &tensor) else {
             let value = RecordValue::Error(too_long(&tensor, cx.port.limits(self.id)));
             cx.counters.increment(Counter::ErrorsSent);
-            let failed = WindowMessage::Record { edge, n, step, answers_need, checksum: None, value };
-            self.send_window(cx, &failed);
+            let failed = Message::Record { edge, n, step, answers_need, checksum: None, value };
+            self.send(cx, &failed);
             return false;
         };
         let asked = self.asked_of(edge);
         let checksum = (asked.validate && !is_on(Mutant::ChecksumLeftOut)).then(|| checksum(&tensor));
         let meta = self.meta_number(cx, &tensor);
         let bytes = tensor.bytes();
-        cx.counters.add(Counter::BytesSent, bytes.len() as u64);
+        if carrier != Carrier::Write {
+            cx.counters.add(Counter::BytesSent, bytes.len() as u64);
+        }
         let value = match carrier {
             Carrier::Record => {
                 cx.counters.increment(Counter::SmallResponses);
@@ -139,13 +139,13 @@ impl<C> Link<C> {
                 return false;
             }
         };
-        let record = WindowMessage::Record { edge, n, step, answers_need, checksum, value };
-        self.send_window(cx, &record);
+        let record = Message::Record { edge, n, step, answers_need, checksum, value };
+        self.send(cx, &record);
         carrier == Carrier::Write
     }
 
     /// Lends a tensor. The record says whether the receiver wants to keep the loan.
-    fn lend<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, mut record: LentRecord, tensor: Tensor) {
+    fn lend<P: Port>(&mut self, cx: &mut LinkContext<'_, P>, mut record: LentRecord, tensor: Tensor) {
         let bytes = tensor.bytes().len() as u64;
         let permit = match record.may_borrow && is_borrowable(tensor.dtype()) {
             true => self.permit_borrow(cx.port, cx.counters, bytes),
@@ -157,8 +157,13 @@ impl<C> Link<C> {
         self.out.lend(cx.port, cx.counters, tensor, permit, record.to_message());
     }
 
+    /// Whether the record of a value offers its tensor.
+    pub(super) fn offers<P: Port>(&self, cx: &LinkContext<'_, P>, value: &Value) -> bool {
+        matches!(value, Value::Tensor(tensor) if self.carrier_of(cx, tensor) == Some(Carrier::Write))
+    }
+
     /// What carries the bytes of a tensor; `None` if nothing can.
-    fn carrier_of<P: Port>(&self, cx: &LinkContext<'_, P, C>, tensor: &Tensor) -> Option<Carrier> {
+    fn carrier_of<P: Port>(&self, cx: &LinkContext<'_, P>, tensor: &Tensor) -> Option<Carrier> {
         let (len, limits) = (tensor.bytes().len(), cx.port.limits(self.id));
         let fits = RECORD_HEAD + len <= MAX_MESSAGE;
         match limits.lends {
@@ -184,28 +189,19 @@ impl<C> Link<C> {
     }
 
     /// The number of a tensor's meta-data, which the peer is told first if they are new.
-    fn meta_number<P: Port>(&mut self, cx: &mut LinkContext<'_, P, C>, tensor: &Tensor) -> u16 {
+    fn meta_number<P: Port>(&mut self, cx: &mut LinkContext<'_, P>, tensor: &Tensor) -> u16 {
         let placement = placement_of(tensor);
         let (number, is_new) = self.windows.told.number(tensor.meta(), placement);
         if is_new {
             cx.counters.increment(Counter::MetaResponses);
             let meta = VersionedMeta { version: number.into(), placement, meta: tensor.meta().clone() };
-            self.send_window(cx, &WindowMessage::Meta(meta));
+            self.send(cx, &Message::Meta(meta));
         }
         number
     }
 
     fn asked_of(&self, edge: EdgeId) -> AskedOfEdge {
         self.windows.asked.get(edge.number as usize).copied().unwrap_or_default()
-    }
-
-    pub(super) fn send_window<P: Port>(
-        &mut self,
-        cx: &mut LinkContext<'_, P, C>,
-        message: &WindowMessage<'_>,
-    ) {
-        cx.counters.increment(Counter::MessagesSent);
-        self.out.encoded(cx.port, cx.counters, cx.in_batch, |bytes| message.encode(bytes));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::link::links::{Link, Links};
 use crate::link::{DirectReceive, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::Record;
+use crate::protocol::Record;
 use crate::telemetry::Counter;
 use crate::wire::message::PlainRecord;
 use crate::wire::message::pack::{Unpacked, is_packed, unpack};
@@ -21,7 +21,7 @@ pub(in crate::link) struct PolledPlace {
     pub bytes: usize,
 }
 
-impl<P: Port, C> Links<P, C> {
+impl<P: Port> Links<P> {
     /// As [`Links::send_short`]. In an open batch small records share slots.
     #[inline(never)] // keeps the path of single tensors short
     pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
@@ -110,7 +110,7 @@ fn first_of(bytes: &[u8], taken: usize) -> Option<(&[u8], usize)> {
     Some((message, messages.rest().len()))
 }
 
-impl<C> Link<C> {
+impl Link {
     /// The record with a small tensor, if the link needs nothing else for it.
     #[inline]
     fn plain<'a>(&self, record: Record<()>, tensor: &'a Tensor) -> Option<PlainRecord<'a>> {

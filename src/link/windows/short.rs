@@ -8,12 +8,12 @@ use crate::link::links::{Link, Links};
 use crate::link::{Destination, DirectReceive, Received, placement_of};
 use crate::memory::{LentBytes, Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::window::Record;
+use crate::protocol::Record;
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{LentRecord, PlainRecord};
 use crate::wire::{ShortMessage, UnreadMessage};
 
-impl<P: Port, C> Links<P, C> {
+impl<P: Port> Links<P> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
     /// [`Links::window_to_receiver`] sends any value. A tensor that is lent is taken.
     #[inline]
@@ -61,7 +61,7 @@ impl<P: Port, C> Links<P, C> {
     }
 }
 
-impl<C> Link<C> {
+impl Link {
     #[inline]
     fn send_short<P: Port>(
         &mut self,

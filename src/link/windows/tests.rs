@@ -5,12 +5,12 @@ mod offers;
 use super::*;
 use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
 use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role, ShortTake};
-use crate::link::{DirectReceive, LinkEvent, LinkIdentity, LinkSettings, Links, TensorProtocol, Value};
+use crate::link::{DirectReceive, LinkEvent, LinkIdentity, LinkSettings, Links, Value};
 use crate::memory::{PoolOptions, Region, RegionOptions};
-use crate::protocol::window::Record;
+use crate::protocol::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::pack::Pack;
-use crate::wire::message::{LentRecord, PlainRecord, RecordValue, VersionedMeta, WindowMessage, is_probe};
+use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
 use crate::wire::{EdgeId, Immediate, Shape, TaskId, TensorMeta};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const SLOT: usize = 224;
 /// The side under test, and a peer that the test plays by hand.
 struct Scene {
     network: SimNetwork,
-    links: Links<SimPort, ()>,
+    links: Links<SimPort>,
     link: LinkId,
     pool: Pool,
     peer: SimPort,
@@ -56,16 +56,10 @@ fn scene_with(options: SimOptions) -> Scene {
     let b = b.connect(Role::Acceptor, &addresses[0], Duration::ZERO).expect("connected");
     let [port, mut peer] = fabrics.map(|fabric| fabric.port().expect("a port"));
     let [pool, peer_pool] = pools;
-    let mut links = Links::new(port, pool.clone(), CountersWriter::new(), 1);
+    let mut links = Links::new(port, pool.clone(), CountersWriter::new());
     let [local, other] = ["a", "b"].map(|job| TaskId::new(job, 0).expect("a task"));
     let identity = LinkIdentity { local, local_incarnation: 1, peer: other, peer_incarnation: 2 };
-    let settings = LinkSettings {
-        small_tensor_bytes: 128,
-        max_requests: 4,
-        max_routes: 4,
-        validate: false,
-        protocol: TensorProtocol::Windows { borrow: false },
-    };
+    let settings = LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false };
     let link = links.attach(a, identity, settings).expect("room");
     let peer_link = peer.attach(b).expect("room");
     peer.post_receives(peer_link, 1 << 13);
@@ -75,10 +69,10 @@ fn scene_with(options: SimOptions) -> Scene {
 
 impl Scene {
     /// The next message at the peer but for the probe, as `read` reads it.
-    fn heard<R>(&mut self, read: impl Fn(&WindowMessage<'_>) -> R) -> R {
+    fn heard<R>(&mut self, read: impl Fn(&Message<'_>) -> R) -> R {
         for _ in 0..10_000 {
             if let Some(message) = self.heard.pop_front() {
-                return read(&WindowMessage::decode(&message).expect("a message"));
+                return read(&Message::decode(&message).expect("a message"));
             }
             self.links.poll();
             // Sends what waits for other messages.
@@ -98,14 +92,16 @@ impl Scene {
                     let whole = assembler.push(bytes).expect("in order");
                     self.heard.extend(whole.map(<[u8]>::to_vec));
                 }
-                Event::Message(_) if !is_probe(bytes) => self.heard.push_back(bytes.to_vec()),
+                Event::Message(_) if !matches!(Message::decode(bytes), Ok(Message::Ping { .. })) => {
+                    self.heard.push_back(bytes.to_vec());
+                }
                 Event::Immediate { immediate, bytes } => self.written.push((immediate, bytes)),
                 _ => {}
             }
         }
     }
 
-    fn say(&mut self, message: &WindowMessage<'_>) {
+    fn say(&mut self, message: &Message<'_>) {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         cut(&bytes, SLOT, |part| self.peer.send(self.peer_link, part).expect("room"));
@@ -126,12 +122,12 @@ impl Scene {
 
     fn tell_meta(&mut self, bytes: u64) {
         let told = VersionedMeta { version: 1, placement: Placement::POOL, meta: meta(bytes) };
-        self.say(&WindowMessage::Meta(told));
+        self.say(&Message::Meta(told));
     }
 }
 
-fn record(value: RecordValue<'_>) -> WindowMessage<'_> {
-    WindowMessage::Record { edge: EDGE, n: 1, step: 1, answers_need: false, checksum: None, value }
+fn record(value: RecordValue<'_>) -> Message<'_> {
+    Message::Record { edge: EDGE, n: 1, step: 1, answers_need: false, checksum: None, value }
 }
 
 #[test]
@@ -142,11 +138,51 @@ fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
         let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
         scene.links.window_to_receiver(scene.link, ToReceiver::Record(record));
         let status = scene.heard(|message| match message {
-            WindowMessage::Record { value: RecordValue::Error(status), n: 1, .. } => status.clone(),
+            Message::Record { value: RecordValue::Error(status), n: 1, .. } => status.clone(),
             other => panic!("not the error: {other:?}"),
         });
         assert_eq!(status.code, Code::ResourceExhausted);
         assert!(status.message.contains(&format!("{bytes}")), "{}", status.message);
+    }
+}
+
+#[test]
+fn an_edge_of_another_life_or_another_task_is_refused_by_name() {
+    let [a, b, c] = ["a", "b", "c"].map(|job| format!("/job:{job}/replica:0/task:0/device:CPU:0"));
+    let cases = [
+        (1, &a, &b, None),
+        (1, &c, &b, Some((Code::InvalidArgument, "does not start at"))),
+        (1, &a, &c, Some((Code::PermissionDenied, "does not end at"))),
+        (7, &a, &b, Some((Code::FailedPrecondition, "incarnation 0000000000000007 of a/0, which"))),
+    ];
+    for (incarnation, source, destination, refused) in cases {
+        let mut scene = scene(true);
+        let (frame, iteration, borrow, validate) = (0, 0, false, false);
+        let name = EdgeAnnouncement {
+            incarnation,
+            frame,
+            iteration,
+            source,
+            destination,
+            name: "x",
+            borrow,
+            validate,
+        };
+        scene.say(&Message::Announce { edge: EDGE, limit: 2, resume: None, name });
+        let event = (0..10_000).find_map(|_| {
+            scene.links.poll();
+            scene.links.next_window()
+        });
+        let Some((_, WindowEvent::ToSender(ToSender::Announce { .. }, refusal))) = event else {
+            panic!("{event:?}")
+        };
+        match refused {
+            None => assert_eq!(refusal, None),
+            Some((code, part)) => {
+                let status = refusal.expect("refused");
+                assert!(status.code == code && status.message.contains(part), "{status:?}");
+            }
+        }
     }
 }
 

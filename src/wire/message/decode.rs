@@ -69,15 +69,15 @@ impl<'a> Message<'a> {
     }
 }
 
-pub(super) struct MessageReader<'a> {
-    pub(super) kind: u8,
+struct MessageReader<'a> {
+    kind: u8,
     len: usize,
-    pub(super) rest: &'a [u8],
+    rest: &'a [u8],
 }
 
 impl<'a> MessageReader<'a> {
     /// Reads the type byte, and the rest of the message by `read`, which must use all bytes.
-    pub(super) fn whole<T>(
+    fn whole<T>(
         bytes: &'a [u8],
         read: impl FnOnce(&mut Self) -> Result<T, MessageError>,
     ) -> Result<T, MessageError> {
@@ -94,75 +94,96 @@ impl<'a> MessageReader<'a> {
         Ok(match self.kind {
             PING => Message::Ping { version: self.u16("version")?, nonce: self.u64("nonce")? },
             PONG => Message::Pong { nonce: self.u64("nonce")? },
-            ROUTE => Message::Route {
-                number: self.u32("number")?,
-                incarnation: self.u64("incarnation")?,
-                source: self.text("source")?,
-                destination: self.text("destination")?,
-                edge: self.text("edge")?,
+            ANNOUNCE => self.announce()?,
+            CREDIT => Message::Credit {
+                edge: self.edge()?,
+                limit: self.u64("limit")?,
+                came: self.u64("values")?,
+                held: self.u32("held values")?,
             },
-            ROUTE_DROP => Message::RouteDrop { number: self.u32("number")? },
-            TENSOR_REQUEST => Message::Request(self.tensor_request()?),
-            META_DATA_RESPONSE => {
-                let follows = match self.u8("flags")? {
-                    0 => Follows::ReRequest,
-                    FLAG_LOAN_FOLLOWS => Follows::Loan,
-                    FLAG_WRITE_FOLLOWS => Follows::Write,
-                    flags => return Err(self.bad("flags", flags.into())),
-                };
-                Message::Meta { request: self.request()?, follows, meta: self.meta()? }
-            }
-            TENSOR_RE_REQUEST => Message::ReRequest { request: self.request()?, grant: self.grant()? },
-            TENSOR_RESPONSE => {
-                let flags = self.flags(FLAG_CACHED)?;
-                let request = self.request()?;
-                let meta = match flags {
-                    0 => MetaRef::New(self.meta()?),
-                    _ => MetaRef::Cached(self.u32("meta version")?),
-                };
-                Message::Response { request, meta, data: std::mem::take(&mut self.rest) }
-            }
-            CANCEL => Message::Cancel { request: self.request()? },
-            CANCEL_ACK => Message::CancelAck { request: self.request()? },
-            ERROR_STATUS => {
+            NEED => Message::Need { edge: self.edge()?, step: self.u64("step")? },
+            UNNEED => Message::Unneed { edge: self.edge()?, step: self.u64("step")? },
+            RETIRE => Message::Retire { edge: self.edge()?, came: self.u64("values")? },
+            RETIRED => Message::Retired { edge: self.edge()? },
+            FLUSH => Message::Flush { edge: self.edge()? },
+            RESUMED => Message::Resumed,
+            META => Message::Meta(self.meta()?),
+            RECORD => self.record()?,
+            REFUSED => {
                 let flags = self.flags(FLAG_DERIVED)?;
-                let request = self.request()?;
-                Message::Error { request, status: self.status(flags)? }
+                Message::Refused { edge: self.edge()?, status: self.status(flags)? }
             }
-            RETURN => Message::Return {
-                request: self.request()?,
-                route: self.u32("route")?,
-                step: self.u64("step")?,
-                frame: self.u64("frame")?,
-                iteration: self.u64("iteration")?,
-                stash_id: self.u32("stash id")?,
-            },
-            STASHED_RESPONSE => {
-                Message::Stashed { request: self.request()?, stash_id: self.u32("stash id")? }
+            STEPS_OVER => {
+                let flags = self.flags(FLAG_DERIVED | FLAG_CLEANED_UP)?;
+                let (first, last) = (self.u64("first step")?, self.u64("last step")?);
+                let status = match flags & FLAG_CLEANED_UP {
+                    0 => Some(self.status(flags)?),
+                    _ if flags == FLAG_CLEANED_UP => None,
+                    _ => return Err(self.bad("flags", flags.into())),
+                };
+                Message::StepsOver { first, last, status }
             }
-            STANDING_REQUEST => Message::StandingRequest(self.standing_request()?),
-            CHECKSUM => Message::Checksum { request: self.request()?, checksum: self.u64("checksum")? },
+            GRANT => {
+                let (offer, immediate) = (self.u32("offer")?, self.immediate()?);
+                Message::Grant { offer, immediate, target: self.grant()? }
+            }
+            DECLINE => Message::Decline { offer: self.u32("offer")? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }
 
-    fn tensor_request(&mut self) -> Result<TensorRequest, MessageError> {
-        let flags = self.flags(FLAG_GRANT | FLAG_BORROW | FLAG_VALIDATE)?;
-        Ok(TensorRequest {
-            request: self.request()?,
-            route: self.u32("route")?,
-            step: self.u64("step")?,
+    fn announce(&mut self) -> Result<Message<'a>, MessageError> {
+        let flags = self.flags(FLAG_RESUME | FLAG_BORROW | FLAG_VALIDATE)?;
+        let (edge, limit) = (self.edge()?, self.u64("limit")?);
+        let resume = if flags & FLAG_RESUME != 0 { Some(self.u64("values")?) } else { None };
+        let name = EdgeAnnouncement {
+            incarnation: self.u64("incarnation")?,
             frame: self.u64("frame")?,
             iteration: self.u64("iteration")?,
-            meta_version: self.u32("meta version")?,
-            timeout_ms: self.u32("timeout")?,
+            source: self.text("source")?,
+            destination: self.text("destination")?,
+            name: self.text("name")?,
             borrow: flags & FLAG_BORROW != 0,
             validate: flags & FLAG_VALIDATE != 0,
-            grant: if flags & FLAG_GRANT != 0 { Some(self.grant()?) } else { None },
-        })
+        };
+        Ok(Message::Announce { edge, limit, resume, name })
     }
 
-    pub(super) fn meta(&mut self) -> Result<VersionedMeta, MessageError> {
+    fn record(&mut self) -> Result<Message<'a>, MessageError> {
+        let flags = self.flags(FLAG_DERIVED | FLAG_ANSWERS_NEED | FLAG_CHECKSUM | KINDS)?;
+        let (n, edge) = (self.u16("count")?, self.edge()?);
+        let (meta, step) = (self.u16("meta id")?, self.u64("step")?);
+        let checksum = if flags & FLAG_CHECKSUM != 0 { Some(self.u64("checksum")?) } else { None };
+        let derived = flags & FLAG_DERIVED;
+        let value = match flags & KINDS {
+            KIND_BYTES => RecordValue::Bytes { meta, data: std::mem::take(&mut self.rest) },
+            KIND_DEAD => RecordValue::Dead,
+            KIND_ERROR => RecordValue::Error(self.status(derived)?),
+            KIND_OFFER => RecordValue::Offer { meta, offer: self.u32("offer")? },
+            _ => return Err(self.bad("flags", flags.into())),
+        };
+        let is_error = matches!(value, RecordValue::Error(_));
+        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Offer { .. });
+        if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) {
+            return Err(self.bad("flags", flags.into()));
+        }
+        if !has_bytes && meta != 0 {
+            return Err(self.bad("meta id", meta.into()));
+        }
+        let answers_need = flags & FLAG_ANSWERS_NEED != 0;
+        Ok(Message::Record { edge, n, step, answers_need, checksum, value })
+    }
+
+    fn edge(&mut self) -> Result<EdgeId, MessageError> {
+        Ok(EdgeId { number: self.u32("edge")?, generation: self.u16("generation")? })
+    }
+
+    fn immediate(&mut self) -> Result<Immediate, MessageError> {
+        let bits = self.u32("immediate")?;
+        Immediate::from_bits(bits).map_err(|_| self.bad("immediate", bits.into()))
+    }
+
+    fn meta(&mut self) -> Result<VersionedMeta, MessageError> {
         let version = self.u32("meta version")?;
         if version == 0 {
             return Err(self.bad("meta version", 0));
@@ -185,7 +206,7 @@ impl<'a> MessageReader<'a> {
         Ok(VersionedMeta { version, placement, meta })
     }
 
-    pub(super) fn placement(&mut self) -> Result<Placement, MessageError> {
+    fn placement(&mut self) -> Result<Placement, MessageError> {
         let bits = self.u8("placement")?;
         let allocator = match bits >> 1 {
             0 => Allocator::Pool,
@@ -196,7 +217,7 @@ impl<'a> MessageReader<'a> {
         Ok(Placement { on_host: bits & 1 != 0, allocator })
     }
 
-    pub(super) fn status(&mut self, flags: u8) -> Result<Status, MessageError> {
+    fn status(&mut self, flags: u8) -> Result<Status, MessageError> {
         let number = self.u8("status code")?;
         let code = Code::from_number(number).filter(|code| *code != Code::Ok);
         let code = code.ok_or_else(|| self.bad("status code", number.into()))?;
@@ -208,16 +229,7 @@ impl<'a> MessageReader<'a> {
         Ok(Status { code, message, details, derived: flags != 0 })
     }
 
-    pub(super) fn request(&mut self) -> Result<RequestId, MessageError> {
-        let bits = self.u32("request")?;
-        if bits >> 28 != 0 {
-            return Err(self.bad("request", bits.into()));
-        }
-        let slot = Slot::new(bits & (Slot::COUNT - 1)).ok_or_else(|| self.bad("request", bits.into()))?;
-        Ok(RequestId { slot, generation: (bits >> 20) as u8 })
-    }
-
-    pub(super) fn grant(&mut self) -> Result<Grant, MessageError> {
+    fn grant(&mut self) -> Result<Grant, MessageError> {
         Ok(Grant {
             region: self.u16("region")?,
             key: self.u32("key")?,
@@ -226,12 +238,12 @@ impl<'a> MessageReader<'a> {
         })
     }
 
-    pub(super) fn flags(&mut self, known: u8) -> Result<u8, MessageError> {
+    fn flags(&mut self, known: u8) -> Result<u8, MessageError> {
         let flags = self.u8("flags")?;
         if flags & !known == 0 { Ok(flags) } else { Err(self.bad("flags", flags.into())) }
     }
 
-    pub(super) fn text(&mut self, field: &'static str) -> Result<&'a str, MessageError> {
+    fn text(&mut self, field: &'static str) -> Result<&'a str, MessageError> {
         let kind = self.kind;
         std::str::from_utf8(self.counted(field)?).map_err(|_| MessageError::Text { kind, field })
     }
@@ -249,19 +261,19 @@ impl<'a> MessageReader<'a> {
         self.bytes(len, field)
     }
 
-    pub(super) fn u8(&mut self, field: &'static str) -> Result<u8, MessageError> {
+    fn u8(&mut self, field: &'static str) -> Result<u8, MessageError> {
         Ok(self.array::<1>(field)?[0])
     }
 
-    pub(super) fn u16(&mut self, field: &'static str) -> Result<u16, MessageError> {
+    fn u16(&mut self, field: &'static str) -> Result<u16, MessageError> {
         Ok(u16::from_le_bytes(self.array(field)?))
     }
 
-    pub(super) fn u32(&mut self, field: &'static str) -> Result<u32, MessageError> {
+    fn u32(&mut self, field: &'static str) -> Result<u32, MessageError> {
         Ok(u32::from_le_bytes(self.array(field)?))
     }
 
-    pub(super) fn u64(&mut self, field: &'static str) -> Result<u64, MessageError> {
+    fn u64(&mut self, field: &'static str) -> Result<u64, MessageError> {
         Ok(u64::from_le_bytes(self.array(field)?))
     }
 
@@ -281,11 +293,11 @@ impl<'a> MessageReader<'a> {
         Ok(head)
     }
 
-    pub(super) fn short(&self, field: &'static str) -> MessageError {
+    fn short(&self, field: &'static str) -> MessageError {
         MessageError::Short { kind: self.kind, len: self.len, field }
     }
 
-    pub(super) fn bad(&self, field: &'static str, value: u64) -> MessageError {
+    fn bad(&self, field: &'static str, value: u64) -> MessageError {
         MessageError::Value { kind: self.kind, field, value }
     }
 }

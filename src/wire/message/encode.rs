@@ -15,135 +15,127 @@ impl Message<'_> {
                 out.push(PONG);
                 out.extend_from_slice(&nonce.to_le_bytes());
             }
-            Message::Route { number, incarnation, source, destination, edge } => {
-                out.push(ROUTE);
-                out.extend_from_slice(&number.to_le_bytes());
-                out.extend_from_slice(&incarnation.to_le_bytes());
-                for name in [source, destination, edge] {
-                    put_bytes(out, name.as_bytes());
-                }
+            Message::Announce { edge, limit, resume, name } => {
+                put_announce(out, *edge, (*limit, *resume), name);
             }
-            Message::RouteDrop { number } => {
-                out.push(ROUTE_DROP);
-                out.extend_from_slice(&number.to_le_bytes());
+            Message::Credit { edge, limit, came, held } => {
+                put_edge_number(out, CREDIT, *edge, *limit);
+                out.extend(came.to_le_bytes());
+                out.extend(held.to_le_bytes());
             }
-            Message::Request(request) => put_tensor_request(out, request),
-            Message::Meta { request, follows, meta } => {
-                out.push(META_DATA_RESPONSE);
-                out.push(match follows {
-                    Follows::ReRequest => 0,
-                    Follows::Loan => FLAG_LOAN_FOLLOWS,
-                    Follows::Write => FLAG_WRITE_FOLLOWS,
-                });
-                put_request(out, *request);
+            Message::Need { edge, step } => put_edge_number(out, NEED, *edge, *step),
+            Message::Unneed { edge, step } => put_edge_number(out, UNNEED, *edge, *step),
+            Message::Retire { edge, came } => put_edge_number(out, RETIRE, *edge, *came),
+            Message::Retired { edge } => {
+                out.push(RETIRED);
+                put_edge(out, *edge);
+            }
+            Message::Flush { edge } => {
+                out.push(FLUSH);
+                put_edge(out, *edge);
+            }
+            Message::Resumed => out.push(RESUMED),
+            Message::Meta(meta) => {
+                out.push(META);
                 put_meta(out, meta);
             }
-            Message::ReRequest { request, grant } => {
-                out.push(TENSOR_RE_REQUEST);
-                put_request(out, *request);
-                put_grant(out, grant);
+            Message::Record { edge, n, step, answers_need, checksum, value } => {
+                put_record(out, *edge, (*n, *step, *answers_need), *checksum, value);
             }
-            Message::Response { request, meta, data } => {
-                out.push(TENSOR_RESPONSE);
-                out.push(if matches!(meta, MetaRef::Cached(_)) { FLAG_CACHED } else { 0 });
-                put_request(out, *request);
-                match meta {
-                    MetaRef::Cached(version) => out.extend_from_slice(&version.to_le_bytes()),
-                    MetaRef::New(meta) => put_meta(out, meta),
-                }
-                out.extend_from_slice(data);
-            }
-            Message::Cancel { request } => {
-                out.push(CANCEL);
-                put_request(out, *request);
-            }
-            Message::CancelAck { request } => {
-                out.push(CANCEL_ACK);
-                put_request(out, *request);
-            }
-            Message::Error { request, status } => {
-                out.push(ERROR_STATUS);
-                out.push(derived_flag(status));
-                put_request(out, *request);
+            Message::Refused { edge, status } => {
+                out.extend([REFUSED, derived_flag(status)]);
+                put_edge(out, *edge);
                 put_status(out, status);
             }
-            Message::Return { request, route, step, frame, iteration, stash_id } => {
-                out.push(RETURN);
-                put_request(out, *request);
-                out.extend_from_slice(&route.to_le_bytes());
-                for number in [step, frame, iteration] {
-                    out.extend_from_slice(&number.to_le_bytes());
-                }
-                out.extend_from_slice(&stash_id.to_le_bytes());
+            Message::StepsOver { first, last, status } => {
+                out.extend([STEPS_OVER, status.as_ref().map_or(FLAG_CLEANED_UP, derived_flag)]);
+                out.extend(first.to_le_bytes());
+                out.extend(last.to_le_bytes());
+                status.iter().for_each(|status| put_status(out, status));
             }
-            Message::Stashed { request, stash_id } => {
-                out.push(STASHED_RESPONSE);
-                put_request(out, *request);
-                out.extend_from_slice(&stash_id.to_le_bytes());
+            Message::Grant { offer, immediate, target } => {
+                out.push(GRANT);
+                out.extend(offer.to_le_bytes());
+                out.extend(immediate.to_bits().to_le_bytes());
+                put_grant(out, target);
             }
-            Message::StandingRequest(standing) => standing.put(out),
-            Message::Checksum { request, checksum } => {
-                out.push(CHECKSUM);
-                put_request(out, *request);
-                out.extend_from_slice(&checksum.to_le_bytes());
+            Message::Decline { offer } => {
+                out.push(DECLINE);
+                out.extend(offer.to_le_bytes());
             }
         }
     }
 }
 
-/// The bytes that a response with this meta-data needs besides its data.
-pub(super) fn response_header(meta: &MetaRef) -> usize {
-    let meta = match meta {
-        MetaRef::Cached(_) => 4,
-        MetaRef::New(VersionedMeta { meta, .. }) => {
-            7 + 8 * meta.shape().rank() + if meta.is_serialized() { 8 } else { 0 }
-        }
+fn put_edge(out: &mut Vec<u8>, edge: EdgeId) {
+    out.extend(edge.number.to_le_bytes());
+    out.extend(edge.generation.to_le_bytes());
+}
+
+fn put_edge_number(out: &mut Vec<u8>, kind: u8, edge: EdgeId, number: u64) {
+    out.push(kind);
+    put_edge(out, edge);
+    out.extend(number.to_le_bytes());
+}
+
+fn put_announce(
+    out: &mut Vec<u8>,
+    edge: EdgeId,
+    (limit, resume): (u64, Option<u64>),
+    name: &EdgeAnnouncement<'_>,
+) {
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    let resumes = flag(resume.is_some(), FLAG_RESUME);
+    out.extend([ANNOUNCE, resumes | flag(name.borrow, FLAG_BORROW) | flag(name.validate, FLAG_VALIDATE)]);
+    put_edge(out, edge);
+    let numbers = [Some(limit), resume, Some(name.incarnation), Some(name.frame), Some(name.iteration)];
+    numbers.into_iter().flatten().for_each(|number| out.extend(number.to_le_bytes()));
+    for part in [name.source, name.destination, name.name] {
+        put_bytes(out, part.as_bytes());
+    }
+}
+
+fn put_record(
+    out: &mut Vec<u8>,
+    edge: EdgeId,
+    (n, step, answers_need): (u16, u64, bool),
+    checksum: Option<u64>,
+    value: &RecordValue<'_>,
+) {
+    let kind = match value {
+        RecordValue::Bytes { .. } => KIND_BYTES,
+        RecordValue::Dead => KIND_DEAD,
+        RecordValue::Offer { .. } => KIND_OFFER,
+        RecordValue::Error(status) => KIND_ERROR | derived_flag(status),
     };
-    6 + meta
-}
-
-impl MetaRef {
-    /// Bytes of a whole `TENSOR_RESPONSE` with this meta-data and `data` bytes of data.
-    pub fn response_len(&self, data: usize) -> usize {
-        response_header(self).saturating_add(data)
+    let needed = if answers_need { FLAG_ANSWERS_NEED } else { 0 };
+    let checked = if checksum.is_some() { FLAG_CHECKSUM } else { 0 };
+    let meta = match value {
+        RecordValue::Bytes { meta, .. } | RecordValue::Offer { meta, .. } => *meta,
+        RecordValue::Dead | RecordValue::Error(_) => 0,
+    };
+    out.extend([RECORD, kind | needed | checked]);
+    out.extend(n.to_le_bytes());
+    put_edge(out, edge);
+    out.extend(meta.to_le_bytes());
+    out.extend(step.to_le_bytes());
+    checksum.into_iter().for_each(|checksum| out.extend(checksum.to_le_bytes()));
+    match value {
+        RecordValue::Bytes { data, .. } => out.extend_from_slice(data),
+        RecordValue::Dead => {}
+        RecordValue::Offer { offer, .. } => out.extend(offer.to_le_bytes()),
+        RecordValue::Error(status) => put_status(out, status),
     }
 }
 
-/// The bits of a request: generation above slot, as in the immediate.
-pub(super) fn request_bits(request: RequestId) -> u32 {
-    u32::from(request.generation) << 20 | request.slot.index()
-}
-
-fn put_request(out: &mut Vec<u8>, request: RequestId) {
-    out.extend_from_slice(&request_bits(request).to_le_bytes());
-}
-
-fn put_tensor_request(out: &mut Vec<u8>, request: &TensorRequest) {
-    let grant = if request.grant.is_some() { FLAG_GRANT } else { 0 };
-    let borrow = if request.borrow { FLAG_BORROW } else { 0 };
-    let validate = if request.validate { FLAG_VALIDATE } else { 0 };
-    out.push(TENSOR_REQUEST);
-    out.push(grant | borrow | validate);
-    put_request(out, request.request);
-    out.extend_from_slice(&request.route.to_le_bytes());
-    for number in [request.step, request.frame, request.iteration] {
-        out.extend_from_slice(&number.to_le_bytes());
-    }
-    out.extend_from_slice(&request.meta_version.to_le_bytes());
-    out.extend_from_slice(&request.timeout_ms.to_le_bytes());
-    if let Some(grant) = &request.grant {
-        put_grant(out, grant);
-    }
-}
-
-pub(super) fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
+fn put_grant(out: &mut Vec<u8>, grant: &Grant) {
     out.extend_from_slice(&grant.region.to_le_bytes());
     out.extend_from_slice(&grant.key.to_le_bytes());
     out.extend_from_slice(&grant.offset.to_le_bytes());
     out.extend_from_slice(&grant.len.to_le_bytes());
 }
 
-pub(super) fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
+fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
     out.extend_from_slice(&meta.version.to_le_bytes());
     out.push(u8::from(meta.placement.on_host) | (meta.placement.allocator as u8) << 1);
     out.push(meta.meta.dtype().code());
@@ -157,18 +149,18 @@ pub(super) fn put_meta(out: &mut Vec<u8>, meta: &VersionedMeta) {
 }
 
 /// Names are at most 2 KiB, so their length fits in 16 bits.
-pub(super) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     debug_assert!(bytes.len() <= usize::from(u16::MAX));
     out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 
 /// The flag of a status that is only the consequence of another.
-pub(super) fn derived_flag(status: &Status) -> u8 {
+fn derived_flag(status: &Status) -> u8 {
     if status.derived { FLAG_DERIVED } else { 0 }
 }
 
-pub(super) fn put_status(out: &mut Vec<u8>, status: &Status) {
+fn put_status(out: &mut Vec<u8>, status: &Status) {
     out.push(status.code as u8);
     let (message, details) = travelling(status);
     put_long(out, message.as_bytes());

@@ -2,59 +2,50 @@
 //!
 //! Little-endian, versioned by [`VERSION`], every length checked before it is used, no padding and
 //! no uninitialised byte. The first byte is the type. A message longer than one control slot
-//! travels as [fragments](fragment).
+//! travels as [fragments](fragment). `docs/design/edge-windows.md` says what each one means.
 //!
-//! Type byte, message and the fields after the type byte:
+//! Type byte, message and the fields after the type byte. An edge is number u32 and generation u16:
 //!
 //! * 1 `PING`: version u16, nonce u64
 //! * 2 `PONG`: nonce u64
-//! * 3 `ROUTE`: number u32, source incarnation u64, source, destination, edge (each u16 length
-//!   + UTF-8)
-//! * 4 `ROUTE_DROP`: number u32
-//! * 5 `TENSOR_REQUEST`: flags u8, request u32, route u32, step u64, frame u64, iteration u64, meta
-//!   version u32, timeout in ms u32. With the grant flag a grant follows.
-//! * 6 `META_DATA_RESPONSE`: flags u8, request u32, meta
-//! * 7 `TENSOR_RE_REQUEST`: request u32, grant
-//! * 8 `TENSOR_RESPONSE`: flags u8, request u32, (version u32 or meta), data (the rest)
-//! * 9 `CANCEL`: request u32
-//! * 10 `CANCEL_ACK`: request u32
-//! * 11 `ERROR_STATUS`: flags u8, request u32, code u8, message (u32 length + UTF-8), details
-//!   (u32 length + bytes)
-//! * 13 `RETURN`: request u32, route u32, step u64, frame u64, iteration u64, stash id u32
-//! * 14 `STASHED_RESPONSE`: request u32, stash id u32
-//! * 15 `STANDING_REQUEST`: flags u8, route u32, first step u64, frame u64, iteration u64, meta
-//!   version u32. With the grant flag region u16 and length u64 follow. Then for each of at most
-//!   256 consecutive steps request u32, and with a region key u32 and offset u64.
-//! * 16 `CHECKSUM`: request u32, checksum u64
+//! * 12: a [fragment](fragment) of a longer message
 //! * 17 `PACKED`: other messages, each after its length as u8 ([`pack`])
+//! * 32 `ANNOUNCE`: flags u8, edge, limit u64, with the resume flag values u64. Then source
+//!   incarnation u64, frame u64, iteration u64, source, destination, name (each u16 length +
+//!   UTF-8).
+//! * 33 `CREDIT`: edge, limit u64, values that came u64, held values u32
+//! * 34 `NEED`, 35 `UNNEED`: edge, step u64
+//! * 36 `RETIRE`: edge, values that came u64
+//! * 37 `RETIRED`, 43 `FLUSH`: edge
+//! * 38 `RESUMED`
+//! * 39 `META`: meta, whose version is the id of later records
+//! * 40 `RECORD`: flags u8, n u16, edge, meta id u16, step u64, with the checksum flag checksum
+//!   u64. The kind in the flags says what follows. It is the bytes of the tensor, or nothing if the
+//!   record is the message of a loan. The borrow flag lets the receiver keep the loan. Dead values
+//!   and errors have meta id 0. An error has a status behind. An offered tensor has its offer u32.
+//! * 41 `REFUSED`: flags u8, edge, status
+//! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
+//! * 44 `GRANT`: offer u32, immediate u32, grant
+//! * 45 `DECLINE`: offer u32
 //!
-//! A request is slot (20 bits) and generation (8 bits) as in the
-//! [immediate](crate::wire::Immediate). A grant is region u16, key u32, offset u64, length u64. A
-//! meta is version u32, placement u8, dtype u8, rank u8, then rank dimensions of u64. Element types
-//! without a fixed size add the length u64 of the serialised form.
+//! A grant is region u16, key u32, offset u64, length u64. A meta is version u32, placement u8,
+//! dtype u8, rank u8, then rank dimensions of u64. Element types without a fixed size add the
+//! length u64 of the serialised form. A status is code u8, message and details (each u32 length +
+//! bytes); the derived flag belongs to it.
 
 mod decode;
 mod encode;
 pub mod fragment;
 pub mod pack;
 mod record;
-mod standing;
-mod window;
 
 pub use decode::MessageError;
 pub use record::{LentRecord, PlainRecord, SHORT_TENSOR};
-pub use standing::{MAX_STANDING_STEPS, StandingRequest, StandingStep, StandingSteps};
-pub use window::{EdgeAnnouncement, RecordValue, WindowMessage};
 
-/// Whether a message probes a link, by its type byte: `PING` or `PONG`.
-pub fn is_probe(bytes: &[u8]) -> bool {
-    matches!(bytes.first(), Some(&(PING | PONG)))
-}
-
-use super::{Grant, Slot, Status, TensorMeta};
+use super::{EdgeId, Grant, Immediate, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by
 /// its sender, longer details are left out, and the message says so.
@@ -63,15 +54,6 @@ pub const MAX_STATUS_TEXT: usize = 256 * 1024;
 /// Bytes of the longest message before it is cut into fragments: an error with as much text as
 /// travels, and its header.
 pub const MAX_LONG_MESSAGE: usize = 2 * MAX_STATUS_TEXT + 64;
-
-/// One use of a slot of the requester's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RequestId {
-    /// Which slot.
-    pub slot: Slot,
-    /// Which use of it.
-    pub generation: u8,
-}
 
 /// The placement of a tensor, as one side states it (specification 2.3). The device itself is that
 /// of the edge: its source at the sender, its destination at the receiver.
@@ -126,7 +108,7 @@ pub enum Allocator {
 /// A tensor's meta-data as its sender numbers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionedMeta {
-    /// Grows each time the meta-data of a route changes; never 0.
+    /// The id of later records.
     pub version: u32,
     /// Where the sender's tensor lies.
     pub placement: Placement,
@@ -134,50 +116,48 @@ pub struct VersionedMeta {
     pub meta: TensorMeta,
 }
 
-/// A request of a receiver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorRequest {
-    /// Slot and generation at the receiver.
-    pub request: RequestId,
-    /// The route, announced by an earlier `ROUTE`.
-    pub route: u32,
-    /// Step id.
-    pub step: u64,
-    /// Frame of the edge.
-    pub frame: u64,
-    /// Iteration of the edge.
-    pub iteration: u64,
-    /// Version of the meta-data that the receiver has cached for the route; 0 for none.
-    pub meta_version: u32,
-    /// How long the receiver will wait, in ms; `u32::MAX` for ever. With 0 the sender answers at
-    /// once: with the value, or with DEADLINE_EXCEEDED.
-    pub timeout_ms: u32,
-    /// Whether the receiver would borrow the tensor where it lies.
-    pub borrow: bool,
-    /// Whether the sender is to send the checksum behind the bytes of the answer.
-    pub validate: bool,
-    /// Where the tensor may be written, if its meta-data is the cached one.
-    pub grant: Option<Grant>,
-}
-
-/// The message that follows meta-data.
+/// The name of an edge without its step, as a receiver announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Follows {
-    /// Nothing, until the receiver has asked again.
-    ReRequest,
-    /// A loan of the tensor.
-    Loan,
-    /// The write: the tensor fits the destination of a standing request.
-    Write,
+pub struct EdgeAnnouncement<'a> {
+    /// The life of the source that the receiver means.
+    pub incarnation: u64,
+    /// Number of the loop, 0 outside of loops.
+    pub frame: u64,
+    /// Pass of the loop, from 0.
+    pub iteration: u64,
+    /// The sending device.
+    pub source: &'a str,
+    /// The receiving device.
+    pub destination: &'a str,
+    /// Tells edges of the same two devices apart, such as `grad/7`.
+    pub name: &'a str,
+    /// Whether the receiver borrows tensors where they lie.
+    pub borrow: bool,
+    /// Whether each record with bytes must have their checksum.
+    pub validate: bool,
 }
 
-/// The meta-data of a tensor whose bytes are in the message.
+/// A tensor in the message, a dead value, or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MetaRef {
-    /// The cached meta-data of the receiver.
-    Cached(u32),
-    /// Sent the first time, or after a change. The receiver caches it.
-    New(VersionedMeta),
+pub enum RecordValue<'a> {
+    /// A tensor, whose bytes are in the record.
+    Bytes {
+        /// The version of its meta-data.
+        meta: u16,
+        /// Elements, or the serialised form.
+        data: &'a [u8],
+    },
+    /// The mark of a branch not taken: no bytes follow.
+    Dead,
+    /// A tensor that its sender keeps until the receiver grants it a destination, or declines it.
+    Offer {
+        /// The version of its meta-data.
+        meta: u16,
+        /// Names the tensor at its sender.
+        offer: u32,
+    },
+    /// The sender failed to send the value.
+    Error(Status),
 }
 
 /// A message between the two ends of a link.
@@ -195,130 +175,147 @@ pub enum Message<'a> {
         /// The ping's.
         nonce: u64,
     },
-    /// Gives an edge a number for later requests.
-    Route {
-        /// The requester's number for it.
-        number: u32,
-        /// The life of the source that the requester means.
-        incarnation: u64,
-        /// The sending device.
-        source: &'a str,
-        /// The receiving device.
-        destination: &'a str,
-        /// The edge's name.
-        edge: &'a str,
+    /// An edge has a number from now on.
+    Announce {
+        /// The number.
+        edge: EdgeId,
+        /// Values that may be sent since the announcement.
+        limit: u64,
+        /// After a repair: the values that came before.
+        resume: Option<u64>,
+        /// The name of the edge.
+        name: EdgeAnnouncement<'a>,
     },
-    /// Takes a number back.
-    RouteDrop {
-        /// As given by `ROUTE`.
-        number: u32,
+    /// More values may be sent.
+    Credit {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// Values that may be sent since the announcement.
+        limit: u64,
+        /// Values that came since the announcement.
+        came: u64,
+        /// Values that no receive has taken.
+        held: u32,
     },
-    /// Asks for a tensor (specification 3.1).
-    Request(TensorRequest),
-    /// Announces the meta-data of a tensor (specification 3.2).
-    Meta {
-        /// The request that it answers.
-        request: RequestId,
-        /// Nothing, a loan or a write.
-        follows: Follows,
-        /// Its meta-data.
-        meta: VersionedMeta,
+    /// One value of a step may be sent outside the credit.
+    Need {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// Step id.
+        step: u64,
     },
-    /// Asks again, with a destination that fits (specification 3.3).
-    ReRequest {
-        /// Slot and generation at the receiver.
-        request: RequestId,
-        /// Where the tensor may be written.
-        grant: Grant,
+    /// The needs of a step are taken back.
+    Unneed {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// Step id.
+        step: u64,
     },
-    /// A small tensor in its response.
-    Response {
-        /// The request that it answers.
-        request: RequestId,
-        /// Its meta-data.
-        meta: MetaRef,
-        /// Its bytes.
-        data: &'a [u8],
+    /// The receiver gives the number back.
+    Retire {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// Values that came since the announcement.
+        came: u64,
     },
-    /// The receiver gives up (specification 3.4a).
-    Cancel {
-        /// Slot and generation at the receiver.
-        request: RequestId,
+    /// The number is free.
+    Retired {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
     },
-    /// Nothing more will come for a request.
-    CancelAck {
-        /// Slot and generation at the receiver.
-        request: RequestId,
+    /// After a repair: each edge was announced again.
+    Resumed,
+    /// Meta-data of later records.
+    Meta(VersionedMeta),
+    /// A value.
+    Record {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// The lowest bits of the count of values.
+        n: u16,
+        /// Step id.
+        step: u64,
+        /// Whether the value answers a need.
+        answers_need: bool,
+        /// The checksum of the tensor's bytes.
+        checksum: Option<u64>,
+        /// By the kind in the flags.
+        value: RecordValue<'a>,
     },
-    /// The sender's side failed (specification 3.5).
-    Error {
-        /// Slot and generation at the receiver.
-        request: RequestId,
-        /// The error that the sender met.
+    /// The sender does not serve the edge.
+    Refused {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// The reason.
         status: Status,
     },
-    /// No receive took the value of an answer. The receiver stashes it, and the sender puts its
-    /// place back in line.
-    Return {
-        /// The request that the value was the answer to.
-        request: RequestId,
-        /// The request's route.
-        route: u32,
-        /// Its step id.
-        step: u64,
-        /// The frame of its edge.
-        frame: u64,
-        /// The iteration of its edge.
-        iteration: u64,
-        /// The receiver's name for the value.
-        stash_id: u32,
+    /// The sender waits until its values are taken.
+    Flush {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
     },
-    /// The next value in line is one that the receiver has stashed.
-    Stashed {
-        /// The request that it answers.
-        request: RequestId,
-        /// The receiver's name for the value.
-        stash_id: u32,
+    /// Steps have ended at the sender.
+    StepsOver {
+        /// Id of the earliest ended step.
+        first: u64,
+        /// Id of the latest ended step, itself included.
+        last: u64,
+        /// The error of receives that ask for their values; `None` for steps that were cleaned up.
+        status: Option<Status>,
     },
-    /// Standing requests for the tensors of several steps that have not begun.
-    StandingRequest(StandingRequest<'a>),
-    /// The checksum of the bytes that the sender has just sent, if the request asked for a checksum
-    /// (specification 3.8).
-    Checksum {
-        /// Slot and generation at the receiver.
-        request: RequestId,
-        /// The checksum of the sender's bytes, by [`checksum_of`](crate::wire::checksum_of).
-        checksum: u64,
+    /// The destination of an offered tensor.
+    Grant {
+        /// As in its record.
+        offer: u32,
+        /// The immediate of the write, of the plain kind.
+        immediate: Immediate,
+        /// As many bytes as the tensor has.
+        target: Grant,
+    },
+    /// No receive takes an offered tensor.
+    Decline {
+        /// As in its record.
+        offer: u32,
     },
 }
 
 const PING: u8 = 1;
 const PONG: u8 = 2;
-const ROUTE: u8 = 3;
-const ROUTE_DROP: u8 = 4;
-const TENSOR_REQUEST: u8 = 5;
-const META_DATA_RESPONSE: u8 = 6;
-const TENSOR_RE_REQUEST: u8 = 7;
-const TENSOR_RESPONSE: u8 = 8;
-const CANCEL: u8 = 9;
-const CANCEL_ACK: u8 = 10;
-const ERROR_STATUS: u8 = 11;
 const FRAGMENT: u8 = 12;
-const RETURN: u8 = 13;
-const STASHED_RESPONSE: u8 = 14;
-const STANDING_REQUEST: u8 = 15;
-const CHECKSUM: u8 = 16;
 const PACKED: u8 = 17;
+const ANNOUNCE: u8 = 32;
+const CREDIT: u8 = 33;
+const NEED: u8 = 34;
+const UNNEED: u8 = 35;
+const RETIRE: u8 = 36;
+const RETIRED: u8 = 37;
+const RESUMED: u8 = 38;
+const META: u8 = 39;
+const RECORD: u8 = 40;
+const REFUSED: u8 = 41;
+const STEPS_OVER: u8 = 42;
+const FLUSH: u8 = 43;
+const GRANT: u8 = 44;
+const DECLINE: u8 = 45;
 
-const FLAG_GRANT: u8 = 1;
+// Flags of `ANNOUNCE`.
+const FLAG_RESUME: u8 = 1;
 const FLAG_BORROW: u8 = 2;
 const FLAG_VALIDATE: u8 = 4;
-const FLAG_LOAN_FOLLOWS: u8 = 1;
-const FLAG_WRITE_FOLLOWS: u8 = 2;
-const FLAG_CACHED: u8 = 1;
+// Flags of `STEPS_OVER`, beside the derived flag.
+const FLAG_CLEANED_UP: u8 = 2;
+// The flag of a status.
 const FLAG_DERIVED: u8 = 1;
+// Flags of `RECORD`, beside the derived flag.
+const FLAG_ANSWERS_NEED: u8 = 2;
+const FLAG_CHECKSUM: u8 = 4;
+const FLAG_MAY_BORROW: u8 = 32;
+const KIND_BYTES: u8 = 0;
+const KIND_LOAN: u8 = 8;
+const KIND_DEAD: u8 = 16;
+const KIND_ERROR: u8 = 24;
+const KIND_OFFER: u8 = 64;
+const KINDS: u8 = KIND_ERROR | KIND_OFFER;
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod window_tests;

@@ -169,7 +169,7 @@ impl<'a> Iterator for Unpacked<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CANCEL, PING, PONG};
+    use super::super::{DECLINE, PING, PONG};
     use super::*;
 
     const SLOT: usize = 224;
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn messages_come_out_as_they_went_in() {
-        let messages = [message(PING, 11), message(CANCEL, 5), message(PONG, 190)];
+        let messages = [message(PING, 11), message(DECLINE, 5), message(PONG, 190)];
         let mut pack = Pack::new(SLOT);
         for message in &messages {
             assert!(pack.has_room(message.len()));
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_message_alone_travels_as_it_is() {
         let mut pack = Pack::new(SLOT);
-        let alone = message(CANCEL, 5);
+        let alone = message(DECLINE, 5);
         pack.push(&alone);
         assert_eq!(pack.bytes(), alone);
     }

@@ -1,7 +1,7 @@
 //! Records of tensors as words: with the bytes of the tensor, or as the message of its loan.
 //! `window` has their layout.
 
-use super::window::{FLAG_ANSWERS_NEED, FLAG_CHECKSUM, FLAG_MAY_BORROW, KIND_BYTES, KIND_LOAN, RECORD};
+use super::{FLAG_ANSWERS_NEED, FLAG_CHECKSUM, FLAG_MAY_BORROW, KIND_BYTES, KIND_LOAN, RECORD};
 use crate::wire::{EdgeId, SHORT_MESSAGE, ShortMessage, UnreadMessage};
 
 /// A record of a tensor whose bytes are in it, without a checksum: the usual one.
@@ -25,7 +25,7 @@ const HEAD: usize = 20;
 pub const SHORT_TENSOR: usize = SHORT_MESSAGE - HEAD;
 
 impl<'a> PlainRecord<'a> {
-    /// Appends the record to `out`: the same bytes as [`WindowMessage::encode`] makes.
+    /// Appends the record to `out`: the same bytes as [`Message::encode`] makes.
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut head = [0; HEAD];

@@ -1,203 +1,227 @@
 use super::fragment::{Assembler, FragmentError, cut, is_fragment};
 use super::*;
-use crate::wire::{Code, DType, Shape};
+use crate::wire::{
+    Code, DType, EdgeId, Grant, Immediate, SHORT_MESSAGE, SHORT_WORDS, Shape, ShortMessage, Slot, Status,
+    UnreadMessage,
+};
 use proptest::prelude::*;
 
-fn request_id() -> impl Strategy<Value = RequestId> {
-    (0..Slot::COUNT, any::<u8>())
-        .prop_map(|(slot, generation)| RequestId { slot: Slot::new(slot).expect("20 bits"), generation })
+fn edge() -> impl Strategy<Value = EdgeId> {
+    any::<(u32, u16)>().prop_map(|(number, generation)| EdgeId { number, generation })
 }
 
-fn grant() -> impl Strategy<Value = Grant> {
-    (any::<u16>(), any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(region, key, offset, len)| Grant {
-        region,
-        key,
-        offset,
-        len,
-    })
+fn status() -> impl Strategy<Value = Status> {
+    ("[a-z \u{e4}]{0,40}", proptest::collection::vec(any::<u8>(), 0..20), any::<bool>())
+        .prop_map(|(message, details, derived)| Status { code: Code::Internal, message, details, derived })
 }
 
-fn meta() -> impl Strategy<Value = VersionedMeta> {
-    let placement = (any::<bool>(), 0..3u8).prop_map(|(on_host, allocator)| Placement {
-        on_host,
-        allocator: [Allocator::Pool, Allocator::Heap, Allocator::Peer][usize::from(allocator)],
-    });
-    let dims = prop_oneof![
-        proptest::collection::vec(0..1000u64, 0..6),
-        proptest::collection::vec(1..2u64, 0..=254),
-    ];
-    let len = 0..=i64::MAX as u64;
-    (1..u32::MAX, placement, 0..DType::ALL.len(), dims, len).prop_map(
-        |(version, placement, dtype, dims, len)| {
-            let (dtype, shape) = (DType::ALL[dtype], Shape::new(&dims).expect("shape"));
-            let meta = match dtype.size() {
-                Some(_) => TensorMeta::new(dtype, shape),
-                None => TensorMeta::serialized(dtype, shape, len),
-            };
-            VersionedMeta { version, placement, meta: meta.expect("meta") }
-        },
-    )
+fn value(data: &[u8]) -> impl Strategy<Value = RecordValue<'_>> {
+    prop_oneof![
+        any::<u16>().prop_map(move |meta| RecordValue::Bytes { meta, data }),
+        any::<(u16, u32)>().prop_map(|(meta, offer)| RecordValue::Offer { meta, offer }),
+        Just(RecordValue::Dead),
+        status().prop_map(RecordValue::Error),
+    ]
 }
 
-fn meta_ref() -> impl Strategy<Value = MetaRef> {
-    prop_oneof![any::<u32>().prop_map(MetaRef::Cached), meta().prop_map(MetaRef::New)]
-}
-
-fn tensor_request() -> impl Strategy<Value = TensorRequest> {
-    let numbers = (any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
-    (request_id(), numbers, any::<(bool, bool)>(), proptest::option::of(grant())).prop_map(
-        |(request, (route, step, frame, iteration, meta_version, timeout_ms), (borrow, validate), grant)| {
-            TensorRequest {
-                request,
-                route,
-                step,
-                frame,
-                iteration,
-                meta_version,
-                timeout_ms,
-                borrow,
-                validate,
-                grant,
-            }
-        },
-    )
-}
-
-fn armed_step() -> impl Strategy<Value = StandingStep> {
-    (request_id(), any::<u32>(), any::<u64>()).prop_map(|(request, key, offset)| StandingStep {
-        request,
-        key,
-        offset,
-    })
-}
-
-fn bytes_of(steps: &[StandingStep], granted: bool) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    steps.iter().for_each(|step| step.put(&mut bytes, granted));
-    bytes
-}
-
+/// The message survives its encoding, and no part of its bytes is a message. A record with bytes
+/// has them to its end, so a part of it is one.
 fn comes_back(message: &Message<'_>) -> Result<(), TestCaseError> {
     let mut bytes = Vec::new();
     message.encode(&mut bytes);
     prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
     prop_assert_eq!(&Message::decode(&bytes).expect("own message"), message);
+    let has_rest = matches!(message, Message::Record { value: RecordValue::Bytes { .. }, .. });
     for end in 0..bytes.len() {
-        let whole = matches!(message, Message::Response { .. });
-        prop_assert!(whole || Message::decode(&bytes[..end]).is_err(), "cut at {}", end);
+        prop_assert!(has_rest || Message::decode(&bytes[..end]).is_err(), "cut at {}", end);
     }
+    bytes.push(0);
+    prop_assert!(has_rest || Message::decode(&bytes).is_err(), "a byte too many");
+    Ok(())
+}
+
+fn short_of(plain: &PlainRecord<'_>) -> Option<ShortMessage> {
+    plain.to_short().map(|message| message.read())
+}
+
+/// A record of a small tensor is the same as a short message.
+fn same_as_short(plain: &PlainRecord<'_>, bytes: &[u8]) -> Result<(), TestCaseError> {
+    let PlainRecord { edge, n, step, meta, data } = *plain;
+    let Some(short) = short_of(plain) else {
+        prop_assert!(data.len() > SHORT_TENSOR);
+        return Ok(());
+    };
+    prop_assert_eq!(&short.to_bytes()[..short.len], bytes);
+    prop_assert_eq!(ShortMessage::from_bytes(bytes), Some(short));
+    let unread = short.unread();
+    prop_assert_eq!(PlainRecord::meta_of_short(&unread, edge, n, step), Some(meta));
+    let other = EdgeId { generation: edge.generation ^ 1, ..edge };
+    prop_assert_eq!(PlainRecord::meta_of_short(&unread, other, n, step), None);
+    prop_assert_eq!(PlainRecord::meta_of_short(&unread, edge, n ^ 1, step), None);
+    prop_assert_eq!(PlainRecord::meta_of_short(&unread, edge, n, step ^ 1), None);
+    let mut copy = vec![0; data.len()];
+    PlainRecord::copy_of_short(&unread, &mut copy);
+    prop_assert_eq!(copy, data);
     Ok(())
 }
 
 proptest! {
     #[test]
-    fn a_request_comes_back(request in tensor_request()) {
-        comes_back(&Message::Request(request))?;
-    }
-
-    #[test]
-    fn meta_data_comes_back(request in request_id(), follows in 0..3usize, meta in meta()) {
-        let follows = [Follows::ReRequest, Follows::Loan, Follows::Write][follows];
-        comes_back(&Message::Meta { request, follows, meta })?;
-    }
-
-    #[test]
-    fn standing_requests_come_back(
-        route: u32, first_step in 0..u64::MAX - 256, iteration: u64, version: u32,
-        borrow: bool, validate: bool, room in proptest::option::of((any::<u16>(), any::<u64>())),
-        steps in proptest::collection::vec(armed_step(), 1..=MAX_STANDING_STEPS),
+    fn no_word_of_a_short_message_is_read_twice(
+        len in 0..=SHORT_MESSAGE,
+        words: [u64; SHORT_WORDS],
+        (edge, n, step) in (edge(), any::<u16>(), any::<u64>()),
+        is_it: bool,
     ) {
-        let bytes = bytes_of(&steps, room.is_some());
-        let list = StandingSteps::new(&bytes, room.is_some());
-        let (frame, meta_version) = (!iteration, version);
-        let standing = StandingRequest {
-            route, first_step, frame, iteration, meta_version, borrow, validate, room, steps: list,
+        let empty = PlainRecord { edge, n, step, meta: 1, data: &[] };
+        let (own, least) = (short_of(&empty).expect("it is short"), empty.encoded_len());
+        let mut words = words;
+        let first = if is_it { own.first } else { words[5] as u32 };
+        if is_it {
+            (words[0], words[1]) = (words[0] >> 48 << 48 | own.words[0] << 16 >> 16, step);
+        }
+        let unread = words.map(|word| std::cell::Cell::new(Some(word)));
+        let word = |k: usize| unread[k].take().expect("no word is read twice");
+        let message = UnreadMessage { len, first, word };
+        let Some(meta) = PlainRecord::meta_of_short(&message, edge, n, step) else {
+            prop_assert!(!is_it || len < least);
+            return Ok(());
         };
-        let mut bytes = Vec::new();
-        Message::StandingRequest(standing.clone()).encode(&mut bytes);
-        prop_assert!(bytes.len() <= MAX_LONG_MESSAGE);
-        let decoded = Message::decode(&bytes).expect("own message");
-        prop_assert_eq!(&decoded, &Message::StandingRequest(standing.clone()));
-        // A message that is cut between two steps has fewer steps. One that is cut elsewhere is
-        // refused.
-        for end in 0..bytes.len() {
-            if let Ok(Message::StandingRequest(cut)) = Message::decode(&bytes[..end]) {
-                prop_assert!(cut.steps.len() < steps.len());
-            }
-        }
-        let back: Vec<_> = standing.steps.iter().collect();
-        for (step, back) in steps.iter().zip(&back) {
-            let granted = room.map(|(region, len)| Grant { region, key: step.key, offset: step.offset, len });
-            prop_assert_eq!((back.request, standing.grant(back)), (step.request, granted));
-        }
-        prop_assert_eq!(back.len(), steps.len());
+        prop_assert_eq!(u64::from(meta), words[0] >> 48);
+        let mut out = vec![0; PlainRecord::data_len(len)];
+        PlainRecord::copy_of_short(&message, &mut out);
+        let bytes: Vec<u8> = words[2..].iter().flat_map(|word| word.to_le_bytes()).collect();
+        prop_assert_eq!(&out[..], &bytes[..out.len()]);
     }
 
     #[test]
-    fn a_response_comes_back_with_the_length_that_was_foretold(
-        request in request_id(), meta in meta_ref(), data in proptest::collection::vec(any::<u8>(), 0..200),
-    ) {
-        let foretold = meta.response_len(data.len());
-        let message = Message::Response { request, meta, data: &data };
-        let mut bytes = Vec::new();
-        message.encode(&mut bytes);
-        prop_assert_eq!(bytes.len(), foretold);
-        comes_back(&message)?;
-    }
-
-    #[test]
-    fn a_route_comes_back(
-        number: u32, incarnation: u64, source: String, destination: String, edge in ".{0,2000}",
-    ) {
-        prop_assume!(edge.len() <= 2048);
-        let (source, destination, edge) = (&source[..], &destination[..], &edge[..]);
-        comes_back(&Message::Route { number, incarnation, source, destination, edge })?;
-    }
-
-    #[test]
-    fn short_messages_come_back(request in request_id(), grant in grant(), nonce: u64, version: u16) {
+    fn probes_come_back(version: u16, nonce: u64) {
         comes_back(&Message::Ping { version, nonce })?;
         comes_back(&Message::Pong { nonce })?;
-        comes_back(&Message::RouteDrop { number: version.into() })?;
-        comes_back(&Message::ReRequest { request, grant })?;
-        comes_back(&Message::Cancel { request })?;
-        comes_back(&Message::CancelAck { request })?;
     }
 
     #[test]
-    fn a_return_and_its_answer_come_back(
-        request in request_id(), route: u32, step: u64, iteration: u64, stash_id: u32,
+    fn messages_about_an_edge_come_back(edge in edge(), number: u64, came: u64, held: u32) {
+        for message in [
+            Message::Credit { edge, limit: number, came, held },
+            Message::Need { edge, step: number },
+            Message::Unneed { edge, step: number },
+            Message::Retire { edge, came },
+            Message::Flush { edge },
+            Message::Retired { edge },
+            Message::Resumed,
+        ] {
+            comes_back(&message)?;
+        }
+    }
+
+    #[test]
+    fn answers_to_an_offer_come_back(
+        offer: u32, slot in 0..Slot::COUNT, generation: u8, region: u16, key: u32, offset: u64, len: u64,
     ) {
-        comes_back(&Message::Return { request, route, step, frame: step ^ iteration, iteration, stash_id })?;
-        comes_back(&Message::Stashed { request, stash_id })?;
-        comes_back(&Message::Checksum { request, checksum: step })?;
+        comes_back(&Message::Decline { offer })?;
+        let slot = Slot::new(slot).expect("20 bits");
+        let immediate = Immediate { generation, slot };
+        let target = Grant { region, key, offset, len };
+        let grant = Message::Grant { offer, immediate, target };
+        comes_back(&grant)?;
+        let mut bytes = Vec::new();
+        // The immediate follows type and offer.
+        grant.encode(&mut bytes);
+        bytes[8] |= 0x10;
+        let refused = Message::decode(&bytes).expect_err("bits that are not 0").to_string();
+        prop_assert!(refused.contains("as its immediate"), "{refused}");
     }
 
     #[test]
-    fn an_error_comes_back_whole(
-        request in request_id(), code in 1..17u8, message: String, derived: bool,
-        details in proptest::collection::vec(any::<u8>(), 0..100),
+    fn an_announcement_comes_back(
+        edge in edge(), limit: u64, resume in proptest::option::of(any::<u64>()),
+        incarnation: u64, frame: u64, iteration: u64, borrow: bool, validate: bool,
+        [source, destination, name] in ["[a-z:/]{0,40}", "[a-z:/]{0,40}", "[a-z\u{e4}]{0,40}"],
     ) {
-        let code = Code::from_number(code).expect("known");
-        comes_back(&Message::Error { request, status: Status { code, message, details, derived } })?;
+        let (source, destination, name) = (&*source, &*destination, &*name);
+        let name = EdgeAnnouncement {
+            incarnation, frame, iteration, source, destination, name, borrow, validate,
+        };
+        comes_back(&Message::Announce { edge, limit, resume, name })?;
     }
 
     #[test]
-    fn any_bytes_are_refused_or_come_back(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn a_record_comes_back(
+        edge in edge(), n: u16, step: u64, answers_need: bool, checksum: Option<u64>,
+        value in value(b"bytes"),
+    ) {
+        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Offer { .. });
+        let checksum = checksum.filter(|_| has_bytes);
+        comes_back(&Message::Record { edge, n, step, answers_need, checksum, value })?;
+    }
+
+    #[test]
+    fn the_record_of_a_loan_comes_back_and_other_messages_are_none(
+        edge in edge(), [n, meta]: [u16; 2], step: u64, checksum: Option<u64>,
+        [may_borrow, answers_need]: [bool; 2], first: u32, len in 0..40_usize,
+    ) {
+        let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
+        let message = record.to_message();
+        prop_assert!(message.len <= LentRecord::MAX_LEN);
+        prop_assert_eq!(LentRecord::from_message(&message), Some(record));
+        let other = ShortMessage { len, first, ..message };
+        let cut = LentRecord::from_message(&ShortMessage { len, ..message });
+        prop_assert_eq!(cut, (len == message.len).then_some(record));
+        if let Some(read) = LentRecord::from_message(&other) {
+            prop_assert_eq!((read.to_message().len, read.to_message().first), (len, first));
+        }
+        // A loan without its record, and a record that is no loan, are refused.
+        let bytes = message.to_bytes();
+        prop_assert!(Message::decode(&bytes[..message.len]).is_err());
+        let plain = short_of(&PlainRecord { edge, n, step, meta, data: &[] }).expect("short");
+        prop_assert_eq!(LentRecord::from_message(&plain), None);
+    }
+
+    #[test]
+    fn a_plain_record_is_the_record_that_it_stands_for(
+        edge in edge(), n: u16, step: u64, meta: u16, data in proptest::collection::vec(any::<u8>(), 0..40),
+        other in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let plain = PlainRecord { edge, n, step, meta, data: &data };
+        let value = RecordValue::Bytes { meta, data: &data };
+        let record = Message::Record { edge, n, step, answers_need: false, checksum: None, value };
+        let [mut short, mut long] = [Vec::new(), Vec::new()];
+        plain.encode(&mut short);
+        record.encode(&mut long);
+        prop_assert_eq!(&short, &long);
+        prop_assert_eq!(PlainRecord::decode(&short), Some(plain));
+        same_as_short(&plain, &short)?;
+        // Other bytes are a plain record only if they are the record that it stands for.
+        let mut changed = short.clone();
+        changed.iter_mut().zip(&other).take(2).for_each(|(byte, by)| *byte ^= by);
+        if let Some(PlainRecord { edge, n, step, meta, data }) = PlainRecord::decode(&changed) {
+            let value = RecordValue::Bytes { meta, data };
+            let same = Message::Record { edge, n, step, answers_need: false, checksum: None, value };
+            prop_assert_eq!(Message::decode(&changed).expect("a record"), same);
+        }
+    }
+
+    #[test]
+    fn errors_come_back(edge in edge(), first: u64, last: u64, status in status()) {
+        comes_back(&Message::Refused { edge, status: status.clone() })?;
+        comes_back(&Message::StepsOver { first, last, status: Some(status) })?;
+        comes_back(&Message::StepsOver { first, last, status: None })?;
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_come_back(
+        bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 0..50_u8,
+    ) {
+        let mut bytes = bytes;
+        if let Some(first) = bytes.first_mut() {
+            *first = kind;
+        }
         if let Ok(message) = Message::decode(&bytes) {
             let mut again = Vec::new();
             message.encode(&mut again);
             prop_assert_eq!(again, bytes);
         }
-    }
-
-    #[test]
-    fn a_flipped_byte_never_panics(request in tensor_request(), at: prop::sample::Index, flip in 1..=255u8) {
-        let mut bytes = Vec::new();
-        Message::Request(request).encode(&mut bytes);
-        let at = at.index(bytes.len());
-        bytes[at] ^= flip;
-        let _ = Message::decode(&bytes);
     }
 
     #[test]
@@ -227,13 +251,30 @@ proptest! {
     }
 }
 
+#[test]
+fn meta_data_come_back() {
+    let meta = TensorMeta::new(DType::F32, Shape::new(&[2, 3]).expect("a shape")).expect("meta-data");
+    let meta = VersionedMeta { version: 7, placement: Placement::POOL, meta };
+    comes_back(&Message::Meta(meta)).expect("the same");
+}
+
+#[test]
+fn a_record_of_a_small_tensor_fits_a_cache_line_with_its_header() {
+    let (edge, n) = (EdgeId { number: 1, generation: 1 }, 1);
+    let value = RecordValue::Bytes { meta: 1, data: &[0; 32] };
+    let record = Message::Record { edge, n, step: 1, answers_need: false, checksum: None, value };
+    let mut bytes = Vec::new();
+    record.encode(&mut bytes);
+    assert!(bytes.len() <= 56, "{} bytes", bytes.len());
+}
+
 /// An error as its receiver gets it.
 fn travelled(status: Status) -> Status {
-    let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
+    let edge = EdgeId { number: 1, generation: 1 };
     let mut bytes = Vec::new();
-    Message::Error { request, status }.encode(&mut bytes);
+    Message::Refused { edge, status }.encode(&mut bytes);
     assert!(bytes.len() <= MAX_LONG_MESSAGE);
-    let Ok(Message::Error { status, .. }) = Message::decode(&bytes) else { panic!("no error message") };
+    let Ok(Message::Refused { status, .. }) = Message::decode(&bytes) else { panic!("no error message") };
     status
 }
 
@@ -277,81 +318,21 @@ fn an_endless_message_is_refused_by_its_announcement() {
 #[test]
 fn lengths_of_more_than_32_bits_come_back() {
     let len = (5 << 32) + 1;
-    let request = RequestId { slot: Slot::new(1).expect("20 bits"), generation: 2 };
-    let grant = Grant { region: 3, key: 4, offset: 1 << 41, len };
+    let target = Grant { region: 3, key: 4, offset: 1 << 41, len };
+    let immediate = Immediate { generation: 2, slot: Slot::new(1).expect("20 bits") };
     let meta = TensorMeta::new(DType::U8, Shape::new(&[len]).expect("shape")).expect("meta");
     assert_eq!(meta.bytes(), len);
     let meta = VersionedMeta { version: 5, placement: Placement::POOL, meta };
-    for message in
-        [Message::ReRequest { request, grant }, Message::Meta { request, follows: Follows::Loan, meta }]
-    {
-        let mut bytes = Vec::new();
-        message.encode(&mut bytes);
-        assert_eq!(Message::decode(&bytes), Ok(message));
+    for message in [Message::Grant { offer: 1, immediate, target }, Message::Meta(meta)] {
+        comes_back(&message).expect("the same");
     }
-}
-
-/// The bytes of a `STANDING_REQUEST` for `steps` steps from `first_step` on.
-fn arm_bytes(first_step: u64, count: usize, room: Option<(u16, u64)>) -> Vec<u8> {
-    let request = RequestId { slot: Slot::new(1).expect("fits"), generation: 0 };
-    let list = bytes_of(&vec![StandingStep { request, key: 1, offset: 2 }; count], room.is_some());
-    let mut bytes = vec![STANDING_REQUEST, if room.is_some() { FLAG_GRANT } else { 0 }, 1, 0, 0, 0];
-    [first_step, 0, 0].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
-    bytes.extend([0; 4]);
-    if let Some((region, len)) = room {
-        bytes.extend(region.to_le_bytes());
-        bytes.extend(len.to_le_bytes());
-    }
-    bytes.extend(list);
-    bytes
-}
-
-#[test]
-fn standing_requests_are_refused_field_by_field() {
-    let room = Some((0, 8));
-    assert!(Message::decode(&arm_bytes(u64::MAX, 1, room)).is_ok(), "the last step of all");
-    let flags = {
-        let mut bytes = arm_bytes(0, 1, None);
-        bytes[1] = 8;
-        bytes
-    };
-    let slot = {
-        let mut bytes = arm_bytes(0, 2, None);
-        let last = bytes.len() - 1;
-        bytes[last] = 0x10;
-        bytes
-    };
-    let cut = {
-        let mut bytes = arm_bytes(0, 2, room);
-        bytes.pop();
-        bytes
-    };
-    for (bytes, part) in [
-        (flags, "8 as its flags"),
-        (slot, "as its request"),
-        (cut, "in its steps"),
-        (arm_bytes(0, 0, room), "in its steps"),
-        (arm_bytes(0, MAX_STANDING_STEPS + 1, room), "257 as its number of steps"),
-        (arm_bytes(u64::MAX, 2, room), "2 as its number of steps"),
-        (arm_bytes(0, 0, None)[..20].to_vec(), "in its frame"),
-    ] {
-        let error = Message::decode(&bytes).expect_err(part).to_string();
-        assert!(error.contains(part), "{error}");
-    }
-}
-
-#[test]
-fn half_a_window_of_sixteen_with_destinations_fits_a_control_slot() {
-    assert!(arm_bytes(0, 10, Some((0, 8))).len() <= 224);
 }
 
 #[test]
 fn meta_data_of_strings_carries_the_length_of_their_serialised_form() {
-    let request = RequestId { slot: Slot::new(3).expect("20 bits"), generation: 1 };
     let meta = TensorMeta::serialized(DType::String, Shape::new(&[2]).expect("shape"), 0x0102).expect("meta");
     let mut bytes = Vec::new();
-    let meta = VersionedMeta { version: 1, placement: Placement::POOL, meta };
-    Message::Meta { request, follows: Follows::ReRequest, meta }.encode(&mut bytes);
+    Message::Meta(VersionedMeta { version: 1, placement: Placement::POOL, meta }).encode(&mut bytes);
     let (rest, length) = bytes.split_last_chunk::<8>().expect("a length");
     assert_eq!(*length, 0x0102u64.to_le_bytes());
     let short = Message::decode(rest).expect_err("cut");

@@ -47,9 +47,9 @@ fn receives_of_a_batch_may_be_more_than_max_requests() {
     with_little_room(&[("max_requests", "3")], 50, 5);
 }
 
-/// A link has 16,384 grants at a time, and each tensor needs one.
+/// Over verbs each of these tensors has a destination that is granted at the same time.
 #[test]
-fn receives_beyond_the_grants_of_a_link_go_on_as_earlier_ones_end() {
+fn many_large_tensors_of_a_batch_are_on_their_way_at_once() {
     let settings = [("max_requests", "32768"), ("small_tensor_bytes", "0"), ("pool_size", "32MiB")];
     with_little_room(&settings, 16_500, 2);
 }

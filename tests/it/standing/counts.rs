@@ -131,10 +131,10 @@ fn check(program: Program, steps: u64) {
     assert_eq!(data, of(What::Tensor), "{counts:?}");
     let aborted = of(What::Aborted);
     // The receiver hears once of each abort. It hears once of each cleanup, with others or alone;
-    // those of the first half may be told in the second.
+    // those of the first half may be told in the second, and those of the second later.
     assert_eq!(get(Counter::ErrorsSent), aborted, "{counts:?}");
     let (records, ends) = (of(What::Tensor) + of(What::Dead), get(Counter::StepsOverSent));
-    assert!((1..=steps + aborted + 16).contains(&ends), "{counts:?}");
+    assert!(ends <= steps + aborted + 16, "{counts:?}");
     let grants = if over_verbs() { get(Counter::WritesPosted) } else { 0 };
     let control = get(Counter::MessagesSent) - records - ends - grants;
     println!("{steps} steps with a window of {}: {data} data operations, {control} messages", program.window);

@@ -71,6 +71,15 @@ fn send_too_much(node: &Node, sequence: Sequence) -> (u64, u64) {
     (sent(), end)
 }
 
+/// Waits until the receiver says this. The node makes progress meanwhile: over verbs it writes what
+/// the receiver takes.
+fn hear(node: &Node, receiver: &mut Other, text: &str) {
+    std::thread::scope(|scope| {
+        let heard = scope.spawn(|| receiver.wait_for(text));
+        until(node, text, || heard.is_finished());
+    });
+}
+
 fn a_receiver_dies(bulk: &str) {
     let cluster = cluster(2);
     let start = |left: &str, kept: &str| {
@@ -87,7 +96,7 @@ fn a_receiver_dies(bulk: &str) {
     let sent = || node.counters().get(Counter::TensorsSent);
     (0..FIRST).for_each(|n| send(&node, sequence, n, LARGE));
     until(&node, "the first steps", || sent() == FIRST);
-    receiver.wait_for("all has come");
+    hear(&node, &mut receiver, "all has come");
     receiver.suspend();
     let (left, end) = send_too_much(&node, sequence);
     let kept = end - left;
@@ -104,10 +113,10 @@ fn a_receiver_dies(bulk: &str) {
     let mut receiver = start(&left.to_string(), &kept.to_string());
     until(&node, "its return", || node.join().is_ok());
     until(&node, "what was kept", || sent() == end);
-    receiver.wait_for("all that was kept has come");
+    hear(&node, &mut receiver, "all that was kept has come");
     (end..end + LATER).for_each(|n| send(&node, sequence, n, LARGE));
     until(&node, "the later steps", || sent() == end + LATER);
-    receiver.wait_for("all has come");
+    hear(&node, &mut receiver, "all has come");
     receiver.say("stop");
     assert!(receiver.ends_well());
     (0..end + LATER).for_each(|n| node.cleanup(sequence.step(n)));

@@ -8,7 +8,7 @@ use crate::fabric::{
     ShortTake, Sleep, Sleeper,
 };
 use crate::memory::Pool;
-use crate::wire::{Immediate, ImmediateKind, ShortMessage, Slot};
+use crate::wire::{Immediate, ShortMessage, Slot};
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ fn pair() -> (End, LinkId, End, LinkId) {
 }
 
 fn immediate() -> Immediate {
-    Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("fits") }
+    Immediate { generation: 0, slot: Slot::new(1).expect("fits") }
 }
 
 #[test]

@@ -314,7 +314,7 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{ImmediateKind, Slot};
+    use crate::wire::Slot;
     use proptest::prelude::*;
     use std::cell::Cell;
 
@@ -343,8 +343,7 @@ mod tests {
         let target = OrderTarget { region: 3, key: 0xDEAD_BEEF, offset: u64::MAX - 5 };
         let source = OrderSource { region: 9, offset: 1 << 40, len: u64::MAX };
         let ticket = ReadTicket { index: 17, number: u32::MAX };
-        let immediate =
-            Immediate { kind: ImmediateKind::Plain, generation: 200, slot: Slot::new(77).expect("fits") };
+        let immediate = Immediate { generation: 200, slot: Slot::new(77).expect("fits") };
         let loan = OrderLoan { source, index: (1 << 48) - 1, number: 1 << 50 };
         let lend = |len| Order::Lend {
             loan,
@@ -378,6 +377,6 @@ mod tests {
         assert!(refused(OrderHead { op: WRITE, flags: 0x80, ..none }).contains("0x80"));
         assert!(refused(OrderHead { op: LEND, len: 29, ..none }).contains("29 bytes of message"));
         let kind = OrderHead { op: WRITE, flags: HAS_IMMEDIATE, immediate: 0xF000_0000, ..none };
-        assert!(refused(kind).contains("kind 15"));
+        assert!(refused(kind).contains("highest bits that are not 0"));
     }
 }

@@ -10,7 +10,7 @@ use crate::fabric::shm::wakeup::idle;
 use crate::fabric::words::StoreWords;
 use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, MAX_LOANS, NextMessage, Port, ShortTake};
 use crate::wire::message::{PlainRecord, SHORT_TENSOR};
-use crate::wire::{Grant, Immediate, ImmediateKind, SHORT_WORDS, ShortMessage, Slot};
+use crate::wire::{Grant, Immediate, SHORT_WORDS, ShortMessage, Slot};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
@@ -60,7 +60,7 @@ impl HonestPeer {
 }
 
 fn immediate() -> Immediate {
-    Immediate { kind: ImmediateKind::Plain, generation: 0, slot: Slot::new(1).expect("fits") }
+    Immediate { generation: 0, slot: Slot::new(1).expect("fits") }
 }
 
 fn lend(source: OrderSource, index: u64, number: u64) -> Order {
@@ -80,7 +80,7 @@ fn malformed_orders_end_the_link() {
         (op(1 | 225 << 16), "225 bytes of payload"),
         (op(2 | 0xFFFF << 16), "65535 bytes of payload"),
         (op(3 | 0x40 << 8), "flags 0x40"),
-        (op(3 | 1 << 8 | 0xF000_0000 << 32), "kind 15"),
+        (op(3 | 1 << 8 | 0xF000_0000 << 32), "highest bits that are not 0"),
         (op(4 | 29 << 16), "29 bytes of message"),
     ];
     for (words, text) in cases {

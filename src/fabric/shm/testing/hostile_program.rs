@@ -17,7 +17,7 @@ use crate::fabric::words::StoreWords;
 use crate::fabric::{Completions, Event, LentBytes, LinkFailure, LoanPermit, Port, ShortTake};
 use crate::memory::Tensor;
 use crate::wire::message::PlainRecord;
-use crate::wire::{Grant, Immediate, ImmediateKind, SHORT_WORDS, ShortMessage, Slot};
+use crate::wire::{Grant, Immediate, SHORT_WORDS, ShortMessage, Slot};
 use std::sync::atomic::Ordering::Release;
 
 const MAX_COMMANDS: usize = 200;
@@ -193,7 +193,7 @@ impl HostilePeer {
 
 fn immediate(input: &mut Input<'_>) -> Immediate {
     let slot = Slot::new(input.u8().into()).unwrap_or_else(|| unreachable!("8 bits are fewer than 20"));
-    Immediate { kind: ImmediateKind::Plain, generation: input.u8(), slot }
+    Immediate { generation: input.u8(), slot }
 }
 
 impl HonestOwner {

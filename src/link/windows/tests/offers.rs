@@ -1,7 +1,8 @@
 //! Offered tensors, and what a peer may answer.
 
 use super::*;
-use crate::wire::{Grant, ImmediateKind, Slot};
+use crate::fabric::LinkFailure;
+use crate::wire::{Grant, Slot};
 
 const BYTES: u64 = 1000;
 
@@ -13,10 +14,10 @@ impl Scene {
         let value = Value::Tensor(tensor.freeze());
         let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
         self.links.window_to_receiver(self.link, ToReceiver::Record(record));
-        let told = self.heard(|message| matches!(message, WindowMessage::Meta(_)));
+        let told = self.heard(|message| matches!(message, Message::Meta(_)));
         assert!(told, "the record comes without its meta-data");
         self.heard(|message| match message {
-            WindowMessage::Record { value: RecordValue::Offer { offer, .. }, .. } => *offer,
+            Message::Record { value: RecordValue::Offer { offer, .. }, .. } => *offer,
             other => panic!("no offer: {other:?}"),
         })
     }
@@ -42,10 +43,20 @@ impl Scene {
         let target = self.pool.landing(&offered.told.meta).expect("room");
         let landing = self.links.land(self.link, offered.offer, target).expect("reached");
         let (immediate, grant) = self.heard(|message| match message {
-            WindowMessage::Grant { offer: 5, immediate, target } => (*immediate, *target),
+            Message::Grant { offer: 5, immediate, target } => (*immediate, *target),
             other => panic!("no grant: {other:?}"),
         });
         (landing, immediate, grant)
+    }
+
+    /// The tensors that have left, or are lost, since the last call.
+    fn sent(&mut self) -> usize {
+        for _ in 0..1000 {
+            self.links.poll();
+            while self.links.next_event().is_some() {}
+        }
+        let events = std::iter::from_fn(|| self.links.next_window());
+        events.filter(|(_, event)| matches!(event, WindowEvent::Sent)).count()
     }
 
     /// The peer writes so many bytes to a grant.
@@ -59,7 +70,7 @@ impl Scene {
 
 fn plain(slot: u32, generation: u8) -> Immediate {
     let slot = Slot::new(slot).expect("20 bits");
-    Immediate { kind: ImmediateKind::Plain, generation, slot }
+    Immediate { generation, slot }
 }
 
 #[test]
@@ -67,7 +78,7 @@ fn an_offered_tensor_is_written_to_the_destination_that_is_granted() {
     let mut scene = scene(false);
     let (offer, target) = (scene.offer(), scene.granted(BYTES));
     let immediate = plain(3, 7);
-    scene.say(&WindowMessage::Grant { offer, immediate, target });
+    scene.say(&Message::Grant { offer, immediate, target });
     for _ in 0..1000 {
         scene.links.poll();
         scene.hear();
@@ -78,11 +89,44 @@ fn an_offered_tensor_is_written_to_the_destination_that_is_granted() {
 }
 
 #[test]
+fn an_offered_tensor_is_sent_once_it_is_written_declined_or_lost() {
+    let grant = |scene: &mut Scene, offer| {
+        let target = scene.granted(BYTES);
+        scene.say(&Message::Grant { offer, immediate: plain(0, 1), target });
+    };
+    let decline = |scene: &mut Scene, offer| scene.say(&Message::Decline { offer });
+    let lose = |scene: &mut Scene, _| scene.links.fail(scene.link, LinkFailure::Closed);
+    let lose_granted = move |scene: &mut Scene, offer| {
+        grant(scene, offer);
+        lose(scene, offer);
+    };
+    type End<'a> = &'a dyn Fn(&mut Scene, u32);
+    let ends: [End<'_>; 4] = [&grant, &decline, &lose, &lose_granted];
+    for (nth, end) in ends.into_iter().enumerate() {
+        let mut scene = scene(false);
+        let offer = scene.offer();
+        assert_eq!(scene.sent(), 0, "it is only offered");
+        end(&mut scene, offer);
+        assert_eq!(scene.sent(), 1, "end {nth}");
+    }
+}
+
+#[test]
+fn a_tensor_that_must_be_lent_or_sent_is_not_offered() {
+    for (lends, bytes) in [(true, BYTES), (false, 0)] {
+        let mut scene = scene(lends);
+        scene.tell_meta(bytes);
+        scene.say(&record(RecordValue::Offer { meta: 1, offer: 5 }));
+        assert!(scene.ended().contains("which it must lend or send"));
+    }
+}
+
+#[test]
 fn a_declined_tensor_is_freed() {
     let mut scene = scene(false);
     let offer = scene.offer();
     assert!(!scene.pool.is_empty());
-    scene.say(&WindowMessage::Decline { offer });
+    scene.say(&Message::Decline { offer });
     (0..1000).for_each(|_| _ = scene.links.poll());
     assert!(scene.pool.is_empty(), "the tensor is kept");
 }
@@ -90,20 +134,20 @@ fn a_declined_tensor_is_freed() {
 #[test]
 fn an_answer_that_fits_no_offer_ends_the_link() {
     let mut scene = scene(false);
-    scene.say(&WindowMessage::Decline { offer: 3 });
+    scene.say(&Message::Decline { offer: 3 });
     assert!(scene.ended().contains("offer 3, which was not made or is answered"));
 
     let mut scene = self::scene(false);
     let (offer, target) = (scene.offer(), scene.granted(BYTES));
     for _ in 0..2 {
-        scene.say(&WindowMessage::Grant { offer, immediate: plain(0, 1), target });
+        scene.say(&Message::Grant { offer, immediate: plain(0, 1), target });
     }
     assert!(scene.ended().contains(&format!("offer {offer}, which was not made or is answered")));
 
     for bytes in [BYTES - 1, BYTES + 1] {
         let mut scene = self::scene(false);
         let (offer, target) = (scene.offer(), scene.granted(bytes));
-        scene.say(&WindowMessage::Grant { offer, immediate: plain(0, 1), target });
+        scene.say(&Message::Grant { offer, immediate: plain(0, 1), target });
         assert!(
             scene.ended().contains(&format!("a destination of {bytes} bytes came for a tensor of {BYTES}"))
         );
@@ -134,13 +178,12 @@ fn a_write_of_another_length_ends_the_link() {
 #[test]
 fn an_immediate_without_a_destination_ends_the_link() {
     type Change = fn(Immediate) -> Immediate;
-    let others: [(Change, &str); 3] = [
+    let others: [(Change, &str); 2] = [
         (|own| Immediate { generation: own.generation + 1, ..own }, "which is not granted"),
         (
             |own| Immediate { slot: Slot::new(own.slot.index() + 1).expect("few"), ..own },
             "which is not granted",
         ),
-        (|own| Immediate { kind: ImmediateKind::Dead, ..own }, "of kind Dead"),
     ];
     for (change, why) in others {
         let mut scene = scene(false);
@@ -156,4 +199,5 @@ fn an_immediate_without_a_destination_ends_the_link() {
 fn each_bug_is_found() {
     use crate::mutants::assert_found;
     assert_found(Mutant::PartLanded, a_write_of_another_length_ends_the_link);
+    assert_found(Mutant::OutstandingLeak, an_offered_tensor_is_sent_once_it_is_written_declined_or_lost);
 }

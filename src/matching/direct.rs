@@ -1,0 +1,235 @@
+//! Direct calls: those of the thread that holds the poller. They need no waiter.
+//!
+//! Small tensors within the credit take the short path. Both of its halves do to an edge what the
+//! general path does, without messages and events in between. Whatever takes more is left to the
+//! general path.
+
+use super::receiving::{count_received, error_of, received};
+use super::{Lanes, Matching, OfEdge, PeerEdges};
+use crate::fabric::ShortTake;
+use crate::link::windows::WindowArrival;
+use crate::link::{Destination, DirectReceive, ReceiveError, TensorKeyRef, Value};
+use crate::matching::{Error, PeerIndex, reserve};
+use crate::memory::Tensor;
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::{Held, Record};
+use crate::telemetry::Counter;
+use crate::wire::EdgeSide;
+
+/// The record that a receive waits for. Valid until the next message is handled.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedRecord {
+    peer: PeerIndex,
+    edge: u32,
+    record: Record<()>,
+    /// Whether no message is due when the value has come.
+    stays_settled: bool,
+}
+
+impl PeerEdges {
+    /// The record that a receive waits for on an edge without a value of its step. `None` if other
+    /// receives wait too, or the value comes in another way. The step is live.
+    #[inline]
+    pub(super) fn expected(&self, peer: PeerIndex, edge: u32, step: u64) -> Option<ExpectedRecord> {
+        let record = self.incoming.next_record(edge, step)?;
+        let stays_settled = self.incoming.stays_settled(edge);
+        Some(ExpectedRecord { peer, edge, record, stays_settled })
+    }
+}
+
+impl Matching {
+    /// Sends a tensor that leaves at once. Returns whether it did. A tensor that is lent is taken.
+    #[inline]
+    pub fn send_short(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        tensor: &mut Option<Tensor>,
+    ) -> bool {
+        if !self.steps.goes_on(key.step) {
+            return false;
+        }
+        let entry = &mut self.peers[peer.0 as usize];
+        let mut index = key.edge.place(EdgeSide::Sender);
+        let edge = match entry.out.at(index, |known| known.is_of(key)) {
+            Some(edge) => Some(edge),
+            None => {
+                index = entry.outgoing_edge(key);
+                entry.out.at(index, |_| true)
+            }
+        };
+        if let Some(edge) = edge
+            && let Some(record) = edge.next_record(key.step)
+            && lanes.send_short(peer, record, tensor)
+        {
+            edge.left();
+            return true;
+        }
+        // The edge may be new, and the value may never be sent.
+        entry.out.forget(index);
+        false
+    }
+
+    /// Sends a value that does not count as outstanding yet. A value that must wait, or whose
+    /// tensor is offered, counts from now on, with `limit` values at most. Returns whether it
+    /// waits.
+    ///
+    /// # Errors
+    /// The value, beyond the limit.
+    #[inline]
+    pub fn send_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        limit: usize,
+    ) -> Result<bool, Value> {
+        if !self.steps.goes_on(key.step) {
+            return Ok(false);
+        }
+        let entry = &mut self.peers[peer.0 as usize];
+        let index = entry.outgoing_edge(key);
+        let out = &mut entry.out;
+        let waits = !out.can_leave(index, key.step);
+        let counts = (waits && !is_on(Mutant::WaitingValueUncounted)) || lanes.keeps(peer, &value);
+        if counts && reserve(&self.outstanding, 1, limit).is_err() {
+            out.forget(index);
+            return Err(value);
+        }
+        let mut staying = 0;
+        out.offer(index, key.step, value, &mut |message| {
+            staying += usize::from(lanes.to_receiver(peer, message));
+        });
+        if waits {
+            lanes.counters().increment(Counter::SendsWaited);
+        } else if counts && staying == 0 {
+            self.left(1);
+        }
+        Ok(waits)
+    }
+
+    /// Takes the next value for the thread that holds the poller, without a waiter. A receive that
+    /// still waits after `Ok` must begin as a waiter. `None`: there is no value now, and the sender
+    /// was asked for it. `expected` becomes the record that brings the
+    /// value, for [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails
+    /// if `is_bounded`.
+    #[inline]
+    pub fn receive_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key, is_bounded): OfEdge<'_, bool>,
+        receive: &mut DirectReceive,
+        expected: &mut Option<ExpectedRecord>,
+    ) -> Option<Result<(), Box<Error>>> {
+        let entry = &mut self.peers[peer.0 as usize];
+        let edge = entry.incoming_edge(key);
+        let mut next = None;
+        if self.steps.goes_on(key.step) {
+            next = match entry.incoming.holds_any(edge) {
+                true => match self.take_held(lanes, (peer, edge), key, receive) {
+                    Some(result) => return Some(result.map_err(Box::new)),
+                    None => {
+                        let entry = &self.peers[peer.0 as usize];
+                        if entry.incoming.first(edge, key.step).is_some() {
+                            // An offered tensor takes a while: it is for a waiter.
+                            return Some(Ok(()));
+                        }
+                        entry.expected(peer, edge, key.step)
+                    }
+                },
+                false => entry.expected(peer, edge, key.step),
+            };
+            if let Some(next) = &next
+                && self.take_short(lanes, next, receive) == ShortTake::Taken(())
+            {
+                return Some(Ok(()));
+            }
+        }
+        *expected = next;
+        let error = self.why_not_now(lanes, (peer, key, is_bounded), edge)?;
+        // The edge may be new, and is not needed then.
+        self.send_due(lanes, peer, edge);
+        Some(Err(Box::new(error)))
+    }
+
+    #[inline]
+    fn take_held(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, edge): (PeerIndex, u32),
+        key: TensorKeyRef<'_>,
+        receive: &mut DirectReceive,
+    ) -> Option<Result<(), Error>> {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let held = incoming.take_if(edge, key.step, WindowArrival::is_ready)?;
+        let Held { step, in_window, value: WindowArrival::Ready(value), .. } = held else { return None };
+        let destination = receive.take_destination().unwrap_or(Destination::Alloc);
+        let (result, left) = received(lanes, key, destination, value);
+        if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
+            let value = WindowArrival::Ready(value);
+            self.hold_again(lanes, peer, edge, Held { step, in_window, is_taken: false, value });
+        }
+        self.send_due(lanes, peer, edge);
+        Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
+    }
+
+    /// The error of a receive that found no value. `None` if the value may still come.
+    fn why_not_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key, is_bounded): OfEdge<'_, bool>,
+        edge: u32,
+    ) -> Option<Error> {
+        if let Some(end) = self.steps.end_of(key.step) {
+            return Some(end.error(key.step));
+        }
+        if let Some(error) = &self.broken {
+            return Some(error.clone());
+        }
+        let entry = &mut self.peers[peer.0 as usize];
+        if let Some(error) = &entry.down {
+            return Some(error.clone());
+        }
+        if let Some(refusal) = entry.incoming.refusal(edge, key.step) {
+            let error = ReceiveError::Remote(refusal.status(key));
+            return Some(error_of(lanes, key, error));
+        }
+        if is_bounded && entry.waiting >= self.max_waiting {
+            return Some(Error::too_many_receives(self.max_waiting));
+        }
+        entry.incoming.ask(edge, key.step, &mut |message| lanes.to_sender(peer, message));
+        None
+    }
+
+    /// A value that did not fit is for the next receive.
+    #[cold]
+    fn hold_again(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32, held: Held<WindowArrival>) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        if let Some((waiter, held)) = incoming.put_back(edge, held)
+            && let Some(receive) = self.take_waiting(waiter)
+        {
+            self.deliver(lanes, receive, held);
+        }
+    }
+
+    /// Gives the value of an expected record to its receive, if the record is the next message of
+    /// the peer.
+    #[inline(always)] // on the short path
+    pub fn take_short(
+        &mut self,
+        lanes: &mut impl Lanes,
+        expected: &ExpectedRecord,
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
+        let ExpectedRecord { peer, edge, record, stays_settled } = *expected;
+        let taken = lanes.take_short(peer, record, receive);
+        if taken == ShortTake::Taken(()) {
+            if let DirectReceive::Received(received, _) = receive {
+                count_received(lanes, received);
+            }
+            let incoming = &mut self.peers[peer.0 as usize].incoming;
+            incoming.took(edge, stays_settled, &mut |message| lanes.to_sender(peer, message));
+        }
+        taken
+    }
+}

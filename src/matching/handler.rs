@@ -1,0 +1,482 @@
+//! Drives the matching on the links of a poller.
+
+use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
+use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
+use crate::link::windows::{EdgeKey, LandingId, LandingRefused, WindowEvent, WindowRefusal};
+use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
+use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
+use crate::matching::{
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerIndex, PeerObserver,
+    ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
+};
+use crate::memory::{Pool, Tensor, TensorMut};
+use crate::mutants::{Mutant, is_on};
+use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
+use crate::sync::Reused;
+use crate::telemetry::{Counter, CountersWriter};
+use crate::wire::{TaskId, Time};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+/// The rendezvous' part of a poller whose links exchange edge windows.
+pub struct WindowHandler {
+    connections: Connections,
+    matching: Matching,
+    standing: Vec<StandingWindow>,
+}
+
+/// An edge whose window is wide from the start.
+#[derive(Debug)]
+struct StandingWindow {
+    id: u64,
+    peer: PeerIndex,
+    key: TensorKey,
+    window: u32,
+}
+
+/// The links of a poller, as the lanes of its matching.
+struct LinkLanes<'a, P: Port> {
+    links: &'a mut Links<P>,
+    connections: &'a Connections,
+}
+
+impl<P: Port> Lanes for LinkLanes<'_, P> {
+    fn keeps(&mut self, peer: PeerIndex, value: &Value) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.offers(link, value))
+    }
+
+    fn pool(&self) -> &Pool {
+        self.links.pool()
+    }
+
+    fn counters(&self) -> &CountersWriter {
+        self.links.counters()
+    }
+
+    fn begin_batch(&mut self) {
+        self.links.begin_batch();
+    }
+
+    fn handle_polled(&mut self) -> bool {
+        self.links.handle_polled()
+    }
+
+    #[inline]
+    fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.window_to_sender(link, message);
+        }
+    }
+
+    #[inline]
+    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) -> bool {
+        let link = self.connections.present(peer);
+        link.is_some_and(|link| self.links.window_to_receiver(link, message))
+    }
+
+    #[inline]
+    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
+    }
+
+    fn land(
+        &mut self,
+        peer: PeerIndex,
+        offer: u32,
+        target: TensorMut,
+    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
+        match self.connections.present(peer) {
+            Some(link) => self.links.land(link, offer, target),
+            None => Err((LandingRefused::Down, target)),
+        }
+    }
+
+    fn decline(&mut self, peer: PeerIndex, offer: u32) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.decline(link, offer);
+        }
+    }
+
+    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.send_packed(link, record, tensor))
+    }
+
+    #[inline(always)] // on the short path
+    fn take_short(
+        &mut self,
+        peer: PeerIndex,
+        record: Record<()>,
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
+        match self.connections.present(peer) {
+            Some(link) => self.links.take_short(link, record, receive),
+            None => ShortTake::Other,
+        }
+    }
+}
+
+impl WindowHandler {
+    /// A handler without links. `outstanding` counts the values in line here; senders read it.
+    #[allow(clippy::too_many_arguments)] // each is a different thing that the node has
+    pub fn new(
+        me: TaskId,
+        incarnation: u64,
+        members: Members,
+        settings: RemoteSettings,
+        outstanding: Arc<AtomicUsize>,
+        observer: Arc<dyn PeerObserver>,
+    ) -> Self {
+        let max_waiting = settings.max_requests;
+        WindowHandler {
+            matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding)),
+            connections: Connections::new(me, incarnation, members, &settings, observer),
+            standing: Vec::new(),
+        }
+    }
+
+    /// Calls `body` with the matching and its lanes.
+    #[inline]
+    fn with<P: Port, R>(
+        &mut self,
+        links: &mut Links<P>,
+        body: impl FnOnce(&mut Matching, &mut LinkLanes<'_, P>) -> R,
+    ) -> R {
+        let WindowHandler { connections, matching, .. } = self;
+        body(matching, &mut LinkLanes { links, connections })
+    }
+
+    fn send<P: Port>(&mut self, links: &mut Links<P>, peer: PeerIndex, key: &TensorKey, value: Value) {
+        let left = self.with(links, |matching, lanes| matching.send(lanes, peer, key.borrowed(), value));
+        self.matching.left(left);
+    }
+
+    /// Sends the values of a batch, which count as outstanding.
+    pub fn send_batch<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        values: &mut dyn Iterator<Item = OfEdge<'_, Value>>,
+    ) {
+        links.begin_batch();
+        links.counters().increment(Counter::Batches);
+        let mut left = 0;
+        self.with(links, |matching, lanes| {
+            for (peer, key, value) in values {
+                left += matching.send(lanes, peer, key, value);
+            }
+        });
+        self.matching.left(left);
+    }
+
+    /// See [`Matching::send_now`].
+    #[inline]
+    pub fn send_now<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        limit: usize,
+    ) -> Result<bool, Value> {
+        self.with(links, |matching, lanes| matching.send_now(lanes, of, value, limit))
+    }
+
+    /// See [`Matching::send_short`].
+    #[inline]
+    pub fn send_short<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        tensor: &mut Option<Tensor>,
+    ) -> bool {
+        self.with(links, |matching, lanes| matching.send_short(lanes, of, tensor))
+    }
+
+    /// See [`Matching::receive_now`].
+    #[inline]
+    pub fn receive_now<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        receive: &mut DirectReceive,
+        expected: &mut Option<ExpectedRecord>,
+    ) -> Option<Result<(), Box<Error>>> {
+        self.with(links, |matching, lanes| matching.receive_now(lanes, (peer, key, true), receive, expected))
+    }
+
+    /// See [`Matching::take_short`].
+    #[inline]
+    pub fn take_short<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        expected: &ExpectedRecord,
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
+        self.with(links, |matching, lanes| matching.take_short(lanes, expected, receive))
+    }
+
+    /// See [`Matching::walk`].
+    pub fn walk<P: Port>(&mut self, links: &mut Links<P>, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
+        self.with(links, |matching, lanes| matching.walk(lanes, walk))
+    }
+
+    /// See [`Matching::walk_short`].
+    #[inline]
+    pub fn walk_short<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        walk: &mut BatchWalk<'_>,
+    ) -> ShortTake<WalkEnd> {
+        self.with(links, |matching, lanes| matching.walk_short(lanes, walk))
+    }
+
+    /// See [`Matching::clean_up`].
+    #[inline]
+    pub fn clean_up<P: Port>(&mut self, links: &mut Links<P>, step: u64) {
+        self.with(links, |matching, lanes| matching.clean_up(lanes, step));
+    }
+
+    fn send_all<P: Port>(&mut self, links: &mut Links<P>, mut values: Reused<BatchSend>) {
+        links.begin_batch();
+        links.counters().increment(Counter::Batches);
+        let mut left = 0;
+        self.with(links, |matching, lanes| {
+            for BatchSend { peer, key, value, .. } in values.drain(..) {
+                left += matching.send(lanes, peer, key.borrowed(), value);
+            }
+        });
+        self.matching.left(left);
+    }
+
+    fn receive_all<P: Port>(&mut self, links: &mut Links<P>, batch: ReceiveAll) {
+        links.begin_batch();
+        links.counters().increment(Counter::Batches);
+        let ReceiveAll { deadline, timeout, mut receives } = batch;
+        for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
+            let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
+            self.with(links, |matching, lanes| {
+                matching.receive(lanes, (peer, key), destination, waiter, false);
+            });
+        }
+    }
+
+    /// Cancels all calls of a batch. Returns the command if a call is unknown here: it has ended,
+    /// or its begin command is still queued.
+    fn cancel_all(&mut self, cancel: CancelAll) -> Option<CancelAll> {
+        let mut is_missing = false;
+        for id in cancel.first..cancel.first + cancel.count {
+            is_missing |= !self.matching.cancel(&cancel.one(id));
+        }
+        is_missing.then_some(cancel)
+    }
+
+    /// Changes a standing edge. Returns the command if the edge is unknown: the command that
+    /// creates it, from another thread, may still be queued.
+    fn standing_changed<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        change: StandingChange,
+    ) -> Option<StandingChange> {
+        match change {
+            StandingChange::Begun { id, peer, key, window, .. } => {
+                self.standing.push(StandingWindow { id, peer, key, window });
+                self.widen(links, |standing| standing.id == id);
+            }
+            StandingChange::Window { id, window } => {
+                let Some(standing) = self.standing.iter_mut().find(|standing| standing.id == id) else {
+                    return Some(change);
+                };
+                standing.window = window;
+                self.widen(links, |standing| standing.id == id);
+            }
+            StandingChange::Ended { id } => {
+                let Some(at) = self.standing.iter().position(|standing| standing.id == id) else {
+                    return Some(change);
+                };
+                self.standing.swap_remove(at);
+            }
+        }
+        None
+    }
+
+    /// Announces the standing edges that fit, with their windows.
+    fn widen<P: Port>(&mut self, links: &mut Links<P>, fits: impl Fn(&StandingWindow) -> bool) {
+        let WindowHandler { connections, matching, standing, .. } = self;
+        let mut lanes = LinkLanes { links, connections };
+        for edge in standing.iter().filter(|edge| fits(edge) && edge.window > 0) {
+            matching.widen(&mut lanes, edge.peer, &edge.key, edge.window);
+        }
+    }
+
+    fn report<P: Port>(&self, links: &Links<P>, limit: usize) -> EdgeReports {
+        let mut reports = EdgeReports::default();
+        for peer in (0..self.connections.members().all().len() as u32).map(PeerIndex) {
+            let link = self.connections.present(peer).map(|link| links.window_figures(link));
+            self.matching.report(peer, &link.unwrap_or_default(), limit, &mut reports);
+        }
+        reports.cut(limit);
+        reports
+    }
+
+    fn untaken<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        asks: bool,
+        since: Option<u64>,
+        done: UntakenCallback,
+    ) {
+        if asks {
+            links.begin_batch();
+            self.with(links, |matching, lanes| matching.flush(lanes));
+        }
+        done(self.matching.untaken(since), self.matching.losses());
+    }
+
+    #[inline]
+    fn handle_windows<P: Port>(&mut self, links: &mut Links<P>) {
+        while let Some((link, event)) = links.next_window() {
+            self.window(links, link, event);
+        }
+    }
+
+    fn window<P: Port>(&mut self, links: &mut Links<P>, link: LinkId, event: WindowEvent) {
+        if let WindowEvent::Sent = event {
+            return self.matching.left(1);
+        }
+        // Messages of a link that was replaced are void.
+        let Some(peer) = self.connections.peer_of(link) else { return };
+        let handled = self.with(links, |matching, lanes| match event {
+            WindowEvent::ToSender(message, refusal) => {
+                matching.handle_receiver(lanes, peer, message, refusal)
+            }
+            WindowEvent::ToReceiver(message) => matching.handle_sender(lanes, peer, message),
+            WindowEvent::Landed(landing, tensor) => {
+                matching.landed(lanes, peer, landing, tensor);
+                Ok(())
+            }
+            WindowEvent::Sent => Ok(()),
+        });
+        if let Err(WindowViolation(why)) = handled {
+            links.fail(link, LinkFailure::Protocol(format!("the peer sent {why}")));
+        }
+    }
+
+    fn ready<P: Port>(&mut self, links: &mut Links<P>, peer: PeerIndex, tag: LinkTag) {
+        let Some(old_life) = self.connections.ready(peer, tag) else { return };
+        if old_life && !is_on(Mutant::OldWindowsKept) {
+            let dropped = self.matching.drop_held(peer);
+            links.counters().add(Counter::ValuesLost, dropped);
+        }
+        self.matching.up(peer);
+        self.widen(links, |standing| standing.peer == peer);
+        self.connections.report_up(peer, tag);
+    }
+
+    fn ended<P: Port>(&mut self, links: &mut Links<P>, ended: EndedConnection) {
+        self.matching.news = self.matching.news.wrapping_add(1);
+        let values = self.matching.lost(ended.peer, &ended.error);
+        note_lost_values(links.counters(), &ended.error, values);
+        let loss = self.connections.ended(links.counters(), ended);
+        self.lost(loss);
+    }
+
+    /// Reports a loss. A fatal one ends every call first.
+    fn lost(&mut self, loss: Option<UnreportedLoss>) {
+        let Some(loss) = loss else { return };
+        self.matching.set_down(loss.peer, &loss.error);
+        if loss.is_fatal {
+            self.matching.end(&loss.error);
+        }
+        self.connections.report(loss);
+    }
+}
+
+/// Counts the values that had left for a peer whose link has ended. A peer that stopped cleanly has
+/// lost none.
+fn note_lost_values(counters: &CountersWriter, error: &Error, values: u64) {
+    let Error::PeerLost { peer, cause, .. } = error else { return };
+    if values > 0 && !cause.is_clean() {
+        counters.add(Counter::ValuesLost, values);
+        tracing::warn!(%peer, at_most = values, "values that had left for a lost peer are lost with it");
+    }
+}
+
+impl<P: Port> Handler<P> for WindowHandler {
+    type Command = RemoteCommand<P::Link>;
+
+    fn command(&mut self, links: &mut Links<P>, command: Self::Command, _now: Time) -> Option<Self::Command> {
+        match command {
+            RemoteCommand::Send { peer, key, value } => self.send(links, peer, &key, value),
+            RemoteCommand::SendAll(values) => self.send_all(links, values),
+            RemoteCommand::Receive { peer, key, destination, waiter } => {
+                self.with(links, |matching, lanes| {
+                    matching.receive(lanes, (peer, key), destination, waiter, true);
+                });
+            }
+            RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch),
+            RemoteCommand::Cancel(cancel) => {
+                let found = self.matching.cancel(&cancel);
+                return (!found).then_some(RemoteCommand::Cancel(cancel));
+            }
+            RemoteCommand::CancelAll(cancel) => {
+                return self.cancel_all(cancel).map(RemoteCommand::CancelAll);
+            }
+            RemoteCommand::Step(change) => {
+                links.begin_batch();
+                self.with(links, |matching, lanes| matching.step_changed(lanes, change));
+            }
+            RemoteCommand::Standing(change) => {
+                return self.standing_changed(links, change).map(RemoteCommand::Standing);
+            }
+            RemoteCommand::Attach { peer, tag, link, done } => {
+                if let Some(old) = self.connections.replaced(peer, tag) {
+                    self.connections.close(links, &old);
+                    self.ended(links, old);
+                }
+                self.connections.attach(links, (peer, tag), link, done);
+            }
+            RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
+            RemoteCommand::Lose { peer, tag, cause } => self.connections.lose(links, peer, tag, cause),
+            RemoteCommand::Gone { peer, tag, cause } => {
+                let loss = self.connections.gone(links, peer, tag, cause);
+                self.lost(loss);
+            }
+            RemoteCommand::End { error } => self.matching.end(&error),
+            RemoteCommand::Edges { limit, done } => done(self.report(links, limit)),
+            RemoteCommand::Untaken { asks, since, done } => self.untaken(links, asks, since, done),
+            #[cfg(any(test, feature = "sim"))]
+            RemoteCommand::Load(done) => done(self.matching.load(links.load())),
+        }
+        None
+    }
+
+    fn event(&mut self, links: &mut Links<P>, event: LinkEvent, _now: Time) {
+        self.handle_windows(links);
+        match event {
+            LinkEvent::Up { link } => self.connections.probed(link),
+            LinkEvent::Down { link, failure, .. } => {
+                if let Some(ended) = self.connections.down(link, failure) {
+                    self.ended(links, ended);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn before_poll(&mut self, links: &mut Links<P>) {
+        if self.matching.has_untold_ends() {
+            self.with(links, |matching, lanes| matching.tell_ends(lanes));
+        }
+    }
+
+    #[inline]
+    fn after_events(&mut self, links: &mut Links<P>, _now: Time) {
+        self.handle_windows(links);
+    }
+
+    fn next_deadline(&self) -> Time {
+        self.matching.next_deadline()
+    }
+
+    fn expire(&mut self, _links: &mut Links<P>, now: Time) {
+        self.matching.expire(now);
+    }
+}

@@ -1,0 +1,71 @@
+//! Random programs of two ends.
+
+use super::*;
+
+/// Random sends, receives, ends of receives and deliveries. Each value goes to one receive of its
+/// step, and the receives get the values in order. If a receive gives up while its value is on its
+/// way, later receives may have later values already.
+#[test]
+fn in_random_order_each_receive_gets_the_next_value_of_its_step() {
+    for seed in 1..=400_u64 {
+        let mut random = seed;
+        let mut below = move |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % bound
+        };
+        let (offers, gives_up) = (seed % 2 == 0, seed % 4 != 0);
+        let window = 1 + seed % 3;
+        let mut pair = if offers { Pair::offering(window) } else { Pair::new(window) };
+        let (mut sent, mut taken) = ([0_u32; 4], [(); 4].map(|()| Vec::new()));
+        let mut calls: Vec<(u64, Call)> = Vec::new();
+        for _ in 0..120 {
+            let step = 1 + below(3);
+            match below(6) {
+                0 | 1 => {
+                    pair.send("x", step, sent[step as usize]);
+                    sent[step as usize] += 1;
+                }
+                2 if calls.len() < MAX_WAITING as usize => calls.push((step, pair.receive("x", step))),
+                3 if gives_up && !calls.is_empty() => {
+                    let (_, call) = &calls[below(calls.len() as u64) as usize];
+                    let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
+                    pair.sides[RECEIVER].matching.cancel(&cancel);
+                }
+                _ => _ = pair.deliver(below(2) as usize),
+            }
+            take_ended(&mut calls, &mut taken);
+        }
+        pair.run();
+        take_ended(&mut calls, &mut taken);
+        for step in 1..=3 {
+            while taken[step].len() < sent[step] as usize {
+                let got = taken[step].len();
+                calls.push((step as u64, pair.receive("x", step as u64)));
+                pair.run();
+                take_ended(&mut calls, &mut taken);
+                assert!(taken[step].len() > got, "seed {seed}: a value of step {step} is stuck");
+            }
+            if offers && gives_up {
+                taken[step].sort_unstable();
+            }
+            assert!(taken[step].iter().copied().eq(0..sent[step]), "seed {seed}: step {step}: {taken:?}");
+        }
+        drop(calls);
+        pair.end(1..=3);
+    }
+}
+
+/// Removes the calls that have ended, and adds their values to those of each step.
+fn take_ended(calls: &mut Vec<(u64, Call)>, taken: &mut [Vec<u32>; 4]) {
+    calls.retain_mut(|(step, call)| match call.outcome() {
+        None => true,
+        Some(Err(Error::Cancelled { .. })) => false,
+        Some(Ok(Payload::Tensor(tensor))) => {
+            taken[*step as usize].push(number_in(tensor.bytes()));
+            false
+        }
+        Some(other) => panic!("{other:?}"),
+    });
+}

@@ -1,0 +1,308 @@
+//! Tensors that are offered, and written to the destinations of their receives.
+
+use super::*;
+use crate::link::windows::OfferedTensor;
+use crate::wire::Slot;
+use std::collections::HashMap;
+
+/// The transfers of a fabric that offers tensors, at their receiver.
+#[derive(Default)]
+pub struct Offers {
+    pub is_on: bool,
+    offered: HashMap<u32, Tensor>,
+    granted: VecDeque<(LandingId, u32, TensorMut)>,
+    next: u32,
+    /// Why the next destination is refused.
+    refused: Option<LandingRefused>,
+}
+
+impl Offers {
+    pub fn offer(&mut self, tensor: Tensor) -> OfferedTensor {
+        self.next += 1;
+        let told = Arc::new(ToldMeta { meta: tensor.meta().clone(), sender: placement_of(&tensor) });
+        let checksum = Some(checksum_of(tensor.bytes()));
+        self.offered.insert(self.next, tensor);
+        OfferedTensor { told, checksum, offer: self.next }
+    }
+
+    pub fn land(&mut self, offer: u32, target: TensorMut) -> Result<LandingId, (LandingRefused, TensorMut)> {
+        assert!(self.offered.contains_key(&offer), "offer {offer} is answered twice");
+        if let Some(why) = self.refused.take() {
+            return Err((why, target));
+        }
+        let landing = LandingId { slot: Slot::new(offer).expect("few"), generation: 0 };
+        self.granted.push_back((landing, offer, target));
+        Ok(landing)
+    }
+
+    pub fn decline(&mut self, offer: u32) {
+        assert!(self.offered.remove(&offer).is_some(), "offer {offer} is answered twice");
+    }
+
+    /// Writes the oldest tensor that has a destination.
+    pub fn write(&mut self) -> Option<(LandingId, TensorMut)> {
+        let (landing, offer, mut target) = self.granted.pop_front()?;
+        let source = self.offered.remove(&offer).expect("offered");
+        target.bytes_mut().copy_from_slice(source.bytes());
+        Some((landing, target))
+    }
+
+    pub fn clear(&mut self) {
+        self.offered.clear();
+        self.granted.clear();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.offered.is_empty() && self.granted.is_empty()
+    }
+}
+
+/// The message as it arrives: the fabric lends or offers the tensor.
+pub fn arrival(
+    message: ToReceiver<Value, WindowRefusal>,
+    offers: &mut Offers,
+) -> ToReceiver<WindowArrival, WindowRefusal> {
+    match message {
+        ToReceiver::Record(Record { edge, n, step, answers_need, value }) => {
+            let value = match value {
+                Value::Tensor(tensor) if offers.is_on => WindowArrival::Offered(offers.offer(tensor)),
+                Value::Tensor(tensor) => WindowArrival::Ready(ReadyValue::Tensor(arrived(tensor))),
+                Value::Dead => WindowArrival::Ready(ReadyValue::Dead),
+            };
+            ToReceiver::Record(Record { edge, n, step, answers_need, value })
+        }
+        ToReceiver::Refused { edge, error } => ToReceiver::Refused { edge, error },
+        ToReceiver::Retired { edge } => ToReceiver::Retired { edge },
+        ToReceiver::StepsOver(over) => ToReceiver::StepsOver(over),
+        ToReceiver::Flush { edge } => ToReceiver::Flush { edge },
+    }
+}
+
+fn arrived(tensor: Tensor) -> ArrivedTensor {
+    let told = Arc::new(ToldMeta { meta: tensor.meta().clone(), sender: placement_of(&tensor) });
+    let checksum = Some(checksum_of(tensor.bytes()));
+    ArrivedTensor { told, checksum, bytes: ArrivedBytes::Landed(tensor) }
+}
+
+impl Pair {
+    /// As [`Pair::new`], over a fabric that offers tensors.
+    pub fn offering(window: u64) -> Pair {
+        let mut pair = Pair::new(window);
+        pair.sides.iter_mut().for_each(|side| side.lanes.offers.is_on = true);
+        pair
+    }
+
+    fn offers(&mut self) -> &mut Offers {
+        &mut self.sides[RECEIVER].lanes.offers
+    }
+
+    /// Delivers all messages, and writes no tensor.
+    fn run_messages(&mut self) {
+        let has_message =
+            |side: &Side| !side.lanes.to_sender.is_empty() || !side.lanes.to_receiver.is_empty();
+        while let Some(from) = self.sides.iter().position(has_message) {
+            self.deliver(from);
+        }
+    }
+
+    /// A receive of a value that is on its way to it.
+    fn on_its_way(&mut self, number: u32) -> Call {
+        self.send("x", 1, number);
+        let call = self.receive("x", 1);
+        self.run_messages();
+        assert!(call.waits(), "the tensor has not landed");
+        call
+    }
+}
+
+fn give_up(pair: &mut Pair, call: &Call) {
+    let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
+    assert!(pair.sides[RECEIVER].matching.cancel(&cancel));
+}
+
+#[test]
+fn each_offered_tensor_lands_in_its_receive() {
+    for refused in [None, Some(LandingRefused::Unreachable)] {
+        let mut pair = Pair::offering(2);
+        let given = pair.tensor(RECEIVER, 0, 8);
+        let place = given.bytes().as_ptr();
+        let mut into = pair.begin("x", 1, Destination::Into(given), SOON);
+        let mut other = pair.receive("x", 1);
+        pair.offers().refused = refused;
+        pair.send("x", 1, 10);
+        pair.send("x", 1, 20);
+        pair.run();
+        let Some(Ok(Payload::Into(tensor))) = into.outcome() else { panic!("not in the given tensor") };
+        assert_eq!((number_in(tensor.bytes()), tensor.bytes().as_ptr()), (10, place));
+        drop(tensor);
+        assert_eq!(other.number(), 20);
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn a_tensor_whose_receive_gives_up_is_the_first_of_its_step() {
+    for is_landed_first in [false, true] {
+        let mut pair = Pair::offering(2);
+        let mut first = pair.on_its_way(10);
+        pair.send("x", 1, 20);
+        pair.run_messages();
+        give_up(&mut pair, &first);
+        assert!(matches!(first.error(), Error::Cancelled { .. }));
+        if is_landed_first {
+            pair.run();
+        }
+        let [mut second, mut third] = [(); 2].map(|()| pair.receive("x", 1));
+        pair.run();
+        assert_eq!((second.number(), third.number()), (10, 20));
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn offered_tensors_of_an_ended_step_are_declined() {
+    for side in [SENDER, RECEIVER] {
+        let mut pair = Pair::offering(2);
+        let call = pair.receive("x", 1);
+        pair.run();
+        give_up(&mut pair, &call);
+        pair.send("x", 1, 10);
+        pair.run();
+        pair.step(side, StepChange::CleanedUp { step: 1 });
+        pair.run();
+        assert!(pair.offers().is_empty(), "the sender keeps the tensor");
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn a_waiting_receive_takes_over_what_another_has_left() {
+    let mut pair = Pair::offering(2);
+    let first = pair.on_its_way(10);
+    let mut second = pair.receive("x", 1);
+    give_up(&mut pair, &first);
+    pair.run();
+    assert_eq!(second.number(), 10);
+    pair.end(1..=1);
+}
+
+#[test]
+fn an_offered_tensor_that_does_not_fit_is_for_the_next_receive() {
+    let mut pair = Pair::offering(2);
+    let given = pair.tensor(RECEIVER, 0, 9);
+    let mut mismatch = pair.begin("x", 1, Destination::Into(given), SOON);
+    pair.send("x", 1, 10);
+    pair.run();
+    assert!(matches!(mismatch.error(), Error::ShapeMismatch { .. }));
+    let mut next = pair.receive("x", 1);
+    pair.run();
+    assert_eq!(next.number(), 10);
+    pair.end(1..=1);
+}
+
+#[test]
+fn the_end_of_a_step_fails_receives_whose_tensors_are_on_their_way() {
+    let aborted = StepChange::Aborted { steps: 1..=1, status: Status::new(Code::Internal, "why") };
+    for change in [StepChange::CleanedUp { step: 1 }, aborted] {
+        let mut pair = Pair::offering(2);
+        let mut call = pair.on_its_way(10);
+        pair.step(RECEIVER, change);
+        assert!(!call.waits() && call.outcome().expect("ended").is_err());
+        pair.run();
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn a_loss_fails_receives_whose_tensors_are_on_their_way() {
+    let mut pair = Pair::offering(2);
+    let mut call = pair.on_its_way(10);
+    pair.send("x", 1, 20);
+    pair.run_messages();
+    pair.lose();
+    assert!(matches!(call.error(), Error::Stopped));
+    pair.up();
+    let mut next = pair.receive("x", 1);
+    pair.run();
+    assert!(next.waits(), "what was offered is lost with the link");
+    pair.send("x", 1, 30);
+    pair.run();
+    assert_eq!(next.number(), 30);
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
+    for is_there in [false, true] {
+        let mut pair = Pair::offering(2);
+        if is_there {
+            let call = pair.receive("x", 1);
+            pair.run();
+            give_up(&mut pair, &call);
+            pair.send("x", 1, 10);
+            pair.run();
+        }
+        pair.offers().refused = Some(LandingRefused::Down);
+        let mut call = pair.receive("x", 1);
+        if !is_there {
+            pair.send("x", 1, 10);
+            pair.run();
+        }
+        assert!(call.waits(), "the loss is not known yet");
+        pair.lose();
+        assert!(matches!(call.error(), Error::Stopped));
+        pair.up();
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tensor() {
+    let mut pair = Pair::offering(2);
+    pair.offers().refused = Some(LandingRefused::Full);
+    let mut call = pair.receive("x", 1);
+    pair.send("x", 1, 10);
+    pair.run();
+    assert!(matches!(call.error(), Error::ResourceExhausted { .. }));
+    let mut next = pair.receive("x", 1);
+    pair.run();
+    assert_eq!(next.number(), 10);
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_direct_receive_leaves_an_offered_tensor_to_a_waiter() {
+    let mut pair = Pair::offering(2);
+    let call = pair.receive("x", 1);
+    pair.run();
+    give_up(&mut pair, &call);
+    pair.send("x", 1, 10);
+    pair.run();
+    let (mut receive, mut expected) = (DirectReceive::Waiting(Destination::Alloc), None);
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    let of = (TO_SENDER, key("x", 1));
+    let now = matching.receive_now(lanes, (of.0, of.1.borrowed(), true), &mut receive, &mut expected);
+    assert!(matches!((now, receive), (Some(Ok(())), DirectReceive::Waiting(_))));
+    let mut waiter = pair.receive("x", 1);
+    pair.run();
+    assert_eq!(waiter.number(), 10);
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_fatal_loss_ends_receives_whose_tensors_are_on_their_way() {
+    let mut pair = Pair::offering(2);
+    let mut call = pair.on_its_way(10);
+    pair.sides[RECEIVER].matching.end(&Error::Stopped);
+    assert!(matches!(call.error(), Error::Stopped));
+    pair.run();
+    pair.end(1..=1);
+}
+
+#[cfg(tensorwire_mutants)]
+#[test]
+fn each_bug_is_found() {
+    use crate::mutants::{Mutant, assert_found};
+    assert_found(Mutant::LandingDropped, a_tensor_whose_receive_gives_up_is_the_first_of_its_step);
+    assert_found(Mutant::OfferNotDeclined, offered_tensors_of_an_ended_step_are_declined);
+}
