@@ -34,7 +34,9 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     pub fn command(&mut self, command: H::Command, now: Time) -> Option<H::Command> {
         self.active = true;
         let returned = self.handler.command(&mut self.links, command, now);
-        self.events(now);
+        if !self.links.is_quiet() {
+            self.events(now);
+        }
         returned
     }
 

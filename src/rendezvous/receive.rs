@@ -75,12 +75,19 @@ impl Step {
         if context.has_local_deadline() {
             return DirectWait::Elsewhere(None);
         }
-        let is_sound = self.is_live() && edge.destination == EdgeEnd::Here;
-        if !is_sound && let Err(error) = self.check_receive(edge) {
+        if !self.may_receive(edge)
+            && let Err(error) = self.check_receive(edge)
+        {
             return DirectWait::Ready(Err(Box::new(error)));
         }
         let of = (peer, edge.key_ref(self.id));
         context.paths.of(peer).receive_direct(of, receive, timeout)
+    }
+
+    /// Whether [`Step::check_receive`] finds no error. `false` decides nothing.
+    #[inline]
+    fn may_receive(&self, edge: &Edge) -> bool {
+        self.is_live() && edge.destination == EdgeEnd::Here
     }
 
     #[cold]
@@ -295,9 +302,12 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         }
     }
 
+    #[inline]
     fn check(&self) -> Result<(), Error> {
-        self.step.check()?;
-        self.step.context.check_destination(self.edge)
+        match self.step.may_receive(self.edge) {
+            true => Ok(()),
+            false => self.step.check_receive(self.edge),
+        }
     }
 
     fn submit(
