@@ -2,7 +2,7 @@
 
 use super::table::{KEYS, Key};
 use crate::bootstrap::{LINK_TIMEOUT, MAX_REASON};
-use crate::fabric::{MAX_GRANTS, shm};
+use crate::fabric::{shm, verbs};
 use crate::matching::{MANY_STEPS, MAX_ABORTED, MAX_RETIRED_STEPS, WINDOWS};
 use crate::memory::MAX_DEPTH;
 use crate::rendezvous::REGISTERED_FROM;
@@ -76,7 +76,7 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
         ),
         (
             "Granted tensors of a link over verbs",
-            MAX_GRANTS.to_string(),
+            verbs::MAX_GRANTS.to_string(),
             "Each tensor on its way that travels by itself has one.",
         ),
         (

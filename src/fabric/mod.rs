@@ -35,7 +35,7 @@ pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate, ShortMessage, Slot, UnreadMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,9 +75,6 @@ pub const MAX_LOAN_MESSAGE: usize = 28;
 
 /// Tensors that a link can have lent at a time in each direction, on every fabric that lends.
 pub(crate) const MAX_LOANS: usize = 1 << 18;
-
-/// Grants that a link can have at a time over verbs: as many as an immediate can name.
-pub(crate) const MAX_GRANTS: usize = Slot::COUNT as usize;
 
 /// The ways to move bytes between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

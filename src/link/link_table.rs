@@ -6,7 +6,6 @@
 use super::links::Link;
 use crate::fabric::LinkId;
 use foldhash::HashMap;
-use std::sync::Arc;
 
 /// The links of one poller.
 #[derive(Debug)]
@@ -15,8 +14,6 @@ pub(super) struct LinkTable {
     places: HashMap<LinkId, usize>,
     /// The link that was found last, and its place.
     latest: usize,
-    /// The id of each of `links`, for loops that change links meanwhile.
-    ids: Arc<Vec<LinkId>>,
     /// Links with a backlog, each once.
     backlogged: Vec<LinkId>,
     /// Links with arrivals since the last [`LinkTable::for_each_used`], each once.
@@ -30,7 +27,6 @@ impl LinkTable {
             links: Vec::new(),
             places: HashMap::default(),
             latest: 0,
-            ids: Arc::default(),
             backlogged: Vec::new(),
             used: Vec::new(),
         }
@@ -39,7 +35,6 @@ impl LinkTable {
     /// Adds a link. Its id is unused.
     pub fn insert(&mut self, link: Link) {
         self.places.insert(link.id, self.links.len());
-        Arc::make_mut(&mut self.ids).push(link.id);
         self.links.push(link);
         // Now, so that the first backlog of a link allocates nothing.
         self.backlogged.reserve(self.links.len());
@@ -49,7 +44,6 @@ impl LinkTable {
     /// `None` if the id is of a link that is gone.
     pub fn remove(&mut self, id: LinkId) -> Option<Link> {
         let place = self.places.remove(&id)?;
-        Arc::make_mut(&mut self.ids).swap_remove(place);
         let link = self.links.swap_remove(place);
         if let Some(moved) = self.links.get(place) {
             self.places.insert(moved.id, place);
@@ -82,12 +76,6 @@ impl LinkTable {
     /// The links, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
-    }
-
-    /// The ids of the present links. Later changes do not affect the iterator.
-    pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<> {
-        let ids = Arc::clone(&self.ids);
-        (0..ids.len()).map(move |at| ids[at])
     }
 
     /// Updates the backlog list, after anything was sent on a link.
@@ -158,15 +146,13 @@ mod tests {
         for id in [7, 1 << 20, 3] {
             table.insert(link(id));
         }
-        let ids = table.ids();
         assert!(table.remove(LinkId(7)).is_some() && table.remove(LinkId(7)).is_none());
         table.insert(link(4));
-        assert_eq!(ids.collect::<Vec<_>>(), [LinkId(7), LinkId(1 << 20), LinkId(3)], "as they were");
         for id in [1 << 20, 3, 4].map(LinkId) {
             assert_eq!(table.get_mut(id).map(|link| link.id), Some(id));
         }
         assert!(table.get_mut(LinkId(7)).is_none());
-        let mut ids: Vec<_> = table.ids().map(|id| id.0).collect();
+        let mut ids: Vec<_> = table.iter().map(|link| link.id.0).collect();
         ids.sort_unstable();
         assert_eq!(ids, [3, 4, 1 << 20]);
     }

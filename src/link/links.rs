@@ -231,11 +231,6 @@ impl<P: Port> Links<P> {
         stays
     }
 
-    /// The present links, up or not.
-    pub fn ids(&self) -> impl Iterator<Item = LinkId> + use<P> {
-        self.links.ids()
-    }
-
     /// How much there is to do on all links.
     #[cfg(any(test, feature = "sim"))]
     pub fn load(&self) -> super::LinkLoad {
@@ -330,7 +325,7 @@ impl Link {
 
     pub(super) fn down<P: Port>(mut self, cx: &mut LinkContext<'_, P>, failure: LinkFailure) {
         if !is_on(Mutant::OutstandingLeak) {
-            self.drop_offers(cx);
+            self.end_transfers(cx);
         }
         cx.port.detach(self.id);
         cx.events.push_back(LinkEvent::Down { link: self.id, failure });

@@ -6,7 +6,6 @@
 
 use super::receiving::{count_received, failed};
 use super::{Lanes, Matching, WaitingReceive};
-use crate::fabric::MAX_GRANTS;
 use crate::link::windows::{
     ArrivedBytes, ArrivedTensor, LandingId, LandingRefused, OfferedTensor, ReadyValue, ToldMeta,
     WindowArrival, check_bytes,
@@ -60,9 +59,8 @@ impl NotLanded {
     fn of(why: LandingRefused) -> Self {
         match why {
             LandingRefused::Down => NotLanded::Down,
-            LandingRefused::Full | LandingRefused::Unreachable => {
-                NotLanded::Failed(ReceiveError::NoGrant { limit: MAX_GRANTS as u32 })
-            }
+            LandingRefused::Full { limit } => NotLanded::Failed(ReceiveError::NoGrant { limit }),
+            LandingRefused::Unreachable => unreachable!("a port reaches the whole pool"),
         }
     }
 }

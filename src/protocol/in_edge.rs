@@ -382,7 +382,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             self.granted = self.grantable() + u64::from(is_on(Mutant::CreditPastWindow));
             let held = self.held.len();
             self.set_flush(self.flush.map(|_| held).filter(|held| *held > 0 && !is_on(Mutant::FlushedOnce)));
-            // At most a window of values, and one for each of the sender's needs.
+            // At most a window of values, and those that receives have taken and that are on their
+            // way.
             let taken = Taken { came: self.came, held: held as u32 };
             return Some(ToSender::Credit { edge, limit: self.granted, taken });
         }

@@ -104,9 +104,9 @@ figures! {
         /// Immediates that arrived behind a write of the peer.
         ImmediatesReceived = "immediates_received",
         /// Messages with meta-data that are new to the link.
-        MetaResponses = "meta_responses",
+        MetasSent = "metas_sent",
         /// Tensors sent inside their record, up to `small_tensor_bytes`.
-        SmallResponses = "small_responses",
+        SmallTensorsSent = "small_tensors_sent",
         /// Tensors copied through the pool, because their memory or their destination is outside of
         /// it.
         TensorsStaged = "tensors_staged",
@@ -157,6 +157,9 @@ figures! {
         LoansOut = "loans_out",
         /// Bytes lent to peers. A tensor that is lent twice counts twice.
         LentBytes = "lent_bytes",
+        /// Bytes of destinations that peers may write to. Their memory stays used until the tensor
+        /// has landed or the link has ended, also when the receive has given up.
+        GrantedBytes = "granted_bytes",
         /// Bytes of memory outside the pool that are registered with the device. They are pinned.
         RegisteredBytes = "registered_bytes",
     }

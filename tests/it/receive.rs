@@ -1,9 +1,9 @@
 //! The receive calls beside `recv`: `try_recv`, and the builders.
 
-use crate::common::{SOON, cluster, counting, member, run, until, values};
+use crate::common::{SOON, cluster, counting, member, over_verbs, run, two_members, until, values};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use tensorwire::{Code, DType, Edge, Error, Node, Status, Step, TensorMut};
+use tensorwire::{Code, DType, Edge, Error, Gauge, Node, Status, Step, TensorMut};
 
 /// Where a peer writes large tensors, `try_recv` waits so long for the write. On a busy machine
 /// each sender may be slow.
@@ -181,6 +181,36 @@ fn a_try_at_a_peer_that_makes_no_progress_ends_all_the_same() {
         let got = first.unwrap_or_else(|| step.recv(&here(node), SOON).expect("received"));
         assert_eq!(values(&got.tensor)[0], 4.0, "the value was not lost");
     });
+}
+
+/// Only over verbs a peer writes to memory of this process.
+#[test]
+fn memory_that_a_peer_may_write_to_is_kept_when_its_receive_gives_up() {
+    if !over_verbs() {
+        return;
+    }
+    let [sender, receiver] = two_members(&[]);
+    let steps = [&sender, &receiver].map(|node| node.step(1).expect("a step"));
+    let granted = || receiver.counters().gauge(Gauge::GrantedBytes);
+    let before = receiver.pool().stats().allocated;
+    let pending = steps[1].receive(&here(&receiver)).begin().expect("begun");
+    steps[0].send(&there(&sender), counting(&sender, 4.0, 2000)).expect("sent");
+    until(&receiver, "the destination is granted", || {
+        if granted() == 0 {
+            sender.progress().expect("alive");
+        }
+        granted() > 0
+    });
+    drop(pending);
+    receiver.progress().expect("alive");
+    assert_eq!(granted(), 8000);
+    assert!(receiver.pool().stats().allocated > before, "the peer may still write to it");
+    until(&sender, "the tensor lands", || {
+        receiver.progress().expect("alive");
+        granted() == 0
+    });
+    let next = tried(&steps[1], &here(&receiver));
+    assert_eq!((next.len(), next[0]), (2000, 4.0));
 }
 
 #[test]

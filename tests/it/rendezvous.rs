@@ -188,7 +188,7 @@ fn known_meta_data_travel_once() {
         if task == 0 {
             until(node, "all 50 writes", || node.counters().get(Counter::WritesPosted) == 50);
             let grown = node.counters().since(&before);
-            let counts = [Counter::WritesPosted, Counter::MetaResponses].map(|of| grown.get(of));
+            let counts = [Counter::WritesPosted, Counter::MetasSent].map(|of| grown.get(of));
             assert_eq!(counts, [50, 1]);
         }
     });

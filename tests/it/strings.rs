@@ -135,7 +135,7 @@ fn a_new_length_each_step_is_a_new_meta_data_each_step() {
         }
         if task == 0 {
             until(node, "all are sent", || node.counters().get(Counter::TensorsSent) == 5);
-            assert_eq!(node.counters().get(Counter::MetaResponses), 4);
+            assert_eq!(node.counters().get(Counter::MetasSent), 4);
         }
     });
 }

@@ -5,10 +5,13 @@
 //! the pool as a whole. A grant is used again only when the caller knows that no write to it is
 //! under way.
 
-use crate::fabric::{MAX_GRANTS, PostError};
+use crate::fabric::PostError;
 use crate::memory::{Tensor, TensorMut};
-use crate::wire::Grant;
+use crate::wire::{Grant, Slot};
 use std::collections::HashMap;
+
+/// Grants of a link at a time: as many as an immediate can name.
+pub(crate) const MAX_GRANTS: usize = Slot::COUNT as usize;
 
 /// The grants of one link, by their place in the pool.
 #[derive(Default)]

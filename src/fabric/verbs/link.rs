@@ -84,7 +84,7 @@ impl VerbsLinkInner {
                 // One request goes before a write of several, with its length.
                 max_write: u64::from(options.depth - 1) * u64::from(shared.chosen.max_message),
                 lends: false,
-                grants: crate::fabric::MAX_GRANTS as u32,
+                grants: super::grants::MAX_GRANTS as u32,
             },
             id: awaited.link,
             phase: VerbsLinkPhase::Up,

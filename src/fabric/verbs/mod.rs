@@ -57,6 +57,7 @@ mod stripes;
 pub mod sys;
 
 pub use endpoint::VerbsEndpoint;
+pub(crate) use grants::MAX_GRANTS;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;

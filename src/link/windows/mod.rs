@@ -125,7 +125,10 @@ pub enum LandingRefused {
     /// The port can't let the peer write there.
     Unreachable,
     /// The link has as many grants as it can have.
-    Full,
+    Full {
+        /// Grants of the link at a time.
+        limit: u32,
+    },
     /// The link has ended, or is about to.
     Down,
 }

@@ -11,7 +11,7 @@ use crate::link::links::{Link, LinkContext, Links};
 use crate::memory::{Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Slab;
-use crate::telemetry::Counter;
+use crate::telemetry::{Counter, Gauge};
 use crate::wire::message::Message;
 use crate::wire::{Grant, Immediate, Slot};
 
@@ -94,15 +94,17 @@ impl Link {
         if !cx.port.reaches(&target) {
             return Err((LandingRefused::Unreachable, target));
         }
+        let full = LandingRefused::Full { limit: cx.port.limits(self.id).grants };
         let grant = cx.port.grant(self.id, target).map_err(|(why, target)| match why {
             PostError::Down => (LandingRefused::Down, target),
-            PostError::Full | PostError::Refused(_) => (LandingRefused::Full, target),
+            PostError::Full | PostError::Refused(_) => (full, target),
         })?;
         let Some(landing) = self.windows.landings.add(grant) else {
             let target = cx.port.revoke(self.id, &grant);
             let target = target.unwrap_or_else(|| unreachable!("it was granted just now"));
-            return Err((LandingRefused::Full, target));
+            return Err((full, target));
         };
+        cx.counters.raise(Gauge::GrantedBytes, grant.len);
         let immediate = Immediate { generation: landing.generation, slot: landing.slot };
         self.send(cx, &Message::Grant { offer, immediate, target: grant });
         Ok(landing)
@@ -153,11 +155,13 @@ impl Link {
         }
     }
 
-    /// The link is down: no tensor leaves any more.
-    pub(in crate::link) fn drop_offers<P: Port>(&mut self, cx: &mut LinkContext<'_, P>) {
+    /// The link is down: no tensor leaves any more, and none comes.
+    pub(in crate::link) fn end_transfers<P: Port>(&mut self, cx: &mut LinkContext<'_, P>) {
         let offers = std::mem::take(&mut self.windows.offers);
         let count = offers.iter().count() + std::mem::take(&mut self.windows.writes);
         cx.windows.extend((0..count).map(|_| (self.id, WindowEvent::Sent)));
+        let landings = std::mem::take(&mut self.windows.landings);
+        cx.counters.lower(Gauge::GrantedBytes, landings.grants.iter().map(|(_, grant)| grant.len).sum());
     }
 
     /// Ends an offer that the peer has answered.
@@ -183,6 +187,7 @@ impl Link {
         if bytes != grant.len && !is_on(Mutant::PartLanded) {
             return Err(format!("a write of {bytes} bytes came for a tensor of {}", grant.len));
         }
+        cx.counters.lower(Gauge::GrantedBytes, grant.len);
         let Some(tensor) = cx.port.revoke(self.id, &grant) else {
             return Err("a granted destination is gone".into());
         };

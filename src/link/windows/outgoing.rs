@@ -122,7 +122,7 @@ impl Link {
         }
         let value = match carrier {
             Carrier::Record => {
-                cx.counters.increment(Counter::SmallResponses);
+                cx.counters.increment(Counter::SmallTensorsSent);
                 if checksum.is_none() && !answers_need {
                     let plain = PlainRecord { edge, n, step, meta, data: bytes };
                     cx.counters.increment(Counter::MessagesSent);
@@ -193,7 +193,7 @@ impl Link {
         let placement = placement_of(tensor);
         let (number, is_new) = self.windows.told.number(tensor.meta(), placement);
         if is_new {
-            cx.counters.increment(Counter::MetaResponses);
+            cx.counters.increment(Counter::MetasSent);
             let meta = VersionedMeta { version: number.into(), placement, meta: tensor.meta().clone() };
             self.send(cx, &Message::Meta(meta));
         }

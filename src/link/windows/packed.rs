@@ -33,7 +33,7 @@ impl<P: Port> Links<P> {
         if !found.out.packed(&mut self.port, &self.counters, &plain) {
             return false;
         }
-        self.counters.increment(Counter::SmallResponses);
+        self.counters.increment(Counter::SmallTensorsSent);
         count_sent(&self.counters, plain.data.len() as u64);
         if !found.is_backlogged {
             self.links.note_backlog(link);

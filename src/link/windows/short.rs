@@ -97,7 +97,7 @@ impl Link {
             None => self.out.unqueued(port, |bytes| plain.encode(bytes)),
         };
         if has_left {
-            counters.increment(Counter::SmallResponses);
+            counters.increment(Counter::SmallTensorsSent);
             count_sent(counters, plain.data.len() as u64);
         }
         has_left

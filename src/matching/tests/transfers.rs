@@ -105,6 +105,15 @@ impl Pair {
         }
     }
 
+    /// Offers a value that no receive waits for. The edge is announced before.
+    fn hold_offer(&mut self, number: u32) {
+        let call = self.receive("x", 1);
+        self.run();
+        give_up(self, &call);
+        self.send("x", 1, number);
+        self.run();
+    }
+
     /// A receive of a value that is on its way to it.
     fn on_its_way(&mut self, number: u32) -> Call {
         self.send("x", 1, number);
@@ -163,11 +172,7 @@ fn a_tensor_whose_receive_gives_up_is_the_first_of_its_step() {
 fn offered_tensors_of_an_ended_step_are_declined() {
     for side in [SENDER, RECEIVER] {
         let mut pair = Pair::offering(2);
-        let call = pair.receive("x", 1);
-        pair.run();
-        give_up(&mut pair, &call);
-        pair.send("x", 1, 10);
-        pair.run();
+        pair.hold_offer(10);
         pair.step(side, StepChange::CleanedUp { step: 1 });
         pair.run();
         assert!(pair.offers().is_empty(), "the sender keeps the tensor");
@@ -259,7 +264,7 @@ fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
 #[test]
 fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tensor() {
     let mut pair = Pair::offering(2);
-    pair.offers().refused = Some(LandingRefused::Full);
+    pair.offers().refused = Some(LandingRefused::Full { limit: 1 });
     let mut call = pair.receive("x", 1);
     pair.send("x", 1, 10);
     pair.run();
@@ -273,11 +278,7 @@ fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tenso
 #[test]
 fn a_direct_receive_leaves_an_offered_tensor_to_a_waiter() {
     let mut pair = Pair::offering(2);
-    let call = pair.receive("x", 1);
-    pair.run();
-    give_up(&mut pair, &call);
-    pair.send("x", 1, 10);
-    pair.run();
+    pair.hold_offer(10);
     let (mut receive, mut expected) = (DirectReceive::Waiting(Destination::Alloc), None);
     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
     let of = (TO_SENDER, key("x", 1));

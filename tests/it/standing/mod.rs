@@ -59,7 +59,7 @@ fn received(node: &Node, sequence: Sequence, n: u64, elements: usize) -> Tensor 
 fn until_posted(node: &Node, values: u64, tensors: u64) {
     let sum =
         |counters: [Counter; 2]| counters.map(|counter| node.counters().get(counter)).iter().sum::<u64>();
-    let others = || sum([Counter::MetaResponses, Counter::StepsOverSent]);
+    let others = || sum([Counter::MetasSent, Counter::StepsOverSent]);
     let posted = || node.counters().get(Counter::MessagesSent) - others();
     until(node, "all messages leave", || posted() >= 2 + values);
     until_carried(node, tensors);
@@ -68,7 +68,7 @@ fn until_posted(node: &Node, values: u64, tensors: u64) {
 /// Waits until the bytes of this many tensors have left. A tensor that is offered is written once
 /// its receive has granted a destination.
 fn until_carried(node: &Node, tensors: u64) {
-    const CARRIERS: [Counter; 3] = [Counter::SmallResponses, Counter::LoansPosted, Counter::WritesPosted];
+    const CARRIERS: [Counter; 3] = [Counter::SmallTensorsSent, Counter::LoansPosted, Counter::WritesPosted];
     let carried = || CARRIERS.map(|counter| node.counters().get(counter)).iter().sum::<u64>();
     until(node, "all tensors are carried", || carried() >= tensors);
 }

@@ -37,7 +37,7 @@ fn a_new_shape_costs_one_message_and_a_known_one_none() {
             [(4, 600), (5, 1000)].into_iter().for_each(|(n, size)| send_and_wait(node, sequence, n, size));
             until_carried(node, 6);
             let since = node.counters().since(&before);
-            assert_eq!(since.get(Counter::MetaResponses), 1, "one for what was not known");
+            assert_eq!(since.get(Counter::MetasSent), 1, "one for what was not known");
             assert_eq!(since.get(Counter::WritesPosted), 2);
         },
         |node, sequence| {
@@ -87,14 +87,14 @@ fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync
 #[test]
 fn a_short_batch_in_each_epoch_costs_one_message_once() {
     let counted = sizes(160, 0, |n| if n % 20 == 19 { 1000 } else { LARGE });
-    assert_eq!(counted.get(Counter::MetaResponses), 2, "{counted}");
+    assert_eq!(counted.get(Counter::MetasSent), 2, "{counted}");
 }
 
 #[test]
 fn shapes_that_take_turns_cost_nothing_after_the_first_round() {
     for shapes in [2, 4] {
         let counted = sizes(160, 80, move |n| 1000 - 100 * (n as usize % shapes));
-        assert_eq!(counted.get(Counter::MetaResponses), 0, "{shapes} shapes: {counted}");
+        assert_eq!(counted.get(Counter::MetasSent), 0, "{shapes} shapes: {counted}");
         assert_eq!(counted.get(Counter::WritesPosted), 80, "{shapes} shapes: {counted}");
     }
 }

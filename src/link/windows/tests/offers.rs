@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fabric::LinkFailure;
+use crate::telemetry::Gauge;
 use crate::wire::{Grant, Slot};
 
 const BYTES: u64 = 1000;
@@ -165,6 +166,23 @@ fn a_tensor_lands_in_its_destination() {
     });
     let Some((_, WindowEvent::Landed(landed, tensor))) = event else { panic!("{event:?}") };
     assert_eq!((landed, tensor.bytes()), (landing, &[7; BYTES as usize][..]));
+}
+
+#[test]
+fn granted_bytes_are_counted_until_they_are_written_or_the_link_ends() {
+    let write = |scene: &mut Scene, immediate, grant: &Grant| scene.write(BYTES, grant, immediate);
+    let lose = |scene: &mut Scene, _, _: &Grant| scene.links.fail(scene.link, LinkFailure::Closed);
+    type End<'a> = &'a dyn Fn(&mut Scene, Immediate, &Grant);
+    let ends: [End<'_>; 2] = [&write, &lose];
+    for end in ends {
+        let mut scene = scene(false);
+        let (_, immediate, grant) = scene.landing();
+        let counters = scene.links.counters().counters();
+        assert_eq!(counters.gauge(Gauge::GrantedBytes), BYTES);
+        end(&mut scene, immediate, &grant);
+        scene.sent();
+        assert_eq!(counters.gauge(Gauge::GrantedBytes), 0);
+    }
 }
 
 #[test]
