@@ -146,6 +146,10 @@ mutants! {
         LandingDropped,
         /// The sender keeps an offered tensor whose step has ended at the receiver.
         OfferNotDeclined,
+        /// The sender keeps a destination that the tensor does not fit.
+        DestinationNotReleased,
+        /// A destination stays granted when no receive waits any more.
+        DestinationNotWithdrawn,
         /// Values that never left are still counted when their link is gone.
         OutstandingLeak,
         /// The first message of a pack is lost.

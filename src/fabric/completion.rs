@@ -108,9 +108,8 @@ impl LinkFailure {
         let text = self.to_string();
         match self {
             LinkFailure::PeerDied { .. } => LossCause::Died(text),
-            LinkFailure::Closed => LossCause::Left(text),
             LinkFailure::Local(why) => LossCause::Closed(why),
-            LinkFailure::Refused(_) => LossCause::Closed(text),
+            LinkFailure::Closed | LinkFailure::Refused(_) => LossCause::Closed(text),
             LinkFailure::Completion { .. } | LinkFailure::Device { .. } => LossCause::Network(text),
             LinkFailure::Protocol(_) | LinkFailure::NoReceive => LossCause::Protocol(text),
         }

@@ -130,7 +130,12 @@ mod tests {
         let task = |job: &str| TaskId::new(job, 0).expect("a job name");
         let identity =
             LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
-        let settings = LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false };
+        let settings = LinkSettings {
+            small_tensor_bytes: 128,
+            validate: false,
+            borrow: false,
+            max_ready_bytes: 1 << 20,
+        };
         Link::new(LinkId(id), identity, settings, 16)
     }
 

@@ -3,7 +3,7 @@
 use super::control::batch::BatchState;
 use super::control::send_queue::{ReceiveCredits, SendQueue};
 use super::link_table::LinkTable;
-use super::windows::{EdgeKey, PolledPlace, WindowEvent, WindowLink, WindowRefusal};
+use super::windows::{EdgeKey, PolledPlace, ReadyBytes, WindowEvent, WindowLink, WindowRefusal};
 use super::{LinkEvent, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
@@ -40,6 +40,9 @@ pub struct LinkSettings {
     pub validate: bool,
     /// Whether this side's receives borrow where the fabric lends.
     pub borrow: bool,
+    /// Bytes of all links of a poller in destinations that are granted before their tensors are
+    /// sent, until a receive has taken the tensor.
+    pub max_ready_bytes: u64,
 }
 
 /// The state of one link.
@@ -67,6 +70,7 @@ pub(super) struct LinkContext<'a, P: Port> {
     pub port: &'a mut P,
     pub pool: &'a Pool,
     pub counters: &'a CountersWriter,
+    pub ready_bytes: &'a ReadyBytes,
     pub events: &'a mut VecDeque<LinkEvent>,
     pub windows: &'a mut VecDeque<(LinkId, WindowEvent)>,
     /// A batch is open: messages may wait for others.
@@ -86,6 +90,7 @@ pub struct Links<P: Port> {
     /// The place of the next of `completions`.
     pub(super) polled: PolledPlace,
     pub(super) batch: BatchState,
+    pub(super) ready_bytes: ReadyBytes,
 }
 
 impl<P: Port> Links<P> {
@@ -103,6 +108,7 @@ impl<P: Port> Links<P> {
             completions,
             polled: PolledPlace::default(),
             batch: BatchState::default(),
+            ready_bytes: ReadyBytes::default(),
         }
     }
 
@@ -254,6 +260,7 @@ impl<P: Port> Links<P> {
             port: &mut self.port,
             pool: &self.pool,
             counters: &self.counters,
+            ready_bytes: &self.ready_bytes,
             events: &mut self.events,
             windows: &mut self.windows,
             in_batch: self.batch.is_open,

@@ -57,7 +57,8 @@ fn scene() -> Scene {
     let mut links = Links::new(port, ours, CountersWriter::new());
     let identity =
         LinkIdentity { local: task("a"), local_incarnation: 1, peer: task("b"), peer_incarnation: 2 };
-    let settings = LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false };
+    let settings =
+        LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false, max_ready_bytes: 1 << 20 };
     let link = links.attach(first, identity, settings).expect("attached");
     let theirs_link = by_hand.attach(second).expect("attached");
     by_hand.post_receives(theirs_link, DEPTH);

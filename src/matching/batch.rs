@@ -99,7 +99,7 @@ impl Matching {
             None => ShortTake::Other,
         };
         match taken {
-            ShortTake::Nothing if self.is_usual(walk) => return ShortTake::Nothing,
+            ShortTake::Nothing if self.is_usual(lanes, walk) => return ShortTake::Nothing,
             ShortTake::Nothing => return ShortTake::Taken(WalkEnd::LeftOff),
             ShortTake::Taken(()) => walk.deliver(),
             ShortTake::Other => {}
@@ -107,7 +107,7 @@ impl Matching {
         match self.walk(lanes, walk) {
             Some(end) => ShortTake::Taken(end),
             // A port that takes no message without a poll comes here with each look.
-            None if self.is_usual(walk) => ShortTake::Nothing,
+            None if self.is_usual(lanes, walk) => ShortTake::Nothing,
             None => ShortTake::Taken(WalkEnd::LeftOff),
         }
     }
@@ -127,7 +127,7 @@ impl Matching {
     }
 
     /// Examines one of the later edges. Returns whether its next value comes as a plain record.
-    fn is_usual(&mut self, walk: &mut BatchWalk<'_>) -> bool {
+    fn is_usual(&mut self, lanes: &mut impl Lanes, walk: &mut BatchWalk<'_>) -> bool {
         if walk.news != self.news && !is_on(Mutant::LaterEdgesIgnored) {
             (walk.examined, walk.news) = (walk.done, self.news);
         }
@@ -139,5 +139,6 @@ impl Matching {
         entry.down.is_none()
             && entry.incoming.first(edge, key.step).is_none()
             && entry.incoming.next_record(edge, key.step).is_some()
+            && !self.expects_write(lanes, peer, edge)
     }
 }

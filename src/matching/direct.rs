@@ -146,7 +146,10 @@ impl Matching {
             }
         }
         *expected = next;
-        let error = self.why_not_now(lanes, (peer, key, is_bounded), edge)?;
+        let Some(error) = self.why_not_now(lanes, (peer, key, is_bounded), edge) else {
+            // The destination of a large tensor is granted for a waiter.
+            return self.expects_write(lanes, peer, edge).then_some(Ok(()));
+        };
         // The edge may be new, and is not needed then.
         self.send_due(lanes, peer, edge);
         Some(Err(Box::new(error)))
@@ -170,6 +173,7 @@ impl Matching {
             self.hold_again(lanes, peer, edge, Held { step, in_window, is_taken: false, value });
         }
         self.send_due(lanes, peer, edge);
+        self.update_ready(lanes, peer, edge);
         Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
     }
 

@@ -13,24 +13,24 @@ use std::ops::RangeInclusive;
 
 impl Matching {
     /// Cancels a call. Returns whether it was waiting.
-    pub fn cancel(&mut self, cancel: &Cancel) -> bool {
+    pub fn cancel(&mut self, lanes: &mut impl Lanes, cancel: &Cancel) -> bool {
         let Some(waiter) = self.calls.get(&cancel.id).copied() else { return false };
-        self.give_up(waiter, cancel.why.clone());
+        self.give_up(lanes, waiter, cancel.why.clone());
         true
     }
 
     /// Ends the waits whose deadline is `now` or earlier.
-    pub fn expire(&mut self, now: Time) {
+    pub fn expire(&mut self, lanes: &mut impl Lanes, now: Time) {
         let late = self.waiting.iter().filter(|(_, receive)| receive.waiter.deadline <= now);
         let late: Vec<_> = late.map(|(waiter, _)| waiter).collect();
-        late.into_iter().for_each(|waiter| self.give_up(waiter, CancelReason::Deadline(None)));
+        late.into_iter().for_each(|waiter| self.give_up(lanes, waiter, CancelReason::Deadline(None)));
         let deadlines = self.waiting.iter().map(|(_, receive)| receive.waiter.deadline);
         let next = deadlines.min().filter(|_| !is_on(Mutant::LaterDeadlinesForgotten));
         self.next_deadline = next.unwrap_or(Time::NEVER);
     }
 
     /// Ends a wait. A value that comes later is for the next receive.
-    fn give_up(&mut self, waiter: u32, why: CancelReason) {
+    fn give_up(&mut self, lanes: &mut impl Lanes, waiter: u32, why: CancelReason) {
         let Some(mut receive) = self.take_waiting(waiter) else { return };
         if let Some(landing) = receive.landing {
             self.leave_transfer(receive.peer, landing);
@@ -38,6 +38,7 @@ impl Matching {
             let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
             incoming.give_up(receive.edge, receive.key.step, &waiter);
         }
+        self.update_ready(lanes, receive.peer, receive.edge);
         receive.waiter.cancel_reason = Some(why);
         receive.waiter.fail_cancelled(&receive.key);
     }
@@ -105,6 +106,7 @@ impl Matching {
             let receive = self.discard(lanes, peer, value);
             self.fail(receive, |key| end.error(key.step));
         }
+        self.update_ready_for(lanes, &waiters);
         self.fail(waiters, |key| end.error(key.step));
     }
 
@@ -174,6 +176,7 @@ impl Matching {
         entry.down.get_or_insert_with(|| error.clone());
         // Not in `up`: the peer may announce an edge before this side knows that both are ready.
         entry.has_announced = false;
+        entry.offers = false;
         let mut lost = 0;
         for (key, edge) in entry.out.edges().filter(|(_, edge)| edge.untaken() > 0) {
             lost += edge.untaken();
@@ -210,6 +213,21 @@ impl Matching {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
         incoming.widen(edge, window.into(), &mut |message| lanes.to_sender(peer, message));
+        if let Some(id) = incoming.announced(edge) {
+            lanes.stand(peer, id, true);
+        }
+    }
+
+    /// An edge has no standing request any more.
+    pub fn end_standing(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
+        if let Some(id) = incoming.announced(edge) {
+            lanes.stand(peer, id, false);
+            self.update_ready(lanes, peer, edge);
+        }
+        // The edge may be unknown, and is not needed then.
+        self.send_due(lanes, peer, edge);
     }
 
     /// Calls that need a peer without a link fail with this error.

@@ -2,7 +2,7 @@
 
 use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
-use crate::link::windows::{EdgeKey, LandingId, LandingRefused, WindowEvent, WindowRefusal};
+use crate::link::windows::{EdgeKey, LandingRefused, WindowEvent, WindowRefusal};
 use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
@@ -14,7 +14,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::{TaskId, Time};
+use crate::wire::{EdgeId, Immediate, TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -84,7 +84,7 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         peer: PeerIndex,
         offer: u32,
         target: TensorMut,
-    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
+    ) -> Result<Immediate, (LandingRefused, TensorMut)> {
         match self.connections.present(peer) {
             Some(link) => self.links.land(link, offer, target),
             None => Err((LandingRefused::Down, target)),
@@ -94,6 +94,28 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
     fn decline(&mut self, peer: PeerIndex, offer: u32) {
         if let Some(link) = self.connections.present(peer) {
             self.links.decline(link, offer);
+        }
+    }
+
+    fn expects_write(&mut self, peer: PeerIndex, edge: EdgeId) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.expects_write(link, edge))
+    }
+
+    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId, waits: bool) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.make_ready(link, edge, waits);
+        }
+    }
+
+    fn withdraw(&mut self, peer: PeerIndex, edge: EdgeId) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.withdraw(link, edge);
+        }
+    }
+
+    fn stand(&mut self, peer: PeerIndex, edge: EdgeId, stands: bool) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.stand(link, edge, stands);
         }
     }
 
@@ -260,10 +282,10 @@ impl WindowHandler {
 
     /// Cancels all calls of a batch. Returns the command if a call is unknown here: it has ended,
     /// or its begin command is still queued.
-    fn cancel_all(&mut self, cancel: CancelAll) -> Option<CancelAll> {
+    fn cancel_all<P: Port>(&mut self, links: &mut Links<P>, cancel: CancelAll) -> Option<CancelAll> {
         let mut is_missing = false;
         for id in cancel.first..cancel.first + cancel.count {
-            is_missing |= !self.matching.cancel(&cancel.one(id));
+            is_missing |= !self.with(links, |matching, lanes| matching.cancel(lanes, &cancel.one(id)));
         }
         is_missing.then_some(cancel)
     }
@@ -291,7 +313,10 @@ impl WindowHandler {
                 let Some(at) = self.standing.iter().position(|standing| standing.id == id) else {
                     return Some(change);
                 };
-                self.standing.swap_remove(at);
+                let StandingWindow { peer, key, .. } = self.standing.swap_remove(at);
+                self.with(links, |matching, lanes| matching.end_standing(lanes, peer, &key));
+                // Another one may be for the same edge.
+                self.widen(links, |standing| standing.peer == peer && standing.key == key);
             }
         }
         None
@@ -413,11 +438,11 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch),
             RemoteCommand::Cancel(cancel) => {
-                let found = self.matching.cancel(&cancel);
+                let found = self.with(links, |matching, lanes| matching.cancel(lanes, &cancel));
                 return (!found).then_some(RemoteCommand::Cancel(cancel));
             }
             RemoteCommand::CancelAll(cancel) => {
-                return self.cancel_all(cancel).map(RemoteCommand::CancelAll);
+                return self.cancel_all(links, cancel).map(RemoteCommand::CancelAll);
             }
             RemoteCommand::Step(change) => {
                 links.begin_batch();
@@ -476,7 +501,7 @@ impl<P: Port> Handler<P> for WindowHandler {
         self.matching.next_deadline()
     }
 
-    fn expire(&mut self, _links: &mut Links<P>, now: Time) {
-        self.matching.expire(now);
+    fn expire(&mut self, links: &mut Links<P>, now: Time) {
+        self.with(links, |matching, lanes| matching.expire(lanes, now));
     }
 }

@@ -64,12 +64,12 @@ pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
 
 use crate::fabric::ShortTake;
-use crate::link::windows::{EdgeKey, LandingId, LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
+use crate::link::windows::{EdgeKey, LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
 use crate::link::{Destination, DirectReceive, LinkSettings, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
-use crate::wire::{EdgeSide, TaskId, Time};
+use crate::wire::{EdgeId, EdgeSide, Immediate, TaskId, Time};
 use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
 use std::sync::Arc;
@@ -152,9 +152,19 @@ pub trait Lanes {
         peer: PeerIndex,
         offer: u32,
         target: TensorMut,
-    ) -> Result<LandingId, (LandingRefused, TensorMut)>;
+    ) -> Result<Immediate, (LandingRefused, TensorMut)>;
     /// Ends the offer of a tensor that no receive takes.
     fn decline(&mut self, peer: PeerIndex, offer: u32);
+    /// Whether the next tensor of an edge is probably large, and not lent.
+    fn expects_write(&mut self, peer: PeerIndex, edge: EdgeId) -> bool;
+    /// Grants a destination for the next tensor of an edge: see
+    /// [`Links::make_ready`](crate::link::Links::make_ready).
+    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId, waits: bool);
+    /// Asks for that destination back.
+    fn withdraw(&mut self, peer: PeerIndex, edge: EdgeId);
+    /// Notes whether an edge has a standing request: see
+    /// [`Links::stand`](crate::link::Links::stand).
+    fn stand(&mut self, peer: PeerIndex, edge: EdgeId, stands: bool);
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
     /// Gives the value of a record to its receive, if the record is the next message.
@@ -177,7 +187,7 @@ struct WaitingReceive {
     /// Whether the receive counts towards the limit of receives that wait.
     is_bounded: bool,
     /// The offered tensor that the receive gets.
-    landing: Option<LandingId>,
+    landing: Option<Immediate>,
 }
 
 /// What the poller keeps for one peer, across its lives.
@@ -186,6 +196,8 @@ struct PeerEdges {
     incoming: InEdges<EdgeKey, WindowArrival, u32, WindowRefusal>,
     /// Offered tensors that the peer writes to their destinations.
     transfers: Transfers,
+    /// Whether a receive has taken an offered tensor on the present link.
+    offers: bool,
     /// Receives that wait, without those of batches.
     waiting: u32,
     /// The error of calls that need the peer, while it has no link.
@@ -253,6 +265,7 @@ impl Matching {
             out: OutEdges::new(options),
             incoming: InEdges::without_link(options),
             transfers: Transfers::default(),
+            offers: false,
             waiting: 0,
             down: Some(Error::NotConnected { peer: peer.clone() }),
             has_announced: false,

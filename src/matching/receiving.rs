@@ -64,6 +64,7 @@ impl Matching {
             None => self.take_remote(lanes, receive),
         }
         self.send_due(lanes, peer, edge);
+        self.update_ready(lanes, peer, edge);
     }
 
     #[inline(always)] // else the receive is copied
@@ -79,6 +80,7 @@ impl Matching {
         let waiter = self.add_waiting(receive);
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
+        self.update_ready(lanes, peer, edge);
     }
 
     /// Adds a receive that waits, which counts as waiting already.
@@ -113,9 +115,11 @@ impl Matching {
                     self.deliver(lanes, receive, held);
                 }
                 self.send_due(lanes, peer, edge);
+                self.update_ready(lanes, peer, edge);
             }
             Incoming::Ended(waiters, values, refusal) => {
                 values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
+                self.update_ready_for(lanes, &waiters);
                 for waiter in waiters {
                     let Some(receive) = self.take_waiting(waiter) else { continue };
                     let error = ReceiveError::Remote(refusal.status(receive.key.borrowed()));

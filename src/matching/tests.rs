@@ -11,13 +11,13 @@ use super::*;
 
 use crate::fabric::ShortTake;
 use crate::link::placement_of;
-use crate::link::windows::{ArrivedBytes, ArrivedTensor, LandingId, LandingRefused, ReadyValue, ToldMeta};
+use crate::link::windows::{ArrivedBytes, ArrivedTensor, LandingRefused, ReadyValue, ToldMeta};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
 use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::Record;
 use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::telemetry::Counter;
-use crate::wire::{Code, DType, EdgeName, Shape, Status, TensorMeta, checksum_of};
+use crate::wire::{Code, DType, EdgeId, EdgeName, Immediate, Shape, Status, TensorMeta, checksum_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -80,13 +80,29 @@ impl Lanes for TestLanes {
         _: PeerIndex,
         offer: u32,
         target: TensorMut,
-    ) -> Result<LandingId, (LandingRefused, TensorMut)> {
+    ) -> Result<Immediate, (LandingRefused, TensorMut)> {
         self.offers.land(offer, target)
     }
 
     fn decline(&mut self, _: PeerIndex, offer: u32) {
         self.offers.decline(offer);
     }
+
+    fn expects_write(&mut self, _: PeerIndex, _: EdgeId) -> bool {
+        self.offers.is_on
+    }
+
+    fn make_ready(&mut self, _: PeerIndex, edge: EdgeId, waits: bool) {
+        if waits {
+            self.offers.make_ready(edge);
+        }
+    }
+
+    fn withdraw(&mut self, _: PeerIndex, edge: EdgeId) {
+        self.offers.withdraw(edge);
+    }
+
+    fn stand(&mut self, _: PeerIndex, _: EdgeId, _: bool) {}
 
     /// The next record leaves in the general way.
     fn send_packed(&mut self, _: PeerIndex, _: Record<()>, _: &mut Option<Tensor>) -> bool {
@@ -363,12 +379,12 @@ fn a_receive_that_gives_up_leaves_its_value_to_the_next() {
     let mut pair = Pair::new(1);
     let [mut cancelled, mut late, mut dropped] = [(); 3].map(|()| pair.receive("x", 1));
     let of = |call: &Call, why| Cancel { id: call.id, why };
-    let matching = &mut pair.sides[RECEIVER].matching;
-    assert!(matching.cancel(&of(&cancelled, CancelReason::Cancelled)));
-    assert!(matching.cancel(&of(&dropped, CancelReason::Dropped)));
-    assert!(!matching.cancel(&of(&dropped, CancelReason::Dropped)), "it has ended");
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    assert!(matching.cancel(lanes, &of(&cancelled, CancelReason::Cancelled)));
+    assert!(matching.cancel(lanes, &of(&dropped, CancelReason::Dropped)));
+    assert!(!matching.cancel(lanes, &of(&dropped, CancelReason::Dropped)), "it has ended");
     assert_eq!(matching.next_deadline(), pair.now + SOON);
-    matching.expire(pair.now + SOON);
+    matching.expire(lanes, pair.now + SOON);
     assert_eq!(matching.next_deadline(), Time::NEVER);
     assert!(matches!(cancelled.error(), Error::Cancelled { .. }));
     assert!(matches!(dropped.error(), Error::Cancelled { .. }));

@@ -7,19 +7,20 @@
 use super::receiving::{count_received, failed};
 use super::{Lanes, Matching, WaitingReceive};
 use crate::link::windows::{
-    ArrivedBytes, ArrivedTensor, LandingId, LandingRefused, OfferedTensor, ReadyValue, ToldMeta,
-    WindowArrival, check_bytes,
+    ArrivedBytes, ArrivedTensor, LandingRefused, OfferedTensor, ReadyValue, ToldMeta, WindowArrival,
+    check_bytes,
 };
 use crate::link::{Destination, ReceiveError, Received};
 use crate::matching::{Delivery, PeerIndex};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
+use crate::wire::Immediate;
 use foldhash::HashMap;
 use std::sync::Arc;
 
 /// The tensors that a peer writes to their destinations. The edge holds each of them, as taken by a
 /// receive or for the next one.
-pub(super) type Transfers = HashMap<LandingId, Transfer>;
+pub(super) type Transfers = HashMap<Immediate, Transfer>;
 
 /// A tensor that its sender writes to its destination.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ impl NotLanded {
     }
 }
 
-fn is_landing(landing: LandingId) -> impl Fn(&WindowArrival) -> bool {
+fn is_landing(landing: Immediate) -> impl Fn(&WindowArrival) -> bool {
     move |value| matches!(value, WindowArrival::Landing(id) if *id == landing)
 }
 
@@ -137,7 +138,7 @@ impl Matching {
         lanes: &mut impl Lanes,
         receive: &mut WaitingReceive,
         offered: &OfferedTensor,
-    ) -> Result<(LandingId, bool), NotLanded> {
+    ) -> Result<(Immediate, bool), NotLanded> {
         let (peer, meta) = (receive.peer, &offered.told.meta);
         if let Destination::Into(given) = &receive.destination
             && given.meta() != meta
@@ -164,14 +165,54 @@ impl Matching {
     }
 
     /// The sender writes an offered tensor to its destination, for a receive.
-    fn transfer(&mut self, receive: WaitingReceive, offered: OfferedTensor, begun: (LandingId, bool)) {
+    fn transfer(&mut self, receive: WaitingReceive, offered: OfferedTensor, begun: (Immediate, bool)) {
         let (landing, is_given) = begun;
         let OfferedTensor { told, checksum, .. } = offered;
         let (peer, edge, step) = (receive.peer, receive.edge, receive.key.step);
         let waiter = self.wait_for_transfer(WaitingReceive { landing: Some(landing), ..receive });
         let wanted_by = WantedBy::Receive { waiter, is_given };
         let transfer = Transfer { edge, step, told, checksum, wanted_by };
-        self.peers[peer.0 as usize].transfers.insert(landing, transfer);
+        let entry = &mut self.peers[peer.0 as usize];
+        entry.transfers.insert(landing, transfer);
+        entry.offers = true;
+    }
+
+    /// Whether the next tensor of an edge is probably large, and not lent.
+    #[inline]
+    pub(super) fn expects_write(&self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) -> bool {
+        let entry = &self.peers[peer.0 as usize];
+        entry.offers && entry.incoming.announced(edge).is_some_and(|id| lanes.expects_write(peer, id))
+    }
+
+    /// Grants a destination for the next tensor of an edge if a receive waits for a tensor of the
+    /// pool. Asks for it back if no receive waits. A standing edge has one while it holds no value.
+    #[inline]
+    pub(super) fn update_ready(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
+        let entry = &self.peers[peer.0 as usize];
+        let Some(id) = entry.incoming.announced(edge).filter(|_| entry.offers) else { return };
+        let holds_any = entry.incoming.holds_any(edge);
+        match entry.incoming.first_waiter(edge).and_then(|first| self.waiting.get(*first)) {
+            Some(first) if !holds_any && !matches!(first.destination, Destination::Into(_)) => {
+                lanes.make_ready(peer, id, true);
+            }
+            Some(_) => {}
+            None if is_on(Mutant::DestinationNotWithdrawn) => {}
+            None => {
+                lanes.withdraw(peer, id);
+                if !holds_any {
+                    lanes.make_ready(peer, id, false);
+                }
+            }
+        }
+    }
+
+    /// As [`Matching::update_ready`], for the edges of receives that are about to fail.
+    pub(super) fn update_ready_for(&mut self, lanes: &mut impl Lanes, waiters: &[u32]) {
+        for waiter in waiters {
+            if let Some(receive) = self.waiting.get(*waiter) {
+                self.update_ready(lanes, receive.peer, receive.edge);
+            }
+        }
     }
 
     fn wait_for_transfer(&mut self, receive: WaitingReceive) -> u32 {
@@ -180,7 +221,7 @@ impl Matching {
     }
 
     /// A receive takes a tensor that is on its way.
-    pub(super) fn join_transfer(&mut self, receive: WaitingReceive, landing: LandingId) {
+    pub(super) fn join_transfer(&mut self, receive: WaitingReceive, landing: Immediate) {
         let peer = receive.peer;
         let waiter = self.wait_for_transfer(WaitingReceive { landing: Some(landing), ..receive });
         if let Some(transfer) = self.peers[peer.0 as usize].transfers.get_mut(&landing) {
@@ -189,7 +230,7 @@ impl Matching {
     }
 
     /// A receive that waits for a transfer gives up. The next receive gets the tensor.
-    pub(super) fn leave_transfer(&mut self, peer: PeerIndex, landing: LandingId) {
+    pub(super) fn leave_transfer(&mut self, peer: PeerIndex, landing: Immediate) {
         let entry = &mut self.peers[peer.0 as usize];
         let Some(transfer) = entry.transfers.get_mut(&landing) else { return };
         transfer.wanted_by =
@@ -239,7 +280,7 @@ impl Matching {
     }
 
     /// A tensor lies in its destination.
-    pub fn landed(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, landing: LandingId, tensor: TensorMut) {
+    pub fn landed(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, landing: Immediate, tensor: TensorMut) {
         self.news = self.news.wrapping_add(1);
         let entry = &mut self.peers[peer.0 as usize];
         let Some(transfer) = entry.transfers.remove(&landing) else { return };
@@ -259,6 +300,7 @@ impl Matching {
                     self.deliver_landed(lanes, landing, receive, ready(told, checksum, tensor));
                 }
                 self.send_due(lanes, peer, edge);
+                self.update_ready(lanes, peer, edge);
             }
         }
     }
@@ -284,7 +326,7 @@ impl Matching {
     fn deliver_landed(
         &mut self,
         lanes: &mut impl Lanes,
-        landing: LandingId,
+        landing: Immediate,
         mut receive: WaitingReceive,
         mut value: ReadyValue,
     ) {

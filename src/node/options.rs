@@ -8,6 +8,9 @@ use crate::memory::RegionOptions;
 use crate::rendezvous::RendezvousSettings;
 use crate::wire::Incarnation;
 
+/// The part of the pool that holds destinations of tensors that were not sent yet, at most.
+const READY_SHARE: u64 = 4;
+
 pub(super) fn members(config: &Config) -> Members {
     Members::new(config.cluster.members().map(|(task, _)| task).collect())
 }
@@ -28,6 +31,7 @@ pub(super) fn remote_settings(config: &Config) -> RemoteSettings {
             small_tensor_bytes: config.small_tensor_bytes,
             validate: config.validate,
             borrow: config.bulk_receive == BulkReceive::Borrow,
+            max_ready_bytes: config.pool_size / READY_SHARE / config.poller_count() as u64,
         },
         max_requests: config.max_requests,
         peer_loss_is_fatal: config.peer_loss == PeerLoss::FailAll,

@@ -34,7 +34,12 @@ fn side(task: u32, life: u64) -> Side {
     let losses = Arc::new(Losses::new(&members(), true));
     let directory = PeerDirectory::new(members());
     let settings = RemoteSettings {
-        link: LinkSettings { small_tensor_bytes: 64, validate: false, borrow: false },
+        link: LinkSettings {
+            small_tensor_bytes: 64,
+            validate: false,
+            borrow: false,
+            max_ready_bytes: 1 << 20,
+        },
         max_requests: 16,
         peer_loss_is_fatal: true,
     };

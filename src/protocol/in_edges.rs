@@ -214,6 +214,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.send_due(index, post);
     }
 
+    /// The oldest receive that waits on an edge.
+    pub fn first_waiter(&self, index: u32) -> Option<&W> {
+        self.edges.get(index)?.edge.waiters().next().map(|(_, waiter)| waiter)
+    }
+
     /// Whether an edge holds any value.
     #[inline]
     pub fn holds_any(&self, index: u32) -> bool {

@@ -25,7 +25,7 @@ impl Slot {
 ///
 /// The generation is the one of the slot. It grows by one (modulo 256) with each use of the slot,
 /// so that an immediate for an earlier use is recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Immediate {
     /// Generation of the slot.
     pub generation: u8,

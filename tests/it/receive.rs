@@ -183,6 +183,57 @@ fn a_try_at_a_peer_that_makes_no_progress_ends_all_the_same() {
     });
 }
 
+/// Lets both handle all messages.
+fn progress_of(nodes: [&Node; 2]) {
+    for _ in 0..1000 {
+        nodes.iter().for_each(|node| _ = node.progress().expect("alive"));
+    }
+}
+
+/// After the first tensor its size is known. Over verbs the sender then writes the next at once.
+#[test]
+fn a_tensor_of_a_known_size_comes_without_further_progress_of_its_sender() {
+    let [sender, receiver] = two_members(&[]);
+    let run_both = || progress_of([&sender, &receiver]);
+    for n in 1..=5 {
+        let steps = [&sender, &receiver].map(|node| node.step(n).expect("a step"));
+        let pending = steps[1].receive(&here(&receiver)).begin().expect("begun");
+        run_both();
+        steps[0].send(&there(&sender), counting(&sender, n as f32, 2000)).expect("sent");
+        if n == 1 {
+            run_both();
+        }
+        let got = pending.wait().expect("without the sender");
+        assert_eq!(values(&got.tensor)[0], n as f32);
+        [&sender, &receiver].iter().for_each(|node| node.cleanup(n));
+    }
+    run_both();
+    assert_eq!(receiver.counters().gauge(Gauge::GrantedBytes), 0);
+}
+
+/// Over verbs a standing edge has a destination for the next tensor before a receive waits.
+#[test]
+fn a_tensor_of_a_standing_edge_comes_without_further_progress_of_its_sender() {
+    let [sender, receiver] = two_members(&[]);
+    let run_both = || progress_of([&sender, &receiver]);
+    let sequence = receiver.sequence(1 << 40);
+    let standing = receiver.standing(&here(&receiver), sequence, 4).expect("new");
+    for n in 0..5 {
+        let steps = [&sender, &receiver].map(|node| node.step(sequence.step(n)).expect("a step"));
+        run_both();
+        steps[0].send(&there(&sender), counting(&sender, n as f32, 2000)).expect("sent");
+        let pending = steps[1].receive(&here(&receiver)).begin().expect("begun");
+        if n == 0 {
+            run_both();
+        }
+        assert_eq!(values(&pending.wait().expect("without the sender").tensor)[0], n as f32);
+        [&sender, &receiver].iter().for_each(|node| node.cleanup(sequence.step(n)));
+    }
+    drop(standing);
+    run_both();
+    assert_eq!(receiver.counters().gauge(Gauge::GrantedBytes), 0);
+}
+
 /// Only over verbs a peer writes to memory of this process.
 #[test]
 fn memory_that_a_peer_may_write_to_is_kept_when_its_receive_gives_up() {

@@ -132,6 +132,7 @@ impl Process {
                 validate: settings.validates(at),
                 small_tensor_bytes: settings.small_tensor_bytes,
                 borrow: settings.borrow,
+                max_ready_bytes: 1 << 16,
             },
             max_requests: settings.max_requests,
             peer_loss_is_fatal: settings.loss_is_fatal,

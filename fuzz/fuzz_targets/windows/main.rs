@@ -84,7 +84,7 @@ fn run(pools: &[Pool; 3], input: &mut Input<'_>) {
     let mut user = User::default();
     for _ in 0..MAX_COMMANDS {
         let Some(command) = input.byte() else { break };
-        match command % 34 {
+        match command % 35 {
             0 if scene.links < MAX_LINKS => scene.link(&mut peer, FIRST_LIFE + u64::from(input.u8() % 2)),
             0 => {}
             user_s @ 1..14 => user.act(&scene.node, user_s, input),

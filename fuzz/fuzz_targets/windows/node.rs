@@ -72,7 +72,7 @@ impl Node {
         let fabric = network.process(pool);
         let losses = Arc::new(Losses::new(&members, false));
         let outstanding = Arc::<AtomicUsize>::default();
-        let link = LinkSettings { small_tensor_bytes: 128, validate, borrow };
+        let link = LinkSettings { small_tensor_bytes: 128, validate, borrow, max_ready_bytes: 1 << 16 };
         let cancel_grace = Duration::from_micros(100);
         let settings = RemoteSettings { link, max_requests: MAX_REQUESTS, peer_loss_is_fatal: false };
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());

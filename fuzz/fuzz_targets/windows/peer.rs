@@ -127,6 +127,7 @@ impl Peer {
             16 => self.flood(input),
             17 => self.write_to_grant(input),
             18 => self.answer_offer(input),
+            19 => self.make_ready(input),
             _ => self.change(input),
         }
     }
@@ -309,7 +310,8 @@ impl Peer {
                 return self.lend_tensor(&tensor, record.to_message(), input);
             }
             221..=228 => RecordValue::Dead,
-            229..=240 => RecordValue::Offer { meta: input.below(6) as u16, offer: input.u8().into() },
+            229..=236 => RecordValue::Offer { meta: input.below(6) as u16, offer: input.u8().into() },
+            237..=240 => RecordValue::Written { meta: input.below(6) as u16 },
             _ => RecordValue::Error(status(input)),
         };
         let checksum = checksum.filter(|_| !matches!(value, RecordValue::Dead | RecordValue::Error(_)));
@@ -341,7 +343,8 @@ impl Peer {
         let edge = edge_of(&known, input);
         let message = match input.u8() {
             0..=60 => Message::Flush { edge },
-            61..=150 => Message::Retired { edge },
+            61..=100 => Message::Release { edge },
+            101..=150 => Message::Retired { edge },
             _ => Message::Refused { edge, status: status(input) },
         };
         self.say(&message);
@@ -388,8 +391,18 @@ impl Peer {
         if input.flag() {
             return self.say(&Message::Decline { offer });
         }
-        let target = Grant { region: 0, key: input.u8().into(), offset: 0, len: SIZES[input.below(4)] };
-        self.say(&Message::Grant { offer, immediate: immediate(input), target });
+        let (immediate, target) = destination(input);
+        self.say(&Message::Grant { offer, immediate, target });
+    }
+
+    /// Grants a destination for the next tensor of an edge, or wants it back.
+    fn make_ready(&mut self, input: &mut Input<'_>) {
+        let edge = self.own_edge(input);
+        let (immediate, target) = destination(input);
+        self.say(&match input.u8() {
+            0..=180 => Message::Ready { edge, immediate, target },
+            _ => Message::Withdraw { edge },
+        });
     }
 
     /// Reads arrived messages, if it reads at all.
@@ -452,12 +465,20 @@ impl Peer {
         match Message::decode(bytes).expect("the node's messages are whole") {
             Message::Ping { nonce, .. } => self.answer_probe(nonce),
             Message::Record { value: RecordValue::Offer { offer, .. }, .. } => self.offers.push(offer),
-            Message::Grant { immediate, target, .. } => self.granted.push((immediate, target)),
+            Message::Grant { immediate, target, .. } | Message::Ready { immediate, target, .. } => {
+                self.granted.push((immediate, target));
+            }
             Message::Announce { edge, .. } => _ = self.to_node.insert(edge.number, (edge.generation, 0)),
             Message::Need { edge, step } => self.needs.push((edge, step)),
             _ => {}
         }
     }
+}
+
+/// A destination of the peer that the node may write to.
+fn destination(input: &mut Input<'_>) -> (Immediate, Grant) {
+    let target = Grant { region: 0, key: input.u8().into(), offset: 0, len: SIZES[input.below(4)] };
+    (immediate(input), target)
 }
 
 /// One of these, which most often is taken out.

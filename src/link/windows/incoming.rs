@@ -51,6 +51,12 @@ impl Link {
                 return self.on_grant(cx, offer, immediate, target);
             }
             Message::Decline { offer } => return self.on_decline(cx, offer),
+            Message::Ready { edge, immediate, target } => return self.on_ready(edge, immediate, target),
+            Message::Withdraw { edge } => {
+                self.release(cx, edge);
+                return Ok(());
+            }
+            Message::Release { edge } => return self.on_release(cx, edge),
             Message::Credit { edge, limit, came, held } => {
                 to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
             }
@@ -149,8 +155,10 @@ impl Link {
                 if cx.port.limits(self.id).lends || told.meta.bytes() == 0 {
                     return Err(format!("it offers {}, which it must lend or send", told.meta));
                 }
+                self.expect_like(record.edge, &told);
                 WindowArrival::Offered(OfferedTensor { told, checksum, offer })
             }
+            RecordValue::Written { meta } => self.written(record.edge, meta, checksum)?,
         };
         self.push_record(cx, record, value);
         Ok(())

@@ -7,16 +7,20 @@
 //! | `incoming` | messages of the peer |
 //! | `figures` | what a link keeps, for the reports of edges |
 //! | `meta` | the numbered meta-data of a connection |
-//! | `offers` | tensors that are written to a granted destination |
+//! | `offers` | tensors that wait for a destination |
+//! | `ready` | destinations that are granted before their tensors are sent |
+//! | `landings` | destinations that the peer may write to |
 //! | `short` | small tensors whose record needs nothing else |
 //! | `packed` | small tensors whose records share slots |
 
 mod figures;
 mod incoming;
+mod landings;
 mod meta;
 mod offers;
 mod outgoing;
 mod packed;
+mod ready;
 mod short;
 #[cfg(test)]
 mod tests;
@@ -27,12 +31,15 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
-use crate::wire::{Code, DType, EdgeName, Slot, Status, checksum_of};
+use crate::wire::{Code, DType, EdgeName, Immediate, Status, checksum_of};
 pub use figures::LinkFigures;
+use landings::Landings;
 pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};
-use offers::Landings;
 pub(in crate::link) use packed::PolledPlace;
+pub(in crate::link) use ready::ReadyBytes;
+pub use ready::ReadyShare;
+use ready::{ExpectedOfEdge, ReadyReceiver};
 use std::sync::Arc;
 
 /// Edges of a direction of a link that have a number at a time.
@@ -105,18 +112,9 @@ pub enum WindowEvent {
     /// Of the sender of an edge.
     ToReceiver(ToReceiver<WindowArrival, WindowRefusal>),
     /// An offered tensor of the peer lies in its destination.
-    Landed(LandingId, TensorMut),
+    Landed(Immediate, TensorMut),
     /// A tensor that was offered to the peer is written, or not wanted.
     Sent,
-}
-
-/// Names the destination of an offered tensor, while the peer may write to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LandingId {
-    /// The place of its grant.
-    pub slot: Slot,
-    /// Tells the destinations with this slot apart.
-    pub generation: u8,
 }
 
 /// Why a destination was not granted.
@@ -141,7 +139,7 @@ pub enum WindowArrival {
     /// A tensor that stays at the sender until it has a destination.
     Offered(OfferedTensor),
     /// A tensor that the sender writes to a destination. No receive waits for it.
-    Landing(LandingId),
+    Landing(Immediate),
 }
 
 /// A value without a transfer of its own.
@@ -182,6 +180,13 @@ pub struct ArrivedTensor {
 pub enum ArrivedBytes {
     /// In a tensor of the pool.
     Landed(Tensor),
+    /// In a tensor of the pool that was granted ahead.
+    Written {
+        /// As many bytes as were granted.
+        tensor: Tensor,
+        /// Its part of what is granted ahead.
+        share: ReadyShare,
+    },
     /// In this process, as the pool had no room.
     Kept(Box<[u8]>),
     /// At the sender.
@@ -215,13 +220,17 @@ pub(in crate::link) struct WindowLink {
     /// Tensors that are being written to the peer.
     writes: usize,
     landings: Landings,
+    /// What the receiver of each edge expects, by the number of the edge.
+    expected: Vec<ExpectedOfEdge>,
+    /// The destination for the next tensor of each edge to the peer, by the number of the edge.
+    ready: Vec<Option<ReadyReceiver>>,
 }
 
 impl WindowLink {
-    /// Tensors that are offered to the peer, and destinations that the peer may write to.
+    /// Tensors that are offered to the peer, and destinations of tensors that the peer offers.
     #[cfg(any(test, feature = "sim"))]
     pub fn transfers(&self) -> (usize, usize) {
-        (self.offers.iter().count(), self.landings.len())
+        (self.offers.iter().count(), self.landings.of_receives())
     }
 }
 
@@ -248,7 +257,7 @@ impl WindowArrival {
 impl ArrivedTensor {
     fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            ArrivedBytes::Landed(tensor) => tensor.bytes(),
+            ArrivedBytes::Landed(tensor) | ArrivedBytes::Written { tensor, .. } => tensor.bytes(),
             ArrivedBytes::Kept(bytes) => bytes,
             ArrivedBytes::Lent { bytes, .. } => bytes.bytes(),
         }
@@ -294,7 +303,8 @@ impl ArrivedTensor {
             return Err(self.rejected(ReceiveError::ShapeMismatch { sent, given }));
         }
         given.bytes_mut().copy_from_slice(self.bytes());
-        if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_)) {
+        if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_) | ArrivedBytes::Written { .. })
+        {
             counters.increment(Counter::TensorsStaged);
             counters.add(Counter::BytesStaged, given.meta().bytes());
         }
@@ -302,7 +312,7 @@ impl ArrivedTensor {
     }
 
     fn into_pool(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
-        if let ArrivedBytes::Landed(tensor) = self.bytes {
+        if let ArrivedBytes::Landed(tensor) | ArrivedBytes::Written { tensor, .. } = self.bytes {
             return Ok(tensor);
         }
         match pool.landing(&self.told.meta) {

@@ -27,7 +27,7 @@ enum Carrier {
     Record,
     /// A loan, whose message is the record.
     Loan,
-    /// A write to the destination of its receive. The record offers the tensor.
+    /// A write to its destination. Without a destination the record offers the tensor.
     Write,
 }
 
@@ -81,7 +81,10 @@ impl Link {
             }
             // Not reached: a cleanup ends steps, not edges.
             ToReceiver::Refused { error: WindowRefusal::CleanedUp, .. } => {}
-            ToReceiver::Retired { edge } => self.send(cx, &Message::Retired { edge }),
+            ToReceiver::Retired { edge } => {
+                self.release(cx, edge);
+                self.send(cx, &Message::Retired { edge });
+            }
             ToReceiver::Flush { edge } => self.send(cx, &Message::Flush { edge }),
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
                 cx.counters.increment(Counter::StepsOverSent);
@@ -131,7 +134,7 @@ impl Link {
                 }
                 RecordValue::Bytes { meta, data: bytes }
             }
-            Carrier::Write => RecordValue::Offer { meta, offer: self.offer(tensor) },
+            Carrier::Write => self.write_or_offer(cx, edge, meta, tensor),
             Carrier::Loan => {
                 let record =
                     LentRecord { edge, n, step, meta, may_borrow: asked.borrow, answers_need, checksum };

@@ -1,6 +1,7 @@
 //! Messages of a peer that a test plays by hand.
 
 mod offers;
+mod ready;
 
 use super::*;
 use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
@@ -11,7 +12,7 @@ use crate::protocol::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::pack::Pack;
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
-use crate::wire::{EdgeId, Immediate, Shape, TaskId, TensorMeta};
+use crate::wire::{EdgeId, Grant, Immediate, Shape, TaskId, TensorMeta};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -59,7 +60,8 @@ fn scene_with(options: SimOptions) -> Scene {
     let mut links = Links::new(port, pool.clone(), CountersWriter::new());
     let [local, other] = ["a", "b"].map(|job| TaskId::new(job, 0).expect("a task"));
     let identity = LinkIdentity { local, local_incarnation: 1, peer: other, peer_incarnation: 2 };
-    let settings = LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false };
+    let settings =
+        LinkSettings { small_tensor_bytes: 128, validate: false, borrow: false, max_ready_bytes: 1 << 20 };
     let link = links.attach(a, identity, settings).expect("room");
     let peer_link = peer.attach(b).expect("room");
     peer.post_receives(peer_link, 1 << 13);
@@ -118,6 +120,14 @@ impl Scene {
             }
         }
         panic!("the link lives at {:?}", self.network.now());
+    }
+
+    /// The peer writes so many bytes to a grant.
+    fn write(&mut self, bytes: u64, grant: &Grant, immediate: Immediate) {
+        let mut source = self.peer_pool.zeroed(meta(bytes)).expect("room");
+        source.bytes_mut().fill(7);
+        let source = source.freeze();
+        self.peer.write(self.peer_link, &source, bytes, grant, Some(immediate)).expect("posted");
     }
 
     fn tell_meta(&mut self, bytes: u64) {

@@ -31,7 +31,8 @@ fn in_random_order_each_receive_gets_the_next_value_of_its_step() {
                 3 if gives_up && !calls.is_empty() => {
                     let (_, call) = &calls[below(calls.len() as u64) as usize];
                     let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
-                    pair.sides[RECEIVER].matching.cancel(&cancel);
+                    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+                    matching.cancel(lanes, &cancel);
                 }
                 _ => _ = pair.deliver(below(2) as usize),
             }

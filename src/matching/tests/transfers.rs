@@ -3,17 +3,19 @@
 use super::*;
 use crate::link::windows::OfferedTensor;
 use crate::wire::Slot;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The transfers of a fabric that offers tensors, at their receiver.
 #[derive(Default)]
 pub struct Offers {
     pub is_on: bool,
     offered: HashMap<u32, Tensor>,
-    granted: VecDeque<(LandingId, u32, TensorMut)>,
+    granted: VecDeque<(Immediate, u32, TensorMut)>,
     next: u32,
     /// Why the next destination is refused.
     refused: Option<LandingRefused>,
+    /// Edges whose next tensor has a destination.
+    ready: HashSet<EdgeId>,
 }
 
 impl Offers {
@@ -25,12 +27,12 @@ impl Offers {
         OfferedTensor { told, checksum, offer: self.next }
     }
 
-    pub fn land(&mut self, offer: u32, target: TensorMut) -> Result<LandingId, (LandingRefused, TensorMut)> {
+    pub fn land(&mut self, offer: u32, target: TensorMut) -> Result<Immediate, (LandingRefused, TensorMut)> {
         assert!(self.offered.contains_key(&offer), "offer {offer} is answered twice");
         if let Some(why) = self.refused.take() {
             return Err((why, target));
         }
-        let landing = LandingId { slot: Slot::new(offer).expect("few"), generation: 0 };
+        let landing = Immediate { slot: Slot::new(offer).expect("few"), generation: 0 };
         self.granted.push_back((landing, offer, target));
         Ok(landing)
     }
@@ -39,8 +41,16 @@ impl Offers {
         assert!(self.offered.remove(&offer).is_some(), "offer {offer} is answered twice");
     }
 
+    pub fn make_ready(&mut self, edge: EdgeId) {
+        self.ready.insert(edge);
+    }
+
+    pub fn withdraw(&mut self, edge: EdgeId) {
+        self.ready.remove(&edge);
+    }
+
     /// Writes the oldest tensor that has a destination.
-    pub fn write(&mut self) -> Option<(LandingId, TensorMut)> {
+    pub fn write(&mut self) -> Option<(Immediate, TensorMut)> {
         let (landing, offer, mut target) = self.granted.pop_front()?;
         let source = self.offered.remove(&offer).expect("offered");
         target.bytes_mut().copy_from_slice(source.bytes());
@@ -126,7 +136,8 @@ impl Pair {
 
 fn give_up(pair: &mut Pair, call: &Call) {
     let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
-    assert!(pair.sides[RECEIVER].matching.cancel(&cancel));
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    assert!(matching.cancel(lanes, &cancel));
 }
 
 #[test]
@@ -262,6 +273,44 @@ fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
 }
 
 #[test]
+fn a_receive_that_waits_has_a_destination_granted_ahead() {
+    let mut pair = Pair::offering(2);
+    let has_destination = |pair: &mut Pair| !pair.offers().ready.is_empty();
+    let first = pair.receive("x", 1);
+    pair.run();
+    assert!(!has_destination(&mut pair), "no tensor of the edge is known");
+    pair.send("x", 1, 10);
+    pair.run();
+    drop(first);
+    let given = pair.tensor(RECEIVER, 0, 8);
+    let into = pair.begin("x", 2, Destination::Into(given), SOON);
+    assert!(!has_destination(&mut pair), "the tensor is for a given one");
+    give_up(&mut pair, &into);
+    let mut calls = [2, 3].map(|step| pair.receive("x", step));
+    assert!(has_destination(&mut pair));
+    // An offer crosses it. Its receive gets the tensor, and the destination is for the other one.
+    pair.send("x", 2, 20);
+    pair.run();
+    assert!(calls[0].number() == 20 && has_destination(&mut pair));
+    calls[0] = pair.receive("x", 2);
+    give_up(&mut pair, &calls[0]);
+    assert!(has_destination(&mut pair), "another receive waits");
+    pair.step(RECEIVER, StepChange::CleanedUp { step: 3 });
+    assert!(!has_destination(&mut pair), "no receive waits");
+    let late = pair.begin("x", 4, Destination::Alloc, Duration::from_nanos(1));
+    assert!(has_destination(&mut pair));
+    let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+    matching.expire(lanes, Time::NEVER);
+    assert!(!late.waits() && !has_destination(&mut pair));
+    let _step_over = pair.receive("x", 5);
+    assert!(has_destination(&mut pair));
+    pair.step(SENDER, StepChange::CleanedUp { step: 5 });
+    pair.run();
+    assert!(!has_destination(&mut pair), "its receive has failed");
+    pair.end(1..=5);
+}
+
+#[test]
 fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tensor() {
     let mut pair = Pair::offering(2);
     pair.offers().refused = Some(LandingRefused::Full { limit: 1 });
@@ -304,6 +353,7 @@ fn a_fatal_loss_ends_receives_whose_tensors_are_on_their_way() {
 #[test]
 fn each_bug_is_found() {
     use crate::mutants::{Mutant, assert_found};
+    assert_found(Mutant::DestinationNotWithdrawn, a_receive_that_waits_has_a_destination_granted_ahead);
     assert_found(Mutant::LandingDropped, a_tensor_whose_receive_gives_up_is_the_first_of_its_step);
     assert_found(Mutant::OfferNotDeclined, offered_tensors_of_an_ended_step_are_declined);
 }

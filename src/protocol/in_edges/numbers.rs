@@ -18,6 +18,14 @@ const RETIRED_AT_END: u32 = 64;
 const REFUSED: usize = 1024;
 
 impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> {
+    /// The number of an edge that is announced, and not about to give the number back.
+    pub fn announced(&self, index: u32) -> Option<EdgeId> {
+        match self.edges.get(index)?.edge.state() {
+            InState::Announced(edge) => Some(*edge),
+            _ => None,
+        }
+    }
+
     /// Announces the edge if it has no number, and a receive waits on it or `is_wanted`.
     pub(super) fn announce(&mut self, index: u32, is_wanted: bool, post: &mut impl FnMut(ToSender<K>)) {
         let Some(named) = self.edges.get_mut(index) else { return };

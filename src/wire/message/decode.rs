@@ -128,6 +128,12 @@ impl<'a> MessageReader<'a> {
                 Message::Grant { offer, immediate, target: self.grant()? }
             }
             DECLINE => Message::Decline { offer: self.u32("offer")? },
+            READY => {
+                let (edge, immediate) = (self.edge()?, self.immediate()?);
+                Message::Ready { edge, immediate, target: self.grant()? }
+            }
+            WITHDRAW => Message::Withdraw { edge: self.edge()? },
+            RELEASE => Message::Release { edge: self.edge()? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }
@@ -160,10 +166,11 @@ impl<'a> MessageReader<'a> {
             KIND_DEAD => RecordValue::Dead,
             KIND_ERROR => RecordValue::Error(self.status(derived)?),
             KIND_OFFER => RecordValue::Offer { meta, offer: self.u32("offer")? },
+            KIND_WRITTEN => RecordValue::Written { meta },
             _ => return Err(self.bad("flags", flags.into())),
         };
         let is_error = matches!(value, RecordValue::Error(_));
-        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Offer { .. });
+        let has_bytes = !is_error && !matches!(value, RecordValue::Dead);
         if (derived != 0 && !is_error) || (checksum.is_some() && !has_bytes) {
             return Err(self.bad("flags", flags.into()));
         }

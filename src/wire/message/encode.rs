@@ -26,14 +26,8 @@ impl Message<'_> {
             Message::Need { edge, step } => put_edge_number(out, NEED, *edge, *step),
             Message::Unneed { edge, step } => put_edge_number(out, UNNEED, *edge, *step),
             Message::Retire { edge, came } => put_edge_number(out, RETIRE, *edge, *came),
-            Message::Retired { edge } => {
-                out.push(RETIRED);
-                put_edge(out, *edge);
-            }
-            Message::Flush { edge } => {
-                out.push(FLUSH);
-                put_edge(out, *edge);
-            }
+            Message::Retired { edge } => put_of_edge(out, RETIRED, *edge),
+            Message::Flush { edge } => put_of_edge(out, FLUSH, *edge),
             Message::Resumed => out.push(RESUMED),
             Message::Meta(meta) => {
                 out.push(META);
@@ -63,6 +57,13 @@ impl Message<'_> {
                 out.push(DECLINE);
                 out.extend(offer.to_le_bytes());
             }
+            Message::Ready { edge, immediate, target } => {
+                put_of_edge(out, READY, *edge);
+                out.extend(immediate.to_bits().to_le_bytes());
+                put_grant(out, target);
+            }
+            Message::Withdraw { edge } => put_of_edge(out, WITHDRAW, *edge),
+            Message::Release { edge } => put_of_edge(out, RELEASE, *edge),
         }
     }
 }
@@ -72,9 +73,13 @@ fn put_edge(out: &mut Vec<u8>, edge: EdgeId) {
     out.extend(edge.generation.to_le_bytes());
 }
 
-fn put_edge_number(out: &mut Vec<u8>, kind: u8, edge: EdgeId, number: u64) {
+fn put_of_edge(out: &mut Vec<u8>, kind: u8, edge: EdgeId) {
     out.push(kind);
     put_edge(out, edge);
+}
+
+fn put_edge_number(out: &mut Vec<u8>, kind: u8, edge: EdgeId, number: u64) {
+    put_of_edge(out, kind, edge);
     out.extend(number.to_le_bytes());
 }
 
@@ -106,12 +111,15 @@ fn put_record(
         RecordValue::Bytes { .. } => KIND_BYTES,
         RecordValue::Dead => KIND_DEAD,
         RecordValue::Offer { .. } => KIND_OFFER,
+        RecordValue::Written { .. } => KIND_WRITTEN,
         RecordValue::Error(status) => KIND_ERROR | derived_flag(status),
     };
     let needed = if answers_need { FLAG_ANSWERS_NEED } else { 0 };
     let checked = if checksum.is_some() { FLAG_CHECKSUM } else { 0 };
     let meta = match value {
-        RecordValue::Bytes { meta, .. } | RecordValue::Offer { meta, .. } => *meta,
+        RecordValue::Bytes { meta, .. } | RecordValue::Offer { meta, .. } | RecordValue::Written { meta } => {
+            *meta
+        }
         RecordValue::Dead | RecordValue::Error(_) => 0,
     };
     out.extend([RECORD, kind | needed | checked]);
@@ -122,7 +130,7 @@ fn put_record(
     checksum.into_iter().for_each(|checksum| out.extend(checksum.to_le_bytes()));
     match value {
         RecordValue::Bytes { data, .. } => out.extend_from_slice(data),
-        RecordValue::Dead => {}
+        RecordValue::Dead | RecordValue::Written { .. } => {}
         RecordValue::Offer { offer, .. } => out.extend(offer.to_le_bytes()),
         RecordValue::Error(status) => put_status(out, status),
     }

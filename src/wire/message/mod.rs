@@ -23,10 +23,13 @@
 //!   u64. The kind in the flags says what follows. It is the bytes of the tensor, or nothing if the
 //!   record is the message of a loan. The borrow flag lets the receiver keep the loan. Dead values
 //!   and errors have meta id 0. An error has a status behind. An offered tensor has its offer u32.
+//!   A written tensor has nothing.
 //! * 41 `REFUSED`: flags u8, edge, status
 //! * 42 `STEPS_OVER`: flags u8, first u64, last u64, without the clean-up flag a status
 //! * 44 `GRANT`: offer u32, immediate u32, grant
 //! * 45 `DECLINE`: offer u32
+//! * 46 `READY`: edge, immediate u32, grant
+//! * 47 `WITHDRAW`, 48 `RELEASE`: edge
 //!
 //! A grant is region u16, key u32, offset u64, length u64. A meta is version u32, placement u8,
 //! dtype u8, rank u8, then rank dimensions of u64. Element types without a fixed size add the
@@ -45,7 +48,7 @@ pub use record::{LentRecord, PlainRecord, SHORT_TENSOR};
 use super::{EdgeId, Grant, Immediate, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by
 /// its sender, longer details are left out, and the message says so.
@@ -155,6 +158,11 @@ pub enum RecordValue<'a> {
         meta: u16,
         /// Names the tensor at its sender.
         offer: u32,
+    },
+    /// A tensor that was written to the destination of [`Message::Ready`].
+    Written {
+        /// The version of its meta-data.
+        meta: u16,
     },
     /// The sender failed to send the value.
     Error(Status),
@@ -267,7 +275,7 @@ pub enum Message<'a> {
     Grant {
         /// As in its record.
         offer: u32,
-        /// The immediate of the write, of the plain kind.
+        /// The immediate of the write.
         immediate: Immediate,
         /// As many bytes as the tensor has.
         target: Grant,
@@ -276,6 +284,25 @@ pub enum Message<'a> {
     Decline {
         /// As in its record.
         offer: u32,
+    },
+    /// The destination of the next tensor of an edge that has as many bytes.
+    Ready {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+        /// The immediate of the write.
+        immediate: Immediate,
+        /// As many bytes as the tensor must have.
+        target: Grant,
+    },
+    /// The receiver wants the destination of [`Message::Ready`] back, unless it is used.
+    Withdraw {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
+    },
+    /// The sender does not use the destination of [`Message::Ready`].
+    Release {
+        /// Number and generation, as the receiver has announced them.
+        edge: EdgeId,
     },
 }
 
@@ -297,6 +324,9 @@ const STEPS_OVER: u8 = 42;
 const FLUSH: u8 = 43;
 const GRANT: u8 = 44;
 const DECLINE: u8 = 45;
+const READY: u8 = 46;
+const WITHDRAW: u8 = 47;
+const RELEASE: u8 = 48;
 
 // Flags of `ANNOUNCE`.
 const FLAG_RESUME: u8 = 1;
@@ -315,6 +345,7 @@ const KIND_LOAN: u8 = 8;
 const KIND_DEAD: u8 = 16;
 const KIND_ERROR: u8 = 24;
 const KIND_OFFER: u8 = 64;
+const KIND_WRITTEN: u8 = 72;
 const KINDS: u8 = KIND_ERROR | KIND_OFFER;
 
 #[cfg(test)]

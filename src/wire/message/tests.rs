@@ -19,6 +19,7 @@ fn value(data: &[u8]) -> impl Strategy<Value = RecordValue<'_>> {
     prop_oneof![
         any::<u16>().prop_map(move |meta| RecordValue::Bytes { meta, data }),
         any::<(u16, u32)>().prop_map(|(meta, offer)| RecordValue::Offer { meta, offer }),
+        any::<u16>().prop_map(|meta| RecordValue::Written { meta }),
         Just(RecordValue::Dead),
         status().prop_map(RecordValue::Error),
     ]
@@ -109,6 +110,8 @@ proptest! {
             Message::Retire { edge, came },
             Message::Flush { edge },
             Message::Retired { edge },
+            Message::Withdraw { edge },
+            Message::Release { edge },
             Message::Resumed,
         ] {
             comes_back(&message)?;
@@ -117,7 +120,8 @@ proptest! {
 
     #[test]
     fn answers_to_an_offer_come_back(
-        offer: u32, slot in 0..Slot::COUNT, generation: u8, region: u16, key: u32, offset: u64, len: u64,
+        edge in edge(), offer: u32,
+        slot in 0..Slot::COUNT, generation: u8, region: u16, key: u32, offset: u64, len: u64,
     ) {
         comes_back(&Message::Decline { offer })?;
         let slot = Slot::new(slot).expect("20 bits");
@@ -125,6 +129,7 @@ proptest! {
         let target = Grant { region, key, offset, len };
         let grant = Message::Grant { offer, immediate, target };
         comes_back(&grant)?;
+        comes_back(&Message::Ready { edge, immediate, target })?;
         let mut bytes = Vec::new();
         // The immediate follows type and offer.
         grant.encode(&mut bytes);
@@ -151,7 +156,7 @@ proptest! {
         edge in edge(), n: u16, step: u64, answers_need: bool, checksum: Option<u64>,
         value in value(b"bytes"),
     ) {
-        let has_bytes = matches!(value, RecordValue::Bytes { .. } | RecordValue::Offer { .. });
+        let has_bytes = !matches!(value, RecordValue::Dead | RecordValue::Error(_));
         let checksum = checksum.filter(|_| has_bytes);
         comes_back(&Message::Record { edge, n, step, answers_need, checksum, value })?;
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::fabric::LinkFailure;
 use crate::telemetry::Gauge;
-use crate::wire::{Grant, Slot};
+use crate::wire::Slot;
 
 const BYTES: u64 = 1000;
 
@@ -30,7 +30,7 @@ impl Scene {
     }
 
     /// The record of an offer that the peer makes, and the destination that this side grants.
-    fn landing(&mut self) -> (LandingId, Immediate, Grant) {
+    fn landing(&mut self) -> (Immediate, Grant) {
         self.tell_meta(BYTES);
         self.say(&record(RecordValue::Offer { meta: 1, offer: 5 }));
         let event = (0..10_000).find_map(|_| {
@@ -47,7 +47,8 @@ impl Scene {
             Message::Grant { offer: 5, immediate, target } => (*immediate, *target),
             other => panic!("no grant: {other:?}"),
         });
-        (landing, immediate, grant)
+        assert_eq!(landing, immediate);
+        (immediate, grant)
     }
 
     /// The tensors that have left, or are lost, since the last call.
@@ -58,14 +59,6 @@ impl Scene {
         }
         let events = std::iter::from_fn(|| self.links.next_window());
         events.filter(|(_, event)| matches!(event, WindowEvent::Sent)).count()
-    }
-
-    /// The peer writes so many bytes to a grant.
-    fn write(&mut self, bytes: u64, grant: &Grant, immediate: Immediate) {
-        let mut source = self.peer_pool.zeroed(meta(bytes)).expect("room");
-        source.bytes_mut().fill(7);
-        let source = source.freeze();
-        self.peer.write(self.peer_link, &source, bytes, grant, Some(immediate)).expect("posted");
     }
 }
 
@@ -158,14 +151,14 @@ fn an_answer_that_fits_no_offer_ends_the_link() {
 #[test]
 fn a_tensor_lands_in_its_destination() {
     let mut scene = scene(false);
-    let (landing, immediate, grant) = scene.landing();
+    let (immediate, grant) = scene.landing();
     scene.write(BYTES, &grant, immediate);
     let event = (0..10_000).find_map(|_| {
         scene.links.poll();
         scene.links.next_window()
     });
     let Some((_, WindowEvent::Landed(landed, tensor))) = event else { panic!("{event:?}") };
-    assert_eq!((landed, tensor.bytes()), (landing, &[7; BYTES as usize][..]));
+    assert_eq!((landed, tensor.bytes()), (immediate, &[7; BYTES as usize][..]));
 }
 
 #[test]
@@ -176,7 +169,7 @@ fn granted_bytes_are_counted_until_they_are_written_or_the_link_ends() {
     let ends: [End<'_>; 2] = [&write, &lose];
     for end in ends {
         let mut scene = scene(false);
-        let (_, immediate, grant) = scene.landing();
+        let (immediate, grant) = scene.landing();
         let counters = scene.links.counters().counters();
         assert_eq!(counters.gauge(Gauge::GrantedBytes), BYTES);
         end(&mut scene, immediate, &grant);
@@ -188,7 +181,7 @@ fn granted_bytes_are_counted_until_they_are_written_or_the_link_ends() {
 #[test]
 fn a_write_of_another_length_ends_the_link() {
     let mut scene = scene(false);
-    let (_, immediate, grant) = scene.landing();
+    let (immediate, grant) = scene.landing();
     scene.write(BYTES - 1, &grant, immediate);
     assert!(scene.ended().contains("a write of 999 bytes came for a tensor of 1000"));
 }
@@ -205,7 +198,7 @@ fn an_immediate_without_a_destination_ends_the_link() {
     ];
     for (change, why) in others {
         let mut scene = scene(false);
-        let (_, immediate, grant) = scene.landing();
+        let (immediate, grant) = scene.landing();
         scene.write(BYTES, &grant, change(immediate));
         let ended = scene.ended();
         assert!(ended.contains(why), "{ended}");
