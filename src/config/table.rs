@@ -326,7 +326,8 @@ settings! {
     pool_require: bool, Bool, default("false"), "true or false", Some;
     /// Whether the pool is locked in memory, so that it is not swapped out.
     pool_lock: LockPolicy, OneOf<LockPolicy>, default("best_effort"), "best_effort, require or no", Some;
-    /// The NUMA node of the pool's memory. Without it the system chooses.
+    /// The NUMA node of the pool's memory. Without it, over verbs, the RDMA device's node is
+    /// preferred; else the system chooses.
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
     /// The fabric that reaches the peers: shared memory on one host, or RDMA verbs.
@@ -413,8 +414,9 @@ settings! {
     rdma_qp_pkey_index: u16, Number<u16>, default("0"), "0 to 65535, an entry of the port's P_Key table \
         that is not empty",
         Some, ["RDMA_QP_PKEY_INDEX", "RDMA_PKEY"];
-    /// Capacity of each queue of a queue pair, in work requests. A power of two of it is used, at
-    /// least 2. The default is lowered to the device's limit.
+    /// Operations that can be outstanding on each queue pair. Send queues hold four more requests,
+    /// so at the device's limit it is four less. The default is lowered to the device's limit.
+    /// Two members use the smaller number.
     rdma_qp_queue_depth: u32, Number<u32>, default("1024"), "1 to 2147483647, at most the device's max_qp_wr",
         |depth| (1..=i32::MAX as u32).contains(&depth).then_some(depth),
         ["RDMA_QP_QUEUE_DEPTH", "RDMA_QUEUE_DEPTH"];

@@ -107,7 +107,7 @@ pub struct LinkId(pub u32);
 /// The options of a new link.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
-    /// Operations that can be outstanding; a power of two.
+    /// Operations that can be outstanding; on shared memory and in simulation a power of two.
     pub depth: u32,
     /// Receives that are posted before the peer can reach this side. A fabric that keeps early
     /// messages until the link is attached posts none: see [`LinkLimits::receives`].

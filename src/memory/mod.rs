@@ -60,7 +60,7 @@ pub use region::pages::{PageKind, PagePolicy};
 pub(crate) use region::peer::merge_spans;
 pub use region::peer::{PeerRegion, PeerRegionError, verify_seals};
 pub use region::report::RegionReport;
-pub use region::{LockPolicy, Region, RegionError, RegionOptions};
+pub use region::{LockPolicy, NumaPolicy, Region, RegionError, RegionOptions};
 pub use serialized::{
     DecodeError, FlatTensor, MAX_DEPTH, NestedTensor, SerializeError, StringTensor, Variant, VariantTensor,
 };

@@ -4,7 +4,7 @@ use crate::bootstrap::{BootstrapOptions, LINK_TIMEOUT};
 use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::link::LinkSettings;
 use crate::matching::{Members, RemoteSettings};
-use crate::memory::RegionOptions;
+use crate::memory::{NumaPolicy, RegionOptions};
 use crate::rendezvous::RendezvousSettings;
 use crate::wire::Incarnation;
 
@@ -15,13 +15,19 @@ pub(super) fn members(config: &Config) -> Members {
     Members::new(config.cluster.members().map(|(task, _)| task).collect())
 }
 
-pub(super) fn region_options(config: &Config) -> RegionOptions {
+/// The options of the pool's region. `device_node`: the NUMA node of the RDMA device, if one is
+/// used.
+pub(super) fn region_options(config: &Config, device_node: Option<u32>) -> RegionOptions {
     RegionOptions {
         size: config.pool_size,
         pages: config.pool_pages,
         require: config.pool_require,
         lock: config.pool_lock,
-        numa_node: config.numa_node,
+        numa: match (config.numa_node, device_node) {
+            (Some(node), _) => NumaPolicy::Bind(node),
+            (None, Some(node)) => NumaPolicy::Prefer(node),
+            (None, None) => NumaPolicy::Any,
+        },
     }
 }
 

@@ -153,9 +153,15 @@ impl Node {
         let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
         let members = members(config);
-        let pool = Pool::new(Region::create(0, &region_options(config))?, PoolOptions::default())?;
+        let device = Transport::device(config)?;
+        let device_node = device.as_ref().and_then(|device| device.choice().numa_node);
+        let region = Region::create(0, &region_options(config, device_node))?;
+        let pool = Pool::new(region, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
-        let transport = Transport::new(config, &pool)?;
+        if let Some(shortfall) = &pool.report().numa_shortfall {
+            tracing::warn!(shortfall, "the pool is not on the NUMA node of the RDMA device: see numa_node");
+        }
+        let transport = Transport::new(config, device, &pool)?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());

@@ -3,6 +3,7 @@
 use crate::config::{Config, Origin};
 use crate::fabric::verbs::VerbsOptions;
 use crate::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
+use crate::wire::HostPort;
 
 /// The settings of an RDMA device, each with its origin, for
 /// [`choose`](crate::fabric::verbs::device::choose).
@@ -32,8 +33,20 @@ pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
         qps_per_peer: config.rdma_qps_per_peer,
         registrations: config.rdma_registrations,
         registered_bytes: config.rdma_registered_bytes,
+        comp_vector: comp_vector(config),
         ..VerbsOptions::default()
     }
+}
+
+/// The completion vector of the first poller: pollers of the members on one host take the vectors
+/// in turn, in the order of the cluster.
+fn comp_vector(config: &Config) -> u32 {
+    let me = config.task_id();
+    let host_of = |address: &HostPort| (address.name().map(str::to_owned), address.ip());
+    let own = config.cluster.address(me).map(host_of);
+    let earlier = config.cluster.members().take_while(|(task, _)| task != me);
+    let on_this_host = earlier.filter(|(_, address)| Some(host_of(address)) == own).count();
+    u32::try_from(on_this_host.saturating_mul(config.poller_count())).unwrap_or(0)
 }
 
 fn setting<T>(config: &Config, key: &'static str, value: T) -> DeviceSetting<T> {
@@ -59,6 +72,19 @@ mod tests {
         let config =
             Config::builder().without_environment().member("worker", 0).set("cluster", "worker=127.0.0.1:1");
         assert_eq!(rdma_settings(&config.build().expect("config")), DeviceSettings::default());
+    }
+
+    #[test]
+    fn the_pollers_of_a_hosts_members_take_the_completion_vectors_in_turn() {
+        let cluster = "ps=a:1,b:1;worker=a:2,b:2,10.0.0.7:1,a:3";
+        let of = |job, task, key, value| {
+            let builder = Config::builder().without_environment().member(job, task).set("cluster", cluster);
+            comp_vector(&builder.set("poll", "dedicated").set(key, value).build().expect("config"))
+        };
+        let all = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1), ("worker", 2), ("worker", 3)];
+        assert_eq!(all.map(|(job, task)| of(job, task, "pollers", "1")), [0, 0, 1, 1, 0, 2]);
+        assert_eq!(all.map(|(job, task)| of(job, task, "pollers", "4")), [0, 0, 4, 4, 0, 8]);
+        assert_eq!(all.map(|(job, task)| of(job, task, "cores", "0,1")), [0, 0, 2, 2, 0, 4]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::error::NodeError;
 use super::rdma::verbs_options;
 use crate::config::Config;
 use crate::fabric::shm::{ShmFabric, ShmOptions};
-use crate::fabric::verbs::VerbsFabric;
+use crate::fabric::verbs::{VerbsDevice, VerbsFabric};
 use crate::fabric::{Fabric, FabricKind, LinkOptions, Registrar};
 use crate::memory::Pool;
 use crate::wire::{Code, Status};
@@ -87,14 +87,26 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// Opens the fabric that the configuration names, or else shared memory.
+    /// Opens the RDMA device, if the configuration asks for verbs. It comes before the pool, whose
+    /// memory should be near the device.
+    ///
+    /// # Errors
+    /// If the device can't be opened.
+    pub fn device(config: &Config) -> Result<Option<VerbsDevice>, NodeError> {
+        Ok(match config.fabric {
+            Some(FabricKind::Verbs) => Some(VerbsDevice::open(verbs_options(config))?),
+            _ => None,
+        })
+    }
+
+    /// Opens the fabric: verbs on this device, or shared memory without one.
     ///
     /// # Errors
     /// If the fabric can't be opened.
-    pub fn new(config: &Config, pool: &Pool) -> Result<Transport, NodeError> {
-        Ok(match config.fabric {
-            Some(FabricKind::Verbs) => Transport::Verbs(VerbsFabric::new(pool, verbs_options(config))?),
-            _ => Transport::Shm(ShmFabric::new(pool, shm_options(config, pool))?),
+    pub fn new(config: &Config, device: Option<VerbsDevice>, pool: &Pool) -> Result<Transport, NodeError> {
+        Ok(match device {
+            Some(device) => Transport::Verbs(device.fabric(pool)?),
+            None => Transport::Shm(ShmFabric::new(pool, shm_options(config, pool))?),
         })
     }
 

@@ -69,7 +69,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     context.device = device;
     context.async_fd = counter.fd;
     context.cmd_fd = -1;
-    context.num_comp_vectors = 1;
+    context.num_comp_vectors = of.vectors;
     context.abi_compat = if of.old_context { std::ptr::null_mut() } else { usize::MAX as _ };
     context.ops.poll_cq = Some(crate::work::poll_cq);
     context.ops.req_notify_cq = Some(crate::work::req_notify_cq);

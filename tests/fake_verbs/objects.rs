@@ -245,13 +245,13 @@ pub unsafe extern "C" fn ibv_create_cq(
     if let Some(errno) = state.fault("create_cq", device) {
         return refuse(errno);
     }
-    if cqe < 1 || cqe > state.devices[device].max_cqe || vector != 0 {
+    if cqe < 1 || cqe > state.devices[device].max_cqe || !(0..state.devices[device].vectors).contains(&vector) {
         return refuse(EINVAL);
     }
     let mut cq: ibv_cq = zeroed();
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
     let handle = hand_out(cq);
-    state.log.push(format!("create_cq cqe={cqe}"));
+    state.log.push(format!("create_cq cqe={cqe} vector={vector}"));
     let made = Cq {
         context: context as usize,
         channel: channel as usize,

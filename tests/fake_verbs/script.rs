@@ -5,7 +5,7 @@ use crate::events;
 use crate::state::*;
 use crate::sys::*;
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::fmt::Write;
 
 /// The state that a process starts with.
@@ -133,9 +133,12 @@ fn named(state: &State, words: &Words<'_>) -> usize {
 fn device(state: &mut State, words: &Words<'_>) {
     let name = words.text("name").expect("name=");
     let mut handle: ibv_device = zeroed();
-    for (to, from) in handle.name.iter_mut().zip(name.bytes()) {
-        *to = from as _;
-    }
+    let put = |to: &mut [c_char], text: &str| {
+        assert!(text.len() < to.len(), "{text} is too long");
+        to.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from as _);
+    };
+    put(&mut handle.name, name);
+    put(&mut handle.ibdev_path, words.text("sysfs").unwrap_or_default());
     handle.node_type = words.or("node_type", IBV_NODE_CA as u64) as c_int;
     handle.transport_type = words.or("transport", IBV_TRANSPORT_IB as u64) as c_int;
     let number = |name: &str, other: u64| words.or(name, other);
@@ -150,6 +153,7 @@ fn device(state: &mut State, words: &Words<'_>) {
         max_qp_rd_atom: number("max_qp_rd_atom", 16) as c_int,
         max_qp_init_rd_atom: number("max_qp_init_rd_atom", 16) as c_int,
         max_inline: number("max_inline", 256) as u32,
+        vectors: number("vectors", 1) as c_int,
         thread_domains: number("thread_domains", 0) != 0,
         old_context: number("old_context", 0) != 0,
         removed: false,

@@ -32,6 +32,7 @@ pub struct Device {
     pub max_cqe: c_int,
     pub max_sge: c_int,
     pub max_qp_rd_atom: c_int,
+    pub vectors: c_int,
     pub max_qp_init_rd_atom: c_int,
     /// Inline bytes of a queue pair. A request for more is refused.
     pub max_inline: u32,

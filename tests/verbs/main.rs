@@ -20,6 +20,7 @@ mod harness;
 mod library;
 mod moves;
 mod nodes;
+mod numa;
 mod owners;
 mod queues;
 mod refusals;

@@ -1,7 +1,7 @@
 //! How queues are sized and filled.
 
 use crate::driver::{Fake, Line, ONE_NIC};
-use crate::harness::{Got, immediate, pattern, tensor, tensor_mut};
+use crate::harness::{Got, TIMEOUT, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use tensorwire::internals::fabric::verbs::VerbsOptions;
@@ -274,6 +274,116 @@ fn as_many_operations_as_the_link_is_deep_can_be_outstanding() {
     }
     drop((a, b));
     fake.assert_clean();
+}
+
+/// Repeats a post until there is room.
+fn posted(a: &mut Verbs, b: &mut Verbs, mut post: impl FnMut(&mut Verbs) -> Result<(), PostError>) {
+    let start = std::time::Instant::now();
+    while let Err(error) = post(a) {
+        assert_eq!(error, PostError::Full);
+        assert!(start.elapsed() < TIMEOUT, "no room within {TIMEOUT:?}");
+        a.poll();
+        b.poll();
+    }
+}
+
+#[test]
+fn places_of_queues_of_any_depth_are_used_in_turn() {
+    needs_fake!();
+    for depth in [1, 2, 3, 5, 24, 100] {
+        // Messages are copied to places of the queue. The length of a split write goes to the place of
+        // its receive.
+        let script = TWO_NICS.replace("name=fake_0", "name=fake_0 max_inline=0");
+        let fake = Fake::new(&script.replace("port\n", "port max_msg_sz=4096\n"));
+        let (mut a, mut b) = two(&fake, depth);
+        let limits = a.port.limits(a.link).clone();
+        let parts = depth.saturating_sub(1).clamp(1, 3) as usize;
+        assert_eq!((limits.depth, limits.max_write >= 4096 * parts as u64), (depth, true));
+        b.port.post_receives(b.link, u32::MAX);
+        let len = 4096 * parts;
+        let source = tensor(&a.pool, &pattern(len, 3));
+        for round in 0..2 * depth + 3 {
+            let bytes = pattern(60, round.into());
+            posted(&mut a, &mut b, |a| a.port.send(a.link, &bytes));
+            let target = tensor_mut(&b.pool, len);
+            let grant = b.port.grant(b.link, target).expect("room");
+            posted(&mut a, &mut b, |a| {
+                a.port.write(a.link, &source, len as u64, &grant, Some(immediate(round)))
+            });
+            assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), bytes, "depth {depth}");
+            let got = expect!(b.next(&mut a), Got::Immediate(imm, bytes) => (imm, bytes));
+            assert_eq!(got, (immediate(round), len as u64), "depth {depth}");
+            expect!(a.next(&mut b), Got::Done => ());
+            let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
+            assert!(written.bytes() == source.bytes(), "the bytes differ");
+        }
+        fake.run("cut");
+        let mut count = 0;
+        while a.port.send(a.link, b"x") == Ok(()) {
+            count += 1;
+        }
+        assert_eq!(count, depth, "operations are outstanding");
+        fake.run("cut on=0");
+        for _ in 0..count {
+            assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"x");
+        }
+        drop(source);
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_control_message_always_finds_a_receive() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    // A message that finds no receive fails its link at once.
+    let hasty = |device| VerbsOptions { rnr_retry: 0, ..on(device) };
+    let (mut a, mut b) = ends(&fake, [hasty("fake_0"), hasty("fake_1")], &link(16));
+    let mut returned = 0;
+    for round in 0..200 {
+        // One side or both return more receives than the window holds, and poll seldom.
+        for _ in 0..50 {
+            returned += 1;
+            a.port.publish_credits(a.link, returned);
+            if round % 2 == 0 {
+                b.port.publish_credits(b.link, returned);
+            }
+        }
+        match round % 5 {
+            0 => drop(a.poll()),
+            1 => drop(b.poll()),
+            _ => {}
+        }
+    }
+    let start = std::time::Instant::now();
+    while b.port.peer_credits(b.link) != returned {
+        assert!(start.elapsed() < TIMEOUT, "the newest number did not come");
+        a.poll();
+        b.poll();
+    }
+    assert!(a.arrivals.is_empty() && b.arrivals.is_empty(), "{:?} {:?}", a.arrivals, b.arrivals);
+    let links = (a.link, b.link);
+    assert_works(&mut a, &mut b, links);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn ports_take_the_completion_vectors_in_turn() {
+    needs_fake!();
+    for (vectors, first, expected) in [(1, 0, [0; 4]), (3, 0, [0, 1, 2, 0]), (3, 5, [2, 0, 1, 2])] {
+        let fake = Fake::new(&ONE_NIC.replace("name=fake_0", &format!("name=fake_0 vectors={vectors}")));
+        let options = VerbsOptions { comp_vector: first, cq_entries: 1, ..VerbsOptions::default() };
+        let fabric = fabric(&fake, options).expect("a fabric");
+        let endpoints = [0, 1, 2, 3].map(|port| fabric.endpoint(port, &link(16)).expect("an endpoint"));
+        assert_eq!(numbers(&fake.calls("create_cq"), "vector"), expected);
+        // Every queue of a port has the port's vector.
+        let again = fabric.endpoint(1, &link(16)).expect("an endpoint");
+        assert_eq!(numbers(&fake.calls("create_cq"), "vector")[4], expected[1]);
+        drop((endpoints, again, fabric));
+        fake.assert_clean();
+    }
 }
 
 #[test]

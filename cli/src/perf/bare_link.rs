@@ -2,7 +2,7 @@
 //! that the peer may access.
 
 use super::control_channel::ControlChannel;
-use super::fabrics::MeasuredFabric;
+use super::fabrics::{MeasuredFabric, linking};
 use super::options::BareOptions;
 use super::peer_watch::{Abort, PeerWatch, Wait};
 use super::workload::Facts;
@@ -58,12 +58,11 @@ impl<F: MeasuredFabric> BareLink<F> {
         idle_links: u32,
         channel: &mut ControlChannel,
     ) -> Result<Self, CliError> {
-        let region = Region::create(0, &RegionOptions::new(options.fabric.pool as u64))
-            .map_err(|error| CliError::failed("the pool", error))?;
-        let pool =
-            Pool::new(region, PoolOptions::default()).map_err(|error| CliError::failed("the pool", error))?;
-        let linking = |error| CliError::failed("linking the two processes", error);
-        let fabric = F::open(&pool, options).map_err(linking)?;
+        let (fabric, pool) = F::open(options, |numa| {
+            let region = RegionOptions { numa, ..RegionOptions::new(options.fabric.pool as u64) };
+            let region = Region::create(0, &region).map_err(|error| CliError::failed("the pool", error))?;
+            Pool::new(region, PoolOptions::default()).map_err(|error| CliError::failed("the pool", error))
+        })?;
         let mut port = fabric.port().map_err(linking)?;
         let mut link = |depth| {
             let limits = LinkOptions { depth, receives: depth, generation: 0 };

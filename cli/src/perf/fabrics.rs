@@ -2,10 +2,12 @@
 //! [`FabricName`](super::options::FabricName), and open it in [`open`](super::open).
 
 use super::options::BareOptions;
+use crate::error::CliError;
 use tensorwire::internals::fabric::Fabric;
 use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
 use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
-use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
+use tensorwire::internals::fabric::verbs::{VerbsDevice, VerbsFabric, VerbsOptions};
+use tensorwire::internals::memory::NumaPolicy;
 use tensorwire::{FabricError, Pool};
 
 /// A fabric with the facts that the tests need.
@@ -13,11 +15,14 @@ pub trait MeasuredFabric: Fabric + Sized {
     /// Whether writes and reads complete without the process whose memory they touch.
     const IS_ONE_SIDED: bool;
 
-    /// Opens it.
+    /// Opens it on a pool, which `pool` makes with its memory near the device.
     ///
     /// # Errors
-    /// As its constructor.
-    fn open(pool: &Pool, options: &BareOptions) -> Result<Self, FabricError>;
+    /// As its constructor, or `pool`.
+    fn open(
+        options: &BareOptions,
+        pool: impl FnOnce(NumaPolicy) -> Result<Pool, CliError>,
+    ) -> Result<(Self, Pool), CliError>;
 
     /// The device, port and GID that carry the bytes, if there are such.
     fn device(&self) -> Option<String> {
@@ -30,19 +35,31 @@ pub trait MeasuredFabric: Fabric + Sized {
     }
 }
 
+/// The error of a step on the way to a link.
+pub fn linking(error: FabricError) -> CliError {
+    CliError::failed("linking the two processes", error)
+}
+
 impl MeasuredFabric for ShmFabric {
     /// The target copies what is written, and answers reads.
     const IS_ONE_SIDED: bool = false;
 
-    fn open(pool: &Pool, _options: &BareOptions) -> Result<Self, FabricError> {
-        ShmFabric::new(pool, ShmOptions::default())
+    fn open(
+        _options: &BareOptions,
+        pool: impl FnOnce(NumaPolicy) -> Result<Pool, CliError>,
+    ) -> Result<(Self, Pool), CliError> {
+        let pool = pool(NumaPolicy::Any)?;
+        Ok((ShmFabric::new(&pool, ShmOptions::default()).map_err(linking)?, pool))
     }
 }
 
 impl MeasuredFabric for VerbsFabric {
     const IS_ONE_SIDED: bool = true;
 
-    fn open(pool: &Pool, options: &BareOptions) -> Result<Self, FabricError> {
+    fn open(
+        options: &BareOptions,
+        pool: impl FnOnce(NumaPolicy) -> Result<Pool, CliError>,
+    ) -> Result<(Self, Pool), CliError> {
         let device = &options.fabric.device;
         let device_settings = DeviceSettings {
             device: device.ib_dev.clone().map(|name| DeviceSetting::asked("rdma_device", name, "--ib-dev")),
@@ -61,7 +78,9 @@ impl MeasuredFabric for VerbsFabric {
         if let Some(count) = options.cq_mod {
             verbs.signal_every = count;
         }
-        VerbsFabric::new(pool, verbs)
+        let device = VerbsDevice::open(verbs).map_err(linking)?;
+        let pool = pool(device.choice().numa_node.map_or(NumaPolicy::Any, NumaPolicy::Prefer))?;
+        Ok((device.fabric(&pool).map_err(linking)?, pool))
     }
 
     fn device(&self) -> Option<String> {

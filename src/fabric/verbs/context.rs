@@ -5,8 +5,9 @@ use super::failure::{memory_remedy, os};
 use super::library::{Library, returned};
 use super::sys::*;
 use crate::fabric::FabricError;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::io;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ impl DeviceList {
     pub fn names(&self) -> Vec<String> {
         // SAFETY: the library's list, not freed yet, has `count` devices, whose names end with a
         // zero byte.
-        (0..self.count).map(|k| unsafe { name(*self.list.as_ptr().add(k)) }).collect()
+        (0..self.count).map(|k| unsafe { text(&(**self.list.as_ptr().add(k)).name) }).collect()
     }
 
     /// One of `IBV_NODE_*`.
@@ -55,15 +56,16 @@ impl DeviceList {
         assert!(at < self.count);
         // SAFETY: inside the list, as was just checked.
         let device = unsafe { *self.list.as_ptr().add(at) };
-        // SAFETY: a device of the library.
-        let name = unsafe { name(device) };
+        // SAFETY: a device of the library, which ends both texts with a zero byte.
+        let (name, sysfs) = unsafe { (text(&(*device).name), text(&(*device).ibdev_path)) };
         // SAFETY: a device of a list that is not freed yet.
         let context = unsafe { (self.library.open_device)(device) };
         let handle = NonNull::new(context).ok_or_else(|| {
             let remedy = "give the process access to /dev/infiniband/uverbs*, in containers too";
             os(format!("opening the device {name}"), io::Error::last_os_error(), remedy)
         })?;
-        let mut context = DeviceContext { library: self.library, handle, name, attr: None };
+        let mut context =
+            DeviceContext { library: self.library, handle, name, sysfs: sysfs.into(), attr: None };
         let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: an opened device, and a struct for the answer.
         let result = unsafe { (self.library.query_device)(context.as_ptr(), attr.as_mut_ptr()) };
@@ -88,10 +90,13 @@ impl Drop for DeviceList {
     }
 }
 
-/// The name of a device of a list that is not freed.
-unsafe fn name(device: *mut ibv_device) -> String {
-    // SAFETY: the caller vouches for the device; the library ends each name with a zero byte.
-    unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned()
+/// A text of a device.
+///
+/// # Safety
+/// A zero byte ends it.
+unsafe fn text(bytes: &[c_char]) -> String {
+    // SAFETY: as the caller vouches.
+    unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned()
 }
 
 /// An opened device.
@@ -99,6 +104,8 @@ pub(super) struct DeviceContext {
     pub library: &'static Library,
     handle: NonNull<ibv_context>,
     pub name: String,
+    /// Its folder in sysfs; empty if the library does not say.
+    pub sysfs: PathBuf,
     attr: Option<ibv_device_attr>,
 }
 
@@ -127,6 +134,13 @@ impl DeviceContext {
         unsafe { self.library.port(self.as_ptr(), port) }.map_err(|error| {
             os(format!("querying port {port} of {}", self.name), error, "see the kernel's log (`dmesg`)")
         })
+    }
+
+    /// The number of the device's completion vectors, at least 1.
+    pub fn vectors(&self) -> u64 {
+        // SAFETY: an opened device.
+        let count = unsafe { (*self.as_ptr()).num_comp_vectors };
+        u64::try_from(count).unwrap_or(0).max(1)
     }
 
     /// The descriptor that has asynchronous events.

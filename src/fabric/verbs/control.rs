@@ -4,7 +4,10 @@
 //! A side sends at most [`WINDOW`] messages more than the other has acknowledged. Each message of
 //! the other side acknowledges, and so does a pure acknowledgement after each half window.
 //! Acknowledgements and the disconnect are outside of the window; the receive queue has extra room
-//! for them.
+//! for them. So a message always finds a receive, and no sender is told to retry (RNR).
+//!
+//! Credits are sends, although a write of a word would consume no receive: a plain write makes no
+//! completion at the target, so it wakes no poller that sleeps for want of credits.
 
 use super::buffers::LinkBuffer;
 use super::data_queue::name;
@@ -55,7 +58,8 @@ pub(super) enum ControlMessage {
 }
 
 /// The place after this one, of `places` that are used in turn.
-fn next(place: u32, places: u32) -> u32 {
+#[inline]
+pub(super) fn next(place: u32, places: u32) -> u32 {
     if place + 1 < places { place + 1 } else { 0 }
 }
 

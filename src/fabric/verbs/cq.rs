@@ -106,8 +106,12 @@ impl CompletionQueue {
         self.posts.load(Ordering::Relaxed)
     }
 
-    /// A queue of at least `places`.
-    pub fn new(channel: &Arc<CompletionChannel>, places: u32) -> Result<Arc<Self>, FabricError> {
+    /// A queue of at least `places`, whose events come by a completion vector of the device.
+    pub fn new(
+        channel: &Arc<CompletionChannel>,
+        places: u32,
+        vector: c_int,
+    ) -> Result<Arc<Self>, FabricError> {
         let context = &channel.context;
         let most = u32::try_from(context.attr().max_cqe).unwrap_or(0);
         if places > most {
@@ -122,12 +126,16 @@ impl CompletionQueue {
         // SAFETY: a device and a channel of it.
         let made = unsafe {
             let null = std::ptr::null_mut();
-            (context.library.create_cq)(context.as_ptr(), entries, null, channel.handle.as_ptr(), 0)
+            (context.library.create_cq)(context.as_ptr(), entries, null, channel.handle.as_ptr(), vector)
         };
         let handle = NonNull::new(made).ok_or_else(|| {
             let error = io::Error::last_os_error();
             let remedy = memory_remedy(&error);
-            os(format!("making a completion queue of {places} for {}", context.name), error, remedy)
+            let tried = format!(
+                "making a completion queue of {places} on completion vector {vector} of {}",
+                context.name
+            );
+            os(tried, error, remedy)
         })?;
         let channel = Arc::clone(channel);
         Ok(Arc::new(CompletionQueue {

@@ -11,6 +11,7 @@
 
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};
+use super::control::next;
 use super::post_list::{PostList, SendRequest};
 use super::qp::QueuePair;
 use super::stripes::STRIPED;
@@ -106,8 +107,10 @@ pub(super) struct DataQueue {
     /// Next receive to be posted, and next to complete.
     tail: u32,
     head: u32,
-    /// Receive-consuming requests of this side, for the place of a split write's length.
+    /// Receive-consuming requests of this side, modulo 2^32.
     pub consuming: u32,
+    /// The peer's receive for the next of them, which is the place of a split write's length.
+    receive_at: u32,
     pub consumed: u32,
     /// The number of requests that the peer will have sent, once it has said so.
     pub expected: Option<u32>,
@@ -177,6 +180,7 @@ impl DataQueue {
             tail: 0,
             head: 0,
             consuming: 0,
+            receive_at: 0,
             consumed: 0,
             expected: None,
             returned: 0,
@@ -211,10 +215,11 @@ impl DataQueue {
         self.outstanding.is_empty()
     }
 
-    /// The mask that turns a number into a place of the queue, whose depth is a power of two.
+    /// Counts a request that consumes a receive of the peer.
     #[inline]
-    fn mask(&self) -> u32 {
-        self.depth - 1
+    fn consume(&mut self) {
+        self.consuming = self.consuming.wrapping_add(1);
+        self.receive_at = next(self.receive_at, self.depth);
     }
 
     #[inline]
@@ -348,7 +353,7 @@ impl DataQueue {
         // There is a place for each outstanding request, used in turn, so this one is free.
         let at = self.places + (self.depth + self.copy_at) as usize * PLACE;
         buffer.write(at, bytes);
-        self.copy_at = (self.copy_at + 1) & self.mask();
+        self.copy_at = next(self.copy_at, self.depth);
         (buffer.piece(at, bytes.len()), if is_inline { IBV_SEND_INLINE } else { 0 })
     }
 
@@ -372,7 +377,9 @@ impl DataQueue {
         let (piece, flags) = self.copy(buffer, bytes);
         let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
         self.post(opcode, piece, remote, immediate, flags)?;
-        self.consuming = self.consuming.wrapping_add(u32::from(opcode != IBV_WR_RDMA_WRITE));
+        if opcode != IBV_WR_RDMA_WRITE {
+            self.consume();
+        }
         self.note(1, signaled, 0, PostedOp::Copied);
         Ok(())
     }
@@ -406,7 +413,7 @@ impl DataQueue {
         self.room(requests)?;
         let signaled = self.must_signal(true, len);
         if let Some((words, word)) = word {
-            let place = words.addr.wrapping_add(u64::from(self.consuming & self.mask()) * 8);
+            let place = words.addr.wrapping_add(u64::from(self.receive_at) * 8);
             // Named, as inline bytes are read when the request is posted.
             let bytes = word.to_le_bytes();
             let (piece, flags) = self.copy(buffer, &bytes);
@@ -427,7 +434,9 @@ impl DataQueue {
                 return Err(error);
             }
         }
-        self.consuming = self.consuming.wrapping_add(u32::from(immediate.is_some()));
+        if immediate.is_some() {
+            self.consume();
+        }
         self.note(requests, signaled, len, op);
         Ok(())
     }
@@ -560,7 +569,7 @@ impl DataQueue {
         let mut requests = [empty; REFILL];
         for piece in &mut pieces[..count] {
             *piece = buffer.piece(self.places + self.tail as usize * PLACE, PLACE);
-            self.tail = (self.tail + 1) & self.mask();
+            self.tail = next(self.tail, self.depth);
         }
         let (first_piece, first) = (pieces.as_mut_ptr(), requests.as_mut_ptr());
         for k in 0..count {
@@ -577,15 +586,15 @@ impl DataQueue {
         unsafe { pair.post_receives(&mut *first) }
     }
 
-    /// Completes a receive. Returns the place of its bytes, and the number of earlier receives.
+    /// Completes a receive. Returns the place of its bytes, and its number among the queue's
+    /// receives, which are used in turn.
     #[inline]
     pub fn received(&mut self) -> Option<(usize, u32)> {
         self.posted = self.posted.checked_sub(1)?;
-        let place = self.places + self.head as usize * PLACE;
-        self.head = (self.head + 1) & self.mask();
-        let number = self.consumed;
-        self.consumed = number.wrapping_add(1);
-        Some((place, number & self.mask()))
+        let number = self.head;
+        self.head = next(number, self.depth);
+        self.consumed = self.consumed.wrapping_add(1);
+        Some((self.places + number as usize * PLACE, number))
     }
 }
 

@@ -29,9 +29,6 @@ use std::time::{Duration, Instant};
 
 /// The rights of the peer on a data queue pair.
 const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-/// The control queue pair waits for receives without limit: its messages are bounded by their
-/// count.
-const RNR_FOR_EVER: u8 = 7;
 /// Time between two polls for a ping.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -83,11 +80,12 @@ impl VerbsEndpoint {
         options: &LinkOptions,
     ) -> Result<Self, FabricError> {
         let LinkOptions { depth, receives: _, generation } = *options;
-        let data_queues = shared.options.qps_per_peer;
+        // A striped write takes two requests of the main queue: its length and its last part.
+        let data_queues = if depth > 1 { shared.options.qps_per_peer } else { 1 };
         let device = &shared.chosen.context;
         let most = u32::try_from(device.attr().max_qp_wr).unwrap_or(0).saturating_sub(SPARE);
-        if !depth.is_power_of_two() || depth > most {
-            let allowed = "a power of two, and 4 less than the device's max_qp_wr at most (`ibv_devinfo -v`)";
+        if depth == 0 || depth > most {
+            let allowed = "1 to 4 less than the device's max_qp_wr (`ibv_devinfo -v`)";
             return Err(refuse("depth", depth.into(), allowed));
         }
         let place = shared.chosen.address()?;
@@ -152,16 +150,7 @@ impl VerbsEndpoint {
         let (chosen, options) = (&self.shared.chosen, &self.shared.options);
         let pairs = control.pair().into_iter().chain(queues.iter_mut().flat_map(DataQueue::pair));
         for (at, pair) in pairs.enumerate() {
-            let rnr_retry = if at == 0 { RNR_FOR_EVER } else { options.rnr_retry };
-            pair.connect(
-                chosen,
-                &self.place,
-                options,
-                self.own.pairs[at].1,
-                peer,
-                peer.pairs[at],
-                rnr_retry,
-            )?;
+            pair.connect(chosen, &self.place, options, self.own.pairs[at].1, peer, peer.pairs[at])?;
         }
         Ok(())
     }

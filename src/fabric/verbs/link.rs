@@ -82,7 +82,7 @@ impl VerbsLinkInner {
                 receives: options.receives.min(options.depth),
                 max_inline: MAX_MESSAGE,
                 // One request goes before a write of several, with its length.
-                max_write: u64::from(options.depth - 1) * u64::from(shared.chosen.max_message),
+                max_write: u64::from((options.depth - 1).max(1)) * u64::from(shared.chosen.max_message),
                 lends: false,
                 grants: super::grants::MAX_GRANTS as u32,
             },

@@ -128,8 +128,7 @@ impl VerbsFabric {
     /// If libibverbs or a usable device is missing, an option is out of range, or the memory can't
     /// be registered.
     pub fn new(pool: &Pool, options: VerbsOptions) -> Result<Self, FabricError> {
-        let library = Library::system().map_err(|error| unavailable(error.to_string()))?;
-        VerbsFabric::with_library(library, pool, options)
+        VerbsDevice::open(options)?.fabric(pool)
     }
 
     /// As [`VerbsFabric::new`], with a library of the caller's.
@@ -141,8 +140,44 @@ impl VerbsFabric {
         pool: &Pool,
         options: VerbsOptions,
     ) -> Result<Self, FabricError> {
+        VerbsDevice::open_with(library, options)?.fabric(pool)
+    }
+}
+
+/// The RDMA device of a fabric, opened before there is a pool: it says on which NUMA node the
+/// pool's memory should lie.
+pub struct VerbsDevice {
+    chosen: Chosen,
+    options: VerbsOptions,
+}
+
+impl VerbsDevice {
+    /// Opens the device that the options name, or the default one.
+    ///
+    /// # Errors
+    /// If libibverbs or a usable device is missing, or an option is out of range.
+    pub fn open(options: VerbsOptions) -> Result<Self, FabricError> {
+        let library = Library::system().map_err(|error| unavailable(error.to_string()))?;
+        VerbsDevice::open_with(library, options)
+    }
+
+    fn open_with(library: &'static Library, options: VerbsOptions) -> Result<Self, FabricError> {
         options.check()?;
         let chosen = Chosen::open(library, &options.device_settings)?;
+        Ok(VerbsDevice { chosen, options })
+    }
+
+    /// Which device, port and GID it is, and why.
+    pub fn choice(&self) -> &Choice {
+        &self.chosen.choice
+    }
+
+    /// A fabric for the tensors of `pool`: see [`VerbsFabric::new`].
+    ///
+    /// # Errors
+    /// If the memory can't be registered, or the device has no more resources.
+    pub fn fabric(self, pool: &Pool) -> Result<VerbsFabric, FabricError> {
+        let VerbsDevice { chosen, options } = self;
         let domain = ProtectionDomain::new(&chosen.context)?;
         let region = pool.region();
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
@@ -163,7 +198,7 @@ impl VerbsFabric {
             bytes: usize::try_from(options.registered_bytes).unwrap_or(usize::MAX),
         };
         let registrations = Registrations::new(&domain, limits);
-        let ports = Arc::new(PortTable::new(options.cq_entries));
+        let ports = Arc::new(PortTable::new(options.cq_entries, options.comp_vector));
         let watcher = DeviceWatcher::start(&chosen.context, chosen.port)?;
         tracing::info!(
             chosen = %chosen.choice,
@@ -189,8 +224,7 @@ impl VerbsFabric {
 
 fn depth_within(chosen: &Chosen) -> u32 {
     let device = u32::try_from(chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
-    let most = chosen.choice.queue_depth.min(device.saturating_sub(SPARE)).max(2);
-    1 << most.ilog2()
+    chosen.choice.queue_depth.min(device.saturating_sub(SPARE)).max(1)
 }
 
 impl VerbsFabric {
@@ -199,8 +233,8 @@ impl VerbsFabric {
         &self.shared.chosen.choice
     }
 
-    /// Operations that a link can have outstanding: the largest power of two within the set length
-    /// of queues and the device's limit, at least 2.
+    /// Operations that a link can have outstanding: the set length of queues. Four requests of a
+    /// send queue are the fabric's own, so it is at most the device's limit less four.
     pub fn queue_depth(&self) -> u32 {
         depth_within(&self.shared.chosen)
     }

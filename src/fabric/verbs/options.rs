@@ -37,6 +37,10 @@ pub struct VerbsOptions {
     /// Completions that each completion queue holds, at most what the device permits. A port
     /// creates another queue when its links need more, so that no queue can overrun.
     pub cq_entries: u32,
+    /// The completion vector of the first port. Each further port has the next one, modulo the
+    /// number of the device's vectors. The device signals events of a vector by an interrupt of
+    /// its own, so only ports that sleep notice.
+    pub comp_vector: u32,
     /// One request in this many is signalled; at most a quarter of the link's depth.
     pub signal_every: u32,
     /// Ranges of memory outside the pool that are kept registered; 0 for none: such memory is then
@@ -59,6 +63,7 @@ impl Default for VerbsOptions {
             relaxed_ordering: false,
             qps_per_peer: 1,
             cq_entries: 16_384,
+            comp_vector: 0,
             signal_every: 64,
             registrations: 1024,
             registered_bytes: 1 << 30,

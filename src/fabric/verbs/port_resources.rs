@@ -9,6 +9,7 @@ use super::sleeper::{PortEvents, ProcessWords};
 use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +22,8 @@ pub(super) struct PortResources {
     /// The number of `queues`.
     count: AtomicUsize,
     cq_entries: u32,
+    /// The completion vector of the queues.
+    vector: c_int,
     /// The number of the next link.
     next: AtomicU32,
     /// Links that are not attached yet, with their completions.
@@ -61,6 +64,7 @@ impl PortResources {
         domain: &Arc<ProtectionDomain>,
         watcher: &DeviceWatcher,
         cq_entries: u32,
+        vector: c_int,
     ) -> Result<Self, FabricError> {
         let channel = CompletionChannel::new(&domain.context)?;
         let events = Arc::new(PortEvents::new(ProcessWords::default()));
@@ -73,6 +77,7 @@ impl PortResources {
             queues: Mutex::default(),
             count: AtomicUsize::new(0),
             cq_entries,
+            vector,
             next: AtomicU32::new(0),
             awaited: Mutex::default(),
         })
@@ -130,7 +135,7 @@ impl PortResources {
             self.count.store(queues.len(), Ordering::Release);
         }
         let most = u32::try_from(self.domain.context.attr().max_cqe).unwrap_or(u32::MAX);
-        let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places))?;
+        let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places), self.vector)?;
         let reserved = queue.reserve(places);
         queues.push(queue);
         self.count.store(queues.len(), Ordering::Release);
@@ -145,11 +150,13 @@ impl PortResources {
 pub(super) struct PortTable {
     all: Mutex<(Vec<Arc<PortResources>>, usize)>,
     cq_entries: u32,
+    /// [`VerbsOptions::comp_vector`](super::VerbsOptions::comp_vector).
+    first_vector: u32,
 }
 
 impl PortTable {
-    pub fn new(cq_entries: u32) -> Self {
-        PortTable { all: Mutex::default(), cq_entries }
+    pub fn new(cq_entries: u32, first_vector: u32) -> Self {
+        PortTable { all: Mutex::default(), cq_entries, first_vector }
     }
 
     /// The resources of the port with this number.
@@ -161,7 +168,10 @@ impl PortTable {
     ) -> Result<Arc<PortResources>, FabricError> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         while all.0.len() <= number {
-            let resources = PortResources::new(all.0.len(), domain, watcher, self.cq_entries)?;
+            let at = all.0.len();
+            let vector = (u64::from(self.first_vector) + at as u64) % domain.context.vectors();
+            // Less than a count of type `c_int`.
+            let resources = PortResources::new(at, domain, watcher, self.cq_entries, vector as c_int)?;
             all.0.push(Arc::new(resources));
         }
         Ok(Arc::clone(&all.0[number]))

@@ -3,7 +3,7 @@
 use super::context::{DeviceContext, DeviceList};
 use super::device::{
     Device, DevicePort, Gid, GidEntry, GidKind, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState,
-    Pkey, PortState,
+    Pkey, PortState, numa_node,
 };
 use super::library::Library;
 use super::sys::*;
@@ -76,7 +76,7 @@ fn model(context: &DeviceContext, node_type: c_int) -> Result<Device, FabricErro
         firmware: text(&attr.fw_ver),
         uverbs: None,
         bus: None,
-        numa_node: None,
+        numa_node: numa_node(&context.sysfs),
         ports,
         limits: Some(limits(attr)),
     })

@@ -148,7 +148,6 @@ impl QueuePair {
     }
 
     /// Connects a queue pair, whose port has the address `place`, to the peer's: RTR, then RTS.
-    #[allow(clippy::too_many_arguments)] // the attributes have these parts
     pub fn connect(
         &mut self,
         chosen: &Chosen,
@@ -157,7 +156,6 @@ impl QueuePair {
         own_psn: u32,
         peer: &EndpointInfo,
         (peer_number, peer_psn): (u32, u32),
-        rnr_retry: u8,
     ) -> Result<(), FabricError> {
         let context = Arc::clone(&self.domain.context);
         let attr = context.attr();
@@ -199,7 +197,7 @@ impl QueuePair {
             sq_psn: own_psn,
             timeout: options.timeout,
             retry_cnt: options.retry_count,
-            rnr_retry,
+            rnr_retry: options.rnr_retry,
             max_rd_atomic: clamp(attr.max_qp_init_rd_atom).min(peer.reads),
             ..ibv_qp_attr::default()
         };

@@ -111,8 +111,18 @@ impl RegionMapping {
         unsafe { mlock(self.base.as_ptr().cast(), len.min(self.len)) }
     }
 
-    /// Binds pages that are not allocated yet to this NUMA node.
+    /// Has pages that are not allocated yet come from this NUMA node alone.
     pub(crate) fn bind(&self, node: u32) -> io::Result<()> {
+        self.set_policy(libc::MPOL_BIND, node)
+    }
+
+    /// Has pages that are not allocated yet come from this NUMA node, and from others once its
+    /// memory is used up.
+    pub(crate) fn prefer(&self, node: u32) -> io::Result<()> {
+        self.set_policy(libc::MPOL_PREFERRED, node)
+    }
+
+    fn set_policy(&self, mode: libc::c_int, node: u32) -> io::Result<()> {
         const WORD: usize = libc::c_ulong::BITS as usize;
         let mut mask = [0 as libc::c_ulong; NODES / WORD];
         let word = mask.get_mut(node as usize / WORD).ok_or(io::ErrorKind::InvalidInput)?;
@@ -120,15 +130,7 @@ impl RegionMapping {
         // SAFETY: the range is this mapping. The mask has NODES bits and lives until the call
         // returns. The kernel reads one bit fewer than it is told.
         let result = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                self.base.as_ptr(),
-                self.len,
-                libc::MPOL_BIND,
-                mask.as_ptr(),
-                NODES + 1,
-                0,
-            )
+            libc::syscall(libc::SYS_mbind, self.base.as_ptr(), self.len, mode, mask.as_ptr(), NODES + 1, 0)
         };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -157,6 +159,16 @@ impl RegionMapping {
         };
         if result == 0 { u32::try_from(node).ok() } else { None }
     }
+}
+
+/// Whether this thread has a memory policy, as `numactl` sets one. `false` if the kernel does not
+/// tell.
+pub(crate) fn has_memory_policy() -> bool {
+    let mut mode: libc::c_int = libc::MPOL_DEFAULT;
+    let none = null_mut::<libc::c_ulong>();
+    // SAFETY: the kernel writes one int to `mode`; no mask and no address is passed.
+    let result = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0, none, 0) };
+    result == 0 && mode != libc::MPOL_DEFAULT
 }
 
 impl Drop for RegionMapping {

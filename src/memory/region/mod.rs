@@ -34,6 +34,20 @@ pub enum LockPolicy {
     No,
 }
 
+/// The NUMA node of a region's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum NumaPolicy {
+    /// The system chooses.
+    #[default]
+    Any,
+    /// This node, as far as it has memory and the system permits. The report says if the pages are
+    /// elsewhere. A memory policy of the process (`numactl`) is stronger.
+    Prefer(u32),
+    /// This node alone; otherwise the region is not made.
+    Bind(u32),
+}
+
 /// Settings of a region.
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
@@ -46,8 +60,8 @@ pub struct RegionOptions {
     pub require: bool,
     /// Whether to lock the pages.
     pub lock: LockPolicy,
-    /// The NUMA node that all pages must come from.
-    pub numa_node: Option<u32>,
+    /// The NUMA node that the pages come from.
+    pub numa: NumaPolicy,
 }
 
 impl RegionOptions {
@@ -58,7 +72,7 @@ impl RegionOptions {
             pages: PagePolicy::Auto,
             require: false,
             lock: LockPolicy::BestEffort,
-            numa_node: None,
+            numa: NumaPolicy::Any,
         }
     }
 }
@@ -186,9 +200,12 @@ impl Region {
         let os = |tried| move |source| RegionError::Os { size: options.size, tried, source };
         fcntl_add_seals(&pages.file, SEALS).map_err(|error| os("sealing the memfd")(error.into()))?;
         let shortfall = lock_pages(&pages.mapping, kind, options.lock)?;
-        let report = RegionReport::read(&pages.mapping, shortfall, candidates.attempts)
+        let mut report = RegionReport::read(&pages.mapping, shortfall, candidates.attempts)
             .map_err(os("reading /proc/self/smaps"))?;
-        let Pages { file, mapping } = pages;
+        if let NumaPolicy::Prefer(node) = options.numa {
+            report.note_preferred(node, pages.not_preferred);
+        }
+        let Pages { file, mapping, .. } = pages;
         let _unforked = SharedMapping::register(mapping.base(), mapping.len(), Some(file.as_fd()));
         Ok(Region { _unforked, id, file, mapping, report })
     }
@@ -234,6 +251,8 @@ fn lock_pages(
 struct Pages {
     file: OwnedFd,
     mapping: RegionMapping,
+    /// Why the node of [`NumaPolicy::Prefer`] is not preferred.
+    not_preferred: Option<String>,
 }
 
 /// Why a kind of pages is not available.
@@ -299,8 +318,8 @@ impl PageSearch<'_> {
             return Err(PageFailure::Step(advice()));
         }
         let miss = |error: io::Error| PageFailure::Step(format!("{error}; {}", advice()));
-        let pages = map(kind, size, MemfdFlags::HUGETLB | flag).map_err(miss)?;
-        self.bind(&pages)?;
+        let mut pages = map(kind, size, MemfdFlags::HUGETLB | flag).map_err(miss)?;
+        self.place(&mut pages)?;
         pages.mapping.populate().map_err(|error| {
             PageFailure::Step(format!(
                 "{error} while bringing them in (another process, the hugetlb limit of a cgroup or \
@@ -346,16 +365,36 @@ impl PageSearch<'_> {
             return Err(PageFailure::Fatal(error));
         }
         let os = |tried| move |source| PageFailure::Fatal(RegionError::Os { size, tried, source });
-        let pages = map(kind, size, MemfdFlags::empty()).map_err(os("mapping a memfd"))?;
-        self.bind(&pages)?;
+        let mut pages = map(kind, size, MemfdFlags::empty()).map_err(os("mapping a memfd"))?;
+        self.place(&mut pages)?;
         pages.mapping.populate().map_err(os("bringing its pages in (MADV_POPULATE_WRITE, Linux 5.14)"))?;
         Ok(pages)
     }
 
-    /// Binds the pages to the NUMA node of the options. Must come before they are allocated.
-    fn bind(&self, pages: &Pages) -> Result<(), PageFailure> {
-        let Some(node) = self.options.numa_node else { return Ok(()) };
-        pages.mapping.bind(node).map_err(|source| PageFailure::Fatal(RegionError::Numa { node, source }))
+    /// Tells the system the NUMA node of the options. Must come before pages are allocated.
+    fn place(&self, pages: &mut Pages) -> Result<(), PageFailure> {
+        match self.options.numa {
+            NumaPolicy::Any => {}
+            NumaPolicy::Prefer(_) if mapping::has_memory_policy() => {
+                let why = "the memory policy of this process (numactl, set_mempolicy) is kept";
+                pages.not_preferred = Some(why.to_owned());
+            }
+            NumaPolicy::Prefer(node) => {
+                pages.not_preferred = pages.mapping.prefer(node).err().map(|error| {
+                    let why = match error.raw_os_error() {
+                        Some(libc::EINVAL) => ": it has no memory, or the cpuset excludes it",
+                        Some(libc::EPERM) => ": a container needs CAP_SYS_NICE",
+                        _ => "",
+                    };
+                    format!("mbind failed: {error}{why}")
+                });
+            }
+            NumaPolicy::Bind(node) => {
+                let failed = |source| PageFailure::Fatal(RegionError::Numa { node, source });
+                pages.mapping.bind(node).map_err(failed)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -365,5 +404,5 @@ fn map(kind: PageKind, size: u64, flags: MemfdFlags) -> io::Result<Pages> {
     let file = memfd_create("tensorwire", flags)?;
     ftruncate(&file, size)?;
     let mapping = RegionMapping::shared(file.as_fd(), size as usize, kind.granule() as usize)?;
-    Ok(Pages { file, mapping })
+    Ok(Pages { file, mapping, not_preferred: None })
 }

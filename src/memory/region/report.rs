@@ -36,6 +36,9 @@ pub struct RegionReport {
     pub lock_limit: Option<u64>,
     /// The NUMA node of the pages; `None` if they lie on several or the kernel does not tell.
     pub numa_node: Option<u32>,
+    /// The NUMA node of the RDMA device, and why the pages are not there. `None` if they are, or
+    /// the node of the pages does not follow the device's.
+    pub numa_shortfall: Option<String>,
     /// The kinds of pages that were tried before, and why each was not available.
     pub attempts: Vec<(PageKind, String)>,
 }
@@ -62,8 +65,22 @@ impl RegionReport {
             locked_bytes: pages.locked,
             lock_limit: shortfall.map(|shortfall| shortfall.limit),
             numa_node: mapping.node(),
+            numa_shortfall: None,
             attempts,
         })
+    }
+
+    /// Compares the pages with the NUMA node that was preferred. `refused`: why the system did not
+    /// take the preference.
+    pub(crate) fn note_preferred(&mut self, node: u32, refused: Option<String>) {
+        if self.numa_node == Some(node) {
+            return;
+        }
+        let why = refused.unwrap_or_else(|| {
+            let unknown = if self.numa_node.is_none() { ", or the kernel does not tell" } else { "" };
+            format!("it has too little free memory of this kind{unknown}")
+        });
+        self.numa_shortfall = Some(format!("NUMA node {node}: {why}"));
     }
 }
 
@@ -77,6 +94,9 @@ impl fmt::Display for RegionReport {
         match self.numa_node {
             Some(node) => write!(f, ", NUMA node {node}")?,
             None => f.write_str(", no single NUMA node known")?,
+        }
+        if let Some(shortfall) = &self.numa_shortfall {
+            write!(f, "; not on {shortfall}")?;
         }
         for (kind, why) in &self.attempts {
             write!(f, "; not on {kind} pages: {why}")?;

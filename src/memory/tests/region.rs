@@ -1,7 +1,7 @@
 use super::region;
 use crate::memory::{
-    LockPolicy, PageKind, PagePolicy, PeerRegion, PeerRegionError, Region, RegionError, RegionOptions,
-    verify_seals,
+    LockPolicy, NumaPolicy, PageKind, PagePolicy, PeerRegion, PeerRegionError, Region, RegionError,
+    RegionOptions, verify_seals,
 };
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
@@ -136,14 +136,68 @@ fn a_too_small_cgroup_is_an_error_with_numbers_instead_of_a_kill() {
 
 #[test]
 fn a_missing_numa_node_is_refused_by_number() {
-    let options = RegionOptions { numa_node: Some(999), ..RegionOptions::new(4096) };
+    let options = RegionOptions { numa: NumaPolicy::Bind(999), ..RegionOptions::new(4096) };
     let error = Region::create(0, &options).expect_err("no such node");
     assert!(error.to_string().starts_with("binding a region to NUMA node 999 failed"), "{error}");
 }
 
+/// The memory policy of a region's pages and the nodes that they are on, as the kernel shows them.
+fn numa_line(region: &Region) -> Option<String> {
+    let start = format!("{:x} ", region.base().as_ptr() as usize);
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
+    maps.lines().find(|line| line.starts_with(&start)).map(str::to_owned)
+}
+
+fn preferring(node: u32) -> Region {
+    let lock = LockPolicy::No;
+    let options = RegionOptions { numa: NumaPolicy::Prefer(node), lock, ..RegionOptions::new(8192) };
+    Region::create(0, &options).expect("a preference is no condition")
+}
+
+#[test]
+fn a_node_that_is_preferred_supplies_the_pages() {
+    let region = preferring(0);
+    match &region.report().numa_shortfall {
+        Some(why) => println!("skipped: {why}"),
+        None => {
+            assert_eq!(region.report().numa_node, Some(0));
+            if let Some(line) = numa_line(&region) {
+                assert!(line.contains(" prefer:0 "), "{line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_preferred_and_missing_is_reported() {
+    let region = preferring(999);
+    let why = region.report().numa_shortfall.clone().expect("no such node");
+    assert!(why.starts_with("NUMA node 999: mbind failed: "), "{why}");
+    assert!(region.report().to_string().contains(&format!("; not on {why}")), "{}", region.report());
+}
+
+#[test]
+fn a_memory_policy_of_the_process_is_stronger_than_a_preference() {
+    // The policy of a thread ends with it.
+    let test = || {
+        let node_0 = [1 as libc::c_ulong];
+        // SAFETY: a mask of 64 bits, which lives until the call returns.
+        let set = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, node_0.as_ptr(), 64) };
+        if set != 0 {
+            return println!("skipped: set_mempolicy: {}", std::io::Error::last_os_error());
+        }
+        let region = preferring(999);
+        let why = region.report().numa_shortfall.clone().expect("not preferred");
+        assert!(why.contains("the memory policy of this process"), "{why}");
+        assert_eq!(preferring(0).report().numa_shortfall, None, "its pages are there all the same");
+    };
+    std::thread::spawn(test).join().expect("no panic");
+}
+
 #[test]
 fn a_region_is_on_the_node_that_was_asked_for() {
-    let options = RegionOptions { numa_node: Some(0), lock: LockPolicy::No, ..RegionOptions::new(8192) };
+    let options =
+        RegionOptions { numa: NumaPolicy::Bind(0), lock: LockPolicy::No, ..RegionOptions::new(8192) };
     match Region::create(0, &options) {
         Ok(region) => assert_eq!(region.report().numa_node, Some(0)),
         Err(error) => println!("skipped: {error}"),

@@ -87,6 +87,8 @@ pub struct Choice {
     pub device: String,
     /// Why it.
     pub device_reason: DeviceReason,
+    /// The NUMA node that the device is next to; `None` if the machine does not say.
+    pub numa_node: Option<u32>,
     /// The port's number.
     pub port: u8,
     /// Why it.

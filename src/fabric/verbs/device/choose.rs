@@ -33,6 +33,7 @@ pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Ch
     Ok(Choice {
         device: device.name.clone(),
         device_reason,
+        numa_node: device.numa_node,
         port: port.number,
         port_reason,
         link: port.link,

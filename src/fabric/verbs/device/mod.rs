@@ -30,6 +30,7 @@ pub use model::{
 };
 pub use refusal::Refusal;
 pub use settings::{DeviceSetting, DeviceSettings};
+pub(super) use sysfs::numa_node;
 pub use sysfs::{Found, UserAccess, device_file, read, user_access};
 
 #[cfg(test)]

@@ -141,13 +141,12 @@ fn device(sysfs: &Path, folder: &Path, name: String, uverbs: &BTreeMap<String, u
         other => NodeType::Other(other),
     };
     let bus = std::fs::read_link(folder.join("device")).ok();
-    let numa: Option<i32> = text(&folder.join("device/numa_node")).and_then(|node| node.parse().ok());
     Some(Device {
         node_type,
         firmware: text(&folder.join("fw_ver")).unwrap_or_default(),
         uverbs: uverbs.get(&name).copied(),
         bus: bus.and_then(|path| Some(path.file_name()?.to_str()?.to_string())),
-        numa_node: numa.and_then(|node| u32::try_from(node).ok()), // -1 for none
+        numa_node: numa_node(folder),
         ports: numbers_in(&folder.join("ports"))
             .into_iter()
             .filter_map(|number| port(sysfs, &folder.join(format!("ports/{number}")), number))
@@ -155,6 +154,12 @@ fn device(sysfs: &Path, folder: &Path, name: String, uverbs: &BTreeMap<String, u
         limits: None,
         name,
     })
+}
+
+/// The NUMA node that a device is next to, from its folder in sysfs. `None` if it is on no bus, as a
+/// software device, or the machine does not say (-1).
+pub(in crate::fabric::verbs) fn numa_node(folder: &Path) -> Option<u32> {
+    text(&folder.join("device/numa_node"))?.parse().ok()
 }
 
 fn port(sysfs: &Path, folder: &Path, number: u8) -> Option<DevicePort> {
