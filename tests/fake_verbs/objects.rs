@@ -245,7 +245,8 @@ pub unsafe extern "C" fn ibv_create_cq(
     if let Some(errno) = state.fault("create_cq", device) {
         return refuse(errno);
     }
-    if cqe < 1 || cqe > state.devices[device].max_cqe || !(0..state.devices[device].vectors).contains(&vector) {
+    let of = &state.devices[device];
+    if !(1..=of.max_cqe).contains(&cqe) || !(0..of.vectors).contains(&vector) {
         return refuse(EINVAL);
     }
     let mut cq: ibv_cq = zeroed();

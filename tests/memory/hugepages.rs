@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 use tensorwire::internals::memory::{
-    PagePolicy, PeerRegion, PoolOptions, Region, RegionOptions, verify_seals,
+    NumaPolicy, PagePolicy, PeerRegion, PoolOptions, Region, RegionOptions, verify_seals,
 };
 use tensorwire::{DType, PageKind, Pool, Shape, TensorMeta};
 
@@ -43,13 +43,19 @@ fn use_region(page: u64, pages: PagePolicy, kind: PageKind, size: u64) {
         Ok(reserved) => reserved,
         Err(why) => return println!("skipped: {why}"),
     };
-    let options = RegionOptions { pages, require: true, ..RegionOptions::new(size - 5) };
+    let numa = NumaPolicy::Prefer(0);
+    let options = RegionOptions { pages, require: true, numa, ..RegionOptions::new(size - 5) };
     let region = Region::create(0, &options).expect("the pages are reserved");
     let report = region.report();
     println!("{report}");
     assert_eq!((report.pages, report.page_size, report.size), (kind, page, size));
     assert_eq!((report.huge_bytes, report.locked_bytes), (size, size));
     assert!(report.attempts.is_empty());
+    match &report.numa_shortfall {
+        None => assert_eq!(report.numa_node, Some(0)),
+        // The kernel may have reserved the pages on another node.
+        Some(why) => println!("skipped: {why}"),
+    }
 
     assert_eq!(verify_seals(region.fd(), size).expect("these memfds can be sealed too"), size);
     // SAFETY: a mapping that must not come about.

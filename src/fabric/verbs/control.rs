@@ -6,11 +6,11 @@
 //! Acknowledgements and the disconnect are outside of the window; the receive queue has extra room
 //! for them. So a message always finds a receive, and no sender is told to retry (RNR).
 //!
-//! Credits are sends, although a write of a word would consume no receive: a plain write makes no
-//! completion at the target, so it wakes no poller that sleeps for want of credits.
+//! Credits are sends, although a plain write of a word would consume no receive. Such a write makes
+//! no completion at the target, so it wakes no poller that sleeps for want of credits.
 
 use super::buffers::LinkBuffer;
-use super::data_queue::name;
+use super::post_list::name;
 use super::qp::QueuePair;
 use super::sys::*;
 use crate::fabric::{LinkFailure, LinkId};

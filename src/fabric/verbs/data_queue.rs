@@ -12,7 +12,7 @@
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};
 use super::control::next;
-use super::post_list::{PostList, SendRequest};
+use super::post_list::{OPCODE_SHIFT, PostList, SendRequest, name};
 use super::qp::QueuePair;
 use super::stripes::STRIPED;
 use super::sys::*;
@@ -25,8 +25,6 @@ use std::collections::VecDeque;
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Where a request's opcode is in its name.
-const OPCODE_SHIFT: u32 = 16;
 /// Receives that are posted by one call.
 const REFILL: usize = 32;
 
@@ -132,21 +130,6 @@ pub(super) fn bytes_of_places(depth: u32) -> usize {
 fn requests_for(len: u64, longest: u32) -> u64 {
     // Without the division, which costs more than all the rest of posting a short write.
     if len <= u64::from(longest) { 1 } else { len.div_ceil(u64::from(longest)) }
-}
-
-/// Names a request: link, opcode, number of the queue pair, and whether it is a receive.
-pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
-    u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
-}
-
-/// The text for a request with this name, for messages.
-pub(super) fn operation(name: u64) -> &'static str {
-    match (name & 1, (name >> OPCODE_SHIFT) as u8 as u32) {
-        (1, _) => "receive",
-        (_, IBV_WR_SEND) => "message",
-        (_, IBV_WR_RDMA_READ) => "read",
-        _ => "write",
-    }
 }
 
 impl DataQueue {

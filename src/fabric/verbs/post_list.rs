@@ -1,13 +1,32 @@
-//! Requests of one queue pair that are posted by one call: the device is told once of all of them.
+//! The names of requests, and requests of one queue pair that are posted by one call: the device is
+//! told once of all of them.
 
 use super::data_queue::RemoteAddr;
 use super::qp::QueuePair;
 use super::sys::*;
+use crate::fabric::LinkId;
 use crate::wire::Immediate;
 use std::mem::MaybeUninit;
 
 /// Requests that one call posts at most.
 pub(super) const LONGEST: usize = 32;
+/// Where a request's opcode is in its name.
+pub(super) const OPCODE_SHIFT: u32 = 16;
+
+/// Names a request: link, opcode, number of the queue pair, and whether it is a receive.
+pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
+    u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
+}
+
+/// The text for a request with this name, for messages.
+pub(super) fn operation(name: u64) -> &'static str {
+    match (name & 1, (name >> OPCODE_SHIFT) as u8 as u32) {
+        (1, _) => "receive",
+        (_, IBV_WR_SEND) => "message",
+        (_, IBV_WR_RDMA_READ) => "read",
+        _ => "write",
+    }
+}
 
 /// A request, before it is posted.
 #[derive(Clone, Copy)]

@@ -156,8 +156,8 @@ fn device(sysfs: &Path, folder: &Path, name: String, uverbs: &BTreeMap<String, u
     })
 }
 
-/// The NUMA node that a device is next to, from its folder in sysfs. `None` if it is on no bus, as a
-/// software device, or the machine does not say (-1).
+/// The NUMA node that a device is next to, from its folder in sysfs. `None` for a software device,
+/// which is on no bus, and if the machine does not say (-1).
 pub(in crate::fabric::verbs) fn numa_node(folder: &Path) -> Option<u32> {
     text(&folder.join("device/numa_node"))?.parse().ok()
 }
