@@ -569,6 +569,13 @@ impl DataQueue {
         unsafe { pair.post_receives(&mut *first) }
     }
 
+    /// The place of the bytes of the receive that completes next.
+    #[inline]
+    pub fn next_received(&self) -> Option<usize> {
+        let is_posted = self.posted > 0 && self.pair.is_some();
+        is_posted.then(|| self.places + self.head as usize * PLACE)
+    }
+
     /// Completes a receive. Returns the place of its bytes, and its number among the queue's
     /// receives, which are used in turn.
     #[inline]

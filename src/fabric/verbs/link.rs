@@ -9,11 +9,13 @@ use super::data_queue::DataQueue;
 use super::failure::status;
 use super::grants::VerbsGrants;
 use super::port_resources::{PendingLink, PortResources};
-use super::post_list::operation;
+use super::post_list::{name, operation};
 use super::stripes::{STRIPED, Stripes};
 use super::sys::*;
-use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
-use crate::wire::Immediate;
+use crate::fabric::{
+    Accept, Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE, NextMessage,
+};
+use crate::wire::{Immediate, ShortMessage};
 use std::iter;
 use std::sync::Arc;
 
@@ -239,6 +241,27 @@ impl VerbsLinkInner {
             self.stripes.message(id, bytes, out);
         }
         self.main.refill(&self.local, false);
+    }
+
+    /// Takes a message from the completion of its receive, if `accept` does. The completion is not
+    /// handled otherwise.
+    #[inline]
+    pub fn take_message<R>(&mut self, wc: &ibv_wc, accept: impl Accept<R>) -> Option<R> {
+        let is_message = wc.wr_id == name(self.id, 0, true)
+            && wc.status == IBV_WC_SUCCESS
+            && wc.opcode == IBV_WC_RECV
+            && wc.byte_len as usize <= MAX_MESSAGE;
+        let is_next = self.is_up() && self.detached_at.is_none() && self.stripes.is_complete();
+        let place = self.main.next_received().filter(|_| is_message && is_next)?;
+        // SAFETY: this receive is complete, and its place is posted again only by the refill below.
+        let bytes = unsafe { self.local.bytes(place, wc.byte_len as usize) };
+        let taken = match ShortMessage::from_bytes(bytes) {
+            Some(short) => accept.accept_short(short.unread()),
+            None => accept.accept(NextMessage::Long(bytes)),
+        }?;
+        self.main.received();
+        self.main.refill(&self.local, false);
+        Some(taken)
     }
 
     /// A part of a striped write has landed on the queue pair of this number.

@@ -9,7 +9,8 @@ use super::port_resources::PortResources;
 use super::sleeper::VerbsSleeper;
 use super::sys::ibv_wc;
 use crate::fabric::{
-    Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port, PostError,
+    Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
+    PostError, ShortTake,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -394,6 +395,25 @@ impl Port for VerbsPort {
 
     fn peer_credits(&mut self, id: LinkId) -> u32 {
         self.link(id).map_or(0, |link| link.main.returned)
+    }
+
+    #[inline]
+    fn take_short<R>(&mut self, id: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
+        let Some(place) = self.place(id).filter(|_| !self.armed) else { return ShortTake::Other };
+        let link = &mut *self.links[place];
+        if self.pending.is_empty() {
+            match link.places.queue.poll(&mut self.batch[..1]) {
+                Ok(0) => return ShortTake::Nothing,
+                // A poll handles the completion if it is not taken.
+                Ok(_) => self.pending.push(self.batch[0]),
+                Err(()) => return ShortTake::Other,
+            }
+        }
+        let taken = link.take_message(&self.pending[0], accept);
+        if taken.is_some() {
+            self.pending.remove(0);
+        }
+        taken.into()
     }
 
     #[inline]
