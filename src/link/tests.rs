@@ -215,7 +215,7 @@ fn a_peer_that_asks_without_end_and_takes_nothing_loses_the_link() {
     let mut scene = scene();
     let mut bytes = Vec::new();
     Message::Ping { version: VERSION, nonce: 0 }.encode(&mut bytes);
-    for _ in 0..200_000 {
+    for _ in 0..300_000 {
         if scene.peer.port.send(scene.peer.link, &bytes).is_err() {
             scene.peer.port.poll(&mut scene.peer.completions);
             scene.peer.completions.clear();

@@ -139,6 +139,6 @@ impl Matching {
         entry.down.is_none()
             && entry.incoming.first(edge, key.step).is_none()
             && entry.incoming.next_record(edge, key.step).is_some()
-            && !self.expects_write(lanes, peer, edge)
+            && !self.may_get_ready(lanes, peer, edge)
     }
 }

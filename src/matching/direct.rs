@@ -148,7 +148,8 @@ impl Matching {
         *expected = next;
         let Some(error) = self.why_not_now(lanes, (peer, key, is_bounded), edge) else {
             // The destination of a large tensor is granted for a waiter.
-            return self.expects_write(lanes, peer, edge).then_some(Ok(()));
+            let is_given = matches!(receive, DirectReceive::Waiting(Destination::Into(_)));
+            return (!is_given && self.may_get_ready(lanes, peer, edge)).then_some(Ok(()));
         };
         // The edge may be new, and is not needed then.
         self.send_due(lanes, peer, edge);

@@ -213,19 +213,16 @@ impl Matching {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
         incoming.widen(edge, window.into(), &mut |message| lanes.to_sender(peer, message));
-        if let Some(id) = incoming.announced(edge) {
-            lanes.stand(peer, id, true);
-        }
+        incoming.set_standing(edge, true);
+        self.update_ready(lanes, peer, edge);
     }
 
     /// An edge has no standing request any more.
     pub fn end_standing(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
-        if let Some(id) = incoming.announced(edge) {
-            lanes.stand(peer, id, false);
-            self.update_ready(lanes, peer, edge);
-        }
+        incoming.set_standing(edge, false);
+        self.update_ready(lanes, peer, edge);
         // The edge may be unknown, and is not needed then.
         self.send_due(lanes, peer, edge);
     }

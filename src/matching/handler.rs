@@ -97,25 +97,19 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         }
     }
 
-    fn expects_write(&mut self, peer: PeerIndex, edge: EdgeId) -> bool {
-        self.connections.present(peer).is_some_and(|link| self.links.expects_write(link, edge))
+    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.make_ready(link, edge);
+        }
     }
 
-    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId, waits: bool) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.make_ready(link, edge, waits);
-        }
+    fn may_get_ready(&mut self, peer: PeerIndex, edge: EdgeId) -> bool {
+        self.connections.present(peer).is_some_and(|link| self.links.may_get_ready(link, edge))
     }
 
     fn withdraw(&mut self, peer: PeerIndex, edge: EdgeId) {
         if let Some(link) = self.connections.present(peer) {
             self.links.withdraw(link, edge);
-        }
-    }
-
-    fn stand(&mut self, peer: PeerIndex, edge: EdgeId, stands: bool) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.stand(link, edge, stands);
         }
     }
 
@@ -314,9 +308,9 @@ impl WindowHandler {
                     return Some(change);
                 };
                 let StandingWindow { peer, key, .. } = self.standing.swap_remove(at);
-                self.with(links, |matching, lanes| matching.end_standing(lanes, peer, &key));
-                // Another one may be for the same edge.
-                self.widen(links, |standing| standing.peer == peer && standing.key == key);
+                if !self.standing.iter().any(|other| other.peer == peer && other.key == key) {
+                    self.with(links, |matching, lanes| matching.end_standing(lanes, peer, &key));
+                }
             }
         }
         None

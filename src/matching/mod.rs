@@ -155,16 +155,13 @@ pub trait Lanes {
     ) -> Result<Immediate, (LandingRefused, TensorMut)>;
     /// Ends the offer of a tensor that no receive takes.
     fn decline(&mut self, peer: PeerIndex, offer: u32);
-    /// Whether the next tensor of an edge is probably large, and not lent.
-    fn expects_write(&mut self, peer: PeerIndex, edge: EdgeId) -> bool;
     /// Grants a destination for the next tensor of an edge: see
     /// [`Links::make_ready`](crate::link::Links::make_ready).
-    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId, waits: bool);
+    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId);
+    /// Whether [`Lanes::make_ready`] would grant one.
+    fn may_get_ready(&mut self, peer: PeerIndex, edge: EdgeId) -> bool;
     /// Asks for that destination back.
     fn withdraw(&mut self, peer: PeerIndex, edge: EdgeId);
-    /// Notes whether an edge has a standing request: see
-    /// [`Links::stand`](crate::link::Links::stand).
-    fn stand(&mut self, peer: PeerIndex, edge: EdgeId, stands: bool);
     /// Sends the record of a tensor, if it takes nothing else. Returns whether it did.
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool;
     /// Gives the value of a record to its receive, if the record is the next message.

@@ -88,21 +88,17 @@ impl Lanes for TestLanes {
         self.offers.decline(offer);
     }
 
-    fn expects_write(&mut self, _: PeerIndex, _: EdgeId) -> bool {
-        self.offers.is_on
+    fn make_ready(&mut self, _: PeerIndex, edge: EdgeId) {
+        self.offers.make_ready(edge);
     }
 
-    fn make_ready(&mut self, _: PeerIndex, edge: EdgeId, waits: bool) {
-        if waits {
-            self.offers.make_ready(edge);
-        }
+    fn may_get_ready(&mut self, _: PeerIndex, _: EdgeId) -> bool {
+        self.offers.is_on
     }
 
     fn withdraw(&mut self, _: PeerIndex, edge: EdgeId) {
         self.offers.withdraw(edge);
     }
-
-    fn stand(&mut self, _: PeerIndex, _: EdgeId, _: bool) {}
 
     /// The next record leaves in the general way.
     fn send_packed(&mut self, _: PeerIndex, _: Record<()>, _: &mut Option<Tensor>) -> bool {

@@ -177,32 +177,41 @@ impl Matching {
         entry.offers = true;
     }
 
-    /// Whether the next tensor of an edge is probably large, and not lent.
+    /// Whether a receive should wait as a waiter, so that the next tensor of its edge gets a
+    /// destination.
     #[inline]
-    pub(super) fn expects_write(&self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) -> bool {
+    pub(super) fn may_get_ready(&self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) -> bool {
         let entry = &self.peers[peer.0 as usize];
-        entry.offers && entry.incoming.announced(edge).is_some_and(|id| lanes.expects_write(peer, id))
+        entry.offers && entry.incoming.announced(edge).is_some_and(|id| lanes.may_get_ready(peer, id))
     }
 
     /// Grants a destination for the next tensor of an edge if a receive waits for a tensor of the
     /// pool. Asks for it back if no receive waits. A standing edge has one while it holds no value.
     #[inline]
     pub(super) fn update_ready(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
-        let entry = &self.peers[peer.0 as usize];
-        let Some(id) = entry.incoming.announced(edge).filter(|_| entry.offers) else { return };
-        let holds_any = entry.incoming.holds_any(edge);
-        match entry.incoming.first_waiter(edge).and_then(|first| self.waiting.get(*first)) {
-            Some(first) if !holds_any && !matches!(first.destination, Destination::Into(_)) => {
-                lanes.make_ready(peer, id, true);
-            }
-            Some(_) => {}
-            None if is_on(Mutant::DestinationNotWithdrawn) => {}
-            None => {
-                lanes.withdraw(peer, id);
-                if !holds_any {
-                    lanes.make_ready(peer, id, false);
-                }
-            }
+        if self.peers[peer.0 as usize].offers {
+            self.update_ready_of(lanes, peer, edge);
+        }
+    }
+
+    #[cold]
+    fn update_ready_of(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let Some(id) = incoming.announced(edge) else { return };
+        let first = incoming.first_waiter(edge).and_then(|first| self.waiting.get(*first));
+        let wants_one = match first {
+            Some(first) => !matches!(first.destination, Destination::Into(_)),
+            None => incoming.stands(edge),
+        };
+        if first.is_some() && !wants_one {
+            // Its tensors go to given ones, and are not copied.
+            incoming.set_standing(edge, false);
+        }
+        let is_kept = wants_one || is_on(Mutant::DestinationNotWithdrawn);
+        match is_kept {
+            true if incoming.holds_any(edge) => {}
+            true => lanes.make_ready(peer, id),
+            false => lanes.withdraw(peer, id),
         }
     }
 

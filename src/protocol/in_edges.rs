@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod growth_tests;
 mod numbers;
+mod standing;
 
 use super::in_edge::{Arrived, Held, InEdge, InState};
 use super::message::{Record, ToReceiver, ToSender};
@@ -37,6 +38,8 @@ struct NamedInEdge<K, V, W, E> {
     is_unnumbered: bool,
     /// Whether the edge is in [`InEdges::busy`].
     is_busy: bool,
+    /// Whether the edge has a standing request.
+    stands: bool,
 }
 
 /// The receiving ends of all edges of a link, across the lives of the peer. The methods hand each
@@ -132,7 +135,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         let window = self.options.first_window.min(self.options.max_cells - self.cells);
         self.cells += window;
         let edge = InEdge::new(window);
-        let named = NamedInEdge { key: key.clone(), edge, seen: 0, is_unnumbered: false, is_busy: false };
+        let named = NamedInEdge {
+            key: key.clone(),
+            edge,
+            seen: 0,
+            is_unnumbered: false,
+            is_busy: false,
+            stands: false,
+        };
         let index = self.edges.add(named);
         self.by_key.insert(key.clone(), index);
         index
@@ -186,22 +196,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             self.note_need(index);
             post(message);
         }
-    }
-
-    /// Announces an edge before a receive needs it, with a window of `window` cells if there are as
-    /// many.
-    pub fn widen(&mut self, index: u32, window: u64, post: &mut impl FnMut(ToSender<K>)) {
-        let WindowOptions { usual_window, largest_window, max_cells, .. } = self.options;
-        let (for_large, for_usual) = (self.spare(max_cells / 8), self.spare(max_cells * 3 / 4));
-        let grown = self.edge_mut(index).map_or(0, |edge| {
-            let before = edge.window();
-            let window = window.min(largest_window);
-            edge.widen(window.min(before + for_large).max(window.min(usual_window).min(before + for_usual)));
-            edge.window() - before
-        });
-        self.cells += grown;
-        self.announce(index, true, post);
-        self.next_message(index, post);
     }
 
     /// A receive waits for a value of a step. The edge holds none of that step. An edge without a

@@ -41,7 +41,8 @@ use std::sync::atomic::Ordering;
 /// the tensors of a window cost two messages of the receiver.
 ///
 /// A tensor that has arrived stays in its sender's memory until a receive takes it. Only a tensor
-/// of at most `small_tensor_bytes` takes a block of the receiver's pool. A window does not shrink:
+/// of at most `small_tensor_bytes` takes a block of the receiver's pool. Over verbs the next large
+/// tensor of the edge has a block, too. A window does not shrink:
 /// neither [`Standing::set_window`] nor the end of the handle takes credit back.
 ///
 /// Tensors may change their shape. Each shape that is new to a link costs one message, whichever

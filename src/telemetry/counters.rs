@@ -158,7 +158,7 @@ figures! {
         /// Bytes lent to peers. A tensor that is lent twice counts twice.
         LentBytes = "lent_bytes",
         /// Bytes of destinations that peers may write to. Their memory stays used until the tensor
-        /// has landed or the link has ended, also when the receive has given up.
+        /// has landed, the peer has released it or the link has ended.
         GrantedBytes = "granted_bytes",
         /// Bytes of memory outside the pool that are registered with the device. They are pinned.
         RegisteredBytes = "registered_bytes",

@@ -11,8 +11,8 @@ use crate::wire::message::{Message, PlainRecord, fragment};
 use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
 use std::collections::VecDeque;
 
-/// Limit of the queued posts: four for each edge that can have a number.
-const MAX_POSTS: usize = 4 * MAX_EDGES as usize + 4096;
+/// Limit of the queued posts: six for each edge that can have a number.
+const MAX_POSTS: usize = 6 * MAX_EDGES as usize + 4096;
 /// Capacity of the encoding buffer that is kept after a long message.
 const KEPT: usize = 16 * 1024;
 /// Limit of the queued posts for which memory is allocated at the start: a batch can queue two for

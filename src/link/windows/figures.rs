@@ -1,6 +1,6 @@
 //! What a link keeps for edges, for the reports.
 
-use super::{AskedOfEdge, WindowLink};
+use super::{AskedOfEdge, ExpectedOfEdge, ReadyReceiver, WindowLink};
 use crate::fabric::{LinkId, Port};
 use crate::link::Links;
 use crate::wire::EdgeId;
@@ -60,6 +60,8 @@ fn edge_of(message: &[u8]) -> Option<EdgeId> {
 impl WindowLink {
     fn heap_bytes(&self) -> u64 {
         let asked = self.asked.capacity() * size_of::<AskedOfEdge>();
-        (self.told.heap_bytes() + self.known.heap_bytes() + asked) as u64
+        let expected = self.expected.capacity() * size_of::<ExpectedOfEdge>();
+        let ready = self.ready.capacity() * size_of::<Option<ReadyReceiver>>();
+        (self.told.heap_bytes() + self.known.heap_bytes() + asked + expected + ready) as u64
     }
 }

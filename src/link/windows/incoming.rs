@@ -51,7 +51,7 @@ impl Link {
                 return self.on_grant(cx, offer, immediate, target);
             }
             Message::Decline { offer } => return self.on_decline(cx, offer),
-            Message::Ready { edge, immediate, target } => return self.on_ready(edge, immediate, target),
+            Message::Ready { edge, immediate, target } => return self.on_ready(cx, edge, immediate, target),
             Message::Withdraw { edge } => {
                 self.release(cx, edge);
                 return Ok(());
@@ -65,7 +65,10 @@ impl Link {
             Message::Retire { edge, came } => to_sender(ToSender::Retire { edge, came }),
             Message::Flush { edge } => WindowEvent::ToReceiver(ToReceiver::Flush { edge }),
             Message::Resumed => to_sender(ToSender::Resumed),
-            Message::Retired { edge } => WindowEvent::ToReceiver(ToReceiver::Retired { edge }),
+            Message::Retired { edge } => {
+                self.on_retired(edge)?;
+                WindowEvent::ToReceiver(ToReceiver::Retired { edge })
+            }
             Message::Refused { edge, status } => {
                 cx.counters.increment(Counter::ErrorsReceived);
                 WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status.into() })
@@ -149,7 +152,10 @@ impl Link {
                 cx.counters.increment(Counter::ErrorsReceived);
                 WindowArrival::Ready(ReadyValue::Failed(status))
             }
-            RecordValue::Bytes { meta, data } => self.landed(cx, meta, data, checksum)?,
+            RecordValue::Bytes { meta, data } => {
+                self.expect_small(record.edge);
+                self.landed(cx, meta, data, checksum)?
+            }
             RecordValue::Offer { meta, offer } => {
                 let told = self.windows.known.get(meta)?.clone();
                 if cx.port.limits(self.id).lends || told.meta.bytes() == 0 {
@@ -171,6 +177,7 @@ impl Link {
         plain: &PlainRecord<'_>,
     ) -> Result<(), String> {
         let PlainRecord { edge, n, step, meta, data } = *plain;
+        self.expect_small(edge);
         let value = self.landed(cx, meta, data, None)?;
         self.push_record(cx, Record { edge, n, step, answers_need: false, value: () }, value);
         Ok(())

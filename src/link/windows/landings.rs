@@ -7,15 +7,15 @@ use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Slab;
 use crate::telemetry::Gauge;
-use crate::wire::{Grant, Immediate, Slot};
+use crate::wire::{EdgeId, Grant, Immediate, Slot};
 
 /// Whose tensor lands in a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LandingFor {
     /// That of the receive which has taken the offer.
     Receive,
-    /// The next one of the edge with this number.
-    Edge(u32),
+    /// The next one of this edge.
+    Edge(EdgeId),
 }
 
 /// The destinations that the peer may write to now.
@@ -121,7 +121,7 @@ impl Link {
         }
         match lands_for {
             LandingFor::Receive => cx.windows.push_back((self.id, WindowEvent::Landed(immediate, tensor))),
-            LandingFor::Edge(number) => self.fill(number, tensor),
+            LandingFor::Edge(edge) => self.fill(edge, tensor),
         }
         Ok(())
     }

@@ -3,8 +3,7 @@
 //! A receive that waits on an edge probably gets a tensor like the one before. If that one was
 //! large, `READY` grants a destination for the next. A tensor of as many bytes is written there as
 //! soon as it is sent, and its record follows the write. Any other large tensor is offered, and
-//! `RELEASE` gives the destination back. An edge with a standing request has such a destination
-//! although no receive waits.
+//! `RELEASE` gives the destination back.
 
 use super::landings::LandingFor;
 use super::{ArrivedBytes, ArrivedTensor, MAX_EDGES, ToldMeta, WindowArrival};
@@ -21,11 +20,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct ExpectedOfEdge {
     generation: u16,
-    /// The latest large tensor; `None` if the next one is probably another.
+    /// The latest tensor, if it was large.
     like: Option<Arc<ToldMeta>>,
+    /// The size was another than expected, and no two tensors in a row had the same since.
+    varies: bool,
     destination: Option<ReadyDestination>,
-    /// The edge has a standing request.
-    stands: bool,
 }
 
 /// A destination that was granted for the next tensor of an edge, with its share of the pool.
@@ -77,30 +76,19 @@ pub(super) struct ReadyReceiver {
 }
 
 impl<P: Port> Links<P> {
-    /// Whether the next tensor of an edge is probably large, and not lent.
-    pub fn expects_write(&mut self, link: LinkId, edge: EdgeId) -> bool {
-        let found = self.links.get_mut(link);
-        found.is_some_and(|link| link.expected(edge).is_some_and(|expected| expected.like.is_some()))
+    /// Whether [`Links::make_ready`] would grant a destination for the next tensor of an edge.
+    pub fn may_get_ready(&mut self, link: LinkId, edge: EdgeId) -> bool {
+        let expected = self.links.get_mut(link).and_then(|link| link.expected(edge));
+        expected.is_some_and(|expected| expected.size_known() && expected.destination.is_none())
     }
 
     /// Grants a destination for the next tensor of an edge, if its size is known and the edge has
-    /// none. A receive waits on the edge, or it has a standing request.
-    pub fn make_ready(&mut self, link: LinkId, edge: EdgeId, waits: bool) {
-        if let Some((found, mut cx)) = self.with(link)
-            && found.expected(edge).is_some_and(|expected| waits || expected.stands)
-        {
+    /// none.
+    pub fn make_ready(&mut self, link: LinkId, edge: EdgeId) {
+        if let Some((found, mut cx)) = self.with(link) {
             found.make_ready(&mut cx, edge);
             self.links.note_backlog(link);
         }
-    }
-
-    /// Notes whether an edge has a standing request.
-    pub fn stand(&mut self, link: LinkId, edge: EdgeId, stands: bool) {
-        if self.port.limits(link).lends {
-            return;
-        }
-        let found = self.links.get_mut(link).and_then(|link| link.expect_on(edge));
-        found.into_iter().for_each(|expected| expected.stands = stands);
     }
 
     /// Asks for the destination of [`Links::make_ready`] back: no receive waits on the edge.
@@ -109,6 +97,12 @@ impl<P: Port> Links<P> {
             found.withdraw(&mut cx, edge);
             self.links.note_backlog(link);
         }
+    }
+}
+
+impl ExpectedOfEdge {
+    fn size_known(&self) -> bool {
+        self.like.is_some() && !self.varies
     }
 }
 
@@ -136,22 +130,32 @@ impl Link {
     /// A large tensor of an edge has come.
     pub(super) fn expect_like(&mut self, edge: EdgeId, told: &Arc<ToldMeta>) {
         // The window machine ends the link of a sender that names no edge.
-        if let Some(expected) = self.expect_on(edge) {
-            expected.like = Some(told.clone());
+        let Some(expected) = self.expect_on(edge) else { return };
+        let before = expected.like.replace(told.clone());
+        expected.varies &= before.is_none_or(|before| before.meta.bytes() != told.meta.bytes());
+    }
+
+    /// A small tensor of an edge has come.
+    #[inline]
+    pub(super) fn expect_small(&mut self, edge: EdgeId) {
+        if !self.windows.expected.is_empty()
+            && let Some(expected) = self.expected(edge)
+        {
+            expected.like = None;
         }
     }
 
     fn make_ready<P: Port>(&mut self, cx: &mut LinkContext<'_, P>, edge: EdgeId) {
         let most = self.settings.max_ready_bytes;
-        let Some(expected) = self.expected(edge).filter(|expected| expected.destination.is_none()) else {
+        let Some(expected) = self.expected(edge) else { return };
+        if !expected.size_known() || expected.destination.is_some() {
             return;
-        };
+        }
         let Some(like) = expected.like.clone() else { return };
-        let bytes = like.meta.bytes();
-        let Some(share) = ReadyShare::take(cx.ready_bytes, bytes, most) else { return };
         // Without a destination the tensor is offered.
         let Ok(target) = cx.pool.landing(&like.meta) else { return };
-        let Ok((immediate, target)) = self.grant(cx, target, LandingFor::Edge(edge.number)) else { return };
+        let Some(share) = ReadyShare::take(cx.ready_bytes, target.capacity(), most) else { return };
+        let Ok((immediate, target)) = self.grant(cx, target, LandingFor::Edge(edge)) else { return };
         if let Some(expected) = self.expected(edge) {
             expected.destination = Some(ReadyDestination::Granted(immediate, share));
         }
@@ -159,7 +163,7 @@ impl Link {
     }
 
     fn withdraw<P: Port>(&mut self, cx: &mut LinkContext<'_, P>, edge: EdgeId) {
-        let Some(expected) = self.expected(edge).filter(|expected| !expected.stands) else { return };
+        let Some(expected) = self.expected(edge) else { return };
         let Some(granted) = expected.destination.take() else { return };
         if let ReadyDestination::Granted(at, share) = granted {
             expected.destination = Some(ReadyDestination::Withdrawn(at, share));
@@ -170,8 +174,8 @@ impl Link {
     }
 
     /// The next tensor of an edge lies in its destination.
-    pub(super) fn fill(&mut self, number: u32, tensor: TensorMut) {
-        let Some(expected) = self.windows.expected.get_mut(number as usize) else { return };
+    pub(super) fn fill(&mut self, edge: EdgeId, tensor: TensorMut) {
+        let Some(expected) = self.expected(edge) else { return };
         if let Some(ReadyDestination::Granted(_, share) | ReadyDestination::Withdrawn(_, share)) =
             expected.destination.take()
         {
@@ -208,9 +212,7 @@ impl Link {
     ) -> Result<(), String> {
         let released = self.expected(edge).and_then(|expected| {
             let destination = expected.destination.take()?;
-            if let ReadyDestination::Granted(..) = destination {
-                expected.like = None;
-            }
+            expected.varies |= matches!(destination, ReadyDestination::Granted(..));
             Some(destination)
         });
         match released {
@@ -223,14 +225,27 @@ impl Link {
         }
     }
 
+    /// The number of an edge is free. Its sender has released the destination before.
+    pub(super) fn on_retired(&mut self, edge: EdgeId) -> Result<(), String> {
+        let expected = self.expected(edge).map(std::mem::take);
+        match expected.and_then(|expected| expected.destination) {
+            None => Ok(()),
+            Some(_) => Err(format!("it retires edge {} and keeps a destination", edge.number)),
+        }
+    }
+
     /// The receiver of an edge has granted a destination for the next tensor.
-    pub(super) fn on_ready(
+    pub(super) fn on_ready<P: Port>(
         &mut self,
+        cx: &LinkContext<'_, P>,
         edge: EdgeId,
         immediate: Immediate,
         target: Grant,
     ) -> Result<(), String> {
         let EdgeId { number, generation } = edge;
+        if cx.port.limits(self.id).lends {
+            return Err(format!("edge {number} got a destination for a tensor that is lent"));
+        }
         if number >= MAX_EDGES {
             return Err(format!("edge {number} got a destination, of at most {MAX_EDGES} edges"));
         }
@@ -239,8 +254,10 @@ impl Link {
             all.resize(number as usize + 1, None);
         }
         match all[number as usize].replace(ReadyReceiver { generation, immediate, target }) {
-            None => Ok(()),
-            Some(_) => Err(format!("edge {number} got a second destination for its next tensor")),
+            Some(before) if before.generation == generation => {
+                Err(format!("edge {number} got a second destination for its next tensor"))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
