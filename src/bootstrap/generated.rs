@@ -37,9 +37,6 @@ pub struct Member {
     /// The same for all members on one host, different on different hosts. At most 128 bytes.
     #[prost(string, tag = "2")]
     pub host_id: ::prost::alloc::string::String,
-    /// Threads of this process that never sleep.
-    #[prost(uint32, tag = "3")]
-    pub spinners: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloRequest {

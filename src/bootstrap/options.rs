@@ -36,8 +36,6 @@ pub struct BootstrapOptions {
     pub link_timeout: Duration,
     /// Equal for all members on this host, different on other hosts. At most [`MAX_HOST_ID`] bytes.
     pub host_id: String,
-    /// Threads of this process that never sleep. The peers on this host add them up.
-    pub spinners: u32,
 }
 
 impl BootstrapOptions {
@@ -54,7 +52,6 @@ impl BootstrapOptions {
             silence: Duration::from_secs(3),
             link_timeout: LINK_TIMEOUT,
             host_id: "host".into(),
-            spinners: 0,
         }
     }
 

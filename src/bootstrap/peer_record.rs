@@ -83,7 +83,6 @@ impl PeerRecord {
             name: self.name.clone(),
             incarnation: who.incarnation,
             host_id: who.host_id.clone(),
-            spinners: who.spinners,
             generation,
         }
     }

@@ -40,7 +40,6 @@ pub(super) enum LifeRefusal {
 pub(super) struct PeerIdentity {
     pub(super) incarnation: Incarnation,
     pub(super) host_id: String,
-    pub(super) spinners: u32,
 }
 
 /// The result of a peer's offer.

@@ -15,8 +15,6 @@ pub struct PeerInfo {
     pub incarnation: Incarnation,
     /// Equal to this process's if and only if the peer runs on this host.
     pub host_id: String,
-    /// Threads of its process that never sleep.
-    pub spinners: u32,
     /// The number of the link of this pair. It grows with each attempt, and is the same on both
     /// sides.
     pub generation: u64,

@@ -360,6 +360,5 @@ pub(super) fn who(member: Option<grpc::Member>) -> Result<PeerIdentity, &'static
     Ok(PeerIdentity {
         incarnation: incarnation(member.incarnation)?,
         host_id: member.host_id,
-        spinners: member.spinners,
     })
 }

@@ -238,7 +238,6 @@ impl BootstrapShared {
         Some(grpc::Member {
             incarnation: self.options.incarnation.get(),
             host_id: self.options.host_id.clone(),
-            spinners: self.options.spinners,
         })
     }
 

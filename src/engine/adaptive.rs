@@ -1,26 +1,34 @@
 //! The adaptive mode: calls make progress and sleep while nothing comes. A background poller does
 //! so while no call is under way.
 //!
-//! A thread in a call is an *active waiter*: while there is one, arrivals do not wake the
-//! background poller. To sleep, a thread arms the port, which costs a barrier in all threads of all
-//! peers. A thread that sleeps pays that. A thread that leaves a call does not, as its next call is
-//! likely to follow soon. A call that leaves the port unarmed puts the background poller on
-//! *standby*: it checks now and then whether calls continue. As soon as they do not, it takes over,
-//! arms the port and sleeps.
+//! A thread sleeps on the *armed* port, and what comes then wakes it. To arm the port costs a
+//! barrier in all threads of all peers. A thread that sleeps pays that. A thread that leaves a call
+//! does not, as its next call is likely to follow soon. A call that leaves the port unarmed puts
+//! the background poller on *standby*. The background poller then checks now and then whether calls
+//! have polled the port. As soon as they have not, it takes over, arms the port and sleeps on it.
+//!
+//! So while the port is unarmed and no call is under way, the background poller is awake or on
+//! standby. A [direct call](super::direct) relies on that: it may leave what it likes on a port on
+//! which nobody sleeps.
+#![allow(clippy::disallowed_methods)] // the background poller sleeps on standby
 
 use super::shared_poller::{Engine, Unusable};
-use super::{PollMode, Poller};
+use super::Poller;
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
 use crate::sync::LockOutcome;
+use crate::telemetry::Counter;
 use crate::wire::Time;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Polls between two reads of the clock.
 const POLLS: u32 = 4;
 /// Times in a row, at least, that a thread yields its CPU before it sleeps.
 const YIELDS: u32 = 16;
-/// Time between two checks on standby: without a call in it, the background poller takes over.
+/// Time between two checks on standby: without a poll of a call in it, the background poller takes
+/// over.
 const STANDBY: Duration = Duration::from_millis(1);
 /// The longest sleep. No wake-up depends on it: it bounds the harm of a peer that withdraws its
 /// doorbell rings.
@@ -37,9 +45,21 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         ActiveWaiter { engine: self }
     }
 
+    pub(super) fn progress_adaptive(&self) -> Result<usize, Unusable> {
+        let step = |poller: &mut Poller<P, H>, sleeps: bool| (!sleeps).then(|| poller.step(self.clock.now()));
+        if let Some(Some(count)) = self.with_poller_once(step)? {
+            return Ok(count);
+        }
+        let mut count = 0;
+        let _guard = self.active_waiter();
+        let now = self.clock.now();
+        self.with_poller(|poller| count += poller.step(now))?;
+        Ok(count)
+    }
+
     pub(super) fn wait_adaptive(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
         let _waiting = self.active_waiter();
-        let (mut quiet_since, mut idle) = (self.clock.now(), 0);
+        let (mut quiet_since, mut idle) = (self.spun_since(), 0);
         loop {
             let now = self.clock.now();
             let count = self.poll_until(now, POLLS, done)?;
@@ -62,21 +82,32 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
+    /// The time since when a wait that begins now has polled in vain: its direct wait may have spun.
+    fn spun_since(&self) -> Time {
+        match self.spun_since.load(Ordering::Relaxed) {
+            0 => self.clock.now(),
+            since => {
+                self.spun_since.store(0, Ordering::Relaxed);
+                Time::from_nanos(since)
+            }
+        }
+    }
+
     fn sleep_as_waiter(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<(), Unusable> {
         let seen = self.sleeper.seen();
-        let (mut armed, mut until) = (false, deadline);
+        let (armed, until) = (Cell::new(false), Cell::new(deadline));
         // A thread that finds the lock taken may not sleep: a holder that only submits does not arm
         // the port.
-        self.with_poller(|poller| {
-            armed = poller.arm();
-            until = until.min(poller.next_deadline());
-        })?;
-        if !armed {
-            return Ok(());
-        }
+        let arm = |poller: &mut Poller<P, H>| {
+            armed.set(poller.arm());
+            until.set(deadline.min(poller.next_deadline()));
+        };
         self.sleepers.sleep_unless(
-            || done() || self.check().is_err(),
-            || self.sleeper.sleep(Sleep::Waiter, seen, until.since(self.clock.now()).min(LONGEST_SLEEP)),
+            || self.with_poller(arm).is_err() || !armed.get() || done() || self.check().is_err(),
+            || {
+                let timeout = until.get().since(self.clock.now()).min(LONGEST_SLEEP);
+                self.sleeper.sleep(Sleep::Waiter, seen, timeout);
+            },
         );
         self.check()
     }
@@ -86,7 +117,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         if poller.take_active() {
             self.nudge();
         }
-        if self.background.sleeps_past(poller.next_deadline()) {
+        if self.sleepers.background_sleeps_past(poller.next_deadline().as_nanos()) {
             self.sleeper.wake(Sleep::Background);
         }
     }
@@ -94,29 +125,39 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Makes sure that some thread sees what comes from now on.
     fn leave(&self) {
         self.sleeper.exit_wait();
+        if !self.sleepers.is_background_asleep() {
+            // It takes over once calls do not poll any more.
+            return;
+        }
         let mut armed = false;
         // Arming an armed port only checks whether a peer has rung.
         let outcome = self.with_poller(|poller| armed = poller.is_armed() && poller.arm());
         let handled = matches!(outcome, Ok(LockOutcome::Ran)) && armed;
-        if !handled && self.background.enter_standby() {
+        if !handled && self.sleepers.end_background_sleep() {
             self.sleeper.wake(Sleep::Background);
         }
     }
 
     /// The loop of the background poller, until the engine is closed or unusable.
     pub(super) fn run_adaptive(&self) {
+        let mut on_standby = false;
         while self.check().is_ok() {
+            if on_standby {
+                let polls = self.counters.get(Counter::Polls);
+                std::thread::sleep(STANDBY);
+                on_standby = self.counters.get(Counter::Polls) != polls;
+                continue;
+            }
             let seen = self.sleeper.seen();
-            let until = match self.background.calls_continue() {
-                true => self.clock.now() + STANDBY,
-                false => match self.take_over() {
-                    Some(until) => until,
-                    // Calls are under way again.
-                    None => continue,
-                },
+            on_standby = match self.take_over() {
+                Some(until) => {
+                    let timeout = until.since(self.clock.now()).min(LONGEST_SLEEP);
+                    self.sleeper.sleep(Sleep::Background, seen, timeout);
+                    !self.sleepers.end_background_sleep()
+                }
+                // Calls are under way.
+                None => true,
             };
-            self.sleeper.sleep(Sleep::Background, seen, until.since(self.clock.now()).min(LONGEST_SLEEP));
-            self.background.set_awake();
         }
     }
 
@@ -133,7 +174,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
                 if count == 0 && now.since(quiet_since) >= self.spin && poller.arm() {
                     // Set under the lock: a later holder with an earlier deadline must see it.
-                    self.background.set_asleep_until(poller.next_deadline());
+                    self.sleepers.set_background_until(poller.next_deadline().as_nanos());
                     until = Some(poller.next_deadline());
                 }
             });
@@ -145,10 +186,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     }
                     std::thread::yield_now();
                 }
-                Ok(_) => {
-                    self.background.enter_standby();
-                    return None;
-                }
+                Ok(_) => return None,
                 Err(_) => return Some(Time::NEVER),
             }
         }
@@ -157,8 +195,6 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
 impl<P: Port, H: Handler<P>> Drop for ActiveWaiter<'_, P, H> {
     fn drop(&mut self) {
-        if self.engine.mode() == PollMode::Adaptive {
-            self.engine.leave();
-        }
+        self.engine.leave();
     }
 }

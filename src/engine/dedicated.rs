@@ -57,7 +57,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let mut returned = Vec::with_capacity(RETURNED);
         let mut work = |cell: &mut Option<Poller<P, H>>| {
             let Some(poller) = cell else { return };
-            while !self.background.is_closing() {
+            while !self.is_closing() {
                 let now = self.clock.now();
                 let waited = returned.len();
                 consumer.take(&self.submissions, |command| returned.extend(poller.command(command, now)));
@@ -71,9 +71,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             // Dropping a command ends its call.
             consumer.take(&self.submissions, drop);
         };
-        // A call that began in another mode may still hold the lock for a moment. If the poller is
-        // poisoned or closed, every call on the engine fails by itself.
-        while let Ok(LockOutcome::Busy) = self.with_cell(self.mode(), &mut work) {
+        // Only `close` may hold the lock, before this thread has begun. Then there is no work.
+        while let Ok(LockOutcome::Busy) = self.with_cell(&mut work) {
             std::thread::yield_now();
         }
         self.submissions.close(consumer);

@@ -6,10 +6,13 @@ use crate::link::{Handler, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::sync::{LockGuard, LockOutcome};
 use crate::wire::Time;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Polls between two looks at the clock.
+/// Polls between two looks at the clock in inline mode, where a wait spins until its timeout.
 const POLLS_PER_CLOCK: u32 = 256;
+/// Polls between two looks at the clock in adaptive mode, where a wait spins for some microseconds.
+const POLLS_PER_SHORT_SPIN: u32 = 16;
 /// Looks for the result before each poll.
 const LOOKS_PER_POLL: u32 = 8;
 /// Timeouts below this length begin with the wait. Longer ones begin with the first look at the
@@ -49,14 +52,14 @@ pub enum DirectWait<R> {
 }
 
 impl<P: Port, H: Handler<P>> Engine<P, H> {
-    /// Calls `body` on the handler and its links, if this thread gets the lock at once and the mode
-    /// is inline. Returns whether it did. `body` may be called once at most, and needs no time.
+    /// Calls `body` on the handler and its links, if this thread gets the lock at once. Returns
+    /// whether it did. `body` may be called once at most, and needs no time.
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
     #[inline]
     pub fn try_direct(&self, mut body: impl FnMut(&mut H, &mut Links<P>)) -> Result<bool, Unusable> {
-        let ran = self.with_poller_once(|poller| {
+        let ran = self.with_poller_once(|poller, _| {
             poller.direct(|handler, links| body(handler, links));
             if is_on(Mutant::DirectCallRepeated) && !self.submissions.is_empty() {
                 poller.direct(|handler, links| body(handler, links));
@@ -67,8 +70,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Polls until `wait` has its result or the timeout has passed. Calls [`DirectTake::take`] at
     /// first and after each poll that brings something, and [`DirectTake::take_short`] in between.
-    /// Leaves off if the mode is not inline, the lock is taken, or another thread submits a
-    /// command.
+    /// Leaves off if the lock is taken, or another thread submits a command. In adaptive mode it
+    /// also leaves off after the spin budget, and before the first poll if a thread sleeps.
     #[inline]
     pub fn wait_direct<R>(
         &self,
@@ -76,14 +79,18 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut wait: impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         let mut waited = DirectWait::Elsewhere(None);
-        let ran = self.with_poller_once(|poller| {
+        let ran = self.with_poller_once(|poller, sleeps| {
             waited = match poller.direct(|handler, links| wait.take(handler, links)) {
                 Some(result) => DirectWait::Ready(result),
+                // A poll may leave the port unarmed, so that nothing ends the sleep.
+                None if sleeps => return,
                 None => self.poll_for(poller, timeout, &mut wait),
             };
             // A result that was stored counts, also if this poll fails.
-            if let DirectWait::Ready(_) = waited {
-                poller.count_result(|| self.now());
+            if let DirectWait::Ready(_) = waited
+                && !sleeps
+            {
+                poller.count_result(self.mode == PollMode::Adaptive, || self.now());
             }
         });
         match (ran, &waited) {
@@ -93,28 +100,33 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     /// Calls `body` once on the poller, after all submitted commands, if this thread gets the lock
-    /// at once and the mode is inline. `None` if not.
+    /// at once. `None` if not. The second argument of `body` is whether a thread sleeps on the
+    /// armed port. Then `body` may not poll.
     #[inline]
-    fn with_poller_once<R>(&self, body: impl FnOnce(&mut Poller<P, H>) -> R) -> Result<Option<R>, Unusable> {
+    pub(super) fn with_poller_once<R>(
+        &self,
+        body: impl FnOnce(&mut Poller<P, H>, bool) -> R,
+    ) -> Result<Option<R>, Unusable> {
         let held = match self.lock.enter() {
             Some(held) => held,
-            None => match self.acquire_inline()? {
+            None => match self.acquire()? {
                 Some(held) => held,
                 None => return Ok(None),
             },
         };
-        // The mode is read under the lock, and a sleeper arms under the lock. In inline mode no
-        // thread sleeps that this call would have to wake.
-        if self.mode() != PollMode::Inline {
-            self.leave_at_once(held);
-            return Ok(None);
-        }
+        // Read under the lock, under which a sleeper arms the port. If no thread sleeps, this call
+        // has none to wake. In inline mode no thread ever sleeps.
+        let sleeps = self.mode == PollMode::Adaptive && self.sleepers.any();
         let run = |cell: &mut Option<Poller<P, H>>| {
             let poller = cell.as_mut()?;
             if !self.submissions.is_empty() {
                 self.run_submitted(poller, self.clock.now());
             }
-            Some(body(poller))
+            let result = body(poller, sleeps);
+            if sleeps {
+                self.wake_after_direct(poller);
+            }
+            Some(result)
         };
         // SAFETY: this thread holds the lock until `held` is given up below.
         #[allow(unsafe_code)]
@@ -137,10 +149,17 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Takes the lock for a thread without the bias, if the lock is free and the mode is inline.
+    /// Runs before the lock is released, if a thread sleeps. No poll may follow soon.
     #[cold]
-    fn acquire_inline(&self) -> Result<Option<LockGuard<'_>>, Unusable> {
-        if self.mode() != PollMode::Inline {
+    fn wake_after_direct(&self, poller: &mut Poller<P, H>) {
+        poller.before_poll();
+        self.before_unlock(poller);
+    }
+
+    /// Takes the lock for a thread without the bias, if the lock is free.
+    #[cold]
+    fn acquire(&self) -> Result<Option<LockGuard<'_>>, Unusable> {
+        if self.mode == PollMode::Dedicated {
             return Ok(None);
         }
         match self.lock.acquire(|| !self.submissions.is_empty()) {
@@ -173,7 +192,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     ) -> DirectWait<R> {
         let mut since = (timeout < SHORT).then(|| self.now());
         let polls = match self.wait {
-            WaitStrategy::Spin => POLLS_PER_CLOCK,
+            WaitStrategy::Spin if self.mode == PollMode::Inline => POLLS_PER_CLOCK,
+            WaitStrategy::Spin => POLLS_PER_SHORT_SPIN,
             // Other threads need the CPU.
             WaitStrategy::Yield => self.wait.polls(),
         };
@@ -196,12 +216,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
             }
             let now = self.now();
-            if now >= *since.get_or_insert(now) + timeout {
+            let first = *since.get_or_insert(now);
+            if now >= first + timeout {
                 poller.before_poll();
                 return DirectWait::TimedOut;
             }
-            let goes_on = self.wait == WaitStrategy::Spin && self.mode() == PollMode::Inline;
-            if !goes_on || self.check().is_err() {
+            let may_spin = self.mode == PollMode::Inline || now.since(first) < self.spin;
+            if self.wait != WaitStrategy::Spin || !may_spin || self.check().is_err() {
+                self.spun_since.store(first.as_nanos(), Ordering::Relaxed);
                 return DirectWait::Elsewhere(since);
             }
             // Ends the waits of other threads whose deadlines have passed.
@@ -250,7 +272,7 @@ mod tests {
 
     fn engine() -> (TestEngine, Arc<Ticking>) {
         let clock = Arc::new(Ticking::default());
-        (engine_with(clock.clone()), clock)
+        (engine_with(clock.clone(), PollMode::Inline), clock)
     }
 
     /// Calls itself for each take.
@@ -342,8 +364,8 @@ mod tests {
         });
         assert!(ran.expect("usable"));
         assert_eq!((outer, inner), (1, 0));
-        engine.set_mode(PollMode::Adaptive);
-        assert!(!engine.try_direct(|_, _| {}).expect("usable"), "the mode is not inline");
+        let dedicated = engine_with(Arc::new(Ticking::default()), PollMode::Dedicated);
+        assert!(!dedicated.try_direct(|_, _| {}).expect("usable"), "the poller has a thread of its own");
     }
 
     #[cfg(tensorwire_mutants)]

@@ -2,8 +2,9 @@
 
 use crate::fabric::Port;
 use crate::link::{Handler, Links};
-use crate::telemetry::Counter;
+use crate::telemetry::{Counter, Counters};
 use crate::wire::Time;
+use std::sync::Arc;
 
 /// One poller. The thread that holds `&mut` of it moves it on.
 pub struct Poller<P: Port, H: Handler<P>> {
@@ -72,19 +73,19 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         result
     }
 
-    /// Counts a result that a direct wait has found, and polls now and then. `now` is called
-    /// rarely.
+    /// Counts a result that a direct wait has found, and polls now and then. Such a poll ends waits
+    /// if `is_timed`, or rarely. `now` is called only for that.
     #[inline]
-    pub fn count_result(&mut self, now: impl FnOnce() -> Time) {
+    pub fn count_result(&mut self, is_timed: bool, now: impl FnOnce() -> Time) {
         self.results = self.results.wrapping_add(1);
         if self.results.is_multiple_of(RESULTS_PER_POLL) {
-            self.poll_between_results(now);
+            self.poll_between_results(is_timed, now);
         }
     }
 
     #[cold]
-    fn poll_between_results(&mut self, now: impl FnOnce() -> Time) {
-        if self.results.is_multiple_of(RESULTS_PER_CLOCK) {
+    fn poll_between_results(&mut self, is_timed: bool, now: impl FnOnce() -> Time) {
+        if is_timed || self.results.is_multiple_of(RESULTS_PER_CLOCK) {
             self.step(now());
         } else {
             self.before_poll();
@@ -111,6 +112,11 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
             self.links.counters().increment(Counter::IdlePolls);
         }
         count
+    }
+
+    /// The counters, for readers.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.links.counters().counters()
     }
 
     /// The object that threads sleep on while nothing comes.

@@ -1,37 +1,42 @@
 //! One poller, shared by all threads of a process.
 
-use super::background::BackgroundState;
 use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
 use crate::sync::{CombiningLock, LockOutcome, Sleepers, is_waking};
+use crate::telemetry::Counters;
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A poller shared by the threads of a process. One of them holds it at a time.
 ///
 /// In the inline and adaptive modes a calling thread takes the [combining lock](CombiningLock) with
-/// one compare-and-swap. In inline mode, a thread that calls alone needs none. It runs its own
-/// command and all submitted ones, polls, and releases the lock. A thread that finds the lock taken
-/// submits its command to a queue, which the holder checks before and after the release. In the
-/// dedicated mode the background poller holds the lock from start to end.
+/// one compare-and-swap. A thread that calls alone needs none. It runs its own command and all
+/// submitted ones, polls, and releases the lock. A thread that finds the lock taken submits its
+/// command to a queue, which the holder checks before and after the release. In the dedicated mode
+/// the background poller holds the lock from start to end.
 pub struct Engine<P: Port, H: Handler<P>> {
     pub(super) lock: CachePadded<CombiningLock>,
     pub(super) submissions: SubmissionQueue<H::Command>,
     poller: UnsafeCell<Option<Poller<P, H>>>,
     pub(super) clock: Arc<dyn Clock>,
-    mode: AtomicU8,
+    pub(super) mode: PollMode,
     pub(super) wait: WaitStrategy,
     pub(super) spin: Duration,
     pub(super) sleeper: P::Sleeper,
     pub(super) sleepers: CachePadded<Sleepers>,
-    pub(super) background: BackgroundState,
+    closing: AtomicBool,
+    /// The poller's counters.
+    pub(super) counters: Arc<Counters>,
+    /// The first look at the clock of the last direct wait that spun in vain; 0 if another wait has
+    /// taken it. Only a hint.
+    pub(super) spun_since: AtomicU64,
 }
 
 // SAFETY: the poller inside the cell is touched only in `run_held`, by the thread that holds the
@@ -53,19 +58,22 @@ pub enum Unusable {
 }
 
 impl<P: Port, H: Handler<P>> Engine<P, H> {
-    /// Shares a poller. [`start`](super::start) begins the modes that have a background poller.
+    /// Shares a poller. [`start`](super::start) starts the background poller of the modes that have
+    /// one.
     pub fn new(poller: Poller<P, H>, clock: Arc<dyn Clock>, options: &EngineOptions) -> Self {
         Engine {
             lock: CachePadded::new(CombiningLock::new()),
             submissions: SubmissionQueue::new(options.queue),
             sleeper: poller.sleeper(),
+            counters: poller.counters(),
             poller: UnsafeCell::new(Some(poller)),
             clock,
-            mode: AtomicU8::new(options.mode as u8),
+            mode: options.mode,
             wait: options.wait,
             spin: options.spin,
             sleepers: CachePadded::new(Sleepers::new()),
-            background: BackgroundState::default(),
+            closing: AtomicBool::new(false),
+            spun_since: AtomicU64::new(0),
         }
     }
 
@@ -74,20 +82,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         self.clock.now()
     }
 
-    /// The present mode.
+    /// The poll mode.
     #[inline]
     pub fn mode(&self) -> PollMode {
-        const INLINE: u8 = PollMode::Inline as u8;
-        const ADAPTIVE: u8 = PollMode::Adaptive as u8;
-        match self.mode.load(Ordering::Relaxed) {
-            INLINE => PollMode::Inline,
-            ADAPTIVE => PollMode::Adaptive,
-            _ => PollMode::Dedicated,
-        }
-    }
-
-    pub(super) fn set_mode(&self, mode: PollMode) {
-        self.mode.store(mode as u8, Ordering::Relaxed);
+        self.mode
     }
 
     /// Runs a command: at once on this thread if it gets the lock, otherwise soon on the thread
@@ -96,7 +94,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// # Errors
     /// If the poller is poisoned or closed.
     pub fn submit(&self, command: H::Command) -> Result<(), Unusable> {
-        match self.mode() {
+        match self.mode {
             PollMode::Dedicated => self.submit_to_thread(command),
             PollMode::Inline | PollMode::Adaptive => self.submit_inline(command),
         }
@@ -134,16 +132,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// If the poller is poisoned or closed.
     pub fn progress(&self) -> Result<usize, Unusable> {
         let mut count = 0;
-        match self.mode() {
+        match self.mode {
             PollMode::Inline => {
                 let now = self.clock.now();
                 self.with_poller(|poller| count += poller.step(now))?;
             }
-            PollMode::Adaptive => {
-                let _guard = self.active_waiter();
-                let now = self.clock.now();
-                self.with_poller(|poller| count += poller.step(now))?;
-            }
+            PollMode::Adaptive => return self.progress_adaptive(),
             PollMode::Dedicated => self.check()?,
         }
         Ok(count)
@@ -159,7 +153,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         if done() {
             return Ok(true);
         }
-        match self.mode() {
+        match self.mode {
             PollMode::Inline => self.wait_inline(deadline, done),
             PollMode::Adaptive => self.wait_adaptive(deadline, done),
             PollMode::Dedicated => self.wait_for_thread(deadline, done),
@@ -178,9 +172,6 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             }
             if now >= deadline {
                 return Ok(false);
-            }
-            if self.mode() != PollMode::Inline {
-                return self.wait(deadline, done);
             }
             self.wait.pause(idle);
             idle = idle.saturating_add(1);
@@ -217,7 +208,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Ends the poller: closes its links and ends every wait. Does nothing the second time.
     pub fn close(&self) {
-        self.background.close();
+        self.closing.store(true, Ordering::SeqCst);
         self.sleeper.wake(Sleep::Waiter);
         self.sleeper.wake(Sleep::Background);
         let end = |cell: &mut Option<Poller<P, H>>| {
@@ -225,7 +216,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             while self.submissions.pop().is_some() {}
         };
         let mut round = 0;
-        while let Ok(LockOutcome::Busy) = self.with_cell(self.mode(), end) {
+        while let Ok(LockOutcome::Busy) = self.with_cell(end) {
             if is_waking() {
                 // This thread may hold the poller, which ends with the engine then.
                 return;
@@ -242,9 +233,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     pub(super) fn check(&self) -> Result<(), Unusable> {
         match () {
             () if self.lock.is_poisoned() => Err(Unusable::Poisoned),
-            () if self.background.is_closing() => Err(Unusable::Closed),
+            () if self.is_closing() => Err(Unusable::Closed),
             () => Ok(()),
         }
+    }
+
+    #[inline]
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
     }
 
     /// Runs `body` under the lock, after all submitted commands.
@@ -253,13 +249,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut body: impl FnMut(&mut Poller<P, H>),
     ) -> Result<LockOutcome, Unusable> {
         let mut closed = false;
-        let outcome = self.with_cell(self.mode(), |cell| match cell {
+        let outcome = self.with_cell(|cell| match cell {
             Some(poller) => {
                 if !self.submissions.is_empty() {
                     self.run_submitted(poller, self.clock.now());
                 }
                 body(poller);
-                if self.mode() == PollMode::Adaptive {
+                if self.mode == PollMode::Adaptive {
                     self.before_unlock(poller);
                 }
             }
@@ -274,7 +270,6 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     pub(super) fn with_cell(
         &self,
-        mode: PollMode,
         mut body: impl FnMut(&mut Option<Poller<P, H>>),
     ) -> Result<LockOutcome, Unusable> {
         let run = || {
@@ -283,7 +278,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             let ran = unsafe { self.run_held(&mut body) };
             ran.is_some()
         };
-        let may_bias = mode == PollMode::Inline;
+        let may_bias = self.mode == PollMode::Inline;
         match self.lock.try_run(run, || !self.submissions.is_empty(), may_bias) {
             LockOutcome::Poisoned => Err(self.poisoned()),
             outcome => Ok(outcome),
@@ -399,7 +394,7 @@ pub(super) mod tests {
     fn engine() -> (Engine<ShmPort, TestHandler>, Arc<crate::telemetry::Counters>) {
         let writer = CountersWriter::new();
         let counters = writer.counters();
-        (engine_of(writer, Arc::new(Still), WaitStrategy::Yield), counters)
+        (engine_of(writer, Arc::new(Still), PollMode::Inline, WaitStrategy::Yield), counters)
     }
 
     /// An inline engine without links, and its counters.
@@ -407,14 +402,15 @@ pub(super) mod tests {
         engine()
     }
 
-    /// An inline engine without links, whose waits spin.
-    pub fn engine_with(clock: Arc<dyn Clock>) -> Engine<ShmPort, TestHandler> {
-        engine_of(CountersWriter::new(), clock, WaitStrategy::Spin)
+    /// An engine without links, whose waits spin.
+    pub fn engine_with(clock: Arc<dyn Clock>, mode: PollMode) -> Engine<ShmPort, TestHandler> {
+        engine_of(CountersWriter::new(), clock, mode, WaitStrategy::Spin)
     }
 
     fn engine_of(
         writer: CountersWriter,
         clock: Arc<dyn Clock>,
+        mode: PollMode,
         wait: WaitStrategy,
     ) -> Engine<ShmPort, TestHandler> {
         let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 16) };
@@ -422,7 +418,7 @@ pub(super) mod tests {
         let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
         let links = Links::new(fabric.port().expect("a port"), pool, writer);
-        let options = EngineOptions { mode: PollMode::Inline, wait, spin: Duration::ZERO, queue: 64 };
+        let options = EngineOptions { mode, wait, spin: Duration::ZERO, queue: 64 };
         Engine::new(Poller::new(links, TestHandler(Vec::new())), clock, &options)
     }
 
@@ -446,8 +442,8 @@ pub(super) mod tests {
     /// A dedicated poller ends by `end` while a thread with a lane submits to it.
     fn every_call_ends(end: fn(&Engine<ShmPort, TestHandler>)) {
         const CALLS: usize = 2000;
-        let engine = Arc::new(engine().0);
-        let thread = start(&engine, PollMode::Dedicated, None, 0).expect("a thread");
+        let engine = Arc::new(engine_with(Arc::new(Still), PollMode::Dedicated));
+        let thread = start(&engine, None, 0).expect("a thread");
         let executor = Executor::default();
         let (told, ended) = channel();
         let mut submitted = 0;

@@ -58,7 +58,6 @@ pub(super) fn bootstrap_options(
     config: &Config,
     incarnation: Incarnation,
     host_id: String,
-    spinners: u32,
 ) -> BootstrapOptions {
     BootstrapOptions {
         me: config.task_id().clone(),
@@ -70,6 +69,5 @@ pub(super) fn bootstrap_options(
         silence: config.silence_bound,
         link_timeout: LINK_TIMEOUT,
         host_id,
-        spinners,
     }
 }

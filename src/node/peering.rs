@@ -250,9 +250,6 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         let index = self.index(&peer.name)?;
         self.directory.transports().insert(index, transport);
-        if peer.host_id == self.host {
-            self.pollers.peer_spins(index, peer.spinners);
-        }
         Ok(())
     }
 

@@ -61,7 +61,6 @@ fn info(task: u32, life: u64, generation: u64) -> PeerInfo {
         name: TaskId::new("w", task).expect("a name"),
         incarnation: Incarnation::new(life).expect("not 0"),
         host_id: "here".into(),
-        spinners: 0,
         generation,
     }
 }

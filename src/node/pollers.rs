@@ -4,7 +4,7 @@ use super::clock::MonotonicClock;
 use super::error::NodeError;
 use crate::config::Config;
 use crate::engine::{
-    Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, process_cpus, start,
+    Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, start,
 };
 use crate::fabric::{Fabric, LoanFigures, LoanLimiter, Port};
 use crate::link::Links;
@@ -12,7 +12,6 @@ use crate::matching::{PeerIndex, RemoteCommand, WindowHandler};
 use crate::memory::Pool;
 use crate::rendezvous::{Paths, RemotePath};
 use crate::telemetry::{Counter, Counters, CountersWriter, Gauge, Snapshot};
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,17 +24,14 @@ pub(super) struct Pollers<P: Port> {
     counters: Vec<Arc<Counters>>,
     loans: Option<Arc<LoanLimiter>>,
     polling: Polling,
-    /// Threads that would spin in each peer's process.
-    spinners: Mutex<HashMap<PeerIndex, u32>>,
     threads: Mutex<Vec<PollingThread>>,
 }
 
 /// The poll mode, the wait strategy and the CPUs of a node's pollers.
 #[derive(Clone, Debug)]
 pub(super) struct Polling {
-    /// The poll mode at the start.
     mode: PollMode,
-    /// Whether the mode becomes adaptive once more threads would spin than there are CPUs.
+    /// Whether the setting `poll` is auto.
     auto: bool,
     wait: WaitStrategy,
     spin: Duration,
@@ -55,12 +51,13 @@ impl Polling {
             None if config.poll == Some(PollMode::Dedicated) => WaitStrategy::choose(2 * members, cpus),
             None => WaitStrategy::choose(members, cpus),
         };
-        let auto = config.poll.is_none() && config.wait.is_none();
         let mode = match config.poll {
             Some(mode) => mode,
-            None if auto && shared => PollMode::Adaptive,
-            None => PollMode::Inline,
+            // Who says how calls wait does not want them to sleep.
+            None if config.wait.is_some() => PollMode::Inline,
+            None => PollMode::Adaptive,
         };
+        let auto = config.poll.is_none();
         let cores = config.cores.clone().unwrap_or_default();
         let (spin, count) = (config.spin_budget, config.poller_count());
         Polling { mode, auto, wait, spin, cores, count }
@@ -73,15 +70,6 @@ impl Polling {
         Polling { mode, auto: false, wait, spin, cores: Vec::new(), count: 1 }
     }
 
-    /// Threads of this process that would spin. In dedicated mode: the pollers and one caller.
-    pub fn spinners(&self) -> u32 {
-        match self.mode {
-            PollMode::Inline => 1,
-            PollMode::Adaptive => 0,
-            PollMode::Dedicated => self.count as u32 + 1,
-        }
-    }
-
     /// The CPU of the thread that starts the node, which polls if no polling thread does.
     pub fn caller_core(&self) -> Option<usize> {
         if self.auto || self.mode == PollMode::Inline { self.cores.first().copied() } else { None }
@@ -90,10 +78,10 @@ impl Polling {
 
 /// The pollers of a node, for any fabric.
 pub(super) trait PollerSet: Send + Sync {
-    /// Starts the polling threads that the poll mode has from the start.
+    /// Starts the polling threads of the poll mode.
     fn start(&self) -> Result<(), NodeError>;
 
-    /// The present poll mode.
+    /// The poll mode.
     fn mode(&self) -> PollMode;
 
     /// The paths to all peers.
@@ -122,9 +110,6 @@ pub(super) trait LinkPollers<L>: Send + Sync {
 
     /// The number of pollers.
     fn count(&self) -> usize;
-
-    /// Notes how many threads of a peer on this host would spin.
-    fn peer_spins(&self, peer: PeerIndex, spinners: u32);
 }
 
 fn count_loans(figures: LoanFigures, sum: &mut Snapshot) {
@@ -146,8 +131,8 @@ impl<P: Port> Pollers<P> {
         pool: &Pool,
         handler: impl Fn() -> WindowHandler,
     ) -> Result<Self, NodeError> {
-        let Polling { wait, spin, .. } = polling;
-        let options = EngineOptions { mode: PollMode::Inline, wait, spin, queue: QUEUE };
+        let Polling { mode, wait, spin, .. } = polling;
+        let options = EngineOptions { mode, wait, spin, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
         let (mut engines, mut counters) = (Vec::new(), Vec::new());
         for _ in 0..polling.count {
@@ -156,18 +141,8 @@ impl<P: Port> Pollers<P> {
             let links = Links::new(fabric.port()?, pool.clone(), writer);
             engines.push(Arc::new(Engine::new(Poller::new(links, handler()), clock.clone(), &options)));
         }
-        let (spinners, threads) = (Mutex::default(), Mutex::default());
-        Ok(Pollers { engines, counters, loans: fabric.loan_limiter(), polling, spinners, threads })
-    }
-
-    fn start_threads(&self, mode: PollMode) -> Result<(), NodeError> {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        if threads.is_empty() {
-            for (number, engine) in self.engines.iter().enumerate() {
-                threads.push(start(engine, mode, self.polling.cores.get(number).copied(), number)?);
-            }
-        }
-        Ok(())
+        let (loans, threads) = (fabric.loan_limiter(), Mutex::default());
+        Ok(Pollers { engines, counters, loans, polling, threads })
     }
 
     /// The poller that serves a peer.
@@ -188,35 +163,22 @@ impl<P: Port> LinkPollers<P::Link> for Pollers<P> {
     fn count(&self) -> usize {
         self.engines.len()
     }
-
-    fn peer_spins(&self, peer: PeerIndex, spinners: u32) {
-        let others: u32 = {
-            let mut all = self.spinners.lock().unwrap_or_else(PoisonError::into_inner);
-            all.insert(peer, spinners);
-            // A peer may report any number.
-            all.values().fold(0, |sum: u32, spinners| sum.saturating_add(*spinners))
-        };
-        let spinners = others.saturating_add(self.polling.spinners()) as usize;
-        if !self.polling.auto || PollMode::choose(spinners, process_cpus().len()) != PollMode::Adaptive {
-            return;
-        }
-        match self.start_threads(PollMode::Adaptive) {
-            Ok(()) => tracing::debug!(spinners, "more threads would spin than there are CPUs: adaptive"),
-            Err(error) => tracing::warn!(%error, "polling stays inline"),
-        }
-    }
 }
 
 impl<P: Port> PollerSet for Pollers<P> {
     fn start(&self) -> Result<(), NodeError> {
-        match self.polling.mode {
-            PollMode::Inline => Ok(()),
-            mode => self.start_threads(mode),
+        if self.polling.mode == PollMode::Inline {
+            return Ok(());
         }
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, engine) in self.engines.iter().enumerate() {
+            threads.push(start(engine, self.polling.cores.get(number).copied(), number)?);
+        }
+        Ok(())
     }
 
     fn mode(&self) -> PollMode {
-        self.engines[0].mode()
+        self.polling.mode
     }
 
     fn paths(&self) -> Paths {

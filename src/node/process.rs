@@ -199,7 +199,7 @@ impl Node {
             let owners = owners.clone();
             move |owner| owners.run_or_here(move || drop(owner))
         });
-        let options = bootstrap_options(config, incarnation, host, polling.spinners());
+        let options = bootstrap_options(config, incarnation, host);
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         reporter.report_to(&bootstrap, &pollers, &executor);
         pollers.start()?;
@@ -436,7 +436,7 @@ impl Node {
         self.context.progress()
     }
 
-    /// The poll mode: the setting `poll`, or the mode that `auto` has chosen so far.
+    /// The poll mode: the setting `poll`, or the mode that `auto` means.
     pub fn mode(&self) -> PollMode {
         self.pollers.mode()
     }

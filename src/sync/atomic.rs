@@ -3,9 +3,9 @@
 #[cfg(tensorwire_loom)]
 pub(crate) use loom::cell::UnsafeCell;
 #[cfg(tensorwire_loom)]
-pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[cfg(not(tensorwire_loom))]
-pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// As loom's cell, which checks that no two threads are in `with_mut` at once.
 #[cfg(not(tensorwire_loom))]

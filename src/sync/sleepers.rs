@@ -1,35 +1,42 @@
-//! Counts the threads that sleep in calls, so that a thread that completes something knows whether
-//! to wake any.
+//! Which threads of a process sleep until something comes, so that a thread that completes something
+//! knows whether to wake any.
 
-use super::atomic::{AtomicU32, Ordering};
+use super::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Counts the waiters that sleep or are about to.
+/// Counts the waiters that sleep or are about to, and knows whether the background poller sleeps.
 ///
 /// A waiter counts itself, then checks once more whether it is done, then sleeps. A thread that
 /// completes something does so first and then reads the count. Both are sequentially consistent, so
 /// one of them sees the other.
+///
+/// A sleeper also arms the port, under a lock. It counts itself before it releases that lock. So
+/// the holder of the lock sees each thread that sleeps on the armed port without any fence:
+/// [`Sleepers::any`].
 #[derive(Debug)]
 pub(crate) struct Sleepers {
-    count: AtomicU32,
+    waiters: AtomicU32,
+    /// The time at which the sleep of the background poller ends at the latest, in ns. 0 if it does
+    /// not sleep on the armed port.
+    background_until: AtomicU64,
 }
 
 impl Sleepers {
     pub fn new() -> Self {
-        Sleepers { count: AtomicU32::new(0) }
+        Sleepers { waiters: AtomicU32::new(0), background_until: AtomicU64::new(0) }
     }
 
-    /// Sleeps unless `done`. `sleep` must return at once if a wake-up has come since before this
-    /// call.
+    /// Sleeps unless `done`, which arms the port. `sleep` must return at once if a wake-up has come
+    /// since before this call.
     pub fn sleep_unless(&self, done: impl FnOnce() -> bool, sleep: impl FnOnce()) {
-        self.count.fetch_add(1, Ordering::SeqCst);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
         // A read-modify-write: `done` is not evaluated before other threads can see the count.
         if !done() {
             sleep();
         }
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Calls `wake` if a thread sleeps. Used after something was completed.
+    /// Calls `wake` if a waiter sleeps. Used after something was completed.
     #[inline]
     pub fn wake(&self, wake: impl FnOnce()) {
         if self.fenced_count() > 0 {
@@ -40,7 +47,37 @@ impl Sleepers {
     /// The count, read after this thread's earlier writes are visible to other threads.
     #[inline]
     fn fenced_count(&self) -> u32 {
-        self.count.fetch_add(0, Ordering::SeqCst)
+        self.waiters.fetch_add(0, Ordering::SeqCst)
+    }
+
+    /// Whether a waiter or the background poller sleeps on the armed port. The caller holds the
+    /// lock under which they arm it.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) != 0 || self.is_background_asleep()
+    }
+
+    /// The background poller sleeps until this time, in ns. It holds the lock and has armed the
+    /// port.
+    pub fn set_background_until(&self, time: u64) {
+        self.background_until.store(time.max(1), Ordering::SeqCst);
+    }
+
+    /// Notes that the background poller does not sleep on the armed port any more. Returns whether
+    /// it did until now. The background poller itself gets `false` if a call has woken it.
+    pub fn end_background_sleep(&self) -> bool {
+        self.background_until.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Whether the background poller sleeps on the armed port.
+    #[inline]
+    pub fn is_background_asleep(&self) -> bool {
+        self.background_until.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the background poller may sleep past this time, in ns.
+    pub fn background_sleeps_past(&self, time: u64) -> bool {
+        self.background_until.load(Ordering::SeqCst) > time
     }
 }
 

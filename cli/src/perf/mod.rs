@@ -6,6 +6,7 @@
 
 mod bandwidth;
 mod bare_link;
+mod busy_loops;
 mod cache_line;
 mod channel_message;
 mod command;

@@ -94,6 +94,9 @@ pub struct RunOptions {
     #[arg(long, global = true, value_parser = pair, value_name = "A,B")]
     #[serde(skip)]
     pub cores: Option<[usize; 2]>,
+    /// Pin neither process, and leave both to the scheduler
+    #[arg(long, global = true, conflicts_with = "cores")]
+    pub unpinned: bool,
     /// Also write the report to this file
     #[arg(long, global = true, value_name = "FILE")]
     #[serde(skip)]
@@ -239,6 +242,19 @@ pub struct RendezvousOptions {
         value_parser = PossibleValuesParser::new(Profile::ALL.map(Profile::name))
     )]
     pub profile: Option<String>,
+    /// The poll mode of both processes, and their usual way to wait [default: inline, and calls that
+    /// spin]
+    #[arg(
+        long, value_name = "MODE", conflicts_with = "profile",
+        value_parser = ["auto", "inline", "adaptive", "dedicated"]
+    )]
+    pub poll: Option<String>,
+    /// Threads that compute all the time, and share the CPUs with the two processes
+    #[arg(
+        long, value_name = "N", default_value_t = 0,
+        value_parser = value_parser!(u32).range(..=1024)
+    )]
+    pub busy: u32,
     /// shm: receive by borrowing, and send the same tensor each time; every size is measured in
     /// turns with the smallest
     #[arg(long, conflicts_with_all = ["batch", "standing"])]
@@ -451,6 +467,11 @@ impl Test {
     /// Idle links beside the measured one.
     pub fn idle_links(&self) -> u32 {
         if let Test::WriteLat(options) = self { options.links() } else { 0 }
+    }
+
+    /// Threads that compute beside the two processes.
+    pub fn busy_loops(&self) -> u32 {
+        if let Test::RendezvousLat(options) = self { options.busy } else { 0 }
     }
 
     /// Tensors that one round trip moves each way.

@@ -186,9 +186,15 @@ pub fn joined(
         .set("join_timeout", "20s");
     let small = options.inline().map(|bytes| bytes.to_string());
     let depth = options.fabric.given_depth().map(|depth| depth.to_string());
-    let wait = options.profile.is_none().then(|| "spin".to_string());
-    let profile = options.profile.clone();
-    let given = [("profile", profile), ("wait", wait), ("queue_depth", depth), ("small_tensor_bytes", small)];
+    let wait = (options.profile.is_none() && options.poll.is_none()).then(|| "spin".to_string());
+    let (profile, poll) = (options.profile.clone(), options.poll.clone());
+    let given = [
+        ("profile", profile),
+        ("poll", poll),
+        ("wait", wait),
+        ("queue_depth", depth),
+        ("small_tensor_bytes", small),
+    ];
     for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
         builder = builder.set(key, value);
     }
@@ -221,6 +227,7 @@ fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {
             format!("{mode:?}, {wait}").to_lowercase()
         }
     };
+    let mode = if options.poll.as_deref() == Some("auto") { format!("auto ({mode})") } else { mode };
     let profile = options.profile.as_ref().map_or_else(String::new, |name| format!(", profile {name}"));
     Facts {
         fabric: options.fabric.fabric.to_string(),

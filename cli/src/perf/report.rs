@@ -26,10 +26,13 @@ pub struct PerfReport {
     cores: [usize; 2],
     /// Both are threads of one physical core.
     cores_are_siblings: bool,
+    /// Whether each process was pinned to its core.
+    pinned: bool,
     poll_mode: String,
     inline_bytes: u64,
     depth: u64,
     idle_links: u32,
+    busy_loops: u32,
     mtu: Option<u64>,
     mode: String,
     turns: u32,
@@ -84,10 +87,12 @@ impl PerfReport {
             pages: facts.pages,
             cores: [plan.cores.initiator, responder],
             cores_are_siblings: plan.part == Part::Local && plan.cores.share_a_core(siblings),
+            pinned: !plan.args.run.unpinned,
             poll_mode: facts.poll_mode,
             inline_bytes: facts.inline_bytes,
             depth: facts.depth,
             idle_links: plan.args.test.idle_links(),
+            busy_loops: plan.args.test.busy_loops(),
             mtu: facts.mtu,
             mode: plan.mode(),
             turns: plan.args.run.turns,
@@ -134,16 +139,16 @@ impl PerfReport {
 
     /// The lines above the table, and the table's head.
     pub fn header(&self) -> String {
-        let cores = format!(
-            "{} (measures), {} (answers){}",
-            self.cores[0],
-            self.cores[1],
-            if self.cores_are_siblings {
-                "; threads of ONE physical core: not comparable with two"
-            } else {
-                ""
-            }
-        );
+        let [measures, answers] = self.cores;
+        let note = match (self.pinned, self.cores_are_siblings) {
+            (false, _) => return self.header_with("any: neither process is pinned".into()),
+            (true, true) => "; threads of ONE physical core: not comparable with two",
+            (true, false) => "",
+        };
+        self.header_with(format!("{measures} (measures), {answers} (answers){note}"))
+    }
+
+    fn header_with(&self, cores: String) -> String {
         let none = || "none".to_owned();
         let rule = "-".repeat(132);
         let figure = match self.figure {
@@ -161,6 +166,7 @@ impl PerfReport {
             ("inline size", format!("{} bytes", self.inline_bytes)),
             ("depth", self.depth.to_string()),
             ("idle links", self.idle_links.to_string()),
+            ("busy loops", self.busy_loops.to_string()),
             ("mtu", self.mtu.map_or_else(none, |mtu| mtu.to_string())),
             ("length", self.mode.clone()),
             ("clock", self.clock.clone()),

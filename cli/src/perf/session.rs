@@ -1,5 +1,6 @@
 //! Both sides of a run, once the channel between them is open.
 
+use super::busy_loops::BusyLoops;
 use super::channel_message::ChannelMessage;
 use super::control_channel::{ChannelError, ControlChannel};
 use super::measure::{self, Measurement};
@@ -31,8 +32,9 @@ pub fn measure(
         Some((name, test)) => Some((name, open::initiator(&test, max_bytes, mapping, channel)?)),
         None => None,
     };
+    let _busy = BusyLoops::start(test.busy_loops());
     // Pinned last: threads that the workload has started must not share the core that measures.
-    pin(plan.cores.initiator)?;
+    pin(&plan.args, plan.cores.initiator)?;
     let clock = Stopwatch::new();
     let core = match channel.receive()? {
         ChannelMessage::Opened { core } => core,
@@ -63,7 +65,7 @@ pub fn answer(
         Some((_, test)) => Some(open::responder(&test, max_bytes, mapping, channel)?),
         None => None,
     };
-    pin(core)?;
+    pin(args, core)?;
     channel.send(&ChannelMessage::Opened { core })?;
     measure::answer(channel, mapping, workload, baseline)
 }
@@ -91,6 +93,9 @@ pub fn explain(
     }
 }
 
-fn pin(core: usize) -> Result<(), CliError> {
+fn pin(args: &PerfArgs, core: usize) -> Result<(), CliError> {
+    if args.run.unpinned {
+        return Ok(());
+    }
     tensorwire::pin_current_thread(core).map_err(|error| CliError::Failed(error.to_string()))
 }

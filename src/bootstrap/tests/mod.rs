@@ -51,8 +51,7 @@ fn address(cluster: &Cluster, job: &str, task: u32) -> String {
 /// Options with short times for worker `task`.
 fn options(cluster: &Cluster, task: u32) -> BootstrapOptions {
     let incarnation = Incarnation::random().unwrap();
-    let options = BootstrapOptions::for_tests(name("worker", task), cluster.clone(), incarnation);
-    BootstrapOptions { spinners: task + 1, ..options }
+    BootstrapOptions::for_tests(name("worker", task), cluster.clone(), incarnation)
 }
 
 /// An event that a peering was told.

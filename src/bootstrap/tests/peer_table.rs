@@ -11,7 +11,7 @@ fn table() -> PeerTable {
 }
 
 fn life(number: u64) -> PeerIdentity {
-    PeerIdentity { incarnation: Incarnation::new(number).unwrap(), host_id: "here".into(), spinners: 0 }
+    PeerIdentity { incarnation: Incarnation::new(number).unwrap(), host_id: "here".into() }
 }
 
 fn endpoint(ticket: u64) -> Result<Prepared, Status> {

@@ -35,7 +35,7 @@ impl Raw {
 
     fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {
         let member =
-            grpc::Member { incarnation: self.caller.incarnation, host_id: "raw".into(), spinners: 0 };
+            grpc::Member { incarnation: self.caller.incarnation, host_id: "raw".into() };
         let request = grpc::HelloRequest {
             caller: Some(self.caller.clone()),
             member: Some(member),
