@@ -172,19 +172,75 @@ fn a_deadline_passes_while_no_call_is_under_way_where_there_is_a_thread() {
 }
 
 #[test]
-fn auto_sleeps_only_where_more_threads_would_spin_than_there_are_cpus() {
+fn auto_is_adaptive_unless_calls_shall_spin_or_yield() {
     let _alone = alone();
-    let cpus = process_cpus().len();
-    for members in [cpus.min(3), cpus + 1] {
-        if members < 2 {
-            continue;
-        }
-        run(members, &[("poll", "auto")], move |node, _| {
-            let expected = if members > cpus { PollMode::Adaptive } else { PollMode::Inline };
-            until(node, "the choice of the mode", || node.mode() == expected);
+    run(2, &[("poll", "auto")], |node, _| assert_eq!(node.mode(), PollMode::Adaptive));
+    for wait in ["spin", "yield"] {
+        run(2, &[("poll", "auto"), ("wait", wait)], |node, _| {
+            assert_eq!(node.mode(), PollMode::Inline);
+            assert_eq!(polling_threads(), []);
         });
     }
     assert_eq!(polling_threads(), [], "every thread has ended");
+}
+
+/// The time of one round with `THREADS` threads that wait in one node, in this mode.
+fn round_of_many_waits(mode: &str) -> Duration {
+    const THREADS: usize = 8;
+    const ROUNDS: u32 = 300;
+    let took: Arc<Mutex<Duration>> = Arc::default();
+    let note = took.clone();
+    pair(mode, move |node, task| {
+        let step = node.step(1).expect("new");
+        let names: Vec<_> = (0..THREADS).map(|at| format!("x/{at}")).collect();
+        let to = |name: &String| node.edge_to("w", 1 - task, name).expect("edge");
+        let from = |name: &String| node.edge_from("w", 1 - task, name).expect("edge");
+        if task == 0 {
+            let edges: Vec<_> = names.iter().map(|name| (to(name), from(name))).collect();
+            let start = Instant::now();
+            for round in 0..ROUNDS {
+                for (out, _) in &edges {
+                    step.send(out, counting(node, round as f32, 1)).expect("sent");
+                }
+                for (_, back) in &edges {
+                    step.recv(back, SOON).expect("received");
+                }
+            }
+            *note.lock().expect("unpoisoned") = start.elapsed() / ROUNDS;
+            return;
+        }
+        std::thread::scope(|scope| {
+            for name in &names {
+                let (step, edges) = (&step, (from(name), to(name)));
+                scope.spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let got = step.recv(&edges.0, SOON).expect("received");
+                        step.send(&edges.1, got.tensor).expect("sent");
+                    }
+                });
+            }
+        });
+    });
+    *took.lock().expect("unpoisoned")
+}
+
+#[test]
+fn eight_threads_that_wait_in_one_node_perform_in_auto_as_in_the_adaptive_mode() {
+    let _alone = alone();
+    const TURNS: usize = 5;
+    let mut took = [("auto", vec![]), ("adaptive", vec![])];
+    for _ in 0..TURNS {
+        for (mode, turns) in &mut took {
+            turns.push(round_of_many_waits(mode));
+        }
+    }
+    let [auto, adaptive] = took.map(|(mode, mut turns)| {
+        turns.sort_unstable();
+        println!("{mode}: a round of eight takes {:?} in the median of {turns:?}", turns[TURNS / 2]);
+        turns[TURNS / 2].as_secs_f64()
+    });
+    println!("auto takes {:.2} times as long as adaptive", auto / adaptive);
+    assert!(auto < 5.0 * adaptive);
 }
 
 #[test]

@@ -46,7 +46,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     pub(super) fn progress_adaptive(&self) -> Result<usize, Unusable> {
-        let step = |poller: &mut Poller<P, H>, sleeps: bool| (!sleeps).then(|| poller.step(self.clock.now()));
+        let step = |poller: &mut Poller<P, H>| (!self.sleeps()).then(|| poller.step(self.clock.now()));
         if let Some(Some(count)) = self.with_poller_once(step)? {
             return Ok(count);
         }

@@ -9,9 +9,11 @@ use crate::wire::Time;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Polls between two looks at the clock in inline mode, where a wait spins until its timeout.
+/// Polls before a wait decides how it goes on.
+const FIRST_POLLS: u32 = 4;
+/// Polls between two looks at the clock in inline mode.
 const POLLS_PER_CLOCK: u32 = 256;
-/// Polls between two looks at the clock in adaptive mode, where a wait spins for some microseconds.
+/// The same in adaptive mode, where a wait spins for some microseconds.
 const POLLS_PER_SHORT_SPIN: u32 = 16;
 /// Looks for the result before each poll.
 const LOOKS_PER_POLL: u32 = 8;
@@ -59,7 +61,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// If the poller is poisoned or closed.
     #[inline]
     pub fn try_direct(&self, mut body: impl FnMut(&mut H, &mut Links<P>)) -> Result<bool, Unusable> {
-        let ran = self.with_poller_once(|poller, _| {
+        let ran = self.with_poller_once(|poller| {
             poller.direct(|handler, links| body(handler, links));
             if is_on(Mutant::DirectCallRepeated) && !self.submissions.is_empty() {
                 poller.direct(|handler, links| body(handler, links));
@@ -79,18 +81,16 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         mut wait: impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         let mut waited = DirectWait::Elsewhere(None);
-        let ran = self.with_poller_once(|poller, sleeps| {
+        let ran = self.with_poller_once(|poller| {
             waited = match poller.direct(|handler, links| wait.take(handler, links)) {
                 Some(result) => DirectWait::Ready(result),
-                // A poll may leave the port unarmed, so that nothing ends the sleep.
-                None if sleeps => return,
                 None => self.poll_for(poller, timeout, &mut wait),
             };
             // A result that was stored counts, also if this poll fails.
             if let DirectWait::Ready(_) = waited
-                && !sleeps
+                && poller.count_result()
             {
-                poller.count_result(self.mode == PollMode::Adaptive, || self.now());
+                self.poll_between_results(poller);
             }
         });
         match (ran, &waited) {
@@ -100,12 +100,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     /// Calls `body` once on the poller, after all submitted commands, if this thread gets the lock
-    /// at once. `None` if not. The second argument of `body` is whether a thread sleeps on the
-    /// armed port. Then `body` may not poll.
+    /// at once. `None` if not. `body` does not poll if [a thread sleeps](Self::sleeps).
     #[inline]
     pub(super) fn with_poller_once<R>(
         &self,
-        body: impl FnOnce(&mut Poller<P, H>, bool) -> R,
+        body: impl FnOnce(&mut Poller<P, H>) -> R,
     ) -> Result<Option<R>, Unusable> {
         let held = match self.lock.enter() {
             Some(held) => held,
@@ -114,25 +113,21 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 None => return Ok(None),
             },
         };
-        // Read under the lock, under which a sleeper arms the port. If no thread sleeps, this call
-        // has none to wake. In inline mode no thread ever sleeps.
-        let sleeps = self.mode == PollMode::Adaptive && self.sleepers.any();
         let run = |cell: &mut Option<Poller<P, H>>| {
             let poller = cell.as_mut()?;
             if !self.submissions.is_empty() {
                 self.run_submitted(poller, self.clock.now());
             }
-            let result = body(poller, sleeps);
-            if sleeps {
-                self.wake_after_direct(poller);
-            }
-            Some(result)
+            Some(body(poller))
         };
         // SAFETY: this thread holds the lock until `held` is given up below.
         #[allow(unsafe_code)]
         match unsafe { self.run_held(run) } {
             Some(Some(result)) => {
                 held.leave(true);
+                if self.sleeps() {
+                    self.wake_sleepers();
+                }
                 if !self.submissions.is_empty() {
                     self.run_left();
                 }
@@ -149,11 +144,34 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// Runs before the lock is released, if a thread sleeps. No poll may follow soon.
+    /// Whether a thread sleeps on the armed port. Exact for the holder of the lock, except that the
+    /// thread may have just woken. A thread that slept while this one held the lock still shows
+    /// afterwards.
+    #[inline]
+    pub(super) fn sleeps(&self) -> bool {
+        self.mode == PollMode::Adaptive && self.sleepers.any()
+    }
+
+    /// Wakes the threads that a direct call concerns, and sends what the handler has put off until
+    /// the next poll, which may be far. If another thread holds the lock, it does so.
     #[cold]
-    fn wake_after_direct(&self, poller: &mut Poller<P, H>) {
-        poller.before_poll();
-        self.before_unlock(poller);
+    fn wake_sleepers(&self) {
+        let _ = self.with_poller(Poller::before_poll);
+    }
+
+    /// Polls between results. Only a poll that is timed ends the waits of other threads.
+    #[cold]
+    fn poll_between_results(&self, poller: &mut Poller<P, H>) {
+        match self.mode {
+            // What comes wakes the sleeper.
+            PollMode::Adaptive if self.sleepers.any() => {}
+            PollMode::Adaptive => drop(poller.step(self.now())),
+            _ if poller.is_clock_due() => drop(poller.step(self.now())),
+            _ => {
+                poller.before_poll();
+                poller.poll_direct();
+            }
+        }
     }
 
     /// Takes the lock for a thread without the bias, if the lock is free.
@@ -190,13 +208,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         timeout: Duration,
         wait: &mut impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
+        if self.sleeps() {
+            // A poll would leave the port unarmed, so that nothing ends the sleep.
+            return DirectWait::Elsewhere(None);
+        }
         let mut since = (timeout < SHORT).then(|| self.now());
-        let polls = match self.wait {
-            WaitStrategy::Spin if self.mode == PollMode::Inline => POLLS_PER_CLOCK,
-            WaitStrategy::Spin => POLLS_PER_SHORT_SPIN,
-            // Other threads need the CPU.
-            WaitStrategy::Yield => self.wait.polls(),
-        };
+        let mut polls = FIRST_POLLS;
         loop {
             for _ in 0..polls {
                 if !self.submissions.is_empty() && !is_on(Mutant::CommandsIgnored) {
@@ -215,24 +232,64 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     return ended(wait, result, since);
                 }
             }
-            let now = self.now();
-            let first = *since.get_or_insert(now);
-            if now >= first + timeout {
-                poller.before_poll();
-                return DirectWait::TimedOut;
-            }
-            let may_spin = self.mode == PollMode::Inline || now.since(first) < self.spin;
-            if self.wait != WaitStrategy::Spin || !may_spin || self.check().is_err() {
-                self.spun_since.store(first.as_nanos(), Ordering::Relaxed);
-                return DirectWait::Elsewhere(since);
-            }
-            // Ends the waits of other threads whose deadlines have passed.
-            poller.step(now);
-            if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
-                return ended(wait, result, since);
+            match self.after_polls(polls, timeout, since) {
+                AfterPolls::Poll(more) => polls = more,
+                AfterPolls::Step(now) => {
+                    since = since.or(Some(now));
+                    polls = self.polls_per_clock();
+                    // Ends the waits of other threads whose deadlines have passed.
+                    poller.step(now);
+                    if let Some(result) = poller.direct(|handler, links| wait.take(handler, links)) {
+                        return ended(wait, result, since);
+                    }
+                }
+                AfterPolls::Leave(since) => return DirectWait::Elsewhere(Some(since)),
+                AfterPolls::TimedOut => {
+                    poller.before_poll();
+                    return DirectWait::TimedOut;
+                }
             }
         }
     }
+
+    /// How a direct wait goes on after these polls in vain.
+    #[cold]
+    fn after_polls(&self, polls: u32, timeout: Duration, since: Option<Time>) -> AfterPolls {
+        if polls == FIRST_POLLS && self.wait == WaitStrategy::Spin {
+            return AfterPolls::Poll(self.polls_per_clock() - FIRST_POLLS);
+        }
+        let now = self.now();
+        let since = since.unwrap_or(now);
+        if now >= since + timeout {
+            return AfterPolls::TimedOut;
+        }
+        let may_spin = self.mode == PollMode::Inline || now.since(since) < self.spin;
+        // With the other strategy, other threads need the CPU.
+        if may_spin && self.wait == WaitStrategy::Spin && self.check().is_ok() {
+            return AfterPolls::Step(now);
+        }
+        self.spun_since.store(since.as_nanos(), Ordering::Relaxed);
+        AfterPolls::Leave(since)
+    }
+
+    fn polls_per_clock(&self) -> u32 {
+        match self.mode {
+            PollMode::Inline => POLLS_PER_CLOCK,
+            // A wait spins for some microseconds.
+            PollMode::Adaptive | PollMode::Dedicated => POLLS_PER_SHORT_SPIN,
+        }
+    }
+}
+
+/// How a direct wait goes on.
+enum AfterPolls {
+    /// With so many polls.
+    Poll(u32),
+    /// With a step at this time, and polls.
+    Step(Time),
+    /// By a command. The time of the first look at the clock.
+    Leave(Time),
+    TimedOut,
 }
 
 /// The outcome of a wait with this result, whose first look at the clock was at `since`.

@@ -73,24 +73,16 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         result
     }
 
-    /// Counts a result that a direct wait has found, and polls now and then. Such a poll ends waits
-    /// if `is_timed`, or rarely. `now` is called only for that.
+    /// Counts a result that a direct wait has found. Returns whether a poll is due.
     #[inline]
-    pub fn count_result(&mut self, is_timed: bool, now: impl FnOnce() -> Time) {
+    pub fn count_result(&mut self) -> bool {
         self.results = self.results.wrapping_add(1);
-        if self.results.is_multiple_of(RESULTS_PER_POLL) {
-            self.poll_between_results(is_timed, now);
-        }
+        self.results.is_multiple_of(RESULTS_PER_POLL)
     }
 
-    #[cold]
-    fn poll_between_results(&mut self, is_timed: bool, now: impl FnOnce() -> Time) {
-        if is_timed || self.results.is_multiple_of(RESULTS_PER_CLOCK) {
-            self.step(now());
-        } else {
-            self.before_poll();
-            self.poll_direct();
-        }
+    /// Whether the end of late waits is due, too.
+    pub fn is_clock_due(&self) -> bool {
+        self.results.is_multiple_of(RESULTS_PER_CLOCK)
     }
 
     /// Lets the handler send what it has put off.

@@ -84,38 +84,210 @@ impl Sleepers {
 #[cfg(all(test, tensorwire_loom))]
 mod loom_tests {
     use super::*;
-    use loom::sync::atomic::AtomicBool;
+    use loom::sync::atomic::{AtomicBool, fence};
     use loom::sync::{Arc, Condvar, Mutex};
 
-    /// The completion is stored with release ordering, as one-shot channels do. A lock and a
-    /// condition stand for the futex. A lost wake-up is a deadlock, which loom finds.
+    /// The key that sleepers sleep on: a lock and a condition stand for the futex.
+    struct Key(Mutex<u32>, Condvar);
+
+    impl Key {
+        fn new() -> Self {
+            Key(Mutex::new(0), Condvar::new())
+        }
+
+        fn seen(&self) -> u32 {
+            *self.0.lock().expect("unpoisoned")
+        }
+
+        /// Sleeps until the key differs. A lost wake-up is a deadlock, which loom finds.
+        fn sleep(&self, seen: u32) {
+            let mut now = self.0.lock().expect("unpoisoned");
+            while *now == seen {
+                now = self.1.wait(now).expect("unpoisoned");
+            }
+        }
+
+        fn wake(&self) {
+            *self.0.lock().expect("unpoisoned") += 1;
+            self.1.notify_all();
+        }
+    }
+
+    /// The completion is stored with release ordering, as one-shot channels do.
     #[test]
     fn loom_a_waiter_that_goes_to_sleep_misses_no_completion() {
         loom::model(|| {
             let sleepers = Arc::new(Sleepers::new());
             let done = Arc::new(AtomicBool::new(false));
-            let word = Arc::new((Mutex::new(0), Condvar::new()));
+            let key = Arc::new(Key::new());
             let sender = loom::thread::spawn({
-                let (sleepers, done, word) = (sleepers.clone(), done.clone(), word.clone());
+                let (sleepers, done, key) = (sleepers.clone(), done.clone(), key.clone());
                 move || {
                     done.store(true, Ordering::Release);
-                    sleepers.wake(|| {
-                        *word.0.lock().expect("unpoisoned") += 1;
-                        word.1.notify_all();
-                    });
+                    sleepers.wake(|| key.wake());
                 }
             });
             while !done.load(Ordering::Acquire) {
-                let seen = *word.0.lock().expect("unpoisoned");
-                let sleep = || {
-                    let mut now = word.0.lock().expect("unpoisoned");
-                    while *now == seen {
-                        now = word.1.wait(now).expect("unpoisoned");
-                    }
-                };
-                sleepers.sleep_unless(|| done.load(Ordering::Acquire), sleep);
+                let seen = key.seen();
+                sleepers.sleep_unless(|| done.load(Ordering::Acquire), || key.sleep(seen));
             }
             sender.join().expect("no panic");
         });
+    }
+
+    /// A direct call completes what a waiter waits for. It looks for sleepers without a fence, when
+    /// it has got the lock under which the waiter arms the port.
+    #[test]
+    fn loom_a_direct_call_misses_no_waiter() {
+        loom::model(|| {
+            let sleepers = Arc::new(Sleepers::new());
+            let lock = Arc::new(Mutex::new(()));
+            let done = Arc::new(AtomicBool::new(false));
+            let key = Arc::new(Key::new());
+            let caller = loom::thread::spawn({
+                let (sleepers, lock) = (sleepers.clone(), lock.clone());
+                let (done, key) = (done.clone(), key.clone());
+                move || {
+                    let held = lock.lock().expect("unpoisoned");
+                    let sleeps = sleepers.any();
+                    done.store(true, Ordering::Release);
+                    if sleeps {
+                        key.wake();
+                    }
+                    drop(held);
+                }
+            });
+            while !done.load(Ordering::Acquire) {
+                let seen = key.seen();
+                let arm = || drop(lock.lock().expect("unpoisoned"));
+                let armed_and_done = || {
+                    arm();
+                    done.load(Ordering::Acquire)
+                };
+                sleepers.sleep_unless(armed_and_done, || key.sleep(seen));
+            }
+            caller.join().expect("no panic");
+        });
+    }
+
+    /// A port with one message of a peer, its lock, and the key that its sleepers sleep on.
+    struct Port {
+        sleepers: Sleepers,
+        key: AtomicU32,
+        /// Whether the port is armed. The holder of the lock polls.
+        lock: Mutex<bool>,
+        /// Whether the peer rings, as the port is armed.
+        is_idle: AtomicBool,
+        message: AtomicBool,
+    }
+
+    impl Port {
+        fn wake(&self) {
+            self.key.fetch_add(1, Ordering::SeqCst);
+        }
+
+        /// Arms the port. Returns whether nothing has come.
+        fn arm(&self) -> bool {
+            self.is_idle.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            !self.message.load(Ordering::Relaxed)
+        }
+
+        fn send(&self) {
+            self.message.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if self.is_idle.load(Ordering::Relaxed) {
+                self.wake();
+            }
+        }
+
+        /// The background poller takes over. Returns the key that it sleeps at, or `None` if it
+        /// stays awake and polls again.
+        fn take_over(&self) -> Option<u32> {
+            let seen = self.key.load(Ordering::SeqCst);
+            let mut armed = self.lock.lock().expect("unpoisoned");
+            let came = self.message.swap(false, Ordering::SeqCst);
+            *armed = !came && self.arm();
+            if *armed {
+                self.sleepers.set_background_until(u64::MAX);
+            }
+            armed.then_some(seen)
+        }
+
+        /// A poll that brings something else than the message leaves the port unarmed.
+        fn poll(&self, armed: &mut bool) {
+            self.is_idle.store(false, Ordering::Relaxed);
+            *armed = false;
+        }
+
+        /// A call of an active waiter, which polls whether a thread sleeps or not.
+        fn wait(&self) {
+            self.poll(&mut self.lock.lock().expect("unpoisoned"));
+            // The end of the wait.
+            fence(Ordering::SeqCst);
+            if !self.sleepers.is_background_asleep() {
+                return;
+            }
+            let armed = self.lock.lock().expect("unpoisoned");
+            let is_handled = *armed && self.arm();
+            drop(armed);
+            if !is_handled && self.sleepers.end_background_sleep() {
+                self.wake();
+            }
+        }
+
+        /// A direct call polls only if no thread sleeps.
+        fn wait_direct(&self) {
+            let mut armed = self.lock.lock().expect("unpoisoned");
+            if !self.sleepers.any() {
+                self.poll(&mut armed);
+            }
+        }
+    }
+
+    /// The background poller takes over beside a call, and a message comes meanwhile. Then no call
+    /// is under way. The background poller must be awake, or be woken, unless it has got the
+    /// message.
+    fn no_message_is_slept_past(call: fn(&Port)) {
+        loom::model(move || {
+            let port = Arc::new(Port {
+                sleepers: Sleepers::new(),
+                key: AtomicU32::new(0),
+                lock: Mutex::new(false),
+                is_idle: AtomicBool::new(false),
+                message: AtomicBool::new(false),
+            });
+            let background = {
+                let port = port.clone();
+                loom::thread::spawn(move || port.take_over())
+            };
+            let caller = {
+                let port = port.clone();
+                loom::thread::spawn(move || call(&port))
+            };
+            port.send();
+            caller.join().expect("no panic");
+            let slept_at = background.join().expect("no panic");
+            let is_woken = slept_at.is_none_or(|seen| port.key.load(Ordering::SeqCst) != seen);
+            let is_handled = !port.message.load(Ordering::SeqCst);
+            assert!(is_handled || is_woken, "slept past");
+        });
+    }
+
+    #[test]
+    fn loom_the_background_poller_sees_what_a_call_leaves() {
+        no_message_is_slept_past(Port::wait);
+    }
+
+    #[test]
+    fn loom_the_background_poller_sees_what_a_direct_call_leaves() {
+        no_message_is_slept_past(Port::wait_direct);
+    }
+
+    /// A direct call that does not look for sleepers must fail, or the model proves nothing.
+    #[test]
+    #[should_panic(expected = "slept past")]
+    fn loom_a_direct_call_must_look_for_sleepers() {
+        no_message_is_slept_past(|port| port.poll(&mut port.lock.lock().expect("unpoisoned")));
     }
 }

@@ -5,6 +5,7 @@ mod aborts;
 mod batches;
 #[path = "../common/mod.rs"]
 mod common;
+mod defaults;
 mod edges;
 mod errors;
 mod flush;

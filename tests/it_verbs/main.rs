@@ -6,6 +6,8 @@ mod aborts;
 #[path = "../it/batches/mod.rs"]
 mod batches;
 mod common;
+#[path = "../it/defaults.rs"]
+mod defaults;
 #[path = "../fake_verbs/driver.rs"]
 mod driver;
 #[path = "../it/edges.rs"]
