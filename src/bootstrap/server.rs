@@ -357,8 +357,5 @@ pub(super) fn who(member: Option<grpc::Member>) -> Result<PeerIdentity, &'static
     if member.host_id.is_empty() || member.host_id.len() > MAX_HOST_ID {
         return Err("the host id must have 1 to 128 bytes");
     }
-    Ok(PeerIdentity {
-        incarnation: incarnation(member.incarnation)?,
-        host_id: member.host_id,
-    })
+    Ok(PeerIdentity { incarnation: incarnation(member.incarnation)?, host_id: member.host_id })
 }

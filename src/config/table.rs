@@ -334,23 +334,23 @@ settings! {
     fabric: FabricKind, AutoOr<FabricKind>, auto("auto"), "auto, shm or verbs", Some;
     /// The threads that poll. Inline: the calling threads. Adaptive: the calling threads and a
     /// background thread, which sleep while idle. Dedicated: a background thread that never sleeps.
-    /// Auto is inline if the members of the host have no more spinning threads than it has CPUs,
-    /// else adaptive.
+    /// Auto is adaptive.
     poll: PollMode, AutoOr<PollMode>, auto("auto"), "auto, inline, adaptive or dedicated", Some;
     /// The number of pollers, which share the peers. Without it there are as many as `cores` names,
     /// else one. More than one needs the adaptive or the dedicated mode.
     pollers: u32, Number<u32>, optional, "1 to 64", |count| (1..=64).contains(&count).then_some(count);
-    /// How a waiting call uses its CPU between two polls, in the inline and dedicated modes. Spin
-    /// polls again at once and makes no system call. Yield first gives the CPU to other threads.
-    /// Auto is spin if the host has a CPU for each member, else yield. With `cores` auto is yield,
-    /// as another member may be pinned to the same CPU: set spin where each member has its own.
-    /// Spin or yield turns `poll` = auto into inline. In the adaptive mode it must be auto.
+    /// How a waiting call uses its CPU between two polls. Spin polls again at once and makes no
+    /// system call. Yield first gives the CPU to other threads. Auto is spin if the host has a CPU
+    /// for each member, else yield. With `cores` auto is yield, as another member may be pinned to
+    /// the same CPU: set spin where each member has its own. Spin or yield turns `poll` = auto into
+    /// inline. In the adaptive mode it must be auto, and a call spins for `spin_budget` at most.
     wait: WaitStrategy, AutoOr<WaitStrategy>, auto("auto"), "auto, spin or yield", Some;
     /// How long a thread polls before it sleeps, in the adaptive mode.
     spin_budget: Duration, DurationText, default("20us"), "0s to 1s",
         |span| (span <= Duration::from_secs(1)).then_some(span);
     /// The CPUs to which polling threads are pinned, one for each. Without it they are not pinned.
-    /// In the inline and auto modes it is one CPU, for the thread that starts the node.
+    /// In the inline and auto modes it is one CPU, for the thread that starts the node and for the
+    /// background thread.
     cores: Vec<usize>, CpuList, optional,
         "CPU numbers from 0 to 1023, each once, and ranges of them: 0,2-3", Some;
 

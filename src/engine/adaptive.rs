@@ -12,8 +12,8 @@
 //! which nobody sleeps.
 #![allow(clippy::disallowed_methods)] // the background poller sleeps on standby
 
-use super::shared_poller::{Engine, Unusable};
 use super::Poller;
+use super::shared_poller::{Engine, Unusable};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
 use crate::sync::LockOutcome;

@@ -3,9 +3,7 @@
 use super::clock::MonotonicClock;
 use super::error::NodeError;
 use crate::config::Config;
-use crate::engine::{
-    Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, start,
-};
+use crate::engine::{Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, start};
 use crate::fabric::{Fabric, LoanFigures, LoanLimiter, Port};
 use crate::link::Links;
 use crate::matching::{PeerIndex, RemoteCommand, WindowHandler};

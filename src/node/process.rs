@@ -414,9 +414,9 @@ impl Node {
     ///
     /// Call it when every member is done with the step. A synchronous trainer knows that step n is
     /// done everywhere once a tensor of step n + 1 has come from every member. In dedicated mode
-    /// the polling thread drops the values, soon after this call has returned. In inline mode peers
-    /// hear of it when this node makes progress or stops, at the latest with the 64th such step.
-    /// The node logs a warning when 1,024 steps were not cleaned up, and at each doubling.
+    /// the polling thread drops the values, soon after this call has returned. In the other modes
+    /// peers hear of it when this node makes progress or stops, at the latest with the 64th such
+    /// step. The node logs a warning when 1,024 steps were not cleaned up, and at each doubling.
     pub fn cleanup(&self, step: impl Into<StepId>) {
         self.context.cleanup(step.into().get());
     }

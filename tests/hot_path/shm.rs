@@ -362,7 +362,9 @@ fn prove_in(modes: &[Mode], name: &str) {
 
 #[test]
 fn tensors_of_a_node_that_is_not_told_a_mode() {
-    ["small", "small_in_sequence", "written", "borrowed"].into_iter().for_each(|name| prove_in(&[AUTO], name));
+    ["small", "small_in_sequence", "written", "borrowed"]
+        .into_iter()
+        .for_each(|name| prove_in(&[AUTO], name));
 }
 
 #[test]

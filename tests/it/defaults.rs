@@ -93,7 +93,11 @@ fn a_tensor_that_is_sent_between_computations_arrives_during_the_next_one() {
             })
             .collect();
         took.sort_unstable();
-        println!("a tensor came {:?} after its send in the median, {:?} at most", took[STEPS / 2], took[STEPS - 1]);
+        println!(
+            "a tensor came {:?} after its send in the median, {:?} at most",
+            took[STEPS / 2],
+            took[STEPS - 1]
+        );
         assert!(took[STEPS / 2] < 5 * COMPUTES, "{took:?}");
     });
 }
@@ -148,7 +152,11 @@ fn a_cleanup_is_told_while_its_process_computes() {
         for pending in [first, waits] {
             let start = Instant::now();
             let error = pending.wait_timeout(SOON / 2).expect_err("the step ends at the sender");
-            assert!(!matches!(error, Error::DeadlineExceeded { .. }), "not told within {:?}", start.elapsed());
+            assert!(
+                !matches!(error, Error::DeadlineExceeded { .. }),
+                "not told within {:?}",
+                start.elapsed()
+            );
             told.fetch_add(1, Ordering::SeqCst);
         }
     });

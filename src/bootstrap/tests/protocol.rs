@@ -34,8 +34,7 @@ impl Raw {
     }
 
     fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {
-        let member =
-            grpc::Member { incarnation: self.caller.incarnation, host_id: "raw".into() };
+        let member = grpc::Member { incarnation: self.caller.incarnation, host_id: "raw".into() };
         let request = grpc::HelloRequest {
             caller: Some(self.caller.clone()),
             member: Some(member),
