@@ -74,7 +74,8 @@ impl Samples {
         result
     }
 
-    /// Only the sample with the fewest locked operations, and of these with the fewest instructions.
+    /// Only the sample with the fewest locked operations, and of those with the fewest
+    /// instructions.
     fn best(mut self) -> Self {
         self.executed.sort_unstable_by_key(|executed| (executed.locked, executed.instructions));
         self.executed.truncate(1);
@@ -186,8 +187,8 @@ fn value_first(pair: &Pair) -> [Samples; 2] {
 
 /// As [`value_first`], between nodes that are not told a poll mode, in their steady state. A call
 /// that is counted takes as long as a background poller needs to find that calls do not go on. So a
-/// thread polls the receiver of a send meanwhile, each sample has nodes of its own, and the best one
-/// counts.
+/// thread polls the receiver of a send meanwhile. Each sample has nodes of its own, and the best
+/// one counts.
 fn auto() -> [Samples; 2] {
     let [mut sends, mut receives] = [Samples::new("auto, send", 1), Samples::new("auto, receive", 1)];
     for at in 0..4 * COUNTED {

@@ -10,9 +10,9 @@
 //! So while the port is unarmed and no call is under way, the background poller is awake or on
 //! standby. A [direct call](super::direct) relies on that: it may leave what it likes on a port on
 //! which nobody sleeps.
-#![allow(clippy::disallowed_methods)] // the background poller sleeps on standby
 
-use super::Poller;
+use super::{Poller, WaitStrategy};
+use super::background::sleep_on_standby;
 use super::shared_poller::{Engine, Unusable};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
@@ -27,9 +27,6 @@ use std::time::Duration;
 const POLLS: u32 = 4;
 /// Times in a row, at least, that a thread yields its CPU before it sleeps.
 const YIELDS: u32 = 16;
-/// Time between two checks on standby: without a poll of a call in it, the background poller takes
-/// over.
-const STANDBY: Duration = Duration::from_millis(1);
 /// The longest sleep. No wake-up depends on it: it bounds the harm of a peer that withdraws its
 /// doorbell rings.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
@@ -45,11 +42,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         ActiveWaiter { engine: self }
     }
 
-    pub(super) fn progress_adaptive(&self) -> Result<usize, Unusable> {
-        let step = |poller: &mut Poller<P, H>| (!self.sleeps()).then(|| poller.step(self.clock.now()));
-        if let Some(Some(count)) = self.with_poller_once(step)? {
-            return Ok(count);
-        }
+    /// Makes progress once, though a thread may sleep.
+    #[cold]
+    pub(super) fn progress_as_waiter(&self) -> Result<usize, Unusable> {
         let mut count = 0;
         let _guard = self.active_waiter();
         let now = self.clock.now();
@@ -59,7 +54,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     pub(super) fn wait_adaptive(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Unusable> {
         let _waiting = self.active_waiter();
-        let (mut quiet_since, mut idle) = (self.spun_since(), 0);
+        let (mut quiet_since, mut idle) = self.begin_quiet();
         loop {
             let now = self.clock.now();
             let count = self.poll_until(now, POLLS, done)?;
@@ -82,15 +77,18 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// The time since when a wait that begins now has polled in vain: its direct wait may have spun.
-    fn spun_since(&self) -> Time {
-        match self.spun_since.load(Ordering::Relaxed) {
-            0 => self.clock.now(),
-            since => {
-                self.spun_since.store(0, Ordering::Relaxed);
-                Time::from_nanos(since)
-            }
+    /// The time since when a wait that begins now has polled in vain, and how often it has yielded.
+    fn begin_quiet(&self) -> (Time, u32) {
+        let since = self.spun_since.load(Ordering::Relaxed);
+        if since == 0 {
+            return (self.clock.now(), 0);
         }
+        // Its direct wait has spun.
+        self.spun_since.store(0, Ordering::Relaxed);
+        // A thread that yields to one that computes waits for a whole time slice. A thread that
+        // sleeps runs as soon as it is woken.
+        let yields = if self.wait == WaitStrategy::Spin { YIELDS } else { 0 };
+        (Time::from_nanos(since), yields)
     }
 
     fn sleep_as_waiter(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<(), Unusable> {
@@ -144,7 +142,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         while self.check().is_ok() {
             if on_standby {
                 let polls = self.counters.get(Counter::Polls);
-                std::thread::sleep(STANDBY);
+                sleep_on_standby();
                 on_standby = self.counters.get(Counter::Polls) != polls;
                 continue;
             }

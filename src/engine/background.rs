@@ -1,5 +1,5 @@
 //! The background poller: starts its thread, pins it and ends it.
-#![allow(clippy::disallowed_methods)] // starting a thread waits until it is pinned
+#![allow(clippy::disallowed_methods)] // starting a thread waits until it is pinned; standby sleeps
 
 use super::shared_poller::Engine;
 use super::{PinError, PollMode, pin_current_thread};
@@ -9,6 +9,16 @@ use crate::memory::ForkGuard;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Time between two checks on standby: without a poll of a call in it, the background poller takes
+/// over.
+const STANDBY: Duration = Duration::from_millis(1);
+
+/// Sleeps until the next check on standby, whatever comes: calls are under way, which see it.
+pub(super) fn sleep_on_standby() {
+    std::thread::sleep(STANDBY);
+}
 
 /// The handle of an engine's background poller. Dropping it closes the engine and joins the thread.
 pub struct PollingThread {

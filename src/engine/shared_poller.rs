@@ -131,16 +131,15 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// # Errors
     /// If the poller is poisoned or closed.
     pub fn progress(&self) -> Result<usize, Unusable> {
-        let mut count = 0;
-        match self.mode {
-            PollMode::Inline => {
-                let now = self.clock.now();
-                self.with_poller(|poller| count += poller.step(now))?;
-            }
-            PollMode::Adaptive => return self.progress_adaptive(),
-            PollMode::Dedicated => self.check()?,
+        if self.mode == PollMode::Dedicated {
+            return self.check().map(|()| 0);
         }
-        Ok(count)
+        let step = |poller: &mut Poller<P, H>| (!self.sleeps()).then(|| poller.step(self.clock.now()));
+        match self.with_poller_once(step)? {
+            Some(Some(count)) => Ok(count),
+            _ if self.mode == PollMode::Inline => Ok(0),
+            _ => self.progress_as_waiter(),
+        }
     }
 
     /// Makes progress, or lets the background poller make it, until `done` returns `true` or
@@ -244,6 +243,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     }
 
     /// Runs `body` under the lock, after all submitted commands.
+    #[inline]
     pub(super) fn with_poller(
         &self,
         mut body: impl FnMut(&mut Poller<P, H>),

@@ -1,5 +1,5 @@
-//! Which threads of a process sleep until something comes, so that a thread that completes something
-//! knows whether to wake any.
+//! Which threads of a process sleep until something comes. A thread that completes something learns
+//! here whether to wake any.
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -6,8 +6,8 @@
 //! filter that traps every call of threads that move data). Threads that move no data (bootstrap,
 //! callbacks, liveness watch) may make both.
 //!
-//! The proof holds for `wait = spin`: a waiter that yields or sleeps enters the kernel by design. In
-//! `auto` a waiter sleeps after `spin_budget`. There the proof holds for an answer that comes
+//! The proof holds for `wait = spin`: a waiter that yields or sleeps enters the kernel by design.
+//! In `auto` a waiter sleeps after `spin_budget`. There the proof holds for an answer that comes
 //! before, in the quietest of several parts of the counted rounds. In the others the system may
 //! have kept a process from its CPU for longer than the background poller leaves it alone.
 

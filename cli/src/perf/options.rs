@@ -242,8 +242,8 @@ pub struct RendezvousOptions {
         value_parser = PossibleValuesParser::new(Profile::ALL.map(Profile::name))
     )]
     pub profile: Option<String>,
-    /// The poll mode of both processes, and their usual way to wait [default: inline, and calls that
-    /// spin]
+    /// The poll mode of both processes, and their usual way to wait [default: inline, and calls
+    /// that spin]
     #[arg(
         long, value_name = "MODE", conflicts_with = "profile",
         value_parser = ["auto", "inline", "adaptive", "dedicated"]

@@ -162,7 +162,7 @@ impl Pool {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn make_cached(&self, purpose: Purpose, meta: &TensorMeta) -> Option<TensorMut> {
         let mut header = self.state.cached(purpose, meta.bytes())?;
         header.meta.clone_from(meta);
