@@ -11,9 +11,9 @@
 //! standby. A [direct call](super::direct) relies on that: it may leave what it likes on a port on
 //! which nobody sleeps.
 
-use super::{Poller, WaitStrategy};
 use super::background::sleep_on_standby;
 use super::shared_poller::{Engine, Unusable};
+use super::{Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
 use crate::sync::LockOutcome;
@@ -42,9 +42,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         ActiveWaiter { engine: self }
     }
 
-    /// Makes progress once, though a thread may sleep.
-    #[cold]
-    pub(super) fn progress_as_waiter(&self) -> Result<usize, Unusable> {
+    pub(super) fn progress_adaptive(&self) -> Result<usize, Unusable> {
+        let step = |poller: &mut Poller<P, H>| (!self.sleeps()).then(|| poller.step(self.clock.now()));
+        if let Some(Some(count)) = self.with_poller_once(step)? {
+            return Ok(count);
+        }
         let mut count = 0;
         let _guard = self.active_waiter();
         let now = self.clock.now();

@@ -130,15 +130,22 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
+    #[inline]
     pub fn progress(&self) -> Result<usize, Unusable> {
-        if self.mode == PollMode::Dedicated {
-            return self.check().map(|()| 0);
+        if self.mode != PollMode::Inline {
+            return self.progress_beside_thread();
         }
-        let step = |poller: &mut Poller<P, H>| (!self.sleeps()).then(|| poller.step(self.clock.now()));
-        match self.with_poller_once(step)? {
-            Some(Some(count)) => Ok(count),
-            _ if self.mode == PollMode::Inline => Ok(0),
-            _ => self.progress_as_waiter(),
+        let mut count = 0;
+        let now = self.clock.now();
+        self.with_poller(|poller| count += poller.step(now))?;
+        Ok(count)
+    }
+
+    #[inline(never)]
+    fn progress_beside_thread(&self) -> Result<usize, Unusable> {
+        match self.mode {
+            PollMode::Dedicated => self.check().map(|()| 0),
+            PollMode::Inline | PollMode::Adaptive => self.progress_adaptive(),
         }
     }
 
