@@ -149,7 +149,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// afterwards.
     #[inline]
     pub(super) fn sleeps(&self) -> bool {
-        self.mode == PollMode::Adaptive && self.sleepers.any()
+        if self.mode == PollMode::Adaptive {
+            unlikely();
+            return self.sleepers.any();
+        }
+        false
     }
 
     /// Wakes the threads that a direct call concerns, and sends what the handler has put off until
@@ -280,6 +284,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 }
+
+/// Makes the compiler put the rest of its block behind the other code: inline mode has no detour.
+#[inline]
+#[cold]
+fn unlikely() {}
 
 /// How a direct wait goes on.
 enum AfterPolls {

@@ -130,7 +130,6 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     ///
     /// # Errors
     /// If the poller is poisoned or closed.
-    #[inline]
     pub fn progress(&self) -> Result<usize, Unusable> {
         if self.mode != PollMode::Inline {
             return self.progress_beside_thread();
