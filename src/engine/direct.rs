@@ -166,11 +166,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Polls between results. Only a poll that is timed ends the waits of other threads.
     #[cold]
     fn poll_between_results(&self, poller: &mut Poller<P, H>) {
+        let is_clock_due = poller.count_result_poll();
         match self.mode {
             // What comes wakes the sleeper.
             PollMode::Adaptive if self.sleepers.any() => {}
             PollMode::Adaptive => drop(poller.step(self.now())),
-            _ if poller.is_clock_due() => drop(poller.step(self.now())),
+            _ if is_clock_due => drop(poller.step(self.now())),
             _ => {
                 poller.before_poll();
                 poller.poll_direct();

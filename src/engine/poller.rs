@@ -14,20 +14,29 @@ pub struct Poller<P: Port, H: Handler<P>> {
     active: bool,
     /// Whether the port is armed and nothing has come since.
     armed: bool,
-    /// Results of direct waits so far, modulo 2^32.
-    results: u32,
+    /// Results of direct waits until a poll is due.
+    results_left: u32,
+    /// How often such a poll was due so far, modulo 2^32.
+    result_polls: u32,
 }
 
 /// Results of direct waits between two polls: other links go on, also if each wait finds its
 /// result.
 const RESULTS_PER_POLL: u32 = 16;
-/// Results of direct waits between two ends of waits whose deadlines have passed.
-const RESULTS_PER_CLOCK: u32 = 1024;
+/// Such polls between two ends of waits whose deadlines have passed.
+const POLLS_PER_CLOCK: u32 = 64;
 
 impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// A poller over these links.
     pub fn new(links: Links<P>, handler: H) -> Self {
-        Poller { links, handler, active: false, armed: false, results: 0 }
+        Poller {
+            links,
+            handler,
+            active: false,
+            armed: false,
+            results_left: RESULTS_PER_POLL,
+            result_polls: 0,
+        }
     }
 
     /// Runs a command and the events that it causes at once. Returns what [`Handler::command`]
@@ -76,13 +85,15 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// Counts a result that a direct wait has found. Returns whether a poll is due.
     #[inline]
     pub fn count_result(&mut self) -> bool {
-        self.results = self.results.wrapping_add(1);
-        self.results.is_multiple_of(RESULTS_PER_POLL)
+        self.results_left = self.results_left.wrapping_sub(1);
+        self.results_left == 0
     }
 
-    /// Whether the end of late waits is due, too.
-    pub fn is_clock_due(&self) -> bool {
-        self.results.is_multiple_of(RESULTS_PER_CLOCK)
+    /// Counts a poll that was due. Returns whether the end of late waits is due, too.
+    pub fn count_result_poll(&mut self) -> bool {
+        self.results_left = RESULTS_PER_POLL;
+        self.result_polls = self.result_polls.wrapping_add(1);
+        self.result_polls.is_multiple_of(POLLS_PER_CLOCK)
     }
 
     /// Lets the handler send what it has put off.
