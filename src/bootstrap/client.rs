@@ -70,10 +70,13 @@ impl Client {
     pub(super) async fn tend(self) {
         let mut pause = PAUSES.0;
         loop {
+            let link = self.shared.see(|members| members.link(self.peer));
+            // After the look at the link: the peer hears why a link ended before it hears of the
+            // next one.
             while let Some(report) = self.shared.take_report(self.peer) {
                 self.tell_failed(report).await;
             }
-            if let Some((info, heard)) = self.shared.see(|members| members.link(self.peer)) {
+            if let Some((info, heard)) = link {
                 if self.watch(&info, heard).await {
                     pause = PAUSES.0;
                 }
