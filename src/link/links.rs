@@ -3,8 +3,8 @@
 use super::control::batch::BatchState;
 use super::control::send_queue::{ReceiveCredits, SendQueue};
 use super::link_table::LinkTable;
-use super::windows::{EdgeKey, PolledPlace, ReadyBytes, WindowEvent, WindowLink, WindowRefusal};
-use super::{LinkEvent, Value};
+use super::windows::{PolledPlace, ReadyBytes, WindowEvent, WindowLink, WindowRefusal};
+use super::{EdgeKey, LinkEvent, Value};
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};

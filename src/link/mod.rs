@@ -24,37 +24,62 @@ use crate::wire::message::Placement;
 use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
 
+/// The name of an edge without incarnations and without its step. In tables the keys have the order
+/// of their hashes, so that a search compares few names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EdgeKey {
+    /// Source device, destination device and edge name.
+    pub name: Arc<EdgeName>,
+    /// Number of the loop, 0 outside of loops.
+    pub frame: u64,
+    /// Pass of the loop, from 0.
+    pub iteration: u64,
+}
+
+impl EdgeKey {
+    /// Whether the other key has the same name in memory, the same frame and the same iteration.
+    #[inline]
+    pub fn is(&self, other: &EdgeKey) -> bool {
+        let EdgeKey { name, frame, iteration } = other;
+        Arc::ptr_eq(&self.name, name) && self.frame == *frame && self.iteration == *iteration
+    }
+}
+
+impl Ord for EdgeKey {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let place = |key: &EdgeKey| (key.name.hash_of_names(), key.frame, key.iteration);
+        place(self).cmp(&place(other)).then_with(|| self.name.cmp(&other.name))
+    }
+}
+
+impl PartialOrd for EdgeKey {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// The name of a tensor without incarnations. Tables are keyed by it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey {
-    /// Source device, destination device and edge name.
-    pub edge: Arc<EdgeName>,
+    /// The edge.
+    pub edge: EdgeKey,
     /// Step id.
     pub step: u64,
-    /// Frame of the edge.
-    pub frame: u64,
-    /// Iteration of the edge.
-    pub iteration: u64,
 }
 
 /// A [`TensorKey`] whose edge is not counted.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorKeyRef<'a> {
-    /// Source device, destination device and edge name.
-    pub edge: &'a Arc<EdgeName>,
+    /// The edge.
+    pub edge: &'a EdgeKey,
     /// Step id.
     pub step: u64,
-    /// Frame of the edge.
-    pub frame: u64,
-    /// Iteration of the edge.
-    pub iteration: u64,
 }
 
 impl TensorKeyRef<'_> {
     /// The same key, with an edge of its own.
     pub fn to_key(self) -> TensorKey {
-        let TensorKeyRef { edge, step, frame, iteration } = self;
-        TensorKey { edge: edge.clone(), step, frame, iteration }
+        TensorKey { edge: self.edge.clone(), step: self.step }
     }
 }
 
@@ -62,14 +87,14 @@ impl TensorKey {
     /// The same key, borrowed.
     #[inline]
     pub fn borrowed(&self) -> TensorKeyRef<'_> {
-        let TensorKey { edge, step, frame, iteration } = self;
-        TensorKeyRef { edge, step: *step, frame: *frame, iteration: *iteration }
+        TensorKeyRef { edge: &self.edge, step: self.step }
     }
 }
 
 impl std::fmt::Display for TensorKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}:{} of step {}", self.edge, self.frame, self.iteration, self.step)
+        let EdgeKey { name, frame, iteration } = &self.edge;
+        write!(f, "{name} {frame}:{iteration} of step {}", self.step)
     }
 }
 

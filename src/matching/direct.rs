@@ -50,8 +50,8 @@ impl Matching {
             return false;
         }
         let entry = &mut self.peers[peer.0 as usize];
-        let mut index = key.edge.place(EdgeSide::Sender);
-        let edge = match entry.out.at(index, |known| known.is_of(key)) {
+        let mut index = key.edge.name.place(EdgeSide::Sender);
+        let edge = match entry.out.at(index, |known| known.is(key.edge)) {
             Some(edge) => Some(edge),
             None => {
                 index = entry.outgoing_edge(key);

@@ -1,6 +1,6 @@
 //! [`EdgeReports`]: which edges wait, and why.
 
-use crate::link::windows::EdgeKey;
+use crate::link::EdgeKey;
 use crate::wire::{EdgeSide, TaskId};
 use std::fmt;
 
@@ -100,24 +100,24 @@ impl EdgeReport {
     /// The task at the other end.
     pub fn peer(&self) -> &TaskId {
         match self.side {
-            EdgeSide::Sender => self.key.edge.destination_task(),
-            EdgeSide::Receiver => self.key.edge.source_task(),
+            EdgeSide::Sender => self.key.name.destination_task(),
+            EdgeSide::Receiver => self.key.name.source_task(),
         }
     }
 
     /// The device that sends.
     pub fn source(&self) -> &str {
-        self.key.edge.source()
+        self.key.name.source()
     }
 
     /// The device that receives.
     pub fn destination(&self) -> &str {
-        self.key.edge.destination()
+        self.key.name.destination()
     }
 
     /// Tells edges of the same two devices apart.
     pub fn name(&self) -> &str {
-        self.key.edge.name()
+        self.key.name.name()
     }
 
     /// Number of the loop, 0 outside of loops.
@@ -185,8 +185,8 @@ impl fmt::Display for EdgeReport {
             EdgeSide::Sender => "to",
             EdgeSide::Receiver => "from",
         };
-        let EdgeKey { edge, frame, iteration } = &self.key;
-        write!(f, "{direction} {} '{}' {frame}:{iteration}: ", self.peer(), edge.name())?;
+        let EdgeKey { name, frame, iteration } = &self.key;
+        write!(f, "{direction} {} '{}' {frame}:{iteration}: ", self.peer(), name.name())?;
         if let Some(reason) = self.wait {
             write!(f, "{} wait ({reason}), ", self.waiting + self.queued)?;
         }

@@ -1,7 +1,7 @@
 //! The ends of calls, steps and lives.
 
 use super::ended_steps::StepEnd;
-use super::{EdgeKey, Lanes, Matching};
+use super::{Lanes, Matching};
 use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
 use crate::matching::untaken::LostEdge;
@@ -211,7 +211,7 @@ impl Matching {
     /// Announces an edge before its receives, with a window of at least `window` values.
     pub fn widen(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey, window: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
+        let edge = incoming.edge(&key.edge);
         incoming.widen(edge, window.into(), &mut |message| lanes.to_sender(peer, message));
         incoming.set_standing(edge, true);
         self.update_ready(lanes, peer, edge);
@@ -220,7 +220,7 @@ impl Matching {
     /// An edge has no standing request any more.
     pub fn end_standing(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, key: &TensorKey) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let edge = incoming.edge(&EdgeKey::of(key.borrowed()));
+        let edge = incoming.edge(&key.edge);
         incoming.set_standing(edge, false);
         self.update_ready(lanes, peer, edge);
         // The edge may be unknown, and is not needed then.

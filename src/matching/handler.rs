@@ -2,8 +2,8 @@
 
 use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
-use crate::link::windows::{EdgeKey, LandingRefused, WindowEvent, WindowRefusal};
-use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::windows::{LandingRefused, WindowEvent, WindowRefusal};
+use crate::link::{DirectReceive, EdgeKey, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
     BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerIndex, PeerObserver,

@@ -64,8 +64,8 @@ pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
 
 use crate::fabric::ShortTake;
-use crate::link::windows::{EdgeKey, LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
-use crate::link::{Destination, DirectReceive, LinkSettings, TensorKey, TensorKeyRef, Value};
+use crate::link::windows::{LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
+use crate::link::{Destination, DirectReceive, EdgeKey, LinkSettings, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
 use crate::telemetry::CountersWriter;
@@ -106,19 +106,6 @@ pub const WINDOWS: WindowOptions = WindowOptions {
     max_needs: 1 << 20,
     resends: false,
 };
-
-impl EdgeKey {
-    /// The edge of a tensor.
-    pub fn of(key: TensorKeyRef<'_>) -> Self {
-        EdgeKey { edge: key.edge.clone(), frame: key.frame, iteration: key.iteration }
-    }
-
-    /// Whether this is the edge of a tensor, with the same name in memory.
-    #[inline]
-    fn is_of(&self, key: TensorKeyRef<'_>) -> bool {
-        Arc::ptr_eq(&self.edge, key.edge) && self.frame == key.frame && self.iteration == key.iteration
-    }
-}
 
 /// Something about the next value of an edge with a peer.
 pub type OfEdge<'a, T> = (PeerIndex, TensorKeyRef<'a>, T);
@@ -208,10 +195,10 @@ impl PeerEdges {
     /// The index of the edge of a tensor that the peer sends.
     #[inline]
     fn incoming_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
-        let hint = key.edge.place(EdgeSide::Receiver);
-        let index = self.incoming.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        let hint = key.edge.name.place(EdgeSide::Receiver);
+        let index = self.incoming.edge_near(hint, |known| known.is(key.edge), || key.edge.clone());
         if index != hint {
-            key.edge.note_place(EdgeSide::Receiver, index);
+            key.edge.name.note_place(EdgeSide::Receiver, index);
         }
         index
     }
@@ -219,10 +206,10 @@ impl PeerEdges {
     /// The index of the edge of a tensor for the peer.
     #[inline]
     fn outgoing_edge(&mut self, key: TensorKeyRef<'_>) -> u32 {
-        let hint = key.edge.place(EdgeSide::Sender);
-        let index = self.out.edge_near(hint, |known| known.is_of(key), || EdgeKey::of(key));
+        let hint = key.edge.name.place(EdgeSide::Sender);
+        let index = self.out.edge_near(hint, |known| known.is(key.edge), || key.edge.clone());
         if index != hint {
-            key.edge.note_place(EdgeSide::Sender, index);
+            key.edge.name.note_place(EdgeSide::Sender, index);
         }
         index
     }

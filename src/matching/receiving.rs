@@ -261,7 +261,7 @@ pub(super) fn failed(lanes: &impl Lanes, waiter: Waiter, key: &TensorKey, error:
 }
 
 pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: ReceiveError) -> Error {
-    let (peer, name) = (key.edge.source_task().clone(), key.to_key().to_string());
+    let (peer, name) = (key.edge.name.source_task().clone(), key.to_key().to_string());
     match error {
         ReceiveError::Remote(status) => Error::Remote { peer, key: name, status },
         ReceiveError::NoRoom(error) => {

@@ -1,8 +1,8 @@
 //! Reports of the edges.
 
-use super::{EdgeKey, Lanes, Matching, WaitingReceive};
-use crate::link::Value;
+use super::{Lanes, Matching, WaitingReceive};
 use crate::link::windows::{ArrivedBytes, LinkFigures, ReadyValue, WindowArrival};
+use crate::link::{EdgeKey, Value};
 use crate::matching::edge_report::{EdgeReport, EdgeReports, EdgeWait};
 use crate::matching::untaken::LostEdge;
 use crate::matching::{Error, PeerIndex, Untaken, UntakenEdge};
@@ -122,7 +122,7 @@ fn why_receives_wait<E>(waiting: usize, state: &InState<E>, down: &Option<Error>
 
 /// The memory of an edge with its name, which may be shared with the handle of the program.
 fn edge_bytes(key: &EdgeKey, own: usize) -> u64 {
-    (own + key.edge.memory()) as u64
+    (own + key.name.memory()) as u64
 }
 
 fn bytes_of(value: &Value) -> u64 {

@@ -1,9 +1,9 @@
 //! The sending side.
 
 use super::ended_steps::{EndedSteps, StepEnd};
-use super::{EdgeKey, Lanes, Matching};
+use super::{Lanes, Matching};
 use crate::link::windows::WindowRefusal;
-use crate::link::{TensorKeyRef, Value};
+use crate::link::{EdgeKey, TensorKeyRef, Value};
 use crate::matching::PeerIndex;
 use crate::protocol::{ToReceiver, ToSender, WindowViolation};
 use crate::telemetry::Counter;

@@ -201,6 +201,7 @@ impl<V, W> Table<V, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::EdgeKey;
     use crate::wire::EdgeName;
     use std::hash::BuildHasher;
     use std::sync::Arc;
@@ -208,7 +209,7 @@ mod tests {
     fn key(name: &str, step: u64) -> TensorKey {
         let device = "/job:a/replica:0/task:0/device:CPU:0";
         let edge = Arc::new(EdgeName::new(device, device, name).expect("edge"));
-        TensorKey { edge, step, frame: 0, iteration: 0 }
+        TensorKey { edge: EdgeKey { name: edge, frame: 0, iteration: 0 }, step }
     }
 
     fn given<W>(waiter: W, number: u64, value: i32) -> AskOutcome<i32, W> {
@@ -281,8 +282,8 @@ mod tests {
         let others = [
             key("b", 1),
             key("a", 2),
-            TensorKey { frame: 1, ..base.clone() },
-            TensorKey { iteration: 1, ..base.clone() },
+            TensorKey { edge: EdgeKey { frame: 1, ..base.edge.clone() }, step: 1 },
+            TensorKey { edge: EdgeKey { iteration: 1, ..base.edge.clone() }, step: 1 },
         ];
         table.offer(&base, 1);
         for other in &others {
@@ -295,9 +296,9 @@ mod tests {
     fn keys_of_equal_hashes_are_kept_apart() {
         let mut table = Table::<i32, char>::default();
         let colliding = |name: &str| {
-            let TensorKey { edge, .. } = key(name, 1);
-            let edge = Arc::new(EdgeName::clone(&edge).with_hash(7));
-            TensorKey { edge, step: 1, frame: 0, iteration: 0 }
+            let TensorKey { edge, step } = key(name, 1);
+            let name = Arc::new(EdgeName::clone(&edge.name).with_hash(7));
+            TensorKey { edge: EdgeKey { name, ..edge }, step }
         };
         let (one, other) = (colliding("a"), colliding("b"));
         let hasher = RandomState::default();

@@ -192,7 +192,7 @@ fn side(window: u64) -> Side {
 
 fn key(name: &str, step: u64) -> TensorKey {
     let edge = EdgeName::new(DEVICES[SENDER], DEVICES[RECEIVER], name).expect("an edge");
-    TensorKey { edge: Arc::new(edge), step, frame: 0, iteration: 0 }
+    TensorKey { edge: EdgeKey { name: Arc::new(edge), frame: 0, iteration: 0 }, step }
 }
 
 impl Pair {

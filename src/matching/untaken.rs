@@ -1,8 +1,8 @@
 //! [`Untaken`]: values that were sent and that no receive is known to have taken.
 
 use super::PeerIndex;
+use crate::link::EdgeKey;
 use crate::link::TensorKey;
-use crate::link::windows::EdgeKey;
 use crate::wire::{EdgeName, TaskId};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -62,22 +62,22 @@ impl UntakenEdge {
 
     /// The task that receives.
     pub fn peer(&self) -> &TaskId {
-        self.key.edge.destination_task()
+        self.key.name.destination_task()
     }
 
     /// The device that sends.
     pub fn source(&self) -> &str {
-        self.key.edge.source()
+        self.key.name.source()
     }
 
     /// The device that receives.
     pub fn destination(&self) -> &str {
-        self.key.edge.destination()
+        self.key.name.destination()
     }
 
     /// Tells edges of the same two devices apart.
     pub fn name(&self) -> &str {
-        self.key.edge.name()
+        self.key.name.name()
     }
 
     /// Number of the loop, 0 outside of loops.
@@ -92,7 +92,7 @@ impl UntakenEdge {
 
     /// The place among the edges. Keys compare by their hashes first.
     fn place(&self) -> (&EdgeName, u64, u64) {
-        (&self.key.edge, self.key.frame, self.key.iteration)
+        (&self.key.name, self.key.frame, self.key.iteration)
     }
 
     /// Whether a receive can still take a value of the edge on the present link.
@@ -131,8 +131,8 @@ impl Untaken {
     pub(crate) fn add_local<'a>(&mut self, values: impl Iterator<Item = &'a TensorKey>) {
         let mut edges = BTreeMap::new();
         for key in values {
-            let key = EdgeKey::of(key.borrowed());
-            let edge = edges.entry(key).or_insert_with_key(|key| UntakenEdge::new(key.clone(), true));
+            let edge =
+                edges.entry(key.edge.clone()).or_insert_with_key(|key| UntakenEdge::new(key.clone(), true));
             edge.waiting += 1;
         }
         self.edges.extend(edges.into_values());
@@ -157,8 +157,8 @@ impl Untaken {
 /// One line, such as `/job:w/task:1 'x' 0:0: 2 wait, 1 left and was not taken, 0 lost`.
 impl fmt::Display for UntakenEdge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let UntakenEdge { key: EdgeKey { edge, frame, iteration }, waiting, left, lost, is_linked } = self;
-        write!(f, "{} '{}' {frame}:{iteration}: {waiting} wait, {left} left", self.peer(), edge.name())?;
+        let UntakenEdge { key: EdgeKey { name, frame, iteration }, waiting, left, lost, is_linked } = self;
+        write!(f, "{} '{}' {frame}:{iteration}: {waiting} wait, {left} left", self.peer(), name.name())?;
         write!(f, ", {lost} lost{}", if *is_linked { "" } else { ", no link" })
     }
 }

@@ -10,7 +10,7 @@ use super::step::Step;
 use super::step_flags::StepFlags;
 use crate::engine::Executor;
 use crate::fabric::Registrar;
-use crate::link::{Destination, TensorKey, Value};
+use crate::link::{Destination, EdgeKey, TensorKey, Value};
 use crate::matching::{
     BatchReceive, BatchSend, BeginError, Begun, Cancel, CancelAll, EdgeReports, Error, Members, Outcome,
     PeerIndex, ReceiveLimit, StepChange, StepState, Steps, Untaken,
@@ -158,7 +158,7 @@ impl Context {
         let name = EdgeName::new(source, destination, name)?;
         let source = self.end_of(&name, name.source_task())?;
         let destination = self.end_of(&name, name.destination_task())?;
-        Ok(Edge { name: Arc::new(name), frame: 0, iteration: 0, source, destination })
+        Ok(Edge { key: EdgeKey { name: Arc::new(name), frame: 0, iteration: 0 }, source, destination })
     }
 
     fn end_of(&self, edge: &EdgeName, task: &TaskId) -> Result<EdgeEnd, Error> {

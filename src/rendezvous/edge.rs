@@ -1,10 +1,9 @@
 //! [`Edge`]: where tensors are sent and received.
 
-use crate::link::{TensorKey, TensorKeyRef};
+use crate::link::{EdgeKey, TensorKey, TensorKeyRef};
 use crate::matching::PeerIndex;
-use crate::wire::EdgeName;
+use std::cmp::Ordering;
 use std::fmt;
-use std::sync::Arc;
 
 /// A place where the graph is cut: source, destination, name, frame and iteration.
 ///
@@ -19,11 +18,9 @@ use std::sync::Arc;
 /// assert_ne!(edge, in_loop);
 /// # Ok::<(), tensorwire::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Edge {
-    pub(super) name: Arc<EdgeName>,
-    pub(super) frame: u64,
-    pub(super) iteration: u64,
+    pub(super) key: EdgeKey,
     pub(super) source: EdgeEnd,
     pub(super) destination: EdgeEnd,
 }
@@ -39,22 +36,23 @@ impl Edge {
     /// The same edge in another frame and iteration of a loop.
     #[must_use]
     pub fn at(&self, frame: u64, iteration: u64) -> Edge {
-        Edge { frame, iteration, ..self.clone() }
+        let key = EdgeKey { name: self.key.name.clone(), frame, iteration };
+        Edge { key, ..*self }
     }
 
     /// The device that sends.
     pub fn source(&self) -> &str {
-        self.name.source()
+        self.key.name.source()
     }
 
     /// The device that receives.
     pub fn destination(&self) -> &str {
-        self.name.destination()
+        self.key.name.destination()
     }
 
     /// As given to `edge_to` or `edge_from`. Tells edges of the same two devices apart.
     pub fn name(&self) -> &str {
-        self.name.name()
+        self.key.name.name()
     }
 
     pub(super) fn key(&self, step: u64) -> TensorKey {
@@ -63,13 +61,27 @@ impl Edge {
 
     #[inline]
     pub(super) fn key_ref(&self, step: u64) -> TensorKeyRef<'_> {
-        TensorKeyRef { edge: &self.name, step, frame: self.frame, iteration: self.iteration }
+        TensorKeyRef { edge: &self.key, step }
+    }
+}
+
+impl Ord for Edge {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let place = |edge: &Edge| (edge.key.frame, edge.key.iteration, edge.source, edge.destination);
+        self.key.name.cmp(&other.key.name).then_with(|| place(self).cmp(&place(other)))
+    }
+}
+
+impl PartialOrd for Edge {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
 impl fmt::Display for Edge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}:{}", self.name, self.frame, self.iteration)
+        let EdgeKey { name, frame, iteration } = &self.key;
+        write!(f, "{name} {frame}:{iteration}")
     }
 }
 

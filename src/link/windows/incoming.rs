@@ -1,10 +1,11 @@
 //! Messages of the peer's windows.
 
 use super::{
-    ArrivedBytes, ArrivedTensor, AskedOfEdge, EdgeKey, MAX_EDGES, OfferedTensor, ReadyValue, WindowArrival,
+    ArrivedBytes, ArrivedTensor, AskedOfEdge, MAX_EDGES, OfferedTensor, ReadyValue, WindowArrival,
     WindowEvent, WindowRefusal,
 };
 use crate::fabric::{MAX_MESSAGE, Port};
+use crate::link::EdgeKey;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
@@ -127,7 +128,7 @@ impl Link {
         let named =
             named.map_err(|error| format!("an edge was announced whose name is not valid: {error}"))?;
         let refusal = self.refusal(incarnation, &named);
-        let key = EdgeKey { edge: Arc::new(named), frame, iteration };
+        let key = EdgeKey { name: Arc::new(named), frame, iteration };
         let announced = ToSender::Announce { edge, key, limit, resume };
         self.push_window(cx, WindowEvent::ToSender(announced, refusal));
         Ok(())

@@ -25,13 +25,13 @@ mod short;
 #[cfg(test)]
 mod tests;
 
-use super::{Corruption, Destination, ReceiveError, Received, TensorKeyRef};
+use super::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKeyRef};
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
-use crate::wire::{Code, DType, EdgeName, Immediate, Status, checksum_of};
+use crate::wire::{Code, DType, Immediate, Status, checksum_of};
 pub use figures::LinkFigures;
 use landings::Landings;
 pub use meta::ToldMeta;
@@ -44,31 +44,6 @@ use std::sync::Arc;
 
 /// Edges of a direction of a link that have a number at a time.
 pub const MAX_EDGES: u32 = 1 << 15;
-
-/// The name of an edge without incarnations and without its step. In tables the keys have the order
-/// of their hashes, so that a search compares few names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EdgeKey {
-    /// Source device, destination device and edge name.
-    pub edge: Arc<EdgeName>,
-    /// Number of the loop, 0 outside of loops.
-    pub frame: u64,
-    /// Pass of the loop, from 0.
-    pub iteration: u64,
-}
-
-impl Ord for EdgeKey {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let place = |key: &EdgeKey| (key.edge.hash_of_names(), key.frame, key.iteration);
-        place(self).cmp(&place(other)).then_with(|| self.edge.cmp(&other.edge))
-    }
-}
-
-impl PartialOrd for EdgeKey {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
 
 /// Why a receive gets no value from its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +66,7 @@ impl WindowRefusal {
         match self {
             WindowRefusal::Because(status) => (**status).clone(),
             WindowRefusal::CleanedUp => {
-                let message = format!("step {} was cleaned up at {}", of.step, of.edge.source_task());
+                let message = format!("step {} was cleaned up at {}", of.step, of.edge.name.source_task());
                 Status::new(Code::NotFound, message)
             }
         }

@@ -1,9 +1,9 @@
 //! Messages of this process's windows to the peer.
 
-use super::{AskedOfEdge, EdgeKey, WindowRefusal, is_borrowable};
+use super::{AskedOfEdge, WindowRefusal, is_borrowable};
 use crate::fabric::{LinkLimits, LoanPermit, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
-use crate::link::{Value, placement_of};
+use crate::link::{EdgeKey, Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
@@ -47,9 +47,9 @@ impl Link {
                     incarnation: self.identity.peer_incarnation,
                     frame: key.frame,
                     iteration: key.iteration,
-                    source: key.edge.source(),
-                    destination: key.edge.destination(),
-                    name: key.edge.name(),
+                    source: key.name.source(),
+                    destination: key.name.destination(),
+                    name: key.name.name(),
                     borrow: self.settings.borrow,
                     validate: self.settings.validate,
                 };
