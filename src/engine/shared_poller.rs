@@ -319,6 +319,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Unusable::Poisoned
     }
 
+    #[inline(never)] // keeps direct calls short
     pub(super) fn run_submitted(&self, poller: &mut Poller<P, H>, now: Time) {
         if self.submissions.is_empty() {
             return;

@@ -16,15 +16,17 @@ pub(crate) trait StoreWords: LoadWords {
     /// If there is no word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
-    /// Writes `count` words from `index` on, without an order among them. No more than `N`.
+    /// Writes `count` words behind word `index`, without an order among them. No more than `N`.
+    /// Then writes that word itself, with release.
     ///
     /// # Panics
-    /// If one of the words is missing. Perhaps also if there are no `N` words from `index` on.
+    /// If one of the words is missing. Perhaps also if there are no `N` words behind `index`.
     #[inline]
-    fn store_up_to<const N: usize>(&self, index: usize, count: usize, word: impl Fn(usize) -> u64) {
+    fn publish<const N: usize>(&self, index: usize, first: u64, count: usize, word: impl Fn(usize) -> u64) {
         for k in 0..count.min(N) {
-            self.store(index + k, word(k), Ordering::Relaxed);
+            self.store(index + 1 + k, word(k), Ordering::Relaxed);
         }
+        self.store(index, first, Ordering::Release);
     }
 
     /// Fetches the cache line of a word that is about to be written. A hint, which may do nothing.

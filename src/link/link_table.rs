@@ -53,13 +53,13 @@ impl LinkTable {
     }
 
     /// `None` if the id is of a link that is gone.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
         let place = self.place(id)?;
         self.links.get_mut(place)
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn place(&mut self, id: LinkId) -> Option<usize> {
         if self.links.get(self.latest).is_some_and(|link| link.id == id) {
             return Some(self.latest);

@@ -61,7 +61,7 @@ impl PartialOrd for EdgeKey {
 /// The name of a tensor without incarnations. Tables are keyed by it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorKey {
-    /// The edge.
+    /// Where the tensor goes.
     pub edge: EdgeKey,
     /// Step id.
     pub step: u64,
@@ -70,7 +70,7 @@ pub struct TensorKey {
 /// A [`TensorKey`] whose edge is not counted.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorKeyRef<'a> {
-    /// The edge.
+    /// Where the tensor goes.
     pub edge: &'a EdgeKey,
     /// Step id.
     pub step: u64,

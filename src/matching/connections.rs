@@ -99,7 +99,7 @@ impl Connections {
     }
 
     /// The present link with a peer, up or not.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn present(&self, peer: PeerIndex) -> Option<LinkId> {
         self.peers[peer.0 as usize].present.as_ref().map(|present| present.link)
     }

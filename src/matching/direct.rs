@@ -4,7 +4,7 @@
 //! general path does, without messages and events in between. Whatever takes more is left to the
 //! general path.
 
-use super::receiving::{count_received, error_of, received};
+use super::receiving::{Undelivered, count_received, error_of, received};
 use super::{Lanes, Matching, OfEdge, PeerEdges};
 use crate::fabric::ShortTake;
 use crate::link::windows::WindowArrival;
@@ -113,8 +113,48 @@ impl Matching {
     /// was asked for it. `expected` becomes the record that brings the
     /// value, for [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails
     /// if `is_bounded`.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn receive_now(
+        &mut self,
+        lanes: &mut impl Lanes,
+        of: OfEdge<'_, bool>,
+        receive: &mut DirectReceive,
+        expected: &mut Option<ExpectedRecord>,
+    ) -> Option<Result<(), Box<Error>>> {
+        match self.receive_short(lanes, (of.0, of.1), receive) {
+            true => Some(Ok(())),
+            false => self.receive_any(lanes, of, receive, expected),
+        }
+    }
+
+    /// Takes the next value if it is the next message, and nothing else is to be done for it.
+    /// Returns whether it did.
+    #[inline(always)] // on the short path
+    fn receive_short(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, key): (PeerIndex, TensorKeyRef<'_>),
+        receive: &mut DirectReceive,
+    ) -> bool {
+        if !self.steps.goes_on(key.step) {
+            return false;
+        }
+        let index = key.edge.name.place(EdgeSide::Receiver);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let Some(edge) = incoming.at(index, |known| known.is(key.edge), key.step) else { return false };
+        if let Some(record) = edge.next_short(key.step)
+            && lanes.take_short(peer, record, receive) == ShortTake::Taken(())
+        {
+            count_direct(lanes, receive);
+            edge.took();
+            return true;
+        }
+        false
+    }
+
+    /// As [`Matching::receive_now`], for a value that takes more.
+    #[inline(never)] // keeps the path above short
+    fn receive_any(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key, is_bounded): OfEdge<'_, bool>,
@@ -127,7 +167,7 @@ impl Matching {
         if self.steps.goes_on(key.step) {
             next = match entry.incoming.holds_any(edge) {
                 true => match self.take_held(lanes, (peer, edge), key, receive) {
-                    Some(result) => return Some(result.map_err(Box::new)),
+                    Some(result) => return Some(result),
                     None => {
                         let entry = &self.peers[peer.0 as usize];
                         if entry.incoming.first(edge, key.step).is_some() {
@@ -163,19 +203,28 @@ impl Matching {
         (peer, edge): (PeerIndex, u32),
         key: TensorKeyRef<'_>,
         receive: &mut DirectReceive,
-    ) -> Option<Result<(), Error>> {
+    ) -> Option<Result<(), Box<Error>>> {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let held = incoming.take_if(edge, key.step, WindowArrival::is_ready)?;
         let Held { step, in_window, value: WindowArrival::Ready(value), .. } = held else { return None };
         let destination = receive.take_destination().unwrap_or(Destination::Alloc);
-        let (result, left) = received(lanes, key, destination, value);
-        if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
-            let value = WindowArrival::Ready(value);
-            self.hold_again(lanes, peer, edge, Held { step, in_window, is_taken: false, value });
-        }
+        let result = match received(lanes, key, destination, value) {
+            Ok((received, sender)) => {
+                *receive = DirectReceive::Received(received, sender);
+                Ok(())
+            }
+            Err(undelivered) => {
+                let Undelivered { error, left } = *undelivered;
+                if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
+                    let value = WindowArrival::Ready(value);
+                    self.hold_again(lanes, peer, edge, Held { step, in_window, is_taken: false, value });
+                }
+                Err(Box::new(error))
+            }
+        };
         self.send_due(lanes, peer, edge);
         self.update_ready(lanes, peer, edge);
-        Some(result.map(|(received, sender)| *receive = DirectReceive::Received(received, sender)))
+        Some(result)
     }
 
     /// The error of a receive that found no value. `None` if the value may still come.
@@ -229,12 +278,18 @@ impl Matching {
         let ExpectedRecord { peer, edge, record, stays_settled } = *expected;
         let taken = lanes.take_short(peer, record, receive);
         if taken == ShortTake::Taken(()) {
-            if let DirectReceive::Received(received, _) = receive {
-                count_received(lanes, received);
-            }
+            count_direct(lanes, receive);
             let incoming = &mut self.peers[peer.0 as usize].incoming;
             incoming.took(edge, stays_settled, &mut |message| lanes.to_sender(peer, message));
         }
         taken
+    }
+}
+
+/// Counts the value that a receive has got.
+#[inline]
+fn count_direct(lanes: &impl Lanes, receive: &DirectReceive) {
+    if let DirectReceive::Received(received, _) = receive {
+        count_received(lanes, received);
     }
 }

@@ -89,7 +89,7 @@ impl EndedSteps {
     }
 
     /// Retires a step. Returns false if the step had ended.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn cleanup(&mut self, step: u64) -> bool {
         if !self.aborted.is_empty() && self.aborted.remove(&step).is_some() {
             self.gone.insert(step);

@@ -151,7 +151,7 @@ impl WindowHandler {
     }
 
     /// Calls `body` with the matching and its lanes.
-    #[inline]
+    #[inline(always)] // on the short path
     fn with<P: Port, R>(
         &mut self,
         links: &mut Links<P>,
@@ -207,7 +207,7 @@ impl WindowHandler {
     }
 
     /// See [`Matching::receive_now`].
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn receive_now<P: Port>(
         &mut self,
         links: &mut Links<P>,

@@ -193,9 +193,17 @@ impl Matching {
         value: ReadyValue,
     ) -> Option<ReadyValue> {
         let WaitingReceive { key, destination, waiter, .. } = receive;
-        let (result, left) = received(lanes, key.borrowed(), destination, value);
-        waiter.complete(result.map(|(received, sender)| Delivery::of(received, sender, lanes.pool())));
-        left
+        match received(lanes, key.borrowed(), destination, value) {
+            Ok((received, sender)) => {
+                waiter.complete(Ok(Delivery::of(received, sender, lanes.pool())));
+                None
+            }
+            Err(undelivered) => {
+                let Undelivered { error, left } = *undelivered;
+                waiter.complete(Err(error));
+                left
+            }
+        }
     }
 
     /// Sends what an edge owes its sender.
@@ -212,35 +220,47 @@ impl Matching {
     }
 }
 
-/// The result of a receive that meets a value, and a value that the receive could not take.
+/// Why a receive did not get the value that it met. Boxed, so that a value is not copied.
+pub(super) struct Undelivered {
+    /// The error of the receive.
+    pub error: Error,
+    /// The value, for the next receive.
+    pub left: Option<ReadyValue>,
+}
+
+/// Gives a value to a receive, with the placement at its sender.
+///
+/// # Errors
+/// If the receive can't take it.
 #[inline(always)] // else the value is copied
 pub(super) fn received(
     lanes: &impl Lanes,
     key: TensorKeyRef<'_>,
     destination: Destination,
     value: ReadyValue,
-) -> (Result<(Received, Placement), Error>, Option<ReadyValue>) {
-    let (result, left) = match value {
-        ReadyValue::Failed(status) => (Err(error_of(lanes, key, ReceiveError::Remote(status))), None),
+) -> Result<(Received, Placement), Box<Undelivered>> {
+    let received = match value {
+        ReadyValue::Failed(status) => {
+            let error = error_of(lanes, key, ReceiveError::Remote(status));
+            return Err(Box::new(Undelivered { error, left: None }));
+        }
         ReadyValue::Dead => {
             let given = match destination {
                 Destination::Into(given) => Some(given),
                 Destination::Alloc | Destination::Borrow => None,
             };
-            (Ok((Received::Dead(given), Placement::HEAP)), None)
+            (Received::Dead(given), Placement::HEAP)
         }
-        ReadyValue::Tensor(tensor) => match tensor.place(lanes.pool(), lanes.counters(), destination) {
-            Ok(received) => (Ok(received), None),
-            Err(rejected) => {
+        ReadyValue::Tensor(tensor) => {
+            tensor.place(lanes.pool(), lanes.counters(), destination).map_err(|rejected| {
                 let RejectedTensor { tensor, error } = *rejected;
-                (Err(error_of(lanes, key, error)), tensor.map(ReadyValue::Tensor))
-            }
-        },
+                let error = error_of(lanes, key, error);
+                Box::new(Undelivered { error, left: tensor.map(ReadyValue::Tensor) })
+            })?
+        }
     };
-    if let Ok((received, _)) = &result {
-        count_received(lanes, received);
-    }
-    (result, left)
+    count_received(lanes, &received.0);
+    Ok(received)
 }
 
 /// Counts a value that a receive has got.
@@ -260,6 +280,7 @@ pub(super) fn failed(lanes: &impl Lanes, waiter: Waiter, key: &TensorKey, error:
     waiter.complete(Err(error_of(lanes, key.borrowed(), error)));
 }
 
+#[cold]
 pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: ReceiveError) -> Error {
     let (peer, name) = (key.edge.name.source_task().clone(), key.to_key().to_string());
     match error {

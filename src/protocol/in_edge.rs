@@ -295,6 +295,14 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         is_alone.then_some(Record { edge, n, step, answers_need: false, value: () })
     }
 
+    /// As [`InEdge::next_record`], if the edge holds no value and no message is due when the value
+    /// has come.
+    #[inline]
+    pub fn next_short(&self, step: u64) -> Option<Record<()>> {
+        let is_short = self.held.is_empty() && self.stays_settled();
+        self.next_record(step).filter(|_| is_short)
+    }
+
     /// The value of [`InEdge::next_record`] has come, and the receive has it. Does what
     /// [`InEdge::arrive`] and [`InEdge::take`] do.
     #[inline]
@@ -411,10 +419,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// has come.
     #[inline]
     pub fn stays_settled(&self) -> bool {
+        let credit = self.credit();
         matches!(self.state, InState::Announced(_))
             && self.waiters.is_empty()
-            && self.grantable() + 1 - self.granted < self.credit_batch
-            && self.credit() > 1
+            && self.free() + 1 - credit < self.credit_batch
+            && credit > 1
     }
 
     /// Steps have ended at the sender. Returns their waiters, which fail, and their held values. A
@@ -516,7 +525,12 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// The limit that can be announced now.
     fn grantable(&self) -> u64 {
-        self.came - self.answers + self.window.saturating_sub(self.occupied)
+        self.came - self.answers + self.free()
+    }
+
+    /// Free cells.
+    fn free(&self) -> u64 {
+        self.window.saturating_sub(self.occupied)
     }
 
     fn set_window(&mut self, window: u64) {

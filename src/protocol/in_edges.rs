@@ -213,6 +213,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.get(index)?.edge.waiters().next().map(|(_, waiter)| waiter)
     }
 
+    /// The edge with this index, if `is` knows its key and nothing hinders a value of the step.
+    #[inline]
+    pub fn at(&mut self, index: u32, is: impl Fn(&K) -> bool, step: u64) -> Option<&mut InEdge<V, W, E>> {
+        let named = self.edges.get_mut(index)?;
+        let is_plain = self.unnumbered.is_empty() && self.over.error(step).is_none();
+        (is(&named.key) && is_plain).then_some(&mut named.edge)
+    }
+
     /// Whether an edge holds any value.
     #[inline]
     pub fn holds_any(&self, index: u32) -> bool {

@@ -103,7 +103,8 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn send_short(
         &self,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
         tensor: &mut Option<Tensor>,
     ) -> Result<bool, Unusable>;
 
@@ -123,7 +124,8 @@ pub trait RemotePath: Send + Sync {
     /// ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
         &self,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
         receive: &mut DirectReceive,
         timeout: Duration,
     ) -> DirectWait<DirectEnd>;
@@ -221,12 +223,13 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
 
     fn send_short(
         &self,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
         tensor: &mut Option<Tensor>,
     ) -> Result<bool, Unusable> {
         let mut is_sent = false;
         self.try_direct(|handler, links| {
-            is_sent = handler.send_short(links, of, tensor);
+            is_sent = handler.send_short(links, (peer, key), tensor);
         })?;
         Ok(is_sent)
     }
@@ -256,11 +259,12 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
 
     fn receive_direct(
         &self,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
         receive: &mut DirectReceive,
         timeout: Duration,
     ) -> DirectWait<DirectEnd> {
-        self.wait_direct(timeout, DirectTensor { of: &of, receive, expected: None })
+        self.wait_direct(timeout, DirectTensor { of: (peer, key), receive, expected: None })
     }
 
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
@@ -360,7 +364,7 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
 
 /// A receive on the poller itself.
 struct DirectTensor<'a> {
-    of: &'a (PeerIndex, TensorKeyRef<'a>),
+    of: (PeerIndex, TensorKeyRef<'a>),
     receive: &'a mut DirectReceive,
     expected: Option<ExpectedRecord>,
 }
@@ -371,7 +375,7 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
     #[inline]
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
         let DirectTensor { of, receive, expected } = self;
-        handler.receive_now(links, **of, receive, expected)
+        handler.receive_now(links, *of, receive, expected)
     }
 
     #[inline]

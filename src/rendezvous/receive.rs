@@ -80,8 +80,7 @@ impl Step {
         {
             return DirectWait::Ready(Err(Box::new(error)));
         }
-        let of = (peer, edge.key_ref(self.id));
-        context.paths.of(peer).receive_direct(of, receive, timeout)
+        context.paths.of(peer).receive_direct(peer, edge.key_ref(self.id), receive, timeout)
     }
 
     /// Whether [`Step::check_receive`] finds no error. `false` decides nothing.

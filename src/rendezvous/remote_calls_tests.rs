@@ -67,7 +67,8 @@ impl RemotePath for Scripted {
 
     fn send_short(
         &self,
-        _of: (PeerIndex, TensorKeyRef<'_>),
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
         _tensor: &mut Option<Tensor>,
     ) -> Result<bool, Unusable> {
         Ok(false)
@@ -84,7 +85,8 @@ impl RemotePath for Scripted {
 
     fn receive_direct(
         &self,
-        _of: (PeerIndex, TensorKeyRef<'_>),
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
         _receive: &mut DirectReceive,
         _timeout: Duration,
     ) -> DirectWait<DirectEnd> {

@@ -106,29 +106,21 @@ impl Step {
 
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
         match (edge.source, edge.destination) {
-            (EdgeEnd::Here, EdgeEnd::Peer(peer)) if self.is_live() && self.context.is_up(peer) => {
-                self.send_remote(peer, edge, value)
+            (EdgeEnd::Here, EdgeEnd::Peer(peer)) if self.is_live() => {
+                let mut tensor = value.into_tensor();
+                // A poller that is unusable says so again below.
+                match self.context.paths.of(peer).send_short(peer, edge.key_ref(self.id), &mut tensor) {
+                    Ok(true) => Ok(()),
+                    _ => self.offer_any(edge, Value::of_tensor(tensor)),
+                }
             }
-            _ => self.offer_checked(edge, value),
+            _ => self.offer_any(edge, value),
         }
     }
 
-    #[inline]
-    fn send_remote(&self, peer: PeerIndex, edge: &Edge, value: Value) -> Result<(), Error> {
-        let of = (peer, edge.key_ref(self.id));
-        let mut tensor = value.into_tensor();
-        if tensor.as_ref().is_some_and(|tensor| self.context.is_ours(tensor))
-            // A poller that is unusable says so again below.
-            && let Ok(true) = self.context.paths.of(peer).send_short(of, &mut tensor)
-        {
-            return Ok(());
-        }
-        self.send_any(peer, edge, Value::of_tensor(tensor))
-    }
-
-    /// Offers a value within the process, or finds out why it can't be sent.
-    #[cold]
-    fn offer_checked(&self, edge: &Edge, value: Value) -> Result<(), Error> {
+    /// Offers a value that takes more than a record, or finds out why it can't be sent.
+    #[inline(never)]
+    fn offer_any(&self, edge: &Edge, value: Value) -> Result<(), Error> {
         self.check()?;
         self.context.check_source(edge)?;
         match edge.destination {
@@ -141,7 +133,6 @@ impl Step {
     }
 
     /// Sends a value that takes more than a record.
-    #[inline(never)]
     fn send_any(&self, peer: PeerIndex, edge: &Edge, mut value: Value) -> Result<(), Error> {
         let limit = self.context.settings.max_outstanding_sends as usize;
         let full = || Error::ResourceExhausted {

@@ -18,17 +18,17 @@ pub(crate) trait LoadWords {
     /// If there is no word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
 
-    /// A function that reads word `k` of the `N` from `index` on, without an order among them. The
-    /// function panics if `k` is not below `N`.
+    /// A function that reads word `k` of the `N` from `index` on. The function panics if `k` is not
+    /// below `N`.
     ///
     /// # Panics
     /// If there are not so many words.
     #[inline]
-    fn words<const N: usize>(&self, index: usize) -> impl Fn(usize) -> u64 {
+    fn words<const N: usize>(&self, index: usize) -> impl Fn(usize, Ordering) -> u64 {
         assert!(index < self.len() && N <= self.len() - index);
-        move |k| {
+        move |k, order| {
             assert!(k < N);
-            self.load(index + k, Ordering::Relaxed)
+            self.load(index + k, order)
         }
     }
 

@@ -38,15 +38,18 @@ impl ShmLinkInner {
         if !(self.is_up() && self.rings.is_quiet() && has_receive) {
             return ShortTake::Other;
         }
-        for _ in 0..LOOKS {
-            if let Some(order) = self.rings.inc.peek() {
-                return self.take_order(order, accept).into();
-            }
+        match self.rings.inc.peek().or_else(|| self.look()) {
+            Some(order) => self.take_order(order, accept).into(),
+            None => ShortTake::Nothing,
         }
-        ShortTake::Nothing
     }
 
-    #[inline]
+    #[inline(never)] // keeps the path of a message that is there short
+    fn look(&self) -> Option<FirstWord> {
+        (1..LOOKS).find_map(|_| self.rings.inc.peek())
+    }
+
+    #[inline(always)] // on the short path
     fn take_order<R>(&mut self, order: FirstWord, accept: impl Accept<R>) -> Option<R> {
         // A wrong number is for the poll to find.
         self.rings.out.acknowledge(order.ack()).ok()?;

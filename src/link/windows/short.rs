@@ -5,21 +5,21 @@ use super::meta::KnownMetas;
 use super::{AskedOfEdge, ToldMeta, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
-use crate::link::{Destination, DirectReceive, Received, placement_of};
+use crate::link::{Destination, DirectReceive, Received};
 use crate::memory::{LentBytes, Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Record;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{LentRecord, PlainRecord};
+use crate::wire::message::{LentRecord, Placement, PlainRecord};
 use crate::wire::{ShortMessage, UnreadMessage};
 
 impl<P: Port> Links<P> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
     /// [`Links::window_to_receiver`] sends any value. A tensor that is lent is taken.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         let Some(link) = self.links.get_mut(link) else { return false };
-        link.send_short(&mut self.port, &self.counters, record, tensor)
+        link.send_short(&mut self.port, (&self.pool, &self.counters), record, tensor)
     }
 
     /// Gives the value of a record to its receive without a poll, if the record is the next
@@ -62,25 +62,26 @@ impl<P: Port> Links<P> {
 }
 
 impl Link {
-    #[inline]
+    #[inline(always)] // on the short path
     fn send_short<P: Port>(
         &mut self,
         port: &mut P,
-        counters: &CountersWriter,
+        (pool, counters): (&Pool, &CountersWriter),
         record: Record<()>,
         source: &mut Option<Tensor>,
     ) -> bool {
         let Record { edge, n, step, .. } = record;
-        let Some(tensor) = source else { return false };
+        // A tensor elsewhere is copied first, or registered.
+        let Some(tensor) = source.as_ref().filter(|tensor| tensor.is_in_pool()) else { return false };
         let asked = self.windows.asked.get(edge.number as usize).filter(|asked| !asked.validate);
         let Some(&AskedOfEdge { borrow, .. }) = asked else { return false };
-        let Some(meta) = self.windows.told.latest(tensor.meta(), placement_of(tensor)) else { return false };
+        let Some(meta) = self.windows.told.latest(tensor.meta(), Placement::POOL) else { return false };
         let data = tensor.bytes();
         if data.len() > self.settings.small_tensor_bytes as usize {
             let may_borrow = borrow && is_borrowable(tensor.dtype());
             let (answers_need, checksum) = (false, None);
             let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
-            return self.lend_short(port, counters, record, source);
+            return pool.has(tensor) && self.lend_short(port, counters, record, source);
         }
         self.send_plain(port, counters, PlainRecord { edge, n, step, meta, data })
     }
@@ -94,13 +95,18 @@ impl Link {
     ) -> bool {
         let has_left = match plain.to_short() {
             Some(message) => self.out.short(port, &message),
-            None => self.out.unqueued(port, |bytes| plain.encode(bytes)),
+            None => self.send_long(port, plain),
         };
         if has_left {
             counters.increment(Counter::SmallTensorsSent);
             count_sent(counters, plain.data.len() as u64);
         }
         has_left
+    }
+
+    #[inline(never)] // keeps the path of short records short
+    fn send_long<P: Port>(&mut self, port: &mut P, plain: PlainRecord<'_>) -> bool {
+        self.out.unqueued(port, |bytes| plain.encode(bytes))
     }
 
     #[inline(never)] // keeps the path of small tensors short
@@ -143,7 +149,7 @@ pub(super) struct ExpectedValue<'a> {
 }
 
 impl Accept<()> for ExpectedValue<'_> {
-    #[inline]
+    #[inline(always)] // on the short path
     fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
             NextMessage::Short(message) => self.accept_short(message.unread()),
@@ -152,7 +158,7 @@ impl Accept<()> for ExpectedValue<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let meta = PlainRecord::meta_of_short(&message, edge, n, step)?;
@@ -219,7 +225,8 @@ impl<'a> ExpectedValue<'a> {
             }
             DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
         };
-        *self.receive = DirectReceive::Received(received, *sender);
+        // The receive has no destination any more that could be dropped.
+        std::mem::forget(std::mem::replace(self.receive, DirectReceive::Received(received, *sender)));
         Some(())
     }
 }

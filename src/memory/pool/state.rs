@@ -94,7 +94,7 @@ impl OpenPool {
 
     /// A header with a block for so many bytes, if this thread's magazine has one at hand. Counts
     /// it as a live tensor.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(super) fn cached(&self, purpose: Purpose, bytes: u64) -> Option<Box<TensorHeader>> {
         if self.in_child() {
             return None;

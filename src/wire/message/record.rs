@@ -58,7 +58,7 @@ impl<'a> PlainRecord<'a> {
 
     /// The version of the meta-data of a short message, if the message is the plain record of this
     /// value. Reads words 0 and 1.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn meta_of_short<W: Fn(usize) -> u64>(
         message: &UnreadMessage<W>,
         edge: EdgeId,
@@ -82,7 +82,7 @@ impl<'a> PlainRecord<'a> {
     /// Copies the bytes of the tensor of a short message, which is a plain record, to `out`. The
     /// caller has compared their number, which is [`SHORT_TENSOR`] at most. Reads the words of the
     /// bytes.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn copy_of_short<W: Fn(usize) -> u64>(message: &UnreadMessage<W>, out: &mut [u8]) {
         debug_assert!(message.len == HEAD + out.len() && out.len() <= SHORT_TENSOR);
         let (chunks, rest) = out.as_chunks_mut::<8>();

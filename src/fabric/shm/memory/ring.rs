@@ -16,7 +16,7 @@
 //! A place that was not used for long can hold the sequence number of 2^31 orders before. Before
 //! the producer posts an order, it replaces such a number in the place of the next order.
 
-use super::slot::{FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, SlotKind, first_word};
+use super::slot::{FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, SLOT_WORDS, SlotKind, first_word};
 use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -144,9 +144,8 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
         let (at, position) = (first_word(self.slot), self.next);
         let next_is_deep = self.choose_next();
-        self.slots.store_up_to::<IN_SLOT>(at + 1, count, word);
-        // Release: as in `post`.
-        self.slots.store(at, FirstWord::new(position, next_is_deep, ack).0, Release);
+        // Its release is as in `post`.
+        self.slots.publish::<IN_SLOT>(at, FirstWord::new(position, next_is_deep, ack).0, count, word);
     }
 
     /// Goes to the next position, and makes its slot empty for the consumer. Returns whether it is
@@ -244,10 +243,10 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     }
 
     /// Word 0 of the next order's slot, if the order is there.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn peek(&self) -> Option<FirstWord> {
         // Acquire: the words that were written before the sequence number are visible.
-        let first = FirstWord(self.slots.load(first_word(self.slot), Acquire));
+        let first = FirstWord(self.slots.words::<SLOT_WORDS>(first_word(self.slot))(0, Acquire));
         first.is_of(self.position).then_some(first)
     }
 
@@ -262,9 +261,10 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     }
 
     /// A function that reads the words of the order that its slot holds, the first [`IN_SLOT`].
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn short(&self) -> impl Fn(usize) -> u64 {
-        self.slots.words::<IN_SLOT>(first_word(self.slot) + 1)
+        let words = self.slots.words::<SLOT_WORDS>(first_word(self.slot));
+        move |k| words(1 + k, Relaxed)
     }
 
     /// Copies bytes of the order, from word `from` on, as many as `out` has.
@@ -287,7 +287,7 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// Consumes the order of which [`Consumer::peek`] has returned `first`: its words, and the
     /// memory that it names, are not read again. Publishes the position now and then; returns
     /// whether it did.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn advance(&mut self, first: FirstWord) -> bool {
         self.position += 1;
         self.slot = self.shape.slot(self.position, first.next_is_deep());

@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::Ordering::{self, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
@@ -140,13 +140,13 @@ impl LoadWords for PeerWords {
         unsafe { load(self.base, self.len, index, order) }
     }
 
-    #[inline]
-    fn words<const N: usize>(&self, index: usize) -> impl Fn(usize) -> u64 {
+    #[inline(always)] // on the short path
+    fn words<const N: usize>(&self, index: usize) -> impl Fn(usize, Ordering) -> u64 {
         assert!(index < self.len && N <= self.len - index);
-        move |k| {
+        move |k, order| {
             assert!(k < N);
             // SAFETY: `_mapping` keeps the words mapped; inside, as the assertions check.
-            unsafe { load_inside(self.base, index + k, Relaxed) }
+            unsafe { load_inside(self.base, index + k, order) }
         }
     }
 
@@ -185,17 +185,19 @@ impl StoreWords for OwnWords {
     }
 
     #[inline]
-    fn store_up_to<const N: usize>(&self, index: usize, count: usize, word: impl Fn(usize) -> u64) {
-        assert!(index < self.len && N <= self.len - index);
+    fn publish<const N: usize>(&self, index: usize, first: u64, count: usize, word: impl Fn(usize) -> u64) {
+        assert!(index < self.len && N < self.len - index);
+        // SAFETY: mapped and writable as in `store`; inside, as the assertion above checks for this
+        // word and the `N` behind it.
+        let at = |k: usize| unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) };
         // Of known length, so that each word is known to `word`.
         for k in 0..N {
             if k == count {
                 break;
             }
-            // SAFETY: mapped and writable as in `store`; inside, as the assertion above checks for
-            // `N` words.
-            unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) }.store(word(k), Relaxed);
+            at(1 + k).store(word(k), Relaxed);
         }
+        at(0).store(first, Release);
     }
 
     #[inline]

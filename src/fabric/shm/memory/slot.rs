@@ -13,7 +13,7 @@
 //! behind the slots, so that short orders touch neighbouring lines only.
 
 /// Words of a slot: one cache line.
-const SLOT_WORDS: usize = 8;
+pub(super) const SLOT_WORDS: usize = 8;
 /// Words of an order that its slot holds.
 pub(crate) const IN_SLOT: usize = SLOT_WORDS - 1;
 /// Words of a slot's extension.

@@ -178,7 +178,7 @@ impl Magazines {
     }
 
     /// A header as of [`Entered::take`], if the calling thread finds one in its own lists.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn take_own(&self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
         self.enter_own()?.take_own(purpose, class)
     }
