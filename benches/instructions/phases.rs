@@ -185,6 +185,21 @@ fn value_first(pair: &Pair) -> [Samples; 2] {
     [sends, receives]
 }
 
+/// A receive into a given tensor, that finds the value.
+fn into_given(pair: &Pair) -> Samples {
+    let mut receives = Samples::new("value first, into", 1);
+    let (out, incoming, from, to) = pair.edge("into", 6);
+    let mut given = pair.receiver.tensor(DType::U8, &[8]).ok();
+    rounds(|counts| {
+        from.send(&out, pair.tensor()).expect("sent");
+        let into = given.take().expect("the last receive was right");
+        let receive = || to.receive(&incoming).into(into).within(SOON).wait();
+        given = Some(count(counts, &mut receives, receive).expect("received").tensor);
+        pair.sender.progress().expect("a link");
+    });
+    receives
+}
+
 /// As [`value_first`], between nodes that are not told a poll mode, in their steady state. A call
 /// that is counted takes as long as a background poller needs to find that calls do not go on. So a
 /// thread polls the receiver of a send meanwhile. Each sample has nodes of its own, and the best
@@ -321,6 +336,7 @@ pub fn run(check: bool) {
     let overhead = overhead.figure(0).executed.instructions;
     let mut all = Vec::new();
     all.extend(value_first(&pair));
+    all.push(into_given(&pair));
     all.extend(receive_first(&pair));
     all.extend(second_thread(&pair));
     all.extend(without_credit(&pair));

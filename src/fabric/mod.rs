@@ -238,6 +238,9 @@ pub trait Port: Send + 'static {
     type Link: Send + 'static;
     /// Blocks threads while nothing arrives.
     type Sleeper: Sleeper;
+    /// Whether a short message is written and read as the words of a slot. [`Port::send_short`]
+    /// costs more than [`Port::send`] otherwise.
+    const HAS_SLOTS: bool = false;
 
     /// Blocks threads while nothing arrives on this port's links.
     fn sleeper(&self) -> Self::Sleeper;
@@ -434,8 +437,9 @@ pub trait Sleeper: Clone + Send + Sync + 'static {
 pub enum NextMessage<'a> {
     /// A message alone.
     Short(&'a ShortMessage),
-    /// A message alone that is longer than a [`ShortMessage`].
-    Long(&'a [u8]),
+    /// A message alone, in memory that does not change. Longer than a [`ShortMessage`], or of a
+    /// fabric without [slots](Port::HAS_SLOTS).
+    Bytes(&'a [u8]),
     /// The message of a loan.
     Lent(&'a ShortMessage, NextLoan<'a>),
 }

@@ -17,7 +17,7 @@ enum Seen {
 fn seen(next: NextMessage<'_>) -> Seen {
     match next {
         NextMessage::Short(message) => Seen::Message(message.to_bytes()[..message.len].to_vec()),
-        NextMessage::Long(bytes) => Seen::Message(bytes.to_vec()),
+        NextMessage::Bytes(bytes) => Seen::Message(bytes.to_vec()),
         NextMessage::Lent(message, loan) => {
             Seen::Lent(message.to_bytes()[..message.len].to_vec(), loan.bytes.to_vec())
         }

@@ -87,6 +87,7 @@ impl Drop for ShmPort {
 impl Port for ShmPort {
     type Link = ShmLink;
     type Sleeper = ShmSleeper;
+    const HAS_SLOTS: bool = true;
 
     fn sleeper(&self) -> ShmSleeper {
         ShmSleeper::new(Arc::clone(&self.doorbell))

@@ -84,7 +84,7 @@ impl ShmLinkInner {
         let message = self.executor.message.get_mut(..start.len)?;
         message[..SHORT_MESSAGE].copy_from_slice(&start.to_bytes());
         self.rings.inc.bytes(IN_SLOT, &mut message[SHORT_MESSAGE..]);
-        accept.accept(NextMessage::Long(message))
+        accept.accept(NextMessage::Bytes(message))
     }
 
     fn accept_lent<R>(

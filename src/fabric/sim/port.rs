@@ -83,6 +83,8 @@ impl SimPort {
 impl Port for SimPort {
     type Link = SimLink;
     type Sleeper = SimSleeper;
+    // Not that it has any, but both ways are to be simulated.
+    const HAS_SLOTS: bool = true;
 
     fn sleeper(&self) -> SimSleeper {
         self.sleeper.clone()
@@ -179,7 +181,7 @@ impl Port for SimPort {
                 SimArrival::Message(bytes) => {
                     let accepted = match ShortMessage::from_bytes(&bytes) {
                         Some(short) => accept.accept_short(short.unread()),
-                        None => accept.accept(NextMessage::Long(&bytes)),
+                        None => accept.accept(NextMessage::Bytes(&bytes)),
                     };
                     if accepted.is_none() {
                         side.arrivals.push_front(SimArrival::Message(bytes));

@@ -15,7 +15,7 @@ use super::sys::*;
 use crate::fabric::{
     Accept, Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE, NextMessage,
 };
-use crate::wire::{Immediate, ShortMessage};
+use crate::wire::Immediate;
 use std::iter;
 use std::sync::Arc;
 
@@ -255,10 +255,7 @@ impl VerbsLinkInner {
         let place = self.main.next_received().filter(|_| is_message && is_next)?;
         // SAFETY: this receive is complete, and its place is posted again only by the refill below.
         let bytes = unsafe { self.local.bytes(place, wc.byte_len as usize) };
-        let taken = match ShortMessage::from_bytes(bytes) {
-            Some(short) => accept.accept_short(short.unread()),
-            None => accept.accept(NextMessage::Long(bytes)),
-        }?;
+        let taken = accept.accept(NextMessage::Bytes(bytes))?;
         self.main.received();
         self.main.refill(&self.local, false);
         Some(taken)

@@ -80,7 +80,7 @@ impl<P: Port> Links<P> {
         let bytes = self.completions.message(range);
         let (message, rest) = first_of(bytes, self.polled.bytes)?;
         let value = ExpectedValue { known: &found.windows.known, pool: &self.pool, record, receive };
-        value.accept(NextMessage::Long(message))?;
+        value.accept(NextMessage::Bytes(message))?;
         self.counters.increment(Counter::MessagesReceived);
         self.polled.bytes = bytes.len() - rest;
         if rest == 0 {

@@ -93,9 +93,9 @@ impl Link {
         counters: &CountersWriter,
         plain: PlainRecord<'_>,
     ) -> bool {
-        let has_left = match plain.to_short() {
+        let has_left = match plain.to_short().filter(|_| P::HAS_SLOTS) {
             Some(message) => self.out.short(port, &message),
-            None => self.send_long(port, plain),
+            None => self.send_bytes(port, plain),
         };
         if has_left {
             counters.increment(Counter::SmallTensorsSent);
@@ -105,7 +105,7 @@ impl Link {
     }
 
     #[inline(never)] // keeps the path of short records short
-    fn send_long<P: Port>(&mut self, port: &mut P, plain: PlainRecord<'_>) -> bool {
+    fn send_bytes<P: Port>(&mut self, port: &mut P, plain: PlainRecord<'_>) -> bool {
         self.out.unqueued(port, |bytes| plain.encode(bytes))
     }
 
@@ -153,7 +153,7 @@ impl Accept<()> for ExpectedValue<'_> {
     fn accept(self, next: NextMessage<'_>) -> Option<()> {
         match next {
             NextMessage::Short(message) => self.accept_short(message.unread()),
-            NextMessage::Long(bytes) => self.long(bytes),
+            NextMessage::Bytes(bytes) => self.accept_bytes(bytes),
             NextMessage::Lent(message, loan) => self.accept_lent(message, loan.bytes, || loan.keep()),
         }
     }
@@ -193,7 +193,7 @@ impl Accept<()> for ExpectedValue<'_> {
 
 impl<'a> ExpectedValue<'a> {
     #[inline(never)] // keeps the other paths short
-    fn long(self, bytes: &[u8]) -> Option<()> {
+    fn accept_bytes(self, bytes: &[u8]) -> Option<()> {
         let Record { edge, n, step, .. } = self.record;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
             .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;

@@ -40,7 +40,7 @@ impl Accept<Read> for RecordReader<'_> {
         let PlainRecord { edge, n, step, .. } = EXPECTED;
         let bytes = match next {
             NextMessage::Short(message) => return self.accept_short(message.unread()),
-            NextMessage::Long(bytes) => {
+            NextMessage::Bytes(bytes) => {
                 let plain = PlainRecord::decode(bytes)?;
                 ((plain.edge, plain.n, plain.step) == (edge, n, step)).then_some(plain.data)?
             }
