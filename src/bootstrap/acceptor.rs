@@ -1,100 +1,240 @@
-//! The connections that peers open: bounded in number, and closed when they are idle for too long.
+//! The connections that others open: first they prove a name, then they carry requests.
 //!
-//! Each connection takes a file descriptor and memory before its client is known. These bounds end
-//! connections of clients that send nothing or garbage.
+//! A candidate ends after [`PROOF_LIMIT`] without a proof, and a proven connection after
+//! [`FIRST_REQUEST`] without a request that passes the checks of a caller. Bytes that are no such
+//! request, for example HTTP/2 pings, keep no connection alive.
 
+use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
+use super::places::Places;
+use super::shared::BootstrapShared;
+use crate::wire::TaskId;
+use rustix::net::SendFlags;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
+/// How long a candidate may take for its proof.
+pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(3);
+/// How long a proven connection may take for its first valid request.
+pub(super) const FIRST_REQUEST: Duration = Duration::from_secs(5);
 /// Pause of the acceptor after a failure, which is mostly a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Strangers are logged once in this time.
+const QUIET: Duration = Duration::from_secs(10);
+/// Proven connections that the HTTP/2 server has not taken yet.
+const WAITING: usize = 16;
+
+/// The proven connections, for the HTTP/2 server.
+pub(super) struct Incoming(mpsc::Receiver<AcceptedConnection>);
+
+impl Stream for Incoming {
+    type Item = io::Result<AcceptedConnection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context).map(|connection| connection.map(Ok))
+    }
+}
+
+/// The two kinds of connections, and how to end each.
+type Seats = Mutex<Places<AbortHandle, oneshot::Sender<()>>>;
 
 /// Accepts connections.
 pub(super) struct Acceptor {
-    listener: TcpListener,
-    /// Connections that are open now.
-    open: Arc<AtomicUsize>,
-    max_open: usize,
+    shared: Arc<BootstrapShared>,
+    auth: Arc<Authenticator>,
+    seats: Arc<Seats>,
+    /// How long a proven connection may be without a valid request.
     idle: Duration,
-    pause: Option<Pin<Box<Sleep>>>,
+    proven: mpsc::Sender<AcceptedConnection>,
+    log: Mutex<StrangerLog>,
 }
 
 impl Acceptor {
-    /// Keeps at most `max_open` connections at a time, and closes a connection that is silent for
-    /// `idle`.
-    pub(super) fn new(listener: TcpListener, max_open: usize, idle: Duration) -> Self {
-        Acceptor { listener, open: Arc::new(AtomicUsize::new(0)), max_open, idle, pause: None }
+    pub(super) fn new(
+        shared: Arc<BootstrapShared>,
+        auth: Arc<Authenticator>,
+        idle: Duration,
+    ) -> (Arc<Self>, Incoming) {
+        let (proven, incoming) = mpsc::channel(WAITING);
+        let (seats, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
+        (Arc::new(Acceptor { shared, auth, seats, idle, proven, log }), Incoming(incoming))
     }
 
-    /// Accepts a connection, unless `max_open` are open.
-    fn admit(&self, stream: TcpStream, from: SocketAddr) -> Option<AcceptedConnection> {
-        // Relaxed: only the bootstrap thread counts.
-        if self.open.load(Ordering::Relaxed) >= self.max_open {
-            tracing::warn!("a connection from {from} is refused: {} are open already", self.max_open);
-            return None;
+    /// Accepts for ever.
+    pub(super) async fn run(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, from)) => self.examine(stream, from),
+                Err(error) => {
+                    tracing::warn!("accepting a connection failed: {error}");
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Has a new connection prove its name, unless the first look refuses it.
+    fn examine(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        if let Err((verdict, why)) = self.auth.screen(&stream) {
+            self.turn_away(from, &why);
+            // An empty send buffer has room for a greeting. It is lost if the caller has gone.
+            let greeting = self.auth.refusal(verdict);
+            let _ = rustix::net::send(&stream, greeting.as_ref(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            return;
         }
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!("TCP_NODELAY for {from}: {error}");
         }
-        self.open.fetch_add(1, Ordering::Relaxed);
-        let silence = Box::pin(sleep(self.idle));
-        Some(AcceptedConnection { stream, idle: self.idle, silence, open: self.open.clone() })
-    }
-}
-
-impl Stream for Acceptor {
-    type Item = io::Result<AcceptedConnection>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Some(pause) = &mut self.pause {
-                std::task::ready!(pause.as_mut().poll(context));
-                self.pause = None;
+        let (this, (started, number)) = (self.clone(), oneshot::channel());
+        let candidate = tokio::spawn(async move {
+            // The sender is dropped only if this task is aborted.
+            let Ok(number) = number.await else { return };
+            let outcome = timeout(PROOF_LIMIT, this.auth.accept(stream)).await;
+            this.seats().dismiss(number);
+            match outcome.unwrap_or(Err(ProofError::TooLate)) {
+                // Fails when this process stops.
+                Ok(admitted) => drop(this.proven.send(this.seat(admitted)).await),
+                Err(why) => this.turn_away(from, &why),
             }
-            match std::task::ready!(self.listener.poll_accept(context)) {
-                Ok((stream, from)) => {
-                    if let Some(connection) = self.admit(stream, from) {
-                        return Poll::Ready(Some(Ok(connection)));
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!("accepting a connection failed: {error}");
-                    self.pause = Some(Box::pin(sleep(PAUSE)));
-                }
-            }
+        });
+        let draw = getrandom::u64().unwrap_or_default();
+        let (number, evicted) = self.seats().admit(from.ip(), candidate.abort_handle(), draw);
+        let _ = started.send(number);
+        if let Some(evicted) = evicted {
+            evicted.abort();
+            self.turn_away(from, &ProofError::TooLate);
         }
     }
+
+    fn seat(&self, admitted: Admitted) -> AcceptedConnection {
+        let Admitted { stream, name } = admitted;
+        let (end, ended) = oneshot::channel();
+        let member = self.shared.index_of(&name).map(|_| name.clone());
+        let (number, evicted) = self.seats().seat(member.clone(), end);
+        if let Some(evicted) = evicted {
+            let _ = evicted.send(());
+        }
+        let place = Place { seats: self.seats.clone(), member, number };
+        AcceptedConnection::new(stream, name, self.idle, ended, place)
+    }
+
+    fn seats(&self) -> MutexGuard<'_, Places<AbortHandle, oneshot::Sender<()>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs a stranger, unless many come.
+    fn turn_away(&self, from: SocketAddr, why: &ProofError) {
+        let now = Instant::now();
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.until.is_some_and(|until| now < until) {
+            log.unsaid += 1;
+            return;
+        }
+        let (me, unsaid) = (&self.shared.options.me, std::mem::take(&mut log.unsaid));
+        tracing::warn!("{me}: a connection from {from} was refused: {why} ({unsaid} more before it)");
+        log.until = Some(now + QUIET);
+    }
 }
 
-/// A connection that a peer has opened.
-pub(super) struct AcceptedConnection {
-    stream: TcpStream,
-    idle: Duration,
-    /// Ends when no byte has come for `idle`.
-    silence: Pin<Box<Sleep>>,
-    open: Arc<AtomicUsize>,
+#[derive(Default)]
+struct StrangerLog {
+    until: Option<Instant>,
+    /// Strangers since the last line.
+    unsaid: u64,
 }
 
-impl Drop for AcceptedConnection {
+/// Frees the place of a connection that ends.
+struct Place {
+    seats: Arc<Seats>,
+    member: Option<TaskId>,
+    number: u64,
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner).leave(&self.member, self.number);
+    }
+}
+
+/// Who is at the other end of a connection, and when it was last of use.
+#[derive(Debug)]
+pub(super) struct ProvenCaller {
+    pub(super) name: TaskId,
+    valid_until: Mutex<Instant>,
+    idle: Duration,
+}
+
+impl ProvenCaller {
+    pub(super) fn new(name: TaskId, idle: Duration) -> Self {
+        ProvenCaller { name, valid_until: Mutex::new(Instant::now() + FIRST_REQUEST.min(idle)), idle }
+    }
+
+    /// A request has passed the checks of its caller.
+    pub(super) fn is_valid(&self) {
+        *self.valid_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + self.idle;
+    }
+
+    fn valid_until(&self) -> Instant {
+        *self.valid_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection whose caller has proven its name.
+pub(super) struct AcceptedConnection {
+    stream: AuthStream,
+    caller: Arc<ProvenCaller>,
+    timer: Pin<Box<Sleep>>,
+    /// A newer connection takes this one's place. `None` once it has.
+    ended: Option<oneshot::Receiver<()>>,
+    _place: Place,
+}
+
+impl AcceptedConnection {
+    fn new(
+        stream: AuthStream,
+        name: TaskId,
+        idle: Duration,
+        ended: oneshot::Receiver<()>,
+        place: Place,
+    ) -> Self {
+        let caller = Arc::new(ProvenCaller::new(name, idle));
+        let timer = Box::pin(tokio::time::sleep_until(caller.valid_until()));
+        AcceptedConnection { stream, caller, timer, ended: Some(ended), _place: place }
+    }
+
+    /// Fails once the connection is to end; otherwise the task is woken then.
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.ended.as_mut().is_none_or(|ended| Pin::new(ended).poll(context).is_ready()) {
+            self.ended = None;
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        while self.timer.as_mut().poll(context).is_ready() {
+            let until = self.caller.valid_until();
+            if until <= Instant::now() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.timer.as_mut().reset(until);
+        }
+        Ok(())
     }
 }
 
 impl Connected for AcceptedConnection {
-    type ConnectInfo = ();
+    type ConnectInfo = Arc<ProvenCaller>;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Arc<ProvenCaller> {
+        self.caller.clone()
+    }
 }
 
 impl AsyncRead for AcceptedConnection {
@@ -103,13 +243,8 @@ impl AsyncRead for AcceptedConnection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Poll::Ready(result) = Pin::new(&mut self.stream).poll_read(context, buffer) {
-            let end = Instant::now() + self.idle;
-            self.silence.as_mut().reset(end);
-            return Poll::Ready(result);
-        }
-        std::task::ready!(self.silence.as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
@@ -119,56 +254,30 @@ impl AsyncWrite for AcceptedConnection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
+        slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tonic::codegen::tokio_stream::StreamExt;
-
-    #[test]
-    fn a_connection_on_which_nothing_comes_is_closed_and_makes_room() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let mut incoming = Acceptor::new(listener, 1, Duration::from_millis(30));
-            let _silent = TcpStream::connect(address).await.unwrap();
-            let mut first = incoming.next().await.unwrap().unwrap();
-            let mut buffer = [0; 8];
-            let read = std::future::poll_fn(|context| {
-                Pin::new(&mut first).poll_read(context, &mut ReadBuf::new(&mut buffer))
-            });
-            assert_eq!(read.await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-
-            let _refused = TcpStream::connect(address).await.unwrap();
-            let next = tokio::time::timeout(Duration::from_millis(50), incoming.next()).await;
-            assert!(next.is_err(), "there is room for one only");
-            drop(first);
-            let _third = TcpStream::connect(address).await.unwrap();
-            assert!(incoming.next().await.unwrap().is_ok());
-        });
     }
 }

@@ -1,5 +1,7 @@
 //! The calls that this process makes to one peer: meeting it, making the link, watching over it.
 
+use super::auth::{Authenticator, ProofError};
+use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
 use super::names::shorten;
@@ -8,7 +10,7 @@ use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::who;
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare};
 use super::thread::MAX_MESSAGE;
-use crate::wire::{Incarnation, LossCause};
+use crate::wire::{Incarnation, LossCause, TaskId};
 use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -53,12 +55,16 @@ impl CallError {
 
 impl Client {
     /// Must be called on the bootstrap thread. The first call connects.
-    pub(super) fn new(shared: Arc<BootstrapShared>, peer: usize) -> Result<Self, tonic::transport::Error> {
+    pub(super) fn new(
+        shared: Arc<BootstrapShared>,
+        auth: Arc<Authenticator>,
+        peer: usize,
+    ) -> Result<Self, tonic::transport::Error> {
         let address = shared.address(peer);
-        let channel = Endpoint::from_shared(format!("http://{address}"))?
-            .connect_timeout(CALL_LIMIT)
-            .tcp_nodelay(true)
-            .connect_lazy();
+        let name = shared.peers[peer].clone();
+        let connector = Connector { auth, peer: name, address: address.clone(), limit: CALL_LIMIT };
+        let channel =
+            Endpoint::from_shared(format!("http://{address}"))?.connect_with_connector_lazy(connector);
         let grpc = BootstrapClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
@@ -145,6 +151,7 @@ impl Client {
             caller: self.shared.caller(self.peer),
             member: self.shared.member(),
             cluster: self.shared.options.cluster.to_string(),
+            generation: self.shared.see(|members| members.generation(self.peer)),
         };
         let mut grpc = self.grpc.clone();
         let answer = self.call(CALL_LIMIT, grpc.hello(request)).await?;
@@ -365,7 +372,7 @@ impl Client {
         let name = &self.shared.peers[self.peer];
         match timeout(limit, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) if status.source().is_some() => Err(unanswered(&status, &self.address)),
+            Ok(Err(status)) if status.source().is_some() => Err(unanswered(name, &status, &self.address)),
             Ok(Err(status)) => {
                 let what = shorten(status.message(), 2 * MAX_REASON);
                 Err(CallError::Refused(format!("{name} refused this process: {what}")))
@@ -378,12 +385,19 @@ impl Client {
 }
 
 /// Why a peer could not be reached, in words.
-fn unanswered(status: &Status, address: &str) -> CallError {
+fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
     let mut innermost: &dyn Error = status;
     while let Some(source) = innermost.source() {
         innermost = source;
-        let kind = innermost.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        if kind == Some(ErrorKind::ConnectionRefused) {
+        let system = match innermost.downcast_ref::<ProofError>() {
+            Some(ProofError::Io(error)) => Some(error),
+            // It counts as silent: what answers there is not the peer.
+            Some(why) => {
+                return CallError::Unreachable(format!("{address} is not proven to be {name}: {why}"));
+            }
+            None => innermost.downcast_ref::<std::io::Error>(),
+        };
+        if system.map(std::io::Error::kind) == Some(ErrorKind::ConnectionRefused) {
             let why = format!("nobody listens at {address} (connection refused): is the process running?");
             return CallError::Unattended(why);
         }

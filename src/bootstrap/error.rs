@@ -1,5 +1,6 @@
 //! Errors of starting, joining and stopping.
 
+use super::auth::{AuthError, AuthMode};
 use super::service::NodeState;
 use crate::wire::{Incarnation, TaskId};
 use std::fmt;
@@ -20,15 +21,25 @@ pub enum BootstrapError {
     },
     /// An address is open to other hosts without `allow_non_loopback`.
     #[error(
-        "the address {address} of {whose} is not loopback, and members are not authenticated: every \
-         process that reaches this port can join, read and write tensors. Use loopback addresses, or set \
-         allow_non_loopback if every host that can reach it is trusted"
+        "the address {address} of {whose} is not loopback, and auth is {auth}: set secret_file, or tls_ca, \
+         tls_certificate and tls_key, on every member. Or use loopback addresses, or set allow_non_loopback: \
+         with plain, every process that reaches this port can then join, read and write tensors"
     )]
     NotLoopback {
         /// Whose address it is: a task, or the bind setting.
         whose: String,
         /// Host and port from the cluster or the settings.
         address: String,
+        /// How members prove who they are.
+        auth: AuthMode,
+    },
+    /// This process can't prove who it is.
+    #[error("{me} can't prove who it is: {why}")]
+    Auth {
+        /// The name of this process.
+        me: TaskId,
+        /// What is missing.
+        why: AuthError,
     },
     /// An address could not be resolved.
     #[error(

@@ -5,6 +5,8 @@
 //! with the other this process starts. In all cases there is no panic, answers and refusals have
 //! bounded length, and each endpoint ends once.
 
+use super::acceptor::ProvenCaller;
+use super::auth::{AuthSettings, Authenticator};
 use super::client::Client;
 use super::generated as grpc;
 use super::generated::bootstrap_server::Bootstrap;
@@ -135,7 +137,8 @@ async fn run(mut input: &[u8]) {
     let options = BootstrapOptions::for_tests(name(1), cluster, life);
     let shared = Arc::new(BootstrapShared::new(options, PROTOCOL_VERSION, tickets.clone()));
     shared.advance(&[ServicePhase::Created], ServicePhase::Started);
-    let client = Client::new(shared.clone(), CALLEE).expect("a client");
+    let auth = Authenticator::open(&AuthSettings::Plain, &name(1)).expect("it needs nothing");
+    let client = Client::new(shared.clone(), Arc::new(auth), CALLEE).expect("a client");
     let scene = Scene { server: Server::new(shared.clone()), client, shared, tickets };
     for _ in 0..MAX_COMMANDS {
         let Some((command, rest)) = input.split_first() else { break };
@@ -176,7 +179,10 @@ impl Scene {
             ($request:ident, $method:ident) => {
                 self.call(
                     bytes,
-                    |request: &mut grpc::$request| request.caller = self.right(right, request.caller.take()),
+                    |request: &mut grpc::$request| {
+                        request.caller = self.right(right, request.caller.take());
+                        request.caller.as_ref().and_then(|caller| proven(caller.from.as_ref()?))
+                    },
                     |request| self.server.$method(request),
                 )
                 .await
@@ -211,15 +217,24 @@ impl Scene {
         })
     }
 
-    /// A call that is dropped when it has to wait.
-    async fn call<M, F>(&self, bytes: &[u8], right: impl FnOnce(&mut M), call: impl FnOnce(Request<M>) -> F)
-    where
+    /// A call that is dropped when it has to wait. Its connection has proven the caller's name, if
+    /// that is one.
+    async fn call<M, F>(
+        &self,
+        bytes: &[u8],
+        right: impl FnOnce(&mut M) -> Option<ProvenCaller>,
+        call: impl FnOnce(Request<M>) -> F,
+    ) where
         M: Message + Default + Clone + PartialEq,
         F: Future<Output: Answered>,
     {
         let Some(mut message) = decoded::<M>(bytes) else { return };
-        right(&mut message);
-        let mut answer = std::pin::pin!(call(Request::new(message)));
+        let proven = right(&mut message);
+        let mut request = Request::new(message);
+        if let Some(proven) = proven {
+            request.extensions_mut().insert(Arc::new(proven));
+        }
+        let mut answer = std::pin::pin!(call(request));
         let answer = std::future::poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         if let Poll::Ready(answer) = answer {
             answer.check();
@@ -281,6 +296,12 @@ impl Scene {
             assert!(self.shared.take_report(index).is_none_or(|report| report.generation == generation));
         }
     }
+}
+
+/// The caller of a connection that has proven this name.
+fn proven(name: &grpc::Task) -> Option<ProvenCaller> {
+    let name = TaskId::new(name.job.clone(), name.index).ok()?;
+    Some(ProvenCaller::new(name, Duration::from_secs(1)))
 }
 
 /// A message, which is the same after another trip.

@@ -48,6 +48,10 @@ pub struct HelloRequest {
     /// jobs in ascending order. At most 64 KiB.
     #[prost(string, tag = "3")]
     pub cluster: ::prost::alloc::string::String,
+    /// The highest generation of the pair's link that the caller has used or seen. The caller's next offer is for
+    /// the generation after this one, or after the callee's.
+    #[prost(uint64, tag = "4")]
+    pub generation: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {

@@ -14,11 +14,16 @@
 //! | `peer_table`, `peer_record` | the state of each peer: no I/O, no clock |
 //! | `server`, `client` | incoming and outgoing calls |
 //! | `shared` | state shared by all parts, and calls of the [`Peering`] |
-//! | `thread`, `acceptor` | the runtime and its connections |
+//! | `thread` | the runtime |
+//! | `auth` | the proof of names before the first request |
+//! | `acceptor`, `connector` | incoming and outgoing connections |
+//! | `places` | how many connections there are, and whose |
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // its own thread, off the data path
 
 mod acceptor;
+mod auth;
 mod client;
+mod connector;
 mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -31,6 +36,7 @@ mod options;
 mod peer_record;
 mod peer_table;
 mod peering;
+mod places;
 mod server;
 mod service;
 mod shared;
@@ -39,6 +45,7 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
+pub use auth::{AuthError, AuthMode, AuthSettings};
 pub use error::{BootstrapError, MissingPeer};
 pub use options::{BootstrapOptions, LINK_TIMEOUT};
 pub use peering::{PeerInfo, Peering, Prepared};

@@ -1,6 +1,7 @@
 //! Options of the bootstrap service, and its listener.
 
 use super::BootstrapError;
+use super::auth::{AuthMode, AuthSettings};
 use super::names::shorten;
 use crate::wire::{Cluster, HostPort, Incarnation, TaskId};
 use std::io::ErrorKind;
@@ -9,6 +10,9 @@ use std::time::Duration;
 
 /// How long making one link may take before the attempt is given up.
 pub const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
 
 /// Bytes of the longest host id.
 pub(super) const MAX_HOST_ID: usize = 128;
@@ -25,7 +29,10 @@ pub struct BootstrapOptions {
     /// The address to listen on instead of this process's address in the cluster. Port 0 takes any
     /// free port.
     pub bind: Option<SocketAddr>,
-    /// Whether to listen on an address that other hosts reach. Members are not authenticated.
+    /// How members prove who they are.
+    pub auth: AuthSettings,
+    /// Whether to listen on an address that other hosts reach, although `auth` does not prove who
+    /// they are.
     pub allow_non_loopback: bool,
     /// Time between two heartbeats to each peer.
     pub heartbeat: Duration,
@@ -47,6 +54,7 @@ impl BootstrapOptions {
             cluster,
             incarnation,
             bind: None,
+            auth: AuthSettings::Uid,
             allow_non_loopback: false,
             heartbeat: Duration::from_millis(100),
             silence: Duration::from_secs(3),
@@ -68,7 +76,11 @@ impl BootstrapOptions {
             // The standard library sets SO_REUSEADDR, so that a restart on the same port works at
             // once.
             match TcpListener::bind(address) {
-                Ok(listener) => return Ok(listener),
+                Ok(listener) => {
+                    // Without it, fewer callers may wait to be accepted.
+                    let _ = rustix::net::listen(&listener, BACKLOG);
+                    return Ok(listener);
+                }
                 // `localhost` may stand for an address family that this host does not have. Every
                 // other failure is final: another address of the name would hide that the first one
                 // is taken.
@@ -102,9 +114,10 @@ impl BootstrapOptions {
 
     fn check_exposure(&self, candidates: &[SocketAddr]) -> Result<(), BootstrapError> {
         match candidates.iter().find(|address| !address.ip().is_loopback()) {
-            Some(address) if !self.allow_non_loopback => {
+            Some(address) if !self.allow_non_loopback && !reaches_beyond(self.auth.mode()) => {
                 let whose = if self.bind.is_some() { "the bind setting".into() } else { self.me.to_string() };
-                Err(BootstrapError::NotLoopback { whose, address: address.to_string() })
+                let (address, auth) = (address.to_string(), self.auth.mode());
+                Err(BootstrapError::NotLoopback { whose, address, auth })
             }
             _ => Ok(()),
         }
@@ -123,6 +136,13 @@ impl BootstrapOptions {
             _ => "check the address in the cluster",
         };
         BootstrapError::Bind { me: self.me.clone(), address, remedy, source }
+    }
+}
+
+/// Whether members of other hosts can prove who they are in this mode.
+fn reaches_beyond(mode: AuthMode) -> bool {
+    match mode {
+        AuthMode::Uid | AuthMode::Plain => false,
     }
 }
 
@@ -152,7 +172,7 @@ mod tests {
         let mut open = options("192.0.2.7:4000");
         let error = open.listen().unwrap_err().to_string();
         assert!(error.contains("192.0.2.7:4000 of worker/0 is not loopback"), "{error}");
-        assert!(error.contains("not authenticated") && error.contains("allow_non_loopback"), "{error}");
+        assert!(error.contains("auth is uid") && error.contains("allow_non_loopback"), "{error}");
         open.allow_non_loopback = true;
         // 192.0.2.0/24 is reserved for documentation: no host has it, so the bind fails.
         assert!(matches!(open.listen(), Err(BootstrapError::Bind { .. })));

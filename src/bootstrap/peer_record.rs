@@ -33,6 +33,8 @@ pub(super) struct PeerLife {
     pub(super) heard: Instant,
     /// It has answered at its address in the cluster, so answers there are about this life.
     pub(super) dialed: bool,
+    /// The highest generation of the pair that it has used or seen, as it has said.
+    pub(super) reached: u64,
     pub(super) stage: LifeStage,
 }
 

@@ -11,9 +11,9 @@ use crate::wire::{Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 
-/// The largest step of a generation. It permits all real cases, and one invalid number cannot use
-/// up the others.
-const MAX_AHEAD: u64 = 1 << 32;
+/// How far one side of a pair can be ahead of the other, which was started anew. In two days of
+/// attempts without a pause a pair does not get that far, and 2^40 such steps are left.
+const MAX_AHEAD: u64 = 1 << 24;
 
 /// An event for the peering.
 #[derive(Debug, PartialEq, Eq)]
@@ -167,8 +167,19 @@ impl PeerTable {
             }
             None => {}
         }
-        peer.life = Some(PeerLife { who: who.clone(), heard: now, dialed, stage: LifeStage::Apart });
+        peer.life =
+            Some(PeerLife { who: who.clone(), heard: now, dialed, reached: 0, stage: LifeStage::Apart });
         Ok(events)
+    }
+
+    /// The peer has said which generation it has reached. A number that is too far ahead is left
+    /// out, so that no peer uses up the numbers.
+    pub(super) fn reached(&mut self, index: usize, life: Incarnation, generation: u64) {
+        let peer = &mut self.peers[index];
+        let limit = peer.generation.saturating_add(MAX_AHEAD);
+        if let Some(life) = peer.known(life).filter(|_| generation <= limit) {
+            life.reached = generation;
+        }
     }
 
     /// A life that has introduced itself is alive.
@@ -214,7 +225,9 @@ impl PeerTable {
     ) -> (OfferDecision, Vec<PeerEvent>) {
         let peer = &mut self.peers[index];
         let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
+        let own = peer.generation;
         let Some(life) = peer.known(from) else { return refused("say Hello first".into()) };
+        let next = life.reached.max(own).saturating_add(1);
         if let LifeStage::Linking(attempt) | LifeStage::Linked(attempt) = &life.stage
             && attempt.generation == generation
         {
@@ -229,8 +242,8 @@ impl PeerTable {
         if generation <= peer.generation {
             return refused(peer.failure_of(generation));
         }
-        if generation - peer.generation > MAX_AHEAD {
-            return refused(format!("generation {generation} is too far ahead of {}", peer.generation));
+        if generation > next {
+            return refused(format!("generation {generation} is too far ahead: the next one is {next}"));
         }
         if peer.busy {
             return refused(format!("generation {} is still being given up; try again", peer.generation));

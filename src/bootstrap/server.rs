@@ -3,6 +3,7 @@
 //! Every request is checked part by part before it changes state. A refusal names the error for the
 //! operators of both sides.
 
+use super::acceptor::ProvenCaller;
 use super::generated as grpc;
 use super::names::shorten;
 use super::options::MAX_HOST_ID;
@@ -36,14 +37,21 @@ impl Server {
         Server { shared }
     }
 
-    /// Checks everything about the caller but its incarnation.
-    fn check(&self, caller: Option<grpc::Caller>) -> Result<From, Status> {
+    /// Checks everything about the caller but its incarnation. A caller speaks for the name that
+    /// its connection has proven, and for no other.
+    fn check(&self, proven: &ProvenCaller, caller: Option<grpc::Caller>) -> Result<From, Status> {
         let caller = caller.ok_or_else(|| Status::invalid_argument("the request does not say who calls"))?;
         let me = &self.shared.options.me;
         if self.shared.phase() != ServicePhase::Started {
             return Err(Status::unavailable(format!("{me} is stopping")));
         }
         let from = name(caller.from.as_ref())?;
+        if from != proven.name {
+            return Err(Status::permission_denied(format!(
+                "this connection speaks for {}, and the request is {from}'s",
+                proven.name
+            )));
+        }
         if caller.version != self.shared.version {
             return Err(self.refuse(
                 &from,
@@ -66,7 +74,10 @@ impl Server {
             return Err(self.refuse(&from, tonic::Code::FailedPrecondition, what));
         }
         match self.shared.index_of(&from) {
-            Some(peer) => Ok(From { peer, life }),
+            Some(peer) => {
+                proven.is_valid();
+                Ok(From { peer, life })
+            }
             None => Err(Status::permission_denied(format!(
                 "{from} is not in the cluster \"{}\" of {me}",
                 self.shared.shown_cluster()
@@ -154,9 +165,9 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         &self,
         request: Request<grpc::HelloRequest>,
     ) -> Result<Response<grpc::HelloResponse>, Status> {
-        let request = request.into_inner();
+        let (proven, request) = open(request)?;
         let shared = &self.shared;
-        let from = self.check(request.caller.clone()).map_err(|status| {
+        let from = self.check(&proven, request.caller.clone()).map_err(|status| {
             // Only a Hello carries the peer's cluster.
             let differ = request.caller.as_ref().is_some_and(|caller| caller.cluster_digest != shared.digest);
             if !differ || status.code() != tonic::Code::FailedPrecondition {
@@ -174,7 +185,10 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             return Err(Status::invalid_argument("caller and member have different incarnations"));
         }
         let met = shared.step(|members| match members.meet(from.peer, &who, false, Instant::now()) {
-            Ok(events) => (Ok(()), events),
+            Ok(events) => {
+                members.reached(from.peer, from.life, request.generation);
+                (Ok(()), events)
+            }
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal| self.refuse_life(&from, refusal))?;
@@ -189,8 +203,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         &self,
         request: Request<grpc::GetRemoteAddressRequest>,
     ) -> Result<Response<grpc::GetRemoteAddressResponse>, Status> {
-        let request = request.into_inner();
-        let from = self.check(request.caller)?;
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
         self.check_life(&from)?;
         let (shared, name) = (&self.shared, &self.shared.peers[from.peer]);
         if shared.starts(from.peer) {
@@ -234,8 +248,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         &self,
         request: Request<grpc::ReadyRequest>,
     ) -> Result<Response<grpc::ReadyResponse>, Status> {
-        let request = request.into_inner();
-        let from = self.check(request.caller)?;
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
         self.check_life(&from)?;
         let shared = &self.shared;
         let answer = |progress: grpc::Progress, reason: String| {
@@ -276,8 +290,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         &self,
         request: Request<grpc::HeartbeatRequest>,
     ) -> Result<Response<grpc::HeartbeatResponse>, Status> {
-        let request = request.into_inner();
-        let from = self.check(request.caller)?;
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
         let shared = &self.shared;
         let stands = shared.step(|members| {
             let stands = match members.heard(from.peer, from.life, Instant::now()) {
@@ -303,8 +317,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         &self,
         request: Request<grpc::LeaveRequest>,
     ) -> Result<Response<grpc::LeaveResponse>, Status> {
-        let request = request.into_inner();
-        let from = self.check(request.caller)?;
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
         let cause = LossCause::Left(shorten(&request.reason, MAX_REASON));
         self.shared.change(|members| ((), members.over(from.peer, from.life, &cause)));
         Ok(Response::new(grpc::LeaveResponse {}))
@@ -342,6 +356,14 @@ async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer
             };
             ((), events)
         });
+    }
+}
+
+/// The request, and who has proven to be its caller.
+fn open<M>(request: Request<M>) -> Result<(Arc<ProvenCaller>, M), Status> {
+    match request.extensions().get::<Arc<ProvenCaller>>().cloned() {
+        Some(proven) => Ok((proven, request.into_inner())),
+        None => Err(Status::unauthenticated("the connection has proven no name")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The handle of the bootstrap service.
 
 use super::BootstrapError;
+use super::auth::Authenticator;
 use super::error::MissingPeer;
 use super::names::shorten;
 use super::options::BootstrapOptions;
@@ -21,7 +22,7 @@ use tokio::sync::oneshot;
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the protocol in `proto/`. Members with different versions refuse each other.
-pub(super) const PROTOCOL_VERSION: u32 = 1;
+pub(super) const PROTOCOL_VERSION: u32 = 2;
 
 /// How far the node is between its start and its end.
 ///
@@ -104,7 +105,8 @@ impl Bootstrap {
     /// Blocks while names are resolved.
     ///
     /// # Errors
-    /// [`BootstrapError::NotLoopback`], `Resolve`, `Bind` or `Start`; it can be tried again then.
+    /// [`BootstrapError::Auth`], `NotLoopback`, `Resolve`, `Bind` or `Start`; it can be tried again
+    /// then.
     /// [`BootstrapError::State`] if the service was stopped.
     pub fn start(&self) -> Result<(), BootstrapError> {
         let mut running = self.running();
@@ -114,7 +116,10 @@ impl Bootstrap {
             ServicePhase::Stopping | ServicePhase::Stopped => return Err(self.shared.state_error("start")),
         }
         let failed = |tried| move |source| BootstrapError::Start { tried, source };
-        let listener = self.shared.options.listen()?;
+        let options = &self.shared.options;
+        let auth = Authenticator::open(&options.auth, &options.me)
+            .map_err(|why| BootstrapError::Auth { me: options.me.clone(), why })?;
+        let listener = options.listen()?;
         listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
         let local_addr = listener.local_addr().map_err(failed("reading the socket's address"))?;
         let runtime = thread::runtime(self.shared.peers.len())?;
@@ -124,7 +129,7 @@ impl Bootstrap {
         self.shared.advance(&[ServicePhase::Created], ServicePhase::Started);
         let thread = std::thread::Builder::new()
             .name(thread::NAME.into())
-            .spawn(move || thread::run(runtime, shared, listener, stopped))
+            .spawn(move || thread::run(runtime, shared, Arc::new(auth), listener, stopped))
             .map_err(|source| {
                 self.shared.advance(&[ServicePhase::Started], ServicePhase::Created);
                 failed("starting a thread")(source)

@@ -2,6 +2,7 @@
 
 use super::BootstrapError;
 use super::acceptor::Acceptor;
+use super::auth::Authenticator;
 use super::client::Client;
 use super::generated::bootstrap_server::BootstrapServer;
 use super::server::Server;
@@ -25,9 +26,11 @@ pub(super) const MAX_MESSAGE: usize = 160 * 1024;
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 /// Calls of one peer that are served at a time.
 const MAX_CALLS: u32 = 32;
-/// Connections beyond those of peers: for members that come back, and for other clients.
-const SPARE_CONNECTIONS: usize = 64;
-/// The least time for which a connection may be idle.
+/// Bytes of one call, and of all calls of one connection, that may come before they are read.
+const WINDOWS: (u32, u32) = (192 * 1024, 384 * 1024);
+/// Bytes of the headers of one call.
+const MAX_HEADERS: u32 = 8 * 1024;
+/// The least time for which a connection may be without a valid request.
 const MIN_IDLE: Duration = Duration::from_secs(10);
 
 /// The order to end the thread.
@@ -54,11 +57,12 @@ pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
 pub(super) fn run(
     runtime: Runtime,
     shared: Arc<BootstrapShared>,
+    auth: Arc<Authenticator>,
     listener: TcpListener,
     stop: oneshot::Receiver<StopOrder>,
 ) {
     let _ended = ThreadEnd(shared.clone());
-    let until = runtime.block_on(serve(&shared, listener, stop));
+    let until = runtime.block_on(serve(&shared, &auth, listener, stop));
     // Nothing polls the runtime any more, so no call can begin after this.
     shared.change(|members| ((), members.close()));
     runtime.shutdown_timeout(until.saturating_duration_since(Instant::now()));
@@ -75,17 +79,18 @@ impl Drop for ThreadEnd {
 
 async fn serve(
     shared: &Arc<BootstrapShared>,
+    auth: &Arc<Authenticator>,
     listener: TcpListener,
     stop: oneshot::Receiver<StopOrder>,
 ) -> Instant {
     let mut tasks = JoinSet::new();
     match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => drop(tasks.spawn(listen(shared.clone(), listener))),
+        Ok(listener) => drop(tasks.spawn(listen(shared.clone(), auth.clone(), listener))),
         Err(error) => tracing::error!("{}: the listening socket failed: {error}", shared.options.me),
     }
     let mut clients = Vec::new();
     for peer in 0..shared.peers.len() {
-        match Client::new(shared.clone(), peer) {
+        match Client::new(shared.clone(), auth.clone(), peer) {
             Ok(client) => clients.push(client),
             Err(error) => {
                 tracing::error!("{}: no client for {}: {error}", shared.options.me, shared.peers[peer])
@@ -105,16 +110,19 @@ async fn serve(
     until
 }
 
-async fn listen(shared: Arc<BootstrapShared>, listener: tokio::net::TcpListener) {
+async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener: tokio::net::TcpListener) {
     let idle = MIN_IDLE.max(shared.options.silence.saturating_mul(2));
-    let connections = shared.peers.len().saturating_mul(2).saturating_add(SPARE_CONNECTIONS);
-    let incoming = Acceptor::new(listener, connections, idle);
+    let (acceptor, incoming) = Acceptor::new(shared.clone(), auth, idle);
+    let _accepting = JoinSet::from_iter([acceptor.run(listener)]);
     let service = BootstrapServer::new(Server::new(shared.clone()))
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
     let served = tonic::transport::Server::default()
         .timeout(shared.options.link_timeout + Duration::from_secs(1))
         .max_concurrent_streams(MAX_CALLS)
+        .initial_stream_window_size(WINDOWS.0)
+        .initial_connection_window_size(WINDOWS.1)
+        .http2_max_header_list_size(MAX_HEADERS)
         .serve_with_incoming(service, incoming);
     if let Err(error) = served.await {
         tracing::error!("{}: serving peers failed: {error}", shared.options.me);

@@ -4,14 +4,17 @@ use super::builder::RawSettings;
 use super::error::ConfigError;
 use super::format::{DurationText, Format};
 use super::table::ConfigValues;
+use crate::bootstrap::AuthMode;
 use crate::engine::PollMode;
 use crate::memory::PagePolicy;
 use crate::wire::{HostPort, TaskId};
+use std::net::IpAddr;
 
 /// Checks all rules between settings. Returns the member that this process is.
 pub(super) fn whole(config: &ConfigValues, settings: &RawSettings) -> Result<TaskId, ConfigError> {
     let refused = |(key, why)| settings.conflict(key, why);
     let task = membership(config).map_err(refused)?;
+    auth(config).map_err(refused)?;
     exposure(config, &task).map_err(refused)?;
     required_pages(config).map_err(refused)?;
     polling(config).map_err(refused)?;
@@ -62,9 +65,30 @@ fn membership(config: &ConfigValues) -> Result<TaskId, Conflict> {
     TaskId::new(&config.job, config.task).map_err(|error| ("job", error.to_string()))
 }
 
+/// The kernel's word on users reaches no other host. A host name is not resolved here: the
+/// bootstrap service refuses it when it connects.
+fn auth(config: &ConfigValues) -> Result<(), Conflict> {
+    if config.auth.is_some() {
+        return Ok(());
+    }
+    let far = |ip: IpAddr| !ip.is_loopback();
+    let beyond = config.cluster.members().find(|(_, address)| address.ip().is_some_and(far));
+    let (whose, address) = match (beyond, config.bind.filter(|bind| far(bind.ip()))) {
+        (Some((task, address)), _) => (task.to_string(), address.to_string()),
+        (None, Some(bind)) => ("bind".into(), bind.to_string()),
+        (None, None) => return Ok(()),
+    };
+    let why = format!(
+        "{whose} is at {address}, beyond the loopback interface, and nothing proves who the members are: set \
+         auth to plain if every process that reaches the ports of members is trusted"
+    );
+    Err(("auth", why))
+}
+
 /// Listening beyond the loopback interface needs `allow_non_loopback`. A host name is not resolved
 /// here: the bootstrap service checks the address.
 fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
+    let mode = config.auth_mode();
     if config.allow_non_loopback {
         return Ok(());
     }
@@ -76,8 +100,8 @@ fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
         Some(ip) => Err((
             key,
             format!(
-                "this process would listen on {ip}, beyond the loopback interface, and members are not \
-                 authenticated: use a loopback address, or set allow_non_loopback to true"
+                "this process would listen on {ip}, beyond the loopback interface, and auth is {mode}: use a \
+                 loopback address, or set allow_non_loopback to true"
             ),
         )),
         None => Ok(()),
@@ -125,6 +149,11 @@ fn polling(config: &ConfigValues) -> Result<(), Conflict> {
 }
 
 impl ConfigValues {
+    /// How members prove who they are, with `auto` decided.
+    pub fn auth_mode(&self) -> AuthMode {
+        self.auth.unwrap_or(AuthMode::Uid)
+    }
+
     /// The number of pollers of the process.
     pub fn poller_count(&self) -> usize {
         match (self.pollers, &self.cores) {

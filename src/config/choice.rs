@@ -1,5 +1,6 @@
 //! Settings with a few named values.
 
+use crate::bootstrap::AuthMode;
 use crate::engine::{PollMode, WaitStrategy};
 use crate::fabric::FabricKind;
 use crate::memory::{LockPolicy, PagePolicy};
@@ -37,6 +38,11 @@ impl NamedValues for BulkReceive {
 impl NamedValues for PeerLoss {
     const NAMES: &'static [(&'static str, Self)] =
         &[("fail_calls", Self::FailCalls), ("fail_all", Self::FailAll)];
+}
+
+impl NamedValues for AuthMode {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[(Self::Uid.name(), Self::Uid), (Self::Plain.name(), Self::Plain)];
 }
 
 impl NamedValues for PagePolicy {

@@ -13,6 +13,7 @@ use super::format::{
     RdmaDeviceName, SocketAddress,
 };
 use super::profile::Profile;
+use crate::bootstrap::AuthMode;
 use crate::engine::{PollMode, WaitStrategy};
 use crate::fabric::FabricKind;
 use crate::memory::{LockPolicy, PagePolicy};
@@ -299,8 +300,13 @@ settings! {
     /// The address on which this process's bootstrap service listens, instead of its address in
     /// `cluster`.
     bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
-    /// Whether this process may listen beyond the loopback interface. Members are not
-    /// authenticated: every process that reaches the port can join.
+    /// How members prove who they are, the same on all of them. Uid: all run on this host as one
+    /// user, and the kernel says whose a connection is. Plain: nothing is proven, and whoever
+    /// reaches the port can be any member. Auto is uid.
+    auth: AuthMode, AutoOr<AuthMode>, auto("auto"), "auto, uid or plain", Some;
+    /// Whether this process may listen beyond the loopback interface although `auth` is uid or
+    /// plain. With plain, every process that reaches the port can then join, read and write
+    /// tensors.
     allow_non_loopback: bool, Bool, default("false"), "true or false", Some;
     /// How long `Node::join` waits for the other members.
     join_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;

@@ -3,6 +3,7 @@
 use super::builder::Builder;
 use super::table::{KEYS, Key};
 use super::*;
+use crate::bootstrap::AuthMode;
 use crate::engine::PollMode;
 use crate::memory::PagePolicy;
 use std::collections::BTreeSet;
@@ -76,6 +77,12 @@ const SAMPLES: &[Sample] = &[
         "bind",
         &[("127.0.0.1:7", "127.0.0.1:7"), ("[::1]:7", "[::1]:7")],
         &["", "localhost:7", "127.0.0.1"],
+        NO_STRING,
+    ),
+    sample(
+        "auth",
+        &[("auto", "auto"), ("uid", "uid"), ("plain", "plain")],
+        &["", "none", "Plain"],
         NO_STRING,
     ),
     sample(
@@ -410,17 +417,22 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
          builder): raise silence_bound, or lower heartbeat_interval",
     ),
     (
-        &[("bind", "0.0.0.0:1")],
+        &[("auth", "plain"), ("bind", "0.0.0.0:1")],
         "bind is \"0.0.0.0:1\" (the builder): this process would listen on 0.0.0.0, beyond the loopback \
          interface, \
-         and members are not authenticated: use a loopback address, or set allow_non_loopback to true",
+         and auth is plain: use a loopback address, or set allow_non_loopback to true",
     ),
     (
-        &[("cluster", "worker=10.0.0.1:1")],
+        &[("auth", "uid"), ("cluster", "worker=10.0.0.1:1")],
         "cluster is \"worker=10.0.0.1:1\" (the builder): this process would listen on 10.0.0.1, beyond the \
          loopback \
-         interface, and members are not authenticated: use a loopback address, or set allow_non_loopback to \
-         true",
+         interface, and auth is uid: use a loopback address, or set allow_non_loopback to true",
+    ),
+    (
+        &[("cluster", "ps=127.0.0.1:1;worker=10.0.0.1:1"), ("allow_non_loopback", "true")],
+        "auth is \"auto\" (the default): worker/0 is at 10.0.0.1:1, beyond the loopback interface, and \
+         nothing proves who the members are: set auth to plain if every process that reaches the ports of \
+         members is trusted",
     ),
     (
         &[("pool_require", "true")],
@@ -485,6 +497,7 @@ fn settings_that_contradict_each_other_are_refused() {
 
 #[test]
 fn listening_beyond_loopback_needs_leave_and_only_for_oneself() {
+    let base = || base().auth(AuthMode::Plain);
     let leave = || base().allow_non_loopback(true);
     assert!(leave().set("bind", "0.0.0.0:1").build().is_ok());
     assert!(leave().set("cluster", "worker=10.0.0.1:1").build().is_ok());

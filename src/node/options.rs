@@ -1,6 +1,6 @@
 //! The options of the lower modules, from the configuration of a node.
 
-use crate::bootstrap::{BootstrapOptions, LINK_TIMEOUT};
+use crate::bootstrap::{AuthMode, AuthSettings, BootstrapOptions, LINK_TIMEOUT};
 use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::link::LinkSettings;
 use crate::matching::{Members, RemoteSettings};
@@ -54,6 +54,14 @@ pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
     }
 }
 
+/// How this node proves who it is. The configuration has checked that the mode has what it needs.
+fn auth_settings(config: &Config) -> AuthSettings {
+    match config.auth_mode() {
+        AuthMode::Uid => AuthSettings::Uid,
+        AuthMode::Plain => AuthSettings::Plain,
+    }
+}
+
 pub(super) fn bootstrap_options(
     config: &Config,
     incarnation: Incarnation,
@@ -64,6 +72,7 @@ pub(super) fn bootstrap_options(
         cluster: config.cluster.clone(),
         incarnation,
         bind: config.bind,
+        auth: auth_settings(config),
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,
         silence: config.silence_bound,

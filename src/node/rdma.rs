@@ -78,7 +78,8 @@ mod tests {
     fn the_pollers_of_a_hosts_members_take_the_completion_vectors_in_turn() {
         let cluster = "ps=a:1,b:1;worker=a:2,b:2,10.0.0.7:1,a:3";
         let of = |job, task, key, value| {
-            let builder = Config::builder().without_environment().allow_non_loopback(true);
+            let builder = Config::builder().without_environment().set("auth", "plain");
+            let builder = builder.allow_non_loopback(true);
             let builder = builder.member(job, task).set("cluster", cluster);
             comp_vector(&builder.set("poll", "dedicated").set(key, value).build().expect("config"))
         };

@@ -5,6 +5,7 @@ mod losses;
 mod meeting;
 mod protocol;
 mod refusals;
+mod strangers;
 
 use super::*;
 use crate::bootstrap::service::PROTOCOL_VERSION;

@@ -41,6 +41,7 @@ fn a_link_is_up_whichever_side_is_ready_first() {
     linked(now);
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
+    members.reached(0, life(1).incarnation, 3);
     let (OfferDecision::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else {
         panic!()
     };
@@ -182,4 +183,50 @@ fn only_the_last_lives_are_remembered_so_that_memory_is_bounded() {
     }
     assert_eq!(members.peers[0].past.len(), PAST_LIVES);
     assert_eq!(members.meet(0, &life(2), false, now), Err(LifeRefusal::Over));
+}
+
+/// A peer tries to leave no generations for later, in steps as large as it may take.
+#[test]
+fn generations_cannot_be_used_up() {
+    let mut members = table();
+    let who = life(1);
+    members.meet(0, &who, false, Instant::now()).unwrap();
+    let refused = |members: &mut PeerTable, generation| {
+        let (OfferDecision::Refused(why), _) = members.offered(0, who.incarnation, generation, b"x") else {
+            panic!("generation {generation} was taken")
+        };
+        assert!(why.contains("too far ahead"), "{why}");
+    };
+    for step in [1 << 32, u64::MAX - 1, MAX_AHEAD + 1] {
+        members.reached(0, who.incarnation, step);
+        refused(&mut members, step + 1);
+        refused(&mut members, 2);
+    }
+    let mut largest = 0;
+    for _ in 0..1000 {
+        let before = members.generation(0);
+        members.reached(0, who.incarnation, before + MAX_AHEAD);
+        assert!(matches!(
+            members.offered(0, who.incarnation, before + MAX_AHEAD + 1, b"x").0,
+            OfferDecision::Start(_)
+        ));
+        members.idle(0);
+        largest = largest.max(members.generation(0) - before);
+    }
+    // An attempt takes a millisecond at least.
+    let years = u64::MAX / largest / 1000 / 3600 / 24 / 365;
+    assert!(years >= 30, "all generations are used up in {years} years");
+    // The callee's answer does not move this side further either.
+    let mut members = table();
+    members.meet(0, &who, true, Instant::now()).unwrap();
+    assert_eq!(members.start(0, who.incarnation, u64::MAX).unwrap().generation, MAX_AHEAD + 1);
+}
+
+#[test]
+fn a_pair_whose_callee_was_started_anew_goes_on_where_its_caller_is() {
+    let mut members = table();
+    members.meet(0, &life(1), false, Instant::now()).unwrap();
+    members.reached(0, life(1).incarnation, 1000);
+    // An offer that comes late is for the generation that the caller has begun, or the next.
+    assert!(matches!(members.offered(0, life(1).incarnation, 1000, b"x").0, OfferDecision::Start(_)));
 }

@@ -1,49 +1,66 @@
 //! Calls of peers and their answers: repeated, out of order, invalid, or not calls at all.
 
+use super::super::auth::{AuthSettings, Authenticator};
+use super::super::connector::Connector;
 use super::super::generated as grpc;
 use super::super::generated::bootstrap_client::BootstrapClient;
 use super::super::shared::task;
 use super::*;
 use crate::bootstrap::peering::MAX_OFFER;
 use crate::bootstrap::service::PROTOCOL_VERSION;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
 
 /// A peer made of single calls, as worker/0 of two, against a real worker/1.
-struct Raw {
-    runtime: tokio::runtime::Runtime,
-    grpc: BootstrapClient<Channel>,
-    caller: grpc::Caller,
+pub(super) struct Raw {
+    pub(super) runtime: tokio::runtime::Runtime,
+    pub(super) grpc: BootstrapClient<Channel>,
+    pub(super) caller: grpc::Caller,
+    /// The generation that it says it has reached.
+    reached: u64,
 }
 
 impl Raw {
-    fn new(cluster: &Cluster, life: u64) -> Self {
+    pub(super) fn new(cluster: &Cluster, life: u64) -> Self {
+        Self::proving(cluster, life, name("worker", 0), name("worker", 1))
+    }
+
+    /// Its connection proves `me` to the member at the address of `to`.
+    pub(super) fn proving(cluster: &Cluster, life: u64, me: TaskId, to: TaskId) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let address = address(cluster, "worker", 1);
+        let address = cluster.address(&to).unwrap().to_string();
         let channel = Endpoint::from_shared(format!("http://{address}")).unwrap();
-        let grpc = BootstrapClient::new(runtime.block_on(channel.connect()).unwrap());
+        let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &me).unwrap());
+        let connector = Connector { auth, peer: to.clone(), address, limit: LONG };
+        let channel = channel.connect_with_connector(connector);
+        let grpc = BootstrapClient::new(runtime.block_on(channel).unwrap());
         let caller = grpc::Caller {
             version: PROTOCOL_VERSION,
             cluster_digest: cluster.digest(),
-            from: Some(task(&name("worker", 0))),
+            from: Some(task(&me)),
             incarnation: life,
-            to: Some(task(&name("worker", 1))),
+            to: Some(task(&to)),
         };
-        Raw { runtime, grpc, caller }
+        Raw { runtime, grpc, caller, reached: 0 }
     }
 
-    fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {
+    pub(super) fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {
         let member = grpc::Member { incarnation: self.caller.incarnation, host_id: "raw".into() };
         let request = grpc::HelloRequest {
             caller: Some(self.caller.clone()),
             member: Some(member),
             cluster: "unread".into(),
+            generation: self.reached,
         };
         Ok(self.runtime.block_on(self.grpc.hello(request))?.into_inner())
     }
 
-    fn offer(&mut self, generation: u64, offer: impl Into<Vec<u8>>) -> Result<String, tonic::Status> {
+    pub(super) fn offer(
+        &mut self,
+        generation: u64,
+        offer: impl Into<Vec<u8>>,
+    ) -> Result<String, tonic::Status> {
         let request = grpc::GetRemoteAddressRequest {
             caller: Some(self.caller.clone()),
             generation,
@@ -53,20 +70,20 @@ impl Raw {
         Ok(String::from_utf8(answer.offer).unwrap())
     }
 
-    fn ready(&mut self, generation: u64) -> Result<grpc::ReadyResponse, tonic::Status> {
+    pub(super) fn ready(&mut self, generation: u64) -> Result<grpc::ReadyResponse, tonic::Status> {
         let progress = grpc::Progress::Connected as i32;
         let caller = Some(self.caller.clone());
         let request = grpc::ReadyRequest { caller, generation, progress, reason: String::new() };
         Ok(self.runtime.block_on(self.grpc.ready(request))?.into_inner())
     }
 
-    fn heartbeat(&mut self, generation: u64) -> grpc::HeartbeatResponse {
+    pub(super) fn heartbeat(&mut self, generation: u64) -> grpc::HeartbeatResponse {
         let request = grpc::HeartbeatRequest { caller: Some(self.caller.clone()), generation };
         self.runtime.block_on(self.grpc.heartbeat(request)).unwrap().into_inner()
     }
 
     /// Calls with `ready` until the other side is connected, too.
-    fn link(&mut self, generation: u64) {
+    pub(super) fn link(&mut self, generation: u64) {
         self.offer(generation, format!("generation {generation}")).unwrap();
         while self.ready(generation).unwrap().progress != grpc::Progress::Connected as i32 {}
     }
@@ -128,6 +145,7 @@ fn a_side_that_never_says_ready_is_given_up() {
 #[test]
 fn another_offer_for_the_same_generation_and_an_old_generation_are_refused() {
     let (member, mut raw) = pair();
+    raw.reached = 2;
     raw.hello().unwrap();
     raw.link(3);
     let error = raw.offer(3, "generation 3, but other").unwrap_err();
@@ -136,8 +154,10 @@ fn another_offer_for_the_same_generation_and_an_old_generation_are_refused() {
         let error = raw.offer(generation, "old").unwrap_err();
         assert!(error.message().contains("is not the present one, which is 3"), "{error}");
     }
-    let error = raw.offer(u64::MAX, "wild").unwrap_err();
-    assert!(error.message().contains("too far ahead"), "{error}");
+    for generation in [5, 3 + (1 << 32), u64::MAX] {
+        let error = raw.offer(generation, "wild").unwrap_err();
+        assert!(error.message().contains("too far ahead: the next one is 4"), "{error}");
+    }
     assert_eq!(member.peering.told(), [Told::Ready(name("worker", 0), 3)]);
 }
 
@@ -238,7 +258,9 @@ fn saying_goodbye_to_a_peer_that_does_not_answer_is_bounded() {
 
 #[test]
 fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
-    let (member, mut raw) = pair();
+    let cluster = workers(2);
+    let member = Member::start(options(&cluster, 1));
+    let mut raw = Raw::new(&cluster, 7);
     let good = raw.caller.clone();
     let worker = |index| Some(grpc::Task { job: "worker".into(), index });
     for (bad, reason) in [
@@ -246,8 +268,11 @@ fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
         (grpc::Caller { cluster_digest: 1, ..good.clone() }, "another cluster"),
         (grpc::Caller { incarnation: 0, ..good.clone() }, "incarnation 0"),
         (grpc::Caller { from: None, ..good.clone() }, "lacks a task's name"),
-        (grpc::Caller { from: worker(5), ..good.clone() }, "worker/5 is not in the cluster"),
-        (grpc::Caller { from: worker(1), ..good.clone() }, "the name worker/1 is taken"),
+        (
+            grpc::Caller { from: worker(5), ..good.clone() },
+            "speaks for worker/0, and the request is worker/5's",
+        ),
+        (grpc::Caller { from: worker(1), ..good.clone() }, "speaks for worker/0"),
         (grpc::Caller { to: worker(0), ..good.clone() }, "meant to call worker/0 and has reached worker/1"),
         (
             grpc::Caller { from: Some(grpc::Task { job: "x".repeat(100_000), index: 0 }), ..good.clone() },
@@ -259,6 +284,11 @@ fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
         ),
     ] {
         raw.caller = bad;
+        let error = raw.hello().unwrap_err();
+        assert!(error.message().contains(reason), "{reason}: {error}");
+    }
+    for (other, reason) in [(5, "worker/5 is not in the cluster"), (1, "the name worker/1 is taken")] {
+        let mut raw = Raw::proving(&cluster, 7, name("worker", other), name("worker", 1));
         let error = raw.hello().unwrap_err();
         assert!(error.message().contains(reason), "{reason}: {error}");
     }
@@ -280,18 +310,10 @@ fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
 fn the_side_that_sorts_last_may_not_start() {
     let cluster = workers(2);
     let _first = Member::start(options(&cluster, 0));
-    let mut raw = Raw::new(&swapped(&cluster), 7);
-    raw.caller.from = Some(task(&name("worker", 1)));
-    raw.caller.to = Some(task(&name("worker", 0)));
-    raw.caller.cluster_digest = cluster.digest();
+    let mut raw = Raw::proving(&cluster, 7, name("worker", 1), name("worker", 0));
     raw.hello().unwrap();
     let error = raw.offer(1, "generation 1").unwrap_err();
     assert!(error.message().contains("worker/0 sorts before worker/1"), "{error}");
-}
-
-/// The same two addresses, the other way round.
-fn swapped(cluster: &Cluster) -> Cluster {
-    super::cluster(&[("worker", &[1, 0].map(|task| address(cluster, "worker", task)))])
 }
 
 #[test]
@@ -317,20 +339,4 @@ fn garbage_on_the_port_does_not_hurt() {
     second.join();
     assert_eq!(first.service.state(), NodeState::Connected);
     drop(open);
-}
-
-#[test]
-fn connections_beyond_the_limit_are_closed_and_those_within_serve_on() {
-    let cluster = workers(2);
-    let first = Member::start(options(&cluster, 0));
-    let second = Member::start(options(&cluster, 1));
-    first.join();
-    second.join();
-    let address = address(&cluster, "worker", 0);
-    let mut flood: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    let last = flood.last_mut().unwrap();
-    last.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(last.read(&mut [0; 64]).unwrap_or(0), 0, "closed without a word");
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!((first.service.state(), second.service.state()), (NodeState::Connected, NodeState::Connected));
 }

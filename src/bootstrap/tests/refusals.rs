@@ -59,13 +59,13 @@ fn a_peer_whose_link_fails_is_missing_with_the_fabrics_words_on_both_sides() {
 #[test]
 fn another_version_of_the_protocol_is_refused_with_both_versions_on_both_sides() {
     let cluster = workers(2);
-    let newer = Member::speaking(2, options(&cluster, 1));
+    let newer = Member::speaking(PROTOCOL_VERSION + 1, options(&cluster, 1));
     newer.service.start().unwrap();
     let older = Member::start(options(&cluster, 0));
     for member in [&older, &newer] {
-        let error = member.await_missing("speaks version 1");
+        let error = member.await_missing(&format!("speaks version {PROTOCOL_VERSION}"));
         println!("{error}");
-        assert!(error.contains("speaks version 2"), "{error}");
+        assert!(error.contains(&format!("speaks version {}", PROTOCOL_VERSION + 1)), "{error}");
         assert!(member.peering.told().is_empty());
     }
 }

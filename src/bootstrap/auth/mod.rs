@@ -1,0 +1,223 @@
+//! How members prove who they are, before a connection carries a request.
+//!
+//! The side that listens greets; the side that calls opens with its name; then both prove theirs
+//! in the way of the [`AuthMode`]. A last byte says that the caller is admitted. HTTP/2 begins
+//! after it, so no request of a stranger is read. All is bounded in bytes and in time.
+//!
+//! | file | content |
+//! |---|---|
+//! | `greeting` | the frames |
+//! | `uid` | the user of a connection, from the kernel |
+//! | `stream` | the connection after the proof |
+//! | `error` | errors and refusals |
+
+mod error;
+mod greeting;
+mod stream;
+mod uid;
+
+pub use error::AuthError;
+pub(super) use error::ProofError;
+pub(super) use greeting::Verdict;
+pub(super) use stream::AuthStream;
+
+use crate::wire::TaskId;
+use greeting::{Greeting, NONCE, Opening};
+use std::fmt;
+use std::io;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use uid::{SocketOwner, SocketOwners};
+
+/// How members prove who they are.
+///
+/// ```
+/// use tensorwire::{AuthMode, Config};
+/// let settings = Config::builder().without_environment().member("worker", 0);
+/// let config = settings.set("cluster", "worker=127.0.0.1:7000,127.0.0.1:7001").build()?;
+/// assert_eq!(config.auth_mode(), AuthMode::Uid);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AuthMode {
+    /// `uid`: all members run on this host as one user, and the kernel says whose a connection is.
+    Uid,
+    /// `plain`: nothing is proven. Whoever reaches the port can be any member.
+    Plain,
+}
+
+impl AuthMode {
+    const ALL: [AuthMode; 2] = [AuthMode::Uid, AuthMode::Plain];
+
+    /// The name of the mode in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AuthMode::Uid => "uid",
+            AuthMode::Plain => "plain",
+        }
+    }
+
+    fn to_byte(self) -> u8 {
+        match self {
+            AuthMode::Uid => 3,
+            AuthMode::Plain => 4,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.to_byte() == byte)
+    }
+}
+
+impl fmt::Display for AuthMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The mode with what it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AuthSettings {
+    /// [`AuthMode::Uid`].
+    Uid,
+    /// [`AuthMode::Plain`].
+    Plain,
+}
+
+impl AuthSettings {
+    /// The mode.
+    pub fn mode(&self) -> AuthMode {
+        match self {
+            AuthSettings::Uid => AuthMode::Uid,
+            AuthSettings::Plain => AuthMode::Plain,
+        }
+    }
+}
+
+/// Proves this process's name to others, and has them prove theirs.
+pub(super) struct Authenticator {
+    me: TaskId,
+    method: Method,
+}
+
+enum Method {
+    Uid(SocketOwners),
+    Plain,
+}
+
+/// A proven caller.
+pub(super) struct Admitted {
+    pub(super) stream: AuthStream,
+    pub(super) name: TaskId,
+}
+
+impl Authenticator {
+    /// Reads what the mode needs.
+    pub(super) fn open(settings: &AuthSettings, me: &TaskId) -> Result<Self, AuthError> {
+        let method = match settings {
+            AuthSettings::Uid => Method::Uid(SocketOwners::open()?),
+            AuthSettings::Plain => Method::Plain,
+        };
+        Ok(Authenticator { me: me.clone(), method })
+    }
+
+    fn mode(&self) -> AuthMode {
+        match self.method {
+            Method::Uid(_) => AuthMode::Uid,
+            Method::Plain => AuthMode::Plain,
+        }
+    }
+
+    /// The first look at a new connection. It takes no time, and a stranger that it refuses takes
+    /// no place.
+    pub(super) fn screen(&self, stream: &TcpStream) -> Result<(), (Verdict, ProofError)> {
+        match &self.method {
+            Method::Uid(owners) => this_user(owners, stream).map_err(|error| {
+                let verdict = match error {
+                    ProofError::OtherUser { .. } => Verdict::OtherUser,
+                    ProofError::OtherHost => Verdict::OtherHost,
+                    _ => Verdict::Unproven,
+                };
+                (verdict, error)
+            }),
+            Method::Plain => Ok(()),
+        }
+    }
+
+    /// The greeting that refuses.
+    pub(super) fn refusal(&self, verdict: Verdict) -> impl AsRef<[u8]> {
+        Greeting { mode: self.mode(), verdict, nonce: [0; NONCE] }.encode()
+    }
+
+    /// Greets a caller and has it prove its name. The caller of this function bounds its time.
+    pub(super) async fn accept(&self, mut stream: TcpStream) -> Result<Admitted, ProofError> {
+        let mut nonce = [0; NONCE];
+        getrandom::fill(&mut nonce).map_err(|error| ProofError::Io(io::Error::other(error.to_string())))?;
+        let greeting = Greeting { mode: self.mode(), verdict: Verdict::Welcome, nonce };
+        stream.write_all(&greeting.encode()).await?;
+        let opening = opening(&mut stream).await?;
+        // What was sent before the kernel was asked does not count.
+        if opening.nonce != nonce {
+            return Err(ProofError::NoOpening);
+        }
+        let mut stream = match &self.method {
+            Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
+        };
+        stream.write_all(&[Verdict::Welcome.to_byte()]).await?;
+        stream.flush().await?;
+        Ok(Admitted { stream, name: opening.from })
+    }
+
+    /// Proves this process's name to member `to`, and has it prove its own.
+    pub(super) async fn connect(
+        &self,
+        mut stream: TcpStream,
+        _to: &TaskId,
+    ) -> Result<AuthStream, ProofError> {
+        let mut bytes = [0; Greeting::LEN];
+        stream.read_exact(&mut bytes).await?;
+        let greeting = Greeting::decode(&bytes).ok_or(ProofError::NoGreeting)?;
+        let (ours, theirs) = (self.mode(), greeting.mode);
+        if ours != theirs {
+            return Err(ProofError::OtherMode { ours, theirs });
+        }
+        if let Method::Uid(owners) = &self.method {
+            // It has greeted, so it has accepted the connection, and the socket is its own.
+            this_user(owners, &stream)?;
+        }
+        if greeting.verdict != Verdict::Welcome {
+            return Err(ProofError::refused(greeting.verdict, ours));
+        }
+        let opening = Opening { nonce: greeting.nonce, from: self.me.clone() };
+        stream.write_all(&opening.encode()).await?;
+        let mut stream = match &self.method {
+            Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
+        };
+        match Verdict::from_byte(stream.read_u8().await?) {
+            Verdict::Welcome => Ok(stream),
+            refused => Err(ProofError::refused(refused, ours)),
+        }
+    }
+}
+
+/// Fails unless the other end of the connection is this user's socket on this host.
+fn this_user(owners: &SocketOwners, stream: &TcpStream) -> Result<(), ProofError> {
+    let owner = owners.owner(stream.peer_addr()?, stream.local_addr()?).map_err(ProofError::Unknown)?;
+    match owner {
+        SocketOwner::ThisUser => Ok(()),
+        SocketOwner::OtherUser(uid) => Err(ProofError::OtherUser { uid }),
+        SocketOwner::Nobody => Err(ProofError::OtherHost),
+    }
+}
+
+async fn opening(stream: &mut TcpStream) -> Result<Opening, ProofError> {
+    let len = usize::from(stream.read_u8().await?);
+    if len > Opening::MAX {
+        return Err(ProofError::NoOpening);
+    }
+    let mut bytes = [0; Opening::MAX];
+    stream.read_exact(&mut bytes[..len]).await?;
+    Opening::decode(&bytes[..len]).ok_or(ProofError::NoOpening)
+}

@@ -1,0 +1,150 @@
+//! The places for connections: a bounded number for candidates, whose name is not proven yet, and
+//! some for each member. A stranger never takes a member's place.
+//!
+//! Plain state: no I/O, no clock, no threads.
+
+use crate::wire::TaskId;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Candidates at a time.
+pub(super) const MAX_CANDIDATES: usize = 128;
+/// Connections of one member. A member needs one, and a second one while it replaces the first.
+pub(super) const MAX_OF_MEMBER: usize = 4;
+/// Connections of all proven callers that the cluster does not have.
+pub(super) const MAX_OF_OTHERS: usize = 8;
+
+/// The places, with a value of type `C` for each candidate and `M` for each connection.
+pub(super) struct Places<C, M> {
+    next: u64,
+    candidates: Vec<(u64, IpAddr, C)>,
+    /// By name; `None` for callers that are no members. The oldest first.
+    connections: BTreeMap<Option<TaskId>, VecDeque<(u64, M)>>,
+}
+
+impl<C, M> Places<C, M> {
+    pub(super) fn new() -> Self {
+        Places { next: 0, candidates: Vec::new(), connections: BTreeMap::new() }
+    }
+
+    /// A place for a candidate. If there is none, one of the address with the most candidates gives
+    /// up its place: the one that `draw` picks. So a flood from one host does not keep out the
+    /// members of others, and one from a member's own host keeps it out by chance only.
+    pub(super) fn admit(&mut self, from: IpAddr, candidate: C, draw: u64) -> (u64, Option<C>) {
+        let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
+        let number = self.number();
+        self.candidates.push((number, source(from), candidate));
+        (number, evicted)
+    }
+
+    fn evict(&mut self, draw: u64) -> C {
+        let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for (_, source, _) in &self.candidates {
+            *counts.entry(*source).or_default() += 1;
+        }
+        let busiest = counts.iter().max_by_key(|(_, count)| **count);
+        let (source, count) = busiest.map_or((IpAddr::from([0; 4]), 1), |(source, count)| (*source, *count));
+        let mut of_source = (0..self.candidates.len()).filter(|at| self.candidates[*at].1 == source);
+        let at = of_source.nth((draw % count as u64) as usize).unwrap_or(0);
+        self.candidates.swap_remove(at).2
+    }
+
+    /// The candidate has proven its name, or was refused.
+    pub(super) fn dismiss(&mut self, number: u64) {
+        self.candidates.retain(|(known, ..)| *known != number);
+    }
+
+    /// A place for a connection of that member, or of a caller that is no member. The oldest
+    /// connection gives up its place if there is none: it has been replaced.
+    pub(super) fn seat(&mut self, name: Option<TaskId>, connection: M) -> (u64, Option<M>) {
+        let number = self.number();
+        let most = if name.is_some() { MAX_OF_MEMBER } else { MAX_OF_OTHERS };
+        let seats = self.connections.entry(name).or_default();
+        let evicted = if seats.len() >= most { seats.pop_front() } else { None };
+        seats.push_back((number, connection));
+        (number, evicted.map(|(_, connection)| connection))
+    }
+
+    /// A connection has ended.
+    pub(super) fn leave(&mut self, name: &Option<TaskId>, number: u64) {
+        if let Some(seats) = self.connections.get_mut(name) {
+            seats.retain(|(known, _)| *known != number);
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// The part of an address that counts as one source. A host has a whole /64 of IPv6.
+fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
+        ip => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMBER: [u8; 4] = [10, 0, 0, 1];
+    const STRANGER: [u8; 4] = [10, 0, 0, 2];
+
+    #[test]
+    fn a_flood_from_one_address_leaves_the_candidates_of_others_alone() {
+        let mut places: Places<&str, ()> = Places::new();
+        places.admit(MEMBER.into(), "member", 0);
+        for draw in 0..10 * MAX_CANDIDATES as u64 {
+            let (_, evicted) = places.admit(STRANGER.into(), "stranger", draw.wrapping_mul(0x9e37));
+            assert_ne!(evicted, Some("member"));
+        }
+        assert_eq!(places.candidates.len(), MAX_CANDIDATES);
+        assert!(places.candidates.iter().any(|(_, _, who)| *who == "member"));
+    }
+
+    #[test]
+    fn candidates_of_one_address_give_up_their_places_by_chance() {
+        let mut places: Places<usize, ()> = Places::new();
+        for number in 0..MAX_CANDIDATES {
+            places.admit(STRANGER.into(), number, 0);
+        }
+        assert_eq!(places.admit(STRANGER.into(), 900, 5).1, Some(5));
+        let one_net = ["2001:db8::1", "2001:db8::ffff:2"].map(|ip| source(ip.parse().unwrap()));
+        assert_eq!(one_net[0], one_net[1]);
+        assert_ne!(one_net[0], source("2001:db8:0:1::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_dismissed_candidate_makes_room() {
+        let mut places: Places<usize, ()> = Places::new();
+        let first = places.admit(MEMBER.into(), 0, 0).0;
+        for number in 1..MAX_CANDIDATES {
+            places.admit(STRANGER.into(), number, 0);
+        }
+        places.dismiss(first);
+        assert_eq!(places.admit(STRANGER.into(), 500, 0).1, None);
+    }
+
+    #[test]
+    fn members_have_places_of_their_own_and_the_newest_connection_counts() {
+        let mut places: Places<(), u32> = Places::new();
+        let name = |task| Some(TaskId::new("worker", task).unwrap());
+        for number in 0..MAX_OF_OTHERS as u32 {
+            assert_eq!(places.seat(None, number).1, None);
+        }
+        assert_eq!(places.seat(None, 100).1, Some(0));
+        let mut seats = Vec::new();
+        for number in 0..MAX_OF_MEMBER as u32 {
+            let (seat, evicted) = places.seat(name(1), number);
+            assert_eq!(evicted, None);
+            seats.push(seat);
+        }
+        assert_eq!(places.seat(name(2), 7).1, None, "another member's place");
+        places.leave(&name(1), seats[0]);
+        assert_eq!(places.seat(name(1), 8).1, None, "it has left one");
+        assert_eq!(places.seat(name(1), 9).1, Some(1), "the oldest");
+    }
+}

@@ -1,0 +1,355 @@
+//! Attacks on the bootstrap port, over real sockets: a process of another user, a caller without
+//! a proof, a member that speaks for another, and floods.
+
+use super::super::acceptor::{FIRST_REQUEST, PROOF_LIMIT};
+use super::super::auth::{AuthSettings, Authenticator};
+use super::super::connector::Connector;
+use super::super::generated as grpc;
+use super::super::generated::bootstrap_client::BootstrapClient;
+use super::super::places::{MAX_CANDIDATES, MAX_OF_OTHERS};
+use super::super::shared::task;
+use super::protocol::Raw;
+use super::*;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use tokio::runtime::Runtime;
+use tonic::transport::Endpoint;
+
+/// What the process of the other user is to do, for a test that runs itself as that process.
+const PART: &str = "TENSORWIRE_TEST_PART";
+/// A user that is not root, and owns nothing.
+const NOBODY: u32 = 65534;
+/// The start of HTTP/2, an empty SETTINGS frame and a PING.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0tensors?";
+
+/// Runs `test` again in a process of another user, with `part` to play. Returns what it printed;
+/// `None` if this process may not.
+fn as_other_user(test: &str, part: &str) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can start a process of another user");
+        return None;
+    }
+    // By its descriptor, as the other user may not enter the folder.
+    let this = File::open(std::env::current_exe().unwrap()).unwrap();
+    let child = Command::new(format!("/proc/self/fd/{}", this.as_raw_fd()))
+        .args([&format!("bootstrap::tests::strangers::{test}"), "--exact", "--nocapture", "--test-threads=1"])
+        .env(PART, part)
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);
+    println!("{said}");
+    assert!(child.status.success() && said.contains("1 passed"), "the other process failed");
+    Some(said)
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Every call of the service, under any name, over a connection without a proof. Returns the words
+/// of the refusals.
+fn calls_without_a_proof(cluster: &Cluster, digest: u64) -> Vec<String> {
+    let runtime = runtime();
+    let mut said = Vec::new();
+    for (me, incarnation) in [("worker/0", 1), ("worker/1", 1), ("worker/7", 1), ("worker/0", 7)] {
+        let address = address(cluster, "worker", 1);
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().timeout(LONG);
+        let mut grpc = runtime.block_on(async { BootstrapClient::new(channel.connect_lazy()) });
+        let caller = Some(grpc::Caller {
+            version: PROTOCOL_VERSION,
+            cluster_digest: digest,
+            from: Some(task(&me.parse().unwrap())),
+            incarnation,
+            to: Some(task(&name("worker", 1))),
+        });
+        let member = Some(grpc::Member { incarnation, host_id: "raw".into() });
+        let hello = grpc::HelloRequest { caller: caller.clone(), member, ..Default::default() };
+        let offer = grpc::GetRemoteAddressRequest { caller: caller.clone(), generation: 2, offer: vec![1] };
+        let ready = grpc::ReadyRequest {
+            caller: caller.clone(),
+            generation: 1,
+            progress: grpc::Progress::Failed as i32,
+            reason: "forged".into(),
+        };
+        let heartbeat = grpc::HeartbeatRequest { caller: caller.clone(), generation: 1 };
+        let leave = grpc::LeaveRequest { caller, reason: "disk full".into() };
+        runtime.block_on(async {
+            said.push(grpc.hello(hello).await.map(|_| ()).unwrap_err().to_string());
+            said.push(grpc.get_remote_address(offer).await.map(|_| ()).unwrap_err().to_string());
+            said.push(grpc.ready(ready).await.map(|_| ()).unwrap_err().to_string());
+            said.push(grpc.heartbeat(heartbeat).await.map(|_| ()).unwrap_err().to_string());
+            said.push(grpc.leave(leave).await.map(|_| ()).unwrap_err().to_string());
+        });
+    }
+    said
+}
+
+/// Reads until the end of the connection, which comes within `limit`.
+fn read_all(stream: &mut TcpStream, limit: Duration) -> Vec<u8> {
+    let (begin, mut all) = (Instant::now(), Vec::new());
+    stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    loop {
+        assert!(begin.elapsed() < limit, "still open after {limit:?}; it has sent {} bytes", all.len());
+        let mut bytes = [0; 1024];
+        match stream.read(&mut bytes) {
+            Ok(0) => return all,
+            Ok(len) => all.extend(&bytes[..len]),
+            Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock) => {}
+            Err(_) => return all,
+        }
+    }
+}
+
+/// Everything that a stranger tries, knowing all but the proof.
+fn attack(cluster: &Cluster) {
+    for digest in [0, cluster.digest()] {
+        for refusal in calls_without_a_proof(cluster, digest) {
+            assert!(!refusal.contains("worker=") && !refusal.contains("incarnation"), "{refusal}");
+        }
+    }
+    // With the proofs of this user, in every way.
+    let (runtime, me) = (runtime(), name("worker", 0));
+    let address = address(cluster, "worker", 1);
+    for settings in [AuthSettings::Uid, AuthSettings::Plain] {
+        let auth = Arc::new(Authenticator::open(&settings, &me).unwrap());
+        let peer = name("worker", 1);
+        let connector = Connector { auth, peer, address: address.clone(), limit: LONG };
+        let error = runtime.block_on(connector.connect()).unwrap_err();
+        println!("{}: {error}", settings.mode());
+    }
+    // Whatever it sends, it gets a greeting that refuses, and the end.
+    let mut stream = TcpStream::connect(&address).unwrap();
+    drop(stream.write_all(PREFACE));
+    let got = read_all(&mut stream, LONG);
+    assert!(got.len() <= 26, "{got:?}");
+}
+
+#[test]
+fn a_process_of_another_user_learns_nothing_and_ends_nothing() {
+    if let Ok(cluster) = std::env::var(PART) {
+        return attack(&cluster.parse().unwrap());
+    }
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    let test = "a_process_of_another_user_learns_nothing_and_ends_nothing";
+    let Some(said) = as_other_user(test, &cluster.to_string()) else { return };
+    for member in &members {
+        assert!(!said.contains(&member.incarnation.to_string()));
+        assert_eq!(member.service.state(), NodeState::Connected);
+        assert_eq!(member.peering.told().len(), 1, "{:?}", member.peering.told());
+    }
+}
+
+/// A process of another user listens where the peer should, and knows the protocol.
+#[test]
+fn a_process_of_another_user_at_a_members_address_is_told_nothing() {
+    if let Ok(address) = std::env::var(PART) {
+        let listener = TcpListener::bind(address).unwrap();
+        let auth = Authenticator::open(&AuthSettings::Uid, &name("worker", 0)).unwrap();
+        let greeting = auth.refusal(super::super::auth::Verdict::Welcome);
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(greeting.as_ref()).unwrap();
+        println!("got {:?}", read_all(&mut stream, LONG));
+        return;
+    }
+    let cluster = workers(2);
+    let member = Member::start(options(&cluster, 1));
+    let test = "a_process_of_another_user_at_a_members_address_is_told_nothing";
+    let squatted = address(&cluster, "worker", 0);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| as_other_user(test, &squatted));
+        if rustix::process::geteuid().is_root() {
+            let error = member.await_missing("runs as user 65534");
+            assert!(error.contains("not proven to be worker/0"), "{error}");
+        }
+        if let Some(said) = other.join().unwrap() {
+            assert!(said.contains("got []"), "{said}");
+        }
+    });
+}
+
+#[test]
+fn a_caller_without_a_proof_learns_nothing_and_ends_nothing() {
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    for digest in [0, cluster.digest()] {
+        for refusal in calls_without_a_proof(&cluster, digest) {
+            assert!(!refusal.contains("worker=") && !refusal.contains("incarnation"), "{refusal}");
+        }
+    }
+    for member in &members {
+        assert_eq!(member.service.state(), NodeState::Connected);
+        assert_eq!(member.peering.told().len(), 1, "{:?}", member.peering.told());
+    }
+}
+
+/// Its connection has proven worker/2, and its requests are worker/0's.
+#[test]
+fn a_member_does_not_speak_for_another() {
+    let cluster = workers(3);
+    let silence = Duration::from_millis(1500);
+    let quick = BootstrapOptions { silence, ..options(&cluster, 1) };
+    let victim = Member::start(quick);
+    let mut first = Raw::new(&cluster, 7);
+    first.hello().unwrap();
+    first.link(1);
+    let mut other = Raw::proving(&cluster, 9, name("worker", 2), name("worker", 1));
+    other.hello().unwrap();
+    other.caller = first.caller.clone();
+    let begin = Instant::now();
+    let mut refusals = vec![other.hello().unwrap_err(), other.offer(2, "generation 2").unwrap_err()];
+    refusals.push(other.ready(1).unwrap_err());
+    let caller = Some(other.caller.clone());
+    let leave = grpc::LeaveRequest { caller: caller.clone(), reason: "disk full".into() };
+    refusals.push(other.runtime.block_on(other.grpc.leave(leave)).unwrap_err());
+    for refusal in refusals {
+        assert!(refusal.message().contains("this connection speaks for worker/2"), "{refusal}");
+    }
+    assert_eq!(victim.peering.told(), [Told::Ready(name("worker", 0), 1)]);
+    // Forged heartbeats do not hide that worker/0 has stopped.
+    while victim.peering.told().len() == 1 {
+        let beat = grpc::HeartbeatRequest { caller: caller.clone(), generation: 1 };
+        other.runtime.block_on(other.grpc.heartbeat(beat)).expect_err("forged");
+        assert!(begin.elapsed() < LONG, "hidden");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(matches!(victim.peering.await_loss().1, LossCause::Silent { .. }));
+}
+
+/// A member in another life than the one that is known.
+#[test]
+fn another_life_of_a_member_ends_nothing() {
+    let cluster = workers(2);
+    let victim = Member::start(options(&cluster, 1));
+    let mut first = Raw::new(&cluster, 7);
+    first.hello().unwrap();
+    first.link(1);
+    let mut second = Raw::new(&cluster, 8);
+    assert!(second.hello().unwrap_err().message().contains("is taken by"));
+    assert!(second.offer(2, "generation 2").is_err());
+    assert!(second.ready(1).is_err());
+    let leave = grpc::LeaveRequest { caller: Some(second.caller.clone()), reason: "disk full".into() };
+    drop(second.runtime.block_on(second.grpc.leave(leave)));
+    assert!(!second.heartbeat(1).linked);
+    assert!(first.heartbeat(1).linked);
+    assert_eq!(victim.peering.told(), [Told::Ready(name("worker", 0), 1)]);
+}
+
+/// Keeps connections busy with what is no valid request until the sender is dropped. Returns for
+/// how long the longest was open.
+fn pinging(address: &str, count: usize, opened: impl Fn() -> Option<TcpStream> + Sync) -> Duration {
+    let begin = Instant::now();
+    let mut open: Vec<TcpStream> = (0..count).filter_map(|_| opened()).collect();
+    println!("{} connections with {address}", open.len());
+    let mut last = Duration::ZERO;
+    while !open.is_empty() {
+        open.retain_mut(|stream| {
+            let still = stream.write_all(PING).is_ok() && still_open(stream);
+            last = begin.elapsed();
+            still
+        });
+        assert!(begin.elapsed() < LONG, "{} are still open", open.len());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    last
+}
+
+fn still_open(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    loop {
+        match stream.read(&mut [0; 4096]) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[test]
+fn connections_that_only_ping_end_in_seconds_and_keep_no_member_out() {
+    let cluster = workers(2);
+    let first = Member::start(options(&cluster, 0));
+    let address = address(&cluster, "worker", 0);
+    let unproven = || {
+        let mut stream = TcpStream::connect(&address).ok()?;
+        stream.write_all(PREFACE).ok()?;
+        Some(stream)
+    };
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| pinging(&address, 2 * MAX_CANDIDATES, unproven));
+        std::thread::sleep(Duration::from_millis(100));
+        let begin = Instant::now();
+        let second = Member::start(options(&cluster, 1));
+        first.join();
+        second.join();
+        println!("joined after {:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        let open = flood.join().unwrap();
+        println!("the last connection without a proof was open for {open:?}");
+        assert!(open < PROOF_LIMIT * 2, "{open:?}");
+    });
+}
+
+/// The old attack of 66 connections, by a caller that has a proof: it has no member's place.
+#[test]
+fn proven_connections_without_a_valid_request_end_in_seconds_too() {
+    let cluster = workers(2);
+    let first = Member::start(options(&cluster, 0));
+    let address = address(&cluster, "worker", 0);
+    let runtime = runtime();
+    let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &name("worker", 7)).unwrap());
+    let proven = || {
+        let (auth, peer, address) = (auth.clone(), name("worker", 0), address.clone());
+        let connector = Connector { auth, peer, address, limit: LONG };
+        let stream = runtime.block_on(connector.connect()).ok()?.into_tcp();
+        let mut stream = stream.into_std().ok()?;
+        stream.write_all(PREFACE).ok()?;
+        Some(stream)
+    };
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            let second = Member::start(options(&cluster, 1));
+            first.join();
+            second.join();
+            second
+        });
+        let _ = runtime.enter();
+        let open = pinging(&address, 66, proven);
+        println!("the last of 66 was open for {open:?}; places: {MAX_OF_OTHERS}");
+        assert!(open < FIRST_REQUEST * 2, "{open:?}");
+        drop(second.join().unwrap());
+    });
+}
+
+#[test]
+fn silent_connections_beyond_the_places_are_closed_and_members_go_on() {
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    let address = address(&cluster, "worker", 0);
+    let begin = Instant::now();
+    let flood: Vec<TcpStream> =
+        (0..2 * MAX_CANDIDATES).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let ended: Vec<Duration> = flood
+        .into_iter()
+        .map(|mut stream| {
+            let got = read_all(&mut stream, LONG);
+            assert!(got.len() <= 26, "more than a greeting: {got:?}");
+            begin.elapsed()
+        })
+        .collect();
+    let last = ended.iter().max().unwrap();
+    println!("the last of {} ended after {last:?}", ended.len());
+    assert!(*last < PROOF_LIMIT * 2, "{last:?}");
+    for member in &members {
+        assert_eq!(member.service.state(), NodeState::Connected);
+    }
+}
