@@ -45,7 +45,7 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-pub use auth::{AuthError, AuthMode, AuthSettings};
+pub use auth::{AuthError, AuthMode, AuthSettings, TlsFiles};
 pub use error::{BootstrapError, MissingPeer};
 pub use options::{BootstrapOptions, LINK_TIMEOUT};
 pub use peering::{PeerInfo, Peering, Prepared};

@@ -142,6 +142,7 @@ impl BootstrapOptions {
 /// Whether members of other hosts can prove who they are in this mode.
 fn reaches_beyond(mode: AuthMode) -> bool {
     match mode {
+        AuthMode::Tls | AuthMode::Secret => true,
         AuthMode::Uid | AuthMode::Plain => false,
     }
 }

@@ -65,10 +65,36 @@ fn membership(config: &ConfigValues) -> Result<TaskId, Conflict> {
     TaskId::new(&config.job, config.task).map_err(|error| ("job", error.to_string()))
 }
 
+/// Each mode has what it needs, and nothing that it has no use for.
 /// The kernel's word on users reaches no other host. A host name is not resolved here: the
 /// bootstrap service refuses it when it connects.
 fn auth(config: &ConfigValues) -> Result<(), Conflict> {
-    if config.auth.is_some() {
+    let mode = config.auth_mode();
+    let tls = [
+        ("tls_ca", &config.tls_ca),
+        ("tls_certificate", &config.tls_certificate),
+        ("tls_key", &config.tls_key),
+    ];
+    let (set, unset): (Vec<_>, Vec<_>) = tls.into_iter().partition(|(_, file)| file.is_some());
+    if let Some((key, _)) = unset.first().filter(|_| mode == AuthMode::Tls || !set.is_empty()) {
+        let why = format!("auth = tls needs tls_ca, tls_certificate and tls_key, and {key} is not set");
+        return Err((set.first().map_or("auth", |(key, _)| key), why));
+    }
+    if let Some((key, _)) = set.first().filter(|_| mode != AuthMode::Tls) {
+        return Err((key, format!("auth is {mode}, which has no use for it: leave it out, or change auth")));
+    }
+    match (mode, &config.secret_file) {
+        (AuthMode::Secret, None) => {
+            let why = "it needs secret_file, and that is not set: `tensorwire auth secret FILE` makes one";
+            return Err(("auth", why.into()));
+        }
+        (AuthMode::Secret, Some(_)) | (_, None) => {}
+        (_, Some(_)) => {
+            let why = format!("auth is {mode}, which has no use for it: leave it out, or change auth");
+            return Err(("secret_file", why));
+        }
+    }
+    if mode != AuthMode::Uid || config.auth.is_some() {
         return Ok(());
     }
     let far = |ip: IpAddr| !ip.is_loopback();
@@ -80,7 +106,8 @@ fn auth(config: &ConfigValues) -> Result<(), Conflict> {
     };
     let why = format!(
         "{whose} is at {address}, beyond the loopback interface, and nothing proves who the members are: set \
-         auth to plain if every process that reaches the ports of members is trusted"
+         secret_file (`tensorwire auth secret FILE` makes one), or tls_ca, tls_certificate and tls_key, on \
+         every member. Or set auth to plain if every process that reaches the ports of members is trusted"
     );
     Err(("auth", why))
 }
@@ -89,7 +116,7 @@ fn auth(config: &ConfigValues) -> Result<(), Conflict> {
 /// here: the bootstrap service checks the address.
 fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
     let mode = config.auth_mode();
-    if config.allow_non_loopback {
+    if config.allow_non_loopback || matches!(mode, AuthMode::Tls | AuthMode::Secret) {
         return Ok(());
     }
     let (key, ip) = match config.bind {
@@ -101,7 +128,7 @@ fn exposure(config: &ConfigValues, me: &TaskId) -> Result<(), Conflict> {
             key,
             format!(
                 "this process would listen on {ip}, beyond the loopback interface, and auth is {mode}: use a \
-                 loopback address, or set allow_non_loopback to true"
+                 loopback address, or set secret_file, or set allow_non_loopback to true"
             ),
         )),
         None => Ok(()),
@@ -151,7 +178,13 @@ fn polling(config: &ConfigValues) -> Result<(), Conflict> {
 impl ConfigValues {
     /// How members prove who they are, with `auto` decided.
     pub fn auth_mode(&self) -> AuthMode {
-        self.auth.unwrap_or(AuthMode::Uid)
+        let has_tls = [&self.tls_ca, &self.tls_certificate, &self.tls_key].iter().any(|file| file.is_some());
+        match (self.auth, &self.secret_file) {
+            (Some(mode), _) => mode,
+            (None, _) if has_tls => AuthMode::Tls,
+            (None, Some(_)) => AuthMode::Secret,
+            (None, None) => AuthMode::Uid,
+        }
     }
 
     /// The number of pollers of the process.

@@ -42,7 +42,7 @@ impl NamedValues for PeerLoss {
 
 impl NamedValues for AuthMode {
     const NAMES: &'static [(&'static str, Self)] =
-        &[(Self::Uid.name(), Self::Uid), (Self::Plain.name(), Self::Plain)];
+        &[("tls", Self::Tls), ("secret", Self::Secret), ("uid", Self::Uid), ("plain", Self::Plain)];
 }
 
 impl NamedValues for PagePolicy {

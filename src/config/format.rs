@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use toml::Spanned;
@@ -199,6 +200,22 @@ impl Format for SocketAddress {
 
     fn write(value: &SocketAddr) -> String {
         value.to_string()
+    }
+}
+
+/// The path of a file.
+pub(super) struct FilePath;
+
+impl Format for FilePath {
+    type Value = PathBuf;
+    const KIND: &'static str = "path";
+
+    fn read(text: &str) -> Result<PathBuf, InvalidValue> {
+        if text.is_empty() || text.contains('\0') { Err(None) } else { Ok(text.into()) }
+    }
+
+    fn write(value: &PathBuf) -> String {
+        value.display().to_string()
     }
 }
 

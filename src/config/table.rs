@@ -9,8 +9,8 @@ use super::builder::{Builder, RawSettings};
 use super::choice::{BulkReceive, PeerLoss};
 use super::error::{ConfigError, Origin};
 use super::format::{
-    AutoOr, Bool, ByteSize, CpuList, DurationText, Format, InvalidToml, InvalidValue, JobName, Number, OneOf,
-    RdmaDeviceName, SocketAddress,
+    AutoOr, Bool, ByteSize, CpuList, DurationText, FilePath, Format, InvalidToml, InvalidValue, JobName,
+    Number, OneOf, RdmaDeviceName, SocketAddress,
 };
 use super::profile::Profile;
 use crate::bootstrap::AuthMode;
@@ -21,6 +21,7 @@ use crate::wire::{Cluster, TaskId};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::time::Duration;
 use toml::de::DeValue;
 
@@ -300,10 +301,22 @@ settings! {
     /// The address on which this process's bootstrap service listens, instead of its address in
     /// `cluster`.
     bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
-    /// How members prove who they are, the same on all of them. Uid: all run on this host as one
-    /// user, and the kernel says whose a connection is. Plain: nothing is proven, and whoever
-    /// reaches the port can be any member. Auto is uid.
-    auth: AuthMode, AutoOr<AuthMode>, auto("auto"), "auto, uid or plain", Some;
+    /// How members prove who they are, the same on all of them. Tls: by certificates. Secret: by a
+    /// shared secret. Uid: all run on this host as one user, and the kernel says whose a connection
+    /// is. Plain: nothing is proven, and whoever reaches the port can be any member. Auto is tls if
+    /// `tls_ca` is set, secret if `secret_file` is set, else uid.
+    auth: AuthMode, AutoOr<AuthMode>, auto("auto"), "auto, tls, secret, uid or plain", Some;
+    /// The file of the cluster's secret, of which only its owner may read it. `tensorwire auth
+    /// secret` makes one.
+    secret_file: PathBuf, FilePath, optional, "a path; the file has 32 bytes at least", Some;
+    /// The file of the authorities that sign the members' certificates, in PEM form. They are for
+    /// one cluster only. `tensorwire auth certificates` makes one.
+    tls_ca: PathBuf, FilePath, optional, "a path, with `tls_certificate` and `tls_key`", Some;
+    /// The file of this member's certificate, in PEM form. Its alternative name is
+    /// `URI:tensorwire:JOB/INDEX`. Changed files are read again within a second.
+    tls_certificate: PathBuf, FilePath, optional, "a path, with `tls_ca` and `tls_key`", Some;
+    /// The file of the certificate's private key, in PEM form, which only its owner may read.
+    tls_key: PathBuf, FilePath, optional, "a path, with `tls_ca` and `tls_certificate`", Some;
     /// Whether this process may listen beyond the loopback interface although `auth` is uid or
     /// plain. With plain, every process that reaches the port can then join, read and write
     /// tensors.

@@ -81,10 +81,14 @@ const SAMPLES: &[Sample] = &[
     ),
     sample(
         "auth",
-        &[("auto", "auto"), ("uid", "uid"), ("plain", "plain")],
+        &[("auto", "auto"), ("tls", "tls"), ("secret", "secret"), ("uid", "uid"), ("plain", "plain")],
         &["", "none", "Plain"],
         NO_STRING,
     ),
+    sample("secret_file", &[("/etc/tw", "/etc/tw")], &["", "a\0b"], NO_STRING),
+    sample("tls_ca", &[("ca.pem", "ca.pem")], &["", "a\0b"], NO_STRING),
+    sample("tls_certificate", &[("me.pem", "me.pem")], &["", "a\0b"], NO_STRING),
+    sample("tls_key", &[("/run/me.key", "/run/me.key")], &["", "a\0b"], NO_STRING),
     sample(
         "allow_non_loopback",
         &[("true", "true"), ("false", "false")],
@@ -222,10 +226,17 @@ fn build_file_with(base: Builder, lines: &str) -> Result<Config, ConfigError> {
     base.file(file.path()).build()
 }
 
-/// Adds the settings that a key's good values need: several CPUs need polling threads, and a port
-/// needs a device.
-fn needed(key: &str, builder: Builder) -> Builder {
+/// Adds the settings that a key's good values need: several CPUs need polling threads, a port needs
+/// a device, and proofs need their files.
+fn needed(key: &str, text: &str, builder: Builder) -> Builder {
+    let tls = ["tls_ca", "tls_certificate", "tls_key"];
     match key {
+        "auth" if text == "secret" => builder.set("secret_file", "secret"),
+        "auth" if text == "tls" => tls.iter().fold(builder, |builder, file| builder.set(*file, "x.pem")),
+        _ if tls.contains(&key) => {
+            let others = tls.iter().filter(|file| **file != key);
+            others.fold(builder, |builder, file| builder.set(*file, "x.pem"))
+        }
         "cores" => builder.set("poll", "dedicated"),
         "rdma_device_port" => builder.set("rdma_device", "mlx5_0"),
         _ => builder,
@@ -288,12 +299,12 @@ fn every_good_value_is_taken_from_each_source() {
                 entry(&config, sample.key)
             };
             let expected = Some(expected.to_string());
-            let base = || needed(sample.key, base());
+            let base = || needed(sample.key, text, base());
             assert_eq!(get(base().set(sample.key, *text).build()), expected, "builder: {what}");
 
             for variable in Key::named(sample.key).expect("key").variables() {
                 let variables = environment(&[(variable.as_str(), *text)]);
-                let built = needed(sample.key, Config::builder())
+                let built = needed(sample.key, text, Config::builder())
                     .file(base_file.path())
                     .environment(variables)
                     .build();
@@ -420,19 +431,45 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
         &[("auth", "plain"), ("bind", "0.0.0.0:1")],
         "bind is \"0.0.0.0:1\" (the builder): this process would listen on 0.0.0.0, beyond the loopback \
          interface, \
-         and auth is plain: use a loopback address, or set allow_non_loopback to true",
+         and auth is plain: use a loopback address, or set secret_file, or set allow_non_loopback to true",
     ),
     (
         &[("auth", "uid"), ("cluster", "worker=10.0.0.1:1")],
         "cluster is \"worker=10.0.0.1:1\" (the builder): this process would listen on 10.0.0.1, beyond the \
          loopback \
-         interface, and auth is uid: use a loopback address, or set allow_non_loopback to true",
+         interface, and auth is uid: use a loopback address, or set secret_file, or set allow_non_loopback to true",
     ),
     (
         &[("cluster", "ps=127.0.0.1:1;worker=10.0.0.1:1"), ("allow_non_loopback", "true")],
         "auth is \"auto\" (the default): worker/0 is at 10.0.0.1:1, beyond the loopback interface, and \
-         nothing proves who the members are: set auth to plain if every process that reaches the ports of \
-         members is trusted",
+         nothing proves who the members are: set secret_file (`tensorwire auth secret FILE` makes one), or \
+         tls_ca, tls_certificate and tls_key, on every member. Or set auth to plain if every process that \
+         reaches the ports of members is trusted",
+    ),
+    (
+        &[("tls_ca", "ca.pem"), ("tls_key", "key.pem")],
+        "tls_ca is \"ca.pem\" (the builder): auth = tls needs tls_ca, tls_certificate and tls_key, and \
+         tls_certificate is not set",
+    ),
+    (
+        &[("auth", "tls")],
+        "auth is \"tls\" (the builder): auth = tls needs tls_ca, tls_certificate and tls_key, and tls_ca is \
+         not set",
+    ),
+    (
+        &[("auth", "secret")],
+        "auth is \"secret\" (the builder): it needs secret_file, and that is not set: `tensorwire auth secret \
+         FILE` makes one",
+    ),
+    (
+        &[("auth", "plain"), ("secret_file", "s")],
+        "secret_file is \"s\" (the builder): auth is plain, which has no use for it: leave it out, or change \
+         auth",
+    ),
+    (
+        &[("secret_file", "s"), ("tls_ca", "a"), ("tls_certificate", "b"), ("tls_key", "c")],
+        "secret_file is \"s\" (the builder): auth is tls, which has no use for it: leave it out, or change \
+         auth",
     ),
     (
         &[("pool_require", "true")],
@@ -497,6 +534,9 @@ fn settings_that_contradict_each_other_are_refused() {
 
 #[test]
 fn listening_beyond_loopback_needs_leave_and_only_for_oneself() {
+    let secret = || base().set("secret_file", "s");
+    assert!(secret().set("cluster", "worker=10.0.0.1:1").build().is_ok(), "members prove who they are");
+    assert_eq!(secret().build().unwrap().auth_mode(), AuthMode::Secret);
     let base = || base().auth(AuthMode::Plain);
     let leave = || base().allow_non_loopback(true);
     assert!(leave().set("bind", "0.0.0.0:1").build().is_ok());

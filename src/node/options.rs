@@ -1,12 +1,13 @@
 //! The options of the lower modules, from the configuration of a node.
 
-use crate::bootstrap::{AuthMode, AuthSettings, BootstrapOptions, LINK_TIMEOUT};
+use crate::bootstrap::{AuthMode, AuthSettings, BootstrapOptions, LINK_TIMEOUT, TlsFiles};
 use crate::config::{BulkReceive, Config, PeerLoss};
 use crate::link::LinkSettings;
 use crate::matching::{Members, RemoteSettings};
 use crate::memory::{NumaPolicy, RegionOptions};
 use crate::rendezvous::RendezvousSettings;
 use crate::wire::Incarnation;
+use std::path::PathBuf;
 
 /// The part of the pool that holds destinations of tensors that were not sent yet, at most.
 const READY_SHARE: u64 = 4;
@@ -56,7 +57,14 @@ pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
 
 /// How this node proves who it is. The configuration has checked that the mode has what it needs.
 fn auth_settings(config: &Config) -> AuthSettings {
+    let file = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
     match config.auth_mode() {
+        AuthMode::Tls => AuthSettings::Tls(TlsFiles {
+            ca: file(&config.tls_ca),
+            certificate: file(&config.tls_certificate),
+            key: file(&config.tls_key),
+        }),
+        AuthMode::Secret => AuthSettings::Secret(file(&config.secret_file)),
         AuthMode::Uid => AuthSettings::Uid,
         AuthMode::Plain => AuthSettings::Plain,
     }

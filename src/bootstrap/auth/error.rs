@@ -1,12 +1,29 @@
 //! Errors of proofs. No message has a secret or a key in it.
 
 use super::{AuthMode, Verdict};
+use crate::wire::TaskId;
 use std::io;
+use std::path::PathBuf;
 
 /// Why this process can't prove who it is.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthError {
+    /// A file can't be used.
+    #[error("{key} = {}: {why}", path.display())]
+    File {
+        /// The setting.
+        key: &'static str,
+        /// As in the settings.
+        path: PathBuf,
+        /// What is wrong with it. Nothing of its content.
+        why: String,
+    },
+    /// The CPU lacks instructions of the cryptography.
+    #[error(
+        "this CPU has no AES, AVX2, ADX, BMI2 and PCLMULQDQ instructions, which auth = secret and auth = tls need"
+    )]
+    Cpu,
     /// The kernel does not tell the users of connections.
     #[error(
         "the kernel does not tell the users of connections here: {why}; set secret_file (`tensorwire auth \
@@ -22,7 +39,7 @@ pub enum AuthError {
 #[derive(Debug, thiserror::Error)]
 pub(in crate::bootstrap) enum ProofError {
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
     #[error("what listens there is no bootstrap service of this version of tensorwire")]
     NoGreeting,
     #[error("its auth is {theirs}, and {ours} here: set the same on every member")]
@@ -38,6 +55,10 @@ pub(in crate::bootstrap) enum ProofError {
     OtherHost,
     #[error("it refuses this process: {0}")]
     Refused(&'static str),
+    #[error("its certificate is not that of {0}")]
+    OtherName(TaskId),
+    #[error("TLS failed: {0}")]
+    Tls(String),
     #[error("it has sent what is no opening of a connection")]
     NoOpening,
     #[error("the kernel does not tell whose connection it is: {0}")]
@@ -57,7 +78,25 @@ impl ProofError {
                 "its auth is uid, which admits no process of another host; set secret_file on every member"
             }
 
+            (_, AuthMode::Secret) => "the proof failed; do all members have the same secret_file?",
+            (_, AuthMode::Tls) => "the proof failed; see its log, and tls_certificate of this process",
             (_, AuthMode::Uid | AuthMode::Plain) => "see its log",
         })
+    }
+}
+
+impl From<io::Error> for ProofError {
+    fn from(error: io::Error) -> Self {
+        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match tls {
+            Some(error) => ProofError::Tls(error.to_string()),
+            None => ProofError::Io(error),
+        }
+    }
+}
+
+impl From<rustls::Error> for ProofError {
+    fn from(error: rustls::Error) -> Self {
+        ProofError::Tls(error.to_string())
     }
 }

@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn frames_are_read_as_they_were_written() {
         for verdict in Verdict::ALL {
-            let greeting = Greeting { mode: AuthMode::Plain, verdict, nonce: [7; NONCE] };
+            let greeting = Greeting { mode: AuthMode::Secret, verdict, nonce: [7; NONCE] };
             assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
         }
         for job in ["w", &"j".repeat(crate::wire::MAX_JOB)] {

@@ -8,12 +8,20 @@
 //! |---|---|
 //! | `greeting` | the frames |
 //! | `uid` | the user of a connection, from the kernel |
+//! | `secret` | the shared secret, and the keys that follow from it |
+//! | `tls` | certificates of members |
+//! | `keys` | TLS between two known keys |
+//! | `files` | files that only their owner can read |
 //! | `stream` | the connection after the proof |
 //! | `error` | errors and refusals |
 
 mod error;
+mod files;
 mod greeting;
+mod keys;
+mod secret;
 mod stream;
+mod tls;
 mod uid;
 
 pub use error::AuthError;
@@ -23,8 +31,11 @@ pub(super) use stream::AuthStream;
 
 use crate::wire::TaskId;
 use greeting::{Greeting, NONCE, Opening};
+use secret::ClusterSecret;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
+use tls::Certificates;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use uid::{SocketOwner, SocketOwners};
@@ -41,6 +52,10 @@ use uid::{SocketOwner, SocketOwners};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AuthMode {
+    /// `tls`: each member has a certificate with its name.
+    Tls,
+    /// `secret`: all members have the same secret.
+    Secret,
     /// `uid`: all members run on this host as one user, and the kernel says whose a connection is.
     Uid,
     /// `plain`: nothing is proven. Whoever reaches the port can be any member.
@@ -48,11 +63,13 @@ pub enum AuthMode {
 }
 
 impl AuthMode {
-    const ALL: [AuthMode; 2] = [AuthMode::Uid, AuthMode::Plain];
+    const ALL: [AuthMode; 4] = [AuthMode::Tls, AuthMode::Secret, AuthMode::Uid, AuthMode::Plain];
 
     /// The name of the mode in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
+            AuthMode::Tls => "tls",
+            AuthMode::Secret => "secret",
             AuthMode::Uid => "uid",
             AuthMode::Plain => "plain",
         }
@@ -60,6 +77,8 @@ impl AuthMode {
 
     fn to_byte(self) -> u8 {
         match self {
+            AuthMode::Tls => 1,
+            AuthMode::Secret => 2,
             AuthMode::Uid => 3,
             AuthMode::Plain => 4,
         }
@@ -80,6 +99,10 @@ impl fmt::Display for AuthMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AuthSettings {
+    /// [`AuthMode::Tls`].
+    Tls(TlsFiles),
+    /// [`AuthMode::Secret`], with the file of the secret.
+    Secret(PathBuf),
     /// [`AuthMode::Uid`].
     Uid,
     /// [`AuthMode::Plain`].
@@ -90,10 +113,23 @@ impl AuthSettings {
     /// The mode.
     pub fn mode(&self) -> AuthMode {
         match self {
+            AuthSettings::Tls(_) => AuthMode::Tls,
+            AuthSettings::Secret(_) => AuthMode::Secret,
             AuthSettings::Uid => AuthMode::Uid,
             AuthSettings::Plain => AuthMode::Plain,
         }
     }
+}
+
+/// The files of [`AuthMode::Tls`], in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The authorities that sign the members' certificates.
+    pub ca: PathBuf,
+    /// This member's certificate, and those between it and an authority.
+    pub certificate: PathBuf,
+    /// The private key of the certificate.
+    pub key: PathBuf,
 }
 
 /// Proves this process's name to others, and has them prove theirs.
@@ -103,6 +139,8 @@ pub(super) struct Authenticator {
 }
 
 enum Method {
+    Tls(Certificates),
+    Secret(ClusterSecret),
     Uid(SocketOwners),
     Plain,
 }
@@ -117,6 +155,8 @@ impl Authenticator {
     /// Reads what the mode needs.
     pub(super) fn open(settings: &AuthSettings, me: &TaskId) -> Result<Self, AuthError> {
         let method = match settings {
+            AuthSettings::Tls(files) => Method::Tls(Certificates::open(files, me)?),
+            AuthSettings::Secret(file) => Method::Secret(ClusterSecret::open(file, me)?),
             AuthSettings::Uid => Method::Uid(SocketOwners::open()?),
             AuthSettings::Plain => Method::Plain,
         };
@@ -125,6 +165,8 @@ impl Authenticator {
 
     fn mode(&self) -> AuthMode {
         match self.method {
+            Method::Tls(_) => AuthMode::Tls,
+            Method::Secret(_) => AuthMode::Secret,
             Method::Uid(_) => AuthMode::Uid,
             Method::Plain => AuthMode::Plain,
         }
@@ -142,7 +184,7 @@ impl Authenticator {
                 };
                 (verdict, error)
             }),
-            Method::Plain => Ok(()),
+            Method::Tls(_) | Method::Secret(_) | Method::Plain => Ok(()),
         }
     }
 
@@ -163,6 +205,8 @@ impl Authenticator {
             return Err(ProofError::NoOpening);
         }
         let mut stream = match &self.method {
+            Method::Tls(own) => AuthStream::Tls(Box::new(own.accept(stream, &opening.from).await?)),
+            Method::Secret(own) => AuthStream::Tls(Box::new(own.accept(stream, &opening.from).await?)),
             Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
         };
         stream.write_all(&[Verdict::Welcome.to_byte()]).await?;
@@ -171,11 +215,7 @@ impl Authenticator {
     }
 
     /// Proves this process's name to member `to`, and has it prove its own.
-    pub(super) async fn connect(
-        &self,
-        mut stream: TcpStream,
-        _to: &TaskId,
-    ) -> Result<AuthStream, ProofError> {
+    pub(super) async fn connect(&self, mut stream: TcpStream, to: &TaskId) -> Result<AuthStream, ProofError> {
         let mut bytes = [0; Greeting::LEN];
         stream.read_exact(&mut bytes).await?;
         let greeting = Greeting::decode(&bytes).ok_or(ProofError::NoGreeting)?;
@@ -193,6 +233,8 @@ impl Authenticator {
         let opening = Opening { nonce: greeting.nonce, from: self.me.clone() };
         stream.write_all(&opening.encode()).await?;
         let mut stream = match &self.method {
+            Method::Tls(own) => AuthStream::Tls(Box::new(own.connect(stream, to).await?)),
+            Method::Secret(own) => AuthStream::Tls(Box::new(own.connect(stream, to).await?)),
             Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
         };
         match Verdict::from_byte(stream.read_u8().await?) {
@@ -220,4 +262,12 @@ async fn opening(stream: &mut TcpStream) -> Result<Opening, ProofError> {
     let mut bytes = [0; Opening::MAX];
     stream.read_exact(&mut bytes[..len]).await?;
     Opening::decode(&bytes[..len]).ok_or(ProofError::NoOpening)
+}
+
+#[cfg(test)]
+impl Authenticator {
+    /// Calls as another member than the one whose proof it has.
+    pub(super) fn call_oneself(&mut self, name: TaskId) {
+        self.me = name;
+    }
 }

@@ -5,11 +5,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
 
 /// A connection whose other end has proven its name.
 #[derive(Debug)]
 pub(in crate::bootstrap) enum AuthStream {
     Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// Calls a method of the stream inside.
@@ -17,6 +19,7 @@ macro_rules! inner {
     ($this:ident.$method:ident($($argument:expr),*)) => {
         match $this.get_mut() {
             AuthStream::Tcp(stream) => Pin::new(stream).$method($($argument),*),
+            AuthStream::Tls(stream) => Pin::new(stream).$method($($argument),*),
         }
     };
 }
@@ -55,6 +58,7 @@ impl AsyncWrite for AuthStream {
     fn is_write_vectored(&self) -> bool {
         match self {
             AuthStream::Tcp(stream) => stream.is_write_vectored(),
+            AuthStream::Tls(stream) => stream.is_write_vectored(),
         }
     }
 }
@@ -65,6 +69,10 @@ impl AuthStream {
     pub(in crate::bootstrap) fn into_tcp(self) -> TcpStream {
         match self {
             AuthStream::Tcp(stream) => stream,
+            AuthStream::Tls(stream) => match *stream {
+                TlsStream::Client(stream) => stream.into_inner().0,
+                TlsStream::Server(stream) => stream.into_inner().0,
+            },
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Several members in one process, each with a peering that only pretends to make links.
 
+mod certificates;
 mod lifecycle;
 mod losses;
 mod meeting;
+mod proofs;
 mod protocol;
 mod refusals;
 mod strangers;

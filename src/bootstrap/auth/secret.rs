@@ -1,0 +1,93 @@
+//! The shared secret of a cluster. It never travels: each member has a key that is derived from the
+//! secret and the member's name, and signs the handshake of TLS with it.
+//!
+//! Whoever has the secret can be any member. Whoever has not can't tell it from what travels,
+//! as long as it can't be guessed; so short secrets are refused.
+
+use super::error::{AuthError, ProofError};
+use super::files::{self, Private};
+use super::keys;
+use crate::wire::TaskId;
+use graviola::hashing::Sha256;
+use graviola::hashing::hmac::Hmac;
+use graviola::signing::eddsa::Ed25519SigningKey;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer};
+use rustls::sign::CertifiedKey;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+/// Bytes of the shortest secret. A file of `tensorwire auth secret` has 64.
+const MIN_SECRET: usize = 32;
+/// Bytes of the longest secret file.
+const MAX_SECRET: usize = 4096;
+/// What the keys are for. Another protocol with the same secret has other keys.
+const PURPOSE: &[u8] = b"tensorwire bootstrap 1: member ";
+/// Room for an Ed25519 key in DER.
+const DER: usize = 128;
+
+/// The secret, and this member's key.
+pub(super) struct ClusterSecret {
+    secret: Private,
+    own: Arc<CertifiedKey>,
+}
+
+impl ClusterSecret {
+    /// Reads the secret of a file that only its owner can read.
+    pub(super) fn open(path: &Path, me: &TaskId) -> Result<Self, AuthError> {
+        let refused = |why: String| AuthError::File { key: "secret_file", path: path.to_owned(), why };
+        let provider = keys::provider()?;
+        let secret = files::read_private(path, MAX_SECRET).map_err(refused)?.trimmed();
+        let len = secret.bytes().len();
+        if len < MIN_SECRET {
+            return Err(refused(format!(
+                "it has {len} bytes, and {MIN_SECRET} are the least: `tensorwire auth secret FILE` makes one"
+            )));
+        }
+        let key = member_key(&secret, me).map_err(refused)?;
+        let mut der = [0; DER];
+        let der = key.to_pkcs8_der(&mut der).map_err(|error| refused(format!("{error:?}")))?;
+        let signing = provider.key_provider.load_private_key(PrivatePkcs8KeyDer::from(der.to_vec()).into());
+        let signing = signing.map_err(|error| refused(error.to_string()))?;
+        let public = CertificateDer::from(public_key(&key).map_err(refused)?.to_vec());
+        Ok(ClusterSecret { own: Arc::new(CertifiedKey::new(vec![public], signing)), secret })
+    }
+
+    /// The public key of a member.
+    fn key_of(&self, name: &TaskId) -> Result<SubjectPublicKeyInfoDer<'static>, ProofError> {
+        member_key(&self.secret, name).and_then(|key| public_key(&key)).map_err(ProofError::Tls)
+    }
+
+    pub(super) async fn accept(
+        &self,
+        stream: TcpStream,
+        from: &TaskId,
+    ) -> Result<TlsStream<TcpStream>, ProofError> {
+        let config = keys::server_with_key(self.own.clone(), self.key_of(from)?)?;
+        Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await?.into())
+    }
+
+    pub(super) async fn connect(
+        &self,
+        stream: TcpStream,
+        to: &TaskId,
+    ) -> Result<TlsStream<TcpStream>, ProofError> {
+        let config = keys::client_with_key(self.own.clone(), self.key_of(to)?)?;
+        Ok(TlsConnector::from(Arc::new(config)).connect(keys::no_server_name(), stream).await?.into())
+    }
+}
+
+/// The key of one member: its seed is the HMAC-SHA256 of its name under the secret.
+fn member_key(secret: &Private, name: &TaskId) -> Result<Ed25519SigningKey, String> {
+    let mut seed = Hmac::<Sha256>::new(secret.bytes());
+    seed.update(PURPOSE);
+    seed.update(name.to_string());
+    Ed25519SigningKey::from_bytes(seed.finish().as_ref()).map_err(|error| format!("{error:?}"))
+}
+
+fn public_key(key: &Ed25519SigningKey) -> Result<SubjectPublicKeyInfoDer<'static>, String> {
+    let mut der = [0; DER];
+    let der = key.public_key().to_spki_der(&mut der).map(<[u8]>::to_vec);
+    der.map(SubjectPublicKeyInfoDer::from).map_err(|error| format!("{error:?}"))
+}

@@ -1,0 +1,311 @@
+//! Each mode of proof: members join, and whoever can't prove a name does not.
+
+use super::certificates::{Authority, write};
+use super::*;
+use crate::bootstrap::auth::{AuthSettings, Authenticator};
+use crate::bootstrap::connector::Connector;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// A file with a secret.
+fn secret(folder: &TempDir, name: &str, text: &str) -> AuthSettings {
+    let path = folder.path().join(name);
+    write(&path, text.as_bytes());
+    AuthSettings::Secret(path)
+}
+
+const GOOD: &str = "0123456789abcdef0123456789abcdef\n";
+const OTHER: &str = "0123456789abcdef0123456789abcdeF\n";
+
+fn with(auth: &AuthSettings, cluster: &Cluster, task: u32) -> BootstrapOptions {
+    BootstrapOptions { auth: auth.clone(), ..options(cluster, task) }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// The outcome of connecting as worker `me` with the member at the address of worker `to`, in its
+/// words.
+fn connect(auth: &AuthSettings, cluster: &Cluster, me: u32, to: u32) -> Result<(), String> {
+    let auth = Arc::new(Authenticator::open(auth, &name("worker", me)).unwrap());
+    let address = address(cluster, "worker", to);
+    let connector = Connector { auth, peer: name("worker", to), address, limit: LONG };
+    runtime().block_on(connector.connect()).map(|_| ()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn members_with_one_secret_join() {
+    let (cluster, folder) = (workers(3), folder());
+    let auth = secret(&folder, "secret", GOOD);
+    let members: Vec<Member> = (0..3).map(|task| Member::start(with(&auth, &cluster, task))).collect();
+    members.iter().for_each(Member::join);
+    members[1].service.stop("training is done", LONG).unwrap();
+    assert_eq!(members[0].peering.await_loss().1, LossCause::Left("training is done".into()));
+}
+
+#[test]
+fn another_secret_is_refused_on_both_sides() {
+    let (cluster, folder) = (workers(2), folder());
+    let first = Member::start(with(&secret(&folder, "one", GOOD), &cluster, 0));
+    let second = Member::start(with(&secret(&folder, "two", OTHER), &cluster, 1));
+    for (member, peer) in [(&first, 1), (&second, 0)] {
+        let error = member.await_missing("is not proven to be");
+        println!("{error}");
+        assert!(error.contains(&format!("not proven to be worker/{peer}: TLS failed")), "{error}");
+        assert!(!error.contains("0123"), "{error}");
+        assert!(member.peering.told().is_empty());
+    }
+}
+
+#[test]
+fn a_member_with_the_secret_is_the_one_that_it_says_or_nobody() {
+    let (cluster, folder) = (workers(2), folder());
+    let auth = secret(&folder, "secret", GOOD);
+    let _first = Member::start(with(&auth, &cluster, 0));
+    assert_eq!(connect(&auth, &cluster, 1, 0), Ok(()));
+    // It expects worker/1, and worker/0 answers.
+    let auth = Arc::new(Authenticator::open(&auth, &name("worker", 1)).unwrap());
+    let (peer, address) = (name("worker", 1), address(&cluster, "worker", 0));
+    let error = runtime().block_on(Connector { auth, peer, address, limit: LONG }.connect()).unwrap_err();
+    assert!(error.to_string().contains("TLS failed"), "{error}");
+}
+
+/// Copies bytes both ways between a caller and a member, and keeps those of the caller.
+fn relay(caller: TcpStream, to: &str) -> Vec<u8> {
+    let member = TcpStream::connect(to).unwrap();
+    let copy = |mut from: TcpStream, mut to: TcpStream| {
+        let mut kept = Vec::new();
+        let mut bytes = [0; 4096];
+        while let Ok(len @ 1..) = from.read(&mut bytes) {
+            kept.extend(&bytes[..len]);
+            if to.write_all(&bytes[..len]).is_err() {
+                break;
+            }
+        }
+        drop(to.shutdown(std::net::Shutdown::Both));
+        kept
+    };
+    let (back_from, back_to) = (member.try_clone().unwrap(), caller.try_clone().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(move || copy(back_from, back_to));
+        copy(caller, member)
+    })
+}
+
+#[test]
+fn a_proof_cannot_be_replayed_and_a_caller_cannot_be_reflected() {
+    let (cluster, folder) = (workers(2), folder());
+    let auth = secret(&folder, "secret", GOOD);
+    let first = Member::start(with(&auth, &cluster, 0));
+    let real = address(&cluster, "worker", 0);
+    // A good proof, through a man in the middle who only listens.
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let through = middle.local_addr().unwrap().to_string();
+    let kept = std::thread::scope(|scope| {
+        let kept = scope.spawn(|| relay(middle.accept().unwrap().0, &real));
+        let auth = Arc::new(Authenticator::open(&auth, &name("worker", 1)).unwrap());
+        let peer = name("worker", 0);
+        let connector = Connector { auth, peer, address: through, limit: LONG };
+        drop(runtime().block_on(connector.connect()).expect("it only listens"));
+        kept.join().unwrap()
+    });
+    assert!(kept.len() > 300, "{} bytes", kept.len());
+    assert!(!kept.windows(8).any(|part| GOOD.as_bytes().starts_with(part)), "the secret travels");
+    let mut again = TcpStream::connect(&real).unwrap();
+    again.set_read_timeout(Some(LONG)).unwrap();
+    let mut greeting = [0; 26];
+    again.read_exact(&mut greeting).unwrap();
+    // With the number of this connection in place of the old one.
+    let mut replayed = kept.clone();
+    replayed[1..17].copy_from_slice(&greeting[10..]);
+    again.write_all(&replayed).unwrap();
+    let mut answer = Vec::new();
+    drop(again.read_to_end(&mut answer));
+    let ours = kept.len();
+    println!("{ours} bytes replayed, {} bytes came back, and the end", answer.len());
+    assert!(first.peering.told().is_empty());
+    // worker/0 calls worker/1, and is led to its own port.
+    let mirror = TcpListener::bind(address(&cluster, "worker", 1)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| relay(mirror.accept().unwrap().0, &real));
+        let error = first.await_missing("is not proven to be worker/1");
+        assert!(error.contains("TLS failed"), "{error}");
+        first.stop();
+    });
+}
+
+#[test]
+fn a_secret_that_is_open_to_others_short_or_missing_stops_the_start_and_is_never_shown() {
+    use std::os::unix::fs::PermissionsExt;
+    let (cluster, folder) = (workers(1), folder());
+    let refusal = |auth: &AuthSettings| {
+        let member = Member::new(with(auth, &cluster, 0));
+        let error = member.service.start().unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("0123"), "{error:?}");
+        assert!(!format!("{:?} {:?}", member.service, with(auth, &cluster, 0)).contains("0123"));
+        error.to_string()
+    };
+    let good = secret(&folder, "open", GOOD);
+    std::fs::set_permissions(folder.path().join("open"), PermissionsExt::from_mode(0o644)).unwrap();
+    let error = refusal(&good);
+    assert!(error.contains("others may read") && error.contains("worker/0 can't prove who it is"), "{error}");
+    let error = refusal(&secret(&folder, "short", "0123456789abcdef0123456789abcde\n"));
+    assert!(error.contains("31 bytes, and 32 are the least"), "{error}");
+    let error = refusal(&AuthSettings::Secret(folder.path().join("none")));
+    assert!(error.contains("secret_file = ") && error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn members_with_certificates_join_and_renewed_certificates_need_no_restart() {
+    let (cluster, authority) = (workers(2), Authority::new());
+    let folders = [folder(), folder()];
+    let files = [0, 1].map(|task| authority.worker(folders[task as usize].path(), task));
+    let start =
+        |task: u32| Member::start(with(&AuthSettings::Tls(files[task as usize].clone()), &cluster, task));
+    let first = start(0);
+    let second = start(1);
+    first.join();
+    second.join();
+    second.stop();
+    first.peering.await_loss();
+    // A new authority: first both are believed to be known, then only the new one.
+    let fresh = Authority::new();
+    fresh.worker(folders[0].path(), 0);
+    let error = connect(&AuthSettings::Tls(files[1].clone()), &cluster, 1, 0);
+    println!("worker/1 still has the old ones: {error:?}");
+    fresh.worker(folders[1].path(), 1);
+    let second = start(1);
+    second.join();
+    first.join();
+    // A file that is broken meanwhile changes nothing.
+    write(&files[0].certificate, b"half a certif");
+    std::thread::sleep(Duration::from_millis(600));
+    second.stop();
+    let third = start(1);
+    third.join();
+    first.join();
+}
+
+#[test]
+fn a_certificate_of_another_authority_another_member_or_the_past_is_refused() {
+    let (cluster, authority) = (workers(2), Authority::new());
+    let (mine, theirs) = (folder(), folder());
+    let own = AuthSettings::Tls(authority.worker(mine.path(), 0));
+    let first = Member::start(with(&own, &cluster, 0));
+    let refused = |files: TlsFiles, me: u32| {
+        let error = connect(&AuthSettings::Tls(files), &cluster, me, 0).unwrap_err();
+        println!("{error}");
+        error
+    };
+    let good = authority.worker(theirs.path(), 1);
+    assert_eq!(connect(&AuthSettings::Tls(good), &cluster, 1, 0), Ok(()));
+    // Another authority, on both sides and on the caller's only.
+    let stranger = Authority::new();
+    let error = refused(stranger.worker(theirs.path(), 1), 1);
+    assert!(error.contains("TLS failed: invalid peer certificate"), "{error}");
+    let files = stranger.worker(theirs.path(), 1);
+    authority.replace(&files.ca);
+    let error = refused(files, 1);
+    assert!(error.contains("TLS failed"), "{error}");
+    // A certificate of the past.
+    assert!(!refused(authority.issue(theirs.path(), "tensorwire:worker/1", 2001), 1).is_empty());
+    // worker/1 says that it is worker/7. This program does not even start so; it is done by hand.
+    let error =
+        Authenticator::open(&AuthSettings::Tls(authority.worker(theirs.path(), 1)), &name("worker", 7));
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("no alternative name URI:tensorwire:worker/7"), "{error}");
+    let error = impostor(&authority.worker(theirs.path(), 1), &address(&cluster, "worker", 0));
+    assert!(error.contains("the proof failed"), "{error}");
+    // The member that answers has the certificate of another one.
+    let files = authority.worker(theirs.path(), 1);
+    let auth = Arc::new(Authenticator::open(&AuthSettings::Tls(files), &name("worker", 1)).unwrap());
+    let (peer, address) = (name("worker", 5), address(&cluster, "worker", 0));
+    let error = runtime().block_on(Connector { auth, peer, address, limit: LONG }.connect()).unwrap_err();
+    assert!(error.to_string().contains("NotValidForName"), "{error}");
+    assert!(first.peering.told().is_empty());
+}
+
+/// Has a good certificate, of worker/1, and calls as worker/7.
+fn impostor(files: &TlsFiles, address: &str) -> String {
+    let settings = AuthSettings::Tls(files.clone());
+    let mut auth = Authenticator::open(&settings, &name("worker", 1)).unwrap();
+    auth.call_oneself(name("worker", 7));
+    let (peer, address) = (name("worker", 0), address.to_owned());
+    let connector = Connector { auth: Arc::new(auth), peer, address, limit: LONG };
+    runtime().block_on(connector.connect()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_key_that_is_open_to_others_or_missing_stops_the_start() {
+    use std::os::unix::fs::PermissionsExt;
+    let (cluster, folder) = (workers(1), folder());
+    let files = Authority::new().worker(folder.path(), 0);
+    let refusal = |files: &TlsFiles| {
+        let auth = AuthSettings::Tls(files.clone());
+        Member::new(with(&auth, &cluster, 0)).service.start().unwrap_err().to_string()
+    };
+    std::fs::set_permissions(&files.key, PermissionsExt::from_mode(0o640)).unwrap();
+    let error = refusal(&files);
+    assert!(error.contains("tls_key = ") && error.contains("chmod 600"), "{error}");
+    std::fs::set_permissions(&files.key, PermissionsExt::from_mode(0o600)).unwrap();
+    let missing = TlsFiles { ca: PathBuf::from("/nowhere/ca.pem"), ..files.clone() };
+    assert!(refusal(&missing).contains("tls_ca = /nowhere/ca.pem"), "{}", refusal(&missing));
+    write(&files.key, b"-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n");
+    let error = refusal(&files);
+    assert!(error.contains("tls_key = ") && !error.contains("c2VjcmV0"), "{error}");
+}
+
+#[test]
+fn members_with_different_modes_name_both() {
+    let (cluster, folder) = (workers(2), folder());
+    let first = Member::start(with(&secret(&folder, "secret", GOOD), &cluster, 0));
+    let second = Member::start(with(&AuthSettings::Plain, &cluster, 1));
+    let error = first.await_missing("its auth is plain, and secret here: set the same on every member");
+    assert!(error.contains("worker/1"), "{error}");
+    second.await_missing("its auth is secret, and plain here");
+}
+
+#[test]
+fn members_that_ask_for_plain_join_without_a_proof() {
+    let cluster = workers(2);
+    let members = [0, 1].map(|task| Member::start(with(&AuthSettings::Plain, &cluster, task)));
+    members.iter().for_each(Member::join);
+}
+
+/// Strangers who know the protocol but not the secret, as many as there are places, again and
+/// again.
+#[test]
+fn failed_proofs_keep_no_member_out() {
+    let (cluster, folder) = (workers(2), folder());
+    let good = secret(&folder, "good", GOOD);
+    let bad = secret(&folder, "bad", OTHER);
+    let first = Member::start(with(&good, &cluster, 0));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let mut tried = 0;
+            while !over.load(Ordering::SeqCst) {
+                connect(&bad, &cluster, 1, 0).expect_err("a wrong secret");
+                tried += 1;
+            }
+            tried
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let begin = Instant::now();
+        let second = Member::start(with(&good, &cluster, 1));
+        second.join();
+        first.join();
+        let took = begin.elapsed();
+        over.store(true, Ordering::SeqCst);
+        println!("joined after {took:?}, beside {} failed proofs", flood.join().unwrap());
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    });
+}
