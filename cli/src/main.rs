@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0 after success, 1 after a failure, 2 for a command line that can't be carried out.
 
+mod auth;
 mod devices;
 mod error;
 mod perf;
@@ -28,6 +29,8 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfCommand>),
     Devices(devices::DevicesArgs),
+    #[command(subcommand)]
+    Auth(auth::AuthCommand),
     /// Prints every setting: meaning, default, allowed values, environment variables.
     Config {
         /// Prints the page `docs/reference/settings.md`.
@@ -85,6 +88,7 @@ fn run(command: Command, matches: &clap::ArgMatches) -> Result<(), CliError> {
             perf::run(*args, &given.unwrap_or_default())
         }
         Command::Devices(args) => devices::run(args),
+        Command::Auth(command) => auth::run(command),
         Command::Config { profile: Some(name), .. } => {
             let named = Profile::ALL.into_iter().find(|profile| profile.name() == name);
             print(named.map_or("", Profile::text))
@@ -114,7 +118,10 @@ mod tests {
         let text = said(&["tensorwire", "perf", "foo"]);
         assert!(text.contains("there are write_lat, write_bw, send_lat, read_lat"), "{text}");
         let text = said(&["tensorwire", "foo"]);
-        assert!(text.contains("there are perf, devices, config") && !text.contains("responder"), "{text}");
+        assert!(
+            text.contains("there are perf, devices, auth, config") && !text.contains("responder"),
+            "{text}"
+        );
     }
 
     #[test]

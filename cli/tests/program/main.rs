@@ -1,5 +1,6 @@
 //! The program as a user runs it.
 
+mod auth;
 #[path = "../../../tests/support/bare_machine.rs"]
 mod bare_machine;
 mod compare;

@@ -1,0 +1,37 @@
+//! Files that only their owner can read, from their first byte on.
+
+use std::fs::{OpenOptions, rename};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Makes a new file. One that exists is left alone.
+pub fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write(path, bytes).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => {
+            io::Error::new(error.kind(), "it exists already, and other members may use it: remove it first")
+        }
+        _ => error,
+    })
+}
+
+/// Makes a file, or replaces it as a whole: no reader finds a part of it.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let fresh = Path::new(&fresh);
+    // Of an earlier run that was stopped half way.
+    if let Err(error) = std::fs::remove_file(fresh)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    write(fresh, bytes)?;
+    rename(fresh, path)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}

@@ -1,0 +1,99 @@
+//! `tensorwire auth` as a user runs it, and members that join with what it made.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+use tensorwire::{AuthMode, Node};
+
+fn auth(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tensorwire")).arg("auth").args(arguments).output().expect("it starts")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("the file is there").permissions().mode() & 0o777
+}
+
+/// Joins two members whose settings are those of `set`.
+fn join(set: impl Fn(u32) -> Vec<(&'static str, String)>, expected: AuthMode) {
+    let held: Vec<_> =
+        (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    let addresses: Vec<_> = held.iter().map(|port| port.local_addr().expect("bound").to_string()).collect();
+    drop(held);
+    let cluster = format!("worker={}", addresses.join(","));
+    let nodes: Vec<Node> = (0..2)
+        .map(|task| {
+            let builder = Node::builder().without_environment().member("worker", task);
+            let builder = builder.set("cluster", &cluster).set("pool_size", "1MiB");
+            let builder =
+                set(task).into_iter().fold(builder, |builder, (key, value)| builder.set(key, value));
+            let config = builder.join_timeout(Duration::from_secs(20)).build().expect("good settings");
+            assert_eq!(config.auth_mode(), expected);
+            Node::start(&config).expect("it starts")
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for node in &nodes {
+            scope.spawn(|| node.join().expect("both are there"));
+        }
+    });
+}
+
+#[test]
+fn members_join_with_a_secret_that_only_its_owner_can_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("secret");
+    let made = auth(&["secret", text(&file)]);
+    assert!(made.status.success(), "{made:?}");
+    assert_eq!(mode(&file), 0o600);
+    let secret = fs::read_to_string(&file).expect("text");
+    assert_eq!(secret.trim().len(), 64);
+    assert!(!String::from_utf8_lossy(&made.stdout).contains(secret.trim()), "it shows the secret");
+    join(|_| vec![("secret_file", text(&file).into())], AuthMode::Secret);
+    let again = auth(&["secret", text(&file)]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"), "{again:?}");
+    assert_eq!(fs::read_to_string(&file).expect("text"), secret);
+}
+
+#[test]
+fn members_join_with_certificates_and_a_second_run_renews_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: String| text(&folder.path().join(name)).to_owned();
+    let settings = |task| {
+        vec![
+            ("tls_ca", at("ca.pem".into())),
+            ("tls_certificate", at(format!("worker-{task}.pem"))),
+            ("tls_key", at(format!("worker-{task}.key"))),
+        ]
+    };
+    let made = auth(&["certificates", text(folder.path()), "--cluster", "worker=a:1,b:1"]);
+    assert!(made.status.success(), "{made:?}");
+    for key in ["ca.key", "worker-0.key", "worker-1.key"] {
+        assert_eq!(mode(&folder.path().join(key)), 0o600, "{key}");
+    }
+    join(settings, AuthMode::Tls);
+    let before =
+        ["ca.pem", "worker-0.pem", "worker-1.pem"].map(|name| fs::read(at(name.into())).expect(name));
+    let renewed = auth(&["certificates", text(folder.path()), "--member", "worker/1", "--days", "3"]);
+    assert!(renewed.status.success(), "{renewed:?}");
+    let after = ["ca.pem", "worker-0.pem", "worker-1.pem"].map(|name| fs::read(at(name.into())).expect(name));
+    assert_eq!((&before[0], &before[1]), (&after[0], &after[1]));
+    assert_ne!(before[2], after[2]);
+    join(settings, AuthMode::Tls);
+}
+
+#[test]
+fn a_folder_with_half_an_authority_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("ca.pem"), "x").expect("a file");
+    let refused = auth(&["certificates", text(folder.path()), "--member", "worker/1"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("it has ca.pem and no ca.key"), "{refused:?}");
+    assert_eq!(auth(&["certificates", text(folder.path())]).status.code(), Some(2), "no members");
+}
