@@ -35,9 +35,9 @@ const QUIET: Duration = Duration::from_secs(10);
 const WAITING: usize = 16;
 
 /// The proven connections, for the HTTP/2 server.
-pub(super) struct Incoming(mpsc::Receiver<AcceptedConnection>);
+pub(super) struct ProvenConnections(mpsc::Receiver<AcceptedConnection>);
 
-impl Stream for Incoming {
+impl Stream for ProvenConnections {
     type Item = io::Result<AcceptedConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -64,10 +64,10 @@ impl Acceptor {
         shared: Arc<BootstrapShared>,
         auth: Arc<Authenticator>,
         idle: Duration,
-    ) -> (Arc<Self>, Incoming) {
+    ) -> (Arc<Self>, ProvenConnections) {
         let (proven, incoming) = mpsc::channel(WAITING);
         let (seats, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
-        (Arc::new(Acceptor { shared, auth, seats, idle, proven, log }), Incoming(incoming))
+        (Arc::new(Acceptor { shared, auth, seats, idle, proven, log }), ProvenConnections(incoming))
     }
 
     /// Accepts for ever.
@@ -86,7 +86,7 @@ impl Acceptor {
     /// Has a new connection prove its name, unless the first look refuses it.
     fn examine(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
         if let Err((verdict, why)) = self.auth.screen(&stream) {
-            self.turn_away(from, &why);
+            self.log_refusal(from, &why);
             // An empty send buffer has room for a greeting. It is lost if the caller has gone.
             let greeting = self.auth.refusal(verdict);
             let _ = rustix::net::send(&stream, greeting.as_ref(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -104,7 +104,7 @@ impl Acceptor {
             match outcome.unwrap_or(Err(ProofError::TooLate)) {
                 // Fails when this process stops.
                 Ok(admitted) => drop(this.proven.send(this.seat(admitted)).await),
-                Err(why) => this.turn_away(from, &why),
+                Err(why) => this.log_refusal(from, &why),
             }
         });
         let draw = getrandom::u64().unwrap_or_default();
@@ -112,7 +112,7 @@ impl Acceptor {
         let _ = started.send(number);
         if let Some(evicted) = evicted {
             evicted.abort();
-            self.turn_away(from, &ProofError::TooLate);
+            self.log_refusal(from, &ProofError::TooLate);
         }
     }
 
@@ -133,7 +133,7 @@ impl Acceptor {
     }
 
     /// Logs a stranger, unless many come.
-    fn turn_away(&self, from: SocketAddr, why: &ProofError) {
+    fn log_refusal(&self, from: SocketAddr, why: &ProofError) {
         let now = Instant::now();
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.until.is_some_and(|until| now < until) {

@@ -29,7 +29,7 @@ impl<C, M> Places<C, M> {
 
     /// A place for a candidate. If there is none, one of the address with the most candidates gives
     /// up its place: the one that `draw` picks. So a flood from one host does not keep out the
-    /// members of others, and one from a member's own host keeps it out by chance only.
+    /// members of others. One from a member's own host keeps it out by chance only.
     pub(super) fn admit(&mut self, from: IpAddr, candidate: C, draw: u64) -> (u64, Option<C>) {
         let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
         let number = self.number();

@@ -203,7 +203,7 @@ impl Format for SocketAddress {
     }
 }
 
-/// The path of a file.
+/// Where a file lies, absolute or from the working directory.
 pub(super) struct FilePath;
 
 impl Format for FilePath {

@@ -437,7 +437,8 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
         &[("auth", "uid"), ("cluster", "worker=10.0.0.1:1")],
         "cluster is \"worker=10.0.0.1:1\" (the builder): this process would listen on 10.0.0.1, beyond the \
          loopback \
-         interface, and auth is uid: use a loopback address, or set secret_file, or set allow_non_loopback to true",
+         interface, and auth is uid: use a loopback address, or set secret_file, or set allow_non_loopback \
+         to true",
     ),
     (
         &[("cluster", "ps=127.0.0.1:1;worker=10.0.0.1:1"), ("allow_non_loopback", "true")],
@@ -458,8 +459,8 @@ const CONFLICTS: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[("auth", "secret")],
-        "auth is \"secret\" (the builder): it needs secret_file, and that is not set: `tensorwire auth secret \
-         FILE` makes one",
+        "auth is \"secret\" (the builder): it needs secret_file, and that is not set: `tensorwire auth \
+         secret FILE` makes one",
     ),
     (
         &[("auth", "plain"), ("secret_file", "s")],

@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 /// let node = Node::builder()
 ///     .member("worker", 0)
 ///     .set("cluster", "ps=10.0.0.1:4000;worker=10.0.0.2:4000")
+///     .set("secret_file", "/etc/tensorwire/cluster.secret")
 ///     .start()?;
 /// node.join()?;
 /// // Steps of training.

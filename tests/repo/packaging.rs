@@ -84,10 +84,49 @@ fn built_for<'a>(metadata: &'a Value, mut waiting: Vec<&'a str>) -> Vec<&'a Valu
         // Cargo lists dependencies of `cfg(tensorwire_loom)` for every platform; only the loom
         // tests set that.
         let counts = |k: &Value| k["kind"] != "dev" && k["target"] != "cfg(tensorwire_loom)";
-        let is_built = |d: &&Value| list(d, "dep_kinds").iter().any(counts);
+        let is_built = |d: &&Value| {
+            list(d, "dep_kinds").iter().any(counts) && is_enabled(metadata, nodes[id], text(d, "pkg"))
+        };
         waiting.extend(list(nodes[id], "deps").iter().filter(is_built).map(|d| text(d, "pkg")));
     }
     reached.into_iter().map(|id| package(metadata, id)).collect()
+}
+
+/// Whether a dependency that cargo lists is more than a weak one (`ring?/std`). Cargo lists these
+/// also if no feature turns the package on, and does not build them then.
+fn is_enabled(metadata: &Value, node: &Value, dependency: &str) -> bool {
+    let (own, name) = (package(metadata, text(node, "id")), text(package(metadata, dependency), "name"));
+    let declared: Vec<&Value> =
+        list(own, "dependencies").iter().filter(|d| d["name"] == name && d["kind"] != "dev").collect();
+    if declared.is_empty() || declared.iter().any(|d| d["optional"] == false) {
+        return true;
+    }
+    let called: Vec<&str> = declared.iter().map(|d| d["rename"].as_str().unwrap_or(name)).collect();
+    let enabled = list(node, "features").iter().filter_map(Value::as_str);
+    let mut parts = enabled.flat_map(|feature| list(&own["features"], feature)).filter_map(Value::as_str);
+    let turns_on = |part: &str| {
+        let part = part.strip_prefix("dep:").unwrap_or(part);
+        called
+            .iter()
+            .any(|name| part == *name || part.strip_prefix(name).is_some_and(|rest| rest.starts_with('/')))
+    };
+    parts.any(turns_on)
+}
+
+#[test]
+fn a_weak_dependency_counts_only_if_a_feature_turns_it_on() {
+    let metadata = metadata();
+    let nodes = list(&metadata["resolve"], "nodes");
+    let listed = |name: &str, dependency: &str| {
+        let node =
+            nodes.iter().find(|n| text(package(&metadata, text(n, "id")), "name") == name).expect(name);
+        let deps = list(node, "deps").iter().map(|d| text(d, "pkg"));
+        let found: Vec<&str> = deps.filter(|id| text(package(&metadata, id), "name") == dependency).collect();
+        found.first().map(|id| is_enabled(&metadata, node, id))
+    };
+    assert_ne!(listed("rustls-webpki", "ring"), Some(true), "it would be built");
+    assert_eq!(listed("tonic", "hyper"), Some(true), "an optional one that a feature turns on");
+    assert_eq!(listed("tensorwire", "tonic"), Some(true));
 }
 
 /// `1.95`, `1.95.0` and `1.95.0-nightly` as numbers that compare.

@@ -21,7 +21,8 @@ pub enum AuthError {
     },
     /// The CPU lacks instructions of the cryptography.
     #[error(
-        "this CPU has no AES, AVX2, ADX, BMI2 and PCLMULQDQ instructions, which auth = secret and auth = tls need"
+        "this CPU lacks AES, AVX2, ADX, BMI2 or PCLMULQDQ instructions, which auth = secret and auth = tls \
+         need"
     )]
     Cpu,
     /// The kernel does not tell the users of connections.
@@ -40,6 +41,11 @@ pub enum AuthError {
 pub(in crate::bootstrap) enum ProofError {
     #[error(transparent)]
     Io(io::Error),
+    #[error(
+        "it ended the connection before the proof was done ({0}): is it stopping, or flooded with \
+         connections? See its log"
+    )]
+    Cut(io::Error),
     #[error("what listens there is no bootstrap service of this version of tensorwire")]
     NoGreeting,
     #[error("its auth is {theirs}, and {ours} here: set the same on every member")]

@@ -1,5 +1,5 @@
-//! TLS 1.3 in which each side proves that it has one expected key (RFC 7250: no certificates), and
-//! what all uses of TLS here have in common.
+//! TLS 1.3 in which each side proves that it has one expected key. RFC 7250 has such keys instead
+//! of certificates. Here is also what all uses of TLS have in common.
 
 use super::error::AuthError;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

@@ -110,7 +110,7 @@ pub enum AuthSettings {
 }
 
 impl AuthSettings {
-    /// The mode.
+    /// Without the files.
     pub fn mode(&self) -> AuthMode {
         match self {
             AuthSettings::Tls(_) => AuthMode::Tls,
@@ -139,7 +139,7 @@ pub(super) struct Authenticator {
 }
 
 enum Method {
-    Tls(Certificates),
+    Tls(Box<Certificates>),
     Secret(ClusterSecret),
     Uid(SocketOwners),
     Plain,
@@ -155,7 +155,7 @@ impl Authenticator {
     /// Reads what the mode needs.
     pub(super) fn open(settings: &AuthSettings, me: &TaskId) -> Result<Self, AuthError> {
         let method = match settings {
-            AuthSettings::Tls(files) => Method::Tls(Certificates::open(files, me)?),
+            AuthSettings::Tls(files) => Method::Tls(Box::new(Certificates::open(files, me)?)),
             AuthSettings::Secret(file) => Method::Secret(ClusterSecret::open(file, me)?),
             AuthSettings::Uid => Method::Uid(SocketOwners::open()?),
             AuthSettings::Plain => Method::Plain,
@@ -215,7 +215,14 @@ impl Authenticator {
     }
 
     /// Proves this process's name to member `to`, and has it prove its own.
-    pub(super) async fn connect(&self, mut stream: TcpStream, to: &TaskId) -> Result<AuthStream, ProofError> {
+    pub(super) async fn connect(&self, stream: TcpStream, to: &TaskId) -> Result<AuthStream, ProofError> {
+        self.prove(stream, to).await.map_err(|error| match error {
+            ProofError::Io(error) if was_cut(&error) => ProofError::Cut(error),
+            error => error,
+        })
+    }
+
+    async fn prove(&self, mut stream: TcpStream, to: &TaskId) -> Result<AuthStream, ProofError> {
         let mut bytes = [0; Greeting::LEN];
         stream.read_exact(&mut bytes).await?;
         let greeting = Greeting::decode(&bytes).ok_or(ProofError::NoGreeting)?;
@@ -242,6 +249,12 @@ impl Authenticator {
             refused => Err(ProofError::refused(refused, ours)),
         }
     }
+}
+
+/// Whether the other side has ended the connection.
+fn was_cut(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Fails unless the other end of the connection is this user's socket on this host.

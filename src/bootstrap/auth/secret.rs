@@ -1,5 +1,5 @@
-//! The shared secret of a cluster. It never travels: each member has a key that is derived from the
-//! secret and the member's name, and signs the handshake of TLS with it.
+//! The shared secret of a cluster, which never travels. Each member has a key that is derived from
+//! the secret and the member's name, and signs the handshake of TLS with it.
 //!
 //! Whoever has the secret can be any member. Whoever has not can't tell it from what travels,
 //! as long as it can't be guessed; so short secrets are refused.

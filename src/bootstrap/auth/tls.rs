@@ -39,12 +39,12 @@ pub(super) struct Certificates {
 
 struct Present {
     loaded: Arc<Loaded>,
-    stamps: [Option<Stamp>; 3],
+    stamps: [Option<FileStamp>; 3],
     looked: Instant,
 }
 
 /// What tells that a file was replaced or written.
-type Stamp = (u64, u64, i64, i64, u64);
+type FileStamp = (u64, u64, i64, i64, u64);
 
 struct Loaded {
     provider: Arc<CryptoProvider>,
@@ -111,7 +111,7 @@ impl Certificates {
     }
 }
 
-fn stamps(files: &TlsFiles) -> [Option<Stamp>; 3] {
+fn stamps(files: &TlsFiles) -> [Option<FileStamp>; 3] {
     [&files.ca, &files.certificate, &files.key].map(|path| {
         let facts = std::fs::metadata(path).ok()?;
         Some((facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size()))

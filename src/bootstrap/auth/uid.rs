@@ -54,7 +54,7 @@ pub(super) enum SocketOwner {
 }
 
 impl SocketOwners {
-    /// Finds out which way of asking works here.
+    /// Finds out which source of the kernel works here.
     pub(super) fn open() -> Result<Self, AuthError> {
         let me = rustix::process::geteuid().as_raw();
         if is_shared_overflow(me) {

@@ -274,10 +274,75 @@ fn members_with_different_modes_name_both() {
 }
 
 #[test]
+fn a_connection_that_ends_before_the_proof_is_named() {
+    let cluster = workers(2);
+    let listener = TcpListener::bind(address(&cluster, "worker", 0)).unwrap();
+    let member = Member::start(options(&cluster, 1));
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| drop(listener.accept().unwrap()));
+        member.await_missing("ended the connection before the proof was done");
+        closing.join().unwrap();
+    });
+}
+
+#[test]
 fn members_that_ask_for_plain_join_without_a_proof() {
     let cluster = workers(2);
     let members = [0, 1].map(|task| Member::start(with(&AuthSettings::Plain, &cluster, task)));
     members.iter().for_each(Member::join);
+}
+
+/// Opens connections from `source` as fast as it can until `over`, and proves nothing. Returns how
+/// many.
+fn flood(source: &str, address: &str, over: &AtomicBool) -> usize {
+    let source = std::net::SocketAddr::new(source.parse().unwrap(), 0);
+    let address = address.parse().unwrap();
+    runtime().block_on(async {
+        let (mut open, mut count) = (std::collections::VecDeque::new(), 0);
+        while !over.load(Ordering::SeqCst) {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(source).unwrap();
+            let opened = tokio::time::timeout(Duration::from_millis(50), socket.connect(address));
+            if let Ok(Ok(stream)) = opened.await {
+                open.push_back(stream);
+                count += 1;
+            }
+            if open.len() > 100 {
+                open.pop_front();
+            }
+        }
+        count
+    })
+}
+
+#[test]
+fn members_join_during_a_flood_and_links_go_on() {
+    for source in ["127.77.0.1", "127.0.0.1"] {
+        let (cluster, folder) = (workers(2), folder());
+        let auth = secret(&folder, "secret", GOOD);
+        let silence = Duration::from_secs(3);
+        let quick = |task| BootstrapOptions { silence, ..with(&auth, &cluster, task) };
+        let flooded = Member::start(quick(1));
+        let over = AtomicBool::new(false);
+        let address = address(&cluster, "worker", 1);
+        std::thread::scope(|scope| {
+            let floods = [0, 1].map(|_| scope.spawn(|| flood(source, &address, &over)));
+            std::thread::sleep(Duration::from_millis(300));
+            let begin = Instant::now();
+            let other = Member::start(quick(0));
+            let joined = other.service.join(LONG).and_then(|()| flooded.service.join(LONG));
+            let took = begin.elapsed();
+            // Longer than the silence: heartbeats pass, too.
+            std::thread::sleep(silence + Duration::from_secs(1));
+            over.store(true, Ordering::SeqCst);
+            let count: usize = floods.into_iter().map(|flood| flood.join().unwrap()).sum();
+            println!("{count} connections from {source}; joined after {took:?}");
+            joined.expect("they join");
+            for member in [&flooded, &other] {
+                assert!(!member.peering.told().iter().any(|told| matches!(told, Told::Lost(..))));
+            }
+        });
+    }
 }
 
 /// Strangers who know the protocol but not the secret, as many as there are places, again and

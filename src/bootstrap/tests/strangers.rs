@@ -1,5 +1,5 @@
-//! Attacks on the bootstrap port, over real sockets: a process of another user, a caller without
-//! a proof, a member that speaks for another, and floods.
+//! Attacks on the bootstrap port, over real sockets. The attackers are a process of another user, a
+//! caller without a proof, a member that speaks for another, and floods.
 
 use super::super::acceptor::{FIRST_REQUEST, PROOF_LIMIT};
 use super::super::auth::{AuthSettings, Authenticator};

@@ -58,7 +58,19 @@ const NO_UNSAFE: &[&str] = &["src/fabric/verbs/device"];
 const CRATE_ROOT: &str = "the crate root";
 
 /// Packages of the RPC stack. They stay inside `bootstrap` and never show in the API.
-const RPC: &[&str] = &["tokio", "tonic", "tonic_prost", "prost", "hyper", "tower"];
+const RPC: &[&str] = &[
+    "tokio",
+    "tonic",
+    "tonic_prost",
+    "prost",
+    "hyper",
+    "hyper_util",
+    "tower",
+    "rustls",
+    "tokio_rustls",
+    "webpki",
+    "rustls_graviola",
+];
 
 /// Where messages are read and written without RPC.
 const MESSAGES: (&str, &str) = ("prost", "src/memory/serialized");
