@@ -9,6 +9,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use tensorwire::Profile;
 use tensorwire::internals::fabric::MAX_MESSAGE;
@@ -146,6 +147,10 @@ pub struct FabricOptions {
     )]
     #[serde(skip)]
     pub port: u16,
+    /// The server's address, 0.0.0.0 for all: who reaches it can use it [default: 127.0.0.1]
+    #[arg(long, conflicts_with_all = ["local", "host"], value_name = "ADDRESS")]
+    #[serde(skip)]
+    pub listen: Option<IpAddr>,
     /// What carries the bytes
     #[arg(long, value_enum, default_value_t)]
     pub fabric: FabricName,

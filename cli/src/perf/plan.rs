@@ -6,6 +6,7 @@ use crate::error::CliError;
 use clap::parser::ValueSource;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// Round trips of a size by default, as long as they move no more than [`DEFAULT_VOLUME`] one way.
@@ -21,6 +22,9 @@ const BORROWED_SHARE: usize = 2;
 const SMALLEST_BLOCK: usize = 64;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
 const DEFAULT_WARMUP: u64 = 1000;
+
+/// Where a server listens by default: it can't tell its client from others.
+const LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// How long the turns of one size are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,8 +42,8 @@ pub enum Part {
     Local,
     /// Measures, with the server of this host and port.
     Client(String, u16),
-    /// Answers one client that connects to this port.
-    Server(u16),
+    /// Answers one client that connects to this address.
+    Server(SocketAddr),
 }
 
 /// A checked run.
@@ -200,7 +204,7 @@ fn part(args: &PerfArgs) -> Result<Part, CliError> {
             "--json: this is the server, as no HOST is given; the client measures and writes the report"
                 .into(),
         )),
-        None => Ok(Part::Server(fabric.port)),
+        None => Ok(Part::Server(SocketAddr::new(fabric.listen.unwrap_or(LISTEN), fabric.port))),
     }
 }
 
@@ -401,7 +405,7 @@ mod tests {
     #[test]
     fn a_server_without_options_agrees_with_every_client_of_its_test() {
         let server = plan("write_lat").unwrap();
-        assert_eq!(server.part, Part::Server(18_515));
+        assert_eq!(server.part, Part::Server(([127, 0, 0, 1], 18_515).into()));
         assert!(server.given.iter().all(|name| name == "test"), "{:?}", server.given);
         let client = plan("write_lat there -p 7 -s 64 -t 32 -I 8 --fabric verbs -x 1").unwrap();
         assert_eq!(client.part, Part::Client("there".into(), 7));

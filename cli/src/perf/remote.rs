@@ -2,17 +2,26 @@
 
 use super::channel_message::ChannelMessage;
 use super::control_channel::{CHANNEL_TIMEOUT, ChannelError, ControlChannel};
+use super::options::PerfArgs;
 use super::plan::Plan;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
 use crate::error::{CliError, print};
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long a client tries to connect: the server may have been started at the same time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// How long a connection has for the first message of a client.
+const FIRST_MESSAGE: Duration = Duration::from_secs(5);
+/// Connections without a first message at a time; further ones wait in the system's queue.
+const MAX_STRANGERS: usize = 64;
+/// Between two looks whether one of them has turned out to be a client.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// Measures, with the server on that host.
 pub fn client(plan: &Plan, host: &str, port: u16) -> Result<PerfReport, CliError> {
@@ -40,21 +49,22 @@ fn connect(host: &str, port: u16) -> Result<TcpStream, CliError> {
     }
 }
 
-/// Answers one client.
-pub fn serve(plan: &Plan, port: u16) -> Result<(), CliError> {
+/// Answers one client that connects to this address.
+pub fn serve(plan: &Plan, at: SocketAddr) -> Result<(), CliError> {
     let listening = |error: std::io::Error| {
-        let remedy = "choose another --port on both sides if it is in use";
-        CliError::failed(format!("listening at port {port}"), format!("{error}; {remedy}"))
+        let remedy = "choose another --port on both sides if it is in use, and an address of this host";
+        CliError::failed(format!("listening at {at}"), format!("{error}; {remedy}"))
     };
-    // The first bind fails on a host without IPv6.
-    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-        .map_err(listening)?;
-    print(&format!("waiting for a client of {} at port {port}\n", plan.args.test.name()))?;
-    let (stream, from) = listener.accept().map_err(listening)?;
+    let listener = TcpListener::bind(at).map_err(listening)?;
+    listener.set_nonblocking(true).map_err(listening)?;
+    print(&format!("waiting for a client of {} at {at}\n", plan.args.test.name()))?;
+    if at.ip().is_loopback() {
+        print("this host alone can reach it: --listen ADDRESS lets others\n")?;
+    }
+    let FirstMessage { from, version, args, mut channel } = first_client(&listener).map_err(listening)?;
     drop(listener);
-    let mut channel = ControlChannel::tcp(stream, CHANNEL_TIMEOUT)?;
-    let served = serve_client(plan, &mut channel);
+    let served = channel.set_timeout(CHANNEL_TIMEOUT).map_err(CliError::from);
+    let served = served.and_then(|()| serve_client(plan, &version, args, &mut channel));
     match served {
         Ok(()) => print(&format!("served {}\n", from.ip())),
         Err(error) => {
@@ -65,11 +75,63 @@ pub fn serve(plan: &Plan, port: u16) -> Result<(), CliError> {
     }
 }
 
-fn serve_client(plan: &Plan, channel: &mut ControlChannel) -> Result<(), CliError> {
-    let (version, mut args) = match channel.receive()? {
-        ChannelMessage::Open { version, args, .. } => (version, args),
-        other => return Err(CliError::Failed(format!("the client sent {other:?} first, not Open"))),
+/// The first message of a client, and the channel that it came on.
+struct FirstMessage {
+    from: SocketAddr,
+    version: String,
+    args: PerfArgs,
+    channel: ControlChannel,
+}
+
+/// Waits for a connection whose first message is that of a client. Any other is closed and said.
+fn first_client(listener: &TcpListener) -> std::io::Result<FirstMessage> {
+    let (sender, heard): (Sender<Heard>, Receiver<Heard>) = channel();
+    let mut strangers = 0;
+    loop {
+        while let Ok(heard) = heard.try_recv() {
+            strangers -= 1;
+            match heard {
+                Ok(first) => return Ok(*first),
+                Err(why) => eprintln!("{why}: it was closed, and the server waits on"),
+            }
+        }
+        // The threads of strangers end by themselves.
+        let ready = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
+        if strangers == MAX_STRANGERS || ready == Ok(0) {
+            continue;
+        }
+        // An error is that of a connection which has ended already.
+        let Ok((stream, from)) = listener.accept() else { continue };
+        strangers += 1;
+        let sender = sender.clone();
+        std::thread::spawn(move || drop(sender.send(first_message(stream, from))));
+    }
+}
+
+/// A client, or what is wrong with the connection.
+type Heard = Result<Box<FirstMessage>, String>;
+
+fn first_message(stream: TcpStream, from: SocketAddr) -> Heard {
+    let receive = || {
+        stream.set_nonblocking(false)?;
+        let mut channel = ControlChannel::tcp(stream, FIRST_MESSAGE)?;
+        Ok((channel.receive()?, channel))
     };
+    match receive().map_err(|error: ChannelError| error.to_string()) {
+        Ok((ChannelMessage::Open { version, args, .. }, channel)) => {
+            Ok(Box::new(FirstMessage { from, version, args, channel }))
+        }
+        Ok((other, _)) => Err(format!("the connection from {from} is no client's: it sent {other:?} first")),
+        Err(why) => Err(format!("the connection from {from} is no client's: {why}")),
+    }
+}
+
+fn serve_client(
+    plan: &Plan,
+    version: &str,
+    mut args: PerfArgs,
+    channel: &mut ControlChannel,
+) -> Result<(), CliError> {
     let own = env!("CARGO_PKG_VERSION");
     if version != own {
         return Err(CliError::Failed(format!(

@@ -30,7 +30,7 @@ fn run_test(args: PerfArgs, given: &BTreeSet<String>) -> Result<(), CliError> {
     let report = match &plan.part {
         Part::Local => local(&plan)?,
         Part::Client(host, port) => remote::client(&plan, host, *port)?,
-        Part::Server(port) => return remote::serve(&plan, *port),
+        Part::Server(at) => return remote::serve(&plan, *at),
     };
     match json {
         Some(file) => file.write(&report.to_json()?),

@@ -313,8 +313,7 @@ struct Served {
 
 impl Served {
     fn start(arguments: &str) -> Self {
-        let free =
-            std::net::TcpListener::bind("[::]:0").or_else(|_| std::net::TcpListener::bind("0.0.0.0:0"));
+        let free = std::net::TcpListener::bind("127.0.0.1:0");
         let port = free.and_then(|listener| listener.local_addr()).expect("a port").port();
         let server = program(&format!("perf {arguments} -p {port}"))
             .stdout(Stdio::piped())
@@ -403,6 +402,60 @@ fn a_client_that_asks_for_something_else_than_its_server_is_refused_on_both_side
             assert!(said.contains(reason), "no {reason} in {said}");
         }
     }
+}
+
+/// The sockets that listen at the port, each as the hexadecimal address of the kernel's table.
+fn listeners(port: u16) -> Vec<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
+    let tables: Vec<String> = tables.into_iter().flatten().collect();
+    let fields = tables.iter().flat_map(|table| table.lines()).map(|line| line.split_whitespace());
+    let local = fields.filter_map(|mut fields| {
+        let local = fields.nth(1)?.to_owned();
+        (fields.nth(1)? == "0A").then_some(local)
+    });
+    local.filter_map(|local| local.strip_suffix(&format!(":{port:04X}")).map(str::to_owned)).collect()
+}
+
+#[test]
+fn a_server_listens_on_loopback_and_serves_its_client_after_strangers() {
+    use std::io::Write;
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat -s 8");
+    let since = Instant::now();
+    let connect = || loop {
+        match std::net::TcpStream::connect(("127.0.0.1", served.port)) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(since.elapsed() < SOON, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // One that goes at once, one that speaks another language, and one that says nothing.
+    drop(connect());
+    let mut other = connect();
+    other.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("written");
+    let _silent = connect();
+    assert_eq!(listeners(served.port), ["0100007F"], "127.0.0.1 and nothing else");
+    let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert_eq!(text(&server.stderr).matches("is no client's").count(), 2, "{}", text(&server.stderr));
+    assert!(text(&server.stdout).contains("at 127.0.0.1:"), "{}", text(&server.stdout));
+}
+
+#[test]
+fn a_server_listens_elsewhere_only_if_it_is_told_to() {
+    let _alone = alone();
+    let served = Served::start("write_lat -s 8 --listen 0.0.0.0");
+    let since = Instant::now();
+    while listeners(served.port).is_empty() {
+        assert!(since.elapsed() < SOON, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(listeners(served.port), ["00000000"]);
+    let output = run("perf write_lat --listen ::1 HOST");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
 }
 
 #[test]
