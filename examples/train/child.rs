@@ -35,6 +35,7 @@ fn train(digits: &Digits) -> Result<(Option<Outcome>, Traffic)> {
         tensorwire::pin_current_thread(core)?;
     }
     let engine = Engine::join(&assignment)?;
+    tell(&Message::Joined)?;
     let trained = take_part(&assignment, digits, &engine);
     match trained {
         Ok(outcome) => Ok((outcome, engine.finish()?)),

@@ -73,8 +73,11 @@ struct Process {
     done: bool,
     summary: Option<(Option<Outcome>, Traffic)>,
     error: Option<String>,
+    joined: bool,
     ended: bool,
     stuck: bool,
+    /// The member whose end has ended the join of this process.
+    waited_for: Option<Member>,
 }
 
 /// How a process failed.
@@ -84,6 +87,8 @@ enum End {
     Killed,
     /// It reported an error.
     Error,
+    /// It was ended, as another had ended before all had joined.
+    Waited,
     /// It did not end in time and was killed.
     Stuck,
 }
@@ -159,6 +164,7 @@ impl Crew {
         let process = &mut self.processes[from];
         match message {
             Message::Progress(_) => {}
+            Message::Joined => process.joined = true,
             Message::Done => process.done = true,
             Message::Summary { outcome, traffic } => process.summary = Some((outcome, traffic)),
             Message::Failed { error } => process.error = Some(error),
@@ -176,7 +182,19 @@ impl Crew {
         let status = process.child.wait()?;
         process.ended = true;
         self.failures.extend(process.failure(status));
+        self.end_joins();
         Ok(())
+    }
+
+    /// Ends the processes that wait in their joins for one that has failed: nobody can join any
+    /// more. Those that have joined notice by themselves.
+    fn end_joins(&mut self) {
+        let Some(failed) = self.failures.first().map(|failure| failure.member) else { return };
+        for process in self.processes.iter_mut().filter(|process| !process.ended && !process.joined) {
+            process.waited_for.get_or_insert(failed);
+            // Fails only for a process that has ended.
+            let _ = process.child.kill();
+        }
     }
 
     /// Kills the processes that did not end after others had.
@@ -248,8 +266,10 @@ impl Process {
             done: false,
             summary: None,
             error: None,
+            joined: false,
             ended: false,
             stuck: false,
+            waited_for: None,
         };
         process.write(&serde_json::to_string(assignment)?);
         let output = output.ok_or_else(|| format!("{member} has no output"))?;
@@ -273,6 +293,9 @@ impl Process {
     fn failure(&self, status: ExitStatus) -> Option<Failed> {
         let error = self.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         let (end, what) = match (status.signal(), status.code()) {
+            (Some(_), _) if let Some(other) = self.waited_for => {
+                (End::Waited, format!("was ended, as it waited for {other} in its join"))
+            }
             (Some(_), _) if self.stuck => {
                 (End::Stuck, format!("did not end within {STOP_TIMEOUT:?} after another had"))
             }

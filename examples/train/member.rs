@@ -93,6 +93,8 @@ impl Assignment {
 pub enum Message {
     /// The progress of the run; from worker 0 only.
     Progress(Progress),
+    /// It has joined all others.
+    Joined,
     /// All steps are done. Peers may still need its tensors, so it waits for [`FINISH`].
     Done,
     /// The last message after success.

@@ -171,12 +171,15 @@ impl Client {
 
     /// Makes one generation of the link. After a failure the peer knows, and nothing is connected.
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
-        let outcome = self.try_link(info).await;
-        if let Err(why) = &outcome {
-            let (peer, generation) = (self.peer, info.generation);
-            self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
-        }
-        outcome
+        let Err(why) = self.try_link(info).await else { return Ok(()) };
+        let (peer, generation) = (self.peer, info.generation);
+        let theirs = self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
+        let why = match theirs.is_empty() || why.contains(&theirs) {
+            true => why,
+            false => format!("{} says: {theirs}; this side saw: {why}", info.name),
+        };
+        self.shared.step(|members| (members.explain(peer, generation, &why), Vec::new()));
+        Err(why)
     }
 
     async fn try_link(&self, info: &PeerInfo) -> Result<(), String> {
@@ -245,7 +248,7 @@ impl Client {
             let error = match self.say_ready(info.generation, grpc::Progress::Connected, "").await {
                 Ok((grpc::Progress::Connected, _)) => break,
                 Ok((grpc::Progress::Connecting, _)) => format!("{} is still connecting", info.name),
-                Ok((_, why)) => return Err(why),
+                Ok((_, why)) => return Err(format!("{} says: {why}", info.name)),
                 Err(CallError::Refused(why)) => return Err(why),
                 Err(CallError::Unattended(why)) => return Err(self.died(why)),
                 Err(CallError::Unreachable(why)) => {
@@ -283,9 +286,14 @@ impl Client {
     }
 
     /// Tells the peer that a generation is over. If this call fails, a heartbeat tells it later.
-    async fn tell_failed(&self, report: LossReport) {
-        if let Err(error) = self.say_ready(report.generation, grpc::Progress::Failed, &report.why).await {
-            tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
+    /// Returns why the generation has failed at the peer, if it has; else nothing.
+    async fn tell_failed(&self, report: LossReport) -> String {
+        match self.say_ready(report.generation, grpc::Progress::Failed, &report.why).await {
+            Ok((_, theirs)) => theirs,
+            Err(error) => {
+                tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
+                String::new()
+            }
         }
     }
 
@@ -346,7 +354,7 @@ impl Client {
             if answer.linked {
                 return (members.heard(self.peer, by, Instant::now()).is_ok(), Vec::new());
             }
-            let why = shorten(&answer.reason, MAX_REASON);
+            let why = shorten(&format!("{} says: {}", info.name, answer.reason), MAX_REASON);
             (false, members.give_up(self.peer, by, info.generation, &why))
         })
     }
@@ -386,17 +394,27 @@ impl Client {
 
 /// Why a peer could not be reached, in words.
 fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
+    /// The errors of a process that lacks descriptors or memory: EMFILE, ENFILE, ENOMEM, ENOBUFS.
+    const LACKS: [i32; 4] = [24, 23, 12, 105];
     let mut innermost: &dyn Error = status;
     while let Some(source) = innermost.source() {
         innermost = source;
-        let system = match innermost.downcast_ref::<ProofError>() {
-            Some(ProofError::Io(error)) => Some(error),
-            // It counts as silent: what answers there is not the peer.
-            Some(why) => {
-                return CallError::Unreachable(format!("{address} is not proven to be {name}: {why}"));
-            }
+        let proof = innermost.downcast_ref::<ProofError>();
+        let system = match proof {
+            Some(ProofError::Io(error) | ProofError::Unknown(error)) => Some(error),
+            Some(_) => None,
             None => innermost.downcast_ref::<std::io::Error>(),
         };
+        if system.and_then(std::io::Error::raw_os_error).is_some_and(|code| LACKS.contains(&code)) {
+            return CallError::Unreachable(format!(
+                "this process can't call {address}: {innermost}; raise its limit of open files (ulimit -n), \
+                 or free memory"
+            ));
+        }
+        // It counts as silent: what answers there is not the peer.
+        if let Some(why) = proof.filter(|why| !matches!(why, ProofError::Io(_))) {
+            return CallError::Unreachable(format!("{address} is not proven to be {name}: {why}"));
+        }
         if system.map(std::io::Error::kind) == Some(ErrorKind::ConnectionRefused) {
             let why = format!("nobody listens at {address} (connection refused): is the process running?");
             return CallError::Unattended(why);

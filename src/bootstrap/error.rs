@@ -109,6 +109,18 @@ pub enum BootstrapError {
         /// The missing peers, each with its last error.
         missing: Vec<MissingPeer>,
     },
+    /// A member and this process disagree about a setting, which neither can change while it runs.
+    #[error("{me} can't link with {peer} at {address}: {why}")]
+    Disagreement {
+        /// The name of this process.
+        me: TaskId,
+        /// The member that disagrees.
+        peer: TaskId,
+        /// Its address in the cluster.
+        address: String,
+        /// The setting, with both values.
+        why: String,
+    },
     /// Some threads did not end in time. They end by themselves when their work has ended.
     #[error("{me}: stopping took longer than {waited:?}: {why}")]
     StopTimeout {

@@ -23,6 +23,8 @@ pub(super) struct PeerRecord {
     pub(super) reach: Option<String>,
     /// The generation that failed last, and why.
     pub(super) failed: Option<(u64, String)>,
+    /// Why the one before it failed, until the two sides have compared what they know of the last.
+    pub(super) failed_before: Option<String>,
     /// How the last link that was up has ended.
     pub(super) lost: Option<String>,
 }
@@ -36,6 +38,8 @@ pub(super) struct PeerLife {
     /// The highest generation of the pair that it has used or seen, as it has said.
     pub(super) reached: u64,
     pub(super) stage: LifeStage,
+    /// A disagreement with this life that no further attempt mends.
+    pub(super) disagreement: Option<String>,
 }
 
 pub(super) enum LifeStage {
@@ -76,6 +80,7 @@ impl PeerRecord {
             busy: false,
             reach: None,
             failed: None,
+            failed_before: None,
             lost: None,
         }
     }

@@ -7,7 +7,7 @@
 
 use super::peer_record::{EndpointState, LifeStage, PeerLife, PeerRecord};
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
-use crate::wire::{Incarnation, Status};
+use crate::wire::{Code, Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ pub(super) struct PeerIdentity {
 pub(super) enum OfferDecision {
     /// It is new: make this side's endpoint.
     Start(PeerInfo),
-    /// This side's endpoint is being made.
+    /// This side's endpoint is being made, or that of an older generation is being given up.
     Wait,
     /// This side's offer.
     Answer(Vec<u8>),
@@ -115,7 +115,9 @@ impl PeerTable {
         let peer = &self.peers[index];
         let now = match (&peer.reach, &peer.failed) {
             (Some(reach), _) => reach.clone(),
-            (None, Some((_, why))) if peer.life.is_some() => format!("its link failed: {why}"),
+            (None, Some((_, why))) if peer.life.is_some() => {
+                format!("its link failed: {}", peer.failed_before.as_ref().unwrap_or(why))
+            }
             _ if peer.life.is_some() => "it is up, and the link with it is still being made".into(),
             _ => "it has not been reached yet".into(),
         };
@@ -167,8 +169,9 @@ impl PeerTable {
             }
             None => {}
         }
-        peer.life =
-            Some(PeerLife { who: who.clone(), heard: now, dialed, reached: 0, stage: LifeStage::Apart });
+        let (stage, disagreement) = (LifeStage::Apart, None);
+        let who = who.clone();
+        peer.life = Some(PeerLife { who, heard: now, dialed, reached: 0, stage, disagreement });
         Ok(events)
     }
 
@@ -202,12 +205,20 @@ impl PeerTable {
         }
     }
 
+    /// The first peer whose present life disagrees with this process for good, and how.
+    pub(super) fn disagreement(&self) -> Option<(usize, &str)> {
+        let mut all = self.peers.iter().enumerate();
+        all.find_map(|(index, peer)| Some((index, peer.life.as_ref()?.disagreement.as_deref()?)))
+    }
+
     /// Starts a new generation from this side. `None` while an older one is still being given up,
-    /// or if the peer is linked, being linked, or not that life any more.
+    /// or if the peer is linked, being linked, or not that life any more. `None` too if that life
+    /// disagrees with this process for good.
     pub(super) fn start(&mut self, index: usize, with: Incarnation, seen_there: u64) -> Option<PeerInfo> {
         let peer = &mut self.peers[index];
-        let apart = matches!(peer.known(with)?.stage, LifeStage::Apart);
-        if peer.busy || !apart {
+        let life = peer.known(with)?;
+        let may_start = matches!(life.stage, LifeStage::Apart) && life.disagreement.is_none();
+        if peer.busy || !may_start {
             return None;
         }
         let limit = peer.generation.saturating_add(MAX_AHEAD);
@@ -227,6 +238,9 @@ impl PeerTable {
         let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
         let own = peer.generation;
         let Some(life) = peer.known(from) else { return refused("say Hello first".into()) };
+        if let Some(why) = &life.disagreement {
+            return refused(why.clone());
+        }
         let next = life.reached.max(own).saturating_add(1);
         if let LifeStage::Linking(attempt) | LifeStage::Linked(attempt) = &life.stage
             && attempt.generation == generation
@@ -246,7 +260,8 @@ impl PeerTable {
             return refused(format!("generation {generation} is too far ahead: the next one is {next}"));
         }
         if peer.busy {
-            return refused(format!("generation {} is still being given up; try again", peer.generation));
+            // An older generation is still being given up. A refusal would hide why it failed.
+            return (OfferDecision::Wait, Vec::new());
         }
         let cause = LossCause::Closed(format!("it has started generation {generation}"));
         let events = peer.end(&cause, LifeStage::Apart);
@@ -282,7 +297,10 @@ impl PeerTable {
                     return (Err(why), events);
                 }
             },
-            Err(status) => status.to_string(),
+            Err(status) => {
+                self.note_disagreement(index, info, &status);
+                status.to_string()
+            }
         };
         self.fail(index, info, &why);
         (Err(why), Vec::new())
@@ -316,6 +334,7 @@ impl PeerTable {
                 (Err(peer.failure_of(info.generation)), vec![PeerEvent::Abandon(info.clone(), ticket)])
             }
             (Err(status), _) => {
+                self.note_disagreement(index, info, &status);
                 let why = status.to_string();
                 self.fail(index, info, &why);
                 (Err(why), Vec::new())
@@ -328,6 +347,15 @@ impl PeerTable {
         self.peers[index].busy = false;
     }
 
+    /// Remembers a failure that no further attempt with that life mends.
+    fn note_disagreement(&mut self, index: usize, info: &PeerInfo, status: &Status) {
+        if status.code == Code::FailedPrecondition
+            && let Some(life) = self.peers[index].known(info.incarnation)
+        {
+            life.disagreement.get_or_insert_with(|| status.message.clone());
+        }
+    }
+
     /// Ends an attempt that has left nothing behind.
     fn fail(&mut self, index: usize, info: &PeerInfo, why: &str) {
         let peer = &mut self.peers[index];
@@ -337,7 +365,8 @@ impl PeerTable {
         if let Some(life) = peer.known(info.incarnation) {
             life.stage = LifeStage::Apart;
         }
-        peer.failed = Some((info.generation, why.to_owned()));
+        let before = peer.failed.replace((info.generation, why.to_owned()));
+        peer.failed_before = peer.failed_before.take().or(before.map(|(_, why)| why));
     }
 
     /// The link is up as soon as both sides have said that they are connected.
@@ -354,7 +383,7 @@ impl PeerTable {
                 life.stage = LifeStage::Linked(attempt);
             }
         }
-        (peer.reach, peer.failed, peer.lost) = (None, None, None);
+        (peer.reach, peer.failed, peer.failed_before, peer.lost) = (None, None, None, None);
         vec![PeerEvent::Ready(info.clone(), ticket)]
     }
 
@@ -409,12 +438,36 @@ impl PeerTable {
         let peer = &mut self.peers[index];
         let present = match peer.known(from).map(|life| &life.stage) {
             Some(LifeStage::Linking(attempt) | LifeStage::Linked(attempt)) => attempt.generation,
+            // The attempt has failed before this side heard of it, or has failed here: the first
+            // cause counts.
+            Some(LifeStage::Apart) => {
+                peer.failed_before = None;
+                if peer.failed.as_ref().is_none_or(|(failed, _)| *failed < generation) {
+                    peer.failed = Some((generation, reason.to_owned()));
+                }
+                return Vec::new();
+            }
             _ => return Vec::new(),
         };
         if present != generation {
             return Vec::new();
         }
         peer.end(&LossCause::Closed(reason.to_owned()), LifeStage::Apart)
+    }
+
+    /// Why this side of a generation has failed, as far as it has.
+    pub(super) fn failure(&self, index: usize, generation: u64) -> Option<String> {
+        let failed = self.peers[index].failed.as_ref()?;
+        (failed.0 == generation).then(|| failed.1.clone())
+    }
+
+    /// Notes why a generation has failed, after both sides have said what they know.
+    pub(super) fn explain(&mut self, index: usize, generation: u64, why: &str) {
+        let peer = &mut self.peers[index];
+        if let Some(failed) = peer.failed.as_mut().filter(|failed| failed.0 == generation) {
+            failed.1 = why.to_owned();
+            peer.failed_before = None;
+        }
     }
 
     /// This process reports that a link is dead. Returns whether it was up.

@@ -21,6 +21,9 @@ use tonic::{Request, Response, Status};
 /// How long `Ready` waits for this side before it says "still connecting".
 const READY_WAIT: Duration = Duration::from_millis(500);
 
+/// How long the answer to a failed attempt waits for the cause on this side.
+const CAUSE_WAIT: Duration = Duration::from_millis(50);
+
 /// Serves the peers' calls.
 pub(super) struct Server {
     shared: Arc<BootstrapShared>,
@@ -152,6 +155,20 @@ impl Server {
         Status::new(code, what)
     }
 
+    /// Why this side of a generation has failed. A thread that is about to know is waited for.
+    async fn own_failure(&self, peer: usize, generation: u64) -> Option<String> {
+        let until = tokio::time::Instant::now() + CAUSE_WAIT;
+        let mut changes = self.shared.watch();
+        loop {
+            changes.mark_unchanged();
+            let (failure, is_busy) =
+                self.shared.see(|members| (members.failure(peer, generation), members.is_busy(peer)));
+            if failure.is_some() || !is_busy || !Self::turn(&mut changes, until).await {
+                return failure;
+            }
+        }
+    }
+
     /// Waits until the peer table may have changed, or until `until`. Returns whether there is time
     /// left.
     async fn turn(changes: &mut tokio::sync::watch::Receiver<()>, until: tokio::time::Instant) -> bool {
@@ -258,11 +275,16 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         match grpc::Progress::try_from(request.progress) {
             Ok(grpc::Progress::Connected) => {}
             Ok(grpc::Progress::Failed) => {
-                let why = shorten(&request.reason, MAX_REASON);
+                // Its words: "this process" in them is the peer.
+                let why = format!("{} says: {}", shared.peers[from.peer], request.reason);
+                let why = shorten(&why, MAX_REASON);
+                // A side that has failed by itself knows the cause. The other one may only see that
+                // nobody answers.
+                let ours = self.own_failure(from.peer, request.generation).await;
                 shared
                     .change(|members| ((), members.give_up(from.peer, from.life, request.generation, &why)));
                 shared.nudges[from.peer].notify_one();
-                return answer(grpc::Progress::Failed, why);
+                return answer(grpc::Progress::Failed, shorten(&ours.unwrap_or_default(), MAX_REASON));
             }
             _ => return Err(Status::invalid_argument("progress must be CONNECTED or FAILED")),
         }

@@ -142,17 +142,30 @@ impl Bootstrap {
     /// the service goes on trying.
     ///
     /// # Errors
-    /// [`BootstrapError::Missing`] names who is missing after `timeout`, and why;
+    /// [`BootstrapError::Missing`] names who is missing after `timeout`, and why.
+    /// [`BootstrapError::Disagreement`] comes at once.
     /// [`BootstrapError::State`] if the service is not started, or was stopped.
     pub fn join(&self, timeout: Duration) -> Result<(), BootstrapError> {
         let begin = Instant::now();
-        let over = self
-            .shared
-            .wait(timeout, |members, phase| phase != ServicePhase::Started || members.all_linked());
+        let over = self.shared.wait(timeout, |members, phase| {
+            phase != ServicePhase::Started || members.all_linked() || members.disagreement().is_some()
+        });
         if self.shared.phase() != ServicePhase::Started {
             return Err(self.shared.state_error("join"));
         }
-        if over { Ok(()) } else { self.missing(begin.elapsed()) }
+        let disagreement = self.shared.see(|members| {
+            members.disagreement().map(|(peer, why)| BootstrapError::Disagreement {
+                me: self.shared.options.me.clone(),
+                peer: self.shared.peers[peer].clone(),
+                address: self.shared.address(peer),
+                why: why.to_owned(),
+            })
+        });
+        match disagreement {
+            Some(error) => Err(error),
+            None if over => Ok(()),
+            None => self.missing(begin.elapsed()),
+        }
     }
 
     /// The error of a [`Bootstrap::join`] that has waited for `waited`, with the peers that are

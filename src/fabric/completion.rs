@@ -65,6 +65,15 @@ pub enum LinkFailure {
     /// This side has closed the link.
     #[error("the link was closed: {0}")]
     Local(String),
+    /// This process lacks memory, descriptors or another resource that the link needs.
+    #[error("{0}")]
+    Resources(String),
+    /// The peer has closed the link, as it lacks such a resource.
+    #[error(
+        "the peer closed the link, as its process lacks memory, file descriptors or another resource: its own \
+         error says which"
+    )]
+    PeerResources,
     /// The peer broke the protocol: a bad region, key, bound, slot or message.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
@@ -109,7 +118,10 @@ impl LinkFailure {
         match self {
             LinkFailure::PeerDied { .. } => LossCause::Died(text),
             LinkFailure::Local(why) => LossCause::Closed(why),
-            LinkFailure::Closed | LinkFailure::Refused(_) => LossCause::Closed(text),
+            LinkFailure::Resources(why) => LossCause::Local(why),
+            LinkFailure::Closed | LinkFailure::Refused(_) | LinkFailure::PeerResources => {
+                LossCause::Closed(text)
+            }
             LinkFailure::Completion { .. } | LinkFailure::Device { .. } => LossCause::Network(text),
             LinkFailure::Protocol(_) | LinkFailure::NoReceive => LossCause::Protocol(text),
         }

@@ -4,6 +4,8 @@ use crate::bootstrap::BootstrapError;
 use crate::config::ConfigError;
 use crate::fabric::FabricError;
 use crate::memory::{PoolError, RegionError};
+use crate::wire::TaskId;
+use std::fmt;
 
 /// Why a node could not start, join or stop.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +28,13 @@ pub enum NodeError {
     Bootstrap(#[from] BootstrapError),
     /// A member was lost while the node joined: at once if `peer_loss` is `fail_all`, else when
     /// `join_timeout` had passed.
-    #[error("the cluster can't be joined: {0}")]
-    Lost(crate::rendezvous::Error),
+    #[error("the cluster can't be joined: {error}{}", MissingToo(missing))]
+    Lost {
+        /// The loss that came first.
+        error: crate::rendezvous::Error,
+        /// The other members that were not connected then.
+        missing: Vec<TaskId>,
+    },
     /// The identity of this host could not be read.
     #[error("reading {path}, which tells this host from others, failed: {source}; mount /proc")]
     Host {
@@ -45,4 +52,16 @@ pub enum NodeError {
     /// The thread that starts the node could not be pinned.
     #[error(transparent)]
     Pin(#[from] crate::engine::PinError),
+}
+
+/// Shows who else is missing.
+struct MissingToo<'a>(&'a [TaskId]);
+
+impl fmt::Display for MissingToo<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, task) in self.0.iter().enumerate() {
+            write!(f, "{}{task}", if number == 0 { "; not connected either: " } else { ", " })?;
+        }
+        Ok(())
+    }
 }

@@ -129,6 +129,7 @@ impl PeerObserver for LinkReporter {
 pub(super) struct FabricPeering<F: TransportFabric> {
     fabric: F,
     pollers: Arc<dyn LinkPollers<F::Link>>,
+    me: TaskId,
     directory: PeerDirectory,
     host: String,
     options: LinkOptions,
@@ -144,12 +145,13 @@ impl<F: TransportFabric> FabricPeering<F> {
     pub fn new(
         fabric: F,
         pollers: Arc<dyn LinkPollers<F::Link>>,
+        me: TaskId,
         directory: PeerDirectory,
         host: String,
         options: LinkOptions,
     ) -> Self {
         let endpoints = Mutex::new(Endpoints { next: 0, waiting: HashMap::new() });
-        FabricPeering { fabric, pollers, directory, host, options, endpoints }
+        FabricPeering { fabric, pollers, me, directory, host, options, endpoints }
     }
 
     fn endpoints(&self) -> MutexGuard<'_, Endpoints<F::Endpoint>> {
@@ -192,6 +194,22 @@ impl<F: TransportFabric> FabricPeering<F> {
         Err(Status::new(Code::DeadlineExceeded, message))
     }
 
+    /// Checks that the peer has the same depth, if it must. Returns the rest of its offer.
+    fn check_depth<'a>(&self, peer: &PeerInfo, offer: &'a [u8]) -> Result<&'a [u8], Status> {
+        let refused = |message| Status::new(Code::FailedPrecondition, message);
+        let (theirs, offer) = offer
+            .split_first_chunk()
+            .ok_or_else(|| refused(format!("{} made an offer without a depth", peer.name)))?;
+        let theirs = u32::from_le_bytes(*theirs);
+        match self.fabric.common_depth(&self.options) {
+            Some(ours) if ours != theirs => Err(refused(format!(
+                "queue_depth is {ours} at {} and {theirs} at {}: give all members the same, and start again",
+                self.me, peer.name
+            ))),
+            _ => Ok(offer),
+        }
+    }
+
     /// Closes this link with the peer, and no other link.
     fn lose(&self, peer: &PeerInfo, cause: LossCause) {
         self.submit(peer, |peer, tag| RemoteCommand::Lose { peer, tag, cause });
@@ -209,6 +227,9 @@ fn tag_of(peer: &PeerInfo) -> LinkTag {
     LinkTag { incarnation: peer.incarnation, generation: peer.generation.into() }
 }
 
+/// The depth in the offer of a fabric whose two sides may differ.
+const ANY_DEPTH: u32 = 0;
+
 /// How long the thread that probes a link waits between two polls.
 const PROBE_POLL: Duration = Duration::from_micros(50);
 
@@ -221,7 +242,8 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
         let port = Paths::index_of(self.index(&peer.name)?, self.pollers.count());
         let endpoint = self.fabric.node_endpoint(port, &options)?;
-        let offer = [&[transport.tag()], endpoint.address()].concat();
+        let depth = self.fabric.common_depth(&options).unwrap_or(ANY_DEPTH);
+        let offer = [&[transport.tag()], &depth.to_le_bytes()[..], endpoint.address()].concat();
         let mut endpoints = self.endpoints();
         let ticket = endpoints.next;
         endpoints.next += 1;
@@ -244,6 +266,7 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
             Some((tag, offer)) if *tag == transport.tag() => offer,
             _ => return Err(other_transport(peer, transport)),
         };
+        let offer = self.check_depth(peer, offer)?;
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
         let link = endpoint.connect(role, offer, timeout).map_err(unavailable)?;

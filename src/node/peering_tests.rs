@@ -13,6 +13,8 @@ use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
 
 const SOON: Duration = Duration::from_secs(10);
+/// Bytes of an offer before the address: the fabric and the depth.
+const HEAD: usize = 5;
 
 struct Side {
     task: u32,
@@ -52,7 +54,7 @@ fn side(task: u32, life: u64) -> Side {
     let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, handler).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();
     let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
-    let peering = FabricPeering::new(fabric, pollers, directory, "here".into(), link);
+    let peering = FabricPeering::new(fabric, pollers, me.clone(), directory, "here".into(), link);
     Side { task, losses, engine, peering }
 }
 
@@ -146,10 +148,11 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
         .fabric
         .endpoint(0, &LinkOptions { depth: 16, receives: 0, generation: 1 })
         .expect("an endpoint");
-    let offer = [&endpoint.offer[..1], other.address()].concat();
+    let offer = [&endpoint.offer[..HEAD], other.address()].concat();
     std::thread::scope(|scope| {
         // Connects, and closes the link without a word.
-        scope.spawn(|| drop(other.connect(Role::Acceptor, &endpoint.offer[1..], SOON).expect("connected")));
+        scope
+            .spawn(|| drop(other.connect(Role::Acceptor, &endpoint.offer[HEAD..], SOON).expect("connected")));
         let refused = a.peering.connect(&peer, endpoint.ticket, &offer, true, SOON);
         println!("{}", refused.expect_err("nobody is at the other end"));
     });

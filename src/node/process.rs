@@ -18,7 +18,7 @@ use crate::telemetry::Snapshot;
 use crate::wire::{DType, Generation, Incarnation, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One process of the cluster.
@@ -57,6 +57,8 @@ pub struct Node {
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) bootstrap: Arc<Bootstrap>,
     pub(super) stopped: Mutex<bool>,
+    /// The error of the last join, if it has failed.
+    pub(super) failed_join: Mutex<Option<String>>,
     pub(super) fork_guard: ForkGuard,
 }
 
@@ -228,6 +230,7 @@ impl Node {
             outstanding,
             bootstrap,
             stopped: Mutex::default(),
+            failed_join: Mutex::default(),
             fork_guard: ForkGuard::of_this_process(),
         })
     }
@@ -239,6 +242,13 @@ impl Node {
     /// Names the missing members, and the last event of each. If a loss is fatal (`peer_loss`), the
     /// death of a member ends the wait at once with [`NodeError::Lost`], linked or not.
     pub fn join(&self) -> Result<(), NodeError> {
+        let joined = self.try_join();
+        let failure = joined.as_ref().err().map(|error| error.to_string());
+        *self.failed_join.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+        joined
+    }
+
+    fn try_join(&self) -> Result<(), NodeError> {
         let end = Instant::now() + self.join_timeout;
         loop {
             if self.context.progress().is_err() {
@@ -256,7 +266,7 @@ impl Node {
                         .peers()
                         .iter()
                         .find_map(|peer| peer.state.error().cloned())
-                        .map_or(Ok(()), |error| Err(NodeError::Lost(error)));
+                        .map_or(Ok(()), |error| Err(self.lost(error)));
                 }
                 Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
                 Err(BootstrapError::Missing { .. }) => {
@@ -270,11 +280,19 @@ impl Node {
     /// The error of a join that can't succeed any more.
     fn unjoined(&self) -> Result<(), NodeError> {
         match self.context.progress() {
-            Err(error @ Error::PeerLost { .. }) => Err(NodeError::Lost(error)),
+            Err(error @ Error::PeerLost { .. }) => Err(self.lost(error)),
             Err(Error::Forked) => Err(NodeError::Forked),
             // The bootstrap service reports that the node was stopped.
             _ => Ok(self.bootstrap.join(Duration::ZERO)?),
         }
+    }
+
+    /// The error of a join that a loss has ended.
+    fn lost(&self, error: Error) -> NodeError {
+        let is_lost = |task: &TaskId| matches!(&error, Error::PeerLost { peer, .. } if peer == task);
+        let peers = self.peers().into_iter().filter(|peer| !matches!(peer.state, PeerState::Connected));
+        let missing = peers.map(|peer| peer.task).filter(|task| !is_lost(task)).collect();
+        NodeError::Lost { error, missing }
     }
 
     /// The stage of the node's life, from started to stopped.
@@ -500,8 +518,8 @@ impl TransportParts<'_> {
         let TransportParts { config, pool, polling, directory, host } = *self;
         let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, handler)?);
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
-        let (directory, host) = (directory.clone(), host.to_string());
-        let peering = FabricPeering::new(fabric, pollers.clone(), directory, host, link);
+        let (me, directory, host) = (config.task_id().clone(), directory.clone(), host.to_string());
+        let peering = FabricPeering::new(fabric, pollers.clone(), me, directory, host, link);
         Ok((pollers, Arc::new(peering)))
     }
 }

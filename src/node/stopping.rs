@@ -1,7 +1,7 @@
 //! The end of a node, and what becomes of the values that it has sent.
 
 use super::error::NodeError;
-use super::process::{Node, PeerReport, PeerState};
+use super::process::{Node, NodeState, PeerReport, PeerState};
 use crate::matching::Untaken;
 use crate::rendezvous::Error;
 use crate::wire::LossCause;
@@ -57,7 +57,22 @@ impl Node {
         // Tells the peers which steps have ended.
         let _ = self.context.progress();
         self.drain();
-        self.stop_because(LossCause::STOPPED)
+        self.stop_because(&self.why_it_stops())
+    }
+
+    /// What the peers are told by a stop. A node that stops because of a failure names the cause, so
+    /// that nobody takes this node for it.
+    fn why_it_stops(&self) -> String {
+        if let Some(error) = self.context.broken() {
+            return format!("it stopped, as {error}");
+        }
+        let failed = self.failed_join.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match failed {
+            Some(why) if self.bootstrap.state() != NodeState::Connected => {
+                format!("it gave up its join: {why}")
+            }
+            _ => LossCause::STOPPED.to_owned(),
+        }
     }
 
     /// Makes progress as long as values are left and a peer is connected that may take them. If

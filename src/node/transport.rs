@@ -37,6 +37,9 @@ pub(super) trait TransportFabric: Fabric {
     /// If this fabric can't reach the peer.
     fn transport(&self, same_host: bool) -> Result<PeerTransport, Status>;
 
+    /// The queue depth that both sides of a link must have; `None` if they may differ.
+    fn common_depth(&self, options: &LinkOptions) -> Option<u32>;
+
     /// This side of a link, for the poller with number `port`.
     ///
     /// # Errors
@@ -58,6 +61,10 @@ impl TransportFabric for ShmFabric {
         Err(Status::new(Code::FailedPrecondition, message))
     }
 
+    fn common_depth(&self, options: &LinkOptions) -> Option<u32> {
+        Some(options.depth)
+    }
+
     fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
         self.endpoint(port, options).map_err(unavailable)
     }
@@ -66,6 +73,10 @@ impl TransportFabric for ShmFabric {
 impl TransportFabric for VerbsFabric {
     fn transport(&self, _same_host: bool) -> Result<PeerTransport, Status> {
         Ok(PeerTransport { kind: FabricKind::Verbs, why: "fabric = verbs" })
+    }
+
+    fn common_depth(&self, _options: &LinkOptions) -> Option<u32> {
+        None
     }
 
     fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {

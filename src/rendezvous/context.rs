@@ -504,7 +504,8 @@ impl Context {
         self.next_expiry.store(tables.local.next_deadline().as_nanos(), Ordering::Relaxed);
     }
 
-    pub(super) fn broken(&self) -> Option<Error> {
+    /// The fatal loss or the stop that has ended every call.
+    pub(crate) fn broken(&self) -> Option<Error> {
         self.losses.broken.get().cloned()
     }
 

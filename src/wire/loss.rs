@@ -44,6 +44,10 @@ pub enum LossCause {
     /// A device, its port or the network between the two failed. Its process may be well.
     #[error("{0}")]
     Network(String),
+    /// This process lacks memory, descriptors or another resource that the link needs. The peer has
+    /// done nothing wrong.
+    #[error("this process, not the peer, could not keep the link: {0}")]
+    Local(String),
     /// One side has closed the link. Both processes may be well.
     #[error("{0}")]
     Closed(String),

@@ -73,6 +73,36 @@ fn a_worker_killed_in_the_middle_ends_all_others_with_an_error_that_names_it() {
 }
 
 #[test]
+fn a_member_that_dies_before_all_have_joined_ends_the_others_at_once() {
+    let run = Train::new("--servers 1 --workers 3 --steps 1000000").start();
+    let started = |name: &str| {
+        let deadline = Instant::now() + SOON;
+        loop {
+            if let Some(found) = children(run.id()).into_iter().find(|member| member.name == name) {
+                break found;
+            }
+            assert!(Instant::now() < deadline, "{name} is not started");
+        }
+    };
+    // A member that does not go on keeps all others in their joins.
+    let stopped = started("worker/1");
+    send("STOP", stopped.pid);
+    let victim = started("worker/2");
+    let killed = Instant::now();
+    send("KILL", victim.pid);
+    let output = run.end();
+    println!("all had ended {:?} after the kill", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
+    let lines: Vec<&str> = output.stderr.lines().filter(|line| line.starts_with("train: ")).collect();
+    assert!(
+        lines.len() == 4 && lines[0].contains("worker/2 (process") && lines[0].contains("SIGKILL"),
+        "{lines:?}"
+    );
+    assert!(lines.iter().all(|line| line.contains("worker/2")), "{lines:?}");
+    assert!(!stopped.lives());
+}
+
+#[test]
 fn ctrl_c_ends_every_process_with_status_130() {
     let (run, members) = training();
     send("INT", run.id());

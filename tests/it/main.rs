@@ -3,6 +3,7 @@
 
 mod aborts;
 mod batches;
+mod causes;
 #[path = "../common/mod.rs"]
 mod common;
 mod defaults;

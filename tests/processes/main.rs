@@ -9,4 +9,5 @@ mod fork;
 mod kill_matrix;
 mod lifecycle;
 mod outages;
+mod resources;
 mod returns;

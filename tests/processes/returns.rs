@@ -349,7 +349,7 @@ fn where_a_loss_is_fatal_a_death_ends_the_join_at_once() {
     assert!(
         matches!(
             &error,
-            NodeError::Lost(Error::PeerLost { peer, cause: LossCause::Died(_), .. })
+            NodeError::Lost { error: Error::PeerLost { peer, cause: LossCause::Died(_), .. }, .. }
                 if peer.to_string() == "w/1"
         ),
         "{error}"

@@ -114,7 +114,7 @@ fn a_link_that_is_reported_dead_is_lost_for_the_peer_and_made_again() {
         assert!(!members[reporter].service.report_lost(&peer, 1, "again"), "it is not up any more");
         let (who, cause) = members[1 - reporter].peering.await_loss();
         assert_eq!(who, name("worker", reporter as u32));
-        assert_eq!(cause, LossCause::Closed("its queue is broken".into()));
+        assert_eq!(cause, LossCause::Closed(format!("{who} says: its queue is broken")));
         members[reporter].peering.await_ready(&peer, 2);
         members[1 - reporter].peering.await_ready(&who, 2);
         let losses = members[reporter].peering.told();

@@ -111,14 +111,34 @@ fn whoever_answers_at_the_address_owns_the_name_and_whoever_only_calls_does_not(
 }
 
 #[test]
+fn a_disagreement_ends_all_attempts_with_that_life_and_the_first_cause_is_kept() {
+    let now = Instant::now();
+    let mut members = table();
+    members.meet(0, &life(1), true, now).unwrap();
+    // The peer's attempt failed before it made an offer.
+    members.give_up(0, life(1).incarnation, 1, "it has no descriptors");
+    assert!(members.why_missing(0).contains("it has no descriptors"));
+    let info = members.start(0, life(1).incarnation, 1).unwrap();
+    let refusal = Status::new(Code::FailedPrecondition, "queue_depth is 64 and 128");
+    assert!(members.prepared(0, &info, Err(refusal)).0.is_err());
+    members.idle(0);
+    members.give_up(0, life(1).incarnation, info.generation, "a later word of the peer");
+    assert_eq!(members.disagreement(), Some((0, "queue_depth is 64 and 128")));
+    assert!(members.why_missing(0).contains("queue_depth is 64 and 128"), "{}", members.why_missing(0));
+    assert_eq!(members.start(0, life(1).incarnation, 5), None, "nothing mends it");
+    members.meet(0, &life(2), true, now).unwrap();
+    assert!(members.disagreement().is_none() && members.start(0, life(2).incarnation, 5).is_some());
+}
+
+#[test]
 fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
     let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
     assert_eq!(members.offered(0, info.incarnation, 1, b"x").0, OfferDecision::Wait);
-    let (OfferDecision::Refused(why), _) = members.offered(0, info.incarnation, 2, b"x") else { panic!() };
-    assert!(why.contains("try again"), "{why}");
+    // Not refused: a refusal would hide why the first one failed.
+    assert_eq!(members.offered(0, info.incarnation, 2, b"x").0, OfferDecision::Wait);
     assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
     assert_eq!(members.start(0, info.incarnation, 0), None);
     let (late, acts) = members.prepared(0, &info, endpoint(5));

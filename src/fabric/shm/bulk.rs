@@ -6,7 +6,7 @@ use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::memory::{Lender, LenderPart, Pool, Span, Tensor};
+use crate::memory::{Lender, LenderPart, PeerRegionError, Pool, Span, Tensor};
 use std::cell::OnceCell;
 use std::ptr;
 use std::sync::Arc;
@@ -37,7 +37,10 @@ impl SharedRegion {
     #[cold]
     fn map(&self, loans: &Arc<LoanTable>) -> Result<&Lender, ShmViolation> {
         let region = self.region.region();
-        let region = region.map_err(|why| ShmViolation::RegionNotMapped { region: self.id, why })?;
+        let region = region.map_err(|error| match *error {
+            PeerRegionError::Os { .. } => ShmViolation::RegionNotMapped(error.to_string()),
+            _ => ShmViolation::RegionRefused { region: self.id, why: error.to_string() },
+        })?;
         Ok(self.lender.get_or_init(|| Lender::new(Arc::clone(region), Arc::clone(loans) as _)))
     }
 }

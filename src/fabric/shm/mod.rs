@@ -209,7 +209,7 @@ impl ShmEndpoint {
             FabricError::Os {
                 fabric: FabricKind::Shm,
                 tried: "listening on an abstract Unix socket".into(),
-                remedy: "raise the limit of open files, or let the process use Unix sockets",
+                remedy: "raise the limit of open files (ulimit -n), or let the process use Unix sockets",
                 source: error.into(),
             }
         })?;

@@ -3,7 +3,7 @@
 
 use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::loans::reclaim::{PeerProcess, ReclaimCandidate, Reclaimer};
-use crate::memory::PeerRegion;
+use crate::memory::{PeerRegion, PeerRegionError};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -12,7 +12,7 @@ pub(super) struct LazyRegion {
     len: u64,
     /// The file, until it is mapped.
     file: Mutex<Option<OwnedFd>>,
-    mapped: OnceLock<Result<Arc<PeerRegion>, String>>,
+    mapped: OnceLock<Result<Arc<PeerRegion>, Arc<PeerRegionError>>>,
     /// The loan tables of all links that have led to the region and still exist.
     tables: Mutex<Vec<Weak<LoanTable>>>,
     process: PeerProcess,
@@ -36,11 +36,16 @@ impl LazyRegion {
     ///
     /// # Errors
     /// Why it can't be mapped.
-    pub(super) fn region(&self) -> Result<&Arc<PeerRegion>, String> {
+    pub(super) fn region(&self) -> Result<&Arc<PeerRegion>, Arc<PeerRegionError>> {
         let mapped = self.mapped.get_or_init(|| {
             let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let file = file.ok_or("its file is gone")?;
-            PeerRegion::map(file, self.len).map(Arc::new).map_err(|error| error.to_string())
+            let gone = PeerRegionError::Os {
+                tried: "finding the file of",
+                claimed: self.len,
+                source: std::io::ErrorKind::NotFound.into(),
+            };
+            let mapped = file.ok_or(gone).and_then(|file| PeerRegion::map(file, self.len));
+            mapped.map(Arc::new).map_err(Arc::new)
         });
         mapped.as_ref().map_err(Clone::clone)
     }

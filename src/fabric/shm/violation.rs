@@ -27,7 +27,10 @@ pub(crate) enum ShmViolation {
     #[error("it named its region {region}, which it has not shared")]
     RegionNotShared { region: u16 },
     #[error("its region {region}: {why}")]
-    RegionNotMapped { region: u16, why: String },
+    RegionRefused { region: u16, why: String },
+    /// No rule of the peer's: a system call of this process failed.
+    #[error("{0}; raise the limit of address space (ulimit -v), free memory, or use smaller pools")]
+    RegionNotMapped(String),
     #[error(
         "it named {} bytes at {} of its region {}, which has {region_len}",
         .named.len, .named.offset, .named.region
@@ -66,7 +69,10 @@ pub(crate) enum GrantViolation {
 impl From<ShmViolation> for LinkFailure {
     #[cold]
     fn from(violation: ShmViolation) -> Self {
-        LinkFailure::Protocol(violation.to_string())
+        match violation {
+            ShmViolation::RegionNotMapped(_) => LinkFailure::Resources(violation.to_string()),
+            violation => LinkFailure::Protocol(violation.to_string()),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ impl CompletionChannel {
         // SAFETY: an opened device.
         let made = unsafe { (context.library.create_comp_channel)(context.as_ptr()) };
         let handle = NonNull::new(made).ok_or_else(|| {
-            let remedy = "raise the limit of open files";
+            let remedy = "raise the limit of open files (ulimit -n)";
             os(format!("making a completion channel of {}", context.name), io::Error::last_os_error(), remedy)
         })?;
         let channel =

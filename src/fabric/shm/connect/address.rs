@@ -42,7 +42,7 @@ impl HostId {
             move |source| FabricError::Os {
                 fabric: FabricKind::Shm,
                 tried: format!("reading {path}"),
-                remedy: "mount /proc, or raise the limit of open files if there are too many",
+                remedy: "mount /proc, or raise the limit of open files (ulimit -n) if there are too many",
                 source,
             }
         };

@@ -8,7 +8,7 @@
 
 use super::address::{EndpointToken, ShmAddress, check_uid};
 use super::hello::{HandshakeMessage, ShmHello};
-use super::socket::{self, Deadline};
+use super::socket::{self, Deadline, ReceiveFailure};
 use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::segment::SharedSegment;
 use crate::fabric::shm::wakeup::doorbells;
@@ -50,10 +50,50 @@ pub(crate) struct ShmPeer {
 
 /// Why a connection is rejected.
 enum Rejection {
-    /// The expected peer and this side can't agree.
+    /// The expected peer and this side disagree for good.
     Final(String),
     /// The process is not proven to be the expected peer.
     Candidate(String),
+    /// This process lacks a resource, and would lack it again at once.
+    Local(FabricError),
+}
+
+impl From<ReceiveFailure> for Rejection {
+    fn from(failure: ReceiveFailure) -> Self {
+        match failure {
+            ReceiveFailure::Peer(why) => Rejection::Candidate(why),
+            ReceiveFailure::NoDescriptor => {
+                Rejection::Local(few_files("taking the peer's files", Errno::MFILE))
+            }
+        }
+    }
+}
+
+impl Rejection {
+    fn into_error(self) -> FabricError {
+        match self {
+            Rejection::Final(why) | Rejection::Candidate(why) => refused(why),
+            Rejection::Local(error) => error,
+        }
+    }
+
+    /// What the peer is told.
+    fn for_peer(&self) -> String {
+        match self {
+            Rejection::Final(why) | Rejection::Candidate(why) => why.clone(),
+            Rejection::Local(error) => format!("its process lacks a resource: {error}"),
+        }
+    }
+}
+
+/// The error of a call of this process for which it has too few descriptors or too little memory.
+fn few_files(tried: &'static str, error: Errno) -> FabricError {
+    os(tried, "raise the limit of open files (ulimit -n) of this process, or free memory")(error)
+}
+
+/// Whether an error says that this process lacks something, whatever the peer does.
+fn is_lack(error: Errno) -> bool {
+    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }
 
 fn refused(why: String) -> FabricError {
@@ -87,6 +127,7 @@ pub(crate) fn initiate(
     let socket = match socket::connect(&name, deadline) {
         Ok(socket) => socket,
         Err(Errno::AGAIN) => return Err(timeout(CONNECT, deadline)),
+        Err(error) if is_lack(error) => return Err(few_files(CONNECT, error)),
         Err(error) => {
             return Err(os(
                 CONNECT,
@@ -94,26 +135,30 @@ pub(crate) fn initiate(
             )(error));
         }
     };
-    let (pid, process) = identify_peer(socket.as_fd(), side, address).map_err(refused)?;
+    let identified = identify_peer(socket.as_fd(), side, address);
+    let (pid, process) = identified.map_err(Rejection::into_error)?;
     let talk = os("talking to the peer", "if the peer's process has ended, start over");
     socket::send(&socket, &side.hello(address), &side.files()).map_err(&talk)?;
     if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(&talk)? {
         return Err(timeout("waiting for the peer's hello", deadline));
     }
-    let peer = match socket::receive(&socket).map_err(refused)? {
-        (HandshakeMessage::Hello(hello), files) => side.check_hello(hello, files, address, pid, process),
-        (HandshakeMessage::Refused(why), _) => return Err(refused(format!("it refused this side: {why}"))),
-        (HandshakeMessage::Ready, _) => Err(Rejection::Candidate("it was ready before its hello".into())),
+    let peer = match socket::receive(&socket).map_err(Rejection::from) {
+        Ok((HandshakeMessage::Hello(hello), files)) => side.check_hello(hello, files, address, pid, process),
+        Ok((HandshakeMessage::Refused(why), _)) => {
+            return Err(refused(format!("it refused this side: {why}")));
+        }
+        Ok((HandshakeMessage::Ready, _)) => Err(Rejection::Candidate("it was ready before its hello".into())),
+        Err(rejection) => Err(rejection),
     };
     match peer {
         Ok(peer) => {
             socket::send(&socket, &HandshakeMessage::Ready, &[]).map_err(&talk)?;
             Ok(peer)
         }
-        Err(Rejection::Final(why) | Rejection::Candidate(why)) => {
+        Err(rejection) => {
             // If this fails, the peer learns of it from the end of the connection.
-            let _ = socket::send(&socket, &HandshakeMessage::Refused(why.clone()), &[]);
-            Err(refused(why))
+            let _ = socket::send(&socket, &HandshakeMessage::Refused(rejection.for_peer()), &[]);
+            Err(rejection.into_error())
         }
     }
 }
@@ -146,16 +191,16 @@ pub(crate) fn accept(
             match candidates.swap_remove(k).receive_message(side, address) {
                 Ok(CandidateProgress::Waits(candidate)) => candidates.push(candidate),
                 Ok(CandidateProgress::Ready(peer)) => return Ok(peer),
-                Err(Rejection::Final(why)) => return Err(refused(why)),
                 Err(Rejection::Candidate(why)) => last_rejection = Some(why),
+                Err(rejection) => return Err(rejection.into_error()),
             }
         }
         if ready[0] {
             match Candidate::accept_one(listener, side, address) {
                 Ok(None) => {}
                 Ok(Some(candidate)) => candidates.push(candidate),
-                Err(Rejection::Final(why)) => return Err(refused(why)),
                 Err(Rejection::Candidate(why)) => last_rejection = Some(why),
+                Err(rejection) => return Err(rejection.into_error()),
             }
             if candidates.len() > MAX_CANDIDATES {
                 candidates.remove(0);
@@ -208,14 +253,9 @@ impl Candidate {
             Ok(socket) => socket,
             // The connection is gone already, or a signal arrived: there is nothing to accept now.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
-            // This process lacks a resource, and would lack it again at once.
-            Err(error) => {
-                let why =
-                    format!("its connection could not be accepted ({error}): raise the limit of open files");
-                return Err(Rejection::Final(why));
-            }
+            Err(error) => return Err(Rejection::Local(few_files("accepting the peer's connection", error))),
         };
-        let (pid, process) = identify_peer(socket.as_fd(), side, address).map_err(Rejection::Candidate)?;
+        let (pid, process) = identify_peer(socket.as_fd(), side, address)?;
         Ok(Some(Candidate { socket, state: CandidateState::New { pid, process } }))
     }
 
@@ -224,14 +264,20 @@ impl Candidate {
         side: &LocalSide<'_>,
         address: &ShmAddress,
     ) -> Result<CandidateProgress, Rejection> {
-        let (message, files) = socket::receive(&self.socket).map_err(Rejection::Candidate)?;
+        let received = socket::receive(&self.socket).map_err(Rejection::from);
+        let (message, files) = received.inspect_err(|rejection| {
+            if let Rejection::Local(_) = rejection {
+                // If this fails, the peer learns of it from the end of the connection.
+                let _ = socket::send(&self.socket, &HandshakeMessage::Refused(rejection.for_peer()), &[]);
+            }
+        })?;
         match (self.state, message) {
             (CandidateState::New { pid, process }, HandshakeMessage::Hello(hello)) => {
                 let peer = side.check_hello(hello, files, address, pid, process);
                 let answer = match &peer {
                     Ok(_) => socket::send(&self.socket, &side.hello(address), &side.files()),
-                    Err(Rejection::Final(why) | Rejection::Candidate(why)) => {
-                        socket::send(&self.socket, &HandshakeMessage::Refused(why.clone()), &[])
+                    Err(rejection) => {
+                        socket::send(&self.socket, &HandshakeMessage::Refused(rejection.for_peer()), &[])
                     }
                 };
                 let peer = peer?;
@@ -255,12 +301,14 @@ fn identify_peer(
     socket: BorrowedFd<'_>,
     side: &LocalSide<'_>,
     address: &ShmAddress,
-) -> Result<(u32, OwnedFd), String> {
-    let who =
-        socket::credentials(socket).map_err(|error| format!("the kernel does not say who it is: {error}"))?;
-    check_uid(who.uid, side.uid)?;
-    let process = socket::process(socket, who.pid)
-        .map_err(|error| format!("its process {} can't be watched: {error}", who.pid))?;
+) -> Result<(u32, OwnedFd), Rejection> {
+    let who = socket::credentials(socket)
+        .map_err(|error| Rejection::Candidate(format!("the kernel does not say who it is: {error}")))?;
+    check_uid(who.uid, side.uid).map_err(Rejection::Candidate)?;
+    let process = socket::process(socket, who.pid).map_err(|error| match is_lack(error) {
+        true => Rejection::Local(few_files("watching the peer's process", error)),
+        false => Rejection::Candidate(format!("its process {} can't be watched: {error}", who.pid)),
+    })?;
     Ok((if who.pid == 0 { address.pid } else { who.pid }, process))
 }
 

@@ -109,11 +109,26 @@ pub(crate) fn send_bytes(
     }
 }
 
+/// Why a message could not be received.
+#[derive(Debug)]
+pub(crate) enum ReceiveFailure {
+    /// The mistake of the peer, or that there is no message.
+    Peer(String),
+    /// This process has no descriptor left for the peer's files.
+    NoDescriptor,
+}
+
+impl From<String> for ReceiveFailure {
+    fn from(why: String) -> Self {
+        ReceiveFailure::Peer(why)
+    }
+}
+
 /// Receives the message that is there, with its files.
 ///
 /// # Errors
-/// The mistake of the peer, or that there is no message.
-pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedFd>), String> {
+/// [`ReceiveFailure`].
+pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedFd>), ReceiveFailure> {
     let mut bytes = [0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -132,13 +147,17 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedF
         }
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(format!("it sent more than {MAX_FILES} files, or this process has no room for them"));
+        // There was room in the buffer, so the kernel had no descriptor for the next file.
+        if files.len() < MAX_FILES {
+            return Err(ReceiveFailure::NoDescriptor);
+        }
+        return Err(format!("it sent more than {MAX_FILES} files").into());
     }
     if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(format!("it sent a message of more than {MAX_BYTES} bytes"));
+        return Err(format!("it sent a message of more than {MAX_BYTES} bytes").into());
     }
     if got.bytes == 0 {
-        return Err("it hung up".into());
+        return Err("it hung up".to_owned().into());
     }
     Ok((HandshakeMessage::from_bytes(&bytes[..got.bytes])?, files))
 }

@@ -2,7 +2,7 @@
 
 use super::address::{ShmAddress, VERSION};
 use super::hello::{HandshakeMessage, ShmHello};
-use super::socket::{self, Deadline, receive, send_bytes};
+use super::socket::{self, Deadline, ReceiveFailure, receive, send_bytes};
 use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::testing::pool;
 use crate::fabric::shm::{ShmEndpoint, ShmFabric, ShmLink, ShmOptions};
@@ -64,8 +64,10 @@ fn assert_rejected(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<Ow
         let mut fds = [rustix::event::PollFd::new(&candidate, rustix::event::PollFlags::IN)];
         assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not rejected");
         match receive(&candidate) {
-            Ok((HandshakeMessage::Refused(why), _)) | Err(why) => assert!(why.contains(text), "{why}"),
-            Ok(other) => panic!("not refused: {other:?}"),
+            Ok((HandshakeMessage::Refused(why), _)) | Err(ReceiveFailure::Peer(why)) => {
+                assert!(why.contains(text), "{why}");
+            }
+            other => panic!("not refused: {other:?}"),
         }
         initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
         accepted.join().expect("no panic").map_err(|e| e.to_string()).expect("accepted");

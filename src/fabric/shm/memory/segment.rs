@@ -292,7 +292,7 @@ impl OwnSegment {
         Self::make(bytes, layout.used_bytes()).map_err(|error| FabricError::Os {
             fabric: FabricKind::Shm,
             tried: format!("making a link segment of {bytes} bytes"),
-            remedy: "free memory, raise the limit of open files, or make links with a smaller depth",
+            remedy: "free memory, raise the limit of open files (ulimit -n), or use a smaller queue_depth",
             source: error.into(),
         })
     }
@@ -337,7 +337,7 @@ impl PeerSegment {
             SegmentMapping::new(file, bytes, used, ProtFlags::READ).map_err(|error| FabricError::Os {
                 fabric: FabricKind::Shm,
                 tried: format!("mapping the peer's link segment of {bytes} bytes"),
-                remedy: "free memory or address space",
+                remedy: "free memory, or raise the limit of address space (ulimit -v)",
                 source: error.into(),
             })?;
         Ok(PeerSegment { mapping: Arc::new(mapping) })

@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 const CLOSED: u64 = 1;
 const PROTOCOL: u64 = 2;
 const NO_RECEIVE: u64 = 3;
+const RESOURCES: u64 = 4;
 
 /// Publishes that this process no longer takes part. It may change its memory after this; a peer
 /// that pulled bytes meanwhile can detect that.
@@ -16,10 +17,12 @@ pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
     let word = match why {
         LinkFailure::Protocol(_) => PROTOCOL,
         LinkFailure::NoReceive => NO_RECEIVE,
+        LinkFailure::Resources(_) => RESOURCES,
         LinkFailure::Completion { .. }
         | LinkFailure::Device { .. }
         | LinkFailure::PeerDied { .. }
         | LinkFailure::Closed
+        | LinkFailure::PeerResources
         | LinkFailure::Refused(_)
         | LinkFailure::Local(_) => CLOSED,
     };
@@ -52,6 +55,7 @@ fn parse(word: u64) -> LinkFailure {
         CLOSED => LinkFailure::Closed,
         PROTOCOL => LinkFailure::Protocol("the peer says so of this side, and its error says how".into()),
         NO_RECEIVE => LinkFailure::NoReceive,
+        RESOURCES => LinkFailure::PeerResources,
         _ => LinkFailure::Protocol(format!("its state is {word:#x}, which means nothing")),
     }
 }

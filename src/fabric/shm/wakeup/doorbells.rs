@@ -39,7 +39,7 @@ impl Doorbells {
         let (segment, file) = SharedSegment::new(BYTES).map_err(|error| FabricError::Os {
             fabric: FabricKind::Shm,
             tried: format!("making doorbells of {BYTES} bytes"),
-            remedy: "free memory or raise the limit of open files",
+            remedy: "free memory or raise the limit of open files (ulimit -n)",
             source: error.into(),
         })?;
         Ok(Doorbells { segment, file, taken: Mutex::default() })

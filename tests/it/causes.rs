@@ -1,0 +1,49 @@
+//! The error of a join names the first cause, and ends at once if it can't change.
+
+use crate::common::{SOON, cluster, member, over_verbs};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_disagreement_about_the_depth_ends_both_joins_at_once_and_names_the_setting() {
+    if over_verbs() {
+        return println!("skipped: queue pairs of any depths connect");
+    }
+    let cluster = cluster(2);
+    let join = |task: u32, depth: &'static str| {
+        let node = member(&cluster, task).set("queue_depth", depth).start().expect("the node starts");
+        let began = Instant::now();
+        let error = node.join().expect_err("the depths differ").to_string();
+        // Kept until both have ended: a member that leaves is another error.
+        (node, error, began.elapsed())
+    };
+    let ended = std::thread::scope(|scope| {
+        let joins = [(0, "64"), (1, "128")].map(|(task, depth)| scope.spawn(move || join(task, depth)));
+        joins.map(|join| join.join().expect("no panic"))
+    });
+    for (task, (_node, error, took)) in ended.iter().enumerate() {
+        let (ours, theirs) = [(64, 128), (128, 64)][task];
+        let cause = format!("queue_depth is {ours} at w/{task} and {theirs} at w/{}", 1 - task);
+        assert!(error.contains(&cause), "{error}");
+        println!("after {took:?}: {error}");
+        assert!(*took < SOON / 10, "the join took {took:?}: {error}");
+    }
+}
+
+#[test]
+fn a_member_that_comes_again_with_the_right_depth_is_linked() {
+    if over_verbs() {
+        return println!("skipped: queue pairs of any depths connect");
+    }
+    let cluster = cluster(2);
+    let start = |task, depth| member(&cluster, task).set("queue_depth", depth).start().expect("it starts");
+    let (node, wrong) = (start(0, "64"), start(1, "128"));
+    assert!(node.join().is_err());
+    wrong.stop().expect("in time");
+    let right = start(1, "64");
+    right.join().expect("they agree");
+    let began = Instant::now();
+    while node.join().is_err() {
+        assert!(began.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

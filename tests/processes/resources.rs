@@ -1,0 +1,116 @@
+//! Processes that lack memory or file descriptors: the error blames this process, not its peer.
+
+use crate::common::other::{Other, wait_to_be_told};
+use crate::common::{SOON, cluster, counting, member, over_verbs};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::time::Instant;
+use tensorwire::{Error, LossCause, Node};
+
+/// Lowers a limit of this process.
+fn limit(resource: Resource, to: u64) {
+    let maximum = getrlimit(resource).maximum;
+    setrlimit(resource, Rlimit { current: Some(to), maximum }).expect("a lower limit is allowed");
+}
+
+/// Bytes of the address space of this process.
+fn address_space() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("procfs");
+    let pages: u64 = text.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
+    pages * rustix::param::page_size() as u64
+}
+
+/// Starts task 0 and joins the other process.
+fn joined(cluster: &str) -> Node {
+    let node = member(cluster, 0).set("pool_size", "256MiB").start().expect("the node starts");
+    node.join().expect("the other comes");
+    node
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_little_address_space() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let node = member(&cluster, 1).start().expect("the node starts");
+    node.join().expect("the other comes");
+    // Enough for threads and small allocations, and not for the pool of the peer.
+    limit(Resource::As, address_space() + (128 << 20));
+    println!("ready");
+    let step = node.step(1).expect("new");
+    let error = step.recv(&node.edge_from("w", 0, "x").expect("an edge"), SOON).expect_err("no room");
+    println!("error: {error}");
+    let Error::PeerLost { cause, .. } = &error else { panic!("{error}") };
+    assert!(matches!(cause, LossCause::Local(_)), "{error}");
+    assert!(error.to_string().contains("ulimit -v") && !error.to_string().contains("protocol"), "{error}");
+    wait_to_be_told();
+}
+
+#[test]
+fn a_process_that_can_t_map_the_pool_of_its_peer_blames_itself() {
+    if over_verbs() {
+        return println!("skipped: no process maps a pool over verbs");
+    }
+    let cluster = cluster(2);
+    let mut other = Other::start("resources::role_little_address_space", &cluster);
+    let node = joined(&cluster);
+    other.wait_for("ready");
+    let step = node.step(1).expect("new");
+    let back = step.receive(&node.edge_from("w", 1, "never").expect("an edge")).begin().expect("begun");
+    step.send(&node.edge_to("w", 1, "x").expect("an edge"), counting(&node, 0.0, 10_000)).expect("sent");
+    println!("{}", other.wait_for("error: "));
+    let error = back.wait().expect_err("the link is gone");
+    println!("its peer: {error}");
+    let Error::PeerLost { peer, cause: LossCause::Closed(why), .. } = &error else { panic!("{error}") };
+    assert!(peer.task() == 1 && why.contains("lacks memory"), "{error}");
+    other.say("end");
+    assert!(other.ends_well());
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_few_files() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let task = std::env::var("TEST_ME").expect("a number").parse().expect("a number");
+    let spare: u64 = std::env::var("TEST_SPARE").expect("a number").parse().expect("a number");
+    let node = member(&cluster, task).set("join_timeout", "1s").start().expect("the node starts");
+    println!("started");
+    wait_to_be_told();
+    let open = std::fs::read_dir("/proc/self/fd").expect("procfs").count() as u64;
+    limit(Resource::Nofile, open + spare);
+    println!("limited");
+    let error = node.join().expect_err("there are too few descriptors").to_string();
+    println!("error: {error}");
+    assert!(error.contains("Too many open files") && error.contains("ulimit -n"), "{error}");
+    wait_to_be_told();
+}
+
+/// A member with few descriptors joins another one, as task `me`.
+fn join_with_few_files(me: u32, spare: u32) {
+    let cluster = cluster(2);
+    let (me_text, spare_text) = (me.to_string(), spare.to_string());
+    let environment = [("TEST_ME", me_text.as_str()), ("TEST_SPARE", &spare_text)];
+    let mut other = Other::start_with("resources::role_few_files", &cluster, &environment);
+    other.wait_for("started");
+    other.say("go");
+    other.wait_for("limited");
+    let node = member(&cluster, 1 - me).set("join_timeout", "1s").start().expect("the node starts");
+    let began = Instant::now();
+    let error = node.join().expect_err("the other can't link").to_string();
+    println!("task {me} has {spare} descriptors. The peer, after {:?}: {error}", began.elapsed());
+    println!("task {me} {}", other.wait_for("error: "));
+    // Whose lack it is, and not only that an attempt is being given up.
+    assert!(error.contains(&format!("w/{me}")) && error.contains("Too many open files"), "{error}");
+    other.say("end");
+    assert!(other.ends_well());
+}
+
+#[test]
+fn a_process_with_few_descriptors_blames_itself_and_so_does_its_peer() {
+    if over_verbs() {
+        return println!("skipped: the descriptors are those of the set-up of shared memory");
+    }
+    for me in [0, 1] {
+        for spare in [1, 2, 4] {
+            join_with_few_files(me, spare);
+        }
+    }
+}
