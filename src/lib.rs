@@ -174,12 +174,15 @@ pub use memory::{
     NestedTensor, PageKind, PagePolicy, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError,
     SerializeError, SetMetaError, StringTensor, Tensor, TensorMut, Variant, VariantTensor, ViewError,
 };
-pub use node::{Node, NodeError, NodeState, PeerReport, PeerState, TensorError};
+pub use node::{
+    EventStream, Events, Node, NodeError, NodeEvent, NodeEventKind, NodeState, PeerReport, PeerState,
+    TensorError,
+};
 pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, PendingSet, Receivable,
     ReceiveAllBuilder, ReceiveBuilder, SendError, Sendable, Sequence, Standing, Step,
 };
-pub use telemetry::{Counter, Gauge, Snapshot};
+pub use telemetry::{Counter, FlightEvent, FlightLog, FlightRecord, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};
 pub use wire::{
     Cluster, ClusterError, Code, DType, DeviceNameError, EdgeNameError, EdgeSide, Element, Generation,

@@ -5,7 +5,7 @@ use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
 use super::names::shorten;
-use super::peer_table::LifeRefusal;
+use super::peer_table::{LifeRefusal, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::who;
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare};
@@ -120,7 +120,7 @@ impl Client {
         let started = self.shared.step(|members| (members.start(self.peer, life, generation), Vec::new()));
         let Some(info) = started else { return };
         if let Err(why) = self.link_up(&info).await {
-            tracing::info!("{}: the link with {} failed: {why}", self.shared.options.me, info.name);
+            self.shared.log_attempt(self.peer, &why);
             self.shared
                 .change(|members| ((), members.give_up(self.peer, info.incarnation, info.generation, &why)));
         }
@@ -176,7 +176,7 @@ impl Client {
         let theirs = self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
         let why = match theirs.is_empty() || why.contains(&theirs) {
             true => why,
-            false => format!("{} says: {theirs}; this side saw: {why}", info.name),
+            false => format!("{} says: {theirs}{SAW}{why}", info.name),
         };
         self.shared.step(|members| (members.explain(peer, generation, &why), Vec::new()));
         Err(why)

@@ -25,6 +25,8 @@ pub(super) struct PeerRecord {
     pub(super) failed: Option<(u64, String)>,
     /// Why the one before it failed, until the two sides have compared what they know of the last.
     pub(super) failed_before: Option<String>,
+    /// The failure of an attempt that the log has.
+    pub(super) logged: Option<String>,
     /// How the last link that was up has ended.
     pub(super) lost: Option<String>,
 }
@@ -81,6 +83,7 @@ impl PeerRecord {
             reach: None,
             failed: None,
             failed_before: None,
+            logged: None,
             lost: None,
         }
     }

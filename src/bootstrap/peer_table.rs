@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// attempts without a pause a pair does not get that far, and 2^40 such steps are left.
 const MAX_AHEAD: u64 = 1 << 24;
 
+/// Between the cause of a failed attempt, in the words of the peer, and what this side saw.
+pub(super) const SAW: &str = "; this side saw: ";
+
 /// An event for the peering.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PeerEvent {
@@ -134,6 +137,15 @@ impl PeerTable {
         let news = peer.reach != why;
         peer.reach = why;
         news
+    }
+
+    /// Whether the log lacks this failure of an attempt. Attempts follow each other quickly.
+    pub(super) fn is_news(&mut self, index: usize, why: &str) -> bool {
+        let cause = why.split(SAW).next().unwrap_or_default();
+        let logged = &mut self.peers[index].logged;
+        let is_news = logged.as_deref() != Some(cause);
+        *logged = Some(cause.to_owned());
+        is_news
     }
 
     /// A life of the peer has introduced itself, by a call or (`dialed`) by an answer. An answer at
@@ -384,6 +396,7 @@ impl PeerTable {
             }
         }
         (peer.reach, peer.failed, peer.failed_before, peer.lost) = (None, None, None, None);
+        peer.logged = None;
         vec![PeerEvent::Ready(info.clone(), ticket)]
     }
 

@@ -354,7 +354,7 @@ async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer
         return;
     }
     if let Err(why) = connect(&shared, peer, &info, offer).await {
-        tracing::info!("{}: the link with {} failed: {why}", shared.options.me, info.name);
+        shared.log_attempt(peer, &why);
         return;
     }
     let mut changes = shared.watch();

@@ -118,21 +118,29 @@ impl BootstrapShared {
     fn tell(&self, act: PeerEvent) {
         let told = match &act {
             PeerEvent::Ready(peer, ticket) => {
-                tracing::info!("{}: linked with {} ({})", self.options.me, peer.name, peer.incarnation);
+                tracing::debug!("{}: linked with {} ({})", self.options.me, peer.name, peer.incarnation);
                 guarded("ready", || self.peering.ready(peer, *ticket))
             }
             PeerEvent::Lost(peer, cause) => {
-                tracing::warn!("{}: lost {} ({}): {cause}", self.options.me, peer.name, peer.incarnation);
+                tracing::debug!("{}: lost {} ({}): {cause}", self.options.me, peer.name, peer.incarnation);
                 guarded("lost", || self.peering.lost(peer, cause.clone()))
             }
             PeerEvent::Gone(peer, cause) => {
-                tracing::warn!("{}: {} ({}) is gone: {cause}", self.options.me, peer.name, peer.incarnation);
+                tracing::debug!("{}: {} ({}) is gone: {cause}", self.options.me, peer.name, peer.incarnation);
                 guarded("gone", || self.peering.gone(peer, cause.clone()))
             }
             PeerEvent::Abandon(peer, ticket) => guarded("abandon", || self.peering.abandon(peer, *ticket)),
         };
         if let Err(status) = told {
             tracing::error!("{}: {status}", self.options.me);
+        }
+    }
+
+    /// Logs that an attempt to link with a peer has failed, once for each cause.
+    pub(super) fn log_attempt(&self, peer: usize, why: &str) {
+        if self.step(|members| (members.is_news(peer, why), Vec::new())) {
+            let (me, name) = (&self.options.me, &self.peers[peer]);
+            tracing::warn!("{me}: the link with {name} failed, and is tried again: {why}");
         }
     }
 

@@ -124,7 +124,8 @@ impl LinkTable {
 mod tests {
     use super::*;
     use crate::link::links::{LinkIdentity, LinkSettings};
-    use crate::wire::TaskId;
+    use crate::telemetry::FlightRecorder;
+    use crate::wire::{TaskId, Time};
 
     fn link(id: u32) -> Link {
         let task = |job: &str| TaskId::new(job, 0).expect("a job name");
@@ -136,7 +137,8 @@ mod tests {
             borrow: false,
             max_ready_bytes: 1 << 20,
         };
-        Link::new(LinkId(id), identity, settings, 16)
+        let recorder = Box::new(FlightRecorder::new(std::sync::Arc::new(|| Time::ZERO)));
+        Link::new(LinkId(id), identity, settings, 16, recorder)
     }
 
     fn used(table: &mut LinkTable) -> Vec<u32> {

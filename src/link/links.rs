@@ -9,11 +9,12 @@ use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{ToReceiver, ToSender};
-use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::TaskId;
+use crate::telemetry::{Counter, CountersWriter, FlightClock, FlightEvent, FlightRecord, FlightRecorder};
 use crate::wire::message::fragment::Assembler;
 use crate::wire::message::{Message, VERSION};
+use crate::wire::{TaskId, Time};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Events and completions for which memory is allocated at the start.
 const EVENTS: usize = 256;
@@ -55,6 +56,8 @@ pub(super) struct Link {
     pub receive_credits: ReceiveCredits,
     pub assembler: Assembler,
     pub windows: WindowLink,
+    /// What has happened on the link beside values.
+    pub recorder: Box<FlightRecorder>,
     pub nonce: u64,
     pub up: bool,
     /// This side has ended the link: later arrivals are ignored.
@@ -91,6 +94,7 @@ pub struct Links<P: Port> {
     pub(super) polled: PolledPlace,
     pub(super) batch: BatchState,
     pub(super) ready_bytes: ReadyBytes,
+    flight_clock: FlightClock,
 }
 
 impl<P: Port> Links<P> {
@@ -109,7 +113,27 @@ impl<P: Port> Links<P> {
             polled: PolledPlace::default(),
             batch: BatchState::default(),
             ready_bytes: ReadyBytes::default(),
+            flight_clock: Arc::new(|| Time::ZERO),
         }
+    }
+
+    /// Has this clock say the times of flight records. Without it all are zero.
+    pub fn timed_by(self, flight_clock: FlightClock) -> Self {
+        Links { flight_clock, ..self }
+    }
+
+    /// Records an event of a link.
+    #[cold]
+    pub fn record(&mut self, link: LinkId, event: FlightEvent) {
+        if let Some(link) = self.links.get_mut(link) {
+            link.recorder.record(event);
+        }
+    }
+
+    /// The flight records of a link, and how many older ones there were.
+    pub fn flight_records(&self, link: LinkId) -> (Vec<FlightRecord>, u64) {
+        let link = self.links.iter().find(|known| known.id == link);
+        link.map_or_else(Default::default, |link| link.recorder.records())
     }
 
     /// The pool that tensors are received into.
@@ -158,7 +182,9 @@ impl<P: Port> Links<P> {
         let limits = self.port.limits(id);
         let (depth, posted) = (limits.depth, limits.receives);
         self.port.post_receives(id, depth - posted);
-        let mut link = Link::new(id, identity, settings, depth);
+        let recorder = Box::new(FlightRecorder::new(self.flight_clock.clone()));
+        let mut link = Link::new(id, identity, settings, depth, recorder);
+        link.recorder.record(FlightEvent::Attached);
         let nonce = link.nonce;
         self.counters.increment(Counter::MessagesSent);
         let ping = Message::Ping { version: VERSION, nonce };
@@ -270,13 +296,20 @@ impl<P: Port> Links<P> {
 }
 
 impl Link {
-    pub(super) fn new(id: LinkId, identity: LinkIdentity, settings: LinkSettings, depth: u32) -> Self {
+    pub(super) fn new(
+        id: LinkId,
+        identity: LinkIdentity,
+        settings: LinkSettings,
+        depth: u32,
+        recorder: Box<FlightRecorder>,
+    ) -> Self {
         Link {
             id,
             out: SendQueue::new(id, depth),
             receive_credits: ReceiveCredits::new(depth),
             assembler: Assembler::default(),
             windows: WindowLink::default(),
+            recorder,
             nonce: identity.local_incarnation ^ identity.peer_incarnation.rotate_left(32),
             up: false,
             is_ended: false,
@@ -335,6 +368,8 @@ impl Link {
             self.end_transfers(cx);
         }
         cx.port.detach(self.id);
-        cx.events.push_back(LinkEvent::Down { link: self.id, failure });
+        self.recorder.record(FlightEvent::Down);
+        let records = self.recorder.records();
+        cx.events.push_back(LinkEvent::Down { link: self.id, failure, records });
     }
 }

@@ -20,6 +20,7 @@ pub use links::{LinkIdentity, LinkSettings, Links};
 
 use crate::fabric::{LinkFailure, LinkId};
 use crate::memory::{PoolError, Tensor, TensorMut};
+use crate::telemetry::FlightRecord;
 use crate::wire::message::Placement;
 use crate::wire::{EdgeName, Status, TensorMeta};
 use std::sync::Arc;
@@ -257,5 +258,7 @@ pub enum LinkEvent {
         link: LinkId,
         /// The reason.
         failure: LinkFailure,
+        /// Its flight records, and how many older ones there were.
+        records: (Vec<FlightRecord>, u64),
     },
 }

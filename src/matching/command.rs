@@ -3,6 +3,7 @@
 use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
+use crate::telemetry::FlightLog;
 use crate::wire::{Generation, Incarnation, LossCause, Status, TaskId, Time};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -140,6 +141,8 @@ pub enum RemoteCommand<L> {
         /// Called with the reports.
         done: Box<dyn FnOnce(EdgeReports) + Send>,
     },
+    /// Reports the flight records of the links.
+    FlightLogs(Box<dyn FnOnce(Vec<FlightLog>) + Send>),
     /// Reports the values that were sent and not taken.
     Untaken {
         /// Whether receivers are asked to tell what they take from now on.
@@ -288,13 +291,28 @@ pub enum StandingChange {
     },
 }
 
+/// The loss of a peer.
+#[derive(Clone, Debug)]
+pub struct LostPeer {
+    /// Index in the table of peers.
+    pub peer: PeerIndex,
+    /// The link that has ended, or the last one that was planned.
+    pub tag: LinkTag,
+    /// The error of calls that need the peer.
+    pub error: Error,
+    /// Values at most that had left for the peer and are lost with it.
+    pub values: u64,
+    /// The flight records of the link; `None` if there was none.
+    pub flight: Option<FlightLog>,
+}
+
 /// Observes the links with peers. No method may block.
 pub trait PeerObserver: Send + Sync {
     /// A link with this incarnation of the peer is up: both sides have said so.
     fn up(&self, peer: PeerIndex, tag: LinkTag);
     /// A peer was lost: its link was up and has ended, or its incarnation has ended before a link
     /// was up.
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error);
+    fn down(&self, lost: &LostPeer);
     /// A link had failed before both sides said that it is up. No call has used it.
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
 }

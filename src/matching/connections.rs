@@ -1,9 +1,9 @@
 //! The connections of a poller with its peers.
 
-use super::{Error, LinkTag, Members, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings};
+use super::{Error, LinkTag, LostPeer, Members, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, LinkSettings, Links};
-use crate::telemetry::{Counter, CountersWriter};
+use crate::telemetry::{Counter, CountersWriter, FlightLog, FlightRecord};
 use crate::wire::{LossCause, TaskId};
 use foldhash::HashMap;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ struct PeerConnections {
     /// The end of the last link that was up, or of an incarnation without one, until another link
     /// is up.
     lost: Option<(LinkTag, LossCause)>,
+    /// The flight records of the last link that has ended.
+    ended: Option<FlightLog>,
 }
 
 struct PeerConnection {
@@ -64,13 +66,10 @@ pub(super) struct EndedConnection {
 
 /// The loss of a peer, to be reported by [`Connections::report`].
 pub(super) struct UnreportedLoss {
-    /// The error of calls that need the peer.
-    pub error: Error,
+    /// What is reported.
+    pub lost: LostPeer,
     /// Whether the loss ends every call with every peer.
     pub is_fatal: bool,
-    /// The lost peer.
-    pub peer: PeerIndex,
-    tag: LinkTag,
 }
 
 impl Connections {
@@ -230,13 +229,42 @@ impl Connections {
         counters.increment(Counter::PeersLost);
         let error = self.lost_error(peer, tag, &cause);
         let is_fatal = self.is_loss_fatal && !cause.is_clean();
-        self.peer(peer).lost = Some((tag, cause));
-        Some(UnreportedLoss { error, is_fatal, peer, tag })
+        let entry = self.peer(peer);
+        entry.lost = Some((tag, cause));
+        let flight = entry.ended.clone().filter(|log| log.generation == tag.generation);
+        Some(UnreportedLoss { lost: LostPeer { peer, tag, error, values: 0, flight }, is_fatal })
+    }
+
+    /// Keeps the flight records of a connection that has ended, in place of earlier ones.
+    pub fn keep_records(&mut self, of: &EndedConnection, records: (Vec<FlightRecord>, u64)) {
+        let log = self.flight_log(of.peer, of.tag, records);
+        self.peer(of.peer).ended = Some(log);
+    }
+
+    fn flight_log(
+        &self,
+        peer: PeerIndex,
+        tag: LinkTag,
+        (records, dropped): (Vec<FlightRecord>, u64),
+    ) -> FlightLog {
+        let LinkTag { incarnation, generation } = tag;
+        FlightLog { peer: self.members.task(peer).clone(), incarnation, generation, records, dropped }
+    }
+
+    /// The flight records of each peer's present link and of its last one.
+    pub fn flight_logs<P: Port>(&self, links: &Links<P>) -> Vec<FlightLog> {
+        let of = |(index, entry): (u32, &PeerConnections)| {
+            let present = entry.present.as_ref().map(|present| {
+                self.flight_log(PeerIndex(index), present.tag, links.flight_records(present.link))
+            });
+            entry.ended.clone().into_iter().chain(present)
+        };
+        (0..).zip(&self.peers).flat_map(of).collect()
     }
 
     /// Reports a loss.
-    pub fn report(&self, loss: UnreportedLoss) {
-        self.observer.down(loss.peer, loss.tag, loss.error);
+    pub fn report(&self, loss: &UnreportedLoss) {
+        self.observer.down(&loss.lost);
     }
 
     fn lost_error(&self, peer: PeerIndex, tag: LinkTag, cause: &LossCause) -> Error {

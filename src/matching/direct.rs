@@ -13,7 +13,6 @@ use crate::matching::{Error, PeerIndex, reserve};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, Record};
-use crate::telemetry::Counter;
 use crate::wire::EdgeSide;
 
 /// The record that a receive waits for. Valid until the next message is handled.
@@ -101,7 +100,7 @@ impl Matching {
             staying += usize::from(lanes.to_receiver(peer, message));
         });
         if waits {
-            lanes.counters().increment(Counter::SendsWaited);
+            self.note_wait(lanes, peer, index, key.step);
         } else if counts && staying == 0 {
             self.left(1);
         }

@@ -13,7 +13,7 @@ use crate::memory::{Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
-use crate::telemetry::{Counter, CountersWriter};
+use crate::telemetry::{Counter, CountersWriter, FlightEvent};
 use crate::wire::{EdgeId, Immediate, TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -55,6 +55,12 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
 
     fn begin_batch(&mut self) {
         self.links.begin_batch();
+    }
+
+    fn record(&mut self, peer: PeerIndex, event: FlightEvent) {
+        if let Some(link) = self.connections.present(peer) {
+            self.links.record(link, event);
+        }
     }
 
     fn handle_polled(&mut self) -> bool {
@@ -392,29 +398,32 @@ impl WindowHandler {
     fn ended<P: Port>(&mut self, links: &mut Links<P>, ended: EndedConnection) {
         self.matching.news = self.matching.news.wrapping_add(1);
         let values = self.matching.lost(ended.peer, &ended.error);
-        note_lost_values(links.counters(), &ended.error, values);
-        let loss = self.connections.ended(links.counters(), ended);
+        let values = count_lost_values(links.counters(), &ended.error, values);
+        let mut loss = self.connections.ended(links.counters(), ended);
+        loss.iter_mut().for_each(|loss| loss.lost.values = values);
         self.lost(loss);
     }
 
     /// Reports a loss. A fatal one ends every call first.
     fn lost(&mut self, loss: Option<UnreportedLoss>) {
         let Some(loss) = loss else { return };
-        self.matching.set_down(loss.peer, &loss.error);
+        self.matching.set_down(loss.lost.peer, &loss.lost.error);
         if loss.is_fatal {
-            self.matching.end(&loss.error);
+            self.matching.end(&loss.lost.error);
         }
-        self.connections.report(loss);
+        self.connections.report(&loss);
     }
 }
 
-/// Counts the values that had left for a peer whose link has ended. A peer that stopped cleanly has
-/// lost none.
-fn note_lost_values(counters: &CountersWriter, error: &Error, values: u64) {
-    let Error::PeerLost { peer, cause, .. } = error else { return };
-    if values > 0 && !cause.is_clean() {
-        counters.add(Counter::ValuesLost, values);
-        tracing::warn!(%peer, at_most = values, "values that had left for a lost peer are lost with it");
+/// Counts the values that had left for a peer whose link has ended, and returns their number. A peer
+/// that stopped cleanly has lost none.
+fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) -> u64 {
+    match error {
+        Error::PeerLost { cause, .. } if !cause.is_clean() => {
+            counters.add(Counter::ValuesLost, values);
+            values
+        }
+        _ => 0,
     }
 }
 
@@ -447,7 +456,9 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::Attach { peer, tag, link, done } => {
                 if let Some(old) = self.connections.replaced(peer, tag) {
+                    let records = links.flight_records(old.link);
                     self.connections.close(links, &old);
+                    self.connections.keep_records(&old, records);
                     self.ended(links, old);
                 }
                 self.connections.attach(links, (peer, tag), link, done);
@@ -460,6 +471,7 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::End { error } => self.matching.end(&error),
             RemoteCommand::Edges { limit, done } => done(self.report(links, limit)),
+            RemoteCommand::FlightLogs(done) => done(self.connections.flight_logs(links)),
             RemoteCommand::Untaken { asks, since, done } => self.untaken(links, asks, since, done),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.matching.load(links.load())),
@@ -471,8 +483,9 @@ impl<P: Port> Handler<P> for WindowHandler {
         self.handle_windows(links);
         match event {
             LinkEvent::Up { link } => self.connections.probed(link),
-            LinkEvent::Down { link, failure, .. } => {
+            LinkEvent::Down { link, failure, records } => {
                 if let Some(ended) = self.connections.down(link, failure) {
+                    self.connections.keep_records(&ended, records);
                     self.ended(links, ended);
                 }
             }

@@ -48,7 +48,7 @@ pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 #[cfg(any(test, feature = "sim"))]
 pub use command::RemoteLoad;
 pub use command::{
-    BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, Members, OnPath, PeerIndex, PeerObserver,
+    BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, LostPeer, Members, OnPath, PeerIndex, PeerObserver,
     ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange, UntakenCallback,
 };
 pub use direct::ExpectedRecord;
@@ -68,7 +68,7 @@ use crate::link::windows::{LandingRefused, MAX_EDGES, WindowArrival, WindowRefus
 use crate::link::{Destination, DirectReceive, EdgeKey, LinkSettings, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
-use crate::telemetry::CountersWriter;
+use crate::telemetry::{CountersWriter, FlightEvent};
 use crate::wire::{EdgeId, EdgeSide, Immediate, TaskId, Time};
 use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
@@ -120,6 +120,10 @@ pub trait Lanes {
     fn counters(&self) -> &CountersWriter;
     /// Opens a batch: see [`Links::begin_batch`](crate::link::Links::begin_batch).
     fn begin_batch(&mut self);
+    /// Records an event of a peer's link in its flight recorder.
+    fn record(&mut self, peer: PeerIndex, event: FlightEvent) {
+        let _ = (peer, event);
+    }
     /// Handles the messages that [`Lanes::take_short`] has polled for and did not take. Returns
     /// whether there were any.
     fn handle_polled(&mut self) -> bool;

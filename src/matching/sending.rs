@@ -6,7 +6,7 @@ use crate::link::windows::WindowRefusal;
 use crate::link::{EdgeKey, TensorKeyRef, Value};
 use crate::matching::PeerIndex;
 use crate::protocol::{ToReceiver, ToSender, WindowViolation};
-use crate::telemetry::Counter;
+use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::Status;
 use std::sync::atomic::Ordering;
 
@@ -42,7 +42,7 @@ impl Matching {
             staying += usize::from(lanes.to_receiver(peer, message));
         });
         if records == 0 {
-            lanes.counters().increment(Counter::SendsWaited);
+            self.note_wait(lanes, peer, index, key.step);
         }
         records - staying
     }
@@ -71,9 +71,24 @@ impl Matching {
         };
         let out = &mut peers[peer.0 as usize].out;
         let refusal = refusal.map(WindowRefusal::from);
+        let has_waited = out.has_pending();
         let dropped = out.receive(message, |step| end_of(steps, step), |_| refusal.clone(), &mut post)?;
+        if has_waited && records > 0 {
+            lanes.record(peer, FlightEvent::WaitEnded { values: records as u32 });
+        }
         self.left(records + dropped.len());
         Ok(())
+    }
+
+    /// Counts a value that waits, and records that its edge did not let it go.
+    #[cold]
+    pub(super) fn note_wait(&self, lanes: &mut impl Lanes, peer: PeerIndex, index: u32, step: u64) {
+        lanes.counters().increment(Counter::SendsWaited);
+        let Some(edge) = self.peers[peer.0 as usize].out.edge_at(index) else { return };
+        if edge.waiting().len() == 1 {
+            let edge = edge.id().map(|id| id.number);
+            lanes.record(peer, FlightEvent::WaitBegan { step: step.into(), edge });
+        }
     }
 
     /// Values have left for good, or were dropped.

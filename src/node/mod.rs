@@ -7,6 +7,7 @@
 mod back_pressure;
 mod clock;
 mod error;
+mod events;
 mod host;
 mod options;
 mod peering;
@@ -19,5 +20,6 @@ mod transport;
 pub use back_pressure::TensorError;
 pub use clock::MonotonicClock;
 pub use error::NodeError;
+pub use events::{EventStream, Events, NodeEvent, NodeEventKind};
 pub use process::{Node, NodeState, PeerReport, PeerState};
 pub use rdma::rdma_settings;

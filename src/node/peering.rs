@@ -1,12 +1,13 @@
 //! Makes links with peers from the addresses that the bootstrap service brings.
 
+use super::events::{EventHistory, EventPeer};
 use super::pollers::{LinkPollers, PollerSet};
 use super::process::{PeerReport, PeerState};
 use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
-use crate::matching::{LinkTag, Members, PeerIndex, PeerObserver, RemoteCommand};
+use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, RemoteCommand};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
@@ -68,15 +69,23 @@ fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -
 
 /// Reports the state of links to the rendezvous and to the bootstrap service.
 pub(super) struct LinkReporter {
+    me: TaskId,
     losses: Arc<Losses>,
     directory: PeerDirectory,
+    events: Arc<EventHistory>,
     bootstrap: OnceLock<Weak<Bootstrap>>,
     pollers: OnceLock<(Weak<dyn PollerSet>, Executor)>,
 }
 
 impl LinkReporter {
-    pub fn new(losses: Arc<Losses>, directory: PeerDirectory) -> Self {
-        LinkReporter { losses, directory, bootstrap: OnceLock::new(), pollers: OnceLock::new() }
+    pub fn new(me: TaskId, losses: Arc<Losses>, directory: PeerDirectory, events: Arc<EventHistory>) -> Self {
+        let (bootstrap, pollers) = (OnceLock::new(), OnceLock::new());
+        LinkReporter { me, losses, directory, events, bootstrap, pollers }
+    }
+
+    fn event_peer(&self, peer: PeerIndex, tag: LinkTag) -> EventPeer {
+        let LinkTag { incarnation, generation } = tag;
+        EventPeer { peer: self.directory.task(peer).clone(), incarnation, generation }
     }
 
     /// Reports lost links to the bootstrap service from now on, and the end of every call to all
@@ -110,13 +119,23 @@ impl LinkReporter {
 impl PeerObserver for LinkReporter {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.up(peer, tag);
+        let event = self.events.up(self.event_peer(peer, tag));
+        let transport = self.directory.transports().get(&peer).copied();
+        let over = transport.map_or(String::new(), |found| format!(" by {} ({})", found.kind, found.why));
+        tracing::info!("{}: {event}: connected{over}", self.me);
     }
 
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        let why = error.to_string();
-        self.losses.down(peer, tag, error);
+    fn down(&self, lost: &LostPeer) {
+        self.losses.down(lost);
+        let event = self.events.lost(self.event_peer(lost.peer, lost.tag), lost.error.clone());
+        event.log(&self.me, lost, self.losses.ended().is_some());
         self.end_all();
-        self.report(peer, tag, &why);
+        // The peer gets the cause alone: the rest of the error is about the peer.
+        let why = match &lost.error {
+            Error::PeerLost { cause, .. } => cause.to_string(),
+            error => error.to_string(),
+        };
+        self.report(lost.peer, lost.tag, &why);
     }
 
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {
@@ -285,12 +304,6 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
         self.submit(peer, |peer, tag| RemoteCommand::Ready { peer, tag });
-        let transport =
-            self.index(&peer.name).ok().and_then(|index| self.directory.transports().get(&index).copied());
-        if let Some(PeerTransport { kind, why }) = transport {
-            let (name, incarnation) = (&peer.name, peer.incarnation);
-            tracing::info!(peer = %name, %incarnation, fabric = %kind, why, "connected");
-        }
     }
 
     fn lost(&self, peer: &PeerInfo, cause: LossCause) {

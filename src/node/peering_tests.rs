@@ -46,7 +46,12 @@ fn side(task: u32, life: u64) -> Side {
         peer_loss_is_fatal: true,
     };
     let me = TaskId::new("w", task).expect("a job name");
-    let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
+    let reporter = Arc::new(LinkReporter::new(
+        TaskId::new("w", task).expect("a job name"),
+        losses.clone(),
+        directory.clone(),
+        EventHistory::new(),
+    ));
     let handler = || {
         let (me, settings, reporter) = (me.clone(), settings.clone(), reporter.clone());
         WindowHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), reporter)

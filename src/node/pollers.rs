@@ -3,7 +3,9 @@
 use super::clock::MonotonicClock;
 use super::error::NodeError;
 use crate::config::Config;
-use crate::engine::{Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, start};
+use crate::engine::{
+    Clock, Engine, EngineOptions, PollMode, Poller, PollingThread, Unusable, WaitStrategy, start,
+};
 use crate::fabric::{Fabric, LoanFigures, LoanLimiter, Port};
 use crate::link::Links;
 use crate::matching::{PeerIndex, RemoteCommand, WindowHandler};
@@ -136,7 +138,9 @@ impl<P: Port> Pollers<P> {
         for _ in 0..polling.count {
             let writer = CountersWriter::new();
             counters.push(writer.counters());
+            let flight = clock.clone();
             let links = Links::new(fabric.port()?, pool.clone(), writer);
+            let links = links.timed_by(Arc::new(move || flight.now()));
             engines.push(Arc::new(Engine::new(Poller::new(links, handler()), clock.clone(), &options)));
         }
         let (loans, threads) = (fabric.loan_limiter(), Mutex::default());

@@ -2,6 +2,7 @@
 
 use super::back_pressure::TensorError;
 use super::error::NodeError;
+use super::events::EventHistory;
 use super::host;
 use super::options::{bootstrap_options, members, region_options, remote_settings, rendezvous_settings};
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
@@ -14,7 +15,7 @@ use crate::fabric::{FabricKind, LinkOptions};
 use crate::matching::{EdgeReports, WindowHandler};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
-use crate::telemetry::Snapshot;
+use crate::telemetry::{FlightLog, Snapshot};
 use crate::wire::{DType, Generation, Incarnation, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
@@ -55,6 +56,7 @@ pub struct Node {
     pub(super) owners: Executor,
     directory: PeerDirectory,
     pub(super) outstanding: Arc<AtomicUsize>,
+    pub(super) events: Arc<EventHistory>,
     pub(super) bootstrap: Arc<Bootstrap>,
     pub(super) stopped: Mutex<bool>,
     /// The error of the last join, if it has failed.
@@ -168,7 +170,9 @@ impl Node {
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
-        let reporter = Arc::new(LinkReporter::new(losses.clone(), directory.clone()));
+        let events = EventHistory::new();
+        let reporter =
+            Arc::new(LinkReporter::new(me.clone(), losses.clone(), directory.clone(), events.clone()));
         let handler = || {
             let settings = remote_settings(config);
             let (me, members, reporter) = (me.clone(), members.clone(), reporter.clone());
@@ -205,6 +209,7 @@ impl Node {
         let options = bootstrap_options(config, incarnation, host);
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         reporter.report_to(&bootstrap, &pollers, &executor);
+        events.run_on(&executor);
         pollers.start()?;
         bootstrap.start()?;
         // The callback thread starts with its first job. It starts now, and the pin comes last, so
@@ -228,6 +233,7 @@ impl Node {
             owners,
             directory,
             outstanding,
+            events,
             bootstrap,
             stopped: Mutex::default(),
             failed_join: Mutex::default(),
@@ -477,6 +483,16 @@ impl Node {
     /// If the node has stopped.
     pub fn edges(&self, limit: usize) -> Result<EdgeReports, Error> {
         self.context.edges(limit)
+    }
+
+    /// The flight records of the link with each member, and of the last one that has ended: the last
+    /// events that are no values, with their times. Ask for them when something hangs. After a loss
+    /// the log has the last ones.
+    ///
+    /// # Errors
+    /// If the node has stopped.
+    pub fn flight_logs(&self) -> Result<Vec<FlightLog>, Error> {
+        self.context.flight_logs()
     }
 
     /// The links and lives of the other members, in the order of their names.

@@ -115,6 +115,7 @@ impl Node {
         self.context.end(Error::Stopped);
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
         self.pollers.close();
+        self.events.end();
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();
         self.owners.stop();

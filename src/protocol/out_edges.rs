@@ -118,6 +118,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
+    /// The edge with this index.
+    pub fn edge_at(&self, index: u32) -> Option<&OutEdge<V>> {
+        self.edges.get(index).map(|named| &named.edge)
+    }
+
     /// Whether a value of a step that is offered now leaves at once.
     #[inline]
     pub fn can_leave(&self, index: u32, step: u64) -> bool {

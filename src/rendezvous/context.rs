@@ -17,7 +17,7 @@ use crate::matching::{
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{BiasedMutex, Lists, OneshotPool, Reused, is_waking};
-use crate::telemetry::Snapshot;
+use crate::telemetry::{FlightLog, Snapshot};
 use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::Arc;
@@ -256,6 +256,16 @@ impl Context {
             all.append(path.edges(limit)?);
         }
         all.cut(limit);
+        Ok(all)
+    }
+
+    /// See [`Node::flight_logs`](crate::Node::flight_logs).
+    pub(crate) fn flight_logs(&self) -> Result<Vec<FlightLog>, Error> {
+        self.check_home()?;
+        let mut all = Vec::new();
+        for path in self.paths.all() {
+            all.extend(path.flight_logs()?);
+        }
         Ok(all)
     }
 

@@ -1,7 +1,7 @@
 //! The peers that are linked, and those that are lost.
 #![allow(clippy::disallowed_types)] // the error of a lost peer
 
-use crate::matching::{Error, LinkTag, Members, PeerIndex, PeerObserver};
+use crate::matching::{Error, LinkTag, LostPeer, Members, PeerIndex, PeerObserver};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -79,11 +79,12 @@ impl PeerObserver for Losses {
 
     fn failed_before_ready(&self, _peer: PeerIndex, _tag: LinkTag) {}
 
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        self.set_status(peer, PeerStatus::Lost(Some(tag), error.clone()));
-        let clean = matches!(&error, Error::PeerLost { cause, .. } if cause.is_clean());
+    fn down(&self, lost: &LostPeer) {
+        let LostPeer { peer, tag, error, .. } = lost;
+        self.set_status(*peer, PeerStatus::Lost(Some(*tag), error.clone()));
+        let clean = matches!(error, Error::PeerLost { cause, .. } if cause.is_clean());
         if self.fatal && !clean {
-            self.end(error);
+            self.end(error.clone());
         }
     }
 }

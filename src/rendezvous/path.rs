@@ -10,6 +10,7 @@ use crate::matching::{
 use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler};
 use crate::memory::Tensor;
 use crate::sync::Reused;
+use crate::telemetry::FlightLog;
 use crate::wire::Time;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -185,6 +186,12 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn edges(&self, limit: usize) -> Result<EdgeReports, Error>;
 
+    /// Reports the flight records of the links.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn flight_logs(&self) -> Result<Vec<FlightLog>, Error>;
+
     /// Reports the values that were sent and not taken, and the number of losses so far. `asks`
     /// makes the receivers tell what they take from now on. The values that were lost after the
     /// first `since` losses are among the reported ones.
@@ -330,6 +337,15 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         self.submit(RemoteCommand::Edges { limit, done }).map_err(unusable)?;
         RemotePath::wait(self, Time::NEVER, &|| reports.get().is_some())?;
         Ok(reports.get().cloned().unwrap_or_default())
+    }
+
+    fn flight_logs(&self) -> Result<Vec<FlightLog>, Error> {
+        let logs = Arc::new(OnceLock::new());
+        let told = logs.clone();
+        let done = Box::new(move |all| drop(told.set(all)));
+        self.submit(RemoteCommand::FlightLogs(done)).map_err(unusable)?;
+        RemotePath::wait(self, Time::NEVER, &|| logs.get().is_some())?;
+        Ok(logs.get().cloned().unwrap_or_default())
     }
 
     fn untaken(&self, asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error> {

@@ -61,6 +61,10 @@ impl RemotePath for Scripted {
         Ok(EdgeReports::default())
     }
 
+    fn flight_logs(&self) -> Result<Vec<crate::telemetry::FlightLog>, Error> {
+        Ok(Vec::new())
+    }
+
     fn untaken(&self, _asks: bool, _since: Option<u64>) -> Result<(Untaken, u64), Error> {
         Ok((Untaken::default(), 0))
     }

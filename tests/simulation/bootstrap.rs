@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
-use tensorwire::internals::matching::{LinkTag, PeerIndex, PeerObserver, RemoteCommand};
+use tensorwire::internals::matching::{LinkTag, LostPeer, PeerIndex, PeerObserver, RemoteCommand};
 use tensorwire::internals::rendezvous::Losses;
 use tensorwire::internals::wire::Time;
-use tensorwire::{Error, Incarnation, LossCause};
+use tensorwire::{Incarnation, LossCause};
 
 /// Delay until a lost link is made again.
 const RELINK: Duration = Duration::from_millis(1);
@@ -34,9 +34,9 @@ impl PeerObserver for Watch {
         self.losses.up(peer, tag);
     }
 
-    fn down(&self, peer: PeerIndex, tag: LinkTag, error: Error) {
-        self.losses.down(peer, tag, error);
-        self.ends.lock().expect("no panic").push((peer, tag));
+    fn down(&self, lost: &LostPeer) {
+        self.losses.down(lost);
+        self.ends.lock().expect("no panic").push((lost.peer, lost.tag));
     }
 
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {

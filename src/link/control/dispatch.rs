@@ -4,7 +4,7 @@ use crate::fabric::{Event, LinkFailure, Port};
 use crate::link::LinkEvent;
 use crate::link::links::{Link, LinkContext, LinkIdentity, Links};
 use crate::link::windows::PolledPlace;
-use crate::telemetry::Counter;
+use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::message::fragment::is_fragment;
 use crate::wire::{EdgeName, Status};
 
@@ -87,6 +87,7 @@ impl Link {
         }
         if !self.up {
             self.up = true;
+            self.recorder.record(FlightEvent::Up);
             cx.events.push_back(LinkEvent::Up { link: self.id });
         }
         Ok(())

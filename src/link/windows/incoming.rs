@@ -9,7 +9,7 @@ use crate::link::EdgeKey;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
-use crate::telemetry::Counter;
+use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VERSION};
 use crate::wire::{EdgeId, EdgeName, ShortMessage};
 use std::sync::Arc;
@@ -61,9 +61,15 @@ impl Link {
             Message::Credit { edge, limit, came, held } => {
                 to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
             }
-            Message::Need { edge, step } => to_sender(ToSender::Need { edge, step }),
+            Message::Need { edge, step } => {
+                self.recorder.record(FlightEvent::NeedCame { edge: edge.number, step: step.into() });
+                to_sender(ToSender::Need { edge, step })
+            }
             Message::Unneed { edge, step } => to_sender(ToSender::Unneed { edge, step }),
-            Message::Retire { edge, came } => to_sender(ToSender::Retire { edge, came }),
+            Message::Retire { edge, came } => {
+                self.recorder.record(FlightEvent::RetirementCame { edge: edge.number });
+                to_sender(ToSender::Retire { edge, came })
+            }
             Message::Flush { edge } => WindowEvent::ToReceiver(ToReceiver::Flush { edge }),
             Message::Resumed => to_sender(ToSender::Resumed),
             Message::Retired { edge } => {
@@ -72,11 +78,16 @@ impl Link {
             }
             Message::Refused { edge, status } => {
                 cx.counters.increment(Counter::ErrorsReceived);
+                self.recorder.record(FlightEvent::RefusalCame { edge: edge.number });
                 WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status.into() })
             }
             Message::StepsOver { first, last, status } => {
                 let error = status.map_or(WindowRefusal::CleanedUp, WindowRefusal::from);
                 cx.counters.add(Counter::ErrorsReceived, u64::from(error.is_error()));
+                if error.is_error() {
+                    let event = FlightEvent::AbortCame { first: first.into(), last: last.into() };
+                    self.recorder.record(event);
+                }
                 let over = StepsOver { first, last, error };
                 WindowEvent::ToReceiver(ToReceiver::StepsOver(over))
             }
@@ -119,6 +130,7 @@ impl Link {
         if edge.number >= MAX_EDGES {
             return Err(format!("edge {} was announced, of at most {MAX_EDGES}", edge.number));
         }
+        self.recorder.record(FlightEvent::AnnouncementCame { edge: edge.number, limit });
         let place = edge.number as usize;
         if self.windows.asked.len() <= place {
             self.windows.asked.resize(place + 1, AskedOfEdge::default());

@@ -7,7 +7,7 @@ use crate::link::{EdgeKey, Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
-use crate::telemetry::{Counter, CountersWriter};
+use crate::telemetry::{Counter, CountersWriter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
 use crate::wire::{Code, EdgeId, Status, checksum_of};
 
@@ -43,6 +43,7 @@ impl Link {
         }
         let message = match &message {
             ToSender::Announce { edge, key, limit, resume } => {
+                self.recorder.record(FlightEvent::Announced { edge: edge.number, limit: *limit });
                 let name = EdgeAnnouncement {
                     incarnation: self.identity.peer_incarnation,
                     frame: key.frame,
@@ -58,10 +59,19 @@ impl Link {
             ToSender::Credit { edge, limit, taken: Taken { came, held } } => {
                 Message::Credit { edge: *edge, limit: *limit, came: *came, held: *held }
             }
-            ToSender::Need { edge, step } => Message::Need { edge: *edge, step: *step },
+            ToSender::Need { edge, step } => {
+                self.recorder.record(FlightEvent::NeedSent { edge: edge.number, step: (*step).into() });
+                Message::Need { edge: *edge, step: *step }
+            }
             ToSender::Unneed { edge, step } => Message::Unneed { edge: *edge, step: *step },
-            ToSender::Retire { edge, came } => Message::Retire { edge: *edge, came: *came },
-            ToSender::Resumed => Message::Resumed,
+            ToSender::Retire { edge, came } => {
+                self.recorder.record(FlightEvent::Retired { edge: edge.number });
+                Message::Retire { edge: *edge, came: *came }
+            }
+            ToSender::Resumed => {
+                self.recorder.record(FlightEvent::Resumed);
+                Message::Resumed
+            }
         };
         self.send(cx, &message);
     }
@@ -77,6 +87,7 @@ impl Link {
             ToReceiver::Record(record) => return self.send_record(cx, record),
             ToReceiver::Refused { edge, error: WindowRefusal::Because(status) } => {
                 cx.counters.increment(Counter::ErrorsSent);
+                self.recorder.record(FlightEvent::Refused { edge: edge.number });
                 self.send(cx, &Message::Refused { edge, status: *status });
             }
             // Not reached: a cleanup ends steps, not edges.
@@ -89,6 +100,10 @@ impl Link {
             ToReceiver::StepsOver(StepsOver { first, last, error }) => {
                 cx.counters.increment(Counter::StepsOverSent);
                 cx.counters.add(Counter::ErrorsSent, u64::from(error.is_error()));
+                if error.is_error() {
+                    let event = FlightEvent::Aborted { first: first.into(), last: last.into() };
+                    self.recorder.record(event);
+                }
                 let status = match error {
                     WindowRefusal::CleanedUp => None,
                     WindowRefusal::Because(status) => Some(*status),

@@ -1,0 +1,497 @@
+//! [`Node::events`]: joins, losses and returns of the other members, for programs that watch them.
+
+use super::process::Node;
+use crate::engine::Executor;
+use crate::matching::LostPeer;
+use crate::memory::ForkGuard;
+use crate::rendezvous::Error;
+use crate::wire::{Generation, Incarnation, LossCause, TaskId};
+use futures_core::Stream;
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Events that a node keeps for readers. A reader that falls further behind misses the oldest.
+const KEPT: usize = 256;
+
+/// Flight records that the log has of a lost link, at most.
+const LOGGED_RECORDS: usize = 16;
+
+/// A member has joined, was lost, or has come back.
+///
+/// ```
+/// use tensorwire::{NodeEvent, NodeEventKind};
+///
+/// /// What an operator wants to read.
+/// fn line(event: &NodeEvent) -> String {
+///     match &event.kind {
+///         NodeEventKind::Lost(error) => format!("{error}: {}", event.advice()),
+///         _ => event.to_string(),
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NodeEvent {
+    /// Counts the events of this node, from 1 on.
+    pub number: u64,
+    /// Events right before this one that this reader has missed, as it was too slow.
+    pub missed: u64,
+    /// The time of the host's clock.
+    pub at: SystemTime,
+    /// The same, after the start of the node.
+    pub since_start: Duration,
+    /// The member that it is about.
+    pub peer: TaskId,
+    /// Which life of the member.
+    pub incarnation: Incarnation,
+    /// The number of the link with it.
+    pub generation: Generation,
+    /// What has happened.
+    pub kind: NodeEventKind,
+}
+
+/// What has happened to a member.
+///
+/// ```
+/// use tensorwire::{Node, NodeEventKind};
+///
+/// /// The losses that this node has seen so far.
+/// fn losses(node: &Node) -> usize {
+///     let mut events = node.events();
+///     let seen = std::iter::from_fn(|| events.try_next());
+///     seen.filter(|event| matches!(event.kind, NodeEventKind::Lost(_))).count()
+/// }
+/// # let node = tensorwire::internals::doc_node();
+/// # assert_eq!(losses(&node), 0);
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum NodeEventKind {
+    /// Its first link with this node is up.
+    Joined,
+    /// It is linked again, after a loss or with a new link. The incarnation tells a new life.
+    Returned,
+    /// It was lost, with the error of the calls that need it. [`LossCause::is_clean`] tells a stop
+    /// with nothing wrong.
+    Lost(Error),
+}
+
+impl NodeEvent {
+    /// What the operator of this node can do about it; empty if there is nothing to do.
+    pub fn advice(&self) -> &'static str {
+        match &self.kind {
+            NodeEventKind::Lost(Error::PeerLost { cause, .. }) => advice(cause),
+            _ => "",
+        }
+    }
+}
+
+impl NodeEvent {
+    /// Logs a loss in one line: when, who, why, and what to do. Its flight records follow in another
+    /// one, if something was wrong.
+    pub(super) fn log(&self, me: &TaskId, lost: &LostPeer, is_fatal: bool) {
+        let values = lost.values;
+        let mut line = format!("{me}: {self}");
+        if values > 0 {
+            line += &format!("; at most {values} values that had left for it are lost");
+        }
+        if is_fatal {
+            line += "; every call fails from now on (peer_loss = fail_all)";
+        }
+        match self.advice() {
+            "" => tracing::info!("{line}"),
+            advice => {
+                tracing::warn!("{line}. What to do: {advice}");
+                if let Some(flight) = &lost.flight {
+                    let first = flight.records.len().saturating_sub(LOGGED_RECORDS);
+                    let last: Vec<String> = flight.records[first..].iter().map(ToString::to_string).collect();
+                    tracing::info!("{me}: the last records of that link: {}", last.join("; "));
+                }
+            }
+        }
+    }
+}
+
+fn advice(cause: &LossCause) -> &'static str {
+    match cause {
+        LossCause::Died(_) => "read its own log, and start it again: it is linked again by itself",
+        LossCause::Left(_) if cause.is_clean() => "",
+        LossCause::Left(_) => "mend the cause in its words, and start it again",
+        LossCause::Silent { .. } => {
+            "look whether its process is stopped or its host swaps; raise silence_bound if it may be silent \
+             for longer"
+        }
+        LossCause::Protocol(_) => "run the same release on all members; if they do, report it with both logs",
+        LossCause::Network(_) => {
+            "look at the device, its port and the switch; the link is made again by itself"
+        }
+        LossCause::Local(_) => "raise the limit in the cause, for this process",
+        LossCause::Closed(_) => "read the log of the peer; the link is made again by itself",
+    }
+}
+
+/// One line: when, who and why.
+impl fmt::Display for NodeEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NodeEvent { since_start, peer, incarnation, generation, kind, .. } = self;
+        write!(f, "{:.3} s after the start: ", since_start.as_secs_f64())?;
+        match kind {
+            NodeEventKind::Joined => {
+                write!(f, "{peer} joined (incarnation {incarnation}, link {generation})")
+            }
+            NodeEventKind::Returned => {
+                write!(f, "{peer} came back (incarnation {incarnation}, link {generation})")
+            }
+            NodeEventKind::Lost(Error::PeerLost { cause, .. }) => {
+                write!(f, "{peer} was lost (incarnation {incarnation}, link {generation}): {cause}")
+            }
+            NodeEventKind::Lost(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// The events of a node, and those who read them.
+pub(super) struct EventHistory {
+    started: Instant,
+    state: Mutex<HistoryState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct HistoryState {
+    kept: VecDeque<NodeEvent>,
+    /// Events so far.
+    count: u64,
+    /// Members that have joined once.
+    joined: HashSet<TaskId>,
+    wakers: Vec<Waker>,
+    callbacks: Vec<Arc<EventCallback>>,
+    /// Runs callbacks and wakers.
+    executor: Option<Executor>,
+    is_over: bool,
+}
+
+struct EventCallback {
+    is_scheduled: AtomicBool,
+    reader: Mutex<(u64, Box<dyn FnMut(NodeEvent) + Send>)>,
+}
+
+/// A peer and one of its links, for an event.
+pub(super) struct EventPeer {
+    pub peer: TaskId,
+    pub incarnation: Incarnation,
+    pub generation: Generation,
+}
+
+impl EventHistory {
+    pub fn new() -> Arc<Self> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Arc::new(EventHistory { started: Instant::now(), state, changed })
+    }
+
+    fn state(&self) -> MutexGuard<'_, HistoryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs callbacks and wakers on this executor from now on.
+    pub fn run_on(&self, executor: &Executor) {
+        self.state().executor = Some(executor.clone());
+    }
+
+    /// A link is up.
+    pub fn up(self: &Arc<Self>, of: EventPeer) -> NodeEvent {
+        let is_first = self.state().joined.insert(of.peer.clone());
+        self.add(of, if is_first { NodeEventKind::Joined } else { NodeEventKind::Returned })
+    }
+
+    /// A peer was lost.
+    pub fn lost(self: &Arc<Self>, of: EventPeer, error: Error) -> NodeEvent {
+        self.add(of, NodeEventKind::Lost(error))
+    }
+
+    fn add(self: &Arc<Self>, of: EventPeer, kind: NodeEventKind) -> NodeEvent {
+        let EventPeer { peer, incarnation, generation } = of;
+        let (at, since_start) = (SystemTime::now(), self.started.elapsed());
+        let mut state = self.state();
+        state.count += 1;
+        let number = state.count;
+        let event = NodeEvent { number, missed: 0, at, since_start, peer, incarnation, generation, kind };
+        if state.kept.len() == KEPT {
+            state.kept.pop_front();
+        }
+        state.kept.push_back(event.clone());
+        self.tell(state);
+        event
+    }
+
+    /// There are no more events.
+    pub fn end(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.is_over = true;
+        self.tell(state);
+        // A callback may hold the node's handles.
+        self.state().callbacks.clear();
+    }
+
+    /// Wakes the readers. Their code runs on the executor: this thread may hold a poller.
+    fn tell(self: &Arc<Self>, mut state: MutexGuard<'_, HistoryState>) {
+        let wakers = std::mem::take(&mut state.wakers);
+        let callbacks = state.callbacks.clone();
+        let executor = state.executor.clone();
+        drop(state);
+        self.changed.notify_all();
+        let Some(executor) = executor else { return };
+        if !wakers.is_empty() {
+            executor.run(move || wakers.into_iter().for_each(Waker::wake));
+        }
+        callbacks.into_iter().for_each(|callback| self.schedule(&executor, callback));
+    }
+
+    fn schedule(self: &Arc<Self>, executor: &Executor, callback: Arc<EventCallback>) {
+        if callback.is_scheduled.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let history = self.clone();
+        executor.run(move || {
+            // Before the look: an event that comes after it schedules the next one.
+            callback.is_scheduled.store(false, Ordering::Release);
+            let mut reader = callback.reader.lock().unwrap_or_else(PoisonError::into_inner);
+            let (next, call) = &mut *reader;
+            loop {
+                let Some(event) = history.state().take(next) else { return };
+                call(event);
+            }
+        });
+    }
+}
+
+impl HistoryState {
+    /// The event behind the first `seen` ones, or the oldest that is kept.
+    fn take(&mut self, seen: &mut u64) -> Option<NodeEvent> {
+        let gone = self.count - self.kept.len() as u64;
+        let missed = gone.saturating_sub(*seen);
+        let at = (*seen).max(gone);
+        let event = self.kept.get((at - gone) as usize)?.clone();
+        *seen = at + 1;
+        Some(NodeEvent { missed, ..event })
+    }
+}
+
+impl Node {
+    /// Joins, losses and returns of the other members: those that there were since the start, and
+    /// then those to come. Any number of readers may exist, and each gets every event.
+    ///
+    /// The result is an iterator that waits for the next event. [`Events::wait`] has a timeout,
+    /// [`Events::then`] calls a function, and [`Events::stream`] is for `async` code.
+    ///
+    /// The node keeps the last 256 events. A reader that falls further behind misses some, and
+    /// [`NodeEvent::missed`] counts them. A reader does not make progress: in inline mode a death is
+    /// seen by a call of the program, or else by a heartbeat.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let node = tensorwire::internals::doc_node();
+    /// let mut events = node.events();
+    /// assert!(events.wait(Duration::from_millis(1)).is_none(), "it has no peers");
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| events.for_each(|event| println!("{event}; {}", event.advice())));
+    ///     node.stop() // ends the iterator
+    /// })?;
+    /// # Ok::<(), tensorwire::NodeError>(())
+    /// ```
+    pub fn events(&self) -> Events {
+        Events { history: self.events.clone(), seen: 0, fork_guard: self.fork_guard }
+    }
+}
+
+/// A reader of the [events of a node](Node::events). As an iterator it waits for the next event, and
+/// ends with the node.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// let events = node.events();
+/// node.stop()?;
+/// assert_eq!(events.count(), 0, "a node without peers has no events");
+/// # Ok::<(), tensorwire::NodeError>(())
+/// ```
+pub struct Events {
+    history: Arc<EventHistory>,
+    /// Events that were read or missed.
+    seen: u64,
+    fork_guard: ForkGuard,
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+impl Events {
+    /// The next event, if there is one already.
+    pub fn try_next(&mut self) -> Option<NodeEvent> {
+        self.wait(Duration::ZERO)
+    }
+
+    /// The next event, which may take `timeout` to come. `None` after the timeout, or if the node
+    /// has stopped and there are no more.
+    pub fn wait(&mut self, timeout: Duration) -> Option<NodeEvent> {
+        if self.fork_guard.in_child() {
+            return None;
+        }
+        let end = Instant::now().checked_add(timeout);
+        let mut state = self.history.state();
+        loop {
+            if let Some(event) = state.take(&mut self.seen) {
+                return Some(event);
+            }
+            let left =
+                end.map_or(Duration::from_secs(3600), |end| end.saturating_duration_since(Instant::now()));
+            if state.is_over || left.is_zero() {
+                return None;
+            }
+            state = self.history.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether the node has stopped. Events that were not read yet can still be.
+    pub fn is_over(&self) -> bool {
+        self.fork_guard.in_child() || self.history.state().is_over
+    }
+
+    /// Has the callback thread call `callback` with each event, until the node stops. A callback that
+    /// blocks holds up the callbacks of receives.
+    pub fn then(self, callback: impl FnMut(NodeEvent) + Send + 'static) {
+        if self.is_over() {
+            return;
+        }
+        let reader = Mutex::new((self.seen, Box::new(callback) as _));
+        let callback = Arc::new(EventCallback { is_scheduled: AtomicBool::new(false), reader });
+        let mut state = self.history.state();
+        state.callbacks.push(callback.clone());
+        let executor = state.executor.clone();
+        drop(state);
+        if let Some(executor) = executor {
+            self.history.schedule(&executor, callback);
+        }
+    }
+
+    /// The same events as a `Stream` of the crate `futures-core`, for any executor.
+    pub fn stream(self) -> EventStream {
+        EventStream(self)
+    }
+}
+
+impl Iterator for Events {
+    type Item = NodeEvent;
+
+    fn next(&mut self) -> Option<NodeEvent> {
+        self.wait(Duration::MAX)
+    }
+}
+
+/// The [events of a node](Node::events) as a `Stream`. It ends with the node.
+///
+/// ```
+/// # use std::pin::Pin;
+/// # use std::task::{Context, Poll, Waker};
+/// use futures_core::Stream;
+/// # let node = tensorwire::internals::doc_node();
+/// let mut events = node.events().stream();
+/// let mut context = Context::from_waker(Waker::noop());
+/// assert!(Pin::new(&mut events).poll_next(&mut context).is_pending());
+/// node.stop()?;
+/// assert!(matches!(Pin::new(&mut events).poll_next(&mut context), Poll::Ready(None)));
+/// # Ok::<(), tensorwire::NodeError>(())
+/// ```
+#[derive(Debug)]
+pub struct EventStream(Events);
+
+impl Stream for EventStream {
+    type Item = NodeEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<NodeEvent>> {
+        let Events { history, seen, fork_guard } = &mut self.0;
+        if fork_guard.in_child() {
+            return Poll::Ready(None);
+        }
+        let mut state = history.state();
+        if let Some(event) = state.take(seen) {
+            return Poll::Ready(Some(event));
+        }
+        if state.is_over {
+            return Poll::Ready(None);
+        }
+        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(number: u64) -> EventPeer {
+        let peer = TaskId::new("w", 1).expect("a job name");
+        let incarnation = Incarnation::new(7).expect("not 0");
+        EventPeer { peer, incarnation, generation: number.into() }
+    }
+
+    fn reader(history: &Arc<EventHistory>) -> Events {
+        Events { history: history.clone(), seen: 0, fork_guard: ForkGuard::of_this_process() }
+    }
+
+    #[test]
+    fn a_slow_reader_misses_the_oldest_events_and_is_told_how_many() {
+        let history = EventHistory::new();
+        let mut events = reader(&history);
+        for number in 0..KEPT as u64 + 10 {
+            history.up(peer(number));
+        }
+        let first = events.try_next().expect("kept");
+        assert_eq!((first.missed, first.number, first.generation.get()), (10, 11, 10));
+        let second = events.try_next().expect("kept");
+        assert_eq!((second.missed, second.number), (0, 12));
+        assert!(matches!(second.kind, NodeEventKind::Returned));
+        history.end();
+        assert_eq!(events.count(), KEPT - 2, "those that are kept come before the end");
+    }
+
+    #[test]
+    fn a_callback_gets_earlier_and_later_events_once_each_and_a_panic_costs_one() {
+        let (history, executor) = (EventHistory::new(), Executor::default());
+        history.run_on(&executor);
+        history.up(peer(1));
+        let (told, numbers) = std::sync::mpsc::channel();
+        reader(&history).then(move |event| {
+            assert!(event.number != 2, "on purpose");
+            told.send(event.number).expect("it listens");
+        });
+        assert_eq!(numbers.recv(), Ok(1));
+        history.up(peer(2));
+        history.up(peer(3));
+        assert_eq!(numbers.recv(), Ok(3));
+        history.end();
+        executor.stop();
+        assert!(numbers.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_waiting_reader_is_woken_by_an_event_and_by_the_end() {
+        let history = EventHistory::new();
+        let mut events = reader(&history);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| (events.next().map(|event| event.number), events.next().is_none()));
+            history.up(peer(1));
+            history.end();
+            assert_eq!(waits.join().expect("no panic"), (Some(1), true));
+        });
+    }
+}

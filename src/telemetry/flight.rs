@@ -1,0 +1,268 @@
+//! The flight recorder of a link: its last events that are no values.
+//!
+//! The path of a value never comes here. Whoever records reads the clock, so only what is rare is
+//! recorded.
+
+use crate::wire::{Generation, Incarnation, StepId, TaskId, Time};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Records of a link that are kept. Memory for them is allocated with the link.
+pub const FLIGHT_RECORDS: usize = 128;
+
+/// The clock of flight recorders.
+pub type FlightClock = Arc<dyn Fn() -> Time + Send + Sync>;
+
+/// What has happened on a link. An edge is named by its number, as in
+/// [`EdgeReport::number`](crate::EdgeReport::number).
+///
+/// ```
+/// use tensorwire::FlightEvent;
+/// let step = 7.into();
+/// assert_eq!(FlightEvent::NeedCame { edge: 3, step }.to_string(), "the peer needs a value of edge 3, step 7");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FlightEvent {
+    /// The link was attached to its poller, which has sent a ping.
+    Attached,
+    /// A ping has gone both ways.
+    Up,
+    /// The link has ended.
+    Down,
+    /// This side has announced an edge on which it receives.
+    Announced {
+        /// The number of the edge.
+        edge: u32,
+        /// Values that the peer may send.
+        limit: u64,
+    },
+    /// The peer has announced an edge on which it receives.
+    AnnouncementCame {
+        /// The number of the edge.
+        edge: u32,
+        /// Values that this side may send.
+        limit: u64,
+    },
+    /// This side has refused to serve an edge of the peer's.
+    Refused {
+        /// The number of the edge.
+        edge: u32,
+    },
+    /// The peer has refused to serve an edge.
+    RefusalCame {
+        /// The number of the edge.
+        edge: u32,
+    },
+    /// A value waits, as its edge is out of credit or not announced.
+    WaitBegan {
+        /// The step of the value.
+        step: StepId,
+        /// The number of the edge; `None` if it has none yet.
+        edge: Option<u32>,
+    },
+    /// Values that waited have left.
+    WaitEnded {
+        /// Values that have left at once.
+        values: u32,
+    },
+    /// A receive waits for a value of a step that other steps hold back: this side has asked for it.
+    NeedSent {
+        /// The number of the edge.
+        edge: u32,
+        /// The step of the receive.
+        step: StepId,
+    },
+    /// The same of the peer.
+    NeedCame {
+        /// The number of the edge.
+        edge: u32,
+        /// The step of the receive.
+        step: StepId,
+    },
+    /// This side gives a number back, which it has announced.
+    Retired {
+        /// The number of the edge.
+        edge: u32,
+    },
+    /// The peer gives a number back.
+    RetirementCame {
+        /// The number of the edge.
+        edge: u32,
+    },
+    /// Steps have ended here, by an abort: the peer was told.
+    Aborted {
+        /// The first one.
+        first: StepId,
+        /// The last one.
+        last: StepId,
+    },
+    /// Steps were aborted at the peer.
+    AbortCame {
+        /// The first one.
+        first: StepId,
+        /// The last one.
+        last: StepId,
+    },
+    /// All edges were announced again after a repair of the link.
+    Resumed,
+}
+
+/// An event of a link, with its time.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// for log in node.flight_logs()? {
+///     for record in &log.records {
+///         println!("{:?}: {}", record.at, record.event);
+///     }
+/// }
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FlightRecord {
+    /// Time since the node has started its pollers.
+    pub at: Duration,
+    /// What has happened.
+    pub event: FlightEvent,
+}
+
+/// The last records of one link.
+pub struct FlightRecorder {
+    records: Box<[FlightRecord]>,
+    /// Records so far.
+    count: u64,
+    clock: FlightClock,
+}
+
+impl FlightRecorder {
+    /// A recorder whose clock says the time of each record.
+    pub fn new(clock: FlightClock) -> Self {
+        let empty = FlightRecord { at: Duration::ZERO, event: FlightEvent::Attached };
+        FlightRecorder { records: vec![empty; FLIGHT_RECORDS].into(), count: 0, clock }
+    }
+
+    /// Records an event. The oldest record makes room.
+    #[cold]
+    pub fn record(&mut self, event: FlightEvent) {
+        let at = (self.clock)().since(Time::ZERO);
+        self.records[(self.count % FLIGHT_RECORDS as u64) as usize] = FlightRecord { at, event };
+        self.count += 1;
+    }
+
+    /// The records, oldest first, and how many older ones there were.
+    pub fn records(&self) -> (Vec<FlightRecord>, u64) {
+        let kept = self.count.min(FLIGHT_RECORDS as u64);
+        let of = |number: u64| self.records[(number % FLIGHT_RECORDS as u64) as usize];
+        ((self.count - kept..self.count).map(of).collect(), self.count - kept)
+    }
+}
+
+impl fmt::Debug for FlightRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlightRecorder").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for FlightEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FlightEvent::Attached => f.write_str("the link is attached, and a ping was sent"),
+            FlightEvent::Up => f.write_str("a ping has gone both ways"),
+            FlightEvent::Down => f.write_str("the link has ended"),
+            FlightEvent::Announced { edge, limit } => {
+                write!(f, "edge {edge} is announced to the peer, which may send {limit} values")
+            }
+            FlightEvent::AnnouncementCame { edge, limit } => {
+                write!(f, "the peer announces edge {edge}, and takes {limit} values")
+            }
+            FlightEvent::Refused { edge } => write!(f, "edge {edge} of the peer is refused"),
+            FlightEvent::RefusalCame { edge } => write!(f, "the peer refuses edge {edge}"),
+            FlightEvent::WaitBegan { step, edge: Some(edge) } => {
+                write!(f, "a value of edge {edge}, step {step}, waits for credit")
+            }
+            FlightEvent::WaitBegan { step, edge: None } => {
+                write!(f, "a value of step {step} waits for the announcement of its edge")
+            }
+            FlightEvent::WaitEnded { values } => write!(f, "values that waited leave: {values}"),
+            FlightEvent::NeedSent { edge, step } => {
+                write!(f, "a value of edge {edge}, step {step}, is asked for")
+            }
+            FlightEvent::NeedCame { edge, step } => {
+                write!(f, "the peer needs a value of edge {edge}, step {step}")
+            }
+            FlightEvent::Retired { edge } => write!(f, "the number of edge {edge} is given back"),
+            FlightEvent::RetirementCame { edge } => {
+                write!(f, "the peer gives the number of edge {edge} back")
+            }
+            FlightEvent::Aborted { first, last } => write!(f, "steps {first} to {last} are aborted here"),
+            FlightEvent::AbortCame { first, last } => {
+                write!(f, "steps {first} to {last} are aborted at the peer")
+            }
+            FlightEvent::Resumed => f.write_str("all edges are announced again"),
+        }
+    }
+}
+
+/// One line, such as `1.234567 s: the peer announces edge 3, and takes 2 values`.
+impl fmt::Display for FlightRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6} s: {}", self.at.as_secs_f64(), self.event)
+    }
+}
+
+/// The last records of a link that is up, or of the last one with a peer that has ended.
+///
+/// ```
+/// # let node = tensorwire::internals::doc_node();
+/// node.flight_logs()?.iter().for_each(|log| println!("{log}"));
+/// # Ok::<(), tensorwire::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FlightLog {
+    /// The peer of the link.
+    pub peer: TaskId,
+    /// Which life of the peer.
+    pub incarnation: Incarnation,
+    /// The number of the link.
+    pub generation: Generation,
+    /// Oldest first.
+    pub records: Vec<FlightRecord>,
+    /// Older records, which are gone.
+    pub dropped: u64,
+}
+
+/// One line for the link, and one for each record.
+impl fmt::Display for FlightLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FlightLog { peer, incarnation, generation, records, dropped } = self;
+        write!(f, "link {generation} with {peer} (incarnation {incarnation}), {dropped} older records")?;
+        records.iter().try_for_each(|record| write!(f, "\n  {record}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn the_last_records_are_kept_in_order_and_the_others_are_counted() {
+        let ticks = AtomicU64::new(0);
+        let clock = Arc::new(move || Time::from_nanos(ticks.fetch_add(1, Ordering::Relaxed)));
+        let mut recorder = FlightRecorder::new(clock);
+        assert_eq!(recorder.records(), (Vec::new(), 0));
+        for edge in 0..FLIGHT_RECORDS as u32 + 3 {
+            recorder.record(FlightEvent::Retired { edge });
+        }
+        let (records, dropped) = recorder.records();
+        assert_eq!((records.len(), dropped), (FLIGHT_RECORDS, 3));
+        for (at, record) in (3..).zip(&records) {
+            assert_eq!(record.at, Duration::from_nanos(at));
+            assert_eq!(record.event, FlightEvent::Retired { edge: at as u32 });
+        }
+    }
+}
