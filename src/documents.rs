@@ -23,4 +23,5 @@ documents! {
     Validation: "docs/guide/validation.md";
     DeadTensorsAndAborts: "docs/guide/dead-tensors-and-aborts.md";
     Failures: "docs/guide/failures.md";
+    Troubleshooting: "docs/guide/troubleshooting.md";
 }

@@ -168,7 +168,7 @@ pub use config::{Builder, BulkReceive, Config, ConfigError, ConfigValues, Origin
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
 pub use link::Value;
-pub use matching::{EdgeReport, EdgeReports, EdgeWait, Untaken, UntakenEdge};
+pub use matching::{EdgeReport, EdgeReports, EdgeWait, Untaken, UntakenEdge, WaitReport, WaitReports};
 pub use memory::{
     BufferRing, DecodeError, FlatTensor, ForeignError, ForeignMemory, LockPolicy, MAX_DEPTH, MakeMutError,
     NestedTensor, PageKind, PagePolicy, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError,

@@ -112,6 +112,7 @@ const SAMPLES: &[Sample] = &[
         BAD_SPAN_0,
         NO_SPAN,
     ),
+    sample("hung_after", &[("250ms", "250ms"), ("30s", "30s")], BAD_SPAN_0, NO_SPAN),
     sample("heartbeat_interval", &[("1ms", "1ms"), ("1500us", "1500us")], BAD_SPAN_0, NO_SPAN),
     sample("silence_bound", &[("2s", "2s"), ("24h", "24h")], BAD_SPAN_0, NO_SPAN),
     sample(

@@ -268,7 +268,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         if now >= since + timeout {
             return AfterPolls::TimedOut;
         }
-        let may_spin = self.mode == PollMode::Inline || now.since(since) < self.spin;
+        let waited = now.since(since);
+        let may_spin = (self.mode == PollMode::Inline || waited < self.spin) && waited < self.hung_after;
         // With the other strategy, other threads need the CPU.
         if may_spin && self.wait == WaitStrategy::Spin && self.check().is_ok() {
             return AfterPolls::Step(now);

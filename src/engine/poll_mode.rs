@@ -26,6 +26,8 @@ pub struct EngineOptions {
     pub wait: WaitStrategy,
     /// How long a thread that may sleep polls before it sleeps.
     pub spin: Duration,
+    /// How long a wait may hold the poller. It then goes on by a command, which reports can see.
+    pub hung_after: Duration,
     /// Capacity of the shared submission queue, in commands.
     pub queue: usize,
 }

@@ -29,6 +29,7 @@ pub struct Engine<P: Port, H: Handler<P>> {
     pub(super) mode: PollMode,
     pub(super) wait: WaitStrategy,
     pub(super) spin: Duration,
+    pub(super) hung_after: Duration,
     pub(super) sleeper: P::Sleeper,
     pub(super) sleepers: CachePadded<Sleepers>,
     closing: AtomicBool,
@@ -71,6 +72,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             mode: options.mode,
             wait: options.wait,
             spin: options.spin,
+            hung_after: options.hung_after,
             sleepers: CachePadded::new(Sleepers::new()),
             closing: AtomicBool::new(false),
             spun_since: AtomicU64::new(0),
@@ -425,7 +427,8 @@ pub(super) mod tests {
         let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
         let links = Links::new(fabric.port().expect("a port"), pool, writer);
-        let options = EngineOptions { mode, wait, spin: Duration::ZERO, queue: 64 };
+        let options =
+            EngineOptions { mode, wait, spin: Duration::ZERO, hung_after: Duration::MAX, queue: 64 };
         Engine::new(Poller::new(links, TestHandler(Vec::new())), clock, &options)
     }
 

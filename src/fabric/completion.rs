@@ -70,8 +70,8 @@ pub enum LinkFailure {
     Resources(String),
     /// The peer has closed the link, as it lacks such a resource.
     #[error(
-        "the peer closed the link, as its process lacks memory, file descriptors or another resource: its own \
-         error says which"
+        "the peer closed the link, as its process lacks memory, file descriptors or another resource: \
+         its own error says which"
     )]
     PeerResources,
     /// The peer broke the protocol: a bad region, key, bound, slot or message.

@@ -122,6 +122,11 @@ impl<P: Port> Links<P> {
         Links { flight_clock, ..self }
     }
 
+    /// The time of the clock of flight records.
+    pub fn flight_now(&self) -> Time {
+        (self.flight_clock)()
+    }
+
     /// Records an event of a link.
     #[cold]
     pub fn record(&mut self, link: LinkId, event: FlightEvent) {

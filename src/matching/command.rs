@@ -1,6 +1,6 @@
 //! The commands of the users and of the node to a poller, and their data.
 
-use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, Waiter};
+use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, WaitReports, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
 use crate::telemetry::FlightLog;
@@ -141,6 +141,13 @@ pub enum RemoteCommand<L> {
         /// Called with the reports.
         done: Box<dyn FnOnce(EdgeReports) + Send>,
     },
+    /// Reports what waits, `limit` waits at most.
+    Waits {
+        /// Waits that are reported one by one.
+        limit: usize,
+        /// Called with the reports.
+        done: Box<dyn FnOnce(WaitReports) + Send>,
+    },
     /// Reports the flight records of the links.
     FlightLogs(Box<dyn FnOnce(Vec<FlightLog>) + Send>),
     /// Reports the values that were sent and not taken.
@@ -202,6 +209,7 @@ pub struct BatchReceive {
 /// The receives of a batch.
 #[derive(Debug)]
 pub struct ReceiveAll {
+    pub(crate) begun: Time,
     pub(crate) deadline: Time,
     pub(crate) timeout: Duration,
     pub(crate) receives: Reused<BatchReceive>,
@@ -315,4 +323,8 @@ pub trait PeerObserver: Send + Sync {
     fn down(&self, lost: &LostPeer);
     /// A link had failed before both sides said that it is up. No call has used it.
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
+    /// Calls have waited for longer than `hung_after`.
+    fn hung(&self, waits: &WaitReports) {
+        let _ = waits;
+    }
 }

@@ -1,6 +1,8 @@
 //! The connections of a poller with its peers.
 
-use super::{Error, LinkTag, LostPeer, Members, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings};
+use super::{
+    Error, LinkTag, LostPeer, Members, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings, WaitReports,
+};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, LinkSettings, Links};
 use crate::telemetry::{Counter, CountersWriter, FlightLog, FlightRecord};
@@ -260,6 +262,11 @@ impl Connections {
             entry.ended.clone().into_iter().chain(present)
         };
         (0..).zip(&self.peers).flat_map(of).collect()
+    }
+
+    /// Reports calls that have waited for too long.
+    pub fn report_hung(&self, waits: &WaitReports) {
+        self.observer.hung(waits);
     }
 
     /// Reports a loss.

@@ -68,6 +68,8 @@ pub enum EdgeWait {
     NoNumber,
     /// The sender has not sent a value of the step.
     NoValue,
+    /// The sender writes the value to its destination.
+    Moving,
 }
 
 /// The edges of a node with its peers: those that wait first, then those with the most memory.
@@ -173,6 +175,7 @@ impl fmt::Display for EdgeWait {
             EdgeWait::NoCredit => "the edge is out of credit",
             EdgeWait::NoRoom => "the peer has no room for the link's messages or loans",
             EdgeWait::NoNumber => "all numbers of edges are taken",
+            EdgeWait::Moving => "the sender writes the value",
             EdgeWait::NoValue => "the sender has not sent a value of the step",
         })
     }

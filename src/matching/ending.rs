@@ -26,7 +26,8 @@ impl Matching {
         late.into_iter().for_each(|waiter| self.give_up(lanes, waiter, CancelReason::Deadline(None)));
         let deadlines = self.waiting.iter().map(|(_, receive)| receive.waiter.deadline);
         let next = deadlines.min().filter(|_| !is_on(Mutant::LaterDeadlinesForgotten));
-        self.next_deadline = next.unwrap_or(Time::NEVER);
+        let long = self.watch_long_waits(lanes, now);
+        self.next_deadline = next.unwrap_or(Time::NEVER).min(long);
     }
 
     /// Ends a wait. A value that comes later is for the next receive.

@@ -15,6 +15,7 @@ use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter, FlightEvent};
 use crate::wire::{EdgeId, Immediate, TaskId, Time};
+use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -61,6 +62,15 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         if let Some(link) = self.connections.present(peer) {
             self.links.record(link, event);
         }
+    }
+
+    fn now(&self) -> Time {
+        self.links.flight_now()
+    }
+
+    fn queued(&self, peer: PeerIndex) -> HashMap<u32, usize> {
+        let link = self.connections.present(peer);
+        link.map_or_else(HashMap::default, |link| self.links.window_figures(link).queued)
     }
 
     fn handle_polled(&mut self) -> bool {
@@ -150,7 +160,7 @@ impl WindowHandler {
     ) -> Self {
         let max_waiting = settings.max_requests;
         WindowHandler {
-            matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding)),
+            matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding), settings.hung_after),
             connections: Connections::new(me, incarnation, members, &settings, observer),
             standing: Vec::new(),
         }
@@ -271,9 +281,10 @@ impl WindowHandler {
     fn receive_all<P: Port>(&mut self, links: &mut Links<P>, batch: ReceiveAll) {
         links.begin_batch();
         links.counters().increment(Counter::Batches);
-        let ReceiveAll { deadline, timeout, mut receives } = batch;
+        let ReceiveAll { begun, deadline, timeout, mut receives } = batch;
         for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
-            let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
+            let (permit, cancel_reason, is_logged) = (None, None, false);
+            let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
             self.with(links, |matching, lanes| {
                 matching.receive(lanes, (peer, key), destination, waiter, false);
             });
@@ -415,8 +426,8 @@ impl WindowHandler {
     }
 }
 
-/// Counts the values that had left for a peer whose link has ended, and returns their number. A peer
-/// that stopped cleanly has lost none.
+/// Counts the values that had left for a peer whose link has ended, and returns their number. A
+/// peer that stopped cleanly has lost none.
 fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) -> u64 {
     match error {
         Error::PeerLost { cause, .. } if !cause.is_clean() => {
@@ -430,7 +441,7 @@ fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) -> u
 impl<P: Port> Handler<P> for WindowHandler {
     type Command = RemoteCommand<P::Link>;
 
-    fn command(&mut self, links: &mut Links<P>, command: Self::Command, _now: Time) -> Option<Self::Command> {
+    fn command(&mut self, links: &mut Links<P>, command: Self::Command, now: Time) -> Option<Self::Command> {
         match command {
             RemoteCommand::Send { peer, key, value } => self.send(links, peer, &key, value),
             RemoteCommand::SendAll(values) => self.send_all(links, values),
@@ -471,6 +482,9 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::End { error } => self.matching.end(&error),
             RemoteCommand::Edges { limit, done } => done(self.report(links, limit)),
+            RemoteCommand::Waits { limit, done } => {
+                done(self.with(links, |matching, lanes| matching.waits(lanes, now, limit)));
+            }
             RemoteCommand::FlightLogs(done) => done(self.connections.flight_logs(links)),
             RemoteCommand::Untaken { asks, since, done } => self.untaken(links, asks, since, done),
             #[cfg(any(test, feature = "sim"))]
@@ -510,5 +524,8 @@ impl<P: Port> Handler<P> for WindowHandler {
 
     fn expire(&mut self, links: &mut Links<P>, now: Time) {
         self.with(links, |matching, lanes| matching.expire(lanes, now));
+        if let Some(waits) = self.matching.take_long_waits() {
+            self.connections.report_hung(&waits);
+        }
     }
 }

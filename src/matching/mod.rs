@@ -12,7 +12,7 @@
 //! | `batch` | batches of the thread that holds the poller |
 //! | `ending` | the ends of calls, steps and lives |
 //! | `ended_steps` | the steps that have ended here |
-//! | `report` | reports of the edges, and of values that were not taken |
+//! | `report`, `waits` | reports of the edges, of values that were not taken, and of waits |
 //! | `direct` | calls of the thread that holds the poller: the short path |
 //! | `handler` | commands and events of a poller |
 //! | `steps`, `table` | steps and values of edges within the process |
@@ -43,6 +43,7 @@ mod tests;
 mod transfers;
 mod untaken;
 mod waiter;
+mod waits;
 
 pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 #[cfg(any(test, feature = "sim"))]
@@ -62,6 +63,7 @@ pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use untaken::{Untaken, UntakenEdge};
 pub use waiter::{CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
+pub use waits::{WaitReport, WaitReports};
 
 use crate::fabric::ShortTake;
 use crate::link::windows::{LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
@@ -74,8 +76,10 @@ use ended_steps::{EndedSteps, UntoldSteps};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 use transfers::Transfers;
 use untaken::LostValues;
+use waits::LongWaits;
 
 /// Calls for which memory is allocated at the start.
 const CALLS: usize = 256;
@@ -87,6 +91,8 @@ pub struct RemoteSettings {
     pub link: LinkSettings,
     /// Limit of the receives from a peer that wait singly.
     pub max_requests: u32,
+    /// A call that waits for longer is logged, once.
+    pub hung_after: Duration,
     /// Whether the loss of a peer, other than its clean stop, ends every call with every peer.
     pub peer_loss_is_fatal: bool,
 }
@@ -123,6 +129,15 @@ pub trait Lanes {
     /// Records an event of a peer's link in its flight recorder.
     fn record(&mut self, peer: PeerIndex, event: FlightEvent) {
         let _ = (peer, event);
+    }
+    /// The time of flight records.
+    fn now(&self) -> Time {
+        Time::ZERO
+    }
+    /// The values of each edge, by its number, that wait in the queue of a peer's link.
+    fn queued(&self, peer: PeerIndex) -> HashMap<u32, usize> {
+        let _ = peer;
+        HashMap::default()
     }
     /// Handles the messages that [`Lanes::take_short`] has polled for and did not take. Returns
     /// whether there were any.
@@ -240,6 +255,7 @@ pub struct Matching {
     news: u64,
     /// Values that left for lives of peers that have ended.
     lost: LostValues,
+    long_waits: LongWaits,
 }
 
 impl Matching {
@@ -248,6 +264,7 @@ impl Matching {
         members: &Members,
         options: WindowOptions,
         (max_waiting, outstanding): (u32, Arc<AtomicUsize>),
+        hung_after: Duration,
     ) -> Self {
         let no_link = |peer: &TaskId| PeerEdges {
             out: OutEdges::new(options),
@@ -270,6 +287,7 @@ impl Matching {
             broken: None,
             news: 0,
             lost: LostValues::default(),
+            long_waits: LongWaits::new(hung_after),
         }
     }
 

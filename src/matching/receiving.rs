@@ -86,7 +86,8 @@ impl Matching {
     /// Adds a receive that waits, which counts as waiting already.
     #[inline(always)] // else the receive is copied
     pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
-        self.next_deadline = self.next_deadline.min(receive.waiter.deadline);
+        let Waiter { begun, deadline, .. } = receive.waiter;
+        self.next_deadline = self.next_deadline.min(deadline).min(self.long_waits.due(begun));
         let id = receive.waiter.id;
         let waiter = self.waiting.add(receive);
         self.calls.insert(id, waiter);

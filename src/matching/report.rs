@@ -62,6 +62,23 @@ impl Matching {
         reports.link_bytes += link.bytes;
     }
 
+    /// Why a receive waits on an edge from a peer.
+    pub(super) fn receive_wait(&self, peer: PeerIndex, edge: u32) -> Option<EdgeWait> {
+        let entry = &self.peers[peer.0 as usize];
+        why_receives_wait(1, entry.incoming.edge_at(edge)?.state(), &entry.down)
+    }
+
+    /// Why values wait on an edge to a peer, if any do.
+    pub(super) fn send_wait(
+        &self,
+        peer: PeerIndex,
+        waiting: usize,
+        queued: usize,
+        number: Option<u32>,
+    ) -> Option<EdgeWait> {
+        why_values_wait(waiting, queued, number, &self.peers[peer.0 as usize].down)
+    }
+
     /// Asks the peers to tell which values they take, from now until they have taken those that
     /// have left.
     pub fn flush(&mut self, lanes: &mut impl Lanes) {

@@ -82,12 +82,13 @@ impl Matching {
 
     /// Counts a value that waits, and records that its edge did not let it go.
     #[cold]
-    pub(super) fn note_wait(&self, lanes: &mut impl Lanes, peer: PeerIndex, index: u32, step: u64) {
+    pub(super) fn note_wait(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, index: u32, step: u64) {
         lanes.counters().increment(Counter::SendsWaited);
         let Some(edge) = self.peers[peer.0 as usize].out.edge_at(index) else { return };
         if edge.waiting().len() == 1 {
             let edge = edge.id().map(|id| id.number);
             lanes.record(peer, FlightEvent::WaitBegan { step: step.into(), edge });
+            self.note_send_wait(peer, index, lanes.now());
         }
     }
 

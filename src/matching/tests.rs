@@ -177,7 +177,7 @@ fn side(window: u64) -> Side {
         max_needs: 8,
         resends: false,
     };
-    let matching = Matching::new(&members, options, (MAX_WAITING, outstanding.clone()));
+    let matching = Matching::new(&members, options, (MAX_WAITING, outstanding.clone()), Duration::MAX);
     let lanes = TestLanes {
         pool: pool.clone(),
         counters: CountersWriter::new(),
@@ -284,8 +284,16 @@ impl Pair {
         self.next_call += 1;
         let id = CallId(self.next_call);
         let (result, sender) = self.calls.channel();
-        let waiter =
-            Waiter { permit: None, id, sender, deadline: self.now + timeout, timeout, cancel_reason: None };
+        let waiter = Waiter {
+            permit: None,
+            id,
+            sender,
+            begun: self.now,
+            deadline: self.now + timeout,
+            timeout,
+            cancel_reason: None,
+            is_logged: false,
+        };
         let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
         matching.receive(lanes, (TO_SENDER, key(name, step)), destination, waiter, is_bounded);
         Call { id, result }

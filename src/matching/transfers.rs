@@ -198,7 +198,8 @@ impl Matching {
     fn update_ready_of(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let Some(id) = incoming.announced(edge) else { return };
-        let first = incoming.first_waiter(edge).and_then(|first| self.waiting.get(*first));
+        let first = incoming.edge_at(edge).and_then(|edge| edge.waiters().next());
+        let first = first.and_then(|(_, waiter)| self.waiting.get(*waiter));
         let wants_one = match first {
             Some(first) => !matches!(first.destination, Destination::Into(_)),
             None => incoming.stands(edge),

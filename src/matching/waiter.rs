@@ -99,12 +99,16 @@ pub struct Waiter {
     pub(crate) permit: Option<ReceivePermit>,
     pub(crate) id: CallId,
     pub(crate) sender: OneshotSender<Outcome>,
+    /// The begin of the wait.
+    pub(crate) begun: Time,
     /// The end of the wait.
     pub(crate) deadline: Time,
     /// The timeout of the caller, for the error.
     pub(crate) timeout: Duration,
     /// Set once the receive was cancelled.
     pub(crate) cancel_reason: Option<CancelReason>,
+    /// Whether the log says that the wait is long.
+    pub(crate) is_logged: bool,
 }
 
 impl Waiter {

@@ -92,8 +92,8 @@ impl NodeEvent {
 }
 
 impl NodeEvent {
-    /// Logs a loss in one line: when, who, why, and what to do. Its flight records follow in another
-    /// one, if something was wrong.
+    /// Logs a loss in one line: when, who, why, and what to do. Its flight records follow in
+    /// another one, if something was wrong.
     pub(super) fn log(&self, me: &TaskId, lost: &LostPeer, is_fatal: bool) {
         let values = lost.values;
         let mut line = format!("{me}: {self}");
@@ -203,21 +203,24 @@ impl EventHistory {
         self.state().executor = Some(executor.clone());
     }
 
-    /// A link is up.
-    pub fn up(self: &Arc<Self>, of: EventPeer) -> NodeEvent {
+    /// A link is up. `None` if the node stops: that is no news.
+    pub fn up(self: &Arc<Self>, of: EventPeer) -> Option<NodeEvent> {
         let is_first = self.state().joined.insert(of.peer.clone());
         self.add(of, if is_first { NodeEventKind::Joined } else { NodeEventKind::Returned })
     }
 
-    /// A peer was lost.
-    pub fn lost(self: &Arc<Self>, of: EventPeer, error: Error) -> NodeEvent {
+    /// A peer was lost. `None` if the node stops: peers close their links then.
+    pub fn lost(self: &Arc<Self>, of: EventPeer, error: Error) -> Option<NodeEvent> {
         self.add(of, NodeEventKind::Lost(error))
     }
 
-    fn add(self: &Arc<Self>, of: EventPeer, kind: NodeEventKind) -> NodeEvent {
+    fn add(self: &Arc<Self>, of: EventPeer, kind: NodeEventKind) -> Option<NodeEvent> {
         let EventPeer { peer, incarnation, generation } = of;
         let (at, since_start) = (SystemTime::now(), self.started.elapsed());
         let mut state = self.state();
+        if state.is_over {
+            return None;
+        }
         state.count += 1;
         let number = state.count;
         let event = NodeEvent { number, missed: 0, at, since_start, peer, incarnation, generation, kind };
@@ -226,7 +229,7 @@ impl EventHistory {
         }
         state.kept.push_back(event.clone());
         self.tell(state);
-        event
+        Some(event)
     }
 
     /// There are no more events.
@@ -290,8 +293,8 @@ impl Node {
     /// [`Events::then`] calls a function, and [`Events::stream`] is for `async` code.
     ///
     /// The node keeps the last 256 events. A reader that falls further behind misses some, and
-    /// [`NodeEvent::missed`] counts them. A reader does not make progress: in inline mode a death is
-    /// seen by a call of the program, or else by a heartbeat.
+    /// [`NodeEvent::missed`] counts them. A reader does not make progress: in inline mode a death
+    /// is seen by a call of the program, or else by a heartbeat.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -309,8 +312,8 @@ impl Node {
     }
 }
 
-/// A reader of the [events of a node](Node::events). As an iterator it waits for the next event, and
-/// ends with the node.
+/// A reader of the [events of a node](Node::events). As an iterator it waits for the next event,
+/// and ends with the node.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -364,8 +367,8 @@ impl Events {
         self.fork_guard.in_child() || self.history.state().is_over
     }
 
-    /// Has the callback thread call `callback` with each event, until the node stops. A callback that
-    /// blocks holds up the callbacks of receives.
+    /// Has the callback thread call `callback` with each event, until the node stops. A callback
+    /// that blocks holds up the callbacks of receives.
     pub fn then(self, callback: impl FnMut(NodeEvent) + Send + 'static) {
         if self.is_over() {
             return;

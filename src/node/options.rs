@@ -41,6 +41,7 @@ pub(super) fn remote_settings(config: &Config) -> RemoteSettings {
             max_ready_bytes: config.pool_size / READY_SHARE / config.poller_count() as u64,
         },
         max_requests: config.max_requests,
+        hung_after: config.hung_after,
         peer_loss_is_fatal: config.peer_loss == PeerLoss::FailAll,
     }
 }

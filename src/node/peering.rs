@@ -7,7 +7,7 @@ use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::{Endpoint, LinkOptions, Role};
-use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, RemoteCommand};
+use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, RemoteCommand, WaitReports};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
@@ -119,7 +119,7 @@ impl LinkReporter {
 impl PeerObserver for LinkReporter {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.up(peer, tag);
-        let event = self.events.up(self.event_peer(peer, tag));
+        let Some(event) = self.events.up(self.event_peer(peer, tag)) else { return };
         let transport = self.directory.transports().get(&peer).copied();
         let over = transport.map_or(String::new(), |found| format!(" by {} ({})", found.kind, found.why));
         tracing::info!("{}: {event}: connected{over}", self.me);
@@ -127,8 +127,9 @@ impl PeerObserver for LinkReporter {
 
     fn down(&self, lost: &LostPeer) {
         self.losses.down(lost);
-        let event = self.events.lost(self.event_peer(lost.peer, lost.tag), lost.error.clone());
-        event.log(&self.me, lost, self.losses.ended().is_some());
+        if let Some(event) = self.events.lost(self.event_peer(lost.peer, lost.tag), lost.error.clone()) {
+            event.log(&self.me, lost, self.losses.ended().is_some());
+        }
         self.end_all();
         // The peer gets the cause alone: the rest of the error is about the peer.
         let why = match &lost.error {
@@ -136,6 +137,14 @@ impl PeerObserver for LinkReporter {
             error => error.to_string(),
         };
         self.report(lost.peer, lost.tag, &why);
+    }
+
+    fn hung(&self, waits: &WaitReports) {
+        let [me, listed] = [self.me.to_string(), waits.to_string().replace('\n', "; ")];
+        tracing::warn!(
+            "{me}: calls have waited for longer than hung_after: {listed}. What to do: read Node::waits and \
+             the log of the peers that are waited for; Node::flight_logs has the last events of their links"
+        );
     }
 
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {

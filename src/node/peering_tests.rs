@@ -43,6 +43,7 @@ fn side(task: u32, life: u64) -> Side {
             max_ready_bytes: 1 << 20,
         },
         max_requests: 16,
+        hung_after: Duration::MAX,
         peer_loss_is_fatal: true,
     };
     let me = TaskId::new("w", task).expect("a job name");

@@ -35,6 +35,7 @@ pub(super) struct Polling {
     auto: bool,
     wait: WaitStrategy,
     spin: Duration,
+    hung_after: Duration,
     /// The CPU of each polling thread; empty if none is pinned.
     cores: Vec<usize>,
     count: usize,
@@ -59,15 +60,16 @@ impl Polling {
         };
         let auto = config.poll.is_none();
         let cores = config.cores.clone().unwrap_or_default();
-        let (spin, count) = (config.spin_budget, config.poller_count());
-        Polling { mode, auto, wait, spin, cores, count }
+        let (spin, hung_after) = (config.spin_budget, config.hung_after);
+        Polling { mode, auto, wait, spin, hung_after, cores, count: config.poller_count() }
     }
 
     /// One poller in inline mode.
     #[cfg(test)]
     pub fn inline() -> Polling {
         let (mode, wait, spin) = (PollMode::Inline, WaitStrategy::Yield, Duration::ZERO);
-        Polling { mode, auto: false, wait, spin, cores: Vec::new(), count: 1 }
+        let hung_after = Duration::MAX;
+        Polling { mode, auto: false, wait, spin, hung_after, cores: Vec::new(), count: 1 }
     }
 
     /// The CPU of the thread that starts the node, which polls if no polling thread does.
@@ -131,8 +133,8 @@ impl<P: Port> Pollers<P> {
         pool: &Pool,
         handler: impl Fn() -> WindowHandler,
     ) -> Result<Self, NodeError> {
-        let Polling { mode, wait, spin, .. } = polling;
-        let options = EngineOptions { mode, wait, spin, queue: QUEUE };
+        let Polling { mode, wait, spin, hung_after, .. } = polling;
+        let options = EngineOptions { mode, wait, spin, hung_after, queue: QUEUE };
         let clock = Arc::new(MonotonicClock::start());
         let (mut engines, mut counters) = (Vec::new(), Vec::new());
         for _ in 0..polling.count {

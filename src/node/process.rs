@@ -12,7 +12,7 @@ use crate::bootstrap::{Bootstrap, BootstrapError, Peering};
 use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
-use crate::matching::{EdgeReports, WindowHandler};
+use crate::matching::{EdgeReports, WaitReports, WindowHandler};
 use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::{FlightLog, Snapshot};
@@ -485,9 +485,21 @@ impl Node {
         self.context.edges(limit)
     }
 
-    /// The flight records of the link with each member, and of the last one that has ended: the last
-    /// events that are no values, with their times. Ask for them when something hangs. After a loss
-    /// the log has the last ones.
+    /// The receives and the sent values that wait, `limit` of them at most, the longest wait first.
+    /// Each names the edge, the step, the peer that is waited for, why, and since when. Ask for it
+    /// when a step hangs. The log has it by itself after `hung_after`.
+    ///
+    /// The call makes progress for a millisecond, so that it sees receives of all threads.
+    ///
+    /// # Errors
+    /// If the node has stopped.
+    pub fn waits(&self, limit: usize) -> Result<WaitReports, Error> {
+        self.context.waits(limit)
+    }
+
+    /// The flight records of the link with each member, and of the last one that has ended. They
+    /// are the last events that are no values, with their times. Ask for them when something hangs.
+    /// After a loss the log has the last ones.
     ///
     /// # Errors
     /// If the node has stopped.

@@ -60,8 +60,8 @@ impl Node {
         self.stop_because(&self.why_it_stops())
     }
 
-    /// What the peers are told by a stop. A node that stops because of a failure names the cause, so
-    /// that nobody takes this node for it.
+    /// What the peers are told by a stop. A node that stops because of a failure names the cause,
+    /// so that nobody takes this node for it.
     fn why_it_stops(&self) -> String {
         if let Some(error) = self.context.broken() {
             return format!("it stopped, as {error}");
@@ -113,9 +113,9 @@ impl Node {
         // A node that a fatal loss has broken knows of none.
         let dropped = self.context.untaken(false, &mut Vec::new()).unwrap_or_default();
         self.context.end(Error::Stopped);
+        self.events.end();
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
         self.pollers.close();
-        self.events.end();
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();
         self.owners.stop();

@@ -153,6 +153,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.iter().map(|(index, named)| (index, &named.key, &named.edge))
     }
 
+    /// The edge with this index.
+    pub fn edge_at(&self, index: u32) -> Option<&InEdge<V, W, E>> {
+        self.edges.get(index).map(|named| &named.edge)
+    }
+
     /// Cells of all windows.
     #[cfg(test)]
     pub fn cells(&self) -> u64 {
@@ -206,11 +211,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             self.note_busy(index, step);
         }
         self.send_due(index, post);
-    }
-
-    /// The oldest receive that waits on an edge.
-    pub fn first_waiter(&self, index: u32) -> Option<&W> {
-        self.edges.get(index)?.edge.waiters().next().map(|(_, waiter)| waiter)
     }
 
     /// The edge with this index, if `is` knows its key and nothing hinders a value of the step.

@@ -118,6 +118,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
+    /// The edges, with their indices and keys.
+    pub fn indexed_edges(&self) -> impl Iterator<Item = (u32, &K, &OutEdge<V>)> {
+        self.edges.iter().map(|(index, named)| (index, &named.key, &named.edge))
+    }
+
     /// The edge with this index.
     pub fn edge_at(&self, index: u32) -> Option<&OutEdge<V>> {
         self.edges.get(index).map(|named| &named.edge)

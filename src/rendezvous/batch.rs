@@ -308,7 +308,8 @@ impl Batch {
             return Err(self.wrong_count(given.len()));
         }
         let first = self.context.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
-        Ok(BatchCalls { first, deadline: self.context.now() + timeout, timeout })
+        let begun = self.context.now();
+        Ok(BatchCalls { first, begun, deadline: begun + timeout, timeout })
     }
 
     /// Begins the receives behind the first `done`. `given` has the tensors of these receives.
@@ -328,8 +329,10 @@ impl Batch {
             let into = given.as_mut().and_then(Iterator::next);
             match edge.source {
                 EdgeEnd::Here => {
-                    let BatchCalls { deadline, timeout, .. } = calls;
-                    let waiter = Waiter { permit: None, id, sender, deadline, timeout, cancel_reason: None };
+                    let BatchCalls { begun, deadline, timeout, .. } = calls;
+                    let (permit, cancel_reason, is_logged) = (None, None, false);
+                    let waiter =
+                        Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
                     local.push((key, LocalWaiter { waiter, into }));
                 }
                 EdgeEnd::Peer(peer) => {
@@ -342,9 +345,9 @@ impl Batch {
         if !local.is_empty() {
             context.receive_all_local(step.id, &mut local)?;
         }
-        let (deadline, timeout) = (calls.deadline, calls.timeout);
+        let BatchCalls { begun, deadline, timeout, .. } = calls;
         dispatch(&context.paths, remote, &context.lists.receive_parts, |path, receives| {
-            path.receive_all(ReceiveAll { deadline, timeout, receives })
+            path.receive_all(ReceiveAll { begun, deadline, timeout, receives })
         })
     }
 }
@@ -387,6 +390,7 @@ impl<T: Receivable> ReceivesInOrder for Receives<'_, T> {
 struct BatchCalls {
     /// The id of the first receive. The ids of the others follow.
     first: u64,
+    begun: Time,
     deadline: Time,
     timeout: Duration,
 }

@@ -12,8 +12,8 @@ use crate::engine::Executor;
 use crate::fabric::Registrar;
 use crate::link::{Destination, EdgeKey, TensorKey, Value};
 use crate::matching::{
-    BatchReceive, BatchSend, BeginError, Begun, Cancel, CancelAll, EdgeReports, Error, Members, Outcome,
-    PeerIndex, ReceiveLimit, StepChange, StepState, Steps, Untaken,
+    BatchReceive, BatchSend, BeginError, Begun, Cancel, CancelAll, EdgeReports, EdgeWait, Error, Members,
+    Outcome, PeerIndex, ReceiveLimit, StepChange, StepState, Steps, Untaken, WaitReport, WaitReports,
 };
 use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{BiasedMutex, Lists, OneshotPool, Reused, is_waking};
@@ -255,6 +255,26 @@ impl Context {
         for path in self.paths.all() {
             all.append(path.edges(limit)?);
         }
+        all.cut(limit);
+        Ok(all)
+    }
+
+    /// See [`Node::waits`](crate::Node::waits).
+    pub(crate) fn waits(&self, limit: usize) -> Result<WaitReports, Error> {
+        self.check_home()?;
+        // A thread that holds a poller and waits leaves it to the command, and is seen next time.
+        for path in self.paths.all() {
+            path.waits(0)?;
+        }
+        self.wait_until(self.now() + SLICE, &|| false)?;
+        let mut all = WaitReports::default();
+        for path in self.paths.all() {
+            all.append(path.waits(limit)?);
+        }
+        let now = self.now();
+        let local =
+            |(key, begun): (&TensorKey, Time)| WaitReport::of_receive(key, begun, now, EdgeWait::NoValue);
+        all.waits.extend(self.with_tables(|tables| tables.local.waits().map(local).collect::<Vec<_>>()));
         all.cut(limit);
         Ok(all)
     }

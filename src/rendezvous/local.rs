@@ -117,6 +117,11 @@ impl Local {
         DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
 
+    /// The receives that wait, with the begin of each.
+    pub fn waits(&self) -> impl Iterator<Item = (&TensorKey, Time)> {
+        self.table.waiters().map(|(key, kept)| (key, kept.waiter.begun))
+    }
+
     /// The values that no receive has taken.
     pub fn values(&self) -> impl Iterator<Item = (&TensorKey, &Value)> {
         self.table.values()

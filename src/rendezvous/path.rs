@@ -5,7 +5,7 @@ use crate::fabric::{Port, ShortTake};
 use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
     BatchSend, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand, StandingChange,
-    StepChange, Untaken, Waiter,
+    StepChange, Untaken, WaitReports, Waiter,
 };
 use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler};
 use crate::memory::Tensor;
@@ -186,6 +186,12 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn edges(&self, limit: usize) -> Result<EdgeReports, Error>;
 
+    /// Reports what waits, `limit` waits at most.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn waits(&self, limit: usize) -> Result<WaitReports, Error>;
+
     /// Reports the flight records of the links.
     ///
     /// # Errors
@@ -335,6 +341,15 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         let told = reports.clone();
         let done = Box::new(move |all| drop(told.set(all)));
         self.submit(RemoteCommand::Edges { limit, done }).map_err(unusable)?;
+        RemotePath::wait(self, Time::NEVER, &|| reports.get().is_some())?;
+        Ok(reports.get().cloned().unwrap_or_default())
+    }
+
+    fn waits(&self, limit: usize) -> Result<WaitReports, Error> {
+        let reports = Arc::new(OnceLock::new());
+        let told = reports.clone();
+        let done = Box::new(move |all| drop(told.set(all)));
+        self.submit(RemoteCommand::Waits { limit, done }).map_err(unusable)?;
         RemotePath::wait(self, Time::NEVER, &|| reports.get().is_some())?;
         Ok(reports.get().cloned().unwrap_or_default())
     }

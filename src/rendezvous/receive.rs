@@ -321,8 +321,9 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
             true => (Duration::ZERO, context.settings.cancel_grace),
             false => [self.timeout.unwrap_or(context.settings.recv_timeout); 2].into(),
         };
-        let deadline = self.since.unwrap_or_else(|| context.now()) + wait;
-        let waiter = Waiter { permit, id, sender, deadline, timeout, cancel_reason: None };
+        let begun = self.since.unwrap_or_else(|| context.now());
+        let (deadline, cancel_reason, is_logged) = (begun + wait, None, false);
+        let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {
             EdgeEnd::Here => {

@@ -61,6 +61,10 @@ impl RemotePath for Scripted {
         Ok(EdgeReports::default())
     }
 
+    fn waits(&self, _limit: usize) -> Result<crate::matching::WaitReports, Error> {
+        Ok(crate::matching::WaitReports::default())
+    }
+
     fn flight_logs(&self) -> Result<Vec<crate::telemetry::FlightLog>, Error> {
         Ok(Vec::new())
     }

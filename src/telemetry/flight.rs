@@ -19,8 +19,8 @@ pub type FlightClock = Arc<dyn Fn() -> Time + Send + Sync>;
 ///
 /// ```
 /// use tensorwire::FlightEvent;
-/// let step = 7.into();
-/// assert_eq!(FlightEvent::NeedCame { edge: 3, step }.to_string(), "the peer needs a value of edge 3, step 7");
+/// let event = FlightEvent::NeedCame { edge: 3, step: 7.into() };
+/// assert_eq!(event.to_string(), "the peer needs a value of edge 3, step 7");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -67,7 +67,7 @@ pub enum FlightEvent {
         /// Values that have left at once.
         values: u32,
     },
-    /// A receive waits for a value of a step that other steps hold back: this side has asked for it.
+    /// A receive waits for a value that other steps hold back: this side has asked for it.
     NeedSent {
         /// The number of the edge.
         edge: u32,
@@ -93,16 +93,16 @@ pub enum FlightEvent {
     },
     /// Steps have ended here, by an abort: the peer was told.
     Aborted {
-        /// The first one.
+        /// The lowest id of them.
         first: StepId,
-        /// The last one.
+        /// The highest id of them.
         last: StepId,
     },
     /// Steps were aborted at the peer.
     AbortCame {
-        /// The first one.
+        /// The lowest id of them.
         first: StepId,
-        /// The last one.
+        /// The highest id of them.
         last: StepId,
     },
     /// All edges were announced again after a repair of the link.

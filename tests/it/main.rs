@@ -23,3 +23,4 @@ mod soak;
 mod standing;
 mod strings;
 mod validation;
+mod watching;

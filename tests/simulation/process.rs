@@ -135,6 +135,7 @@ impl Process {
                 max_ready_bytes: 1 << 16,
             },
             max_requests: settings.max_requests,
+            hung_after: Duration::MAX,
             peer_loss_is_fatal: settings.loss_is_fatal,
         };
         let writer = CountersWriter::new();
@@ -143,6 +144,7 @@ impl Process {
             mode: PollMode::Inline,
             wait: WaitStrategy::Spin,
             spin: Duration::ZERO,
+            hung_after: Duration::MAX,
             queue: 64,
         };
         let (life, clock) = (incarnation.get(), network.clock());

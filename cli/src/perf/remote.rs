@@ -9,7 +9,7 @@ use super::session::{answer, explain, measure};
 use crate::error::{CliError, print};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a client tries to connect: the server may have been started at the same time.
@@ -85,26 +85,23 @@ struct FirstMessage {
 
 /// Waits for a connection whose first message is that of a client. Any other is closed and said.
 fn first_client(listener: &TcpListener) -> std::io::Result<FirstMessage> {
-    let (sender, heard): (Sender<Heard>, Receiver<Heard>) = channel();
-    let mut strangers = 0;
+    let mut strangers: Vec<JoinHandle<Heard>> = Vec::new();
     loop {
-        while let Ok(heard) = heard.try_recv() {
-            strangers -= 1;
-            match heard {
-                Ok(first) => return Ok(*first),
-                Err(why) => eprintln!("{why}: it was closed, and the server waits on"),
+        while let Some(at) = strangers.iter().position(JoinHandle::is_finished) {
+            match strangers.swap_remove(at).join() {
+                // The threads of the others end by themselves.
+                Ok(Ok(first)) => return Ok(*first),
+                Ok(Err(why)) => eprintln!("{why}: it was closed, and the server waits on"),
+                Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        // The threads of strangers end by themselves.
         let ready = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
-        if strangers == MAX_STRANGERS || ready == Ok(0) {
+        if strangers.len() == MAX_STRANGERS || ready == Ok(0) {
             continue;
         }
         // An error is that of a connection which has ended already.
         let Ok((stream, from)) = listener.accept() else { continue };
-        strangers += 1;
-        let sender = sender.clone();
-        std::thread::spawn(move || drop(sender.send(first_message(stream, from))));
+        strangers.push(std::thread::spawn(move || first_message(stream, from)));
     }
 }
 

@@ -27,7 +27,7 @@ impl tracing::Subscriber for &'static Log {
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let mut text = Text(String::new());
+        let mut text = Text(format!("{} ", event.metadata().level()));
         event.record(&mut text);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
     }

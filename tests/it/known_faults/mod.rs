@@ -2,7 +2,7 @@
 //! `docs/testing.md` names the tests of each fault.
 
 mod bulk;
-mod log;
+pub mod log;
 
 use crate::common::other::Other;
 use crate::common::{SOON, cluster, counting, member, over_verbs, run, until, values};
