@@ -31,7 +31,7 @@ pub enum NodeError {
     #[error("the cluster can't be joined: {error}{}", MissingToo(missing))]
     Lost {
         /// The loss that came first.
-        error: crate::rendezvous::Error,
+        error: Box<crate::rendezvous::Error>,
         /// The other members that were not connected then.
         missing: Vec<TaskId>,
     },

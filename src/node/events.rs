@@ -176,9 +176,12 @@ struct HistoryState {
     is_over: bool,
 }
 
+type EventFunction = Box<dyn FnMut(NodeEvent) + Send>;
+
 struct EventCallback {
     is_scheduled: AtomicBool,
-    reader: Mutex<(u64, Box<dyn FnMut(NodeEvent) + Send>)>,
+    /// The events that it has got or missed, and the function.
+    reader: Mutex<(u64, EventFunction)>,
 }
 
 /// A peer and one of its links, for an event.

@@ -298,7 +298,7 @@ impl Node {
         let is_lost = |task: &TaskId| matches!(&error, Error::PeerLost { peer, .. } if peer == task);
         let peers = self.peers().into_iter().filter(|peer| !matches!(peer.state, PeerState::Connected));
         let missing = peers.map(|peer| peer.task).filter(|task| !is_lost(task)).collect();
-        NodeError::Lost { error, missing }
+        NodeError::Lost { error: Box::new(error), missing }
     }
 
     /// The stage of the node's life, from started to stopped.

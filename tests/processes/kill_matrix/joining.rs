@@ -165,7 +165,8 @@ pub(crate) fn join_with_the_doomed(me: u32, other: &str) -> bool {
     assert!(ended < NEWS * 5, "{ended:?}: {result:?}");
     let Err(error) = result else { return false };
     println!("the join ended {ended:?} after the death: {error}");
-    let NodeError::Lost { error: Error::PeerLost { peer, cause: LossCause::Died(_), .. }, .. } = error else {
+    let NodeError::Lost { error, .. } = error else { panic!("expected a loss: {error}") };
+    let Error::PeerLost { peer, cause: LossCause::Died(_), .. } = *error else {
         panic!("expected a death: {error}")
     };
     assert_eq!(peer.to_string(), format!("w/{other}"));
