@@ -32,6 +32,13 @@ pub struct LinkIdentity {
     pub peer_incarnation: u64,
 }
 
+impl LinkIdentity {
+    /// The number of the ping that tests a link.
+    pub(super) fn nonce(&self) -> u64 {
+        self.local_incarnation ^ self.peer_incarnation.rotate_left(32)
+    }
+}
+
 /// Settings that all links of a node have.
 #[derive(Clone, Debug)]
 pub struct LinkSettings {
@@ -58,7 +65,6 @@ pub(super) struct Link {
     pub windows: WindowLink,
     /// What has happened on the link beside values.
     pub recorder: Box<FlightRecorder>,
-    pub nonce: u64,
     pub up: bool,
     /// This side has ended the link: later arrivals are ignored.
     pub is_ended: bool,
@@ -120,11 +126,6 @@ impl<P: Port> Links<P> {
     /// Has this clock say the times of flight records. Without it all are zero.
     pub fn timed_by(self, flight_clock: FlightClock) -> Self {
         Links { flight_clock, ..self }
-    }
-
-    /// The time of the clock of flight records.
-    pub fn flight_now(&self) -> Time {
-        (self.flight_clock)()
     }
 
     /// Records an event of a link.
@@ -190,7 +191,7 @@ impl<P: Port> Links<P> {
         let recorder = Box::new(FlightRecorder::new(self.flight_clock.clone()));
         let mut link = Link::new(id, identity, settings, depth, recorder);
         link.recorder.record(FlightEvent::Attached);
-        let nonce = link.nonce;
+        let nonce = link.identity.nonce();
         self.counters.increment(Counter::MessagesSent);
         let ping = Message::Ping { version: VERSION, nonce };
         link.out.message(&mut self.port, &self.counters, &ping, self.batch.is_open);
@@ -315,7 +316,6 @@ impl Link {
             assembler: Assembler::default(),
             windows: WindowLink::default(),
             recorder,
-            nonce: identity.local_incarnation ^ identity.peer_incarnation.rotate_left(32),
             up: false,
             is_ended: false,
             is_backlogged: false,

@@ -21,6 +21,9 @@ pub(super) struct Connections {
     link: LinkSettings,
     is_loss_fatal: bool,
     peers: Vec<PeerConnections>,
+    /// The flight records of the last link with each peer that has ended. Apart from the peers,
+    /// whose table each send reads.
+    ended: Vec<Option<FlightLog>>,
     /// The peer of each link, of earlier incarnations too.
     by_link: HashMap<LinkId, PeerIndex>,
     observer: Arc<dyn PeerObserver>,
@@ -33,8 +36,6 @@ struct PeerConnections {
     /// The end of the last link that was up, or of an incarnation without one, until another link
     /// is up.
     lost: Option<(LinkTag, LossCause)>,
-    /// The flight records of the last link that has ended.
-    ended: Option<FlightLog>,
 }
 
 struct PeerConnection {
@@ -86,6 +87,7 @@ impl Connections {
             me,
             incarnation,
             peers: members.all().iter().map(|_| PeerConnections::default()).collect(),
+            ended: vec![None; members.all().len()],
             members,
             link: settings.link.clone(),
             is_loss_fatal: settings.peer_loss_is_fatal,
@@ -231,16 +233,15 @@ impl Connections {
         counters.increment(Counter::PeersLost);
         let error = self.lost_error(peer, tag, &cause);
         let is_fatal = self.is_loss_fatal && !cause.is_clean();
-        let entry = self.peer(peer);
-        entry.lost = Some((tag, cause));
-        let flight = entry.ended.clone().filter(|log| log.generation == tag.generation);
+        self.peer(peer).lost = Some((tag, cause));
+        let flight = self.ended[peer.0 as usize].clone().filter(|log| log.generation == tag.generation);
         Some(UnreportedLoss { lost: LostPeer { peer, tag, error, values: 0, flight }, is_fatal })
     }
 
     /// Keeps the flight records of a connection that has ended, in place of earlier ones.
     pub fn keep_records(&mut self, of: &EndedConnection, records: (Vec<FlightRecord>, u64)) {
         let log = self.flight_log(of.peer, of.tag, records);
-        self.peer(of.peer).ended = Some(log);
+        self.ended[of.peer.0 as usize] = Some(log);
     }
 
     fn flight_log(
@@ -255,13 +256,13 @@ impl Connections {
 
     /// The flight records of each peer's present link and of its last one.
     pub fn flight_logs<P: Port>(&self, links: &Links<P>) -> Vec<FlightLog> {
-        let of = |(index, entry): (u32, &PeerConnections)| {
+        let of = |(index, (entry, ended)): (u32, (&PeerConnections, &Option<FlightLog>))| {
             let present = entry.present.as_ref().map(|present| {
                 self.flight_log(PeerIndex(index), present.tag, links.flight_records(present.link))
             });
-            entry.ended.clone().into_iter().chain(present)
+            ended.clone().into_iter().chain(present)
         };
-        (0..).zip(&self.peers).flat_map(of).collect()
+        (0..).zip(self.peers.iter().zip(&self.ended)).flat_map(of).collect()
     }
 
     /// Reports calls that have waited for too long.

@@ -13,6 +13,7 @@ use crate::matching::{Error, PeerIndex, reserve};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, Record};
+use crate::telemetry::Counter;
 use crate::wire::EdgeSide;
 
 /// The record that a receive waits for. Valid until the next message is handled.
@@ -96,11 +97,14 @@ impl Matching {
             return Err(value);
         }
         let mut staying = 0;
-        out.offer(index, key.step, value, &mut |message| {
+        let is_first = out.offer(index, key.step, value, &mut |message| {
             staying += usize::from(lanes.to_receiver(peer, message));
         });
         if waits {
-            self.note_wait(lanes, peer, index, key.step);
+            lanes.counters().increment(Counter::SendsWaited);
+            if is_first {
+                self.note_wait();
+            }
         } else if counts && staying == 0 {
             self.left(1);
         }

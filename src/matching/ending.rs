@@ -98,6 +98,10 @@ impl Matching {
     ) {
         let entry = &mut self.peers[peer.0 as usize];
         let dropped = entry.out.drop_steps(steps);
+        if self.long_waits.has_sends() {
+            self.forget_ended_waits();
+        }
+        let entry = &mut self.peers[peer.0 as usize];
         let (waiters, values) =
             entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
         if !is_on(Mutant::EndedValuesOutstanding) {

@@ -64,10 +64,6 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         }
     }
 
-    fn now(&self) -> Time {
-        self.links.flight_now()
-    }
-
     fn queued(&self, peer: PeerIndex) -> HashMap<u32, usize> {
         let link = self.connections.present(peer);
         link.map_or_else(HashMap::default, |link| self.links.window_figures(link).queued)

@@ -130,10 +130,6 @@ pub trait Lanes {
     fn record(&mut self, peer: PeerIndex, event: FlightEvent) {
         let _ = (peer, event);
     }
-    /// The time of flight records.
-    fn now(&self) -> Time {
-        Time::ZERO
-    }
     /// The values of each edge, by its number, that wait in the queue of a peer's link.
     fn queued(&self, peer: PeerIndex) -> HashMap<u32, usize> {
         let _ = peer;

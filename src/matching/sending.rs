@@ -6,7 +6,7 @@ use crate::link::windows::WindowRefusal;
 use crate::link::{EdgeKey, TensorKeyRef, Value};
 use crate::matching::PeerIndex;
 use crate::protocol::{ToReceiver, ToSender, WindowViolation};
-use crate::telemetry::{Counter, FlightEvent};
+use crate::telemetry::Counter;
 use crate::wire::Status;
 use std::sync::atomic::Ordering;
 
@@ -37,12 +37,15 @@ impl Matching {
         }
         let value = Value::of_tensor(tensor);
         let (mut records, mut staying) = (0, 0);
-        out.offer(index, key.step, value, &mut |message| {
+        let is_first = out.offer(index, key.step, value, &mut |message| {
             records += usize::from(matches!(message, ToReceiver::Record(_)));
             staying += usize::from(lanes.to_receiver(peer, message));
         });
         if records == 0 {
-            self.note_wait(lanes, peer, index, key.step);
+            lanes.counters().increment(Counter::SendsWaited);
+            if is_first {
+                self.note_wait();
+            }
         }
         records - staying
     }
@@ -62,7 +65,7 @@ impl Matching {
         if matches!(message, ToSender::Announce { .. }) {
             self.note_announcement(lanes, peer);
         }
-        let Matching { peers, steps, .. } = self;
+        let Matching { peers, steps, long_waits, .. } = self;
         let mut records = 0;
         let mut post = |message| {
             let is_record = matches!(message, ToReceiver::Record(_));
@@ -71,25 +74,20 @@ impl Matching {
         };
         let out = &mut peers[peer.0 as usize].out;
         let refusal = refusal.map(WindowRefusal::from);
-        let has_waited = out.has_pending();
+        let index = if long_waits.has_sends() { out.index_of(&message) } else { None };
         let dropped = out.receive(message, |step| end_of(steps, step), |_| refusal.clone(), &mut post)?;
-        if has_waited && records > 0 {
-            lanes.record(peer, FlightEvent::WaitEnded { values: records as u32 });
+        if let Some(index) = index {
+            self.note_wait_end(lanes, peer, index, records);
         }
         self.left(records + dropped.len());
         Ok(())
     }
 
-    /// Counts a value that waits, and records that its edge did not let it go.
+    /// A value waits on an edge on which none waited before. A later look at the clock notes since
+    /// when.
     #[cold]
-    pub(super) fn note_wait(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, index: u32, step: u64) {
-        lanes.counters().increment(Counter::SendsWaited);
-        let Some(edge) = self.peers[peer.0 as usize].out.edge_at(index) else { return };
-        if edge.waiting().len() == 1 {
-            let edge = edge.id().map(|id| id.number);
-            lanes.record(peer, FlightEvent::WaitBegan { step: step.into(), edge });
-            self.note_send_wait(peer, index, lanes.now());
-        }
+    pub(super) fn note_wait(&mut self) {
+        self.next_deadline = self.next_deadline.min(self.long_waits.next_look);
     }
 
     /// Values have left for good, or were dropped.

@@ -2,13 +2,20 @@
 
 use super::{EdgeWait, Lanes, Matching, PeerIndex, WaitingReceive};
 use crate::link::{EdgeKey, TensorKey};
+use crate::telemetry::FlightEvent;
 use crate::wire::{EdgeSide, StepId, TaskId, Time};
-use foldhash::HashMap;
+use foldhash::{HashMap, fast::RandomState};
 use std::fmt;
 use std::time::Duration;
 
 /// Waits that the log has of one report, at most.
 const LOGGED: usize = 8;
+
+/// Between two looks for edges on which values have begun to wait: shorter waits leave no trace.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Edges on which values wait at a time for which memory is allocated at the start.
+const SENDS: usize = 256;
 
 /// A receive that waits for its value, or the values of an edge that wait for their receiver.
 ///
@@ -149,6 +156,8 @@ pub(super) struct LongWaits {
     bound: Duration,
     /// The same, and a sixteenth of it.
     report_after: Duration,
+    /// When values that begin to wait are looked for, not before.
+    pub next_look: Time,
     /// Edges on which values wait, by peer and index. Some may have none any more.
     sends: HashMap<(PeerIndex, u32), SendWait>,
     /// The next report is not made before.
@@ -158,8 +167,16 @@ pub(super) struct LongWaits {
 }
 
 impl LongWaits {
+    /// Whether values wait on an edge since a time that is known.
+    #[inline]
+    pub fn has_sends(&self) -> bool {
+        !self.sends.is_empty()
+    }
+
     pub fn new(bound: Duration) -> Self {
-        LongWaits { bound, report_after: bound.saturating_add(bound / 16), ..LongWaits::default() }
+        let sends = HashMap::with_capacity_and_hasher(SENDS, RandomState::default());
+        let report_after = bound.saturating_add(bound / 16);
+        LongWaits { bound, report_after, sends, ..LongWaits::default() }
     }
 
     /// When a wait that began at this time is reported: a little late, so that one report has the
@@ -177,14 +194,49 @@ impl Matching {
         self.long_waits.report.take()
     }
 
-    /// Values of an edge wait from this time on.
-    pub(super) fn note_send_wait(&mut self, peer: PeerIndex, index: u32, since: Time) {
-        self.next_deadline = self.next_deadline.min(self.long_waits.due(since));
-        self.long_waits.sends.insert((peer, index), SendWait { since, is_logged: false });
+    /// Notes since when values wait on edges on which none waited before.
+    fn note_new_sends(&mut self, lanes: &mut impl Lanes, now: Time) {
+        self.long_waits.next_look = now + LOOK;
+        for (peer, entry) in (0..).map(PeerIndex).zip(&self.peers) {
+            for (index, edge) in entry.out.pending() {
+                let Some((step, _)) = edge.waiting().next() else { continue };
+                self.long_waits.sends.entry((peer, index)).or_insert_with(|| {
+                    let (step, edge) = ((*step).into(), edge.id().map(|id| id.number));
+                    lanes.record(peer, FlightEvent::WaitBegan { step, edge });
+                    SendWait { since: now, is_logged: false }
+                });
+            }
+        }
+    }
+
+    /// Values of an edge have left, on which some had waited.
+    #[cold]
+    pub(super) fn note_wait_end(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        index: u32,
+        values: usize,
+    ) {
+        let edge = self.peers[peer.0 as usize].out.edge_at(index);
+        let waits = edge.is_some_and(|edge| edge.waiting().len() > 0);
+        if !waits && self.long_waits.sends.remove(&(peer, index)).is_some() {
+            lanes.record(peer, FlightEvent::WaitEnded { values: values as u32 });
+        }
+    }
+
+    /// Forgets edges on which no value waits any more.
+    pub(super) fn forget_ended_waits(&mut self) {
+        let Matching { peers, long_waits, .. } = self;
+        long_waits.sends.retain(|(peer, index), _| {
+            let edge = peers[peer.0 as usize].out.edge_at(*index);
+            edge.is_some_and(|edge| edge.waiting().len() > 0)
+        });
     }
 
     /// Everything that waits, `limit` waits at most.
-    pub fn waits(&self, lanes: &mut impl Lanes, now: Time, limit: usize) -> WaitReports {
+    pub fn waits(&mut self, lanes: &mut impl Lanes, now: Time, limit: usize) -> WaitReports {
+        self.note_new_sends(lanes, now);
         let receives = self.waiting.iter().map(|(_, receive)| self.receive_report(receive, now));
         let mut reports = WaitReports { waits: receives.collect(), left_out: 0 };
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
@@ -222,11 +274,8 @@ impl Matching {
     /// one is due.
     #[cold]
     pub(super) fn watch_long_waits(&mut self, lanes: &mut impl Lanes, now: Time) -> Time {
-        let Matching { peers, long_waits, .. } = self;
-        long_waits.sends.retain(|(peer, index), _| {
-            let edge = peers[peer.0 as usize].out.edge_at(*index);
-            edge.is_some_and(|edge| edge.waiting().len() > 0)
-        });
+        self.note_new_sends(lanes, now);
+        self.forget_ended_waits();
         let bound = self.long_waits.bound;
         let is_long = |since: Time| since + bound <= now;
         let due = |since: Time| self.long_waits.due(since) <= now;

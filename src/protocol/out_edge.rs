@@ -69,6 +69,12 @@ impl<V: Clone> OutEdge<V> {
         self.waiting.iter()
     }
 
+    /// Whether just one value waits.
+    #[inline]
+    pub fn one_waits(&self) -> bool {
+        self.waiting.len() == 1
+    }
+
     /// Values that left and did not arrive for certain, oldest first.
     pub fn kept(&self) -> impl Iterator<Item = &Record<V>> {
         self.kept.iter().map(|(_, record)| record)

@@ -118,6 +118,23 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
+    /// The edges on which values may wait or be needed.
+    pub fn pending(&self) -> impl Iterator<Item = (u32, &OutEdge<V>)> {
+        self.pending.iter().filter_map(|index| Some((*index, self.edge_at(*index)?)))
+    }
+
+    /// The edge that a message of the peer is about, if it can make values leave.
+    pub fn index_of(&self, message: &ToSender<K>) -> Option<u32> {
+        match message {
+            ToSender::Announce { key, .. } => self.by_key.get(key).copied(),
+            ToSender::Credit { edge, .. } | ToSender::Need { edge, .. } => {
+                let (known, index) = (*self.by_number.get(edge.number as usize)?)?;
+                index.filter(|_| known == *edge)
+            }
+            _ => None,
+        }
+    }
+
     /// The edges, with their indices and keys.
     pub fn indexed_edges(&self) -> impl Iterator<Item = (u32, &K, &OutEdge<V>)> {
         self.edges.iter().map(|(index, named)| (index, &named.key, &named.edge))
@@ -155,18 +172,26 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.edge_mut(index).into_iter().for_each(OutEdge::left);
     }
 
-    /// Offers a value on an edge.
-    pub fn offer(&mut self, index: u32, step: u64, value: V, post: &mut impl FnMut(ToReceiver<V, E>)) {
+    /// Offers a value on an edge. Returns whether it waits, and none waited there before.
+    pub fn offer(
+        &mut self,
+        index: u32,
+        step: u64,
+        value: V,
+        post: &mut impl FnMut(ToReceiver<V, E>),
+    ) -> bool {
         let resends = self.options.resends;
-        let Some(named) = self.edges.get_mut(index) else { return };
-        match named.edge.offer(step, value, resends) {
-            Some(record) => {
-                self.needs -= usize::from(record.answers_need);
-                self.post_record(index, record, post);
+        let Some(named) = self.edges.get_mut(index) else { return false };
+        let Some(record) = named.edge.offer(step, value, resends) else {
+            let is_first = named.edge.one_waits();
+            if !named.is_pending {
+                self.note_pending(index);
             }
-            None if named.is_pending => {}
-            None => self.note_pending(index),
-        }
+            return is_first;
+        };
+        self.needs -= usize::from(record.answers_need);
+        self.post_record(index, record, post);
+        false
     }
 
     /// Handles a message of the peer. `end_of` returns the error of a step that is over here, and

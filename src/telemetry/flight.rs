@@ -55,7 +55,8 @@ pub enum FlightEvent {
         /// The number of the edge.
         edge: u32,
     },
-    /// A value waits, as its edge is out of credit or not announced.
+    /// A value waits, as its edge is out of credit or not announced. A wait of less than 10 ms may
+    /// leave no record.
     WaitBegan {
         /// The step of the value.
         step: StepId,

@@ -145,13 +145,19 @@ fn a_flight_recorder_has_what_is_rare_and_stays_after_the_loss() {
     let (out, here) =
         (sender.edge_to("w", 1, "x").expect("an edge"), receiver.edge_from("w", 0, "x").expect("an edge"));
     let [sending, receiving] = [&sender, &receiver].map(|node| node.step(1).expect("new"));
+    // A value that waits for a while. A shorter wait leaves no record.
+    sending.send(&out, counting(&sender, 0.0, 1)).expect("sent");
+    std::thread::sleep(Duration::from_millis(20));
+    sender.progress().expect("usable");
+    let pending = receiving.receive(&here).begin().expect("begun");
+    until(&receiver, "the value", || sender.progress().is_ok() && pending.is_done());
+    drop(pending.wait().expect("received"));
     let exchange = || {
         sending.send(&out, counting(&sender, 0.0, 1)).expect("sent");
         let pending = receiving.receive(&here).begin().expect("begun");
         until(&receiver, "the value", || sender.progress().is_ok() && pending.is_done());
         drop(pending.wait().expect("received"));
     };
-    exchange();
     let begin = flight(&sender);
     assert_eq!(begin[..2], [FlightEvent::Attached, FlightEvent::Up], "{begin:?}");
     let has = |of: &[FlightEvent], is: fn(&FlightEvent) -> bool| of.iter().any(is);

@@ -347,9 +347,8 @@ fn where_a_loss_is_fatal_a_death_ends_the_join_at_once() {
     println!("the join ended {killed:?} after the kill: {error}");
     assert!(killed < bound(), "its timeout is 20 s");
     let NodeError::Lost { error: lost, missing } = &error else { panic!("{error}") };
-    assert!(
-        matches!(&**lost, Error::PeerLost { peer, cause: LossCause::Died(_), .. } if peer.to_string() == "w/1")
-    );
+    let Error::PeerLost { peer, cause: LossCause::Died(_), .. } = &**lost else { panic!("{error}") };
+    assert_eq!(peer.to_string(), "w/1");
     // The third member was never there.
     assert!(
         missing.iter().any(|task| task.to_string() == "w/2") && error.to_string().contains("w/2"),

@@ -82,7 +82,7 @@ impl Link {
         cx: &mut LinkContext<'_, P>,
         nonce: u64,
     ) -> Result<(), String> {
-        if nonce != self.nonce {
+        if nonce != self.identity.nonce() {
             return Err("it answered a ping that was not sent".into());
         }
         if !self.up {
