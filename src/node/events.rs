@@ -7,8 +7,9 @@ use crate::memory::ForkGuard;
 use crate::rendezvous::Error;
 use crate::wire::{Generation, Incarnation, LossCause, TaskId};
 use futures_core::Stream;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -169,7 +170,10 @@ struct HistoryState {
     count: u64,
     /// Members that have joined once.
     joined: HashSet<TaskId>,
-    wakers: Vec<Waker>,
+    /// Tasks that wait for the next event, by the number of their stream.
+    wakers: HashMap<u64, Waker>,
+    /// Streams so far.
+    streams: u64,
     callbacks: Vec<Arc<EventCallback>>,
     /// Runs callbacks and wakers.
     executor: Option<Executor>,
@@ -239,9 +243,12 @@ impl EventHistory {
     pub fn end(self: &Arc<Self>) {
         let mut state = self.state();
         state.is_over = true;
+        // A callback may hold handles of the node, so it is dropped, and not under the lock.
+        let (callbacks, executor) = (std::mem::take(&mut state.callbacks), state.executor.clone());
         self.tell(state);
-        // A callback may hold the node's handles.
-        self.state().callbacks.clear();
+        if let Some(executor) = executor {
+            executor.run(move || drop(callbacks));
+        }
     }
 
     /// Wakes the readers. Their code runs on the executor: this thread may hold a poller.
@@ -253,7 +260,7 @@ impl EventHistory {
         self.changed.notify_all();
         let Some(executor) = executor else { return };
         if !wakers.is_empty() {
-            executor.run(move || wakers.into_iter().for_each(Waker::wake));
+            executor.run(move || wakers.into_values().for_each(Waker::wake));
         }
         callbacks.into_iter().for_each(|callback| self.schedule(&executor, callback));
     }
@@ -270,7 +277,10 @@ impl EventHistory {
             let (next, call) = &mut *reader;
             loop {
                 let Some(event) = history.state().take(next) else { return };
-                call(event);
+                let number = event.number;
+                if catch_unwind(AssertUnwindSafe(|| call(event))).is_err() {
+                    tracing::error!("a callback for events of the node panicked at event {number}");
+                }
             }
         });
     }
@@ -371,14 +381,17 @@ impl Events {
     }
 
     /// Has the callback thread call `callback` with each event, until the node stops. A callback
-    /// that blocks holds up the callbacks of receives.
+    /// that blocks holds up the callbacks of receives. A panic in it costs that event alone.
     pub fn then(self, callback: impl FnMut(NodeEvent) + Send + 'static) {
-        if self.is_over() {
+        if self.fork_guard.in_child() {
             return;
         }
         let reader = Mutex::new((self.seen, Box::new(callback) as _));
         let callback = Arc::new(EventCallback { is_scheduled: AtomicBool::new(false), reader });
         let mut state = self.history.state();
+        if state.is_over {
+            return;
+        }
         state.callbacks.push(callback.clone());
         let executor = state.executor.clone();
         drop(state);
@@ -389,7 +402,11 @@ impl Events {
 
     /// The same events as a `Stream` of the crate `futures-core`, for any executor.
     pub fn stream(self) -> EventStream {
-        EventStream(self)
+        let mut state = self.history.state();
+        state.streams += 1;
+        let number = state.streams;
+        drop(state);
+        EventStream { events: self, number }
     }
 }
 
@@ -416,13 +433,24 @@ impl Iterator for Events {
 /// # Ok::<(), tensorwire::NodeError>(())
 /// ```
 #[derive(Debug)]
-pub struct EventStream(Events);
+pub struct EventStream {
+    events: Events,
+    number: u64,
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        // A waker is code of the program, so it is dropped after the lock.
+        let waker = self.events.history.state().wakers.remove(&self.number);
+        drop(waker);
+    }
+}
 
 impl Stream for EventStream {
     type Item = NodeEvent;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<NodeEvent>> {
-        let Events { history, seen, fork_guard } = &mut self.0;
+        let EventStream { events: Events { history, seen, fork_guard }, number } = &mut *self;
         if fork_guard.in_child() {
             return Poll::Ready(None);
         }
@@ -433,9 +461,9 @@ impl Stream for EventStream {
         if state.is_over {
             return Poll::Ready(None);
         }
-        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            state.wakers.push(context.waker().clone());
-        }
+        let earlier = state.wakers.insert(*number, context.waker().clone());
+        drop(state);
+        drop(earlier);
         Poll::Pending
     }
 }
@@ -443,6 +471,16 @@ impl Stream for EventStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+    use std::task::Wake;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    struct Nothing;
+
+    impl Wake for Nothing {
+        fn wake(self: Arc<Self>) {}
+    }
 
     fn peer(number: u64) -> EventPeer {
         let peer = TaskId::new("w", 1).expect("a job name");
@@ -475,18 +513,68 @@ mod tests {
         let (history, executor) = (EventHistory::new(), Executor::default());
         history.run_on(&executor);
         history.up(peer(1));
-        let (told, numbers) = std::sync::mpsc::channel();
+        let (told, numbers) = channel();
         reader(&history).then(move |event| {
             assert!(event.number != 2, "on purpose");
             told.send(event.number).expect("it listens");
         });
-        assert_eq!(numbers.recv(), Ok(1));
+        assert_eq!(numbers.recv_timeout(TIMEOUT), Ok(1));
+        // The executor is busy, so that one job of it has both events.
+        let (go, busy) = channel();
+        executor.run(move || busy.recv().expect("the test goes on"));
         history.up(peer(2));
         history.up(peer(3));
-        assert_eq!(numbers.recv(), Ok(3));
+        go.send(()).expect("it waits");
+        assert_eq!(numbers.recv_timeout(TIMEOUT), Ok(3));
         history.end();
+        assert_eq!(numbers.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected), "it is dropped");
         executor.stop();
-        assert!(numbers.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_callback_that_comes_after_the_end_is_dropped_unused() {
+        let (history, executor) = (EventHistory::new(), Executor::default());
+        history.run_on(&executor);
+        history.up(peer(1));
+        let (told, numbers) = channel();
+        let late = reader(&history);
+        history.end();
+        late.then(move |event| told.send(event.number).expect("it listens"));
+        assert_eq!(numbers.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected));
+        executor.stop();
+    }
+
+    #[test]
+    fn a_callback_may_use_the_history_when_it_is_dropped() {
+        struct Looks(Events, Sender<bool>);
+        impl Drop for Looks {
+            fn drop(&mut self) {
+                let Looks(events, told) = self;
+                told.send(events.is_over()).expect("it listens");
+            }
+        }
+        let (history, executor) = (EventHistory::new(), Executor::default());
+        history.run_on(&executor);
+        let (told, over) = channel();
+        let looks = Looks(reader(&history), told);
+        reader(&history).then(move |_| assert!(!looks.0.is_over()));
+        history.end();
+        assert_eq!(over.recv_timeout(TIMEOUT), Ok(true));
+        executor.stop();
+    }
+
+    #[test]
+    fn a_stream_keeps_its_last_waker_alone_and_none_after_its_end() {
+        let history = EventHistory::new();
+        let mut stream = reader(&history).stream();
+        let wakers: Vec<Waker> = (0..3).map(|_| Waker::from(Arc::new(Nothing))).collect();
+        for waker in &wakers {
+            assert!(Pin::new(&mut stream).poll_next(&mut Context::from_waker(waker)).is_pending());
+        }
+        let kept: Vec<Waker> = history.state().wakers.values().cloned().collect();
+        assert!(kept.len() == 1 && kept[0].will_wake(&wakers[2]), "{kept:?}");
+        drop(stream);
+        assert!(history.state().wakers.is_empty());
     }
 
     #[test]
