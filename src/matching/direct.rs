@@ -12,7 +12,7 @@ use crate::link::{Destination, DirectReceive, ReceiveError, TensorKeyRef, Value}
 use crate::matching::{Error, PeerIndex, reserve};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::{Held, Record};
+use crate::protocol::{Held, OutEdge, Record};
 use crate::telemetry::Counter;
 use crate::wire::EdgeSide;
 
@@ -37,6 +37,25 @@ impl PeerEdges {
     }
 }
 
+impl PeerEdges {
+    /// As [`Matching::send_short`], for an edge whose place is not known yet.
+    #[cold]
+    fn send_far(
+        &mut self,
+        lanes: &mut impl Lanes,
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
+        tensor: &mut Option<Tensor>,
+    ) -> bool {
+        let index = self.outgoing_edge(key);
+        let edge = self.out.at(index, |_| true);
+        let has_left = edge.is_some_and(|edge| leaves_short(lanes, peer, edge, key.step, tensor));
+        // The edge may be new, and the value may never be sent.
+        self.out.forget(index);
+        has_left
+    }
+}
+
 impl Matching {
     /// Sends a tensor that leaves at once. Returns whether it did. A tensor that is lent is taken.
     #[inline]
@@ -50,24 +69,15 @@ impl Matching {
             return false;
         }
         let entry = &mut self.peers[peer.0 as usize];
-        let mut index = key.edge.name.place(EdgeSide::Sender);
-        let edge = match entry.out.at(index, |known| known.is(key.edge)) {
-            Some(edge) => Some(edge),
-            None => {
-                index = entry.outgoing_edge(key);
-                entry.out.at(index, |_| true)
-            }
-        };
-        if let Some(edge) = edge
-            && let Some(record) = edge.next_record(key.step)
-            && lanes.send_short(peer, record, tensor)
-        {
-            edge.left();
-            return true;
+        // A peer may announce edges before this side knows that both are ready.
+        if entry.down.is_some() {
+            return false;
         }
-        // The edge may be new, and the value may never be sent.
-        entry.out.forget(index);
-        false
+        let index = key.edge.name.place(EdgeSide::Sender);
+        if let Some(edge) = entry.out.at(index, |known| known.is(key.edge)) {
+            return leaves_short(lanes, peer, edge, key.step, tensor);
+        }
+        entry.send_far(lanes, peer, key, tensor)
     }
 
     /// Sends a value that does not count as outstanding yet. A value that must wait, or whose
@@ -113,9 +123,9 @@ impl Matching {
 
     /// Takes the next value for the thread that holds the poller, without a waiter. A receive that
     /// still waits after `Ok` must begin as a waiter. `None`: there is no value now, and the sender
-    /// was asked for it. `expected` becomes the record that brings the
-    /// value, for [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails
-    /// if `is_bounded`.
+    /// was asked for it. `expected` becomes the record that brings the value, for
+    /// [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails if
+    /// `is_bounded`.
     #[inline(always)] // on the short path
     pub fn receive_now(
         &mut self,
@@ -125,44 +135,44 @@ impl Matching {
         expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<(), Box<Error>>> {
         match self.receive_short(lanes, (of.0, of.1), receive) {
-            true => Some(Ok(())),
-            false => self.receive_any(lanes, of, receive, expected),
+            Some(ShortTake::Taken(())) => Some(Ok(())),
+            looked => self.receive_any(lanes, of, receive, (expected, looked.is_some())),
         }
     }
 
     /// Takes the next value if it is the next message, and nothing else is to be done for it.
-    /// Returns whether it did.
+    /// `None` if it did not look for a message.
     #[inline(always)] // on the short path
     fn receive_short(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
         receive: &mut DirectReceive,
-    ) -> bool {
+    ) -> Option<ShortTake<()>> {
         if !self.steps.goes_on(key.step) {
-            return false;
+            return None;
         }
         let index = key.edge.name.place(EdgeSide::Receiver);
         let incoming = &mut self.peers[peer.0 as usize].incoming;
-        let Some(edge) = incoming.at(index, |known| known.is(key.edge), key.step) else { return false };
-        if let Some(record) = edge.next_short(key.step)
-            && lanes.take_short(peer, record, receive) == ShortTake::Taken(())
-        {
+        let edge = incoming.plain_at(index, |known| known.is(key.edge), key.step)?;
+        let record = edge.next_short(key.step)?;
+        let taken = lanes.take_short(peer, record, receive);
+        if taken == ShortTake::Taken(()) {
             count_direct(lanes, receive);
             edge.took();
-            return true;
         }
-        false
+        Some(taken)
     }
 
-    /// As [`Matching::receive_now`], for a value that takes more.
+    /// As [`Matching::receive_now`], for a value that takes more. `was_looked`: the next message
+    /// was just looked at.
     #[inline(never)] // keeps the path above short
     fn receive_any(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key, is_bounded): OfEdge<'_, bool>,
         receive: &mut DirectReceive,
-        expected: &mut Option<ExpectedRecord>,
+        (expected, was_looked): (&mut Option<ExpectedRecord>, bool),
     ) -> Option<Result<(), Box<Error>>> {
         let entry = &mut self.peers[peer.0 as usize];
         let edge = entry.incoming_edge(key);
@@ -182,7 +192,7 @@ impl Matching {
                 },
                 false => entry.expected(peer, edge, key.step),
             };
-            if let Some(next) = &next
+            if let Some(next) = next.as_ref().filter(|_| !was_looked)
                 && self.take_short(lanes, next, receive) == ShortTake::Taken(())
             {
                 return Some(Ok(()));
@@ -287,6 +297,22 @@ impl Matching {
         }
         taken
     }
+}
+
+/// Sends a tensor on an edge, if it leaves at once. Returns whether it did.
+#[inline(always)] // on the short path
+fn leaves_short(
+    lanes: &mut impl Lanes,
+    peer: PeerIndex,
+    edge: &mut OutEdge<Value>,
+    step: u64,
+    tensor: &mut Option<Tensor>,
+) -> bool {
+    let has_left = edge.next_record(step).is_some_and(|record| lanes.send_short(peer, record, tensor));
+    if has_left {
+        edge.left();
+    }
+    has_left
 }
 
 /// Counts the value that a receive has got.

@@ -40,6 +40,8 @@ struct TestLanes {
     is_down: bool,
     /// Whether a look at the next message finds none.
     is_silent: bool,
+    /// Whether a tensor can leave by its record alone.
+    sends_short: bool,
     offers: Offers,
 }
 
@@ -106,7 +108,7 @@ impl Lanes for TestLanes {
     }
 
     fn send_short(&mut self, _: PeerIndex, _: Record<()>, _: &mut Option<Tensor>) -> bool {
-        false
+        self.sends_short
     }
 
     fn take_short(&mut self, _: PeerIndex, _: Record<()>, _: &mut DirectReceive) -> ShortTake<()> {
@@ -185,6 +187,7 @@ fn side(window: u64) -> Side {
         to_receiver: VecDeque::new(),
         is_down: false,
         is_silent: false,
+        sends_short: false,
         offers: Offers::default(),
     };
     Side { matching, lanes, pool, outstanding }
@@ -468,37 +471,23 @@ fn a_step_that_its_sender_has_cleaned_up_is_gone_also_for_a_later_life() {
 }
 
 #[test]
-fn a_peer_that_announces_an_edge_before_the_link_is_up_here_hears_of_each_step() {
+fn nothing_takes_the_short_path_before_the_link_is_up_here() {
     let mut pair = Pair::new(2);
     pair.lose();
     pair.sides[RECEIVER].lanes.is_down = false;
     pair.sides[RECEIVER].matching.up(TO_SENDER);
-    let mut call = pair.receive("x", 1);
+    let _call = pair.receive("x", 1);
     pair.sides[SENDER].lanes.is_down = false;
     pair.run();
-    pair.sides[SENDER].matching.up(TO_RECEIVER);
-    pair.step(SENDER, StepChange::CleanedUp { step: 1 });
-    pair.run();
-    assert!(matches!(call.error(), Error::Remote { .. }));
-    pair.end(2..=2);
-}
-
-#[test]
-fn a_peer_that_announces_no_edge_hears_of_no_step() {
-    let mut pair = Pair::new(2);
-    for side in [SENDER, RECEIVER] {
-        pair.step(side, StepChange::CleanedUp { step: 1 });
-        assert!(pair.sides[side].lanes.to_receiver.is_empty());
-    }
-    let mut call = pair.receive("x", 2);
-    pair.send("x", 2, 7);
-    pair.run();
-    assert_eq!(call.number(), 7);
-    pair.step(RECEIVER, StepChange::CleanedUp { step: 2 });
-    assert!(pair.sides[RECEIVER].lanes.to_receiver.is_empty(), "it sends nothing to its peer");
-    pair.step(SENDER, StepChange::CleanedUp { step: 2 });
-    assert_eq!(pair.sides[SENDER].lanes.to_receiver.len(), 1);
-    pair.end(2..=2);
+    let mut tensor = Some(pair.tensor(SENDER, 1, 8).freeze());
+    let (of, side) = (key("x", 1), &mut pair.sides[SENDER]);
+    side.lanes.sends_short = true;
+    let mut send = |side: &mut Side| {
+        side.matching.send_short(&mut side.lanes, (TO_RECEIVER, of.borrowed()), &mut tensor)
+    };
+    assert!(!send(side));
+    side.matching.up(TO_RECEIVER);
+    assert!(send(side));
 }
 
 #[test]

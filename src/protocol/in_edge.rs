@@ -299,8 +299,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// has come.
     #[inline]
     pub fn next_short(&self, step: u64) -> Option<Record<()>> {
-        let is_short = self.held.is_empty() && self.stays_settled();
-        self.next_record(step).filter(|_| is_short)
+        (self.held.is_empty() && self.stays_settled()).then(|| self.next_record(step))?
     }
 
     /// The value of [`InEdge::next_record`] has come, and the receive has it. Does what

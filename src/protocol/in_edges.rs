@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod growth_tests;
 mod numbers;
+mod short;
 mod standing;
 
 use super::in_edge::{Arrived, Held, InEdge, InState};
@@ -213,43 +214,10 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.send_due(index, post);
     }
 
-    /// The edge with this index, if `is` knows its key and nothing hinders a value of the step.
-    #[inline]
-    pub fn at(&mut self, index: u32, is: impl Fn(&K) -> bool, step: u64) -> Option<&mut InEdge<V, W, E>> {
-        let named = self.edges.get_mut(index)?;
-        let is_plain = self.unnumbered.is_empty() && self.over.error(step).is_none();
-        (is(&named.key) && is_plain).then_some(&mut named.edge)
-    }
-
     /// Whether an edge holds any value.
     #[inline]
     pub fn holds_any(&self, index: u32) -> bool {
         self.edges.get(index).is_some_and(|named| !named.edge.held().is_empty())
-    }
-
-    /// The next record of an edge, without its value, if a receive that holds the poller takes the
-    /// value when it comes. The edge holds no value of the step.
-    #[inline]
-    pub fn next_record(&self, index: u32, step: u64) -> Option<Record<()>> {
-        let named = self.edges.get(index).filter(|_| self.over.error(step).is_none())?;
-        named.edge.next_record(step)
-    }
-
-    /// Whether no message is due when the value of [`InEdges::next_record`] has come.
-    #[inline]
-    pub fn stays_settled(&self, index: u32) -> bool {
-        self.unnumbered.is_empty() && self.edges.get(index).is_some_and(|named| named.edge.stays_settled())
-    }
-
-    /// The value of [`InEdges::next_record`] has come, and the receive has it. Sends the messages
-    /// that are due then, unless the edge [stays settled](InEdges::stays_settled).
-    #[inline(always)] // on the short path
-    pub fn took(&mut self, index: u32, stays_settled: bool, post: &mut impl FnMut(ToSender<K>)) {
-        let Some(edge) = self.edge_mut(index) else { return };
-        edge.took();
-        if !stays_settled {
-            self.send_all_due(index, post);
-        }
     }
 
     /// A receive gives up. Returns whether it was waiting.

@@ -108,11 +108,14 @@ impl Step {
         match (edge.source, edge.destination) {
             (EdgeEnd::Here, EdgeEnd::Peer(peer)) if self.is_live() => {
                 let mut tensor = value.into_tensor();
+                let path = self.context.paths.of(peer);
                 // A poller that is unusable says so again below.
-                match self.context.paths.of(peer).send_short(peer, edge.key_ref(self.id), &mut tensor) {
-                    Ok(true) => Ok(()),
-                    _ => self.offer_any(edge, Value::of_tensor(tensor)),
+                if tensor.is_some()
+                    && let Ok(true) = path.send_short(peer, edge.key_ref(self.id), &mut tensor)
+                {
+                    return Ok(());
                 }
+                self.offer_any(edge, Value::of_tensor(tensor))
             }
             _ => self.offer_any(edge, value),
         }

@@ -83,7 +83,7 @@ impl SimPort {
 impl Port for SimPort {
     type Link = SimLink;
     type Sleeper = SimSleeper;
-    // Not that it has any, but both ways are to be simulated.
+    // Messages are bytes here. With `true` the simulation covers short messages as words, too.
     const HAS_SLOTS: bool = true;
 
     fn sleeper(&self) -> SimSleeper {

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 /// Completions that one poll takes out of a queue.
 const BATCH: usize = 64;
-/// Looks for a message of one call: together about as long as a poll of all links. A message that a
-/// poll finds takes longer.
+/// Looks for a message of one call, each a poll of one completion queue for one entry. Together
+/// they take about as long as a poll of all links. A message that a poll finds takes longer.
 const LOOKS: usize = 8;
 /// How often one poll of an armed port arms it again after completions that bring no event. A peer
 /// may cause such completions without end.
@@ -404,6 +404,9 @@ impl Port for VerbsPort {
     fn take_short<R>(&mut self, id: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
         let Some(place) = self.place(id).filter(|_| !self.armed) else { return ShortTake::Other };
         let link = &mut *self.links[place];
+        if !link.is_up() {
+            return ShortTake::Other;
+        }
         if let Some(first) = self.pending.first() {
             let taken = link.take_message(first, accept);
             if taken.is_some() {
@@ -411,7 +414,7 @@ impl Port for VerbsPort {
             }
             return taken.into();
         }
-        let queue = &mut link.places.queue;
+        let queue = &link.places.queue;
         match (0..LOOKS).map(|_| queue.poll(&mut self.batch[..1])).find(|found| *found != Ok(0)) {
             None => ShortTake::Nothing,
             Some(Ok(_)) => {

@@ -5,7 +5,7 @@ use super::meta::KnownMetas;
 use super::{AskedOfEdge, ToldMeta, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
-use crate::link::{Destination, DirectReceive, Received};
+use crate::link::{Destination, DirectReceive, Received, placement_of};
 use crate::memory::{LentBytes, Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Record;
@@ -71,11 +71,16 @@ impl Link {
         source: &mut Option<Tensor>,
     ) -> bool {
         let Record { edge, n, step, .. } = record;
-        // A tensor elsewhere is copied first, or registered.
-        let Some(tensor) = source.as_ref().filter(|tensor| tensor.is_in_pool()) else { return false };
+        let Some(tensor) = source.as_ref() else { return false };
+        let placement = match tensor.is_in_pool() {
+            true => Placement::POOL,
+            false if tensor.meta().bytes() == 0 => placement_of(tensor),
+            // It is copied first, or registered.
+            false => return false,
+        };
         let asked = self.windows.asked.get(edge.number as usize).filter(|asked| !asked.validate);
         let Some(&AskedOfEdge { borrow, .. }) = asked else { return false };
-        let Some(meta) = self.windows.told.latest(tensor.meta(), Placement::POOL) else { return false };
+        let Some(meta) = self.windows.told.latest(tensor.meta(), placement) else { return false };
         let data = tensor.bytes();
         if data.len() > self.settings.small_tensor_bytes as usize {
             let may_borrow = borrow && is_borrowable(tensor.dtype());
@@ -225,7 +230,7 @@ impl<'a> ExpectedValue<'a> {
             }
             DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
         };
-        // The receive has no destination any more that could be dropped.
+        // Neither has anything to drop: no destination is left but `Alloc` and `Borrow`.
         std::mem::forget(std::mem::replace(self.receive, DirectReceive::Received(received, *sender)));
         Some(())
     }

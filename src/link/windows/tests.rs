@@ -7,7 +7,7 @@ use super::*;
 use crate::fabric::sim::{SimNetwork, SimOptions, SimPort};
 use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role, ShortTake};
 use crate::link::{DirectReceive, LinkEvent, LinkIdentity, LinkSettings, Links, Value};
-use crate::memory::{PoolOptions, Region, RegionOptions};
+use crate::memory::{ForeignMemory, PoolOptions, Region, RegionOptions};
 use crate::protocol::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::pack::Pack;
@@ -156,6 +156,42 @@ fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
     }
 }
 
+/// The announcement of an edge, as the peer of a scene makes it.
+fn announcement<'a>(source: &'a str, destination: &'a str) -> EdgeAnnouncement<'a> {
+    let (frame, iteration, borrow, validate) = (0, 0, false, false);
+    EdgeAnnouncement { incarnation: 1, frame, iteration, source, destination, name: "x", borrow, validate }
+}
+
+#[test]
+fn tensors_of_the_pool_and_those_without_bytes_take_the_short_path() {
+    let mut scene = scene(true);
+    let [a, b] = ["a", "b"].map(|job| format!("/job:{job}/replica:0/task:0/device:CPU:0"));
+    let name = announcement(&a, &b);
+    scene.say(&Message::Announce { edge: EDGE, limit: 2, resume: None, name });
+    (0..1000).for_each(|_| _ = scene.links.poll());
+    let other = |meta: &TensorMeta| {
+        let other = Region::create(1, &RegionOptions::new(4 << 20)).expect("4 MiB");
+        let pool = Pool::new(other, PoolOptions::default()).expect("a pool");
+        pool.zeroed(meta.clone()).expect("room").freeze()
+    };
+    let foreign = ForeignMemory::from_owner(vec![0_u8; 8]);
+    let cases = [
+        ("of the pool", scene.pool.zeroed(meta(8)).expect("room").freeze(), true),
+        ("of another pool", other(&meta(8)), true),
+        ("without bytes", scene.pool.zeroed(meta(0)).expect("room").freeze(), true),
+        ("of other memory", foreign.tensor(&scene.pool, meta(8), 0).expect("8 bytes"), false),
+    ];
+    for (what, tensor, is_short) in cases {
+        // The first tensor tells the meta-data.
+        let value = Value::Tensor(tensor.clone());
+        let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
+        scene.links.window_to_receiver(scene.link, ToReceiver::Record(record));
+        (0..1000).for_each(|_| _ = scene.links.poll());
+        let next = Record { n: 2, ..expected(0) };
+        assert_eq!(scene.links.send_short(scene.link, next, &mut Some(tensor)), is_short, "a tensor {what}");
+    }
+}
+
 #[test]
 fn an_edge_of_another_life_or_another_task_is_refused_by_name() {
     let [a, b, c] = ["a", "b", "c"].map(|job| format!("/job:{job}/replica:0/task:0/device:CPU:0"));
@@ -167,17 +203,7 @@ fn an_edge_of_another_life_or_another_task_is_refused_by_name() {
     ];
     for (incarnation, source, destination, refused) in cases {
         let mut scene = scene(true);
-        let (frame, iteration, borrow, validate) = (0, 0, false, false);
-        let name = EdgeAnnouncement {
-            incarnation,
-            frame,
-            iteration,
-            source,
-            destination,
-            name: "x",
-            borrow,
-            validate,
-        };
+        let name = EdgeAnnouncement { incarnation, ..announcement(source, destination) };
         scene.say(&Message::Announce { edge: EDGE, limit: 2, resume: None, name });
         let event = (0..10_000).find_map(|_| {
             scene.links.poll();

@@ -208,3 +208,37 @@ fn each_bug_is_found() {
         ends_that_were_put_off_are_told_with_the_next_poll,
     );
 }
+
+#[test]
+fn a_peer_that_announces_an_edge_before_the_link_is_up_here_hears_of_each_step() {
+    let mut pair = Pair::new(2);
+    pair.lose();
+    pair.sides[RECEIVER].lanes.is_down = false;
+    pair.sides[RECEIVER].matching.up(TO_SENDER);
+    let mut call = pair.receive("x", 1);
+    pair.sides[SENDER].lanes.is_down = false;
+    pair.run();
+    pair.sides[SENDER].matching.up(TO_RECEIVER);
+    pair.step(SENDER, StepChange::CleanedUp { step: 1 });
+    pair.run();
+    assert!(matches!(call.error(), Error::Remote { .. }));
+    pair.end(2..=2);
+}
+
+#[test]
+fn a_peer_that_announces_no_edge_hears_of_no_step() {
+    let mut pair = Pair::new(2);
+    for side in [SENDER, RECEIVER] {
+        pair.step(side, StepChange::CleanedUp { step: 1 });
+        assert!(pair.sides[side].lanes.to_receiver.is_empty());
+    }
+    let mut call = pair.receive("x", 2);
+    pair.send("x", 2, 7);
+    pair.run();
+    assert_eq!(call.number(), 7);
+    pair.step(RECEIVER, StepChange::CleanedUp { step: 2 });
+    assert!(pair.sides[RECEIVER].lanes.to_receiver.is_empty(), "it sends nothing to its peer");
+    pair.step(SENDER, StepChange::CleanedUp { step: 2 });
+    assert_eq!(pair.sides[SENDER].lanes.to_receiver.len(), 1);
+    pair.end(2..=2);
+}
