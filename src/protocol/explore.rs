@@ -415,6 +415,15 @@ impl World {
         short.took(index, stays_settled, &mut |message| sent_short.push(message));
         assert_eq!(sent, sent_short, "the short path sends the same");
         assert!(general.edges().eq(short.edges()), "the short path leaves the same edges");
+        let mut silent = self.receiver.clone();
+        if let Some(edge) = silent.plain_at(index, |_| true, step)
+            && let Some(next) = edge.next_short(step)
+        {
+            assert_eq!(with_value(next, record.value), *record);
+            edge.took();
+            assert_eq!(sent, [], "a path without messages has none to send");
+            assert!(general.edges().eq(silent.edges()), "and leaves the same edges");
+        }
     }
 
     fn got(&mut self, case: &Case, waiter: Waiter, value: Value) {
