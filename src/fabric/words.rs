@@ -16,17 +16,17 @@ pub(crate) trait StoreWords: LoadWords {
     /// If there is no word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
-    /// Writes `count` words behind word `index`, without an order among them. No more than `N`.
-    /// Then writes that word itself, with release.
+    /// A function that writes one of the `N` words from `index` on, by its place among them.
     ///
     /// # Panics
-    /// If one of the words is missing. Perhaps also if there are no `N` words behind `index`.
+    /// If there are no `N` words. The function panics if there is no such place.
     #[inline]
-    fn publish<const N: usize>(&self, index: usize, first: u64, count: usize, word: impl Fn(usize) -> u64) {
-        for k in 0..count.min(N) {
-            self.store(index + 1 + k, word(k), Ordering::Relaxed);
+    fn writer<const N: usize>(&self, index: usize) -> impl Fn(usize, u64, Ordering) {
+        assert!(index <= self.len() && N <= self.len() - index);
+        move |place, value, order| {
+            assert!(place < N);
+            self.store(index + place, value, order);
         }
-        self.store(index, first, Ordering::Release);
     }
 
     /// Fetches the cache line of a word that is about to be written. A hint, which may do nothing.

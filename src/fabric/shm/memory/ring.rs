@@ -144,8 +144,16 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
         debug_assert!(self.next - self.acked < u64::from(self.shape.depth), "posted to a full ring");
         let (at, position) = (first_word(self.slot), self.next);
         let next_is_deep = self.choose_next();
+        let write = self.slots.writer::<{ 1 + IN_SLOT }>(at);
+        // Of known length, so that each word is known to `word`.
+        for k in 0..IN_SLOT {
+            if k == count {
+                break;
+            }
+            write(1 + k, word(k), Relaxed);
+        }
         // Its release is as in `post`.
-        self.slots.publish::<IN_SLOT>(at, FirstWord::new(position, next_is_deep, ack).0, count, word);
+        write(0, FirstWord::new(position, next_is_deep, ack).0, Release);
     }
 
     /// Goes to the next position, and makes its slot empty for the consumer. Returns whether it is

@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{self, Relaxed, Release};
+use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
@@ -185,19 +185,16 @@ impl StoreWords for OwnWords {
     }
 
     #[inline]
-    fn publish<const N: usize>(&self, index: usize, first: u64, count: usize, word: impl Fn(usize) -> u64) {
-        assert!(index < self.len && N < self.len - index);
-        // SAFETY: mapped and writable as in `store`; inside, as the assertion above checks for this
-        // word and the `N` behind it.
-        let at = |k: usize| unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index + k)) };
-        // Of known length, so that each word is known to `word`.
-        for k in 0..N {
-            if k == count {
-                break;
-            }
-            at(1 + k).store(word(k), Relaxed);
+    fn writer<const N: usize>(&self, index: usize) -> impl Fn(usize, u64, Ordering) {
+        assert!(index <= self.len && N <= self.len - index);
+        // SAFETY: the assertion checks that the word `index` is inside of the words or their end.
+        let base = unsafe { self.base.as_ptr().add(index) };
+        move |place, value, order| {
+            assert!(place < N);
+            // SAFETY: mapped and writable as in `store`: the function borrows `self`. Inside, as
+            // the assertions check: `index + place` is below `index + N`.
+            unsafe { AtomicU64::from_ptr(base.add(place)) }.store(value, order);
         }
-        at(0).store(first, Release);
     }
 
     #[inline]
