@@ -60,8 +60,8 @@ impl Matching {
         }
         let error = WindowRefusal::from(status.clone().into_derived());
         let over = StepsOver { first: *steps.start(), last: *steps.end(), error };
+        self.end_steps(lanes, steps, StepEnd::Aborted(status));
         for peer in self.peer_indices() {
-            self.end_steps(lanes, peer, steps, StepEnd::Aborted(status));
             self.tell_end(lanes, peer, over.clone());
         }
     }
@@ -72,11 +72,8 @@ impl Matching {
         if !self.steps.cleanup(step) {
             return;
         }
-        for peer in self.peer_indices() {
-            let entry = &self.peers[peer.0 as usize];
-            if entry.out.has_pending() || !entry.incoming.is_quiet(step) {
-                self.end_steps(lanes, peer, &(step..=step), StepEnd::CleanedUp);
-            }
+        if self.peers.iter().any(|peer| peer.out.has_pending() || !peer.incoming.is_quiet(step)) {
+            self.end_steps(lanes, &(step..=step), StepEnd::CleanedUp);
         }
         if self.untold.add(step) {
             self.tell_ends(lanes);
@@ -87,9 +84,18 @@ impl Matching {
         (0..self.peers.len() as u32).map(PeerIndex)
     }
 
-    /// Drops the values of steps for a peer, and fails the receives from the peer.
+    /// Drops the values of steps, and fails their receives.
     #[cold]
-    fn end_steps(
+    fn end_steps(&mut self, lanes: &mut impl Lanes, steps: &RangeInclusive<u64>, end: StepEnd<'_>) {
+        for peer in self.peer_indices() {
+            self.end_steps_of_peer(lanes, peer, steps, end);
+        }
+        if self.long_waits.has_sends() {
+            self.forget_ended_waits();
+        }
+    }
+
+    fn end_steps_of_peer(
         &mut self,
         lanes: &mut impl Lanes,
         peer: PeerIndex,
@@ -98,10 +104,6 @@ impl Matching {
     ) {
         let entry = &mut self.peers[peer.0 as usize];
         let dropped = entry.out.drop_steps(steps);
-        if self.long_waits.has_sends() {
-            self.forget_ended_waits();
-        }
-        let entry = &mut self.peers[peer.0 as usize];
         let (waiters, values) =
             entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
         if !is_on(Mutant::EndedValuesOutstanding) {
