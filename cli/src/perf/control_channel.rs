@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a process waits for a message: opening a large pool takes some seconds.
 pub const CHANNEL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -122,20 +122,39 @@ impl ControlChannel {
         self.stream.write_all(&bytes).map_err(|error| self.explain(error))
     }
 
-    /// Receives a message. [`ChannelMessage::Failed`] is an error.
+    /// Receives a message. The timeout is one for all of its bytes. [`ChannelMessage::Failed`] is an
+    /// error.
     pub fn receive(&mut self) -> Result<ChannelMessage, ChannelError> {
+        let until = Instant::now() + self.timeout;
         let mut head = [0; 4];
-        self.stream.read_exact(&mut head).map_err(|error| self.explain(error))?;
+        self.read_exact(&mut head, until)?;
         let length = u32::from_le_bytes(head) as usize;
         if length > MAX_MESSAGE {
             return Err(ChannelError::Unexpected(format!("a message of {length} bytes")));
         }
         let mut body = vec![0; length];
-        self.stream.read_exact(&mut body).map_err(|error| self.explain(error))?;
+        self.read_exact(&mut body, until)?;
         match serde_json::from_slice(&body).map_err(|error| ChannelError::Unexpected(error.to_string()))? {
             ChannelMessage::Failed(why) => Err(ChannelError::Failed(why)),
             message => Ok(message),
         }
+    }
+
+    fn read_exact(&mut self, mut bytes: &mut [u8], until: Instant) -> Result<(), ChannelError> {
+        while !bytes.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(std::io::Error::other)?;
+            if !self.is_readable(Some(&left)) {
+                return Err(ChannelError::Silent(self.timeout));
+            }
+            match self.stream.read(bytes) {
+                Ok(0) => return Err(ChannelError::Gone),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.explain(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Whether a message has come, or the other process has ended.
@@ -226,5 +245,24 @@ mod tests {
             UnixStream::pair().map(|(l, r)| (ControlChannel::new(l, CHANNEL_TIMEOUT).unwrap(), r)).unwrap();
         right.write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(matches!(left.receive(), Err(ChannelError::Unexpected(_))));
+    }
+
+    #[test]
+    fn bytes_that_trickle_do_not_extend_the_timeout_of_a_message() {
+        const TIMEOUT: Duration = Duration::from_millis(200);
+        let (left, mut right) = UnixStream::pair().unwrap();
+        let mut left = ControlChannel::new(left, TIMEOUT).unwrap();
+        let trickle = std::thread::spawn(move || {
+            let bytes = 1000_u32.to_le_bytes().into_iter().chain([b' '; 1000]);
+            // A write fails once the other end is closed.
+            bytes.take_while(|byte| right.write_all(&[*byte]).is_ok()).for_each(|_| {
+                std::thread::sleep(TIMEOUT / 10);
+            });
+        });
+        let since = Instant::now();
+        assert!(matches!(left.receive(), Err(ChannelError::Silent(TIMEOUT))));
+        assert!((TIMEOUT..TIMEOUT * 5).contains(&since.elapsed()), "{:?}", since.elapsed());
+        drop(left);
+        trickle.join().unwrap();
     }
 }

@@ -7,7 +7,6 @@ use super::plan::Plan;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
 use crate::error::{CliError, print};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,8 +19,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const FIRST_MESSAGE: Duration = Duration::from_secs(5);
 /// Connections without a first message at a time; further ones wait in the system's queue.
 const MAX_STRANGERS: usize = 64;
-/// Between two looks whether one of them has turned out to be a client.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// Between two looks for a connection, and whether one of them has turned out to be a client.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Measures, with the server on that host.
 pub fn client(plan: &Plan, host: &str, port: u16) -> Result<PerfReport, CliError> {
@@ -95,14 +94,21 @@ fn first_client(listener: &TcpListener) -> std::io::Result<FirstMessage> {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        let ready = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
-        if strangers.len() == MAX_STRANGERS || ready == Ok(0) {
-            continue;
+        match accept(listener, strangers.len()) {
+            Some(thread) => strangers.push(thread),
+            None => std::thread::sleep(LOOK),
         }
-        // An error is that of a connection which has ended already.
-        let Ok((stream, from)) = listener.accept() else { continue };
-        strangers.push(std::thread::spawn(move || first_message(stream, from)));
     }
+}
+
+/// Accepts a connection, on a thread of its own. `None` without one, or while the system or this
+/// process, which has `strangers` already, can take no more: it then waits in the system's queue.
+fn accept(listener: &TcpListener, strangers: usize) -> Option<JoinHandle<Heard>> {
+    if strangers == MAX_STRANGERS {
+        return None;
+    }
+    let (stream, from) = listener.accept().ok()?;
+    std::thread::Builder::new().spawn(move || first_message(stream, from)).ok()
 }
 
 /// A client, or what is wrong with the connection.

@@ -6,4 +6,5 @@ mod bare_machine;
 mod compare;
 mod devices;
 mod perf;
+mod perf_server;
 mod verbs_library;

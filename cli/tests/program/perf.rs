@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Timeout of actions that take milliseconds on an idle machine.
-const SOON: Duration = Duration::from_secs(10);
+pub const SOON: Duration = Duration::from_secs(10);
 
 /// Serialises the runs, each of which spins on two cores.
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -21,7 +21,7 @@ pub fn program(arguments: &str) -> Command {
     command
 }
 
-fn run(arguments: &str) -> Output {
+pub fn run(arguments: &str) -> Output {
     program(arguments).output().expect("the program starts")
 }
 
@@ -87,9 +87,14 @@ impl Drop for Long {
 /// Whether the process has used a tenth of a second of processor time, so that it is past its
 /// start.
 fn is_spinning(pid: u32) -> bool {
+    ticks(pid) >= 10
+}
+
+/// The processor time of a process in user mode and in the kernel, in ticks of 10 ms.
+pub fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok());
-    ticks.is_some_and(|ticks| ticks >= 10)
+    let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
 fn signal(pid: u32, name: &str) {
@@ -201,7 +206,7 @@ fn ours_are_measured_at_small_and_bulk_sizes_beside_line_and_copy() {
 }
 
 /// The report of a run that ended well.
-fn report(path: &Path, output: &Output) -> serde_json::Value {
+pub fn report(path: &Path, output: &Output) -> serde_json::Value {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     serde_json::from_str(&std::fs::read_to_string(path).expect("the report")).expect("JSON")
 }
@@ -303,173 +308,6 @@ fn what_costs_less_is_measured_beside_what_it_replaces() {
             assert!(one["ratio"].as_f64().expect("a number") > 0.0, "{one}");
         }
     }
-}
-
-/// A server of a test at a free port, with the command line of its client. Killed when dropped.
-struct Served {
-    server: Option<Child>,
-    port: u16,
-}
-
-impl Served {
-    fn start(arguments: &str) -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0");
-        let port = free.and_then(|listener| listener.local_addr()).expect("a port").port();
-        let server = program(&format!("perf {arguments} -p {port}"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        Served { server: Some(server), port }
-    }
-
-    /// Runs a client, which waits for the server to listen. Returns the outputs of both.
-    fn client(mut self, test: &str, options: &str) -> (Output, Output) {
-        let client = run(&format!("perf {test} localhost -p {} {options}", self.port));
-        let mut server = self.server.take().expect("started");
-        let since = Instant::now();
-        while server.try_wait().expect("ours").is_none() && since.elapsed() < SOON {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let late = server.try_wait().expect("ours").is_none();
-        server.kill().expect("ours");
-        assert!(!late, "the server does not end; its client said {}", text(&client.stderr));
-        (client, server.wait_with_output().expect("ours"))
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        if let Some(server) = &mut self.server {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-    }
-}
-
-#[test]
-fn a_server_and_a_client_measure_each_test() {
-    let _alone = alone();
-    if !two_cores() {
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a folder");
-    for test in ["write_lat", "write_bw", "send_lat", "read_lat", "rendezvous_lat"] {
-        let path = folder.path().join(test);
-        let served = Served::start(&format!("{test} -s 64"));
-        let options = format!("-s 64 -n 100 --turns 2 --pool 8MiB --json {}", path.display());
-        let (client, server) = served.client(test, &options);
-        assert!(server.status.success(), "{test}: {}", text(&server.stderr));
-        assert!(text(&server.stdout).contains(&format!("waiting for a client of {test}")), "{test}");
-        let report = report(&path, &client);
-        let row = &report["results"][0];
-        assert_eq!((&row["bytes"], &row["iterations"]), (&64.into(), &100.into()), "{test}");
-        assert_eq!(report["references"].as_array().map(Vec::len), Some(0), "{test}: no memory is shared");
-    }
-}
-
-#[test]
-fn a_duration_is_kept_by_a_server_and_a_client() {
-    let _alone = alone();
-    if !two_cores() {
-        return;
-    }
-    let since = Instant::now();
-    let (client, server) = Served::start("read_lat").client("read_lat", "-s 8 -D 0.1 --pool 8MiB");
-    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
-    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
-}
-
-#[test]
-fn a_client_that_asks_for_something_else_than_its_server_is_refused_on_both_sides() {
-    let _alone = alone();
-    if !two_cores() {
-        return;
-    }
-    for (server, client, options, reason) in [
-        ("write_lat", "read_lat", "-s 8", "started for write_lat and the client runs read_lat"),
-        ("write_lat -s 8 -t 64", "write_lat", "-s 8,16", "--sizes is 8 at the server and 8,16 at the client"),
-        (
-            "write_bw --fabric shm",
-            "write_bw",
-            "--fabric verbs",
-            "--fabric is shm at the server and verbs at the client",
-        ),
-    ] {
-        let (client, server) = Served::start(server).client(client, options);
-        assert_eq!((client.status.code(), server.status.code()), (Some(1), Some(2)), "{reason}");
-        for said in [text(&client.stderr), text(&server.stderr)] {
-            assert!(said.contains(reason), "no {reason} in {said}");
-        }
-    }
-}
-
-/// The sockets that listen at the port, each as the hexadecimal address of the kernel's table.
-fn listeners(port: u16) -> Vec<String> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
-    let tables: Vec<String> = tables.into_iter().flatten().collect();
-    let fields = tables.iter().flat_map(|table| table.lines()).map(|line| line.split_whitespace());
-    let local = fields.filter_map(|mut fields| {
-        let local = fields.nth(1)?.to_owned();
-        (fields.nth(1)? == "0A").then_some(local)
-    });
-    local.filter_map(|local| local.strip_suffix(&format!(":{port:04X}")).map(str::to_owned)).collect()
-}
-
-#[test]
-fn a_server_listens_on_loopback_and_serves_its_client_after_strangers() {
-    use std::io::Write;
-    let _alone = alone();
-    if !two_cores() {
-        return;
-    }
-    let served = Served::start("write_lat -s 8");
-    let since = Instant::now();
-    let connect = || loop {
-        match std::net::TcpStream::connect(("127.0.0.1", served.port)) {
-            Ok(stream) => break stream,
-            Err(error) => assert!(since.elapsed() < SOON, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    // One that goes at once, one that speaks another language, and one that says nothing.
-    drop(connect());
-    let mut other = connect();
-    other.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("written");
-    let _silent = connect();
-    assert_eq!(listeners(served.port), ["0100007F"], "127.0.0.1 and nothing else");
-    let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
-    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
-    assert_eq!(text(&server.stderr).matches("is no client's").count(), 2, "{}", text(&server.stderr));
-    assert!(text(&server.stdout).contains("at 127.0.0.1:"), "{}", text(&server.stdout));
-}
-
-#[test]
-fn a_server_listens_elsewhere_only_if_it_is_told_to() {
-    let _alone = alone();
-    let served = Served::start("write_lat -s 8 --listen 0.0.0.0");
-    let since = Instant::now();
-    while listeners(served.port).is_empty() {
-        assert!(since.elapsed() < SOON, "nobody listens");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(listeners(served.port), ["00000000"]);
-    let output = run("perf write_lat --listen ::1 HOST");
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-}
-
-#[test]
-fn a_client_without_a_server_is_told_how_to_start_one() {
-    if !two_cores() {
-        return;
-    }
-    let served = Served::start("write_lat"); // its port is free again once it is gone
-    let port = served.port;
-    drop(served);
-    let output = run(&format!("perf write_lat localhost -p {port}"));
-    assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stderr);
-    assert!(said.contains(&format!("localhost at port {port}")) && said.contains("without a host"), "{said}");
 }
 
 #[test]

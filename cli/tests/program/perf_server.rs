@@ -1,0 +1,231 @@
+//! The server of `tensorwire perf`, its client, and strangers that connect to it.
+
+use crate::perf::{SOON, alone, program, report, run, text, ticks, two_cores};
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A server of a test at a free port, with the command line of its client. Killed when dropped.
+struct Served {
+    server: Option<Child>,
+    port: u16,
+}
+
+impl Served {
+    fn start(arguments: &str) -> Self {
+        Served::start_by(program, arguments)
+    }
+
+    /// Starts the program with `start`.
+    fn start_by(start: impl Fn(&str) -> Command, arguments: &str) -> Self {
+        let free = std::net::TcpListener::bind("127.0.0.1:0");
+        let port = free.and_then(|listener| listener.local_addr()).expect("a port").port();
+        let server = start(&format!("perf {arguments} -p {port}"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        Served { server: Some(server), port }
+    }
+
+    /// Connects as soon as the server listens.
+    fn connect(&self) -> TcpStream {
+        let since = Instant::now();
+        loop {
+            match TcpStream::connect(("127.0.0.1", self.port)) {
+                Ok(stream) => return stream,
+                Err(error) => assert!(since.elapsed() < SOON, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Runs a client, which waits for the server to listen. Returns the outputs of both.
+    fn client(mut self, test: &str, options: &str) -> (Output, Output) {
+        let client = run(&format!("perf {test} localhost -p {} {options}", self.port));
+        let mut server = self.server.take().expect("started");
+        let since = Instant::now();
+        while server.try_wait().expect("ours").is_none() && since.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let late = server.try_wait().expect("ours").is_none();
+        server.kill().expect("ours");
+        assert!(!late, "the server does not end; its client said {}", text(&client.stderr));
+        (client, server.wait_with_output().expect("ours"))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+#[test]
+fn a_server_and_a_client_measure_each_test() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for test in ["write_lat", "write_bw", "send_lat", "read_lat", "rendezvous_lat"] {
+        let path = folder.path().join(test);
+        let served = Served::start(&format!("{test} -s 64"));
+        let options = format!("-s 64 -n 100 --turns 2 --pool 8MiB --json {}", path.display());
+        let (client, server) = served.client(test, &options);
+        assert!(server.status.success(), "{test}: {}", text(&server.stderr));
+        assert!(text(&server.stdout).contains(&format!("waiting for a client of {test}")), "{test}");
+        let report = report(&path, &client);
+        let row = &report["results"][0];
+        assert_eq!((&row["bytes"], &row["iterations"]), (&64.into(), &100.into()), "{test}");
+        assert_eq!(report["references"].as_array().map(Vec::len), Some(0), "{test}: no memory is shared");
+    }
+}
+
+#[test]
+fn a_duration_is_kept_by_a_server_and_a_client() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let since = Instant::now();
+    let (client, server) = Served::start("read_lat").client("read_lat", "-s 8 -D 0.1 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_client_that_asks_for_something_else_than_its_server_is_refused_on_both_sides() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    for (server, client, options, reason) in [
+        ("write_lat", "read_lat", "-s 8", "started for write_lat and the client runs read_lat"),
+        ("write_lat -s 8 -t 64", "write_lat", "-s 8,16", "--sizes is 8 at the server and 8,16 at the client"),
+        (
+            "write_bw --fabric shm",
+            "write_bw",
+            "--fabric verbs",
+            "--fabric is shm at the server and verbs at the client",
+        ),
+    ] {
+        let (client, server) = Served::start(server).client(client, options);
+        assert_eq!((client.status.code(), server.status.code()), (Some(1), Some(2)), "{reason}");
+        for said in [text(&client.stderr), text(&server.stderr)] {
+            assert!(said.contains(reason), "no {reason} in {said}");
+        }
+    }
+}
+
+/// The sockets that listen at the port, each as the hexadecimal address of the kernel's table.
+fn listeners(port: u16) -> Vec<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
+    let tables: Vec<String> = tables.into_iter().flatten().collect();
+    let fields = tables.iter().flat_map(|table| table.lines()).map(|line| line.split_whitespace());
+    let local = fields.filter_map(|mut fields| {
+        let local = fields.nth(1)?.to_owned();
+        (fields.nth(1)? == "0A").then_some(local)
+    });
+    local.filter_map(|local| local.strip_suffix(&format!(":{port:04X}")).map(str::to_owned)).collect()
+}
+
+#[test]
+fn a_server_listens_on_loopback_and_serves_its_client_after_strangers() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat -s 8");
+    // One that goes at once, one that speaks another language, and one that says nothing.
+    drop(served.connect());
+    let mut other = served.connect();
+    other.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("written");
+    let _silent = served.connect();
+    assert_eq!(listeners(served.port), ["0100007F"], "127.0.0.1 and nothing else");
+    let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert_eq!(text(&server.stderr).matches("is no client's").count(), 2, "{}", text(&server.stderr));
+    assert!(text(&server.stdout).contains("at 127.0.0.1:"), "{}", text(&server.stdout));
+}
+
+#[test]
+fn a_server_listens_elsewhere_only_if_it_is_told_to() {
+    let _alone = alone();
+    let served = Served::start("write_lat -s 8 --listen 0.0.0.0");
+    let since = Instant::now();
+    while listeners(served.port).is_empty() {
+        assert!(since.elapsed() < SOON, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(listeners(served.port), ["00000000"]);
+    let output = run("perf write_lat --listen ::1 HOST");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_client_without_a_server_is_told_how_to_start_one() {
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat"); // its port is free again once it is gone
+    let port = served.port;
+    drop(served);
+    let output = run(&format!("perf write_lat localhost -p {port}"));
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("localhost at port {port}")) && said.contains("without a host"), "{said}");
+}
+
+#[test]
+fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
+    /// More than the server has places.
+    const TRICKLES: usize = 70;
+    /// How long the server is watched, and its processor time then, in ticks of 10 ms. A test on a
+    /// busy machine asserts five times this. Places are taken for 5 s.
+    const WATCHED: (Duration, u64) = (Duration::from_secs(2), 10);
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    // Of files, either the places run out first or the descriptors.
+    for files in [1024, 48] {
+        let limited = |arguments: &str| {
+            let mut command = Command::new("sh");
+            let script = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
+            command.args(["-c", &script, env!("CARGO_BIN_EXE_tensorwire")]).args(arguments.split(' '));
+            command
+        };
+        let served = Served::start_by(limited, "write_lat -s 8");
+        let mut trickles: Vec<_> = (0..TRICKLES).map(|_| served.connect()).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let message = 1000_u32.to_le_bytes().into_iter().chain(std::iter::repeat(b' '));
+            for byte in message.take_while(|_| !stopped.load(Ordering::Relaxed)) {
+                // A write fails once the server has closed the connection.
+                trickles.retain_mut(|stream| stream.write_all(&[byte]).is_ok());
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let server = served.server.as_ref().expect("started").id();
+        let before = ticks(server);
+        std::thread::sleep(WATCHED.0);
+        let used = ticks(server) - before;
+        println!("{files} files: {used} ticks in {:?} (bound {})", WATCHED.0, WATCHED.1);
+        let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+        stop.store(true, Ordering::Relaxed);
+        thread.join().expect("no panic");
+        assert!(used < 5 * WATCHED.1, "{files} files: {used} ticks");
+        assert!(client.status.success(), "{}{}", text(&client.stderr), text(&server.stderr));
+        assert!(server.status.success(), "{}", text(&server.stderr));
+        let refused = text(&server.stderr).matches("sent no message within").count();
+        assert!(refused > 0, "{}", text(&server.stderr));
+    }
+}
