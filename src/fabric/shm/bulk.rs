@@ -7,6 +7,7 @@ use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
 use crate::fabric::shm::violation::ShmViolation;
 use crate::memory::{Lender, LenderPart, PeerRegionError, Pool, Span, Tensor};
+use rustix::io::Errno;
 use std::cell::OnceCell;
 use std::ptr;
 use std::sync::Arc;
@@ -37,11 +38,21 @@ impl SharedRegion {
     #[cold]
     fn map(&self, loans: &Arc<LoanTable>) -> Result<&Lender, ShmViolation> {
         let region = self.region.region();
-        let region = region.map_err(|error| match *error {
-            PeerRegionError::Os { .. } => ShmViolation::RegionNotMapped(error.to_string()),
-            _ => ShmViolation::RegionRefused { region: self.id, why: error.to_string() },
-        })?;
+        let region = region.map_err(|error| not_mapped(self.id, &error))?;
         Ok(self.lender.get_or_init(|| Lender::new(Arc::clone(region), Arc::clone(loans) as _)))
+    }
+}
+
+/// Why a region of the peer can't be mapped. A lack of memory or descriptors is no fault of the
+/// peer's; any other error of the system is about the file that the peer has sent.
+fn not_mapped(region: u16, error: &PeerRegionError) -> ShmViolation {
+    let code = match error {
+        PeerRegionError::Os { source, .. } => source.raw_os_error().map(Errno::from_raw_os_error),
+        _ => None,
+    };
+    match code {
+        Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => ShmViolation::RegionNotMapped(error.to_string()),
+        _ => ShmViolation::RegionRefused { region, why: error.to_string() },
     }
 }
 
@@ -115,4 +126,42 @@ fn not_shared(tensor: &Tensor) -> PostError {
         Some(_) => "the source is not in the pool that this fabric shares",
         None => "the source has no memory of its own here: copy a lent tensor first",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::LinkFailure;
+
+    /// The failure of a link whose region was not mapped, as the system says this.
+    fn failure(source: std::io::Error) -> LinkFailure {
+        not_mapped(3, &PeerRegionError::Os { tried: "mapping", claimed: 4096, source }).into()
+    }
+
+    #[test]
+    fn a_lack_of_memory_or_descriptors_is_this_process_s_own() {
+        for code in [Errno::NOMEM, Errno::MFILE, Errno::NFILE] {
+            let LinkFailure::Resources(why) = failure(code.into()) else { panic!("{code}") };
+            assert!(why.contains("mapping the peer's region"), "{why}");
+        }
+    }
+
+    #[test]
+    fn any_other_error_of_the_system_is_about_the_file_of_the_peer() {
+        for code in [Errno::INVAL, Errno::ACCESS, Errno::PERM, Errno::NODEV, Errno::BADF, Errno::OVERFLOW] {
+            let LinkFailure::Protocol(why) = failure(code.into()) else { panic!("{code}") };
+            assert!(why.contains("its region 3: mapping"), "{why}");
+        }
+        let without_code = failure(std::io::ErrorKind::InvalidInput.into());
+        assert!(matches!(without_code, LinkFailure::Protocol(_)), "{without_code:?}");
+    }
+
+    #[test]
+    fn a_region_that_is_not_sealed_or_too_short_is_the_peers() {
+        let short = PeerRegionError::TooShort { size: 1, claimed: 2 };
+        for error in [PeerRegionError::Seals { have: 0 }, short] {
+            let LinkFailure::Protocol(why) = not_mapped(3, &error).into() else { panic!("{error}") };
+            assert!(why.contains("its region 3"), "{why}");
+        }
+    }
 }
