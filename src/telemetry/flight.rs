@@ -8,8 +8,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Records of a link that are kept. Memory for them is allocated with the link.
+/// Records of a link that are kept, but those of waits. Memory for them is allocated with the link.
 pub const FLIGHT_RECORDS: usize = 128;
+
+/// Records of waits that are kept: places of their own, as waits may be many and displace the rest.
+const WAIT_RECORDS: usize = 8;
 
 /// The clock of flight recorders.
 pub type FlightClock = Arc<dyn Fn() -> Time + Send + Sync>;
@@ -132,32 +135,62 @@ pub struct FlightRecord {
 
 /// The last records of one link.
 pub struct FlightRecorder {
-    records: Box<[FlightRecord]>,
+    link: LastRecords,
+    waits: LastRecords,
     /// Records so far.
     count: u64,
     clock: FlightClock,
 }
 
-impl FlightRecorder {
-    /// A recorder whose clock says the time of each record.
-    pub fn new(clock: FlightClock) -> Self {
+/// The last records of some events, each with its number among all.
+struct LastRecords {
+    records: Box<[(u64, FlightRecord)]>,
+    /// Records so far.
+    count: usize,
+}
+
+impl LastRecords {
+    fn new(kept: usize) -> Self {
         let empty = FlightRecord { at: Duration::ZERO, event: FlightEvent::Attached };
-        FlightRecorder { records: vec![empty; FLIGHT_RECORDS].into(), count: 0, clock }
+        LastRecords { records: vec![(0, empty); kept].into(), count: 0 }
     }
 
-    /// Records an event. The oldest record makes room.
-    #[cold]
-    pub fn record(&mut self, event: FlightEvent) {
-        let at = (self.clock)().since(Time::ZERO);
-        self.records[(self.count % FLIGHT_RECORDS as u64) as usize] = FlightRecord { at, event };
+    fn add(&mut self, number: u64, record: FlightRecord) {
+        self.records[self.count % self.records.len()] = (number, record);
         self.count += 1;
     }
 
-    /// The records, oldest first, and how many older ones there were.
+    fn kept(&self) -> &[(u64, FlightRecord)] {
+        &self.records[..self.count.min(self.records.len())]
+    }
+}
+
+impl FlightRecorder {
+    /// A recorder whose clock says the time of each record.
+    pub fn new(clock: FlightClock) -> Self {
+        let (link, waits) = (LastRecords::new(FLIGHT_RECORDS), LastRecords::new(WAIT_RECORDS));
+        FlightRecorder { link, waits, count: 0, clock }
+    }
+
+    /// Records an event. The oldest record of a wait makes room for that of another one, and the
+    /// oldest of the others for any other.
+    #[cold]
+    pub fn record(&mut self, event: FlightEvent) {
+        let at = (self.clock)().since(Time::ZERO);
+        let records = match event {
+            FlightEvent::WaitBegan { .. } | FlightEvent::WaitEnded { .. } => &mut self.waits,
+            _ => &mut self.link,
+        };
+        records.add(self.count, FlightRecord { at, event });
+        self.count += 1;
+    }
+
+    /// The records, oldest first, and how many other ones there were.
     pub fn records(&self) -> (Vec<FlightRecord>, u64) {
-        let kept = self.count.min(FLIGHT_RECORDS as u64);
-        let of = |number: u64| self.records[(number % FLIGHT_RECORDS as u64) as usize];
-        ((self.count - kept..self.count).map(of).collect(), self.count - kept)
+        let mut kept = [self.link.kept(), self.waits.kept()].concat();
+        kept.sort_unstable_by_key(|(number, _)| *number);
+        let dropped = self.count - kept.len() as u64;
+        (kept.into_iter().map(|(_, record)| record).collect(), dropped)
     }
 }
 
@@ -232,7 +265,7 @@ pub struct FlightLog {
     pub generation: Generation,
     /// Oldest first.
     pub records: Vec<FlightRecord>,
-    /// Older records, which are gone.
+    /// Records that are gone: those of waits are the first to go.
     pub dropped: u64,
 }
 
@@ -240,7 +273,7 @@ pub struct FlightLog {
 impl fmt::Display for FlightLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FlightLog { peer, incarnation, generation, records, dropped } = self;
-        write!(f, "link {generation} with {peer} (incarnation {incarnation}), {dropped} older records")?;
+        write!(f, "link {generation} with {peer} (incarnation {incarnation}), {dropped} records are gone")?;
         records.iter().try_for_each(|record| write!(f, "\n  {record}"))
     }
 }
@@ -265,5 +298,20 @@ mod tests {
             assert_eq!(record.at, Duration::from_nanos(at));
             assert_eq!(record.event, FlightEvent::Retired { edge: at as u32 });
         }
+    }
+
+    #[test]
+    fn waits_displace_earlier_waits_and_nothing_else() {
+        let mut recorder = FlightRecorder::new(Arc::new(|| Time::ZERO));
+        let begin = |number: usize| FlightEvent::WaitBegan { step: (number as u64).into(), edge: None };
+        recorder.record(FlightEvent::Up);
+        (0..FLIGHT_RECORDS * 2).for_each(|number| recorder.record(begin(number)));
+        recorder.record(FlightEvent::Down);
+        let (records, dropped) = recorder.records();
+        let events: Vec<_> = records.iter().map(|record| record.event).collect();
+        let waits = (FLIGHT_RECORDS * 2 - WAIT_RECORDS..FLIGHT_RECORDS * 2).map(begin);
+        let expected: Vec<_> =
+            [FlightEvent::Up].into_iter().chain(waits).chain([FlightEvent::Down]).collect();
+        assert_eq!((events, dropped), (expected, (FLIGHT_RECORDS * 2 - WAIT_RECORDS) as u64));
     }
 }
