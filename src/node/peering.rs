@@ -126,9 +126,9 @@ impl PeerObserver for LinkReporter {
     }
 
     fn down(&self, lost: &LostPeer) {
-        self.losses.down(lost);
+        let is_fatal = self.losses.note(lost);
         if let Some(event) = self.events.lost(self.event_peer(lost.peer, lost.tag), lost.error.clone()) {
-            event.log(&self.me, lost, self.losses.ended().is_some());
+            event.log(&self.me, lost, is_fatal);
         }
         self.end_all();
         // The peer gets the cause alone: the rest of the error is about the peer.

@@ -66,9 +66,17 @@ impl Losses {
         self.broken.get().cloned()
     }
 
-    /// Ends every call with this error. The first error wins.
-    pub fn end(&self, error: Error) {
-        let _ = self.broken.set(error);
+    /// Ends every call with this error. The first error wins. Returns whether this is the first.
+    pub fn end(&self, error: Error) -> bool {
+        self.broken.set(error).is_ok()
+    }
+
+    /// Notes a loss. Returns whether it ends every call, as the first fatal one does.
+    pub fn note(&self, lost: &LostPeer) -> bool {
+        let LostPeer { peer, tag, error, .. } = lost;
+        self.set_status(*peer, PeerStatus::Lost(Some(*tag), error.clone()));
+        let clean = matches!(error, Error::PeerLost { cause, .. } if cause.is_clean());
+        self.fatal && !clean && self.end(error.clone())
     }
 }
 
@@ -80,11 +88,28 @@ impl PeerObserver for Losses {
     fn failed_before_ready(&self, _peer: PeerIndex, _tag: LinkTag) {}
 
     fn down(&self, lost: &LostPeer) {
-        let LostPeer { peer, tag, error, .. } = lost;
-        self.set_status(*peer, PeerStatus::Lost(Some(*tag), error.clone()));
-        let clean = matches!(error, Error::PeerLost { cause, .. } if cause.is_clean());
-        if self.fatal && !clean {
-            self.end(error.clone());
-        }
+        self.note(lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Incarnation, LossCause, TaskId};
+
+    #[test]
+    fn the_first_loss_with_something_wrong_is_the_one_that_ends_every_call() {
+        let task = |number| TaskId::new("w", number).expect("a job name");
+        let losses = Losses::new(&Members::new((0..3).map(task).collect()), true);
+        let lost = |number: u32, cause: LossCause| {
+            let incarnation = Incarnation::new(7).expect("not 0");
+            let error = Error::PeerLost { peer: task(number), incarnation, cause };
+            let tag = LinkTag { incarnation, generation: 1.into() };
+            losses.note(&LostPeer { peer: PeerIndex(number), tag, error, values: 0, flight: None })
+        };
+        assert!(!lost(0, LossCause::Left(LossCause::STOPPED.into())) && losses.ended().is_none());
+        assert!(lost(1, LossCause::Died("it was killed".into())));
+        assert!(!lost(2, LossCause::Died("it was killed too".into())), "every call had failed before");
+        assert!(matches!(losses.ended(), Some(Error::PeerLost { peer, .. }) if peer == task(1)));
     }
 }
