@@ -108,6 +108,14 @@ impl LinkReporter {
         });
     }
 
+    /// Writes to the log on the executor: this thread holds a poller, and the log may block.
+    fn log(&self, write: impl FnOnce() + Send + 'static) {
+        match self.pollers.get() {
+            Some((_, executor)) => executor.run(write),
+            None => write(),
+        }
+    }
+
     /// Reports the loss to the bootstrap service, which makes a new link if this one was up.
     fn report(&self, peer: PeerIndex, tag: LinkTag, why: &str) {
         if let Some(bootstrap) = self.bootstrap.get().and_then(Weak::upgrade) {
@@ -122,13 +130,15 @@ impl PeerObserver for LinkReporter {
         let Some(event) = self.events.up(self.event_peer(peer, tag)) else { return };
         let transport = self.directory.transports().get(&peer).copied();
         let over = transport.map_or(String::new(), |found| format!(" by {} ({})", found.kind, found.why));
-        tracing::info!("{}: {event}: connected{over}", self.me);
+        let me = self.me.clone();
+        self.log(move || tracing::info!("{me}: {event}: connected{over}"));
     }
 
     fn down(&self, lost: &LostPeer) {
         let is_fatal = self.losses.note(lost);
         if let Some(event) = self.events.lost(self.event_peer(lost.peer, lost.tag), lost.error.clone()) {
-            event.log(&self.me, lost, is_fatal);
+            let (me, lost) = (self.me.clone(), lost.clone());
+            self.log(move || event.log(&me, &lost, is_fatal));
         }
         self.end_all();
         // The peer gets the cause alone: the rest of the error is about the peer.
@@ -140,11 +150,15 @@ impl PeerObserver for LinkReporter {
     }
 
     fn hung(&self, waits: &WaitReports) {
-        let [me, listed] = [self.me.to_string(), waits.to_string().replace('\n', "; ")];
-        tracing::warn!(
-            "{me}: calls have waited for longer than hung_after: {listed}. What to do: read Node::waits and \
-             the log of the peers that are waited for; Node::flight_logs has the last events of their links"
-        );
+        let (me, waits) = (self.me.clone(), waits.clone());
+        self.log(move || {
+            let listed = waits.to_string().replace('\n', "; ");
+            tracing::warn!(
+                "{me}: calls have waited for longer than hung_after: {listed}. What to do: read Node::waits \
+                 and the log of the peers that are waited for; Node::flight_logs has the last events of \
+                 their links"
+            );
+        });
     }
 
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {

@@ -221,6 +221,8 @@ fn role_logs_each_event_once() {
         let new = all[seen..].to_vec();
         println!("{new:#?}");
         assert_eq!(new.len(), count, "{new:#?}");
+        // A thread that holds a poller does not write to the log.
+        assert!(new.iter().all(|line| line.ends_with("[tw-callbacks]")), "{new:#?}");
         seen = all.len();
         new
     };

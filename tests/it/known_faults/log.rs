@@ -29,6 +29,7 @@ impl tracing::Subscriber for &'static Log {
     fn event(&self, event: &tracing::Event<'_>) {
         let mut text = Text(format!("{} ", event.metadata().level()));
         event.record(&mut text);
+        text.0.push_str(&format!("[{}]", std::thread::current().name().unwrap_or_default()));
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
     }
 
