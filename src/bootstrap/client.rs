@@ -173,7 +173,11 @@ impl Client {
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
         let Err(why) = self.try_link(info).await else { return Ok(()) };
         let (peer, generation) = (self.peer, info.generation);
-        let theirs = self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
+        let (theirs, is_final) = self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
+        if is_final {
+            let theirs = format!("{} says: {theirs}", info.name);
+            self.shared.step(|members| (members.disagree(peer, info.incarnation, &theirs), Vec::new()));
+        }
         let why = match theirs.is_empty() || why.contains(&theirs) {
             true => why,
             false => format!("{} says: {theirs}{SAW}{why}", info.name),
@@ -245,10 +249,10 @@ impl Client {
     async fn confirm(&self, info: &PeerInfo) -> Result<(), String> {
         let end = Instant::now() + self.shared.options.link_timeout + CALL_LIMIT;
         loop {
-            let error = match self.say_ready(info.generation, grpc::Progress::Connected, "").await {
+            let error = match self.say_ready(info.generation, grpc::Progress::Connected, "", false).await {
                 Ok((grpc::Progress::Connected, _)) => break,
                 Ok((grpc::Progress::Connecting, _)) => format!("{} is still connecting", info.name),
-                Ok((_, why)) => return Err(format!("{} says: {why}", info.name)),
+                Ok((_, answer)) => return Err(format!("{} says: {}", info.name, answer.reason)),
                 Err(CallError::Refused(why)) => return Err(why),
                 Err(CallError::Unattended(why)) => return Err(self.died(why)),
                 Err(CallError::Unreachable(why)) => {
@@ -272,27 +276,33 @@ impl Client {
         generation: u64,
         progress: grpc::Progress,
         reason: &str,
-    ) -> Result<(grpc::Progress, String), CallError> {
+        is_final: bool,
+    ) -> Result<(grpc::Progress, grpc::ReadyResponse), CallError> {
         let request = grpc::ReadyRequest {
             caller: self.shared.caller(self.peer),
             generation,
             progress: progress as i32,
             reason: shorten(reason, MAX_REASON),
+            is_final,
         };
         let mut grpc = self.grpc.clone();
-        let answer = self.call(CALL_LIMIT, grpc.ready(request)).await?;
+        let mut answer = self.call(CALL_LIMIT, grpc.ready(request)).await?;
         let progress = grpc::Progress::try_from(answer.progress).unwrap_or(grpc::Progress::Failed);
-        Ok((progress, shorten(&answer.reason, MAX_REASON)))
+        answer.reason = shorten(&answer.reason, MAX_REASON);
+        Ok((progress, answer))
     }
 
-    /// Tells the peer that a generation is over. If this call fails, a heartbeat tells it later.
-    /// Returns why the generation has failed at the peer, if it has; else nothing.
-    async fn tell_failed(&self, report: LossReport) -> String {
-        match self.say_ready(report.generation, grpc::Progress::Failed, &report.why).await {
-            Ok((_, theirs)) => theirs,
+    /// Tells the peer that a generation is over, and of a disagreement. If this call fails, a
+    /// heartbeat tells it later. Returns why the generation has failed at the peer, if it has, and
+    /// whether that is final.
+    async fn tell_failed(&self, report: LossReport) -> (String, bool) {
+        let disagreement = self.shared.disagreement_with(self.peer);
+        let (why, is_final) = (disagreement.as_ref().unwrap_or(&report.why), disagreement.is_some());
+        match self.say_ready(report.generation, grpc::Progress::Failed, why, is_final).await {
+            Ok((_, answer)) => (answer.reason, answer.is_final),
             Err(error) => {
                 tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
-                String::new()
+                (String::new(), false)
             }
         }
     }
@@ -364,6 +374,14 @@ impl Client {
         if !self.shared.see(|members| members.is_met(self.peer)) {
             return;
         }
+        let began = Instant::now();
+        if let Some(why) = self.shared.disagreement_with(self.peer) {
+            // A join that ends because of it can stop this process before the peer was told.
+            let generation = self.shared.see(|members| members.generation(self.peer));
+            let told = self.tell_failed(LossReport { peer: self.peer, generation, why });
+            drop(timeout(limit, told).await);
+        }
+        let limit = limit.saturating_sub(began.elapsed());
         let request = grpc::LeaveRequest { caller: self.shared.caller(self.peer), reason };
         let mut grpc = self.grpc.clone();
         if let Err(error) = self.call(limit, grpc.leave(request)).await {

@@ -90,6 +90,9 @@ pub struct ReadyRequest {
     /// Why, with FAILED. At most 1 KiB.
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
+    /// With FAILED: no further attempt of these two lives can succeed, as their settings disagree.
+    #[prost(bool, tag = "5")]
+    pub is_final: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadyResponse {
@@ -98,6 +101,9 @@ pub struct ReadyResponse {
     /// Why, with FAILED. At most 1 KiB.
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
+    /// As in the request.
+    #[prost(bool, tag = "3")]
+    pub is_final: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeartbeatRequest {

@@ -29,6 +29,9 @@ pub(super) struct PeerRecord {
     pub(super) logged: Option<String>,
     /// How the last link that was up has ended.
     pub(super) lost: Option<String>,
+    /// A disagreement with the last life that no further attempt mends. It outlasts that life: a
+    /// peer that leaves because of it leaves at once.
+    pub(super) disagreement: Option<String>,
 }
 
 pub(super) struct PeerLife {
@@ -40,8 +43,6 @@ pub(super) struct PeerLife {
     /// The highest generation of the pair that it has used or seen, as it has said.
     pub(super) reached: u64,
     pub(super) stage: LifeStage,
-    /// A disagreement with this life that no further attempt mends.
-    pub(super) disagreement: Option<String>,
 }
 
 pub(super) enum LifeStage {
@@ -85,6 +86,7 @@ impl PeerRecord {
             failed_before: None,
             logged: None,
             lost: None,
+            disagreement: None,
         }
     }
 

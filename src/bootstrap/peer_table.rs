@@ -181,9 +181,9 @@ impl PeerTable {
             }
             None => {}
         }
-        let (stage, disagreement) = (LifeStage::Apart, None);
-        let who = who.clone();
-        peer.life = Some(PeerLife { who, heard: now, dialed, reached: 0, stage, disagreement });
+        let (who, stage) = (who.clone(), LifeStage::Apart);
+        peer.life = Some(PeerLife { who, heard: now, dialed, reached: 0, stage });
+        peer.disagreement = None;
         Ok(events)
     }
 
@@ -217,10 +217,22 @@ impl PeerTable {
         }
     }
 
-    /// The first peer whose present life disagrees with this process for good, and how.
+    /// The first peer that disagrees with this process for good, and how.
     pub(super) fn disagreement(&self) -> Option<(usize, &str)> {
-        let mut all = self.peers.iter().enumerate();
-        all.find_map(|(index, peer)| Some((index, peer.life.as_ref()?.disagreement.as_deref()?)))
+        (0..self.peers.len()).find_map(|index| Some((index, self.disagreement_with(index)?)))
+    }
+
+    /// How the last known life of a peer disagrees with this process for good.
+    pub(super) fn disagreement_with(&self, index: usize) -> Option<&str> {
+        self.peers[index].disagreement.as_deref()
+    }
+
+    /// Remembers a disagreement with a life that no further attempt mends. The first one is kept.
+    pub(super) fn disagree(&mut self, index: usize, with: Incarnation, why: &str) {
+        let peer = &mut self.peers[index];
+        if peer.known(with).is_some() {
+            peer.disagreement.get_or_insert_with(|| why.to_owned());
+        }
     }
 
     /// Starts a new generation from this side. `None` while an older one is still being given up,
@@ -228,8 +240,7 @@ impl PeerTable {
     /// disagrees with this process for good.
     pub(super) fn start(&mut self, index: usize, with: Incarnation, seen_there: u64) -> Option<PeerInfo> {
         let peer = &mut self.peers[index];
-        let life = peer.known(with)?;
-        let may_start = matches!(life.stage, LifeStage::Apart) && life.disagreement.is_none();
+        let may_start = matches!(peer.known(with)?.stage, LifeStage::Apart) && peer.disagreement.is_none();
         if peer.busy || !may_start {
             return None;
         }
@@ -248,10 +259,10 @@ impl PeerTable {
     ) -> (OfferDecision, Vec<PeerEvent>) {
         let peer = &mut self.peers[index];
         let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
-        let own = peer.generation;
+        let (own, disagreement) = (peer.generation, peer.disagreement.clone());
         let Some(life) = peer.known(from) else { return refused("say Hello first".into()) };
-        if let Some(why) = &life.disagreement {
-            return refused(why.clone());
+        if let Some(why) = disagreement {
+            return refused(why);
         }
         let next = life.reached.max(own).saturating_add(1);
         if let LifeStage::Linking(attempt) | LifeStage::Linked(attempt) = &life.stage
@@ -361,10 +372,8 @@ impl PeerTable {
 
     /// Remembers a failure that no further attempt with that life mends.
     fn note_disagreement(&mut self, index: usize, info: &PeerInfo, status: &Status) {
-        if status.code == Code::FailedPrecondition
-            && let Some(life) = self.peers[index].known(info.incarnation)
-        {
-            life.disagreement.get_or_insert_with(|| status.message.clone());
+        if status.code == Code::FailedPrecondition {
+            self.disagree(index, info.incarnation, &status.message);
         }
     }
 

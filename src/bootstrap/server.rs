@@ -269,8 +269,9 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let from = self.check(&proven, request.caller)?;
         self.check_life(&from)?;
         let shared = &self.shared;
-        let answer = |progress: grpc::Progress, reason: String| {
-            Ok(Response::new(grpc::ReadyResponse { progress: progress as i32, reason }))
+        let answer = |progress: grpc::Progress, reason: &str, is_final: bool| {
+            let (progress, reason) = (progress as i32, shorten(reason, MAX_REASON));
+            Ok(Response::new(grpc::ReadyResponse { progress, reason, is_final }))
         };
         match grpc::Progress::try_from(request.progress) {
             Ok(grpc::Progress::Connected) => {}
@@ -281,10 +282,16 @@ impl grpc::bootstrap_server::Bootstrap for Server {
                 // A side that has failed by itself knows the cause. The other one may only see that
                 // nobody answers.
                 let ours = self.own_failure(from.peer, request.generation).await;
-                shared
-                    .change(|members| ((), members.give_up(from.peer, from.life, request.generation, &why)));
+                let disagreement = shared.disagreement_with(from.peer);
+                shared.change(|members| {
+                    if request.is_final {
+                        members.disagree(from.peer, from.life, &why);
+                    }
+                    ((), members.give_up(from.peer, from.life, request.generation, &why))
+                });
                 shared.nudges[from.peer].notify_one();
-                return answer(grpc::Progress::Failed, shorten(&ours.unwrap_or_default(), MAX_REASON));
+                let is_final = disagreement.is_some();
+                return answer(grpc::Progress::Failed, &disagreement.or(ours).unwrap_or_default(), is_final);
             }
             _ => return Err(Status::invalid_argument("progress must be CONNECTED or FAILED")),
         }
@@ -295,13 +302,11 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             let progress =
                 shared.step(|members| members.said_ready(from.peer, from.life, request.generation));
             match progress {
-                HandshakeProgress::Connected => return answer(grpc::Progress::Connected, String::new()),
-                HandshakeProgress::Failed(why) => {
-                    return answer(grpc::Progress::Failed, shorten(&why, MAX_REASON));
-                }
+                HandshakeProgress::Connected => return answer(grpc::Progress::Connected, "", false),
+                HandshakeProgress::Failed(why) => return answer(grpc::Progress::Failed, &why, false),
                 HandshakeProgress::Connecting => {
                     if !Self::turn(&mut changes, until).await {
-                        return answer(grpc::Progress::Connecting, String::new());
+                        return answer(grpc::Progress::Connecting, "", false);
                     }
                 }
             }

@@ -136,12 +136,20 @@ impl BootstrapShared {
         }
     }
 
-    /// Logs that an attempt to link with a peer has failed, once for each cause.
+    /// Logs that an attempt to link with a peer has failed, once for each cause. A disagreement is
+    /// the cause of all that follows.
     pub(super) fn log_attempt(&self, peer: usize, why: &str) {
-        if self.step(|members| (members.is_news(peer, why), Vec::new())) {
-            let (me, name) = (&self.options.me, &self.peers[peer]);
-            tracing::warn!("{me}: the link with {name} failed, and is tried again: {why}");
+        let (me, name, disagreement) = (&self.options.me, &self.peers[peer], self.disagreement_with(peer));
+        let cause = disagreement.as_deref().unwrap_or(why);
+        if self.step(|members| (members.is_news(peer, cause), Vec::new())) {
+            let next = if disagreement.is_some() { "not tried again" } else { "tried again" };
+            tracing::warn!("{me}: the link with {name} failed, and is {next}: {cause}");
         }
+    }
+
+    /// How a peer disagrees with this process for good.
+    pub(super) fn disagreement_with(&self, peer: usize) -> Option<String> {
+        self.see(|members| members.disagreement_with(peer).map(str::to_owned))
     }
 
     /// A receiver of changes from now on.

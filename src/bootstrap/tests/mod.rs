@@ -88,6 +88,8 @@ struct Pretender {
     connected: Mutex<Vec<(PeerInfo, String, bool)>>,
     /// How many of the next connects fail.
     failing: AtomicU32,
+    /// Connects fail, as settings of the two disagree.
+    disagrees: AtomicBool,
     /// The next prepare panics.
     panicking: AtomicBool,
     /// How long a connect takes.
@@ -173,6 +175,10 @@ impl Peering for Pretender {
         if fails.is_ok() {
             self.becomes(ticket, &[Ticket::Prepared], Ticket::Failed);
             return Err(Status::new(Code::Unavailable, "the cable is cut"));
+        }
+        if self.disagrees.load(Ordering::SeqCst) {
+            self.becomes(ticket, &[Ticket::Prepared], Ticket::Failed);
+            return Err(Status::new(Code::FailedPrecondition, "queue_depth is 64 and 128"));
         }
         self.becomes(ticket, &[Ticket::Prepared], Ticket::Connected);
         Ok(())

@@ -126,6 +126,8 @@ fn a_disagreement_ends_all_attempts_with_that_life_and_the_first_cause_is_kept()
     assert_eq!(members.disagreement(), Some((0, "queue_depth is 64 and 128")));
     assert!(members.why_missing(0).contains("queue_depth is 64 and 128"), "{}", members.why_missing(0));
     assert_eq!(members.start(0, life(1).incarnation, 5), None, "nothing mends it");
+    members.over(0, life(1).incarnation, &LossCause::Left("it gave up its join".into()));
+    assert!(members.disagreement().is_some(), "a join that has not looked yet still sees it");
     members.meet(0, &life(2), true, now).unwrap();
     assert!(members.disagreement().is_none() && members.start(0, life(2).incarnation, 5).is_some());
 }

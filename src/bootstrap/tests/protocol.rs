@@ -73,7 +73,8 @@ impl Raw {
     pub(super) fn ready(&mut self, generation: u64) -> Result<grpc::ReadyResponse, tonic::Status> {
         let progress = grpc::Progress::Connected as i32;
         let caller = Some(self.caller.clone());
-        let request = grpc::ReadyRequest { caller, generation, progress, reason: String::new() };
+        let request =
+            grpc::ReadyRequest { caller, generation, progress, reason: String::new(), is_final: false };
         Ok(self.runtime.block_on(self.grpc.ready(request))?.into_inner())
     }
 

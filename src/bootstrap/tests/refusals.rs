@@ -56,6 +56,40 @@ fn a_peer_whose_link_fails_is_missing_with_the_fabrics_words_on_both_sides() {
     }
 }
 
+/// The members join. The one that sees the disagreement stops at once, if it is told to.
+fn both_disagree(sees: usize, stops: bool) {
+    let cluster = workers(2);
+    let members = [Member::new(options(&cluster, 0)), Member::new(options(&cluster, 1))];
+    members[sees].peering.disagrees.store(true, Ordering::SeqCst);
+    let since = Instant::now();
+    std::thread::scope(|scope| {
+        for (number, member) in members.iter().enumerate() {
+            scope.spawn(move || {
+                member.service.start().unwrap();
+                let error = member.service.join(LONG).expect_err("they disagree");
+                println!("{error}");
+                assert!(matches!(error, BootstrapError::Disagreement { .. }), "{error}");
+                assert!(error.to_string().contains("queue_depth is 64 and 128"), "{error}");
+                if stops && number == sees {
+                    member.stop();
+                }
+            });
+        }
+    });
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    members.iter().for_each(Member::stop);
+    members.iter().for_each(|member| member.peering.assert_no_endpoint_is_left());
+}
+
+#[test]
+fn a_disagreement_that_one_side_sees_ends_the_joins_of_both() {
+    for sees in [0, 1] {
+        for stops in [false, true] {
+            both_disagree(sees, stops);
+        }
+    }
+}
+
 #[test]
 fn another_version_of_the_protocol_is_refused_with_both_versions_on_both_sides() {
     let cluster = workers(2);

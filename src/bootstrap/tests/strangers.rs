@@ -78,6 +78,7 @@ fn calls_without_a_proof(cluster: &Cluster, digest: u64) -> Vec<String> {
             generation: 1,
             progress: grpc::Progress::Failed as i32,
             reason: "forged".into(),
+            is_final: true,
         };
         let heartbeat = grpc::HeartbeatRequest { caller: caller.clone(), generation: 1 };
         let leave = grpc::LeaveRequest { caller, reason: "disk full".into() };
