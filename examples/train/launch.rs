@@ -19,6 +19,9 @@ pub const ASSIGNED: &str = "--assigned";
 /// How long the other processes have to notice and report that one has ended.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long those of them that wait in their joins have to report errors of their own.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Why a run has no result.
 #[derive(Debug)]
 pub enum Failure {
@@ -106,6 +109,9 @@ struct Crew {
     processes: Vec<Process>,
     /// The failures, in the order of their detection.
     failures: Vec<Failed>,
+    /// When the first process has ended.
+    first_end: Option<Instant>,
+    has_ended_joins: bool,
 }
 
 impl Crew {
@@ -143,21 +149,24 @@ impl Crew {
         news: &Receiver<Event>,
         mut show: impl FnMut(Progress),
     ) -> std::result::Result<(), Failure> {
-        let mut deadline = None;
         while self.processes.iter().any(|process| !process.ended) {
-            match next(news, deadline) {
+            match next(news, self.deadline()) {
                 Some(Event::Message(_, Message::Progress(progress))) => show(progress),
                 Some(Event::Message(from, message)) => self.take(from, message),
                 Some(Event::Noise(from, line)) => eprintln!("{}: {line}", self.processes[from].member),
                 Some(Event::Closed(from)) => self.end(from)?,
                 Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
-                None => self.give_up(),
-            }
-            if !self.failures.is_empty() || self.processes.iter().any(|process| process.ended) {
-                deadline = deadline.or_else(|| Some(Instant::now() + STOP_TIMEOUT));
+                None if self.has_ended_joins => self.give_up(),
+                None => self.end_joins(),
             }
         }
         Ok(())
+    }
+
+    /// When processes that have not ended are killed: first those in their joins, then all.
+    fn deadline(&self) -> Option<Instant> {
+        let timeout = if self.has_ended_joins { STOP_TIMEOUT } else { JOIN_TIMEOUT };
+        self.first_end.map(|first| first + timeout)
     }
 
     fn take(&mut self, from: usize, message: Message) {
@@ -182,13 +191,14 @@ impl Crew {
         let status = process.child.wait()?;
         process.ended = true;
         self.failures.extend(process.failure(status));
-        self.end_joins();
+        self.first_end.get_or_insert_with(Instant::now);
         Ok(())
     }
 
     /// Ends the processes that wait in their joins for one that has failed: nobody can join any
     /// more. Those that have joined notice by themselves.
     fn end_joins(&mut self) {
+        self.has_ended_joins = true;
         let Some(failed) = self.failures.first().map(|failure| failure.member) else { return };
         for process in self.processes.iter_mut().filter(|process| !process.ended && !process.joined) {
             process.waited_for.get_or_insert(failed);
@@ -293,6 +303,10 @@ impl Process {
     fn failure(&self, status: ExitStatus) -> Option<Failed> {
         let error = self.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         let (end, what) = match (status.signal(), status.code()) {
+            // It was about to end.
+            (Some(_), _) if self.error.is_some() && (self.stuck || self.waited_for.is_some()) => {
+                (End::Error, "failed".to_owned())
+            }
             (Some(_), _) if let Some(other) = self.waited_for => {
                 (End::Waited, format!("was ended, as it waited for {other} in its join"))
             }
@@ -355,4 +369,40 @@ fn free_addresses(count: usize) -> Result<Vec<String>> {
         (0..count).map(|_| TcpListener::bind((address, 0))).collect();
     let bound = bound.map_err(|e| format!("no free port at {address}: {e}"))?;
     bound.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_process_that_was_ended_is_shown_as_its_own() {
+        let first = Member { job: Job::Server, task: 0 };
+        let process = |error: Option<&str>, waited_for, stuck| {
+            let mut child = Command::new("true").spawn().expect("it starts");
+            child.wait().expect("it ends");
+            let process = Process {
+                member: Member { job: Job::Worker, task: 1 },
+                child,
+                input: None,
+                done: false,
+                summary: None,
+                error: error.map(str::to_owned),
+                joined: false,
+                ended: true,
+                stuck,
+                waited_for,
+            };
+            let failed = process.failure(ExitStatus::from_raw(9)).expect("it was killed");
+            (failed.end, failed.line)
+        };
+        for (waited_for, stuck) in [(Some(first), false), (None, true)] {
+            let (end, line) = process(Some("no device"), waited_for, stuck);
+            assert!(end == End::Error && line.ends_with(" failed: no device"), "{line}");
+        }
+        let (end, line) = process(None, Some(first), false);
+        assert!(end == End::Waited && line.contains("was ended, as it waited for ps/0"), "{line}");
+        let (end, line) = process(Some("no device"), None, false);
+        assert!(end == End::Killed && line.contains("SIGKILL") && line.ends_with(": no device"), "{line}");
+    }
 }

@@ -103,6 +103,17 @@ fn a_member_that_dies_before_all_have_joined_ends_the_others_at_once() {
 }
 
 #[test]
+fn each_member_that_cannot_start_shows_its_own_error() {
+    let devices = "--fabric verbs --devices none_0,none_1,none_2,none_3";
+    let output = Train::new(&format!("--servers 1 --workers 3 {devices}")).start().end();
+    let lines: Vec<&str> = output.stderr.lines().filter(|line| line.starts_with("train: ")).collect();
+    assert_eq!((output.status.code(), lines.len()), (Some(1), 4), "{lines:?}");
+    for line in lines {
+        assert!(line.contains("ended with status 1: ") && line.contains("verbs"), "{line}");
+    }
+}
+
+#[test]
 fn ctrl_c_ends_every_process_with_status_130() {
     let (run, members) = training();
     send("INT", run.id());
