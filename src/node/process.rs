@@ -487,7 +487,11 @@ impl Node {
 
     /// The receives and the sent values that wait, `limit` of them at most, the longest wait first.
     /// Each names the edge, the step, the peer that is waited for, why, and since when. Ask for it
-    /// when a step hangs. The log has it by itself after `hung_after`.
+    /// when a step hangs.
+    ///
+    /// The log has it by itself after `hung_after`, but not all of it. Receives on edges within the
+    /// process are only here. So are values that have left their edge and wait in the queue of the
+    /// link. Since when is not known of these, and they come last.
     ///
     /// The call makes progress for a millisecond, so that it sees receives of all threads.
     ///
