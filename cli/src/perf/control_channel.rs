@@ -122,8 +122,8 @@ impl ControlChannel {
         self.stream.write_all(&bytes).map_err(|error| self.explain(error))
     }
 
-    /// Receives a message. The timeout is one for all of its bytes. [`ChannelMessage::Failed`] is an
-    /// error.
+    /// Receives a message. The timeout is one for all of its bytes. [`ChannelMessage::Failed`] is
+    /// an error.
     pub fn receive(&mut self) -> Result<ChannelMessage, ChannelError> {
         let until = Instant::now() + self.timeout;
         let mut head = [0; 4];

@@ -44,7 +44,7 @@ impl SharedRegion {
 }
 
 /// Why a region of the peer can't be mapped. A lack of memory or descriptors is no fault of the
-/// peer's; any other error of the system is about the file that the peer has sent.
+/// peer's. Any other error of the system is about the file that the peer has sent.
 fn not_mapped(region: u16, error: &PeerRegionError) -> ShmViolation {
     let code = match error {
         PeerRegionError::Os { source, .. } => source.raw_os_error().map(Errno::from_raw_os_error),
