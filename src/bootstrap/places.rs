@@ -27,9 +27,10 @@ impl<C, M> Places<C, M> {
         Places { next: 0, candidates: Vec::new(), connections: BTreeMap::new() }
     }
 
-    /// A place for a candidate. If there is none, one of the address with the most candidates gives
-    /// up its place: the one that `draw` picks. So a flood from one host does not keep out the
-    /// members of others. One from a member's own host keeps it out by chance only.
+    /// A place for a candidate. If there is none, one of the addresses with the most candidates
+    /// gives up its place: the one that `draw` picks among all of these addresses. So a flood from
+    /// one host does not keep out the members of others. One from a member's own host, or from as
+    /// many hosts as there are places, keeps it out by chance only.
     pub(super) fn admit(&mut self, from: IpAddr, candidate: C, draw: u64) -> (u64, Option<C>) {
         let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
         let number = self.number();
@@ -42,11 +43,10 @@ impl<C, M> Places<C, M> {
         for (_, source, _) in &self.candidates {
             *counts.entry(*source).or_default() += 1;
         }
-        let busiest = counts.iter().max_by_key(|(_, count)| **count);
-        let (source, count) = busiest.map_or((IpAddr::from([0; 4]), 1), |(source, count)| (*source, *count));
-        let mut of_source = (0..self.candidates.len()).filter(|at| self.candidates[*at].1 == source);
-        let at = of_source.nth((draw % count as u64) as usize).unwrap_or(0);
-        self.candidates.swap_remove(at).2
+        let most = counts.values().copied().max().unwrap_or_default();
+        let is_of_the_busiest = |at: &usize| counts.get(&self.candidates[*at].1) == Some(&most);
+        let busiest: Vec<usize> = (0..self.candidates.len()).filter(is_of_the_busiest).collect();
+        self.candidates.swap_remove(busiest[(draw % busiest.len() as u64) as usize]).2
     }
 
     /// The candidate has proven its name, or was refused.
@@ -89,6 +89,7 @@ fn source(address: IpAddr) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
     const MEMBER: [u8; 4] = [10, 0, 0, 1];
     const STRANGER: [u8; 4] = [10, 0, 0, 2];
@@ -115,6 +116,26 @@ mod tests {
         let one_net = ["2001:db8::1", "2001:db8::ffff:2"].map(|ip| source(ip.parse().unwrap()));
         assert_eq!(one_net[0], one_net[1]);
         assert_ne!(one_net[0], source("2001:db8:0:1::1".parse().unwrap()));
+    }
+
+    /// One candidate from each of as many addresses as there are places: a flood from many hosts.
+    #[test]
+    fn each_candidate_of_equally_busy_addresses_can_be_the_one_that_gives_up_its_place() {
+        for per_address in [1, 2] {
+            let addresses = (MAX_CANDIDATES / per_address) as u32;
+            let mut evicted: Vec<usize> = (0..MAX_CANDIDATES as u64)
+                .map(|draw| {
+                    let mut places: Places<usize, ()> = Places::new();
+                    for number in 0..MAX_CANDIDATES {
+                        let address = Ipv4Addr::from_bits(0x0a00_0000 + number as u32 % addresses);
+                        places.admit(address.into(), number, 0);
+                    }
+                    places.admit(STRANGER.into(), 900, draw).1.expect("no place is left")
+                })
+                .collect();
+            evicted.sort_unstable();
+            assert_eq!(evicted, (0..MAX_CANDIDATES).collect::<Vec<_>>(), "each by one draw");
+        }
     }
 
     #[test]
