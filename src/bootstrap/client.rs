@@ -108,16 +108,15 @@ impl Client {
     /// One attempt to meet the peer and, on the side that starts, to make the link.
     async fn approach(&self) {
         let asked = Instant::now();
-        let met = match self.hello().await {
-            Ok(met) => met,
+        let life = match self.hello().await {
+            Ok(life) => life,
             Err(error) => return self.not_met(error, asked.elapsed()),
         };
         self.note(None);
         if !self.shared.starts(self.peer) {
             return;
         }
-        let (life, generation) = met;
-        let started = self.shared.step(|members| (members.start(self.peer, life, generation), Vec::new()));
+        let started = self.shared.step(|members| (members.start(self.peer, life), Vec::new()));
         let Some(info) = started else { return };
         if let Err(why) = self.link_up(&info).await {
             self.shared.log_attempt(self.peer, &why);
@@ -145,13 +144,12 @@ impl Client {
         self.note(Some(error.into_text()));
     }
 
-    /// Asks for the identity at the peer's address, and for the generations that it has seen.
-    async fn hello(&self) -> Result<(Incarnation, u64), CallError> {
+    /// Asks for the identity at the peer's address.
+    async fn hello(&self) -> Result<Incarnation, CallError> {
         let request = grpc::HelloRequest {
-            caller: self.shared.caller(self.peer),
+            caller: self.shared.caller(self.peer, None),
             member: self.shared.member(),
             cluster: self.shared.options.cluster.to_string(),
-            generation: self.shared.see(|members| members.generation(self.peer)),
         };
         let mut grpc = self.grpc.clone();
         let answer = self.call(CALL_LIMIT, grpc.hello(request)).await?;
@@ -166,14 +164,14 @@ impl Client {
             let life = who.incarnation;
             CallError::Refused(format!("{name} answers as incarnation {life}, which is refused: {refusal:?}"))
         })?;
-        Ok((who.incarnation, answer.generation))
+        Ok(who.incarnation)
     }
 
     /// Makes one generation of the link. After a failure the peer knows, and nothing is connected.
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
         let Err(why) = self.try_link(info).await else { return Ok(()) };
         let (peer, generation) = (self.peer, info.generation);
-        let (theirs, is_final) = self.tell_failed(LossReport { peer, generation, why: why.clone() }).await;
+        let (theirs, is_final) = self.tell_failed(LossReport { peer, link: info.clone(), why: why.clone() }).await;
         if is_final {
             let theirs = format!("{} says: {theirs}", info.name);
             self.shared.step(|members| (members.disagree(peer, info.incarnation, &theirs), Vec::new()));
@@ -204,7 +202,7 @@ impl Client {
     async fn look_for_death(&self, info: &PeerInfo) -> Result<(), String> {
         match self.hello().await {
             Err(CallError::Unattended(why)) => Err(self.died(why)),
-            Ok((life, _)) if life != info.incarnation => {
+            Ok(life) if life != info.incarnation => {
                 Err(format!("{} has been started anew, as incarnation {life}", info.name))
             }
             Ok(_) | Err(CallError::Refused(_) | CallError::Unreachable(_)) => Ok(()),
@@ -220,7 +218,7 @@ impl Client {
     /// Exchanges offers. Repeats the call if its answer may be lost.
     async fn exchange(&self, info: &PeerInfo, offer: Vec<u8>) -> Result<Vec<u8>, String> {
         let request = grpc::GetRemoteAddressRequest {
-            caller: self.shared.caller(self.peer),
+            caller: self.shared.caller(self.peer, Some(info.incarnation)),
             generation: info.generation,
             offer,
         };
@@ -249,7 +247,7 @@ impl Client {
     async fn confirm(&self, info: &PeerInfo) -> Result<(), String> {
         let end = Instant::now() + self.shared.options.link_timeout + CALL_LIMIT;
         loop {
-            let error = match self.say_ready(info.generation, grpc::Progress::Connected, "", false).await {
+            let error = match self.say_ready(info, grpc::Progress::Connected, "", false).await {
                 Ok((grpc::Progress::Connected, _)) => break,
                 Ok((grpc::Progress::Connecting, _)) => format!("{} is still connecting", info.name),
                 Ok((_, answer)) => return Err(format!("{} says: {}", info.name, answer.reason)),
@@ -266,21 +264,21 @@ impl Client {
         }
         self.shared.change(|members| {
             let (_, events) = members.said_ready(self.peer, info.incarnation, info.generation);
-            let up = members.link(self.peer).is_some_and(|(up, _)| up.generation == info.generation);
+            let up = members.link(self.peer).is_some_and(|(up, _)| up == *info);
             (if up { Ok(()) } else { Err("it was given up on the way".into()) }, events)
         })
     }
 
     async fn say_ready(
         &self,
-        generation: u64,
+        link: &PeerInfo,
         progress: grpc::Progress,
         reason: &str,
         is_final: bool,
     ) -> Result<(grpc::Progress, grpc::ReadyResponse), CallError> {
         let request = grpc::ReadyRequest {
-            caller: self.shared.caller(self.peer),
-            generation,
+            caller: self.shared.caller(self.peer, Some(link.incarnation)),
+            generation: link.generation,
             progress: progress as i32,
             reason: shorten(reason, MAX_REASON),
             is_final,
@@ -298,7 +296,7 @@ impl Client {
     async fn tell_failed(&self, report: LossReport) -> (String, bool) {
         let disagreement = self.shared.disagreement_with(self.peer);
         let (why, is_final) = (disagreement.as_ref().unwrap_or(&report.why), disagreement.is_some());
-        match self.say_ready(report.generation, grpc::Progress::Failed, why, is_final).await {
+        match self.say_ready(&report.link, grpc::Progress::Failed, why, is_final).await {
             Ok((_, answer)) => (answer.reason, answer.is_final),
             Err(error) => {
                 tracing::debug!("{}: {}", self.shared.options.me, error.into_text());
@@ -319,12 +317,14 @@ impl Client {
             heard = self.excuse(info);
         }
         let still = self.shared.see(|members| members.link(self.peer));
-        if still.is_none_or(|(present, _)| present.generation != info.generation) {
+        if still.is_none_or(|(present, _)| present != *info) {
             return false;
         }
         let left = options.silence.saturating_sub(heard.elapsed()).min(CALL_LIMIT);
-        let request =
-            grpc::HeartbeatRequest { caller: self.shared.caller(self.peer), generation: info.generation };
+        let request = grpc::HeartbeatRequest {
+            caller: self.shared.caller(self.peer, None),
+            generation: info.generation,
+        };
         let mut grpc = self.grpc.clone();
         let asked = Instant::now();
         let answer = self.call(left, grpc.heartbeat(request)).await;
@@ -375,14 +375,13 @@ impl Client {
             return;
         }
         let began = Instant::now();
-        if let Some(why) = self.shared.disagreement_with(self.peer) {
+        let link = self.shared.see(|members| members.last_link(self.peer));
+        if let (Some(why), Some(link)) = (self.shared.disagreement_with(self.peer), link) {
             // A join that ends because of it can stop this process before the peer was told.
-            let generation = self.shared.see(|members| members.generation(self.peer));
-            let told = self.tell_failed(LossReport { peer: self.peer, generation, why });
-            drop(timeout(limit, told).await);
+            drop(timeout(limit, self.tell_failed(LossReport { peer: self.peer, link, why })).await);
         }
         let limit = limit.saturating_sub(began.elapsed());
-        let request = grpc::LeaveRequest { caller: self.shared.caller(self.peer), reason };
+        let request = grpc::LeaveRequest { caller: self.shared.caller(self.peer, None), reason };
         let mut grpc = self.grpc.clone();
         if let Err(error) = self.call(limit, grpc.leave(request)).await {
             tracing::debug!("{}: leaving: {}", self.shared.options.me, error.into_text());

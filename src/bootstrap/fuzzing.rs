@@ -214,6 +214,7 @@ impl Scene {
             from: Some(task(&self.shared.peers[from])),
             incarnation: life,
             to: Some(task(&self.shared.options.me)),
+            to_incarnation: 0,
         })
     }
 
@@ -247,7 +248,7 @@ impl Scene {
         let Some(answer) = decoded::<grpc::HelloResponse>(bytes) else { return };
         let Ok(who) = who(answer.member) else { return };
         let started = self.shared.step(|members| match members.meet(CALLEE, &who, true, Instant::now()) {
-            Ok(acts) => (members.start(CALLEE, who.incarnation, answer.generation), acts),
+            Ok(acts) => (members.start(CALLEE, who.incarnation), acts),
             Err(_) => (None, Vec::new()),
         });
         let Some(info) = started else { return };
@@ -271,7 +272,7 @@ impl Scene {
         let life = Incarnation::new(1 + u64::from(bytes.len() as u8 % 4)).expect("not zero");
         let why = shorten(&answer.reason, MAX_REASON);
         self.shared.change(|members| {
-            let generation = members.generation(CALLEE);
+            let generation = bytes.len() as u64 / 4 % 4;
             match grpc::Progress::try_from(answer.progress) {
                 Ok(grpc::Progress::Connected) => ((), members.said_ready(CALLEE, life, generation).1),
                 _ => ((), members.give_up(CALLEE, life, generation, &why)),
@@ -288,12 +289,10 @@ impl Scene {
             1 => ((), members.unanswered(peer, later)),
             _ => ((), members.unattended(peer, "nobody listens")),
         });
-        let (peer, generation) =
-            (&self.shared.peers[peer], self.shared.see(|members| members.generation(peer)));
-        if bytes.len() > 8 {
-            let index = self.shared.index_of(peer).expect("a peer");
-            self.shared.report(index, generation, "the fabric says so");
-            assert!(self.shared.take_report(index).is_none_or(|report| report.generation == generation));
+        let link = self.shared.see(|members| members.link(peer));
+        if let Some((link, _)) = link.filter(|_| bytes.len() > 8) {
+            assert!(self.shared.report(peer, link.number, "the fabric says so"));
+            assert!(self.shared.take_report(peer).is_some_and(|report| report.link == link));
         }
     }
 }

@@ -27,6 +27,9 @@ pub struct Caller {
     /// Whom the caller believes to be calling.
     #[prost(message, optional, tag = "5")]
     pub to: ::core::option::Option<Task>,
+    /// The life that the caller means, or 0 if it means whichever lives. What is said of a link is for one life.
+    #[prost(fixed64, tag = "6")]
+    pub to_incarnation: u64,
 }
 /// What a member tells of itself.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -48,24 +51,18 @@ pub struct HelloRequest {
     /// jobs in ascending order. At most 64 KiB.
     #[prost(string, tag = "3")]
     pub cluster: ::prost::alloc::string::String,
-    /// The highest generation of the pair's link that the caller has used or seen. The caller's next offer is for
-    /// the generation after this one, or after the callee's.
-    #[prost(uint64, tag = "4")]
-    pub generation: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {
     #[prost(message, optional, tag = "1")]
     pub member: ::core::option::Option<Member>,
-    /// The highest generation of the pair's link that the callee has seen; the next one must be higher.
-    #[prost(uint64, tag = "2")]
-    pub generation: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetRemoteAddressRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    /// Which life of the pair's link this is for; from 1 on.
+    /// The number of the attempt to link these two lives of caller and callee; from 1 on. Each one is higher than
+    /// those before it. Another life of either starts anew.
     #[prost(uint64, tag = "2")]
     pub generation: u64,
     /// What the callee needs to reach the caller's endpoint: the fabric's own bytes. At most 64 KiB.

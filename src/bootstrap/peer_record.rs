@@ -12,8 +12,11 @@ pub(super) const PAST_LIVES: usize = 64;
 /// Another member of the cluster.
 pub(super) struct PeerRecord {
     pub(super) name: TaskId,
-    /// The highest generation that was used or seen.
+    /// The highest generation that was used with the present life. No earlier life of the peer has
+    /// a part in it, so what that one said does not count any more.
     pub(super) generation: u64,
+    /// The generations of all earlier lives.
+    pub(super) before: u64,
     pub(super) life: Option<PeerLife>,
     /// Lives that have ended, the latest last.
     pub(super) past: VecDeque<Incarnation>,
@@ -40,8 +43,6 @@ pub(super) struct PeerLife {
     pub(super) heard: Instant,
     /// It has answered at its address in the cluster, so answers there are about this life.
     pub(super) dialed: bool,
-    /// The highest generation of the pair that it has used or seen, as it has said.
-    pub(super) reached: u64,
     pub(super) stage: LifeStage,
 }
 
@@ -78,6 +79,7 @@ impl PeerRecord {
         PeerRecord {
             name,
             generation: 0,
+            before: 0,
             life: None,
             past: VecDeque::new(),
             busy: false,
@@ -96,7 +98,15 @@ impl PeerRecord {
             incarnation: who.incarnation,
             host_id: who.host_id.clone(),
             generation,
+            number: self.before + generation,
         }
+    }
+
+    /// A new life, whose generations are counted anew.
+    pub(super) fn begin_life(&mut self, life: PeerLife) {
+        self.before += std::mem::take(&mut self.generation);
+        (self.failed, self.failed_before, self.disagreement) = (None, None, None);
+        self.life = Some(life);
     }
 
     pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut PeerLife> {

@@ -11,9 +11,9 @@ use crate::wire::{Code, Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 
-/// How far one side of a pair can be ahead of the other, which was started anew. In two days of
-/// attempts without a pause a pair does not get that far, and 2^40 such steps are left.
-const MAX_AHEAD: u64 = 1 << 24;
+/// Generations of two lives. An attempt each 10 ms takes more than a year for them. The sum over all
+/// lives of a peer can't overflow.
+const MAX_GENERATION: u64 = u32::MAX as u64;
 
 /// Between the cause of a failed attempt, in the words of the peer, and what this side saw.
 pub(super) const SAW: &str = "; this side saw: ";
@@ -94,10 +94,12 @@ impl PeerTable {
         }
     }
 
-    /// Whether a link with the peer is being made.
-    pub(super) fn is_linking(&self, index: usize) -> bool {
+    /// Whether this link with the peer is being made.
+    pub(super) fn is_linking(&self, index: usize, info: &PeerInfo) -> bool {
         let life = self.peers[index].life.as_ref();
-        life.is_some_and(|life| matches!(life.stage, LifeStage::Linking(_)))
+        life.filter(|life| life.who.incarnation == info.incarnation).is_some_and(
+            |life| matches!(&life.stage, LifeStage::Linking(attempt) if attempt.generation == info.generation),
+        )
     }
 
     /// Whether the peer is up, as far as this process knows.
@@ -107,10 +109,6 @@ impl PeerTable {
 
     pub(super) fn is_busy(&self, index: usize) -> bool {
         self.peers[index].busy
-    }
-
-    pub(super) fn generation(&self, index: usize) -> u64 {
-        self.peers[index].generation
     }
 
     /// Why the peer has no link, in words.
@@ -182,19 +180,8 @@ impl PeerTable {
             None => {}
         }
         let (who, stage) = (who.clone(), LifeStage::Apart);
-        peer.life = Some(PeerLife { who, heard: now, dialed, reached: 0, stage });
-        peer.disagreement = None;
+        peer.begin_life(PeerLife { who, heard: now, dialed, stage });
         Ok(events)
-    }
-
-    /// The peer has said which generation it has reached. A number that is too far ahead is left
-    /// out, so that no peer uses up the numbers.
-    pub(super) fn reached(&mut self, index: usize, life: Incarnation, generation: u64) {
-        let peer = &mut self.peers[index];
-        let limit = peer.generation.saturating_add(MAX_AHEAD);
-        if let Some(life) = peer.known(life).filter(|_| generation <= limit) {
-            life.reached = generation;
-        }
     }
 
     /// A life that has introduced itself is alive.
@@ -215,6 +202,12 @@ impl PeerTable {
             }
             _ => Err(LifeRefusal::Unknown),
         }
+    }
+
+    /// The last link with the present life of a peer, up or not.
+    pub(super) fn last_link(&self, index: usize) -> Option<PeerInfo> {
+        let peer = &self.peers[index];
+        Some(peer.info(&peer.life.as_ref()?.who, peer.generation))
     }
 
     /// The first peer that disagrees with this process for good, and how.
@@ -238,15 +231,14 @@ impl PeerTable {
     /// Starts a new generation from this side. `None` while an older one is still being given up,
     /// or if the peer is linked, being linked, or not that life any more. `None` too if that life
     /// disagrees with this process for good.
-    pub(super) fn start(&mut self, index: usize, with: Incarnation, seen_there: u64) -> Option<PeerInfo> {
+    pub(super) fn start(&mut self, index: usize, with: Incarnation) -> Option<PeerInfo> {
         let peer = &mut self.peers[index];
         let may_start = matches!(peer.known(with)?.stage, LifeStage::Apart) && peer.disagreement.is_none();
         if peer.busy || !may_start {
             return None;
         }
-        let limit = peer.generation.saturating_add(MAX_AHEAD);
-        let generation = peer.generation.max(seen_there.min(limit)).checked_add(1)?;
-        peer.begin(generation, Vec::new())
+        let generation = peer.generation + 1;
+        (generation <= MAX_GENERATION).then(|| peer.begin(generation, Vec::new()))?
     }
 
     /// The peer, which has introduced itself, has started a generation and made an offer.
@@ -259,12 +251,11 @@ impl PeerTable {
     ) -> (OfferDecision, Vec<PeerEvent>) {
         let peer = &mut self.peers[index];
         let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
-        let (own, disagreement) = (peer.generation, peer.disagreement.clone());
+        let disagreement = peer.disagreement.clone();
         let Some(life) = peer.known(from) else { return refused("say Hello first".into()) };
         if let Some(why) = disagreement {
             return refused(why);
         }
-        let next = life.reached.max(own).saturating_add(1);
         if let LifeStage::Linking(attempt) | LifeStage::Linked(attempt) = &life.stage
             && attempt.generation == generation
         {
@@ -279,8 +270,8 @@ impl PeerTable {
         if generation <= peer.generation {
             return refused(peer.failure_of(generation));
         }
-        if generation > next {
-            return refused(format!("generation {generation} is too far ahead: the next one is {next}"));
+        if generation > MAX_GENERATION {
+            return refused(format!("generation {generation} is too high: {MAX_GENERATION} is the last"));
         }
         if peer.busy {
             // An older generation is still being given up. A refusal would hide why it failed.
@@ -492,16 +483,14 @@ impl PeerTable {
         }
     }
 
-    /// This process reports that a link is dead. Returns whether it was up.
-    pub(super) fn report(&mut self, index: usize, generation: u64, why: &str) -> bool {
-        let up = self.link(index).is_some_and(|(info, _)| info.generation == generation);
-        if up {
-            // The event belongs to the peer that has just called.
-            self.peers[index].end(&LossCause::Closed(why.to_owned()), LifeStage::Gone);
-            self.peers[index].lost = Some(why.to_owned());
-            self.peers[index].failed = Some((generation, why.to_owned()));
-        }
-        up
+    /// This process reports that the link with [`PeerInfo::number`] is dead. Returns it if it was up.
+    pub(super) fn report(&mut self, index: usize, number: u64, why: &str) -> Option<PeerInfo> {
+        let (info, _) = self.link(index).filter(|(info, _)| info.number == number)?;
+        // The event belongs to the peer that has just called.
+        self.peers[index].end(&LossCause::Closed(why.to_owned()), LifeStage::Gone);
+        self.peers[index].lost = Some(why.to_owned());
+        self.peers[index].failed = Some((info.generation, why.to_owned()));
+        Some(info)
     }
 
     /// Declares a linked peer dead after `silence` without a sign of life.

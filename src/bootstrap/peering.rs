@@ -15,9 +15,10 @@ pub struct PeerInfo {
     pub incarnation: Incarnation,
     /// Equal to this process's if and only if the peer runs on this host.
     pub host_id: String,
-    /// The number of the link of this pair. It grows with each attempt, and is the same on both
-    /// sides.
+    /// The number of the attempt to link these two lives, from 1 on. It is the same on both sides.
     pub generation: u64,
+    /// The number of the attempt among all lives of the peer, on this side. It grows.
+    pub number: u64,
 }
 
 /// An endpoint of a link that is not connected yet.

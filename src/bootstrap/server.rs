@@ -76,6 +76,10 @@ impl Server {
             let what = format!("{from} meant to call {to} and has reached {me}; check what listens where");
             return Err(self.refuse(&from, tonic::Code::FailedPrecondition, what));
         }
+        if ![0, self.shared.options.incarnation.get()].contains(&caller.to_incarnation) {
+            let what = format!("incarnation {:016x} of {me} is over", caller.to_incarnation);
+            return Err(Status::aborted(what));
+        }
         match self.shared.index_of(&from) {
             Some(peer) => {
                 proven.is_valid();
@@ -202,18 +206,14 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             return Err(Status::invalid_argument("caller and member have different incarnations"));
         }
         let met = shared.step(|members| match members.meet(from.peer, &who, false, Instant::now()) {
-            Ok(events) => {
-                members.reached(from.peer, from.life, request.generation);
-                (Ok(()), events)
-            }
+            Ok(events) => (Ok(()), events),
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal| self.refuse_life(&from, refusal))?;
         if shared.see(|members| members.link(from.peer).is_none()) {
             shared.nudges[from.peer].notify_one();
         }
-        let generation = shared.see(|members| members.generation(from.peer));
-        Ok(Response::new(grpc::HelloResponse { member: shared.member(), generation }))
+        Ok(Response::new(grpc::HelloResponse { member: shared.member() }))
     }
 
     async fn get_remote_address(
@@ -365,7 +365,7 @@ async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer
     let mut changes = shared.watch();
     shared.change(|members| ((), members.link_if_both_ready(peer, &info)));
     let linked = timeout(shared.options.link_timeout, async {
-        while shared.see(|members| members.is_linking(peer) && members.generation(peer) == info.generation) {
+        while shared.see(|members| members.is_linking(peer, &info)) {
             if changes.changed().await.is_err() {
                 return;
             }

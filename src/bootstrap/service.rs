@@ -215,11 +215,14 @@ impl Bootstrap {
         (0..self.shared.peers.len()).filter_map(link).collect()
     }
 
-    /// Reports that a link which was ready is dead. The service tells the peer, and makes a new
-    /// generation if the peer lives. No `lost` follows. Returns whether that generation was up.
-    pub fn report_lost(&self, peer: &TaskId, generation: u64, why: &str) -> bool {
+    /// Reports that the link with that [`PeerInfo::number`] is dead, which was ready. The service
+    /// tells the peer, and makes a new generation if the peer lives. No `lost` follows. Returns
+    /// whether that link was up.
+    ///
+    /// [`PeerInfo::number`]: super::PeerInfo::number
+    pub fn report_lost(&self, peer: &TaskId, number: u64, why: &str) -> bool {
         let Some(peer) = self.shared.index_of(peer) else { return false };
-        self.shared.report(peer, generation, why)
+        self.shared.report(peer, number, why)
     }
 
     /// Tells all peers that this process leaves, best effort, and ends every thread and socket. A

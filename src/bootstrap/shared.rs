@@ -47,7 +47,7 @@ struct Inner {
 #[derive(Debug)]
 pub(super) struct LossReport {
     pub(super) peer: usize,
-    pub(super) generation: u64,
+    pub(super) link: PeerInfo,
     pub(super) why: String,
 }
 
@@ -203,19 +203,15 @@ impl BootstrapShared {
     }
 
     /// This process reports a link as dead. The peer will be told.
-    pub(super) fn report(&self, peer: usize, generation: u64, why: &str) -> bool {
+    pub(super) fn report(&self, peer: usize, number: u64, why: &str) -> bool {
         let why = shorten(why, MAX_REASON);
         let mut inner = self.lock();
-        let up = inner.members.report(peer, generation, &why);
-        if up {
-            inner.reports.push(LossReport { peer, generation, why });
-        }
+        let Some(link) = inner.members.report(peer, number, &why) else { return false };
+        inner.reports.push(LossReport { peer, link, why });
         drop(inner);
-        if up {
-            self.wake();
-            self.nudges[peer].notify_one();
-        }
-        up
+        self.wake();
+        self.nudges[peer].notify_one();
+        true
     }
 
     pub(super) fn take_report(&self, peer: usize) -> Option<LossReport> {
@@ -238,14 +234,15 @@ impl BootstrapShared {
         self.options.me < self.peers[peer]
     }
 
-    /// The identity of this process in a request to that peer.
-    pub(super) fn caller(&self, peer: usize) -> Option<grpc::Caller> {
+    /// The identity of this process in a request to that peer, or to one life of it only.
+    pub(super) fn caller(&self, peer: usize, life: Option<Incarnation>) -> Option<grpc::Caller> {
         Some(grpc::Caller {
             version: self.version,
             cluster_digest: self.digest,
             from: Some(task(&self.options.me)),
             incarnation: self.options.incarnation.get(),
             to: Some(task(&self.peers[peer])),
+            to_incarnation: life.map_or(0, Incarnation::get),
         })
     }
 

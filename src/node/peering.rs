@@ -266,7 +266,7 @@ impl<F: TransportFabric> FabricPeering<F> {
 }
 
 fn tag_of(peer: &PeerInfo) -> LinkTag {
-    LinkTag { incarnation: peer.incarnation, generation: peer.generation.into() }
+    LinkTag { incarnation: peer.incarnation, generation: peer.number.into() }
 }
 
 /// The depth in the offer of a fabric whose two sides may differ.

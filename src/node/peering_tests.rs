@@ -70,6 +70,7 @@ fn info(task: u32, life: u64, generation: u64) -> PeerInfo {
         incarnation: Incarnation::new(life).expect("not 0"),
         host_id: "here".into(),
         generation,
+        number: generation,
     }
 }
 

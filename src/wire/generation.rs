@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The number of a link between two tasks. It grows with each link that the two make, and is the
-/// same on both sides. Zero stands for no link yet.
+/// The number of a link between two tasks. It grows with each link that this task makes with the
+/// other, over all lives of the other. Zero stands for no link yet.
 ///
 /// ```
 /// use tensorwire::{Generation, Node, TaskId};

@@ -22,7 +22,7 @@ fn endpoint(ticket: u64) -> Result<Prepared, Status> {
 fn linked(now: Instant) -> (PeerTable, PeerInfo) {
     let mut members = table();
     members.meet(0, &life(1), true, now).unwrap();
-    let info = members.start(0, life(1).incarnation, 0).unwrap();
+    let info = members.start(0, life(1).incarnation).unwrap();
     members.prepared(0, &info, endpoint(5)).0.unwrap();
     members.idle(0);
     assert_eq!(members.connecting(0, &info), Some(5));
@@ -41,7 +41,6 @@ fn a_link_is_up_whichever_side_is_ready_first() {
     linked(now);
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    members.reached(0, life(1).incarnation, 3);
     let (OfferDecision::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else {
         panic!()
     };
@@ -90,7 +89,7 @@ fn a_life_held_for_dead_may_come_back_with_a_new_generation_until_another_one_ta
     members.silent(0, start + SILENCE);
     assert_eq!(members.heard(0, info.incarnation, start + SILENCE), Err(LifeRefusal::Unknown));
     members.meet(0, &life(1), false, start + SILENCE).unwrap();
-    assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
+    assert_eq!(members.start(0, info.incarnation).unwrap().generation, 2);
     members.idle(0);
     members.meet(0, &life(2), false, start + SILENCE * 2).unwrap();
     assert_eq!(members.meet(0, &life(1), false, start + SILENCE * 2), Err(LifeRefusal::Over));
@@ -118,18 +117,18 @@ fn a_disagreement_ends_all_attempts_with_that_life_and_the_first_cause_is_kept()
     // The peer's attempt failed before it made an offer.
     members.give_up(0, life(1).incarnation, 1, "it has no descriptors");
     assert!(members.why_missing(0).contains("it has no descriptors"));
-    let info = members.start(0, life(1).incarnation, 1).unwrap();
+    let info = members.start(0, life(1).incarnation).unwrap();
     let refusal = Status::new(Code::FailedPrecondition, "queue_depth is 64 and 128");
     assert!(members.prepared(0, &info, Err(refusal)).0.is_err());
     members.idle(0);
     members.give_up(0, life(1).incarnation, info.generation, "a later word of the peer");
     assert_eq!(members.disagreement(), Some((0, "queue_depth is 64 and 128")));
     assert!(members.why_missing(0).contains("queue_depth is 64 and 128"), "{}", members.why_missing(0));
-    assert_eq!(members.start(0, life(1).incarnation, 5), None, "nothing mends it");
+    assert_eq!(members.start(0, life(1).incarnation), None, "nothing mends it");
     members.over(0, life(1).incarnation, &LossCause::Left("it gave up its join".into()));
     assert!(members.disagreement().is_some(), "a join that has not looked yet still sees it");
     members.meet(0, &life(2), true, now).unwrap();
-    assert!(members.disagreement().is_none() && members.start(0, life(2).incarnation, 5).is_some());
+    assert!(members.disagreement().is_none() && members.start(0, life(2).incarnation).is_some());
 }
 
 #[test]
@@ -142,12 +141,12 @@ fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     // Not refused: a refusal would hide why the first one failed.
     assert_eq!(members.offered(0, info.incarnation, 2, b"x").0, OfferDecision::Wait);
     assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
-    assert_eq!(members.start(0, info.incarnation, 0), None);
+    assert_eq!(members.start(0, info.incarnation), None);
     let (late, acts) = members.prepared(0, &info, endpoint(5));
     assert!(late.unwrap_err().contains("changed my mind"));
     assert_eq!(acts, [PeerEvent::Abandon(info.clone(), 5)], "the late endpoint is given up");
     members.idle(0);
-    assert_eq!(members.start(0, info.incarnation, 0).unwrap().generation, 2);
+    assert_eq!(members.start(0, info.incarnation).unwrap().generation, 2);
 }
 
 #[test]
@@ -156,7 +155,7 @@ fn an_endpoint_is_given_up_exactly_once_wherever_its_generation_ends() {
     for end in 0..4 {
         let mut members = table();
         members.meet(0, &life(1), false, now).unwrap();
-        let info = members.start(0, life(1).incarnation, 0).unwrap();
+        let info = members.start(0, life(1).incarnation).unwrap();
         let abandon = vec![PeerEvent::Abandon(info.clone(), 5)];
         if end == 0 {
             assert!(members.close().is_empty());
@@ -207,48 +206,30 @@ fn only_the_last_lives_are_remembered_so_that_memory_is_bounded() {
     assert_eq!(members.meet(0, &life(2), false, now), Err(LifeRefusal::Over));
 }
 
-/// A peer tries to leave no generations for later, in steps as large as it may take.
+/// A life of the peer spends the last generation, and the next life links as if it was the first.
 #[test]
-fn generations_cannot_be_used_up() {
+fn generations_are_counted_for_each_pair_of_lives() {
+    let now = Instant::now();
     let mut members = table();
-    let who = life(1);
-    members.meet(0, &who, false, Instant::now()).unwrap();
-    let refused = |members: &mut PeerTable, generation| {
-        let (OfferDecision::Refused(why), _) = members.offered(0, who.incarnation, generation, b"x") else {
-            panic!("generation {generation} was taken")
-        };
-        assert!(why.contains("too far ahead"), "{why}");
+    members.meet(0, &life(1), false, now).unwrap();
+    let offered = |members: &mut PeerTable, number, generation| {
+        members.offered(0, life(number).incarnation, generation, b"x").0
     };
-    for step in [1 << 32, u64::MAX - 1, MAX_AHEAD + 1] {
-        members.reached(0, who.incarnation, step);
-        refused(&mut members, step + 1);
-        refused(&mut members, 2);
-    }
-    let mut largest = 0;
-    for _ in 0..1000 {
-        let before = members.generation(0);
-        members.reached(0, who.incarnation, before + MAX_AHEAD);
-        assert!(matches!(
-            members.offered(0, who.incarnation, before + MAX_AHEAD + 1, b"x").0,
-            OfferDecision::Start(_)
-        ));
-        members.idle(0);
-        largest = largest.max(members.generation(0) - before);
-    }
-    // An attempt takes a millisecond at least.
-    let years = u64::MAX / largest / 1000 / 3600 / 24 / 365;
-    assert!(years >= 30, "all generations are used up in {years} years");
-    // The callee's answer does not move this side further either.
-    let mut members = table();
-    members.meet(0, &who, true, Instant::now()).unwrap();
-    assert_eq!(members.start(0, who.incarnation, u64::MAX).unwrap().generation, MAX_AHEAD + 1);
-}
-
-#[test]
-fn a_pair_whose_callee_was_started_anew_goes_on_where_its_caller_is() {
-    let mut members = table();
-    members.meet(0, &life(1), false, Instant::now()).unwrap();
-    members.reached(0, life(1).incarnation, 1000);
-    // An offer that comes late is for the generation that the caller has begun, or the next.
-    assert!(matches!(members.offered(0, life(1).incarnation, 1000, b"x").0, OfferDecision::Start(_)));
+    let OfferDecision::Refused(why) = offered(&mut members, 1, MAX_GENERATION + 1) else { panic!() };
+    assert!(why.contains("too high"), "{why}");
+    // An offer may come after others that this side has not seen.
+    assert!(matches!(offered(&mut members, 1, 1000), OfferDecision::Start(_)));
+    members.idle(0);
+    assert!(matches!(offered(&mut members, 1, MAX_GENERATION), OfferDecision::Start(_)));
+    members.idle(0);
+    members.give_up(0, life(1).incarnation, MAX_GENERATION, "enough");
+    assert_eq!(members.start(0, life(1).incarnation), None, "that life has none left");
+    members.meet(0, &life(2), true, now).unwrap();
+    let OfferDecision::Start(info) = offered(&mut members, 2, 1) else { panic!() };
+    assert_eq!((info.generation, info.number), (1, MAX_GENERATION + 1), "a link's number grows for ever");
+    members.idle(0);
+    members.meet(0, &life(3), true, now).unwrap();
+    let info = members.start(0, life(3).incarnation).unwrap();
+    assert_eq!((info.generation, info.number), (1, MAX_GENERATION + 2));
+    assert_eq!(members.report(0, info.number, "it is not up"), None);
 }

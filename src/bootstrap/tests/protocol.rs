@@ -17,8 +17,6 @@ pub(super) struct Raw {
     pub(super) runtime: tokio::runtime::Runtime,
     pub(super) grpc: BootstrapClient<Channel>,
     pub(super) caller: grpc::Caller,
-    /// The generation that it says it has reached.
-    reached: u64,
 }
 
 impl Raw {
@@ -41,8 +39,9 @@ impl Raw {
             from: Some(task(&me)),
             incarnation: life,
             to: Some(task(&to)),
+            to_incarnation: 0,
         };
-        Raw { runtime, grpc, caller, reached: 0 }
+        Raw { runtime, grpc, caller }
     }
 
     pub(super) fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {
@@ -51,7 +50,6 @@ impl Raw {
             caller: Some(self.caller.clone()),
             member: Some(member),
             cluster: "unread".into(),
-            generation: self.reached,
         };
         Ok(self.runtime.block_on(self.grpc.hello(request))?.into_inner())
     }
@@ -100,7 +98,7 @@ fn pair() -> (Member, Raw) {
 #[test]
 fn a_repeated_exchange_gets_the_same_answer_and_makes_nothing_new() {
     let (member, mut raw) = pair();
-    assert_eq!(raw.hello().unwrap().generation, 0);
+    raw.hello().unwrap();
     let answer = raw.offer(1, "generation 1").unwrap();
     for _ in 0..3 {
         assert_eq!(raw.offer(1, "generation 1").unwrap(), answer);
@@ -146,7 +144,6 @@ fn a_side_that_never_says_ready_is_given_up() {
 #[test]
 fn another_offer_for_the_same_generation_and_an_old_generation_are_refused() {
     let (member, mut raw) = pair();
-    raw.reached = 2;
     raw.hello().unwrap();
     raw.link(3);
     let error = raw.offer(3, "generation 3, but other").unwrap_err();
@@ -155,11 +152,40 @@ fn another_offer_for_the_same_generation_and_an_old_generation_are_refused() {
         let error = raw.offer(generation, "old").unwrap_err();
         assert!(error.message().contains("is not the present one, which is 3"), "{error}");
     }
-    for generation in [5, 3 + (1 << 32), u64::MAX] {
+    for generation in [1 << 32, u64::MAX] {
         let error = raw.offer(generation, "wild").unwrap_err();
-        assert!(error.message().contains("too far ahead: the next one is 4"), "{error}");
+        assert!(error.message().contains("is too high"), "{error}");
     }
     assert_eq!(member.peering.told(), [Told::Ready(name("worker", 0), 3)]);
+}
+
+/// A life of the peer spends every generation that there is, and the next life is an honest one.
+#[test]
+fn a_life_that_lies_about_generations_wedges_no_later_life() {
+    let (member, mut raw) = pair();
+    raw.hello().unwrap();
+    raw.link(u32::MAX.into());
+    assert!(raw.offer(u64::from(u32::MAX) + 1, "one more").unwrap_err().message().contains("is too high"));
+    let leave = grpc::LeaveRequest { caller: Some(raw.caller.clone()), reason: "enough".into() };
+    raw.runtime.block_on(raw.grpc.leave(leave)).unwrap();
+    raw.caller.incarnation = 8;
+    raw.hello().unwrap();
+    raw.link(1);
+    assert!(raw.heartbeat(1).linked);
+    assert_eq!(member.service.linked()[0].number, u64::from(u32::MAX) + 1);
+}
+
+#[test]
+fn what_is_meant_for_an_earlier_life_of_this_process_changes_nothing() {
+    let (member, mut raw) = pair();
+    raw.hello().unwrap();
+    raw.caller.to_incarnation = member.incarnation.get() ^ 1;
+    for error in [raw.offer(1, "generation 1").unwrap_err(), raw.ready(1).map(|_| ()).unwrap_err()] {
+        assert!(error.message().contains("of worker/1 is over"), "{error}");
+    }
+    assert!(member.peering.prepared.lock().unwrap().is_empty());
+    raw.caller.to_incarnation = member.incarnation.get();
+    raw.link(1);
 }
 
 #[test]
@@ -189,8 +215,10 @@ fn a_life_that_was_replaced_or_has_left_is_refused() {
     assert!(raw.hello().unwrap_err().message().contains("is over"));
     assert!(!raw.heartbeat(1).linked);
     raw.caller.incarnation = 8;
-    assert_eq!(raw.hello().unwrap().generation, 1);
-    raw.link(2);
+    raw.hello().unwrap();
+    raw.link(1);
+    member.peering.await_ready(&name("worker", 0), 1);
+    assert_eq!(member.service.linked()[0].number, 2, "this side counts on");
     raw.caller.incarnation = 9;
     let error = raw.hello().unwrap_err();
     assert!(error.message().contains("taken by incarnation 0000000000000008"), "{error}");
@@ -210,7 +238,7 @@ fn a_peer_that_stood_still_is_lost_and_is_linked_again_in_the_same_life_when_it_
     assert!(matches!(cause, LossCause::Silent { after, .. } if after >= silence), "{cause}");
     let answer = raw.heartbeat(1);
     assert!(!answer.linked && answer.reason.contains("nothing was heard"), "{}", answer.reason);
-    assert_eq!(raw.hello().unwrap().generation, 1);
+    raw.hello().unwrap();
     raw.link(2);
     member.peering.await_ready(&name("worker", 0), 2);
 }

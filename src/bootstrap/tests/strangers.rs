@@ -69,6 +69,7 @@ fn calls_without_a_proof(cluster: &Cluster, digest: u64) -> Vec<String> {
             from: Some(task(&me.parse().unwrap())),
             incarnation,
             to: Some(task(&name("worker", 1))),
+            to_incarnation: 0,
         });
         let member = Some(grpc::Member { incarnation, host_id: "raw".into() });
         let hello = grpc::HelloRequest { caller: caller.clone(), member, ..Default::default() };
