@@ -256,6 +256,12 @@ fn a_key_that_is_open_to_others_or_missing_stops_the_start() {
     let error = refusal(&files);
     assert!(error.contains("tls_key = ") && error.contains("chmod 600"), "{error}");
     std::fs::set_permissions(&files.key, PermissionsExt::from_mode(0o600)).unwrap();
+    for (key, path) in [("tls_ca", &files.ca), ("tls_certificate", &files.certificate)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o664)).unwrap();
+        let error = refusal(&files);
+        assert!(error.contains(&format!("{key} = ")) && error.contains("others may write it"), "{error}");
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap();
+    }
     let missing = TlsFiles { ca: PathBuf::from("/nowhere/ca.pem"), ..files.clone() };
     assert!(refusal(&missing).contains("tls_ca = /nowhere/ca.pem"), "{}", refusal(&missing));
     write(&files.key, b"-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n");
