@@ -42,12 +42,12 @@ pub(super) struct StopOrder {
 }
 
 /// The runtime of the thread. Each peer has at most one blocking task at a time; name resolution
-/// adds to them.
+/// adds to them, and one reads certificates.
 pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_name(BLOCKING_NAME)
-        .max_blocking_threads(peers.saturating_mul(2).clamp(2, 512))
+        .max_blocking_threads(peers.saturating_mul(2).clamp(2, 512) + 1)
         .thread_keep_alive(Duration::from_secs(1))
         .build()
         .map_err(|source| BootstrapError::Start { tried: "making the event queue", source })

@@ -18,7 +18,7 @@ use rustls::{
 };
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -30,7 +30,9 @@ const MAX_FILE: usize = 1 << 20;
 const LOOK: Duration = Duration::from_millis(500);
 
 /// This member's certificate and the authorities that it believes.
-pub(super) struct Certificates {
+pub(super) struct Certificates(Arc<WatchedFiles>);
+
+struct WatchedFiles {
     files: TlsFiles,
     me: TaskId,
     present: Mutex<Present>,
@@ -38,12 +40,17 @@ pub(super) struct Certificates {
 
 struct Present {
     loaded: Arc<Loaded>,
-    stamps: [Option<FileStamp>; 3],
-    looked: Instant,
+    /// The files of `loaded`.
+    stamps: FileStamps,
+    /// The files that could not be used last, which the log has.
+    refused: Option<FileStamps>,
+    /// `None` while a thread looks at the files.
+    next_look: Option<Instant>,
 }
 
-/// What tells that a file was replaced or written.
-type FileStamp = (u64, u64, i64, i64, u64);
+/// For each file what tells that it was replaced or written: device, inode, size, and the time of
+/// the last change, which no program can set.
+type FileStamps = [Option<(u64, u64, u64, i64, i64)>; 3];
 
 struct Loaded {
     provider: Arc<CryptoProvider>,
@@ -53,35 +60,53 @@ struct Loaded {
     server: Arc<ServerConfig>,
 }
 
-impl Certificates {
-    pub(super) fn open(files: &TlsFiles, me: &TaskId) -> Result<Self, AuthError> {
-        // Before they are read: a change meanwhile is found later.
-        let stamps = stamps(files);
-        let loaded = Arc::new(Loaded::read(files, me)?);
-        let present = Mutex::new(Present { loaded, stamps, looked: Instant::now() });
-        Ok(Certificates { files: files.clone(), me: me.clone(), present })
+impl WatchedFiles {
+    fn lock(&self) -> MutexGuard<'_, Present> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The certificates of now. Files that can't be used leave the earlier ones in place.
-    fn loaded(&self) -> Arc<Loaded> {
-        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        if present.looked.elapsed() >= LOOK {
-            present.looked = Instant::now();
-            let stamps = stamps(&self.files);
-            if stamps != present.stamps {
-                present.stamps = stamps;
-                match Loaded::read(&self.files, &self.me) {
-                    Ok(loaded) => {
-                        tracing::info!("{}: the certificates are read anew", self.me);
-                        present.loaded = Arc::new(loaded);
-                    }
-                    Err(error) => {
-                        tracing::warn!("{}: the earlier certificates stay in use: {error}", self.me);
-                    }
+    /// Reads the files if they have changed since they were read. Files that can't be used leave
+    /// the earlier certificates in place, and are tried again with the next look.
+    fn look(&self) {
+        // Before they are read: a change meanwhile is found later.
+        let stamps = stamps(&self.files);
+        let has_changed = self.lock().stamps != stamps;
+        let read = has_changed.then(|| Loaded::read(&self.files, &self.me));
+        let mut present = self.lock();
+        present.next_look = Some(Instant::now() + LOOK);
+        match read {
+            None => present.refused = None,
+            Some(Ok(loaded)) => {
+                tracing::info!("{}: the certificates are read anew", self.me);
+                (present.loaded, present.stamps, present.refused) = (Arc::new(loaded), stamps, None);
+            }
+            Some(Err(error)) => {
+                if present.refused.replace(stamps) != Some(stamps) {
+                    tracing::warn!("{}: the earlier certificates stay in use: {error}", self.me);
                 }
             }
         }
-        present.loaded.clone()
+    }
+}
+
+impl Certificates {
+    pub(super) fn open(files: &TlsFiles, me: &TaskId) -> Result<Self, AuthError> {
+        let stamps = stamps(files);
+        let loaded = Arc::new(Loaded::read(files, me)?);
+        let next_look = Some(Instant::now() + LOOK);
+        let present = Mutex::new(Present { loaded, stamps, refused: None, next_look });
+        Ok(Certificates(Arc::new(WatchedFiles { files: files.clone(), me: me.clone(), present })))
+    }
+
+    /// The certificates of now. Another thread reads the files, which may take long.
+    async fn loaded(&self) -> Arc<Loaded> {
+        let is_due = self.0.lock().next_look.take_if(|at| *at <= Instant::now()).is_some();
+        if is_due {
+            let files = self.0.clone();
+            // Fails when this process stops.
+            drop(tokio::task::spawn_blocking(move || files.look()).await);
+        }
+        self.0.lock().loaded.clone()
     }
 
     pub(super) async fn accept(
@@ -89,7 +114,7 @@ impl Certificates {
         stream: TcpStream,
         from: &TaskId,
     ) -> Result<TlsStream<TcpStream>, ProofError> {
-        let config = self.loaded().server.clone();
+        let config = self.loaded().await.server.clone();
         let mut stream = TlsAcceptor::from(config).accept(stream).await?;
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
         if chain.first().map(|own| names(own, from)).transpose()?.unwrap_or(false) {
@@ -105,15 +130,15 @@ impl Certificates {
         stream: TcpStream,
         to: &TaskId,
     ) -> Result<TlsStream<TcpStream>, ProofError> {
-        let config = self.loaded().client(to)?;
+        let config = self.loaded().await.client(to)?;
         Ok(TlsConnector::from(Arc::new(config)).connect(keys::no_server_name(), stream).await?.into())
     }
 }
 
-fn stamps(files: &TlsFiles) -> [Option<FileStamp>; 3] {
+fn stamps(files: &TlsFiles) -> FileStamps {
     [&files.ca, &files.certificate, &files.key].map(|path| {
         let facts = std::fs::metadata(path).ok()?;
-        Some((facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size()))
+        Some((facts.dev(), facts.ino(), facts.size(), facts.ctime(), facts.ctime_nsec()))
     })
 }
 
@@ -237,5 +262,58 @@ impl ServerCertVerifier for MemberCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::tests::certificates::{Authority, write};
+    use crate::bootstrap::tests::logged;
+    use std::fs::{File, FileTimes};
+
+    #[test]
+    fn files_that_were_written_are_read_again_whatever_their_times_say() {
+        let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let me = TaskId::new("worker", 0).unwrap();
+        let files = authority.worker(folder.path(), 0);
+        let own = Certificates::open(&files, &me).unwrap();
+        let before = std::fs::metadata(&files.certificate).unwrap();
+        let good = std::fs::read(&files.certificate).unwrap();
+        // The kernel's clock for files has ticks of some milliseconds.
+        std::thread::sleep(Duration::from_millis(50));
+        // In place, with as many bytes, and with the old times.
+        let other: Vec<u8> = good.iter().map(|byte| if *byte == b'A' { b'B' } else { *byte }).collect();
+        std::fs::write(&files.certificate, other).unwrap();
+        let times = FileTimes::new().set_modified(before.modified().unwrap());
+        File::options().write(true).open(&files.certificate).unwrap().set_times(times).unwrap();
+        let warnings = |log: &str| log.matches("the earlier certificates stay in use").count();
+        let looks = |count: usize| logged(|| (0..count).for_each(|_| own.0.look()));
+        assert_eq!(warnings(&looks(3)), 1, "one warning for one change");
+        write(&files.certificate, b"half a certif");
+        assert_eq!(warnings(&looks(3)), 1, "and one for the next");
+        let chain = own.0.lock().loaded.chain.clone();
+        // The same content as at the start, and a look that failed does not hide it.
+        write(&files.certificate, &good);
+        let log = looks(2);
+        assert_eq!(log.matches("read anew").count(), 1, "{log}");
+        assert_eq!(own.0.lock().loaded.chain, chain);
+        assert_eq!(looks(2), "");
+    }
+
+    #[test]
+    fn a_failure_that_has_nothing_to_do_with_the_files_is_tried_again() {
+        let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let me = TaskId::new("worker", 0).unwrap();
+        let files = authority.worker(folder.path(), 0);
+        let own = Certificates::open(&files, &me).unwrap();
+        let fresh = authority.worker(folder.path(), 0);
+        let stamps = stamps(&fresh);
+        // As a look leaves it that could not open these files, for lack of descriptors.
+        own.0.lock().refused = Some(stamps);
+        let before = own.0.lock().loaded.chain.clone();
+        own.0.look();
+        assert_ne!(own.0.lock().loaded.chain, before);
+        assert_eq!(own.0.lock().stamps, stamps);
     }
 }

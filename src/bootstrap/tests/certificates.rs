@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-pub(super) struct Key(Ed25519SigningKey, [u8; 32]);
+pub(in crate::bootstrap) struct Key(Ed25519SigningKey, [u8; 32]);
 
 impl Key {
     fn new() -> Self {
@@ -38,13 +38,13 @@ impl SigningKey for Key {
 }
 
 /// An authority with a file of its certificate.
-pub(super) struct Authority {
+pub(in crate::bootstrap) struct Authority {
     issuer: Issuer<'static, Key>,
     pem: String,
 }
 
 impl Authority {
-    pub(super) fn new() -> Self {
+    pub(in crate::bootstrap) fn new() -> Self {
         let key = Key::new();
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -55,7 +55,7 @@ impl Authority {
     }
 
     /// Writes the files of a member, whose certificate has `uri` as its name.
-    pub(super) fn issue(&self, folder: &Path, uri: &str, until: i32) -> TlsFiles {
+    pub(in crate::bootstrap) fn issue(&self, folder: &Path, uri: &str, until: i32) -> TlsFiles {
         let key = Key::new();
         let mut params = CertificateParams::default();
         params.not_after = date_time_ymd(until, 1, 1);
@@ -75,18 +75,18 @@ impl Authority {
     }
 
     /// The same for worker `task`.
-    pub(super) fn worker(&self, folder: &Path, task: u32) -> TlsFiles {
+    pub(in crate::bootstrap) fn worker(&self, folder: &Path, task: u32) -> TlsFiles {
         self.issue(folder, &format!("tensorwire:worker/{task}"), 4000)
     }
 
     /// Writes the authority's certificate in place of another's.
-    pub(super) fn replace(&self, ca: &Path) {
+    pub(in crate::bootstrap) fn replace(&self, ca: &Path) {
         write(ca, self.pem.as_bytes());
     }
 }
 
 /// Writes a file that only its owner can read, in place of an earlier one.
-pub(super) fn write(path: &Path, bytes: &[u8]) {
+pub(in crate::bootstrap) fn write(path: &Path, bytes: &[u8]) {
     let fresh = path.with_extension("fresh");
     drop(fs::remove_file(&fresh));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh).unwrap();

@@ -1,6 +1,6 @@
 //! Several members in one process, each with a peering that only pretends to make links.
 
-mod certificates;
+pub(super) mod certificates;
 mod lifecycle;
 mod losses;
 mod meeting;
@@ -201,6 +201,48 @@ impl Peering for Pretender {
     fn gone(&self, peer: &PeerInfo, cause: LossCause) {
         self.tell(Told::Gone(peer.name.clone(), cause));
     }
+}
+
+/// The lines that this thread logs in `run`.
+pub(super) fn logged(run: impl FnOnce()) -> String {
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), run);
+    let lines = log.0.lock().unwrap();
+    lines.join("\n")
+}
+
+/// Keeps the messages that are logged.
+#[derive(Clone, Default)]
+pub(super) struct Log(pub(super) Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tensorwire")
+    }
+
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?}");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn enter(&self, _span: &tracing::span::Id) {}
+
+    fn exit(&self, _span: &tracing::span::Id) {}
 }
 
 /// A started member with its peering.
