@@ -45,15 +45,20 @@ impl Server {
     fn check(&self, proven: &ProvenCaller, caller: Option<grpc::Caller>) -> Result<From, Status> {
         let caller = caller.ok_or_else(|| Status::invalid_argument("the request does not say who calls"))?;
         let me = &self.shared.options.me;
-        if self.shared.phase() != ServicePhase::Started {
-            return Err(Status::unavailable(format!("{me} is stopping")));
-        }
         let from = name(caller.from.as_ref())?;
         if from != proven.name {
             return Err(Status::permission_denied(format!(
                 "this connection speaks for {}, and the request is {from}'s",
                 proven.name
             )));
+        }
+        // First of all: what follows tells members about the cluster.
+        let peer = self.shared.index_of(&from);
+        if peer.is_none() && from != *me {
+            return Err(Status::permission_denied(format!("{from} is not in the cluster of {me}")));
+        }
+        if self.shared.phase() != ServicePhase::Started {
+            return Err(Status::unavailable(format!("{me} is stopping")));
         }
         if caller.version != self.shared.version {
             return Err(self.refuse(
@@ -69,9 +74,9 @@ impl Server {
         let life = incarnation(caller.incarnation).map_err(Status::invalid_argument)?;
         self.check_cluster(&caller, &from)?;
         let to = name(caller.to.as_ref())?;
-        if from == *me {
+        let Some(peer) = peer else {
             return Err(self.refuse_my_name(life, &to));
-        }
+        };
         if to != *me {
             let what = format!("{from} meant to call {to} and has reached {me}; check what listens where");
             return Err(self.refuse(&from, tonic::Code::FailedPrecondition, what));
@@ -80,16 +85,8 @@ impl Server {
             let what = format!("incarnation {:016x} of {me} is over", caller.to_incarnation);
             return Err(Status::aborted(what));
         }
-        match self.shared.index_of(&from) {
-            Some(peer) => {
-                proven.is_valid();
-                Ok(From { peer, life })
-            }
-            None => Err(Status::permission_denied(format!(
-                "{from} is not in the cluster \"{}\" of {me}",
-                self.shared.shown_cluster()
-            ))),
-        }
+        proven.is_valid();
+        Ok(From { peer, life })
     }
 
     fn check_cluster(&self, caller: &grpc::Caller, from: &TaskId) -> Result<(), Status> {

@@ -316,7 +316,9 @@ fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
         let error = raw.hello().unwrap_err();
         assert!(error.message().contains(reason), "{reason}: {error}");
     }
-    for (other, reason) in [(5, "worker/5 is not in the cluster"), (1, "the name worker/1 is taken")] {
+    for (other, reason) in
+        [(5, "worker/5 is not in the cluster of worker/1"), (1, "the name worker/1 is taken")]
+    {
         let mut raw = Raw::proving(&cluster, 7, name("worker", other), name("worker", 1));
         let error = raw.hello().unwrap_err();
         assert!(error.message().contains(reason), "{reason}: {error}");

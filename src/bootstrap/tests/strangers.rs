@@ -226,6 +226,32 @@ fn a_member_does_not_speak_for_another() {
     assert!(matches!(victim.peering.await_loss().1, LossCause::Silent { .. }));
 }
 
+/// It has a good proof, of a name that the cluster does not have.
+#[test]
+fn a_proven_caller_that_is_no_member_learns_nothing_of_the_cluster() {
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    let mut stranger = Raw::proving(&cluster, 7, name("worker", 7), name("worker", 1));
+    let good = stranger.caller.clone();
+    for bad in [
+        good.clone(),
+        grpc::Caller { cluster_digest: 1, ..good.clone() },
+        grpc::Caller { version: 9, ..good.clone() },
+        grpc::Caller { to: None, incarnation: 0, ..good },
+    ] {
+        stranger.caller = bad;
+        let leave = grpc::LeaveRequest { caller: Some(stranger.caller.clone()), reason: "bye".into() };
+        let left = stranger.runtime.block_on(stranger.grpc.leave(leave)).unwrap_err();
+        let refusals = [stranger.hello().unwrap_err(), stranger.offer(2, "x").unwrap_err(), left];
+        for refusal in refusals.iter().chain([&stranger.ready(1).unwrap_err()]) {
+            assert_eq!(refusal.message(), "worker/7 is not in the cluster of worker/1");
+        }
+    }
+    for member in &members {
+        assert_eq!(member.peering.told().len(), 1, "{:?}", member.peering.told());
+    }
+}
+
 /// A member in another life than the one that is known.
 #[test]
 fn another_life_of_a_member_ends_nothing() {
