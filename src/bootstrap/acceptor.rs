@@ -5,12 +5,14 @@
 //! request, for example HTTP/2 pings, keep no connection alive.
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
-use super::places::Places;
+use super::places::{Places, source};
 use super::shared::BootstrapShared;
 use crate::wire::TaskId;
 use rustix::net::SendFlags;
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::mem::{Discriminant, discriminant};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -29,8 +31,10 @@ pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(3);
 pub(super) const FIRST_REQUEST: Duration = Duration::from_secs(5);
 /// Pause of the acceptor after a failure, which is mostly a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Strangers are logged once in this time.
+/// A source is logged once in this time for each reason.
 const QUIET: Duration = Duration::from_secs(10);
+/// Sources and reasons that are told apart within that time.
+const MAX_LINES: usize = 64;
 /// Proven connections that the HTTP/2 server has not taken yet.
 const WAITING: usize = 16;
 
@@ -46,7 +50,13 @@ impl Stream for ProvenConnections {
 }
 
 /// The two kinds of connections, and how to end each.
-type Seats = Mutex<Places<AbortHandle, oneshot::Sender<()>>>;
+type Seats = Mutex<Places<Candidate, oneshot::Sender<()>>>;
+
+/// A connection whose caller has not proven its name yet.
+struct Candidate {
+    from: SocketAddr,
+    task: AbortHandle,
+}
 
 /// Accepts connections.
 pub(super) struct Acceptor {
@@ -56,7 +66,7 @@ pub(super) struct Acceptor {
     /// How long a proven connection may be without a valid request.
     idle: Duration,
     proven: mpsc::Sender<AcceptedConnection>,
-    log: Mutex<StrangerLog>,
+    log: Mutex<QuietLog>,
 }
 
 impl Acceptor {
@@ -72,11 +82,22 @@ impl Acceptor {
 
     /// Accepts for ever.
     pub(super) async fn run(self: Arc<Self>, listener: TcpListener) {
+        self.run_with(|| listener.accept()).await;
+    }
+
+    async fn run_with<A>(self: Arc<Self>, mut accept: impl FnMut() -> A)
+    where
+        A: Future<Output = io::Result<(TcpStream, SocketAddr)>>,
+    {
         loop {
-            match listener.accept().await {
+            match accept().await {
                 Ok((stream, from)) => self.examine(stream, from),
                 Err(error) => {
-                    tracing::warn!("accepting a connection failed: {error}");
+                    let code = error.raw_os_error().unwrap_or_default();
+                    if let Some(unsaid) = self.log().line(LogKey::Accept(code), Instant::now()) {
+                        let me = &self.shared.options.me;
+                        tracing::warn!("{me}: accepting a connection failed: {error}{}", more(unsaid));
+                    }
                     sleep(PAUSE).await;
                 }
             }
@@ -96,7 +117,7 @@ impl Acceptor {
             tracing::debug!("TCP_NODELAY for {from}: {error}");
         }
         let (this, (started, number)) = (self.clone(), oneshot::channel());
-        let candidate = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             // The sender is dropped only if this task is aborted.
             let Ok(number) = number.await else { return };
             let outcome = timeout(PROOF_LIMIT, this.auth.accept(stream)).await;
@@ -108,11 +129,12 @@ impl Acceptor {
             }
         });
         let draw = getrandom::u64().unwrap_or_default();
-        let (number, evicted) = self.seats().admit(from.ip(), candidate.abort_handle(), draw);
+        let candidate = Candidate { from, task: task.abort_handle() };
+        let (number, evicted) = self.seats().admit(from.ip(), candidate, draw);
         let _ = started.send(number);
         if let Some(evicted) = evicted {
-            evicted.abort();
-            self.log_refusal(from, &ProofError::TooLate);
+            evicted.task.abort();
+            self.log_refusal(evicted.from, &ProofError::Displaced);
         }
     }
 
@@ -128,29 +150,60 @@ impl Acceptor {
         AcceptedConnection::new(stream, name, self.idle, ended, place)
     }
 
-    fn seats(&self) -> MutexGuard<'_, Places<AbortHandle, oneshot::Sender<()>>> {
+    fn seats(&self) -> MutexGuard<'_, Places<Candidate, oneshot::Sender<()>>> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs a stranger, unless many come.
+    fn log(&self) -> MutexGuard<'_, QuietLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs a stranger, unless the same source was refused for the same reason a short time ago.
     fn log_refusal(&self, from: SocketAddr, why: &ProofError) {
-        let now = Instant::now();
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        if log.until.is_some_and(|until| now < until) {
-            log.unsaid += 1;
-            return;
+        let key = LogKey::Refusal(source(from.ip()), discriminant(why));
+        if let Some(unsaid) = self.log().line(key, Instant::now()) {
+            let me = &self.shared.options.me;
+            tracing::warn!("{me}: a connection from {from} was refused: {why}{}", more(unsaid));
         }
-        let (me, unsaid) = (&self.shared.options.me, std::mem::take(&mut log.unsaid));
-        tracing::warn!("{me}: a connection from {from} was refused: {why} ({unsaid} more before it)");
-        log.until = Some(now + QUIET);
     }
 }
 
+fn more(unsaid: u64) -> String {
+    if unsaid == 0 { String::new() } else { format!(" ({unsaid} more such lines were left out)") }
+}
+
+/// What lines of the log have in common of which one in [`QUIET`] is enough.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum LogKey {
+    Refusal(IpAddr, Discriminant<ProofError>),
+    /// By the number of the system's error.
+    Accept(i32),
+    /// All for which there is no room.
+    Others,
+}
+
+/// When each line was logged last, and how many were left out since.
 #[derive(Default)]
-struct StrangerLog {
-    until: Option<Instant>,
-    /// Strangers since the last line.
-    unsaid: u64,
+struct QuietLog(HashMap<LogKey, (Option<Instant>, u64)>);
+
+impl QuietLog {
+    /// Whether to log a line now, and how many such lines were left out before it.
+    fn line(&mut self, mut key: LogKey, now: Instant) -> Option<u64> {
+        let is_quiet = |until: Option<Instant>| until.is_some_and(|until| now < until);
+        if self.0.len() >= MAX_LINES && !self.0.contains_key(&key) {
+            self.0.retain(|_, (until, _)| is_quiet(*until));
+            if self.0.len() >= MAX_LINES {
+                key = LogKey::Others;
+            }
+        }
+        let (until, unsaid) = self.0.entry(key).or_default();
+        if is_quiet(*until) {
+            *unsaid += 1;
+            return None;
+        }
+        *until = Some(now + QUIET);
+        Some(std::mem::take(unsaid))
+    }
 }
 
 /// Frees the place of a connection that ends.
@@ -279,5 +332,85 @@ impl AsyncWrite for AcceptedConnection {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::auth::AuthSettings;
+    use super::super::places::MAX_CANDIDATES;
+    use super::super::service::PROTOCOL_VERSION;
+    use super::super::tests::{Pretender, logged, options, workers};
+    use super::*;
+
+    #[test]
+    fn each_source_and_reason_is_logged_once_in_a_time_and_all_are_bounded() {
+        let (mut log, now) = (QuietLog::default(), Instant::now());
+        let refusal = |host: u8, why| LogKey::Refusal(IpAddr::from([10, 0, 0, host]), discriminant(&why));
+        for key in [refusal(1, ProofError::TooLate), refusal(2, ProofError::TooLate), LogKey::Accept(24)] {
+            assert_eq!(log.line(key, now), Some(0));
+            assert_eq!((log.line(key, now), log.line(key, now + QUIET / 2)), (None, None));
+        }
+        assert_eq!(log.line(refusal(1, ProofError::NoOpening), now), Some(0), "another reason");
+        assert_eq!(log.line(refusal(1, ProofError::TooLate), now + QUIET), Some(2));
+        for host in 0..=255 {
+            log.line(refusal(host, ProofError::Displaced), now + QUIET);
+        }
+        assert!(log.0.len() <= MAX_LINES + 1, "{}", log.0.len());
+        let others = log.0.get(&LogKey::Others).expect("the rest");
+        assert!(others.1 > 150, "{}", others.1);
+    }
+
+    fn acceptor() -> Arc<Acceptor> {
+        let cluster = workers(2);
+        let peering = Arc::new(Pretender::default());
+        let shared = Arc::new(BootstrapShared::new(options(&cluster, 0), PROTOCOL_VERSION, peering));
+        let auth = Authenticator::open(&AuthSettings::Plain, &shared.options.me).unwrap();
+        Acceptor::new(shared, Arc::new(auth), Duration::from_secs(1)).0
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn an_accept_that_fails_does_not_spin_and_is_logged_once() {
+        const EMFILE: i32 = 24;
+        let (mut calls, begin) = (0, Instant::now());
+        let log = logged(|| {
+            runtime().block_on(async {
+                let failing = acceptor().run_with(|| {
+                    calls += 1;
+                    std::future::ready(Err(io::Error::from_raw_os_error(EMFILE)))
+                });
+                timeout(PAUSE * 10, failing).await.expect_err("it tries for ever");
+            });
+        });
+        let most = begin.elapsed().as_millis() / PAUSE.as_millis() + 1;
+        assert!((2..=most).contains(&calls), "{calls} calls");
+        assert_eq!(log.lines().count(), 1, "{log}");
+        assert!(log.contains("accepting a connection failed: Too many open files"), "{log}");
+    }
+
+    #[test]
+    fn the_log_blames_the_connection_that_gave_up_its_place() {
+        let log = logged(|| {
+            runtime().block_on(async {
+                let (acceptor, listener) = (acceptor(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+                let address = listener.local_addr().unwrap();
+                let mut open = Vec::new();
+                // The flood's address, and one connection from another one that finds no place.
+                for number in 0..=MAX_CANDIDATES {
+                    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                    let host = if number < MAX_CANDIDATES { 1 } else { 2 };
+                    socket.bind(SocketAddr::from(([127, 0, 0, host], 0))).unwrap();
+                    open.push(socket.connect(address).await.unwrap());
+                    let (stream, from) = listener.accept().await.unwrap();
+                    acceptor.examine(stream, from);
+                }
+            });
+        });
+        assert_eq!(log.lines().count(), 1, "{log}");
+        assert!(log.contains("a connection from 127.0.0.1:") && log.contains("gave up its place"), "{log}");
     }
 }

@@ -79,7 +79,7 @@ impl<C, M> Places<C, M> {
 }
 
 /// The part of an address that counts as one source. A host has a whole /64 of IPv6.
-fn source(address: IpAddr) -> IpAddr {
+pub(super) fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
         ip => ip,

@@ -74,6 +74,8 @@ pub(in crate::bootstrap) enum ProofError {
 }
 
 impl ProofError {
+    #[error("it gave up its place to a newer one, as too many connections had proven no name yet")]
+    Displaced,
     /// The words of the other side.
     pub(super) fn refused(verdict: Verdict, mode: AuthMode) -> Self {
         ProofError::Refused(match (verdict, mode) {

@@ -37,7 +37,7 @@ fn name(job: &str, task: u32) -> TaskId {
 }
 
 /// A cluster of `count` workers.
-fn workers(count: usize) -> Cluster {
+pub(super) fn workers(count: usize) -> Cluster {
     cluster(&[("worker", &addresses(count))])
 }
 
@@ -52,7 +52,7 @@ fn address(cluster: &Cluster, job: &str, task: u32) -> String {
 }
 
 /// Options with short times for worker `task`.
-fn options(cluster: &Cluster, task: u32) -> BootstrapOptions {
+pub(super) fn options(cluster: &Cluster, task: u32) -> BootstrapOptions {
     let incarnation = Incarnation::random().unwrap();
     BootstrapOptions::for_tests(name("worker", task), cluster.clone(), incarnation)
 }
@@ -78,7 +78,7 @@ enum Ticket {
 
 /// A peering that makes nothing, checks the order of the calls, and remembers them.
 #[derive(Default)]
-struct Pretender {
+pub(super) struct Pretender {
     told: Mutex<Vec<Told>>,
     turned: Condvar,
     tickets: Mutex<HashMap<u64, Ticket>>,
