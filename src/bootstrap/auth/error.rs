@@ -48,7 +48,10 @@ pub(in crate::bootstrap) enum ProofError {
     Cut(io::Error),
     #[error("what listens there is no bootstrap service of this version of tensorwire")]
     NoGreeting,
-    #[error("its auth is {theirs}, and {ours} here: set the same on every member")]
+    #[error(
+        "what listens there says that its auth is {theirs}. This process has {ours}, and so must the member: \
+         check what listens there"
+    )]
     OtherMode { ours: AuthMode, theirs: AuthMode },
     #[error(
         "it runs as user {uid}, another than this process: run all members as one user, or set secret_file"
@@ -71,21 +74,21 @@ pub(in crate::bootstrap) enum ProofError {
     Unknown(io::Error),
     #[error("it did not prove its name within the time")]
     TooLate,
+    #[error("it gave up its place to a newer one, as too many connections had proven no name yet")]
+    Displaced,
 }
 
 impl ProofError {
-    #[error("it gave up its place to a newer one, as too many connections had proven no name yet")]
-    Displaced,
-    /// The words of the other side.
+    /// The words of the other side, which has proven nothing yet unless the mode is uid. So they
+    /// must not lead to another mode than that of this process, except away from uid.
     pub(super) fn refused(verdict: Verdict, mode: AuthMode) -> Self {
         ProofError::Refused(match (verdict, mode) {
-            (Verdict::OtherUser, _) => {
+            (Verdict::OtherUser, AuthMode::Uid) => {
                 "this process runs as another user; run all members as one user, or set secret_file"
             }
-            (Verdict::OtherHost, _) => {
+            (Verdict::OtherHost, AuthMode::Uid) => {
                 "its auth is uid, which admits no process of another host; set secret_file on every member"
             }
-
             (_, AuthMode::Secret) => "the proof failed; do all members have the same secret_file?",
             (_, AuthMode::Tls) => "the proof failed; see its log, and tls_certificate of this process",
             (_, AuthMode::Uid | AuthMode::Plain) => "see its log",
@@ -106,5 +109,32 @@ impl From<io::Error> for ProofError {
 impl From<rustls::Error> for ProofError {
     fn from(error: rustls::Error) -> Self {
         ProofError::Tls(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listener that has proven nothing says whatever it likes.
+    #[test]
+    fn no_word_of_a_listener_leads_to_weaker_settings() {
+        for ours in [AuthMode::Tls, AuthMode::Secret, AuthMode::Uid] {
+            for verdict in [Verdict::OtherUser, Verdict::OtherHost, Verdict::Unproven] {
+                let text = ProofError::refused(verdict, ours).to_string();
+                assert!(!text.contains("plain") && !text.contains("set auth"), "{ours}: {text}");
+                if ours != AuthMode::Uid {
+                    assert!(
+                        !text.contains("set secret_file") && !text.contains("as one user"),
+                        "{ours}: {text}"
+                    );
+                }
+            }
+            for theirs in [AuthMode::Secret, AuthMode::Uid, AuthMode::Plain] {
+                let text = ProofError::OtherMode { ours, theirs }.to_string();
+                assert!(text.contains(&format!("This process has {ours}, and so must the member")), "{text}");
+                assert!(!text.contains("set "), "{text}");
+            }
+        }
     }
 }

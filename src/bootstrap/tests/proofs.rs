@@ -274,9 +274,9 @@ fn members_with_different_modes_name_both() {
     let (cluster, folder) = (workers(2), folder());
     let first = Member::start(with(&secret(&folder, "secret", GOOD), &cluster, 0));
     let second = Member::start(with(&AuthSettings::Plain, &cluster, 1));
-    let error = first.await_missing("its auth is plain, and secret here: set the same on every member");
+    let error = first.await_missing("its auth is plain. This process has secret, and so must the member");
     assert!(error.contains("worker/1"), "{error}");
-    second.await_missing("its auth is secret, and plain here");
+    second.await_missing("its auth is secret. This process has plain");
 }
 
 #[test]
