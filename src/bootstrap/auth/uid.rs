@@ -89,10 +89,7 @@ impl SocketOwners {
                 let number = asked.fetch_add(1, Ordering::Relaxed);
                 ask(socket, number, local, remote)?
             }
-            Source::Tables => {
-                let table = fs::read_to_string(TABLES[usize::from(local.is_ipv6())])?;
-                find(&table, local, remote)
-            }
+            Source::Tables => find_in_tables(local, remote)?,
         };
         Ok(match uid {
             Some(uid) if uid == self.me => SocketOwner::ThisUser,
@@ -205,6 +202,31 @@ fn answer(bytes: &[u8], number: u32) -> Option<io::Result<Option<u32>>> {
     })
 }
 
+/// Looks for an established socket. One of IPv6 with addresses of IPv4 is in the table of IPv6.
+fn find_in_tables(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u32>> {
+    let [v4, v6] = TABLES;
+    if local.is_ipv4() {
+        let found = find(&fs::read_to_string(v4)?, local, remote);
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    match fs::read_to_string(v6) {
+        Ok(table) => Ok(find(&table, mapped(local), mapped(remote))),
+        // This kernel has no IPv6.
+        Err(error) if error.kind() == ErrorKind::NotFound && local.is_ipv4() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// As a socket of IPv6 has the address.
+fn mapped(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
 /// Looks for an established socket in a table of `/proc/net`.
 fn find(table: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     let (local, remote) = (in_table(local), in_table(remote));
@@ -246,6 +268,36 @@ mod tests {
                 for end in [&caller, &accepted] {
                     let ends = (end.peer_addr().unwrap(), end.local_addr().unwrap());
                     assert_eq!(owners.owner(ends.0, ends.1).unwrap(), SocketOwner::ThisUser);
+                }
+            }
+        }
+    }
+
+    /// Sockets of IPv6 whose connections are of IPv4: the listener's side, the caller's, and both.
+    #[test]
+    fn sockets_of_both_families_with_addresses_of_ipv4_are_found() {
+        let Ok(both) = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)) else {
+            println!("skipped: this host has no IPv6");
+            return;
+        };
+        let v4 = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mapped = IpAddr::from(Ipv4Addr::LOCALHOST.to_ipv6_mapped());
+        for (listener, to) in [(&both, Ipv4Addr::LOCALHOST.into()), (&both, mapped), (&v4, mapped)] {
+            let to = SocketAddr::new(to, listener.local_addr().unwrap().port());
+            let caller = match TcpStream::connect(to) {
+                Ok(caller) => caller,
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                    println!("skipped: sockets of IPv6 take no connections of IPv4 here");
+                    continue;
+                }
+                Err(error) => panic!("{to}: {error}"),
+            };
+            let (accepted, _) = listener.accept().unwrap();
+            for owners in sources() {
+                for end in [&caller, &accepted] {
+                    let ends = (end.peer_addr().unwrap(), end.local_addr().unwrap());
+                    let owner = owners.owner(ends.0, ends.1).unwrap();
+                    assert_eq!(owner, SocketOwner::ThisUser, "{ends:?}");
                 }
             }
         }
