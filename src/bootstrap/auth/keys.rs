@@ -82,22 +82,44 @@ impl ExpectedKey {
         }
         Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
     }
-
-    fn check_signature(
-        &self,
-        message: &[u8],
-        presented: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let key = SubjectPublicKeyInfoDer::from(presented.as_ref());
-        let algorithms = &PROVIDER.signature_verification_algorithms;
-        verify_tls13_signature_with_raw_key(message, &key, signature, algorithms)
-    }
 }
 
-/// TLS 1.2 has no such keys, and is not offered.
-fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
+/// TLS 1.2 is not offered.
+pub(super) fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(Error::General("TLS 1.2 is not offered".into()))
+}
+
+/// The methods that both verifiers have.
+macro_rules! signatures_of_the_key {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _presented: &CertificateDer<'_>,
+            _signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            no_tls12()
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            presented: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let key = SubjectPublicKeyInfoDer::from(presented.as_ref());
+            let algorithms = &PROVIDER.signature_verification_algorithms;
+            verify_tls13_signature_with_raw_key(message, &key, signature, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
 }
 
 impl ServerCertVerifier for ExpectedKey {
@@ -112,31 +134,7 @@ impl ServerCertVerifier for ExpectedKey {
         self.check(presented, others).map(|()| ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _presented: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        presented: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, presented, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    signatures_of_the_key!();
 }
 
 impl ClientCertVerifier for ExpectedKey {
@@ -153,29 +151,5 @@ impl ClientCertVerifier for ExpectedKey {
         self.check(presented, others).map(|()| ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _presented: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        presented: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, presented, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    signatures_of_the_key!();
 }

@@ -247,7 +247,7 @@ impl ServerCertVerifier for MemberCertificate {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not offered".into()))
+        keys::no_tls12()
     }
 
     fn verify_tls13_signature(
