@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 /// How long `Ready` waits for this side before it says "still connecting".
-const READY_WAIT: Duration = Duration::from_millis(500);
+pub(super) const READY_WAIT: Duration = Duration::from_millis(500);
 
 /// How long the answer to a failed attempt waits for the cause on this side.
 const CAUSE_WAIT: Duration = Duration::from_millis(50);

@@ -25,11 +25,11 @@ pub(super) const MAX_MESSAGE: usize = 160 * 1024;
 /// Time limit of the calls that tell all peers that this process leaves.
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 /// Calls of one peer that are served at a time.
-const MAX_CALLS: u32 = 32;
+pub(super) const MAX_CALLS: u32 = 32;
 /// Bytes of one call, and of all calls of one connection, that may come before they are read.
 const WINDOWS: (u32, u32) = (192 * 1024, 384 * 1024);
 /// Bytes of the headers of one call.
-const MAX_HEADERS: u32 = 8 * 1024;
+pub(super) const MAX_HEADERS: u32 = 8 * 1024;
 /// The least time for which a connection may be without a valid request.
 const MIN_IDLE: Duration = Duration::from_secs(10);
 

@@ -14,6 +14,9 @@ use crate::bootstrap::service::PROTOCOL_VERSION;
 use crate::wire::{Cluster, Code, HostPort, Incarnation, LossCause, Status, TaskId};
 use std::collections::HashMap;
 use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -203,21 +206,53 @@ impl Peering for Pretender {
     }
 }
 
-/// The lines that this thread logs in `run`.
-pub(super) fn logged(run: impl FnOnce()) -> String {
-    let log = Log::default();
-    tracing::subscriber::with_default(log.clone(), run);
-    let lines = log.0.lock().unwrap();
-    lines.join("\n")
+/// This test again, in a process of its own or in one of that user, with `part` to play.
+fn run_again(test: &str, part: &str, user: Option<u32>) -> String {
+    // By its descriptor, as another user may not enter the folder.
+    let this = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    let mut child = Command::new(format!("/proc/self/fd/{}", this.as_raw_fd()));
+    child.args([&format!("bootstrap::tests::{test}"), "--exact", "--nocapture", "--test-threads=1"]);
+    child.env(PART, part).current_dir("/");
+    if let Some(user) = user {
+        child.uid(user).gid(user);
+    }
+    let child = child.output().expect("it starts");
+    let said = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);
+    println!("{said}");
+    assert!(child.status.success() && said.contains("1 passed"), "the other process failed");
+    said
 }
 
-/// Keeps the messages that are logged.
-#[derive(Clone, Default)]
-pub(super) struct Log(pub(super) Arc<Mutex<Vec<String>>>);
+/// What a test is to do that runs again.
+const PART: &str = "TENSORWIRE_TEST_PART";
+
+/// The lines that this thread logs in `run`.
+pub(super) fn logged(run: impl FnOnce()) -> String {
+    let log = Log::of("tensorwire");
+    tracing::subscriber::with_default(log.clone(), run);
+    log.text()
+}
+
+/// Keeps what programs log whose names begin so.
+#[derive(Clone)]
+struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+    target: &'static str,
+}
+
+impl Log {
+    fn of(target: &'static str) -> Self {
+        Log { lines: Arc::default(), target }
+    }
+
+    fn text(&self) -> String {
+        self.lines.lock().unwrap().join("\n")
+    }
+}
 
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().starts_with("tensorwire")
+        metadata.target().starts_with(self.target)
     }
 
     fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
@@ -231,13 +266,16 @@ impl tracing::Subscriber for Log {
     fn event(&self, event: &tracing::Event<'_>) {
         struct Text(String);
         impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{value:?}");
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                match field.name() {
+                    "message" => self.0 += &format!("{value:?}"),
+                    name => self.0 += &format!(" {name}={value:?}"),
+                }
             }
         }
         let mut text = Text(String::new());
         event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
+        self.lines.lock().unwrap().push(text.0);
     }
 
     fn enter(&self, _span: &tracing::span::Id) {}

@@ -4,11 +4,13 @@ use super::certificates::{Authority, write};
 use super::*;
 use crate::bootstrap::auth::{AuthSettings, Authenticator};
 use crate::bootstrap::connector::Connector;
+use crate::bootstrap::places::MAX_CANDIDATES;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
 fn folder() -> TempDir {
     tempfile::tempdir().unwrap()
@@ -100,39 +102,61 @@ fn relay(caller: TcpStream, to: &str) -> Vec<u8> {
     })
 }
 
+/// Accepts one caller of worker/0 with this number, and has it prove its name.
+fn accept(auth: &Authenticator, listener: &TcpListener) -> Result<TaskId, String> {
+    let stream = listener.accept().unwrap().0;
+    stream.set_nonblocking(true).unwrap();
+    runtime().block_on(async {
+        let proven = auth.accept(tokio::net::TcpStream::from_std(stream).unwrap());
+        let proven = tokio::time::timeout(LONG, proven).await.expect("it ends");
+        proven.map(|admitted| admitted.name).map_err(|error| error.to_string())
+    })
+}
+
 #[test]
-fn a_proof_cannot_be_replayed_and_a_caller_cannot_be_reflected() {
-    let (cluster, folder) = (workers(2), folder());
+fn a_recorded_proof_is_good_for_one_connection() {
+    let folder = folder();
     let auth = secret(&folder, "secret", GOOD);
-    let first = Member::start(with(&auth, &cluster, 0));
-    let real = address(&cluster, "worker", 0);
+    let open = |task| Authenticator::open(&auth, &name("worker", task)).unwrap();
+    let (own, real) = (open(0), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = real.local_addr().unwrap().to_string();
     // A good proof, through a man in the middle who only listens.
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();
-    let through = middle.local_addr().unwrap().to_string();
+    let address = middle.local_addr().unwrap().to_string();
     let kept = std::thread::scope(|scope| {
-        let kept = scope.spawn(|| relay(middle.accept().unwrap().0, &real));
-        let auth = Arc::new(Authenticator::open(&auth, &name("worker", 1)).unwrap());
-        let peer = name("worker", 0);
-        let connector = Connector { auth, peer, address: through, limit: LONG };
+        let kept = scope.spawn(|| relay(middle.accept().unwrap().0, &to));
+        let member = scope.spawn(|| accept(&own, &real));
+        let connector = Connector { auth: Arc::new(open(1)), peer: name("worker", 0), address, limit: LONG };
         drop(runtime().block_on(connector.connect()).expect("it only listens"));
+        assert_eq!(member.join().unwrap(), Ok(name("worker", 1)));
         kept.join().unwrap()
     });
     assert!(kept.len() > 300, "{} bytes", kept.len());
     assert!(!kept.windows(8).any(|part| GOOD.as_bytes().starts_with(part)), "the secret travels");
-    let mut again = TcpStream::connect(&real).unwrap();
-    again.set_read_timeout(Some(LONG)).unwrap();
-    let mut greeting = [0; 26];
-    again.read_exact(&mut greeting).unwrap();
-    // With the number of this connection in place of the old one.
-    let mut replayed = kept.clone();
-    replayed[1..17].copy_from_slice(&greeting[10..]);
-    again.write_all(&replayed).unwrap();
-    let mut answer = Vec::new();
-    drop(again.read_to_end(&mut answer));
-    let ours = kept.len();
-    println!("{ours} bytes replayed, {} bytes came back, and the end", answer.len());
-    assert!(first.peering.told().is_empty());
-    // worker/0 calls worker/1, and is led to its own port.
+    // As it was, and with the number of the new connection in place of the old one.
+    for (with_new_number, refusal) in [(false, "no opening"), (true, "TLS failed")] {
+        let outcome = std::thread::scope(|scope| {
+            let member = scope.spawn(|| accept(&own, &real));
+            let mut again = TcpStream::connect(&to).unwrap();
+            let (mut greeting, mut replayed) = ([0; 26], kept.clone());
+            again.read_exact(&mut greeting).unwrap();
+            if with_new_number {
+                replayed[1..17].copy_from_slice(&greeting[10..]);
+            }
+            // It may be closed half way.
+            drop(again.write_all(&replayed));
+            member.join().unwrap()
+        });
+        let error = outcome.expect_err("a replay");
+        assert!(error.contains(refusal), "{error}");
+    }
+}
+
+#[test]
+fn a_caller_that_is_led_to_its_own_port_is_refused() {
+    let (cluster, folder) = (workers(2), folder());
+    let first = Member::start(with(&secret(&folder, "secret", GOOD), &cluster, 0));
+    let real = address(&cluster, "worker", 0);
     let mirror = TcpListener::bind(address(&cluster, "worker", 1)).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| relay(mirror.accept().unwrap().0, &real));
@@ -140,6 +164,44 @@ fn a_proof_cannot_be_replayed_and_a_caller_cannot_be_reflected() {
         assert!(error.contains("TLS failed"), "{error}");
         first.stop();
     });
+}
+
+/// Runs in a process of its own, as the log is for all threads.
+#[test]
+fn no_secret_and_no_key_is_in_the_log_or_in_a_debug_text() {
+    if std::env::var(PART).is_err() {
+        run_again("proofs::no_secret_and_no_key_is_in_the_log_or_in_a_debug_text", "log", None);
+        return;
+    }
+    // Of every program in this process.
+    let log = Log::of("");
+    tracing::subscriber::set_global_default(log.clone()).expect("the only one of this process");
+    let folders = [folder(), folder()];
+    let authority = Authority::new();
+    let tls = [0, 1].map(|task| AuthSettings::Tls(authority.worker(folders[task as usize].path(), task)));
+    let good = secret(&folders[0], "good", GOOD);
+    let bad = secret(&folders[0], "bad", OTHER);
+    let mut hidden = vec![GOOD.trim().to_owned(), OTHER.trim().to_owned()];
+    for folder in &folders {
+        let key = std::fs::read_to_string(folder.path().join("own.key")).unwrap();
+        hidden.extend(key.lines().filter(|line| !line.starts_with("---")).map(str::to_owned));
+    }
+    for auth in [[good.clone(), good.clone()], [good, bad], tls] {
+        let cluster = workers(2);
+        let members = [0, 1].map(|task| Member::start(with(&auth[task as usize], &cluster, task)));
+        match auth[0] == auth[1] || matches!(auth[0], AuthSettings::Tls(_)) {
+            true => members.iter().for_each(Member::join),
+            false => drop(members[0].await_missing("TLS failed")),
+        }
+        hidden.iter().for_each(|part| assert!(!format!("{:?} {auth:?}", members[0].service).contains(part)));
+    }
+    let log = log.text();
+    assert!(log.contains("linked with worker/1") && log.contains("was refused"), "{log}");
+    for part in hidden {
+        assert!(part.len() >= 32 && !log.contains(&part), "a secret is in the log");
+        let bytes = format!("{:?}", part.as_bytes());
+        assert!(!log.contains(bytes.trim_matches(['[', ']'])), "a secret is in the log, as numbers");
+    }
 }
 
 #[test]
@@ -176,11 +238,21 @@ fn members_with_certificates_join_and_renewed_certificates_need_no_restart() {
     second.join();
     second.stop();
     first.peering.await_loss();
-    // A new authority: first both are believed to be known, then only the new one.
+    // A new authority shuts out whoever has a certificate of the old one only.
+    assert_eq!(connect(&AuthSettings::Tls(files[1].clone()), &cluster, 1, 0), Ok(()));
     let fresh = Authority::new();
     fresh.worker(folders[0].path(), 0);
-    let error = connect(&AuthSettings::Tls(files[1].clone()), &cluster, 1, 0);
-    println!("worker/1 still has the old ones: {error:?}");
+    // So that it is the member that refuses.
+    fresh.replace(&files[1].ca);
+    let begin = Instant::now();
+    loop {
+        let error = connect(&AuthSettings::Tls(files[1].clone()), &cluster, 1, 0).unwrap_err();
+        if error.contains("received fatal alert") {
+            break;
+        }
+        assert!(begin.elapsed() < LONG, "the member still has its old files: {error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     fresh.worker(folders[1].path(), 1);
     let second = start(1);
     second.join();
@@ -352,7 +424,8 @@ fn members_join_during_a_flood_and_links_go_on() {
 }
 
 /// Strangers who know the protocol but not the secret, as many as there are places, again and
-/// again.
+/// again. Half of them wait for the end after the greeting: if proofs waited for each other, each of
+/// those would hold up all for the time of a proof.
 #[test]
 fn failed_proofs_keep_no_member_out() {
     let (cluster, folder) = (workers(2), folder());
@@ -362,12 +435,25 @@ fn failed_proofs_keep_no_member_out() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let flood = scope.spawn(|| {
-            let mut tried = 0;
-            while !over.load(Ordering::SeqCst) {
-                connect(&bad, &cluster, 1, 0).expect_err("a wrong secret");
-                tried += 1;
-            }
-            tried
+            let auth = Arc::new(Authenticator::open(&bad, &name("worker", 1)).unwrap());
+            let (peer, address) = (name("worker", 0), address(&cluster, "worker", 0));
+            let connector = Connector { auth, peer, address, limit: LONG };
+            let failed = AtomicU32::new(0);
+            runtime().block_on(async {
+                let mut waiting = Vec::new();
+                while !over.load(Ordering::SeqCst) {
+                    waiting.clear();
+                    for _ in 0..MAX_CANDIDATES / 2 {
+                        waiting.push(tokio::net::TcpStream::connect(&connector.address).await);
+                    }
+                    let tries = (0..MAX_CANDIDATES / 2).map(|_| connector.clone().connect());
+                    for outcome in tries.collect::<JoinSet<_>>().join_all().await {
+                        outcome.expect_err("a wrong secret");
+                        failed.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+            failed.into_inner()
         });
         std::thread::sleep(Duration::from_millis(300));
         let begin = Instant::now();
@@ -376,7 +462,9 @@ fn failed_proofs_keep_no_member_out() {
         first.join();
         let took = begin.elapsed();
         over.store(true, Ordering::SeqCst);
-        println!("joined after {took:?}, beside {} failed proofs", flood.join().unwrap());
+        let failed = flood.join().unwrap();
+        println!("joined after {took:?}, beside {failed} failed proofs");
+        assert!(failed >= MAX_CANDIDATES as u32 / 2, "{failed}");
         assert!(took < Duration::from_secs(5), "{took:?}");
     });
 }

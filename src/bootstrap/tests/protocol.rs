@@ -4,7 +4,9 @@ use super::super::auth::{AuthSettings, Authenticator};
 use super::super::connector::Connector;
 use super::super::generated as grpc;
 use super::super::generated::bootstrap_client::BootstrapClient;
+use super::super::server::READY_WAIT;
 use super::super::shared::task;
+use super::super::thread::{MAX_CALLS, MAX_HEADERS};
 use super::*;
 use crate::bootstrap::peering::MAX_OFFER;
 use crate::bootstrap::service::PROTOCOL_VERSION;
@@ -335,6 +337,48 @@ fn a_caller_that_says_nonsense_is_refused_with_the_reason() {
     assert_eq!(answer.progress, grpc::Progress::Failed as i32);
     raw.link(1);
     assert_eq!(member.peering.told(), [Told::Ready(name("worker", 0), 1)]);
+}
+
+/// Each call takes the time for which `Ready` waits for the other side.
+#[test]
+fn no_more_calls_of_a_connection_are_served_at_a_time_than_the_bound() {
+    let (member, mut raw) = pair();
+    *member.peering.delay.lock().unwrap() = Duration::from_secs(4);
+    raw.hello().unwrap();
+    raw.offer(1, "generation 1").unwrap();
+    let progress = grpc::Progress::Connected as i32;
+    let caller = Some(raw.caller.clone());
+    let request =
+        grpc::ReadyRequest { caller, generation: 1, progress, reason: String::new(), is_final: false };
+    let begin = Instant::now();
+    let answers = raw.runtime.block_on(async {
+        let calls = (0..2 * MAX_CALLS).map(|_| {
+            let (mut grpc, request) = (raw.grpc.clone(), request.clone());
+            async move { grpc.ready(request).await }
+        });
+        calls.collect::<tokio::task::JoinSet<_>>().join_all().await
+    });
+    let took = begin.elapsed();
+    println!("{} calls, {MAX_CALLS} at a time: {took:?}", answers.len());
+    for answer in answers {
+        assert_eq!(answer.unwrap().into_inner().progress, grpc::Progress::Connecting as i32);
+    }
+    assert!(took >= 2 * READY_WAIT, "all at a time: {took:?}");
+}
+
+#[test]
+fn headers_beyond_the_bound_are_refused() {
+    let (_member, mut raw) = pair();
+    raw.hello().unwrap();
+    let mut beat = |len: u32| {
+        let caller = Some(raw.caller.clone());
+        let mut request = tonic::Request::new(grpc::HeartbeatRequest { caller, generation: 1 });
+        request.metadata_mut().insert("x-long", "x".repeat(len as usize).parse().unwrap());
+        raw.runtime.block_on(raw.grpc.heartbeat(request))
+    };
+    beat(MAX_HEADERS / 2).expect("below the bound");
+    beat(MAX_HEADERS).expect_err("beyond the bound, with the other headers");
+    beat(MAX_HEADERS / 2).expect("the connection goes on");
 }
 
 #[test]
