@@ -2,7 +2,7 @@
 
 use super::certificates::{Authority, write};
 use super::*;
-use crate::bootstrap::auth::{AuthSettings, Authenticator};
+use crate::bootstrap::auth::{AuthSettings, Authenticator, Verdict};
 use crate::bootstrap::connector::Connector;
 use crate::bootstrap::places::MAX_CANDIDATES;
 use std::io::{Read, Write};
@@ -152,6 +152,39 @@ fn a_recorded_proof_is_good_for_one_connection() {
     }
 }
 
+/// It listens at the address of worker/0, and has neither the secret nor a certificate.
+#[test]
+fn an_impostor_at_a_members_address_is_told_the_callers_name_only() {
+    let folder = folder();
+    let tls = AuthSettings::Tls(Authority::new().worker(folder.path(), 1));
+    for auth in [secret(&folder, "secret", GOOD), tls] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let auth = Arc::new(Authenticator::open(&auth, &name("worker", 1)).unwrap());
+        let welcome = auth.refusal(Verdict::Welcome);
+        let connector =
+            Connector { auth: auth.clone(), peer: name("worker", 0), address, limit: Duration::from_secs(2) };
+        let got = std::thread::scope(|scope| {
+            let told = scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                stream.set_read_timeout(Some(LONG)).unwrap();
+                stream.write_all(welcome.as_ref()).unwrap();
+                let mut got = Vec::new();
+                drop(stream.read_to_end(&mut got));
+                got
+            });
+            runtime().block_on(connector.connect()).expect_err("nothing was proven");
+            told.join().unwrap()
+        });
+        // The number of the greeting, the name, and a ClientHello, which is one record of TLS.
+        let (opening, hello) = got.split_at(27);
+        assert_eq!(opening, [&[26][..], &[0; 16], &[0, 0, 0, 1], b"worker"].concat());
+        assert_eq!((&hello[..2], hello[5]), (&[22, 3][..], 1), "a handshake, a ClientHello");
+        assert_eq!(usize::from(u16::from_be_bytes([hello[3], hello[4]])), hello.len() - 5, "and no more");
+        assert!(!hello.windows(6).any(|part| part == b"worker"), "no certificate");
+    }
+}
+
 #[test]
 fn a_caller_that_is_led_to_its_own_port_is_refused() {
     let (cluster, folder) = (workers(2), folder());
@@ -286,7 +319,8 @@ fn a_certificate_of_another_authority_another_member_or_the_past_is_refused() {
     let files = stranger.worker(theirs.path(), 1);
     authority.replace(&files.ca);
     let error = refused(files, 1);
-    assert!(error.contains("TLS failed"), "{error}");
+    // It has seen the certificate of worker/0, and found it good, before it is refused itself.
+    assert!(error.contains("TLS failed: received fatal alert"), "{error}");
     // A certificate of the past.
     assert!(!refused(authority.issue(theirs.path(), "tensorwire:worker/1", 2001), 1).is_empty());
     // worker/1 says that it is worker/7. This program does not even start so; it is done by hand.
