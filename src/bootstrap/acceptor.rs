@@ -50,7 +50,7 @@ impl Stream for ProvenConnections {
 }
 
 /// The two kinds of connections, and how to end each.
-type Seats = Mutex<Places<Candidate, oneshot::Sender<()>>>;
+type SharedPlaces = Mutex<Places<Candidate, oneshot::Sender<()>>>;
 
 /// A connection whose caller has not proven its name yet.
 struct Candidate {
@@ -62,7 +62,7 @@ struct Candidate {
 pub(super) struct Acceptor {
     shared: Arc<BootstrapShared>,
     auth: Arc<Authenticator>,
-    seats: Arc<Seats>,
+    places: Arc<SharedPlaces>,
     /// How long a proven connection may be without a valid request.
     idle: Duration,
     proven: mpsc::Sender<AcceptedConnection>,
@@ -76,8 +76,8 @@ impl Acceptor {
         idle: Duration,
     ) -> (Arc<Self>, ProvenConnections) {
         let (proven, incoming) = mpsc::channel(WAITING);
-        let (seats, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
-        (Arc::new(Acceptor { shared, auth, seats, idle, proven, log }), ProvenConnections(incoming))
+        let (places, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
+        (Arc::new(Acceptor { shared, auth, places, idle, proven, log }), ProvenConnections(incoming))
     }
 
     /// Accepts for ever.
@@ -121,16 +121,16 @@ impl Acceptor {
             // The sender is dropped only if this task is aborted.
             let Ok(number) = number.await else { return };
             let outcome = timeout(PROOF_LIMIT, this.auth.accept(stream)).await;
-            this.seats().dismiss(number);
+            this.places().dismiss(number);
             match outcome.unwrap_or(Err(ProofError::TooLate)) {
                 // Fails when this process stops.
-                Ok(admitted) => drop(this.proven.send(this.seat(admitted)).await),
+                Ok(admitted) => drop(this.proven.send(this.place(admitted)).await),
                 Err(why) => this.log_refusal(from, &why),
             }
         });
         let draw = getrandom::u64().unwrap_or_default();
         let candidate = Candidate { from, task: task.abort_handle() };
-        let (number, evicted) = self.seats().admit(from.ip(), candidate, draw);
+        let (number, evicted) = self.places().admit(from.ip(), candidate, draw);
         let _ = started.send(number);
         if let Some(evicted) = evicted {
             evicted.task.abort();
@@ -138,20 +138,20 @@ impl Acceptor {
         }
     }
 
-    fn seat(&self, admitted: Admitted) -> AcceptedConnection {
+    fn place(&self, admitted: Admitted) -> AcceptedConnection {
         let Admitted { stream, name } = admitted;
         let (end, ended) = oneshot::channel();
         let member = self.shared.index_of(&name).map(|_| name.clone());
-        let (number, evicted) = self.seats().seat(member.clone(), end);
+        let (number, evicted) = self.places().admit_proven(member.clone(), end);
         if let Some(evicted) = evicted {
             let _ = evicted.send(());
         }
-        let place = Place { seats: self.seats.clone(), member, number };
+        let place = Place { places: self.places.clone(), member, number };
         AcceptedConnection::new(stream, name, self.idle, ended, place)
     }
 
-    fn seats(&self) -> MutexGuard<'_, Places<Candidate, oneshot::Sender<()>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn places(&self) -> MutexGuard<'_, Places<Candidate, oneshot::Sender<()>>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn log(&self) -> MutexGuard<'_, QuietLog> {
@@ -208,14 +208,14 @@ impl QuietLog {
 
 /// Frees the place of a connection that ends.
 struct Place {
-    seats: Arc<Seats>,
+    places: Arc<SharedPlaces>,
     member: Option<TaskId>,
     number: u64,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner).leave(&self.member, self.number);
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).leave(&self.member, self.number);
     }
 }
 
@@ -233,7 +233,7 @@ impl ProvenCaller {
     }
 
     /// A request has passed the checks of its caller.
-    pub(super) fn is_valid(&self) {
+    pub(super) fn extend(&self) {
         *self.valid_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + self.idle;
     }
 

@@ -56,19 +56,19 @@ impl<C, M> Places<C, M> {
 
     /// A place for a connection of that member, or of a caller that is no member. The oldest
     /// connection gives up its place if there is none: it has been replaced.
-    pub(super) fn seat(&mut self, name: Option<TaskId>, connection: M) -> (u64, Option<M>) {
+    pub(super) fn admit_proven(&mut self, name: Option<TaskId>, connection: M) -> (u64, Option<M>) {
         let number = self.number();
         let most = if name.is_some() { MAX_OF_MEMBER } else { MAX_OF_OTHERS };
-        let seats = self.connections.entry(name).or_default();
-        let evicted = if seats.len() >= most { seats.pop_front() } else { None };
-        seats.push_back((number, connection));
+        let places = self.connections.entry(name).or_default();
+        let evicted = if places.len() >= most { places.pop_front() } else { None };
+        places.push_back((number, connection));
         (number, evicted.map(|(_, connection)| connection))
     }
 
     /// A connection has ended.
     pub(super) fn leave(&mut self, name: &Option<TaskId>, number: u64) {
-        if let Some(seats) = self.connections.get_mut(name) {
-            seats.retain(|(known, _)| *known != number);
+        if let Some(places) = self.connections.get_mut(name) {
+            places.retain(|(known, _)| *known != number);
         }
     }
 
@@ -154,18 +154,18 @@ mod tests {
         let mut places: Places<(), u32> = Places::new();
         let name = |task| Some(TaskId::new("worker", task).unwrap());
         for number in 0..MAX_OF_OTHERS as u32 {
-            assert_eq!(places.seat(None, number).1, None);
+            assert_eq!(places.admit_proven(None, number).1, None);
         }
-        assert_eq!(places.seat(None, 100).1, Some(0));
-        let mut seats = Vec::new();
+        assert_eq!(places.admit_proven(None, 100).1, Some(0));
+        let mut numbers = Vec::new();
         for number in 0..MAX_OF_MEMBER as u32 {
-            let (seat, evicted) = places.seat(name(1), number);
+            let (of, evicted) = places.admit_proven(name(1), number);
             assert_eq!(evicted, None);
-            seats.push(seat);
+            numbers.push(of);
         }
-        assert_eq!(places.seat(name(2), 7).1, None, "another member's place");
-        places.leave(&name(1), seats[0]);
-        assert_eq!(places.seat(name(1), 8).1, None, "it has left one");
-        assert_eq!(places.seat(name(1), 9).1, Some(1), "the oldest");
+        assert_eq!(places.admit_proven(name(2), 7).1, None, "another member's place");
+        places.leave(&name(1), numbers[0]);
+        assert_eq!(places.admit_proven(name(1), 8).1, None, "it has left one");
+        assert_eq!(places.admit_proven(name(1), 9).1, Some(1), "the oldest");
     }
 }

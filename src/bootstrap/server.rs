@@ -85,7 +85,7 @@ impl Server {
             let what = format!("incarnation {:016x} of {me} is over", caller.to_incarnation);
             return Err(Status::aborted(what));
         }
-        proven.is_valid();
+        proven.extend();
         Ok(From { peer, life })
     }
 
