@@ -1,5 +1,6 @@
 //! The authority of one cluster, which signs the certificates of its members.
 
+use super::certificate::CertificateFacts;
 use super::private_file;
 use graviola::signing::eddsa::Ed25519SigningKey;
 use rcgen::{
@@ -76,7 +77,11 @@ impl Authority {
         let (certificate, private) = (folder.join(CA), folder.join(CA_KEY));
         match (certificate.exists(), private.exists()) {
             (true, true) => {
+                private_file::check(&private).map_err(|why| format!("{}: {why}", private.display()))?;
                 let key = Ed25519Key::read(&private)?;
+                CertificateFacts::read(&certificate)
+                    .and_then(|facts| facts.check(&key.public, OffsetDateTime::now_utc()))
+                    .map_err(|why| format!("{}: {why}", certificate.display()))?;
                 Ok(Authority(Issuer::new(authority_params(&key)?, key)))
             }
             (false, false) => {

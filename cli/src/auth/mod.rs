@@ -1,6 +1,7 @@
 //! `tensorwire auth`: makes what the members of a cluster prove their names with.
 
 mod authority;
+mod certificate;
 mod private_file;
 
 use crate::error::{CliError, print};

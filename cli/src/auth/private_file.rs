@@ -2,7 +2,7 @@
 
 use std::fs::{OpenOptions, rename};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Makes a new file. One that exists is left alone.
@@ -28,6 +28,16 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     write(fresh, bytes)?;
     rename(fresh, path)
+}
+
+/// Fails if others may read or write the file.
+pub fn check(path: &Path) -> Result<(), String> {
+    let facts = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    let mode = facts.mode() & 0o7777;
+    match facts.is_file() && mode & 0o077 == 0 {
+        true => Ok(()),
+        false => Err(format!("others may read or write it (mode {mode:04o}): chmod 600 {}", path.display())),
+    }
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -97,3 +97,41 @@ fn a_folder_with_half_an_authority_is_refused() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("it has ca.pem and no ca.key"), "{refused:?}");
     assert_eq!(auth(&["certificates", text(folder.path())]).status.code(), Some(2), "no members");
 }
+
+#[test]
+fn an_authority_with_an_open_key_another_key_or_no_time_left_signs_nothing() {
+    let folders = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
+    let [own, other] = [0, 1].map(|number: usize| folders[number].path());
+    let sign = |folder: &Path| auth(&["certificates", text(folder), "--member", "worker/1"]);
+    for folder in [own, other] {
+        assert!(sign(folder).status.success());
+    }
+    let refusal = || {
+        let refused = sign(own);
+        assert_eq!(refused.status.code(), Some(1));
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    let key = own.join("ca.key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).expect("own file");
+    let error = refusal();
+    assert!(error.contains("ca.key: others may read or write it (mode 0640): chmod 600"), "{error}");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("own file");
+    let good = fs::read(own.join("ca.pem")).expect("ca.pem");
+    fs::copy(other.join("ca.pem"), own.join("ca.pem")).expect("copied");
+    let error = refusal();
+    assert!(error.contains("ca.pem: it is for another key than that of ca.key"), "{error}");
+    fs::write(own.join("ca.pem"), "half a certif").expect("written");
+    assert!(refusal().contains("ca.pem: "), "{}", refusal());
+    fs::write(own.join("ca.pem"), &good).expect("written");
+    assert!(sign(own).status.success());
+    // The end of an authority, whose signature nobody looks at here.
+    let mut der = pem::parse(&good).expect("PEM").into_contents();
+    let is_time = |part: &[u8]| part[..2] == [0x17, 13] && part[2..14].iter().all(u8::is_ascii_digit);
+    let times: Vec<usize> = (0..der.len() - 15).filter(|at| is_time(&der[*at..at + 15])).collect();
+    assert_eq!(times.len(), 2, "begin and end");
+    der[times[1] + 2..times[1] + 4].copy_from_slice(b"99");
+    let ended = pem::encode(&pem::Pem::new("CERTIFICATE", der));
+    fs::write(own.join("ca.pem"), ended).expect("written");
+    let error = refusal();
+    assert!(error.contains("ca.pem: it held until 1999"), "{error}");
+}
