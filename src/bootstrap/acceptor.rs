@@ -50,10 +50,10 @@ impl Stream for ProvenConnections {
 }
 
 /// The two kinds of connections, and how to end each.
-type SharedPlaces = Mutex<Places<Candidate, oneshot::Sender<()>>>;
+type SharedPlaces = Mutex<Places<UnprovenConnection, oneshot::Sender<()>>>;
 
 /// A connection whose caller has not proven its name yet.
-struct Candidate {
+struct UnprovenConnection {
     from: SocketAddr,
     task: AbortHandle,
 }
@@ -129,7 +129,7 @@ impl Acceptor {
             }
         });
         let draw = getrandom::u64().unwrap_or_default();
-        let candidate = Candidate { from, task: task.abort_handle() };
+        let candidate = UnprovenConnection { from, task: task.abort_handle() };
         let (number, evicted) = self.places().admit(from.ip(), candidate, draw);
         let _ = started.send(number);
         if let Some(evicted) = evicted {
@@ -150,7 +150,7 @@ impl Acceptor {
         AcceptedConnection::new(stream, name, self.idle, ended, place)
     }
 
-    fn places(&self) -> MutexGuard<'_, Places<Candidate, oneshot::Sender<()>>> {
+    fn places(&self) -> MutexGuard<'_, Places<UnprovenConnection, oneshot::Sender<()>>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

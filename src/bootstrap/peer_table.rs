@@ -11,8 +11,8 @@ use crate::wire::{Code, Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
 use std::time::{Duration, Instant};
 
-/// Generations of two lives. An attempt each 10 ms takes more than a year for them. The sum over all
-/// lives of a peer can't overflow.
+/// Generations of two lives. An attempt each 10 ms takes more than a year for them. Their sum over
+/// all lives of a peer can't overflow.
 const MAX_GENERATION: u64 = u32::MAX as u64;
 
 /// Between the cause of a failed attempt, in the words of the peer, and what this side saw.
@@ -97,9 +97,11 @@ impl PeerTable {
     /// Whether this link with the peer is being made.
     pub(super) fn is_linking(&self, index: usize, info: &PeerInfo) -> bool {
         let life = self.peers[index].life.as_ref();
-        life.filter(|life| life.who.incarnation == info.incarnation).is_some_and(
-            |life| matches!(&life.stage, LifeStage::Linking(attempt) if attempt.generation == info.generation),
-        )
+        let life = life.filter(|life| life.who.incarnation == info.incarnation);
+        match life.map(|life| &life.stage) {
+            Some(LifeStage::Linking(attempt)) => attempt.generation == info.generation,
+            _ => false,
+        }
     }
 
     /// Whether the peer is up, as far as this process knows.
@@ -483,7 +485,7 @@ impl PeerTable {
         }
     }
 
-    /// This process reports that the link with [`PeerInfo::number`] is dead. Returns it if it was up.
+    /// This process reports that the link with that number is dead. Returns it if it was up.
     pub(super) fn report(&mut self, index: usize, number: u64, why: &str) -> Option<PeerInfo> {
         let (info, _) = self.link(index).filter(|(info, _)| info.number == number)?;
         // The event belongs to the peer that has just called.

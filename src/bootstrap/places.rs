@@ -28,9 +28,9 @@ impl<C, M> Places<C, M> {
     }
 
     /// A place for a candidate. If there is none, one of the addresses with the most candidates
-    /// gives up its place: the one that `draw` picks among all of these addresses. So a flood from
-    /// one host does not keep out the members of others. One from a member's own host, or from as
-    /// many hosts as there are places, keeps it out by chance only.
+    /// gives up its place. `draw` picks one of all their candidates. So a flood from one host does
+    /// not keep out the members of others. One from a member's own host, or from as many hosts as
+    /// there are places, keeps it out by chance only.
     pub(super) fn admit(&mut self, from: IpAddr, candidate: C, draw: u64) -> (u64, Option<C>) {
         let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
         let number = self.number();

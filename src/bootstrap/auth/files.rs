@@ -1,5 +1,5 @@
-//! Files that proofs depend on. Nobody but their owner and root may write them. Those with secrets are
-//! for their owner's eyes only, and their content never shows.
+//! Files that proofs depend on. Nobody but their owner and root may write them. Only their owner
+//! may read those with secrets, whose content never shows.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -37,8 +37,8 @@ pub(super) fn read_public(path: &Path, max: usize) -> Result<Vec<u8>, String> {
     read(path, max, 0o022)
 }
 
-/// Reads a file that belongs to this user or to root, and of whose mode no bit is in `forbidden`. The
-/// checks are of the opened file, so nobody replaces it in between.
+/// Reads a file that belongs to this user or to root, and of whose mode no bit is in `forbidden`.
+/// The checks are of the opened file, so nobody replaces it in between.
 fn read(path: &Path, max: usize, forbidden: u32) -> Result<Vec<u8>, String> {
     // Without O_NONBLOCK the open of a FIFO waits for a writer.
     let mut how = OpenOptions::new();

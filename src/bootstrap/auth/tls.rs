@@ -48,8 +48,8 @@ struct Present {
     next_look: Option<Instant>,
 }
 
-/// For each file what tells that it was replaced or written: device, inode, size, and the time of
-/// the last change, which no program can set.
+/// What tells that a file was replaced or written: device, inode, size, and the time of its last
+/// change. No program can set that time.
 type FileStamps = [Option<(u64, u64, u64, i64, i64)>; 3];
 
 struct Loaded {

@@ -458,8 +458,8 @@ fn members_join_during_a_flood_and_links_go_on() {
 }
 
 /// Strangers who know the protocol but not the secret, as many as there are places, again and
-/// again. Half of them wait for the end after the greeting: if proofs waited for each other, each of
-/// those would hold up all for the time of a proof.
+/// again. Half of them say nothing after the greeting. If proofs waited for each other, each of
+/// those would hold up all.
 #[test]
 fn failed_proofs_keep_no_member_out() {
     let (cluster, folder) = (workers(2), folder());
