@@ -171,7 +171,8 @@ impl Client {
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
         let Err(why) = self.try_link(info).await else { return Ok(()) };
         let (peer, generation) = (self.peer, info.generation);
-        let (theirs, is_final) = self.tell_failed(LossReport { peer, link: info.clone(), why: why.clone() }).await;
+        let (theirs, is_final) =
+            self.tell_failed(LossReport { peer, link: info.clone(), why: why.clone() }).await;
         if is_final {
             let theirs = format!("{} says: {theirs}", info.name);
             self.shared.step(|members| (members.disagree(peer, info.incarnation, &theirs), Vec::new()));
