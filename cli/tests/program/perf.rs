@@ -1,8 +1,9 @@
 //! `tensorwire perf` as a user runs it: two real processes, killed, interrupted, and given wrong
 //! options.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -42,17 +43,22 @@ pub fn two_cores() -> bool {
 struct Long {
     first: Child,
     second: u32,
+    /// What the first process prints. It is open for as long as the run.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Long {
     fn start(test: &str) -> Self {
-        let first = program(&format!("perf {test} --local -s 8 --duration 20"))
-            .stdout(Stdio::null())
+        let mut first = program(&format!("perf {test} --local -s 8 --duration 20"))
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the program starts");
         let children = format!("/proc/{0}/task/{0}/children", first.id());
-        let mut long = Long { first, second: 0 };
+        let mut output = BufReader::new(first.stdout.take().expect("piped"));
+        let has_joined = output.by_ref().lines().any(|line| line.expect("text").contains("#bytes"));
+        assert!(has_joined, "the run has ended without its table");
+        let mut long = Long { first, second: 0, _output: output };
         let since = Instant::now();
         while long.second == 0 || !is_spinning(long.second) {
             assert!(since.elapsed() < SOON, "the second process does not spin");
@@ -72,7 +78,7 @@ impl Long {
         }
         let mut said = String::new();
         let mut stderr = self.first.stderr.take().expect("piped");
-        std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+        stderr.read_to_string(&mut said).expect("text");
         (self.first.wait().expect("ours").code(), said)
     }
 }
