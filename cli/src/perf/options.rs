@@ -116,7 +116,7 @@ pub enum Test {
     /// The bare fabric: one-sided writes, as many outstanding as the depth, as ib_write_bw
     WriteBw(InlineOptions),
     /// The bare fabric: a message of up to 224 bytes, answered by another, as ib_send_lat
-    SendLat(InlineOptions),
+    SendLat(BareOptions),
     /// The bare fabric: a one-sided read, the whole round trip, as ib_read_lat
     ReadLat(BareOptions),
     /// The whole engine: a tensor sent and received by step and key, answered by another
@@ -197,7 +197,7 @@ pub struct BareOptions {
     pub cq_mod: Option<u32>,
 }
 
-/// Options of the tests of the bare fabric that can send inline.
+/// Options of the tests of the bare fabric that can write inline.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InlineOptions {
     /// The bare fabric.
@@ -272,7 +272,7 @@ pub struct RendezvousOptions {
     )]
     batch: Option<u32>,
     /// Each round trip is a step of its own, and both sides have standing requests for WINDOW steps
-    /// [16 if no number is given]. The report also has plain requests, measured in turns
+    /// [16 if no number is given]. The report also has plain receives, measured in turns
     #[arg(
         long, value_name = "WINDOW", num_args = 0..=1, default_missing_value = WINDOW,
         value_parser = value_parser!(u32).range(1..=MAX_WINDOW)
@@ -430,8 +430,8 @@ impl Test {
     pub fn fabric(&self) -> Option<&FabricOptions> {
         match self {
             Test::WriteLat(options) => Some(&options.posting.bare.fabric),
-            Test::WriteBw(options) | Test::SendLat(options) => Some(&options.bare.fabric),
-            Test::ReadLat(options) => Some(&options.fabric),
+            Test::WriteBw(options) => Some(&options.bare.fabric),
+            Test::SendLat(options) | Test::ReadLat(options) => Some(&options.fabric),
             Test::RendezvousLat(options) => Some(&options.fabric),
             Test::CacheLine | Test::Ring64 { .. } => None,
         }
@@ -441,15 +441,15 @@ impl Test {
     pub fn fabric_mut(&mut self) -> Option<&mut FabricOptions> {
         match self {
             Test::WriteLat(options) => Some(&mut options.posting.bare.fabric),
-            Test::WriteBw(options) | Test::SendLat(options) => Some(&mut options.bare.fabric),
-            Test::ReadLat(options) => Some(&mut options.fabric),
+            Test::WriteBw(options) => Some(&mut options.bare.fabric),
+            Test::SendLat(options) | Test::ReadLat(options) => Some(&mut options.fabric),
             Test::RendezvousLat(options) => Some(&mut options.fabric),
             Test::CacheLine | Test::Ring64 { .. } => None,
         }
     }
 
     /// The test that runs in turns with this one, and its name in the report. It is the same
-    /// without idle links, with the tensors of a batch one by one, or with plain requests.
+    /// without idle links, with the tensors of a batch one by one, or with plain receives.
     pub fn baseline(&self) -> Option<(&'static str, Test)> {
         match self {
             Test::WriteLat(options) if options.links() > 0 => {

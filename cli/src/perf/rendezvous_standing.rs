@@ -1,6 +1,6 @@
 //! The whole engine with standing requests: each round trip is a step of its own.
 //!
-//! The baseline uses plain requests and does the same otherwise. A step ends two steps later.
+//! The baseline uses plain receives and does the same otherwise. A step ends two steps later.
 
 use super::control_channel::ControlChannel;
 use super::exchange::{Exchange, filled};

@@ -3,7 +3,7 @@
 use super::bare_link::{BareLink, PolledCompletions};
 use super::control_channel::ControlChannel;
 use super::fabrics::MeasuredFabric;
-use super::options::InlineOptions;
+use super::options::BareOptions;
 use super::peer_watch::{Abort, PeerWatch};
 use super::workload::{Facts, Initiator, KeepAlive, Responder};
 use crate::error::CliError;
@@ -17,8 +17,8 @@ pub struct SendLat<F: MeasuredFabric> {
 
 impl<F: MeasuredFabric> SendLat<F> {
     /// Links with the other side, which calls this in the other role.
-    pub fn open(role: Role, options: &InlineOptions, channel: &mut ControlChannel) -> Result<Self, CliError> {
-        let side = BareLink::open(role, &options.bare, options.inline, 0, channel)?;
+    pub fn open(role: Role, options: &BareOptions, channel: &mut ControlChannel) -> Result<Self, CliError> {
+        let side = BareLink::open(role, options, None, 0, channel)?;
         Ok(SendLat { side, message: Vec::new() })
     }
 }

@@ -158,7 +158,10 @@ impl Peer {
     pub fn find(self, given: Option<&Path>) -> Result<PathBuf, String> {
         let (name, variable, install) = self.source();
         if self == Peer::Perftest && !has_entries(Path::new(RDMA_DEVICES)) {
-            return Err(format!("this machine has no RDMA device ({RDMA_DEVICES} has none)"));
+            return Err(format!(
+                "this machine has no RDMA device ({RDMA_DEVICES} has none); with one, install it \
+                 with: {install}"
+            ));
         }
         let named = given.map(Path::to_owned).or_else(|| std::env::var_os(variable).map(PathBuf::from));
         if let Some(path) = named {
