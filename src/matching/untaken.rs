@@ -154,7 +154,7 @@ impl Untaken {
     }
 }
 
-/// One line, such as `/job:w/task:1 'x' 0:0: 2 wait, 1 left and was not taken, 0 lost`.
+/// One line, such as `/job:w/task:1 'x' 0:0: 2 wait, 1 left, 0 lost`.
 impl fmt::Display for UntakenEdge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UntakenEdge { key: EdgeKey { name, frame, iteration }, waiting, left, lost, is_linked } = self;

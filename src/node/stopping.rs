@@ -18,10 +18,10 @@ impl Node {
     /// A value whose step was cleaned up or aborted here is not waited for. Nor is one that has
     /// left, if its receiver has ended the step. The call also ends when only values for peers
     /// without a link are left. Values that had left for a peer whose life ends meanwhile are
-    /// reported as lost, on shared memory.
+    /// reported as lost.
     ///
-    /// On shared memory each edge costs one message in each direction, and one for each value that
-    /// is taken meanwhile. A look asks the peers, but does not wait for their answers. So it may
+    /// Each edge costs one message in each direction, and one for each value that is taken
+    /// meanwhile. A look asks the peers, but does not wait for their answers. So it may
     /// report values that were taken of late.
     ///
     /// ```
@@ -110,8 +110,10 @@ impl Node {
         if std::mem::replace(&mut *stopped, true) {
             return Ok(Untaken::default());
         }
-        // A node that a fatal loss has broken knows of none.
-        let dropped = self.context.untaken(false, &mut Vec::new()).unwrap_or_default();
+        let dropped = self.context.untaken(false, &mut Vec::new()).unwrap_or_else(|error| {
+            tracing::warn!("which values the stop drops is not known: {error}");
+            Untaken::default()
+        });
         self.context.end(Error::Stopped);
         self.events.end();
         let ended = self.bootstrap.stop(reason, self.stop_timeout);
@@ -119,8 +121,20 @@ impl Node {
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();
         self.owners.stop();
+        if ended.is_err() {
+            log_dropped(&dropped);
+        }
         ended?;
         Ok(dropped)
+    }
+}
+
+/// Logs the values that a stop has dropped, for a caller that does not get them. Values that left
+/// are not known to be taken until later, so they are no news.
+fn log_dropped(dropped: &Untaken) {
+    if dropped.waiting() > 0 {
+        let listed = dropped.to_string().replace('\n', "; ");
+        tracing::warn!("the node stopped before some values had left: {listed}. Call Node::flush first");
     }
 }
 
@@ -137,8 +151,9 @@ impl Drop for Node {
             true => self.fail("a thread of it panicked"),
             false => self.stop(),
         };
-        if let Err(error) = ended {
-            tracing::warn!(%error, "the node did not stop cleanly");
+        match ended {
+            Ok(dropped) => log_dropped(&dropped),
+            Err(error) => tracing::warn!(%error, "the node did not stop cleanly"),
         }
     }
 }
