@@ -5,7 +5,7 @@ use crate::common::{SOON, counting, lends_nothing, run, run_each, values};
 use tensorwire::{Counter, DType, Edge, Node, Snapshot};
 
 const BASE: u64 = 1 << 40;
-/// Elements of tensors: in a response, written, and without bytes.
+/// Elements of tensors: in a message, written, and without bytes.
 const SIZES: [usize; 5] = [2, 5_000, 0, 5_000, 30];
 
 fn there(node: &Node, task: u32) -> Edge {
