@@ -55,6 +55,31 @@ impl Harness for FakeNic {
     }
 }
 
+/// A NIC with memory windows: each grant has its key and bounds.
+pub struct FakeWindows;
+
+const WINDOWS: &str = "
+device name=fake_0 caps=0x1000000
+port
+gid index=1 type=2 gid=00000000000000000000ffff0a000001";
+
+impl Harness for FakeWindows {
+    type Fabric = VerbsFabric;
+    const COMPLETES_ALONE: bool = true;
+
+    fn skipped() -> Option<String> {
+        driver::skipped()
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(WINDOWS, pool, VerbsOptions { memory_windows: true, ..patient() })
+    }
+
+    fn verify() {
+        verify();
+    }
+}
+
 /// A slow device with narrow limits: no inline bytes, requests of 512 KiB, queues that just hold a
 /// link, a sparse GID table, thread domains.
 pub struct FakeNarrow;

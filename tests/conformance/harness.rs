@@ -16,8 +16,12 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 pub trait Harness {
     type Fabric: Fabric;
     /// Whether the target's side checks each access against the grant. Otherwise it checks region
-    /// and key, and operations complete without polls of the target.
+    /// and key.
     const CHECKS_GRANTS: bool = true;
+    /// Whether each grant has a key of its own, for one right and until it is revoked.
+    const HAS_OWN_KEYS: bool = Self::CHECKS_GRANTS;
+    /// Whether operations complete without polls of the target.
+    const COMPLETES_ALONE: bool = !Self::CHECKS_GRANTS;
 
     /// The reason if the fabric cannot be tested here.
     fn skipped() -> Option<String> {

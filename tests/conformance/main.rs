@@ -104,6 +104,7 @@ conformance!(sim_without_loans, SimWithoutLoans);
 conformance!(verbs_on_a_device, verbs::VerbsDevice);
 conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
 conformance!(verbs_on_a_fake_nic, fake::FakeNic);
+conformance!(verbs_with_windows_on_a_fake_nic, fake::FakeWindows);
 
 // The other made-up devices: the rules that their narrowness, their stripes or their kind of
 // network can break.

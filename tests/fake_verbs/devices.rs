@@ -71,6 +71,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     context.cmd_fd = -1;
     context.num_comp_vectors = of.vectors;
     context.abi_compat = if of.old_context { std::ptr::null_mut() } else { usize::MAX as _ };
+    context.ops.alloc_mw = Some(crate::windows::alloc_mw);
+    context.ops.dealloc_mw = Some(crate::windows::dealloc_mw);
     context.ops.poll_cq = Some(crate::work::poll_cq);
     context.ops.req_notify_cq = Some(crate::work::req_notify_cq);
     context.ops.post_send = Some(crate::work::post_send);
@@ -120,6 +122,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     told.max_cq = 1 << 17;
     told.max_mr = 1 << 17;
     told.max_pd = 1 << 17;
+    told.max_mw = of.max_mw;
     told.max_qp_wr = of.max_qp_wr;
     told.device_cap_flags = of.caps;
     told.max_sge = of.max_sge;

@@ -5,6 +5,7 @@
 use crate::events::tell;
 use crate::state::*;
 use crate::sys::*;
+use crate::windows;
 use crate::wire::*;
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,8 @@ fn step(state: &mut State, number: u32) -> bool {
     let Some(send) = qp.sends.front().cloned() else { return false };
     let outcome = match fails(state, number, &send) {
         Some(outcome) => outcome,
+        None if send.opcode == IBV_WR_BIND_MW => windows::bind(state, number, &send),
+        None if send.opcode == IBV_WR_LOCAL_INV => windows::invalidate(state, &send),
         None => carry_out(state, number, &send),
     };
     match outcome {
@@ -103,6 +106,8 @@ fn done(state: &mut State, number: u32, send: &Send) -> bool {
         let opcode = match send.opcode {
             IBV_WR_SEND => IBV_WC_SEND,
             IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+            IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+            IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
             _ => IBV_WC_RDMA_WRITE,
         };
         let wc = ibv_wc { wr_id: send.wr_id, qp_num: number, opcode, ..ibv_wc::default() };

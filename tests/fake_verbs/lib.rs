@@ -12,6 +12,7 @@
 //! | `script` | the commands that make devices and faults, and tell what was seen |
 //! | `state` | what there is |
 //! | `devices`, `objects`, `modify`, `events` | the calls of the slow path |
+//! | `windows` | memory windows |
 //! | `work` | posting and polling |
 //! | `engine` | when a request is carried out |
 //! | `wire` | what it does to the other side |
@@ -32,6 +33,7 @@ mod state;
 #[allow(dead_code, unused_imports)] // the fabric's half: calls through the table of a context
 #[path = "../../src/fabric/verbs/sys/mod.rs"]
 mod sys;
+mod windows;
 mod wire;
 mod work;
 

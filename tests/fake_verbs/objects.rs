@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Refuses a call that creates an object.
-fn refuse<T>(errno: c_int) -> *mut T {
+pub fn refuse<T>(errno: c_int) -> *mut T {
     set_errno(errno);
     std::ptr::null_mut()
 }
@@ -32,6 +32,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let at = pd as usize;
     let in_use = state.mrs.values().any(|mr| mr.pd == at)
         || state.qps.values().any(|qp| qp.pd == at)
+        || state.mws.values().any(|mw| mw.pd == at)
         || state.pds.iter().any(|(other, of)| *other != at && of.root == at);
     if in_use {
         state.misuse("a protection domain was ended that is in use");
@@ -181,6 +182,10 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mut state = state();
     if let Some(errno) = state.fault_of_any("dereg_mr") {
         return errno;
+    }
+    if crate::windows::bound(&state).any(|bound| bound.mr == mr as usize) {
+        state.misuse("a region was ended to which windows are bound");
+        return EINVAL;
     }
     let Some(of) = state.mrs.remove(&(mr as usize)) else {
         state.misuse("a region was ended that there is not");
@@ -379,6 +384,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         state.misuse("a queue pair was ended that there is not");
         return EINVAL;
     };
+    if crate::windows::bound(&state).any(|bound| bound.qp == number) {
+        state.misuse("a queue pair was ended to which windows are bound");
+    }
     if let Some(errno) = state.fault_of_any("destroy_qp") {
         return errno;
     }

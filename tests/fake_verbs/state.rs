@@ -36,6 +36,8 @@ pub struct Device {
     pub max_qp_init_rd_atom: c_int,
     /// Inline bytes of a queue pair. A request for more is refused.
     pub max_inline: u32,
+    /// Memory windows at a time.
+    pub max_mw: c_int,
     pub thread_domains: bool,
     /// Like an old library: the context has no extension.
     pub old_context: bool,
@@ -77,6 +79,25 @@ pub struct Mr {
     pub rkey: u32,
 }
 
+/// A memory window of type 2.
+pub struct Mw {
+    /// The domain behind the one that it was made in.
+    pub pd: usize,
+    pub device: usize,
+    pub rkey: u32,
+    /// `None` while it is free.
+    pub bound: Option<BoundMw>,
+}
+
+/// What a memory window lets through: requests that come on one queue pair.
+pub struct BoundMw {
+    pub qp: u32,
+    pub mr: usize,
+    pub start: u64,
+    pub len: u64,
+    pub access: c_int,
+}
+
 pub struct Channel {
     pub context: usize,
     pub counter: Counter,
@@ -111,6 +132,20 @@ pub struct Send {
     pub inline: Option<Vec<u8>>,
     pub len: u64,
     pub remote: (u64, u32),
+    pub bind: Option<Bind>,
+}
+
+/// A request to bind a window, as the driver takes it when it is posted.
+#[derive(Clone)]
+pub struct Bind {
+    pub mw: usize,
+    /// The key that the caller's struct had.
+    pub present: u32,
+    pub rkey: u32,
+    pub mr: usize,
+    pub start: u64,
+    pub len: u64,
+    pub access: c_int,
 }
 
 pub struct Recv {
@@ -203,6 +238,7 @@ pub struct State {
     pub pds: HashMap<usize, Pd>,
     pub tds: HashSet<usize>,
     pub mrs: HashMap<usize, Mr>,
+    pub mws: HashMap<usize, Mw>,
     pub lkeys: HashMap<u32, usize>,
     pub rkeys: HashMap<u32, usize>,
     pub channels: HashMap<usize, Channel>,
@@ -282,6 +318,7 @@ impl State {
             ("domains", self.pds.len()),
             ("thread_domains", self.tds.len()),
             ("regions", self.mrs.len()),
+            ("windows", self.mws.len()),
             ("channels", self.channels.len()),
             ("queues", self.cqs.len()),
             ("pairs", self.qps.len()),

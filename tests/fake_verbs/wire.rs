@@ -3,6 +3,7 @@
 use crate::events::tell;
 use crate::state::*;
 use crate::sys::*;
+use crate::windows;
 
 /// The result of a request.
 pub enum Outcome {
@@ -16,7 +17,7 @@ pub enum Outcome {
     },
 }
 
-fn failed(status: u32) -> Outcome {
+pub fn failed(status: u32) -> Outcome {
     Outcome::Failed { status, vendor: 0x5A, target_event: None }
 }
 
@@ -92,23 +93,28 @@ fn may(state: &State, qp: &Qp, piece: &ibv_sge, needed: i32) -> bool {
     let Some(mr) = state.lkeys.get(&piece.lkey).map(|at| &state.mrs[at]) else { return piece.length == 0 };
     mr.pd == state.pds[&qp.pd].root
         && mr.access & needed == needed
-        && is_inside(mr, piece.addr, piece.length.into())
+        && is_inside((mr.start, mr.len), piece.addr, piece.length.into())
 }
 
-fn is_inside(mr: &Mr, addr: u64, len: u64) -> bool {
-    let skip = addr.wrapping_sub(mr.start);
-    addr >= mr.start && skip.checked_add(len).is_some_and(|end| end <= mr.len)
+/// Whether bytes are inside of `len` bytes from `start` on.
+pub fn is_inside((start, len): (u64, u64), addr: u64, count: u64) -> bool {
+    let skip = addr.wrapping_sub(start);
+    addr >= start && skip.checked_add(count).is_some_and(|end| end <= len)
 }
 
 /// Whether the target permits access to the range that the request names.
 fn leave(state: &State, to: &Qp, send: &Send, is_read: bool) -> bool {
     let needed = if is_read { IBV_ACCESS_REMOTE_READ } else { IBV_ACCESS_REMOTE_WRITE };
     let (addr, rkey) = send.remote;
-    let Some(mr) = state.rkeys.get(&rkey).map(|at| &state.mrs[at]) else { return false };
-    to.attr.qp_access_flags as i32 & needed != 0
-        && mr.access & needed != 0
+    if to.attr.qp_access_flags as i32 & needed == 0 {
+        return false;
+    }
+    let Some(mr) = state.rkeys.get(&rkey).map(|at| &state.mrs[at]) else {
+        return windows::leave(state, to, rkey, needed, addr, send.len);
+    };
+    mr.access & needed != 0
         && mr.pd == state.pds[&to.pd].root
-        && is_inside(mr, addr, send.len)
+        && is_inside((mr.start, mr.len), addr, send.len)
 }
 
 /// Copies the bytes of a request; `receive` is the destination of a message.

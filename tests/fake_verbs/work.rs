@@ -114,6 +114,21 @@ pub unsafe extern "C" fn post_send(
     0
 }
 
+/// The requests that a queue pair takes.
+const OPCODES: [u32; 6] = [
+    IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_SEND,
+    IBV_WR_RDMA_READ,
+    IBV_WR_LOCAL_INV,
+    IBV_WR_BIND_MW,
+];
+
+/// Whether a request sends nothing.
+fn is_local(opcode: u32) -> bool {
+    matches!(opcode, IBV_WR_LOCAL_INV | IBV_WR_BIND_MW)
+}
+
 unsafe fn post_one(state: &mut State, number: u32, wr: &ibv_send_wr) -> c_int {
     // SAFETY: as the caller vouches.
     let pieces = unsafe { pieces(wr.sg_list, wr.num_sge) };
@@ -131,8 +146,12 @@ unsafe fn post_one(state: &mut State, number: u32, wr: &ibv_send_wr) -> c_int {
         Some((format!("{len} bytes inline, where {} were granted", qp.cap.max_inline_data), EINVAL))
     } else if is_inline && wr.opcode == IBV_WR_RDMA_READ {
         Some(("a read into inline bytes".into(), EINVAL))
-    } else if wr.opcode > IBV_WR_RDMA_READ || wr.opcode == IBV_WR_SEND_WITH_IMM {
+    } else if !OPCODES.contains(&wr.opcode) {
         Some((format!("opcode {}", wr.opcode), EINVAL))
+    } else if is_local(wr.opcode) && (!pieces.is_empty() || is_inline) {
+        Some(("a request for a window with memory of its own".into(), EINVAL))
+    } else if wr.opcode == IBV_WR_BIND_MW && wr.imm_data != 0 {
+        Some(("a bind with an immediate".into(), EINVAL))
     } else if len > u64::from(port.max_msg_sz) {
         Some((format!("a request of {len} bytes, where the port carries {}", port.max_msg_sz), EINVAL))
     } else {
@@ -155,6 +174,8 @@ unsafe fn post_one(state: &mut State, number: u32, wr: &ibv_send_wr) -> c_int {
     }
     // SAFETY: every bit pattern is good for both integers.
     let rdma = unsafe { wr.wr.rdma };
+    // SAFETY: the caller's window of that request.
+    let bind = (wr.opcode == IBV_WR_BIND_MW).then(|| unsafe { crate::windows::taken(&wr.bind_mw) });
     let Some(qp) = state.qps.get_mut(&number) else { return EINVAL };
     qp.sends_used += 1;
     qp.counts.sends += 1;
@@ -170,6 +191,7 @@ unsafe fn post_one(state: &mut State, number: u32, wr: &ibv_send_wr) -> c_int {
         inline,
         len,
         remote: (rdma.remote_addr, rdma.rkey),
+        bind,
     });
     0
 }

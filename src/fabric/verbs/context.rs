@@ -268,6 +268,11 @@ impl MemoryRegion {
         Ok(MemoryRegion { domain: Arc::clone(domain), handle: Some(handle), lkey, rkey })
     }
 
+    /// The registration, as long as this side has not ended it.
+    pub fn as_ptr(&self) -> Option<*mut ibv_mr> {
+        self.handle.map(NonNull::as_ptr)
+    }
+
     /// Leaves the memory registered for ever.
     pub fn keep(&mut self) {
         self.handle = None;

@@ -12,16 +12,18 @@
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};
 use super::control::next;
-use super::post_list::{OPCODE_SHIFT, PostList, SendRequest, name};
+use super::post_list::{AWAITED, OPCODE_SHIFT, PostList, SendRequest, name};
 use super::qp::QueuePair;
-use super::stripes::STRIPED;
+use super::stripes::AnnouncedLength;
 use super::sys::*;
+use super::windows::Windows;
 use crate::fabric::{Completions, Event, LinkId, MAX_MESSAGE, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Immediate;
 use std::collections::VecDeque;
 
-/// Requests of the send queue beside its depth: the ping, a flush, and two that are not used.
+/// Requests of the send queue beside its depth: the ping, a flush, one that is waited for, and one
+/// that is not used.
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -55,31 +57,11 @@ pub(super) struct RemoteAddr {
     pub rkey: u32,
 }
 
-/// The announcement of a write's length, before its immediate arrives.
-#[derive(Clone, Copy)]
-pub(super) enum AnnouncedLength {
-    /// Nothing.
-    None,
-    /// The length, if the write takes more than one request: the first of the words.
-    IfSplit(RemoteAddr),
-    /// The length of the whole of which the write is the last part.
-    Striped { place: RemoteAddr, whole: u64 },
-}
-
-impl AnnouncedLength {
-    /// The words that announce a write of `len` bytes in `requests` requests, and their place.
-    fn word(&self, len: u64, chunks: u64) -> Option<(RemoteAddr, u64)> {
-        match *self {
-            AnnouncedLength::IfSplit(place) if chunks > 1 => Some((place, len)),
-            AnnouncedLength::Striped { place, whole } => Some((place, whole | STRIPED)),
-            AnnouncedLength::None | AnnouncedLength::IfSplit(_) => None,
-        }
-    }
-}
-
 /// A queue pair for data.
 pub(super) struct DataQueue {
-    // First: once it is gone the device touches nothing of the rest.
+    /// Bound on this queue pair. Empty without memory windows.
+    pub windows: Windows,
+    // Before the rest: once it is gone the device touches nothing of it.
     pair: Option<QueuePair>,
     /// The queue pair could not be stopped, so outstanding memory is leaked.
     pub is_lost: bool,
@@ -146,6 +128,7 @@ impl DataQueue {
         DataQueue {
             name: name(link, number, false),
             max_inline: pair.max_inline,
+            windows: Windows::default(),
             pair: Some(pair),
             is_lost: false,
             depth,
@@ -185,6 +168,7 @@ impl DataQueue {
     /// lost](DataQueue::is_lost).
     pub fn destroy(&mut self) {
         self.post_list.clear();
+        self.windows.end_all();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
     }
 
@@ -206,7 +190,7 @@ impl DataQueue {
     }
 
     #[inline]
-    fn room(&self, requests: u32) -> Result<(), PostError> {
+    pub fn room(&self, requests: u32) -> Result<(), PostError> {
         if self.pair.is_none() {
             return Err(PostError::Down);
         }
@@ -297,6 +281,24 @@ impl DataQueue {
         // SAFETY: as for one request; and the bytes that would be inline lie in the link's buffer,
         // see `copy`.
         if unsafe { self.post_list.post(pair) } { Ok(()) } else { self.break_off() }
+    }
+
+    /// Posts a request without memory at once, behind all earlier ones. One that is awaited takes
+    /// none of the places of the queue: there is one at a time.
+    pub fn post_alone(&mut self, request: &mut ibv_send_wr, is_awaited: bool) -> Result<(), PostError> {
+        self.post_list_now()?;
+        let (mark, places) = if is_awaited { (AWAITED, 0) } else { (0, 1) };
+        let signaled = is_awaited || self.must_signal(false, 0);
+        request.wr_id = self.name | u64::from(request.opcode) << OPCODE_SHIFT | mark;
+        request.send_flags = if signaled { IBV_SEND_SIGNALED } else { 0 };
+        let Some(pair) = &mut self.pair else { return Err(PostError::Down) };
+        pair.count_post();
+        // SAFETY: the request has no pieces of memory.
+        if !unsafe { pair.post_send(request) } {
+            return self.break_off();
+        }
+        self.note(places, signaled, 0, PostedOp::Copied);
+        Ok(())
     }
 
     /// Posts an unsignalled write.

@@ -50,7 +50,7 @@ pub struct VerbsEndpoint {
     address: Vec<u8>,
 }
 
-fn random<const N: usize>() -> Result<[u8; N], FabricError> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N], FabricError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
         os(
@@ -80,8 +80,10 @@ impl VerbsEndpoint {
         options: &LinkOptions,
     ) -> Result<Self, FabricError> {
         let LinkOptions { depth, receives: _, generation } = *options;
-        // A striped write takes two requests of the main queue: its length and its last part.
-        let data_queues = if depth > 1 { shared.options.qps_per_peer } else { 1 };
+        // A striped write takes two requests of the main queue: its length and its last part. A
+        // memory window is of one queue pair.
+        let may_stripe = depth > 1 && !shared.options.memory_windows;
+        let data_queues = if may_stripe { shared.options.qps_per_peer } else { 1 };
         let device = &shared.chosen.context;
         let most = u32::try_from(device.attr().max_qp_wr).unwrap_or(0).saturating_sub(SPARE);
         if depth == 0 || depth > most {
@@ -120,7 +122,7 @@ impl VerbsEndpoint {
             reads: u8::try_from(device.attr().max_qp_rd_atom.clamp(1, 255)).unwrap_or(1),
             depth,
             generation,
-            region: RemoteRegion { id: shared.region_id, base: shared.base, rkey: shared.region.rkey },
+            region: RemoteRegion { id: shared.region_id, base: shared.base, rkey: shared.pool_key() },
             hello: PingTarget { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
             pairs: numbers,
         };

@@ -39,6 +39,9 @@ pub(super) fn status(status: u32) -> (&'static str, &'static str) {
         IBV_WC_LOC_QP_OP_ERR => ("local queue pair operation error", "a request that this device can't do"),
         IBV_WC_LOC_PROT_ERR => ("local protection error", "memory that is not registered any more"),
         IBV_WC_WR_FLUSH_ERR => ("flushed", "an earlier request of this queue pair failed"),
+        IBV_WC_MW_BIND_ERR => {
+            ("memory window bind error", "the device refuses a memory window: set rdma_memory_windows to off")
+        }
         IBV_WC_LOC_ACCESS_ERR => ("local access error", "a receive in memory that may not be written"),
         IBV_WC_BAD_RESP_ERR => ("bad response", "the network or the peer's device broke the protocol"),
         IBV_WC_REM_INV_REQ_ERR => {
@@ -71,7 +74,7 @@ mod tests {
 
     #[test]
     fn each_status_that_a_reliable_connection_makes_has_a_cause() {
-        for code in [1, 2, 4, 5, 7, 8, 9, 10, 11, 12, 13, 16, 19, 20, 21] {
+        for code in [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 19, 20, 21] {
             let (name, cause) = status(code);
             assert!(name != "unknown status" && !cause.is_empty(), "{code}");
         }

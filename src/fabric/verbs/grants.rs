@@ -3,7 +3,8 @@
 //! The device checks that an access is inside the pool and has the pool's key. It can't check the
 //! part of the pool that a grant names, or whether the grant was revoked. So a peer is trusted with
 //! the pool as a whole. A grant is used again only when the caller knows that no write to it is
-//! under way.
+//! under way. With memory windows (`windows`) each grant has a key of its own, by which it is found
+//! here.
 
 use crate::fabric::PostError;
 use crate::memory::{Tensor, TensorMut};
@@ -21,11 +22,60 @@ pub(super) struct VerbsGrants {
     reads: HashMap<u64, (Tensor, u32), foldhash::fast::RandomState>,
     /// Grants without bytes have no place.
     empty: Vec<TensorMut>,
+    /// Those by memory windows, by their keys.
+    windows: HashMap<u32, WindowGrant, foldhash::fast::RandomState>,
+}
+
+/// What the peer may do by a memory window.
+struct WindowGrant {
+    grant: Grant,
+    /// The window, among those of its queue pair.
+    at: usize,
+    memory: WindowMemory,
+}
+
+enum WindowMemory {
+    Written(TensorMut),
+    Read(Tensor),
 }
 
 impl VerbsGrants {
-    fn has_room(&self) -> bool {
-        self.writes.len() + self.reads.len() + self.empty.len() < MAX_GRANTS
+    pub fn has_room(&self) -> bool {
+        self.writes.len() + self.reads.len() + self.empty.len() + self.windows.len() < MAX_GRANTS
+    }
+
+    /// Adds a grant for writing by a window.
+    pub fn add_write(&mut self, grant: Grant, at: usize, target: TensorMut) -> Grant {
+        self.windows.insert(grant.key, WindowGrant { grant, at, memory: WindowMemory::Written(target) });
+        grant
+    }
+
+    /// Adds a grant for reading by a window.
+    pub fn add_read(&mut self, grant: Grant, at: usize, source: Tensor) -> Grant {
+        self.windows.insert(grant.key, WindowGrant { grant, at, memory: WindowMemory::Read(source) });
+        grant
+    }
+
+    /// The window of a grant for writing or reading; `None` if it has none.
+    pub fn window_of(&self, grant: &Grant, to_write: bool) -> Option<usize> {
+        let found = self.windows.get(&grant.key).filter(|found| found.grant == *grant)?;
+        (matches!(found.memory, WindowMemory::Written(_)) == to_write).then_some(found.at)
+    }
+
+    /// Takes a grant for writing by a window back.
+    pub fn end_write(&mut self, grant: &Grant) -> Option<TensorMut> {
+        match self.windows.remove(&grant.key)?.memory {
+            WindowMemory::Written(target) => Some(target),
+            WindowMemory::Read(_) => None,
+        }
+    }
+
+    /// Takes a grant for reading by a window back.
+    pub fn end_read(&mut self, grant: &Grant) -> Option<Tensor> {
+        match self.windows.remove(&grant.key)?.memory {
+            WindowMemory::Read(source) => Some(source),
+            WindowMemory::Written(_) => None,
+        }
     }
 
     /// Grants a tensor of the pool for writing.

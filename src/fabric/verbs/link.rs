@@ -7,7 +7,7 @@ use super::control::{CONTROL, ControlMessage, ControlQueue};
 use super::cq::CqPlaces;
 use super::data_queue::DataQueue;
 use super::failure::status;
-use super::grants::VerbsGrants;
+use super::grants::{MAX_GRANTS, VerbsGrants};
 use super::port_resources::{PendingLink, PortResources};
 use super::post_list::{name, operation};
 use super::stripes::{STRIPED, Stripes};
@@ -61,6 +61,14 @@ pub(super) struct VerbsLinkInner {
     pub shared: Arc<VerbsShared>,
 }
 
+/// Grants of a link at a time. With memory windows there are at most as many as the device has
+/// windows.
+fn most_grants(shared: &VerbsShared) -> u32 {
+    let most = MAX_GRANTS as u32;
+    let windows = u32::try_from(shared.chosen.context.attr().max_mw).unwrap_or(0);
+    if shared.options.memory_windows { most.min(windows) } else { most }
+}
+
 /// The parts from which an endpoint makes a link.
 pub(super) struct VerbsLinkParts {
     pub main: DataQueue,
@@ -87,7 +95,7 @@ impl VerbsLinkInner {
                 // One request goes before a write of several, with its length.
                 max_write: u64::from((options.depth - 1).max(1)) * u64::from(shared.chosen.max_message),
                 lends: false,
-                grants: super::grants::MAX_GRANTS as u32,
+                grants: most_grants(&shared),
             },
             id: awaited.link,
             phase: VerbsLinkPhase::Up,

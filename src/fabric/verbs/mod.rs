@@ -9,7 +9,7 @@
 //!
 //! The device checks that an access has the key of the pool and lies inside it. It cannot check
 //! which part was granted, or that a grant was revoked. Peers are trusted with the pool, as they
-//! are with the step that they compute.
+//! are with the step that they compute. With memory windows each grant has its own key and bounds.
 //!
 //! libibverbs is loaded when a fabric is made. In steady state this module makes no system call,
 //! takes no lock, allocates nothing and logs nothing. A device without kernel bypass, such as
@@ -22,7 +22,8 @@
 //! | `context`, `cq`, `qp`, `buffers`, `events` | the library's objects |
 //! | `registrations`, `range_cache` | memory outside the pool: registering, and the cache |
 //! | `data_queue`, `post_list`, `stripes`, `control` | the queue pairs of a link |
-//! | `grants`, `link`, `port_resources`, `sleeper`, `port` | links and ports |
+//! | `grants`, `windows` | what the peer may write or read |
+//! | `link`, `port_resources`, `sleeper`, `port` | links and ports |
 //! | `address`, `endpoint` | how a link is made |
 
 #![allow(unsafe_code)]
@@ -55,6 +56,7 @@ mod registrations;
 mod sleeper;
 mod stripes;
 pub mod sys;
+mod windows;
 
 pub use endpoint::VerbsEndpoint;
 pub(crate) use grants::MAX_GRANTS;
@@ -77,6 +79,7 @@ use range_cache::CacheLimits;
 use registrations::Registrations;
 use std::sync::Arc;
 use sys::*;
+use windows::MemoryWindow;
 
 /// A process's access to its peers through one port of an RDMA device.
 ///
@@ -112,6 +115,11 @@ impl Drop for VerbsShared {
 }
 
 impl VerbsShared {
+    /// The key by which peers reach the whole pool: 0, which is none, with memory windows.
+    fn pool_key(&self) -> u32 {
+        if self.options.memory_windows { 0 } else { self.region.rkey }
+    }
+
     /// Whether bytes lie in the pool.
     #[inline]
     fn is_ours(&self, addr: u64, len: u64) -> bool {
@@ -164,6 +172,9 @@ impl VerbsDevice {
     fn open_with(library: &'static Library, options: VerbsOptions) -> Result<Self, FabricError> {
         options.check()?;
         let chosen = Chosen::open(library, &options.device_settings)?;
+        if options.memory_windows {
+            windows::check(&chosen)?;
+        }
         Ok(VerbsDevice { chosen, options })
     }
 
@@ -182,7 +193,13 @@ impl VerbsDevice {
         let region = pool.region();
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-        let mut access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let mut access = IBV_ACCESS_LOCAL_WRITE;
+        if options.memory_windows {
+            // A driver may have fewer abilities than the device.
+            MemoryWindow::new(&domain)?;
+        } else {
+            access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        }
         if chosen.context.attr().device_cap_flags & windows != 0 {
             access |= IBV_ACCESS_MW_BIND;
         }

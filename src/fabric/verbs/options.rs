@@ -30,6 +30,9 @@ pub struct VerbsOptions {
     /// and libraries that do not know it ignore it. Links detect arrivals by completions, so it is
     /// safe unless a program reads granted memory itself.
     pub relaxed_ordering: bool,
+    /// Whether each grant gets a key of its own, by a memory window of type 2. A link then has one
+    /// data queue pair.
+    pub memory_windows: bool,
     /// Queue pairs to each peer that large writes are striped over, 1 to 16; between two ends the
     /// smaller number counts. One queue pair is enough for most NICs; several help where one can't
     /// fill the network, as over several paths of a fabric.
@@ -61,6 +64,7 @@ impl Default for VerbsOptions {
             rnr_retry: 6,
             min_rnr_timer: 22,
             relaxed_ordering: false,
+            memory_windows: false,
             qps_per_peer: 1,
             cq_entries: 16_384,
             comp_vector: 0,

@@ -2,11 +2,12 @@
 
 use super::VerbsShared;
 use super::cq::CompletionQueue;
-use super::data_queue::{AnnouncedLength, PostedOp, RemoteAddr};
+use super::data_queue::{PostedOp, RemoteAddr};
 use super::link::VerbsLinkInner;
 use super::options::refuse;
 use super::port_resources::PortResources;
 use super::sleeper::VerbsSleeper;
+use super::stripes::AnnouncedLength;
 use super::sys::ibv_wc;
 use crate::fabric::{
     Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
@@ -41,21 +42,21 @@ pub struct VerbsLink(pub(super) Box<VerbsLinkInner>);
 /// places than one has. A detached link lives for up to two seconds, until its posted requests have
 /// arrived and the peer knows of the end.
 pub struct VerbsPort {
-    shared: Arc<VerbsShared>,
+    pub(super) shared: Arc<VerbsShared>,
     resources: Arc<PortResources>,
     // In the order of their numbers. Dropped before the queues.
     #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
     links: Vec<Box<VerbsLinkInner>>,
     queues: Vec<Arc<CompletionQueue>>,
-    /// Completions that arming has found, for the next poll.
-    pending: Vec<ibv_wc>,
+    /// Completions that arming or a wait has found, for the next poll.
+    pub(super) pending: Vec<ibv_wc>,
     /// Where a poll puts completions: kept, as clearing it costs more than an empty poll.
-    batch: Box<[ibv_wc]>,
+    pub(super) batch: Box<[ibv_wc]>,
     /// Completions of detached links, which make no events.
     discarded: Completions,
     armed: bool,
     /// Some link may want a look.
-    needs_service: bool,
+    pub(super) needs_service: bool,
     /// The number of asynchronous news that were looked at.
     news: u32,
     /// Whether posts may wait for the end of a batch.
@@ -91,14 +92,14 @@ impl VerbsPort {
 
     /// A link that its owner has not let go.
     #[inline]
-    fn link(&mut self, id: LinkId) -> Option<&mut VerbsLinkInner> {
+    pub(super) fn link(&mut self, id: LinkId) -> Option<&mut VerbsLinkInner> {
         let place = self.place(id)?;
         Some(&mut *self.links[place]).filter(|link| link.detached_at.is_none())
     }
 
     /// A link to post on.
     #[inline]
-    fn usable(&mut self, id: LinkId) -> Result<&mut VerbsLinkInner, PostError> {
+    pub(super) fn usable(&mut self, id: LinkId) -> Result<&mut VerbsLinkInner, PostError> {
         let place = self.place(id).ok_or(PostError::Down)?;
         let link = &mut *self.links[place];
         if link.detached_at.is_some() {
@@ -144,7 +145,7 @@ impl VerbsPort {
                         self.dispatch(&wc, out);
                     }
                 }
-                Err(()) => self.broken(at),
+                Err(()) => self.broken(&Arc::clone(&self.queues[at])),
             }
         }
         (came, emptied)
@@ -160,10 +161,10 @@ impl VerbsPort {
     }
 
     #[cold]
-    fn broken(&mut self, queue: usize) {
+    pub(super) fn broken(&mut self, queue: &Arc<CompletionQueue>) {
         self.needs_service = true;
         for link in &mut self.links {
-            if Arc::ptr_eq(&link.places.queue, &self.queues[queue]) {
+            if Arc::ptr_eq(&link.places.queue, queue) {
                 link.fail(LinkFailure::Device {
                     device: self.shared.chosen.context.name.clone(),
                     event: "a completion queue can't be polled",
@@ -199,7 +200,7 @@ impl VerbsPort {
 
     /// Tells a link why a request was not posted.
     #[cold]
-    fn note_refusal(&mut self, id: LinkId, why: PostError) {
+    pub(super) fn note_refusal(&mut self, id: LinkId, why: PostError) {
         let Some(link) = self.link(id) else { return };
         match why {
             PostError::Full => link.make_room(),
@@ -534,12 +535,15 @@ impl Port for VerbsPort {
     }
 
     fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
-        let (region, key) = (self.shared.region_id, self.shared.region.rkey);
+        let (region, key) = (self.shared.region_id, self.shared.pool_key());
         if !self.reaches(&target) {
             return Err((
                 PostError::Refused("the target is not in the pool that this fabric shares"),
                 target,
             ));
+        }
+        if self.shared.options.memory_windows && !target.bytes().is_empty() {
+            return self.grant_window(id, target);
         }
         match self.link(id).filter(|link| link.is_up()) {
             Some(link) => link.grants.add(target, region, key),
@@ -548,23 +552,40 @@ impl Port for VerbsPort {
     }
 
     fn revoke(&mut self, id: LinkId, grant: &Grant) -> Option<TensorMut> {
-        self.link(id)?.grants.revoke(grant)
+        let link = self.link(id)?;
+        let Some(at) = link.grants.window_of(grant, true) else { return link.grants.revoke(grant) };
+        let is_closed = self.close_window(id, at);
+        let tensor = self.link(id)?.grants.end_write(grant)?;
+        if !is_closed {
+            // The peer may write to it as long as this process lives.
+            std::mem::forget(tensor);
+            return None;
+        }
+        Some(tensor)
     }
 
     fn expose(&mut self, id: LinkId, source: &Tensor) -> Result<Grant, PostError> {
-        let (region, key) = (self.shared.region_id, self.shared.region.rkey);
+        let (region, key) = (self.shared.region_id, self.shared.pool_key());
+        let has_windows = self.shared.options.memory_windows;
         let len = source.bytes().len() as u64;
         let is_ours = len == 0 || self.shared.is_ours(source.as_ptr() as u64, len);
         let link = self.link(id).filter(|link| link.is_up()).ok_or(PostError::Down)?;
         if !is_ours {
             return Err(PostError::Refused("the source is not in the pool that this fabric shares"));
         }
+        if has_windows && len > 0 {
+            return self.expose_window(id, source);
+        }
         link.grants.expose(source, region, key)
     }
 
     fn withdraw(&mut self, id: LinkId, grant: &Grant) {
-        if let Some(link) = self.link(id) {
-            link.grants.withdraw(grant);
+        let Some(link) = self.link(id) else { return };
+        let Some(at) = link.grants.window_of(grant, false) else { return link.grants.withdraw(grant) };
+        let is_closed = self.close_window(id, at);
+        let source = self.link(id).and_then(|link| link.grants.end_read(grant));
+        if !is_closed {
+            std::mem::forget(source);
         }
     }
 }

@@ -13,6 +13,11 @@ pub(super) const LONGEST: usize = 32;
 /// Where a request's opcode is in its name.
 pub(super) const OPCODE_SHIFT: u32 = 16;
 
+/// The bits of the opcode.
+pub(super) const OPCODE_BITS: u64 = 0xFF << OPCODE_SHIFT;
+/// The bit of a request whose completion the port waits for.
+pub(super) const AWAITED: u64 = 1 << 1;
+
 /// Names a request: link, opcode, number of the queue pair, and whether it is a receive.
 pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
     u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
@@ -24,6 +29,8 @@ pub(super) fn operation(name: u64) -> &'static str {
         (1, _) => "receive",
         (_, IBV_WR_SEND) => "message",
         (_, IBV_WR_RDMA_READ) => "read",
+        (_, IBV_WR_BIND_MW) => "grant",
+        (_, IBV_WR_LOCAL_INV) => "revocation",
         _ => "write",
     }
 }

@@ -6,7 +6,7 @@
 //! pair wait behind it. So the order within the link is that of one queue pair, and the modules
 //! above need not know of stripes. A message that was sent behind a write arrives behind all of it.
 
-use super::data_queue::{AnnouncedLength, DataQueue, PostedOp, RemoteAddr};
+use super::data_queue::{DataQueue, PostedOp, RemoteAddr};
 use super::link::VerbsLinkInner;
 use crate::fabric::{Completions, Event, LinkId, MAX_MESSAGE, PostError};
 use crate::memory::Tensor;
@@ -21,6 +21,28 @@ pub(super) const STRIPED: u64 = 1 << 63;
 const SMALLEST: u64 = 64 << 10;
 /// Parts begin on multiples of this, which is one of every MTU.
 const ALIGN: u64 = 4096;
+
+/// The announcement of a write's length, before its immediate arrives.
+#[derive(Clone, Copy)]
+pub(super) enum AnnouncedLength {
+    /// Nothing.
+    None,
+    /// The length, if the write takes more than one request: the first of the words.
+    IfSplit(RemoteAddr),
+    /// The length of the whole of which the write is the last part.
+    Striped { place: RemoteAddr, whole: u64 },
+}
+
+impl AnnouncedLength {
+    /// The words that announce a write of `len` bytes in `requests` requests, and their place.
+    pub fn word(&self, len: u64, chunks: u64) -> Option<(RemoteAddr, u64)> {
+        match *self {
+            AnnouncedLength::IfSplit(place) if chunks > 1 => Some((place, len)),
+            AnnouncedLength::Striped { place, whole } => Some((place, whole | STRIPED)),
+            AnnouncedLength::None | AnnouncedLength::IfSplit(_) => None,
+        }
+    }
+}
 
 /// The data queue pairs besides the main one, and events that wait for their parts.
 #[derive(Default)]

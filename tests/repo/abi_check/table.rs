@@ -128,7 +128,7 @@ pub fn layouts() -> Vec<Layout> {
             cq, qp, port_num
         }
         ibv_context_ops = ibv_context_ops: "struct ibv_context_ops", Whole {
-            poll_cq, req_notify_cq, post_send, post_recv
+            alloc_mw, dealloc_mw, poll_cq, req_notify_cq, post_send, post_recv
         }
         ibv_context = ibv_context: "struct ibv_context", Whole {
             device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat
@@ -144,6 +144,10 @@ pub fn layouts() -> Vec<Layout> {
         }
         ibv_pd = ibv_pd: "struct ibv_pd", Whole { context, handle }
         ibv_mr = ibv_mr: "struct ibv_mr", Whole { context, pd, addr, length, handle, lkey, rkey }
+        ibv_mw = ibv_mw: "struct ibv_mw", Whole { context, pd, rkey, handle }
+        ibv_mw_bind_info = ibv_mw_bind_info: "struct ibv_mw_bind_info", Whole {
+            mr, addr, length, mw_access_flags
+        }
         ibv_comp_channel = ibv_comp_channel: "struct ibv_comp_channel", Whole { context, fd, refcnt }
         ibv_cq = ibv_cq: "struct ibv_cq", Whole { context, channel, cq_context, handle, cqe }
         ibv_qp = ibv_qp: "struct ibv_qp", Whole {
@@ -170,9 +174,12 @@ pub fn layouts() -> Vec<Layout> {
         ibv_sge = ibv_sge: "struct ibv_sge", Whole { addr, length, lkey }
         ibv_wr_rdma = rdma_t: "__typeof__(((struct ibv_send_wr *)0)->wr.rdma)", Whole { remote_addr, rkey }
         ibv_wr_target = wr_t: "__typeof__(((struct ibv_send_wr *)0)->wr)", Whole { rdma }
+        ibv_wr_bind = bind_mw_t: "__typeof__(((struct ibv_send_wr *)0)->bind_mw)", Whole {
+            mw, rkey, bind_info
+        }
         ibv_send_wr = ibv_send_wr: "struct ibv_send_wr", Whole {
             wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data = imm_data_invalidated_rkey_union,
-            wr
+            wr, bind_mw = bind_mw_tso_union
         }
         ibv_recv_wr = ibv_recv_wr: "struct ibv_recv_wr", Whole { wr_id, next, sg_list, num_sge }
         ibv_wc = ibv_wc: "struct ibv_wc", Whole {
@@ -246,6 +253,7 @@ pub fn constants() -> Vec<Constant> {
             IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ,
             IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_MW_BIND, IBV_ACCESS_RELAXED_ORDERING
         }
+        (theirs::ibv_mw_type) { IBV_MW_TYPE_2 }
         (theirs::ibv_qp_type) { IBV_QPT_RC }
         (theirs::ibv_qp_state) { IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR }
         (theirs::ibv_qp_attr_mask) {
@@ -255,16 +263,17 @@ pub fn constants() -> Vec<Constant> {
         }
         (theirs::ibv_wr_opcode) {
             IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
-            IBV_WR_RDMA_READ
+            IBV_WR_RDMA_READ, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW
         }
         (theirs::ibv_send_flags) { IBV_SEND_SIGNALED, IBV_SEND_INLINE }
         (theirs::ibv_wc_opcode) {
-            IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM
+            IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_BIND_MW, IBV_WC_LOCAL_INV,
+            IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM
         }
         (theirs::ibv_wc_flags) { IBV_WC_WITH_IMM }
         (theirs::ibv_wc_status) {
             IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR,
-            IBV_WC_WR_FLUSH_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR,
+            IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR,
             IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
             IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR, IBV_WC_FATAL_ERR, IBV_WC_RESP_TIMEOUT_ERR,
             IBV_WC_GENERAL_ERR

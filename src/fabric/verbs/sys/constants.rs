@@ -71,6 +71,9 @@ pub const IBV_ACCESS_MW_BIND: c_int = 1 << 4;
 /// that does not know them ignores; needs `ibv_reg_mr_iova2`.
 pub const IBV_ACCESS_RELAXED_ORDERING: c_int = 1 << 20;
 
+/// `ibv_mw_type`: bound and revoked by requests of a queue pair.
+pub const IBV_MW_TYPE_2: u32 = 2;
+
 /// `ibv_qp_type`: reliable connection.
 pub const IBV_QPT_RC: u32 = 2;
 
@@ -126,6 +129,10 @@ pub const IBV_WR_SEND: u32 = 2;
 pub const IBV_WR_SEND_WITH_IMM: u32 = 3;
 /// `ibv_wr_opcode`.
 pub const IBV_WR_RDMA_READ: u32 = 4;
+/// `ibv_wr_opcode`: a memory window's key ends.
+pub const IBV_WR_LOCAL_INV: u32 = 7;
+/// `ibv_wr_opcode`: a memory window gets bytes and a key.
+pub const IBV_WR_BIND_MW: u32 = 8;
 
 /// `ibv_send_flags`: make a completion.
 pub const IBV_SEND_SIGNALED: u32 = 1 << 1;
@@ -138,6 +145,10 @@ pub const IBV_WC_SEND: u32 = 0;
 pub const IBV_WC_RDMA_WRITE: u32 = 1;
 /// `ibv_wc_opcode`.
 pub const IBV_WC_RDMA_READ: u32 = 2;
+/// `ibv_wc_opcode`.
+pub const IBV_WC_BIND_MW: u32 = 5;
+/// `ibv_wc_opcode`.
+pub const IBV_WC_LOCAL_INV: u32 = 6;
 /// `ibv_wc_opcode`: a message has come.
 pub const IBV_WC_RECV: u32 = 1 << 7;
 /// `ibv_wc_opcode`: a write with immediate has come.
@@ -158,6 +169,8 @@ pub const IBV_WC_LOC_PROT_ERR: u32 = 4;
 pub const IBV_WC_WR_FLUSH_ERR: u32 = 5;
 /// `ibv_wc_status`: bad response.
 pub const IBV_WC_BAD_RESP_ERR: u32 = 7;
+/// `ibv_wc_status`: a memory window could not be bound.
+pub const IBV_WC_MW_BIND_ERR: u32 = 6;
 /// `ibv_wc_status`: local access error.
 pub const IBV_WC_LOC_ACCESS_ERR: u32 = 8;
 /// `ibv_wc_status`: the target found the request invalid.

@@ -1,6 +1,6 @@
 //! Devices, contexts, ports and GIDs as libibverbs lays them out.
 
-use super::queue::{ibv_cq, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use super::queue::{ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_wc};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// A 128-bit address: subnet prefix and interface id, both in network order.
@@ -160,9 +160,9 @@ type Unused = *mut c_void;
 #[allow(missing_docs)] // the names are those of the calls; of the others only the places count
 pub struct ibv_context_ops {
     _compat_0_6: [Unused; 7],
-    _alloc_mw: Unused,
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mw>,
     _bind_mw: Unused,
-    _dealloc_mw: Unused,
+    pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     _compat_create_cq: Unused,
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,

@@ -30,6 +30,8 @@ mod tests {
         assert_eq!(size_of::<ibv_port_attr>(), 52);
         assert_eq!(size_of::<ibv_async_event>(), 16);
         assert_eq!(size_of::<ibv_context_ops>(), 32 * 8);
+        assert_eq!(offset_of!(ibv_context_ops, alloc_mw), 7 * 8);
+        assert_eq!(offset_of!(ibv_context_ops, dealloc_mw), 9 * 8);
         assert_eq!(offset_of!(ibv_context_ops, poll_cq), 11 * 8);
         assert_eq!(offset_of!(ibv_context_ops, req_notify_cq), 12 * 8);
         assert_eq!(offset_of!(ibv_context_ops, post_send), 25 * 8);
@@ -37,6 +39,8 @@ mod tests {
         assert_eq!(size_of::<ibv_context>(), 328);
         assert_eq!(offset_of!(ibv_context, abi_compat), 320);
         assert_eq!(size_of::<ibv_mr>(), 48);
+        assert_eq!(size_of::<ibv_mw>(), 32);
+        assert_eq!(size_of::<ibv_mw_bind_info>(), 32);
         assert_eq!(size_of::<ibv_cq>(), 128);
         assert_eq!(size_of::<ibv_qp>(), 160);
         assert_eq!(size_of::<ibv_qp_init_attr>(), 64);
@@ -44,6 +48,8 @@ mod tests {
         assert_eq!(size_of::<ibv_qp_attr>(), 144);
         assert_eq!(size_of::<ibv_send_wr>(), 128);
         assert_eq!(offset_of!(ibv_send_wr, wr), 40);
+        assert_eq!(offset_of!(ibv_send_wr, bind_mw), 80);
+        assert_eq!(offset_of!(ibv_wr_bind, bind_info), 16);
         assert_eq!(size_of::<ibv_recv_wr>(), 32);
         assert_eq!(size_of::<ibv_wc>(), 48);
         let end = size_of::<verbs_context>();

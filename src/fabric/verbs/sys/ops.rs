@@ -1,10 +1,11 @@
 //! The calls that are inline functions of libibverbs' header: no symbol of the library, but a jump
 //! through the opened device's table into its driver. They are the whole data path.
 
+use super::constants::IBV_MW_TYPE_2;
 use super::device::{
     ibv_context, ibv_parent_domain_init_attr, ibv_port_attr, ibv_td, ibv_td_init_attr, verbs_context,
 };
-use super::queue::{ibv_cq, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use super::queue::{ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_wc};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -69,6 +70,36 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: bool) -> c_int 
         Some(request) => unsafe { request(cq, c_int::from(solicited_only)) },
         None => libc::EOPNOTSUPP,
     }
+}
+
+/// Makes a memory window of type 2 (`ibv_alloc_mw(3)`); null, with `errno`, if the device has no
+/// more, and `None` if its driver has none at all.
+///
+/// # Safety
+/// `pd` is a protection domain of the library.
+pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd) -> Option<*mut ibv_mw> {
+    // SAFETY: the caller vouches for the domain, whose context the library keeps alive.
+    let alloc = unsafe { (*(*pd).context).ops.alloc_mw }?;
+    // SAFETY: as the caller vouches.
+    Some(unsafe { alloc(pd, IBV_MW_TYPE_2) })
+}
+
+/// Ends a memory window (`ibv_dealloc_mw(3)`). Returns 0 or an errno.
+///
+/// # Safety
+/// `mw` is of [`ibv_alloc_mw`], and is not used afterwards.
+pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: the caller vouches for the window, whose context the library keeps alive.
+    match unsafe { (*(*mw).context).ops.dealloc_mw } {
+        // SAFETY: as the caller vouches.
+        Some(dealloc) => unsafe { dealloc(mw) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// The key with the next value of the eight bits that are the owner's (`ibv_inc_rkey(3)`).
+pub fn ibv_inc_rkey(rkey: u32) -> u32 {
+    rkey & !0xFF | rkey.wrapping_add(1) & 0xFF
 }
 
 /// The extended struct around a context, if the library has the call at offset `from_start` of our

@@ -32,6 +32,35 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 
+/// A memory window: a key of its own for a part of a region. Made by the library alone.
+#[repr(C)]
+pub struct ibv_mw {
+    /// The device.
+    pub context: *mut ibv_context,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// The key of its latest bind, which its owner sets after each bind of type 2.
+    pub rkey: u32,
+    /// The kernel's name of it.
+    pub handle: u32,
+    /// One of `IBV_MW_TYPE_*`.
+    _type: u32,
+}
+
+/// The bytes and the rights of a memory window.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_mw_bind_info {
+    /// The region that the bytes lie in.
+    pub mr: *mut ibv_mr,
+    /// The first byte.
+    pub addr: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// `IBV_ACCESS_*`.
+    pub mw_access_flags: c_uint,
+}
+
 /// A completion channel. Only the library makes it.
 #[repr(C)]
 pub struct ibv_comp_channel {
@@ -233,6 +262,18 @@ pub union ibv_wr_target {
     _atomic: [u64; 4],
 }
 
+/// The window of a bind.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_wr_bind {
+    /// The window, with the key of its latest bind.
+    pub mw: *mut ibv_mw,
+    /// Its key from now on.
+    pub rkey: u32,
+    /// What it is bound to.
+    pub bind_info: ibv_mw_bind_info,
+}
+
 /// A request of the send queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -249,12 +290,13 @@ pub struct ibv_send_wr {
     pub opcode: u32,
     /// `IBV_SEND_*`.
     pub send_flags: c_uint,
-    /// Immediate data, in network order.
+    /// Immediate data, in network order; of `IBV_WR_LOCAL_INV` the key, as it is.
     pub imm_data: u32,
     /// The remote memory.
     pub wr: ibv_wr_target,
     _qp_type: u32,
-    _bind_mw_or_tso: [u64; 6],
+    /// The window of `IBV_WR_BIND_MW`: the larger variant of a union.
+    pub bind_mw: ibv_wr_bind,
 }
 
 impl ibv_send_wr {
@@ -270,7 +312,16 @@ impl ibv_send_wr {
             imm_data: 0,
             wr: ibv_wr_target { _atomic: [0; 4] },
             _qp_type: 0,
-            _bind_mw_or_tso: [0; 6],
+            bind_mw: ibv_wr_bind {
+                mw: std::ptr::null_mut(),
+                rkey: 0,
+                bind_info: ibv_mw_bind_info {
+                    mr: std::ptr::null_mut(),
+                    addr: 0,
+                    length: 0,
+                    mw_access_flags: 0,
+                },
+            },
         }
     }
 }
