@@ -164,7 +164,9 @@ mod telemetry;
 mod wire;
 
 pub use bootstrap::{AuthError, AuthMode, BootstrapError, MissingPeer};
-pub use config::{Builder, BulkReceive, Config, ConfigError, ConfigValues, Origin, PeerLoss, Profile};
+pub use config::{
+    Builder, BulkReceive, Config, ConfigError, ConfigValues, MemoryWindows, Origin, PeerLoss, Profile,
+};
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
 pub use link::Value;

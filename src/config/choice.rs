@@ -31,6 +31,20 @@ pub enum PeerLoss {
     FailAll,
 }
 
+/// Whether peers reach single grants of the pool, or all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryWindows {
+    /// `off`: one key for the whole pool.
+    Off,
+    /// `on`: a key of its own for each grant.
+    On,
+}
+
+impl NamedValues for MemoryWindows {
+    const NAMES: &'static [(&'static str, Self)] = &[("off", Self::Off), ("on", Self::On)];
+}
+
 impl NamedValues for BulkReceive {
     const NAMES: &'static [(&'static str, Self)] = &[("copy", Self::Copy), ("borrow", Self::Borrow)];
 }

@@ -36,7 +36,7 @@ mod reference;
 mod table;
 
 pub use builder::Builder;
-pub use choice::{BulkReceive, PeerLoss};
+pub use choice::{BulkReceive, MemoryWindows, PeerLoss};
 pub use error::{ConfigError, Origin};
 pub use profile::Profile;
 pub use reference::{listing, reference};

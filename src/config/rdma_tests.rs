@@ -53,6 +53,7 @@ pub(super) const SAMPLES: &[Sample] = &[
     sample("rdma_qp_min_rnr_timer", &[("0", "0"), ("31", "31")], &["", "32", "-1", "22us"], NO_NUMBER),
     sample("rdma_qps_per_peer", &[("1", "1"), ("16", "16")], &["", "0", "17", "all"], NO_NUMBER),
     sample("rdma_relaxed_ordering", &[("true", "true"), ("false", "false")], &["", "yes", "1"], &["1", "[]"]),
+    sample("rdma_memory_windows", &[("on", "on"), ("off", "off")], &["", "true", "On", "1"], NO_STRING),
     sample("rdma_qp_rnr_retry", &[("0", "0"), ("7", "7")], &["", "8", "-1", "ever"], NO_NUMBER),
     sample("rdma_qp_sl", &[("0", "0"), ("7", "7")], &["", "8", "-1", "x"], NO_NUMBER),
     sample(

@@ -6,7 +6,7 @@
 //! further variables that set it.
 
 use super::builder::{Builder, RawSettings};
-use super::choice::{BulkReceive, PeerLoss};
+use super::choice::{BulkReceive, MemoryWindows, PeerLoss};
 use super::error::{ConfigError, Origin};
 use super::format::{
     AutoOr, Bool, ByteSize, CpuList, DurationText, FilePath, Format, InvalidToml, InvalidValue, JobName,
@@ -460,13 +460,20 @@ settings! {
     rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
         ["RDMA_QP_MIN_RNR_TIMER"];
     /// Queue pairs to each peer, over which large tensors are striped. Two members use the smaller
-    /// number.
+    /// number, and one if `rdma_memory_windows` is on.
     rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to \
         16", |count| (1..=16).contains(&count).then_some(count),
         ["RDMA_QPS_PER_PEER"];
     /// Whether the bus may reorder peers' writes to the pool. It is faster for large tensors on
     /// some hosts. Devices and libraries without support ignore it.
     rdma_relaxed_ordering: bool, Bool, default("false"), "true or false", Some, ["RDMA_RELAXED_ORDERING"];
+    /// Whether a memory window of type 2 gives each grant a key of its own. A peer then reaches
+    /// only the bytes that it was granted, until the grant is revoked. Each grant and each
+    /// revocation is one more request of the link's queue pair, and a revocation waits for what was
+    /// sent before it. A link has one queue pair for data, whatever `rdma_qps_per_peer` says. A
+    /// device without such windows is refused. Each member protects its own pool: the others may
+    /// have another value.
+    rdma_memory_windows: MemoryWindows, OneOf<MemoryWindows>, default("off"), "off or on", Some;
     /// Ranges of memory outside the pool that stay registered, so that their tensors are sent
     /// without a copy. With 0 they are copied through the pool.
     rdma_registrations: u32, Number<u32>, default("1024"), "0 to \

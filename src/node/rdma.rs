@@ -1,6 +1,6 @@
 //! The settings of an RDMA device, as the verbs fabric takes them.
 
-use crate::config::{Config, Origin};
+use crate::config::{Config, MemoryWindows, Origin};
 use crate::fabric::verbs::VerbsOptions;
 use crate::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
 use crate::wire::HostPort;
@@ -30,6 +30,7 @@ pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
         rnr_retry: config.rdma_qp_rnr_retry,
         min_rnr_timer: config.rdma_qp_min_rnr_timer,
         relaxed_ordering: config.rdma_relaxed_ordering,
+        memory_windows: config.rdma_memory_windows == MemoryWindows::On,
         qps_per_peer: config.rdma_qps_per_peer,
         registrations: config.rdma_registrations,
         registered_bytes: config.rdma_registered_bytes,

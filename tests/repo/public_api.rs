@@ -11,6 +11,7 @@ const WITHOUT_EXAMPLE: &[(&str, &str)] = &[
     ("BulkReceive", "a setting: the example is that of `ConfigValues`"),
     ("FabricKind", "a setting"),
     ("LockPolicy", "a setting: the example is that of `ConfigValues`"),
+    ("MemoryWindows", "a setting"),
     ("PagePolicy", "a setting: the example is that of `ConfigValues`"),
     ("PeerLoss", "a setting: the example is that of `ConfigValues`"),
     ("PollMode", "a setting: the example is that of `ConfigValues`"),

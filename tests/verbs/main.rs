@@ -32,3 +32,4 @@ mod setup;
 mod stripes;
 mod stuck;
 mod watch;
+mod windows;

@@ -13,7 +13,7 @@ pub(super) const LONGEST: usize = 32;
 /// Where a request's opcode is in its name.
 pub(super) const OPCODE_SHIFT: u32 = 16;
 
-/// The bits of the opcode.
+/// All bits of a name that can say which opcode it is.
 pub(super) const OPCODE_BITS: u64 = 0xFF << OPCODE_SHIFT;
 /// The bit of a request whose completion the port waits for.
 pub(super) const AWAITED: u64 = 1 << 1;

@@ -44,7 +44,7 @@ pub(super) fn check(chosen: &Chosen) -> Result<(), FabricError> {
     Err(unavailable(format!("rdma_memory_windows is on, and {name} has no windows of type 2: {REMEDY}")))
 }
 
-/// A memory window.
+/// A key for a part of the pool, bound or free.
 pub(super) struct MemoryWindow {
     domain: Arc<ProtectionDomain>,
     handle: Option<NonNull<ibv_mw>>,
@@ -80,7 +80,7 @@ impl MemoryWindow {
         let result = unsafe { ibv_dealloc_mw(handle.as_ptr()) };
         if result != 0 {
             let (device, error) = (&self.domain.context.name, returned(result));
-            tracing::error!(device, %error, "a memory window can't be ended: it stays, and so does its region");
+            tracing::error!(device, %error, "a memory window can't be ended: it and its region stay");
             std::mem::forget(Arc::clone(&self.domain));
         }
         result == 0

@@ -72,8 +72,8 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: bool) -> c_int 
     }
 }
 
-/// Makes a memory window of type 2 (`ibv_alloc_mw(3)`); null, with `errno`, if the device has no
-/// more, and `None` if its driver has none at all.
+/// Makes a memory window of type 2 (`ibv_alloc_mw(3)`). Null, with `errno`, if the device has no
+/// more. `None` if its driver has none at all.
 ///
 /// # Safety
 /// `pd` is a protection domain of the library.
