@@ -33,33 +33,31 @@ fn free_port() -> u16 {
 
 /// Settings of one member of a small cluster. `TENSORWIRE_TEST_POLL` sets the poll mode, and
 /// `TENSORWIRE_TEST_POLLERS` the number of pollers in modes that can have several.
-/// `TENSORWIRE_TEST_FABRIC` sets the fabric. The same tests run in every mode and on every fabric.
+/// `TENSORWIRE_TEST_FABRIC` sets the fabric, and `TENSORWIRE_TEST_WINDOWS` whether it has memory
+/// windows. The same tests run in every mode and on every fabric.
 /// RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`. On a slow machine
 /// `TENSORWIRE_TEST_STOP` and `TENSORWIRE_TEST_SILENCE` set a longer `stop_timeout` and
 /// `silence_bound`.
 pub fn member(cluster: &str, task: u32) -> Builder {
-    let builder = Node::builder().without_environment();
-    let builder = match std::env::var("TENSORWIRE_TEST_POLL") {
-        Ok(mode) => builder.set("poll", mode),
-        Err(_) => builder,
-    };
-    let builder = match std::env::var("TENSORWIRE_TEST_POLLERS") {
-        Ok(pollers) => builder.set("pollers", pollers),
-        Err(_) => builder,
-    };
-    let builder = match std::env::var("TENSORWIRE_TEST_FABRIC") {
-        Ok(fabric) => builder.set("fabric", fabric),
-        Err(_) => builder,
-    };
+    let of_all_members = [
+        ("TENSORWIRE_TEST_POLL", "poll"),
+        ("TENSORWIRE_TEST_POLLERS", "pollers"),
+        ("TENSORWIRE_TEST_FABRIC", "fabric"),
+        ("TENSORWIRE_TEST_WINDOWS", "rdma_memory_windows"),
+        ("TENSORWIRE_TEST_SILENCE", "silence_bound"),
+    ];
+    let builder =
+        of_all_members.into_iter().fold(Node::builder().without_environment(), |builder, (name, key)| {
+            match std::env::var(name) {
+                Ok(value) => builder.set(key, value),
+                Err(_) => builder,
+            }
+        });
     let builder = match std::env::var("TENSORWIRE_TEST_DEVICES") {
         Ok(devices) => {
             let devices: Vec<_> = devices.split(',').collect();
             builder.set("rdma_device", devices[task as usize % devices.len()])
         }
-        Err(_) => builder,
-    };
-    let builder = match std::env::var("TENSORWIRE_TEST_SILENCE") {
-        Ok(silence) => builder.set("silence_bound", silence),
         Err(_) => builder,
     };
     builder

@@ -106,6 +106,30 @@ conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
 conformance!(verbs_on_a_fake_nic, fake::FakeNic);
 conformance!(verbs_with_windows_on_a_fake_nic, fake::FakeWindows);
 
+conformance! { verbs_with_windows_on_a_device, verbs::VerbsWindows,
+    order_holds_within_a_link
+    a_write_lands_at_its_grant_and_is_there_when_a_later_send_is
+    an_inline_write_lands_and_makes_no_completion_for_its_sender
+    a_large_write_lands_whole
+    a_read_brings_the_bytes_into_the_start_of_its_target
+    zero_length_operations_check_no_key
+    a_write_outside_its_grant_fails_the_link_and_writes_nothing
+    a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
+    a_read_outside_its_grant_fails_the_link
+    leave_to_write_is_no_leave_to_read
+    a_full_queue_is_a_value_and_loses_nothing
+    completions_are_neither_lost_nor_duplicated
+    completions_of_an_earlier_link_never_come_on_a_later_one
+    a_failed_link_fails_everything_outstanding_and_refuses_everything_later
+    the_peer_of_a_failed_link_goes_down_too
+    a_detached_link_releases_everything_and_the_peer_goes_down
+    what_was_sent_before_a_link_was_closed_still_arrives
+    a_revoked_tensor_comes_back_with_what_was_written
+    what_has_failed_holds_no_memory
+    order_holds_in_a_batch_and_across_its_ends
+    all_of_a_batch_arrives_once_it_has_ended
+}
+
 // The other made-up devices: the rules that their narrowness, their stripes or their kind of
 // network can break.
 conformance! { verbs_on_a_narrow_fake, fake::FakeNarrow,

@@ -83,6 +83,35 @@ impl Harness for VerbsSmall {
     }
 }
 
+/// With memory windows. Soft-RoCE checks their keys, but not their bounds.
+pub struct VerbsWindows;
+
+impl VerbsWindows {
+    fn options(end: usize) -> VerbsOptions {
+        let device_settings = device_settings(end);
+        VerbsOptions { device_settings, memory_windows: true, ..VerbsOptions::default() }
+    }
+}
+
+impl Harness for VerbsWindows {
+    type Fabric = VerbsFabric;
+    const CHECKS_GRANTS: bool = false;
+    const HAS_OWN_KEYS: bool = true;
+
+    fn skipped() -> Option<String> {
+        let made = |end| VerbsFabric::new(&pool(1 << 20), Self::options(end)).err();
+        (0..2).find_map(made).map(|error| error.to_string())
+    }
+
+    fn fabric(pool: &Pool) -> VerbsFabric {
+        fabric(pool, Self::options(0))
+    }
+
+    fn fabrics(pools: [&Pool; 2]) -> [VerbsFabric; 2] {
+        [fabric(pools[0], Self::options(0)), fabric(pools[1], Self::options(1))]
+    }
+}
+
 /// Two ends with different options, as between devices of different kinds.
 #[test]
 fn a_link_is_as_deep_as_the_smaller_of_its_ends() {

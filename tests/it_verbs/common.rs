@@ -13,7 +13,9 @@ const ON_FAKE: [(&str, &str); 2] = [("fabric", "verbs"), ("rdma_device", "fake_0
 
 fn load_fake() {
     static FAKE: OnceLock<Fake> = OnceLock::new();
-    FAKE.get_or_init(|| Fake::system(ONE_NIC));
+    // With memory windows, for `TENSORWIRE_TEST_WINDOWS=on`.
+    let script = || ONE_NIC.replace("name=fake_0", "name=fake_0 caps=0x1000000");
+    FAKE.get_or_init(|| Fake::system(&script()));
 }
 
 pub fn member(cluster: &str, task: u32) -> Builder {

@@ -18,7 +18,7 @@ device name=fake_0 max_qp_wr=4096
 port pkeys=9 mtu=4
 gid index=3 type=2 gid=00000000000000000000ffff0a000001
 port state=1
-device name=fake_1 vectors=4 sysfs=SYSFS
+device name=fake_1 vectors=4 sysfs=SYSFS caps=0x1000000
 port
 gid index=1 type=2 gid=00000000000000000000ffff0a000002
 device name=fake_2
@@ -60,6 +60,39 @@ fn tensors_of_every_size_travel_and_nothing_is_left_behind() {
         }
     });
     fake.assert_clean();
+}
+
+#[test]
+fn tensors_travel_between_members_with_and_without_memory_windows() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    for (windows, depth) in [(["on", "on"], "1024"), (["on", "off"], "8"), (["on", "on"], "1")] {
+        fake.run("clear_log");
+        let settings = move |task: u32| {
+            let windows = ("rdma_memory_windows", windows[task as usize]);
+            [&ON_FAKE_1[..], &[windows, ("rdma_qp_queue_depth", depth)]].concat()
+        };
+        run_each(2, settings, |node, task| {
+            for id in 0..20 {
+                let step = node.step(id).expect("new");
+                for floats in [1, 5000, 100_000] {
+                    let to = node.edge_to("w", 1 - task, &format!("of {floats}")).expect("an edge");
+                    step.send(&to, counting(node, id as f32, floats)).expect("sent");
+                }
+                for floats in [1, 5000, 100_000] {
+                    let from = node.edge_from("w", 1 - task, &format!("of {floats}")).expect("an edge");
+                    let got = step.recv(&from, SOON).expect("received");
+                    assert_eq!(values(&got.tensor), values(&counting(node, id as f32, floats)));
+                }
+                // The peer has begun this step, so it has all tensors of the one before.
+                (id > 0).then(|| node.cleanup(id - 1));
+            }
+        });
+        let made = fake.calls("alloc_mw").len();
+        assert!((3..40).contains(&made), "{made} windows: each serves many grants");
+        assert_eq!(fake.calls("dealloc_mw").len(), made);
+        fake.assert_clean();
+    }
 }
 
 #[test]

@@ -155,6 +155,21 @@ fn a_window_has_one_right_and_the_bytes_of_its_grant() {
 }
 
 #[test]
+fn a_key_is_of_one_link() {
+    needs_fake!();
+    let fake = Fake::new(&script(""));
+    let (mut a, mut b) = both(&fake, 16);
+    let grant = granted(&mut b, 64);
+    let first = (a.link, b.link);
+    (a.link, b.link) = another(&mut a, &mut b, &link(16));
+    assert_refused(&mut a, &mut b, &grant);
+    assert_works(&mut a, &mut b, first);
+    assert_eq!(b.port.revoke(first.1, &grant).expect("granted").bytes(), [0; 64]);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
 fn a_device_without_more_windows_refuses_the_grant_as_a_value() {
     needs_fake!();
     let fake = Fake::new(&script("max_mw=3"));
