@@ -227,7 +227,8 @@ pub trait Endpoint: Send + 'static {
 
 /// The part of a fabric that one poller owns: its links and the queue on which they complete.
 ///
-/// No method blocks or allocates in steady state. One thread at a time calls them.
+/// No method blocks or allocates in steady state. One thread at a time calls them. With memory
+/// windows on verbs, grants and their ends may wait for the device.
 ///
 /// Operations that copy their bytes when they are posted (`send`, `write_inline`) make no
 /// completion. Those that hold a tensor until they are done (`write`, `read`, `lend`) make exactly

@@ -174,6 +174,12 @@ impl VerbsDevice {
         let chosen = Chosen::open(library, &options.device_settings)?;
         if options.memory_windows {
             windows::check(&chosen)?;
+            if options.qps_per_peer > 1 {
+                tracing::warn!(
+                    rdma_qps_per_peer = options.qps_per_peer,
+                    "with rdma_memory_windows a link has one queue pair for data: tensors are not striped"
+                );
+            }
         }
         Ok(VerbsDevice { chosen, options })
     }
