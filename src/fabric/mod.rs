@@ -23,6 +23,8 @@
 //! This module knows nothing of edges, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
+#[cfg(test)]
+pub(crate) mod forging;
 mod loans;
 pub mod shm;
 #[cfg(any(test, feature = "sim"))]

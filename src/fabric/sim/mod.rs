@@ -24,6 +24,8 @@
 mod digest;
 mod ends;
 mod flips;
+#[cfg(test)]
+mod hostile_tests;
 mod load;
 mod loans;
 mod network;

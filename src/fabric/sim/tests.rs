@@ -42,8 +42,11 @@ fn linked(fabrics: &[SimFabric; 2], generation: u8) -> [SimLink; 2] {
 }
 
 pub(super) fn world(seed: u64, options: SimOptions) -> World {
+    world_of([pool(), pool()], seed, options)
+}
+
+pub(super) fn world_of(pools: [Pool; 2], seed: u64, options: SimOptions) -> World {
     let network = SimNetwork::new(seed, options);
-    let pools = [pool(), pool()];
     let fabrics = [0, 1].map(|k: usize| network.process(&pools[k]));
     let [a, b] = linked(&fabrics, 0);
     let mut ports = [0, 1].map(|k: usize| fabrics[k].port().expect("a port"));
@@ -62,6 +65,13 @@ impl World {
         for (k, link) in linked(&self.fabrics, 1).into_iter().enumerate() {
             self.links[k] = self.ports[k].attach(link).expect("room");
         }
+    }
+
+    /// A second link of the two. Returns the side of process 1.
+    pub fn another_link(&mut self) -> LinkId {
+        let [a, b] = linked(&self.fabrics, 0);
+        self.ports[0].attach(a).expect("room");
+        self.ports[1].attach(b).expect("room")
     }
 
     /// The events of one poll: the first bytes of messages, and failures.

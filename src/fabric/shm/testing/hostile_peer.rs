@@ -44,7 +44,7 @@ pub(crate) struct HonestPeer {
 pub(crate) struct HostileSetup {
     fabric: ShmFabric,
     pub pool: Pool,
-    hostile_pool: Pool,
+    pub hostile_pool: Pool,
 }
 
 impl HostileSetup {

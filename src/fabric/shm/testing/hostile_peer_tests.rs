@@ -19,20 +19,20 @@ fn hostile_link() -> (HonestPeer, HostilePeer) {
 }
 
 impl HostilePeer {
-    fn post(&mut self, order: Order) {
+    pub(super) fn post(&mut self, order: Order) {
         self.post_words(order.to_words());
     }
 }
 
 impl HonestPeer {
-    fn granted(&mut self, len: usize) -> Grant {
+    pub(super) fn granted(&mut self, len: usize) -> Grant {
         let target = tensor_mut(&self.pool, len);
         self.port.grant(self.link, target).expect("room")
     }
 
     /// Polls until the link is down, or 200 times. Returns the events except `Down`, and the reason
     /// of `Down`.
-    fn poll(&mut self) -> (Vec<Event>, Option<LinkFailure>) {
+    pub(super) fn poll(&mut self) -> (Vec<Event>, Option<LinkFailure>) {
         let mut completions = Completions::default();
         let mut events = Vec::new();
         for _ in 0..200 {
@@ -59,7 +59,7 @@ impl HonestPeer {
     }
 }
 
-fn immediate() -> Immediate {
+pub(super) fn immediate() -> Immediate {
     Immediate { generation: 0, slot: Slot::new(1).expect("fits") }
 }
 

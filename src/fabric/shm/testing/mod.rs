@@ -1,5 +1,7 @@
 //! Helpers of this module's tests, and a hostile peer for tests and fuzz targets.
 
+#[cfg(test)]
+mod forged_orders_tests;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 pub(crate) mod hostile_peer;
