@@ -11,7 +11,8 @@ pub(crate) const VERSION: u16 = 4;
 const MAGIC: [u8; 8] = *b"twshmadr";
 const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;
 
-/// A random number that proves that a peer was told the address.
+/// A random number. It names an endpoint and its socket, so that no two endpoints meet by accident.
+/// The kernel lists the names of sockets to every user: it proves nothing, and is no secret.
 pub(crate) type EndpointToken = [u8; 16];
 
 /// Identifies a host. Two processes with equal values can reach each other.

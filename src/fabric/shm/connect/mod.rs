@@ -3,6 +3,8 @@
 pub(crate) mod address;
 pub(crate) mod handshake;
 pub(crate) mod hello;
+#[cfg(test)]
+mod other_user_tests;
 pub(crate) mod socket;
 #[cfg(test)]
 mod tests;

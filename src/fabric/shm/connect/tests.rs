@@ -11,16 +11,16 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
-const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
-const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, generation: 0 };
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
+pub(super) const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, generation: 0 };
 
-fn endpoint(options: &LinkOptions) -> ShmEndpoint {
+pub(super) fn endpoint(options: &LinkOptions) -> ShmEndpoint {
     let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
     fabric.endpoint(0, options).expect("an endpoint")
 }
 
-fn why(result: Result<ShmLink, FabricError>) -> String {
+pub(super) fn why(result: Result<ShmLink, FabricError>) -> String {
     match result {
         Ok(_) => panic!("it was let in"),
         Err(error) => error.to_string(),
@@ -37,11 +37,11 @@ fn memfd(bytes: u64, sealed: bool) -> OwnedFd {
     file
 }
 
-fn address(endpoint: &ShmEndpoint) -> ShmAddress {
+pub(super) fn address(endpoint: &ShmEndpoint) -> ShmAddress {
     ShmAddress::from_bytes(endpoint.address()).expect("its own address")
 }
 
-fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
+pub(super) fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let ShmAddress { token, .. } = address(to);
     let regions = vec![(0, 4096)];
@@ -74,7 +74,7 @@ fn assert_rejected(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<Ow
     });
 }
 
-fn good_files() -> Vec<OwnedFd> {
+pub(super) fn good_files() -> Vec<OwnedFd> {
     let bytes = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     vec![memfd(bytes, true), doorbells(), memfd(4096, true)]
 }

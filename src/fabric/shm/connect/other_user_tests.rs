@@ -1,0 +1,130 @@
+//! A process of another user, which knows everything that a peer knows, gets neither a link nor a
+//! file.
+//!
+//! A thread stands for the process: the kernel records the user of the thread that connects or
+//! listens. Only root can take another user's place, so the tests are skipped for other users.
+
+use super::address::ShmAddress;
+use super::hello::HandshakeMessage;
+use super::socket::{self, Deadline};
+use super::tests::{OPTIONS, SHORT_TIMEOUT, TIMEOUT, address, endpoint, good_files, hello, why};
+use crate::fabric::shm::testing::pool;
+use crate::fabric::{Endpoint, Role};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
+use rustix::thread::set_thread_res_uid;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
+fn is_root() -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can act as another user");
+    }
+    is_root
+}
+
+/// Runs `act` as another user.
+fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    let nobody = || {
+        let uid = Uid::from_raw(NOBODY);
+        set_thread_res_uid(uid, uid, uid).expect("root may");
+        act()
+    };
+    let done = std::thread::scope(|scope| scope.spawn(nobody).join().expect("no panic"));
+    // The change of the user has made the whole process undumpable.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).expect("it was so before");
+    done
+}
+
+fn assert_names_both_users(text: &str) {
+    assert!(text.contains("runs as user 65534") && text.contains("this process as user 0"), "{text}");
+}
+
+#[test]
+fn an_endpoint_of_another_user_is_refused_at_once() {
+    if !is_root() {
+        return;
+    }
+    let theirs = as_nobody(|| endpoint(&OPTIONS));
+    for role in [Role::Initiator, Role::Acceptor] {
+        assert_names_both_users(&why(endpoint(&OPTIONS).connect(role, theirs.address(), TIMEOUT)));
+    }
+    let ours = endpoint(&OPTIONS);
+    let text = as_nobody(|| why(theirs.connect(Role::Initiator, ours.address(), TIMEOUT)));
+    assert!(text.contains("runs as user 0") && text.contains("this process as user 65534"), "{text}");
+}
+
+/// It has an address that says the right user, both tokens, and good files.
+#[test]
+fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_out() {
+    if !is_root() {
+        return;
+    }
+    let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
+    let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
+    let name = address(&acceptor).socket_name().expect("a name");
+    let bytes = HandshakeMessage::Hello(hello(&initiator, &acceptor)).to_bytes();
+    let connect = || {
+        let socket = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
+        let files = good_files();
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        socket::send_bytes(&socket, &bytes, &files).expect("sent");
+        socket
+    };
+    let stranger = as_nobody(connect);
+    let said = std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
+        let mut fds = [PollFd::new(&stranger, PollFlags::IN)];
+        assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not rejected");
+        let said = socket::receive(&stranger);
+        initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("the right peer is let in");
+        accepted.join().expect("no panic").map_err(|error| error.to_string()).expect("accepted");
+        said
+    });
+    assert!(said.is_err(), "it was told {said:?}");
+
+    // If nobody else comes, the error says who did.
+    let (acceptor, missing) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
+    let name = address(&acceptor).socket_name().expect("a name");
+    let _stranger = as_nobody(|| socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected"));
+    assert_names_both_users(&why(acceptor.connect(Role::Acceptor, missing.address(), SHORT_TIMEOUT)));
+}
+
+#[test]
+fn another_user_that_listens_in_a_peers_place_is_told_nothing() {
+    if !is_root() {
+        return;
+    }
+    let initiator = endpoint(&OPTIONS);
+    let listening = ShmAddress { token: [7; 16], ..address(&initiator) };
+    let name = listening.socket_name().expect("a name");
+    let listener = as_nobody(|| socket::listen(&name).expect("a socket"));
+    let text = why(initiator.connect(Role::Initiator, &listening.to_bytes(), TIMEOUT));
+    assert_names_both_users(&text);
+    let came = rustix::net::accept(&listener).expect("it has connected");
+    let said = socket::receive(&came);
+    assert!(said.is_err(), "it was told {said:?}");
+}
+
+/// The memory of a pool has no name but in `/proc`.
+#[test]
+fn another_user_does_not_open_the_memory_of_a_process() {
+    if !is_root() {
+        return;
+    }
+    let pool = pool();
+    let file = format!("/proc/{}/fd/{}", std::process::id(), pool.region().fd().as_raw_fd());
+    let read = |user: u32| {
+        let mut head = Command::new("head");
+        head.args(["-c1", &file]).uid(user).gid(user).current_dir("/");
+        let output = head.output().expect("head(1)");
+        (output.status.success(), output.stdout.len())
+    };
+    assert_eq!(read(0), (true, 1));
+    assert_eq!(read(NOBODY), (false, 0));
+}
