@@ -1,10 +1,12 @@
 //! The memory that a peer may write or read.
 
+use std::fmt;
+
 /// Leave to access `len` bytes at `offset` of a region of the granting process.
 ///
 /// No raw address is in it: a region is known by number since the link was made. The side that
 /// resolves a grant checks region, key and bounds one by one (specification 3.1a).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// Which of the granter's regions.
     pub region: u16,
@@ -14,6 +16,15 @@ pub struct Grant {
     pub offset: u64,
     /// How many bytes.
     pub len: u64,
+}
+
+impl fmt::Debug for Grant {
+    /// Without the key, which is for the peer alone.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Grant { region, key: _, offset, len } = self;
+        let mut text = f.debug_struct("Grant");
+        text.field("region", region).field("offset", offset).field("len", len).finish_non_exhaustive()
+    }
 }
 
 impl Grant {
@@ -29,8 +40,36 @@ impl Grant {
 }
 
 #[cfg(test)]
+impl Grant {
+    /// Checks that a text does not have the key, which must be a large number.
+    pub(crate) fn assert_key_hidden_in(&self, text: &str) {
+        let key = self.key;
+        assert!(key > 1 << 24, "{key} may be in a text by chance");
+        let text = text.to_lowercase();
+        assert!(!text.contains(&key.to_string()) && !text.contains(&format!("{key:x}")), "{text}");
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::message::Message;
+    use crate::wire::{EdgeId, Immediate, Slot};
+
+    #[test]
+    fn the_key_is_in_no_text() {
+        let target = Grant { key: 0xDEAD_BEEF, ..WHOLE };
+        let immediate = Immediate { generation: 1, slot: Slot::ZERO };
+        let edge = EdgeId { number: 1, generation: 2 };
+        for text in [
+            format!("{target:?} {target:#?} {:?}", target.part(1, 2)),
+            format!("{:?}", Message::Grant { offer: 5, immediate, target }),
+            format!("{:#?}", Message::Ready { edge, immediate, target }),
+        ] {
+            assert!(text.contains("Grant {") && text.contains("offset"), "{text}");
+            target.assert_key_hidden_in(&text);
+        }
+    }
 
     const WHOLE: Grant = Grant { region: 1, key: 7, offset: 100, len: 50 };
 

@@ -12,6 +12,7 @@ mod names;
 mod packaging;
 mod prose;
 mod public_api;
+mod secrets;
 mod source;
 mod text;
 mod tuning;

@@ -24,7 +24,6 @@ pub(super) enum ShmGranted {
     Read(Tensor),
 }
 
-#[derive(Debug)]
 struct ShmGrantEntry {
     generation: u32,
     span: Span,
@@ -32,7 +31,7 @@ struct ShmGrantEntry {
 }
 
 /// The grants of one link.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct ShmGrants {
     entries: Vec<ShmGrantEntry>,
     free: Vec<u32>,

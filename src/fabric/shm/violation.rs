@@ -37,8 +37,8 @@ pub(crate) enum ShmViolation {
     )]
     OutsideRegion { named: OrderSource, region_len: u64 },
     #[error(
-        "it used key {:#x} for {len} bytes at {} of region {}, {why}",
-        .target.key, .target.offset, .target.region
+        "it used a key for {len} bytes at {} of region {}, {why}",
+        .target.offset, .target.region
     )]
     Grant { target: OrderTarget, len: u64, why: GrantViolation },
     #[error("it has more than {0} reads under way")]
@@ -81,5 +81,34 @@ impl From<BadAck> for LinkFailure {
     fn from(BadAck { said, sent }: BadAck) -> Self {
         let why = format!("it says it has taken {said} orders, where {sent} were sent (both modulo 2^32)");
         LinkFailure::Protocol(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::shm::memory::order::Order;
+    use crate::wire::Grant;
+
+    #[test]
+    fn no_order_and_no_violation_shows_a_key() {
+        use GrantViolation::{OtherRegion, OutsideGrant, ReadOnly, Revoked, UnknownKey, WriteOnly};
+        let grant = Grant { region: 3, key: 0xDEAD_BEEF, offset: 4096, len: 64 };
+        let target = OrderTarget::from(&grant);
+        let source = OrderSource { region: 1, offset: 2, len: 3 };
+        for order in [
+            Order::WriteInline { len: 8, target, immediate: None },
+            Order::Write { source, target, immediate: None },
+            Order::Read { exposed: target, len: 8, ticket: ReadTicket { index: 1, number: 2 } },
+        ] {
+            grant.assert_key_hidden_in(&format!("{order:?} {order:#?}"));
+        }
+        let outside = OutsideGrant { offset: 4096, len: 64 };
+        for why in [UnknownKey, Revoked, OtherRegion, outside, ReadOnly, WriteOnly] {
+            let violation = ShmViolation::Grant { target, len: 65, why };
+            let text = format!("{violation} {violation:?} {:?}", LinkFailure::from(violation.clone()));
+            assert!(text.contains("65 bytes at 4096 of region 3"), "{text}");
+            grant.assert_key_hidden_in(&text);
+        }
     }
 }

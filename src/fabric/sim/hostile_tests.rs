@@ -1,5 +1,5 @@
-//! A hostile peer forges each field of a grant, one at a time and in pairs. A model of the rules says
-//! what the peer gets. The bytes of the honest pool are compared as a whole.
+//! A hostile peer forges each field of a grant, one at a time and in pairs. A model of the rules
+//! says what the peer gets. The bytes of the honest pool are compared as a whole.
 
 use super::tests::{World, pool, tensor, tensor_mut, world_of};
 use super::*;
@@ -126,7 +126,10 @@ impl Scene {
             [Event::Immediate { bytes, .. }] if is_allowed && immediate.is_some() => {
                 assert_eq!(*bytes, named.len);
             }
-            [Event::Down(LinkFailure::Protocol(_))] if !is_allowed => {}
+            [Event::Down(why @ LinkFailure::Protocol(_))] if !is_allowed => {
+                self.granted.assert_key_hidden_in(&format!("{why} {why:?}"));
+                self.exposed.assert_key_hidden_in(&format!("{why} {why:?}"));
+            }
             _ => panic!("{events:?}, allowed: {is_allowed}"),
         }
         match &theirs[..] {

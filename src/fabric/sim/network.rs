@@ -207,7 +207,7 @@ impl SimNetwork {
         let mut state = self.lock();
         let number = state.sides.len();
         // Each side has keys of its own, so that a grant of one link is invalid on another.
-        let first_key = (number as u32).wrapping_mul(0x9E37_79B1);
+        let first_key = (number as u32 + 1).wrapping_mul(0x9E37_79B1);
         state.sides.push(LinkSide::new(process, options.clone(), first_key));
         number
     }

@@ -268,7 +268,7 @@ impl fmt::Debug for ForeignArea {
 
 impl fmt::Debug for ForeignRegistration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForeignRegistration").field("fabric", &self.fabric).field("key", &self.key).finish()
+        f.debug_struct("ForeignRegistration").field("fabric", &self.fabric).finish_non_exhaustive()
     }
 }
 

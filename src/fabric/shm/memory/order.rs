@@ -15,6 +15,7 @@ use super::slot::{IN_SLOT, MAX_WORDS};
 use crate::fabric::MAX_LOAN_MESSAGE;
 use crate::fabric::shm::violation::ShmViolation;
 use crate::wire::{Grant, Immediate, SHORT_MESSAGE, ShortMessage, UnreadMessage};
+use std::fmt;
 
 const SEND: u8 = 1;
 const WRITE_INLINE: u8 = 2;
@@ -77,11 +78,20 @@ pub(crate) struct OrderLoan {
 }
 
 /// A part of a grant. The operation has the length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OrderTarget {
     pub region: u16,
     pub key: u32,
     pub offset: u64,
+}
+
+impl fmt::Debug for OrderTarget {
+    /// Without the key, as that of a [`Grant`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OrderTarget { region, key: _, offset } = self;
+        let mut text = f.debug_struct("OrderTarget");
+        text.field("region", region).field("offset", offset).finish_non_exhaustive()
+    }
 }
 
 impl From<&Grant> for OrderTarget {

@@ -1,6 +1,6 @@
-//! A hostile peer forges each field of each order, and each word of its segment, one at a time and in
-//! pairs. A model of the rules says what the peer gets for an order. The bytes of the honest pool are
-//! compared as a whole.
+//! A hostile peer forges each field of each order, and each word of its segment, one at a time and
+//! in pairs. A model of the rules says what the peer gets for an order. The bytes of the honest pool
+//! are compared as a whole.
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile_peer};
 use super::hostile_peer_tests::immediate;
@@ -214,8 +214,8 @@ impl Scene {
         gets.unwrap_or(Gets::Nothing)
     }
 
-    /// Posts an order. The honest side must give what the rules say, and nothing else. Returns whether
-    /// that was something.
+    /// Posts an order. The honest side must give what the rules say, and nothing else. Returns
+    /// whether that was something.
     fn post(mut self, words: Words, theirs: &[u8]) -> bool {
         let (before, pool_len) = (image(&self.honest.pool), theirs.len() as u64);
         let gets = self.gets(&words, pool_len);

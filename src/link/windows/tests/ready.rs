@@ -99,6 +99,25 @@ fn a_tensor_is_written_ahead_of_its_record_if_a_destination_waits() {
     assert_eq!(scene.heard_names(), ["offered"], "a destination is for one tensor");
 }
 
+/// The table of the links holds every type of this module.
+#[test]
+fn neither_a_link_nor_its_events_show_the_key_of_a_grant() {
+    let mut scene = scene(false);
+    let theirs = scene.peer_is_ready(EDGE, BYTES);
+    scene.offered(BYTES);
+    let (_, ours) = scene.destination();
+    let link = scene.links.links.get_mut(scene.link).expect("it is up");
+    let text = format!("{link:?} {link:#?}");
+    assert!(text.contains("ReadyReceiver") && text.contains("Landings"), "{text}");
+    for grant in [theirs, ours] {
+        grant.assert_key_hidden_in(&text);
+    }
+    // A write to a grant that ends the link: it is too long.
+    let whole = Grant { len: ours.len + 1, ..ours };
+    scene.write(BYTES + 1, &whole, immediate());
+    ours.assert_key_hidden_in(&scene.ended());
+}
+
 #[test]
 fn a_destination_that_is_not_used_is_released() {
     for bytes in [BYTES - 1, BYTES + 1] {
