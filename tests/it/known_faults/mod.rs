@@ -343,7 +343,7 @@ fn role_logs_its_set_up() {
         let nodes = members.map(|member| member.join().expect("no panic"));
         assert_eq!(nodes.each_ref().map(|(joined, _)| *joined), [connects; 2], "{job}");
         // The executor writes the log, and a stop waits for it.
-        nodes.each_ref().map(|(_, node)| node.stop().expect("a clean stop"));
+        nodes.iter().for_each(|(_, node)| drop(node.stop().expect("a clean stop")));
         let success =
             log::logged_of(job).into_iter().filter(|line| line.contains("connected")).collect::<Vec<_>>();
         assert_eq!(success.is_empty(), !connects, "{job}: {success:?}");
