@@ -397,10 +397,9 @@ pub trait Port: Send + 'static {
 
     /// Revokes a grant for writing and returns the tensor; `None` if there is no such grant.
     ///
-    /// A fabric that checks grants in software refuses writes to the tensor from now on. With
-    /// memory windows this call waits until the device does. On other fabrics the caller must know
-    /// that no write is under way. The write has landed, was never posted, or the link's queue
-    /// pairs are gone.
+    /// Software fabrics refuse writes to the tensor from now on. With memory windows this call
+    /// waits until the device does. On others the caller must know that no write is under way: it
+    /// has landed, was never posted, or the link's queue pairs are gone.
     fn revoke(&mut self, link: LinkId, grant: &Grant) -> Option<TensorMut>;
 
     /// Lets the peer read a tensor. The port holds the tensor until [`Port::withdraw`].

@@ -1,6 +1,6 @@
 //! A hostile peer forges each field of each order, and each word of its segment, one at a time and
-//! in pairs. A model of the rules says what the peer gets for an order. The bytes of the honest pool
-//! are compared as a whole.
+//! in pairs. A model of the rules says what the peer gets for an order. The bytes of the honest
+//! pool are compared as a whole.
 
 use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, connect_hostile_peer};
 use super::hostile_peer_tests::immediate;

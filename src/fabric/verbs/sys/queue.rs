@@ -264,7 +264,7 @@ pub union ibv_wr_target {
 
 /// The window of a bind.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct ibv_wr_bind {
     /// The window, with the key of its latest bind.
     pub mw: *mut ibv_mw,
