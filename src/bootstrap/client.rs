@@ -135,7 +135,7 @@ impl Client {
         let was_stopped = took > CALL_LIMIT + self.shared.options.silence / 2;
         self.shared.step(|members| {
             let events = match &error {
-                CallError::Unattended(why) => members.unattended(self.peer, why),
+                CallError::Unattended(why) => members.unattended(self.peer, why, Instant::now()),
                 CallError::Unreachable(_) if !was_stopped => members.unanswered(self.peer, Instant::now()),
                 CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
             };
@@ -336,7 +336,7 @@ impl Client {
             Ok(answer) => self.digest_heartbeat(info, &answer),
             Err(error) => {
                 if let CallError::Unattended(why) = &error {
-                    self.shared.step(|members| ((), members.unattended(self.peer, why)));
+                    self.shared.step(|members| ((), members.unattended(self.peer, why, Instant::now())));
                 }
                 tracing::debug!("{}: heartbeat: {}", options.me, error.into_text());
                 false

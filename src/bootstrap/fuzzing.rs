@@ -287,7 +287,7 @@ impl Scene {
         self.shared.step(|members| match bytes.len() % 3 {
             0 => ((), members.silent(peer, later)),
             1 => ((), members.unanswered(peer, later)),
-            _ => ((), members.unattended(peer, "nobody listens")),
+            _ => ((), members.unattended(peer, "nobody listens", later)),
         });
         let link = self.shared.see(|members| members.link(peer));
         if let Some((link, _)) = link.filter(|_| bytes.len() > 8) {

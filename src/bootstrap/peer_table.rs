@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 /// all lives of a peer can't overflow.
 const MAX_GENERATION: u64 = u32::MAX as u64;
 
+/// A peer without a link that has not called for so long does not call any more. While it lives, its
+/// pauses are half a second at most.
+pub(super) const MUTE: Duration = Duration::from_secs(2);
+
 /// Between the cause of a failed attempt, in the words of the peer, and what this side saw.
 pub(super) const SAW: &str = "; this side saw: ";
 
@@ -515,12 +519,16 @@ impl PeerTable {
     }
 
     /// Nothing listens at the peer's address. If a life of it has answered there before, its
-    /// process has ended.
-    pub(super) fn unattended(&mut self, index: usize, why: &str) -> Vec<PeerEvent> {
+    /// process has ended. A life that has only called may listen elsewhere: its process has ended
+    /// if it does not call any more either.
+    pub(super) fn unattended(&mut self, index: usize, why: &str, now: Instant) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
-        match &peer.life {
-            Some(life) if life.dialed => peer.retire_and_tell(&LossCause::Died(why.to_owned())),
-            _ => Vec::new(),
+        let Some(life) = &peer.life else { return Vec::new() };
+        let is_linked = matches!(life.stage, LifeStage::Linked(_));
+        let is_mute = !is_linked && now.duration_since(life.heard) >= MUTE;
+        match life.dialed || is_mute {
+            true => peer.retire_and_tell(&LossCause::Died(why.to_owned())),
+            false => Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@ mod borrowed;
 mod cancellation;
 #[path = "../common/mod.rs"]
 mod common;
+mod early_deaths;
 mod fork;
 mod kill_matrix;
 mod lifecycle;

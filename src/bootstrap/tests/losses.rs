@@ -190,9 +190,9 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     let now = Instant::now();
     let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(5));
     let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into() };
-    assert!(members.unattended(0, "nobody").is_empty(), "nobody was ever there");
+    assert!(members.unattended(0, "nobody", now).is_empty(), "nobody was ever there");
     members.meet(0, &who, false, now).unwrap();
-    assert!(members.unattended(0, "nobody").is_empty(), "it has only called: its address may be wrong");
+    assert!(members.unattended(0, "nobody", now).is_empty(), "it has only called: its address may be wrong");
     assert!(members.unanswered(0, now + Duration::from_secs(4)).is_empty());
     let acts = members.unanswered(0, now + Duration::from_secs(5));
     let after = Duration::from_secs(5);
@@ -202,7 +202,7 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     assert!(members.unanswered(0, now + Duration::from_secs(9)).is_empty(), "once");
     members.meet(0, &who, true, now + Duration::from_secs(10)).unwrap();
     assert!(members.start(0, who.incarnation).is_some(), "it may come back");
-    let acts = members.unattended(0, "nobody");
+    let acts = members.unattended(0, "nobody", now);
     members.idle(0);
     assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");
     assert_eq!(members.meet(0, &who, true, now), Err(LifeRefusal::Over), "the dead stay dead");

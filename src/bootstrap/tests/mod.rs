@@ -1,6 +1,7 @@
 //! Several members in one process, each with a peering that only pretends to make links.
 
 pub(super) mod certificates;
+mod early_deaths;
 mod lifecycle;
 mod losses;
 mod meeting;
