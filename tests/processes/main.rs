@@ -6,6 +6,7 @@ mod cancellation;
 #[path = "../common/mod.rs"]
 mod common;
 mod early_deaths;
+mod floods;
 mod fork;
 mod kill_matrix;
 mod lifecycle;

@@ -1,0 +1,276 @@
+//! Floods on the ports of members: an established link goes on, and another member joins.
+
+use crate::common::other::{Other, wait_to_be_told};
+use crate::common::{cluster, counting, member, over_verbs, until, values};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::{HashSet, VecDeque};
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use tensorwire::{Edge, Node, PeerState};
+
+/// Bound for the median of a round trip during a flood, which shares the processors. Without one it
+/// takes microseconds.
+const ROUND_TRIP: Duration = Duration::from_millis(1);
+/// For how long the round trips of one line are measured, at least.
+const MEASURED: Duration = Duration::from_millis(800);
+/// Connections that the flood keeps open at a time, to all ports together.
+const OPEN: usize = 400;
+/// Pause between two connections of the flood.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// A flood on the bootstrap ports. That on the sockets of the handshakes is `RENDEZVOUS`.
+const PORTS: [&str; 4] = ["silent", "pings", "garbage", "calls"];
+const RENDEZVOUS: &str = "rendezvous";
+
+/// A cluster of three whose members prove their names by a secret, and the file of the secret.
+struct Guarded {
+    cluster: String,
+    secret: tempfile::NamedTempFile,
+}
+
+impl Guarded {
+    fn new(cluster: String) -> Self {
+        let mut secret = tempfile::NamedTempFile::new().expect("a file that no other user may read");
+        secret.write_all(&b"0123456789abcdef".repeat(4)).expect("written");
+        Guarded { cluster, secret }
+    }
+
+    fn path(&self) -> &str {
+        self.secret.path().to_str().expect("UTF-8")
+    }
+
+    fn other(&self, role: &str, more: (&str, &str)) -> Other {
+        let role = format!("floods::{role}");
+        Other::start_with(&role, &self.cluster, &[("TEST_SECRET", self.path()), more])
+    }
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).expect("started by a test")
+}
+
+fn start(cluster: &str, task: u32, secret: &str) -> Node {
+    member(cluster, task).set("secret_file", secret).start().expect("the node starts")
+}
+
+/// Waits for the link with w/`task`, whoever else is missing.
+fn until_linked(node: &Node, task: u32) {
+    let is_up = || {
+        let peers = node.peers();
+        peers.iter().any(|peer| peer.task.task() == task && matches!(peer.state, PeerState::Connected))
+    };
+    until(node, "the link", is_up);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_echo() {
+    let node = start(&variable("TEST_CLUSTER"), 1, &variable("TEST_SECRET"));
+    until_linked(&node, 0);
+    println!("ready");
+    let (ask, answer) = (edge(&node, true), edge(&node, false));
+    let orders = std::thread::spawn(wait_to_be_told);
+    for id in 0.. {
+        let step = node.step(id).expect("new");
+        let asked = step.receive(&ask).begin().expect("begun");
+        while !asked.is_done() {
+            if orders.is_finished() {
+                return;
+            }
+            node.progress().expect("usable");
+        }
+        step.send(&answer, asked.wait().expect("asked").tensor).expect("sent");
+        node.cleanup(id.saturating_sub(8));
+    }
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_late() {
+    let node = start(&variable("TEST_CLUSTER"), 2, &variable("TEST_SECRET"));
+    let began = Instant::now();
+    node.join().expect("within join_timeout");
+    println!("joined after {:?}", began.elapsed());
+    wait_to_be_told();
+}
+
+/// The edge of the questions of w/0, or that of the answers of w/1.
+fn edge(node: &Node, asks: bool) -> Edge {
+    let device = |task| format!("/job:w/replica:0/task:{task}/device:CPU:0");
+    let (from, to, name) = if asks { (0, 1, "ask") } else { (1, 0, "answer") };
+    node.edge(&device(from), &device(to), name).expect("an edge")
+}
+
+/// Round trips of a small tensor between w/0 and w/1.
+struct Exchange {
+    node: Node,
+    edges: (Edge, Edge),
+    id: u64,
+}
+
+impl Exchange {
+    /// Exchanges for `MEASURED`, and until `done`. Returns the median, and the number of exchanges.
+    fn median(&mut self, done: impl Fn() -> bool) -> (Duration, usize) {
+        let (begin, mut took) = (Instant::now(), Vec::new());
+        while begin.elapsed() < MEASURED || !done() {
+            let since = Instant::now();
+            let step = self.node.step(self.id).expect("new");
+            step.send(&self.edges.0, counting(&self.node, self.id as f32, 4)).expect("sent");
+            let got = step.recv(&self.edges.1, crate::common::SOON).expect("answered").tensor;
+            assert_eq!(values(&got)[3], self.id as f32 + 3.0);
+            self.node.cleanup(self.id);
+            self.id += 1;
+            took.push(since.elapsed());
+        }
+        took.sort();
+        (took[took.len() / 2], took.len())
+    }
+}
+
+#[test]
+fn a_flood_on_any_port_stops_no_link_and_keeps_no_member_out() {
+    Other::run_alone("floods::role_flooded", &cluster(3), &[]);
+}
+
+/// In a process of its own: the flood finds the sockets of its handshakes.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_flooded() {
+    let guarded = Guarded::new(variable("TEST_CLUSTER"));
+    let mut echo = guarded.other("role_echo", ("TEST_NOTHING", ""));
+    let node = start(&guarded.cluster, 0, guarded.path());
+    echo.wait_for("ready");
+    until_linked(&node, 1);
+    let edges = (edge(&node, true), edge(&node, false));
+    let mut exchange = Exchange { node, edges, id: 0 };
+    let (before, count) = exchange.median(|| true);
+    println!("before: p50 {before:?} of {count} round trips");
+    let kinds = PORTS.into_iter().chain((!over_verbs()).then_some(RENDEZVOUS));
+    for kind in kinds {
+        let mut flood = guarded.other("role_flood", ("TEST_KIND", kind));
+        flood.wait_for("flooding");
+        let (during, count) = exchange.median(|| true);
+        let mut late = guarded.other("role_late", ("TEST_NOTHING", ""));
+        let (joining, more, joined) = std::thread::scope(|scope| {
+            let joined = scope.spawn(|| late.wait_for("joined"));
+            let (joining, more) = exchange.median(|| joined.is_finished());
+            (joining, more, joined.join().expect("it joins"))
+        });
+        println!(
+            "{kind}: p50 {during:?} of {count}, and {joining:?} of {more} while a member joins, before \
+             {before:?}; the member {joined}"
+        );
+        flood.say("stop");
+        println!("{kind}: {}", flood.wait_for("flooded with"));
+        assert!(during < ROUND_TRIP * 5 && joining < ROUND_TRIP * 5, "{kind}: {during:?}, {joining:?}");
+        late.kill();
+    }
+    echo.say("stop");
+    assert!(echo.ends_well());
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let len = (payload.len() as u32).to_be_bytes();
+    [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// What a connection of the flood says.
+fn opening(kind: &str) -> Vec<u8> {
+    let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat();
+    match kind {
+        "silent" => Vec::new(),
+        "pings" => [preface, frame(6, 0, 0, b"tensors?").repeat(50)].concat(),
+        "garbage" => (0..4096_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect(),
+        "calls" => {
+            let literal = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+            let headers = [
+                vec![0x83, 0x86, 0x04], // POST, http, and the path
+                literal("/tensorwire.v1.Bootstrap/Hello"),
+                vec![0x01], // the authority
+                literal("w"),
+                vec![0x0f, 0x10], // the type of the content
+                literal("application/grpc"),
+            ];
+            // An empty message.
+            let hello = frame(0, 1, 1, &[0; 5]);
+            [preface, frame(1, 4, 1, &headers.concat()), hello].concat()
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Connects with the ports of all members in turns, or with each socket of w/0's handshakes.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_flood() {
+    let (cluster, kind) = (variable("TEST_CLUSTER"), variable("TEST_KIND"));
+    let orders = std::thread::spawn(wait_to_be_told);
+    println!("flooding");
+    let begin = Instant::now();
+    let count = match kind.as_str() {
+        RENDEZVOUS => flood_handshakes(|| orders.is_finished()),
+        port => flood_ports(&cluster, &opening(port), || orders.is_finished()),
+    };
+    println!("flooded with {count} connections in {:?}", begin.elapsed());
+    assert!(count > 0, "no flood");
+}
+
+fn flood_ports(cluster: &str, bytes: &[u8], is_over: impl Fn() -> bool) -> usize {
+    let addresses: Vec<&str> = cluster.trim_start_matches("w=").split(',').collect();
+    let (mut open, mut count) = (VecDeque::new(), 0);
+    for address in addresses.iter().cycle() {
+        if is_over() {
+            return count;
+        }
+        // Nobody may listen there yet, and the other side closes most of them.
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            drop(stream.write_all(bytes));
+            open.push_back(stream);
+            count += 1;
+        }
+        if open.len() > OPEN {
+            open.pop_front();
+        }
+        std::thread::sleep(PAUSE);
+    }
+    unreachable!("there are addresses");
+}
+
+/// The sockets of this process's parent, as the kernel names them.
+fn sockets_of_parent() -> HashSet<String> {
+    let parent = rustix::process::getppid().expect("it lives").as_raw_nonzero();
+    let files = std::fs::read_dir(format!("/proc/{parent}/fd")).expect("procfs").filter_map(Result::ok);
+    let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let inode = |target: &str| Some(target.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
+    targets.filter_map(|target| inode(target.to_str()?)).collect()
+}
+
+fn flood_handshakes(is_over: impl Fn() -> bool) -> usize {
+    const PREFIX: &str = "tensorwire-shm-";
+    let (mut open, mut count): (VecDeque<OwnedFd>, _) = (VecDeque::new(), 0);
+    while !is_over() {
+        let sockets = std::fs::read_to_string("/proc/net/unix").expect("procfs");
+        let named = sockets.lines().filter_map(|line| {
+            let (start, token) = line.split_once(&format!(" @{PREFIX}"))?;
+            Some((start.rsplit(' ').next()?, token))
+        });
+        let parents = sockets_of_parent();
+        for (_, token) in named.filter(|(inode, _)| parents.contains(*inode)) {
+            let name = SocketAddrUnix::new_abstract_name(format!("{PREFIX}{token}").as_bytes());
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+            let (name, socket) = (name.expect("short"), socket.expect("a descriptor"));
+            if rustix::net::connect(&socket, &name).is_ok() {
+                open.push_back(socket);
+                count += 1;
+            }
+            if open.len() > OPEN {
+                open.pop_front();
+            }
+        }
+    }
+    count
+}
