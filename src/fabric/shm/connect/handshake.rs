@@ -203,7 +203,10 @@ pub(crate) fn accept(
                 Err(rejection) => return Err(rejection.into_error()),
             }
             if candidates.len() > MAX_CANDIDATES {
-                candidates.remove(0);
+                // A flood says nothing. Whoever has said hello was told the address.
+                let silent =
+                    candidates.iter().position(|one| matches!(one.state, CandidateState::New { .. }));
+                candidates.remove(silent.unwrap_or(0));
             }
         } else if has_died {
             return Err(refused(format!("its process {} has ended", address.pid)));

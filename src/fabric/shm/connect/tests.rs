@@ -7,6 +7,7 @@ use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::testing::pool;
 use crate::fabric::shm::{ShmEndpoint, ShmFabric, ShmLink, ShmOptions};
 use crate::fabric::{Endpoint, Fabric, FabricError, LinkOptions, Role};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::time::{Duration, Instant};
@@ -47,6 +48,10 @@ pub(super) fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     let regions = vec![(0, 4096)];
     ShmHello { from: from.token, to: token, depth: 8, generation: 0, has_barriers: true, segment, regions }
 }
+/// Waits until the connection has a message or is closed. Returns whether that came in time.
+fn has_news(socket: &OwnedFd) -> bool {
+    Deadline::after(TIMEOUT).wait(&mut [PollFd::new(socket, PollFlags::IN)]).expect("polled")
+}
 
 /// Sends a message and files to an acceptor. It must reject them with `text`, and still accept the
 /// right peer.
@@ -61,8 +66,7 @@ fn assert_rejected(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<Ow
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
         // The acceptor sends a reason, or closes the connection.
-        let mut fds = [rustix::event::PollFd::new(&candidate, rustix::event::PollFlags::IN)];
-        assert!(Deadline::after(TIMEOUT).wait(&mut fds).expect("polled"), "not rejected");
+        assert!(has_news(&candidate), "not rejected");
         match receive(&candidate) {
             Ok((HandshakeMessage::Refused(why), _)) | Err(ReceiveFailure::Peer(why)) => {
                 assert!(why.contains(text), "{why}");
@@ -170,6 +174,31 @@ fn a_silent_connection_does_not_keep_the_peer_out() {
         let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
         initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
         assert!(accepted.join().expect("no panic").is_ok());
+    });
+}
+
+/// Processes that connect and say nothing, as many as the acceptor takes, do not end a handshake
+/// that has begun.
+#[test]
+fn a_flood_of_silent_connections_does_not_end_a_handshake_that_has_begun() {
+    let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
+    let (to_acceptor, to_initiator) = (address(&acceptor), initiator.address().to_vec());
+    let name = to_acceptor.socket_name().expect("a name");
+    let (message, files) = (HandshakeMessage::Hello(hello(&initiator, &acceptor)), good_files());
+    let connect = || socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
+        let peer = connect();
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        socket::send(&peer, &message, &files).expect("sent");
+        assert!(has_news(&peer), "no answer");
+        assert!(matches!(receive(&peer), Ok((HandshakeMessage::Hello(_), _))));
+        let flood: Vec<OwnedFd> = (0..64).map(|_| connect()).collect();
+        assert!(has_news(&flood[40]), "it was not closed");
+        socket::send(&peer, &HandshakeMessage::Ready, &[]).expect("the connection is there");
+        // It took the peer in, and found that the made-up files can't be mapped.
+        let why = why(accepted.join().expect("no panic"));
+        assert!(why.contains("mapping the peer's"), "{why}");
     });
 }
 
