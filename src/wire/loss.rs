@@ -30,7 +30,7 @@ pub enum LossCause {
     /// It has not answered for too long. Its process may still be there.
     #[error(
         "nothing was heard from it for {after:?}, and silence_bound is {bound:?}: it may be stopped, \
-         swapped out or starved"
+         swapped out or starved, or the network to it may be down"
     )]
     Silent {
         /// For how long nothing was heard.

@@ -19,7 +19,15 @@ impl Other {
 
     /// Like [`Other::start`], with more environment variables.
     pub fn start_with(role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("own path"))
+        Self::start_by(&[], role, cluster, environment)
+    }
+
+    /// Like [`Other::start_with`], by a program that starts another one, with its arguments.
+    fn start_by(starter: &[&str], role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
+        let this = std::env::current_exe().expect("own path");
+        let mut words = starter.iter().map(AsRef::as_ref).chain([this.as_os_str()]);
+        let mut child = Command::new(words.next().expect("this program at least"))
+            .args(words)
             .args([role, "--exact", "--ignored", "--nocapture"])
             .env("TEST_CLUSTER", cluster)
             .envs(environment.iter().copied())
@@ -44,7 +52,12 @@ impl Other {
 
     /// Runs a role in a process of its own, so that its threads, files and mappings are its own.
     pub fn run_alone(role: &str, cluster: &str, environment: &[(&str, &str)]) {
-        let mut alone = Self::start_with(role, cluster, environment);
+        Self::run_alone_by(&[], role, cluster, environment);
+    }
+
+    /// Like [`Other::run_alone`], by a program that starts another one, with its arguments.
+    pub fn run_alone_by(starter: &[&str], role: &str, cluster: &str, environment: &[(&str, &str)]) {
+        let mut alone = Self::start_by(starter, role, cluster, environment);
         for line in alone.lines.by_ref().map_while(Result::ok) {
             println!("{line}");
         }

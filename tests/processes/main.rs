@@ -10,6 +10,7 @@ mod floods;
 mod fork;
 mod kill_matrix;
 mod lifecycle;
+mod network_down;
 mod outages;
 mod resources;
 mod returns;
