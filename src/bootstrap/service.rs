@@ -276,6 +276,7 @@ impl Bootstrap {
         {
             tracing::error!("{}: the bootstrap thread panicked", self.shared.options.me);
         }
+        self.shared.await_threads();
         Ok(())
     }
 

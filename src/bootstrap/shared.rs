@@ -7,11 +7,13 @@ use super::options::BootstrapOptions;
 use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
 use super::service::NodeState;
+use super::thread::BLOCKING_NAME;
 use crate::wire::{Code, HostPort, Incarnation, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 /// Bytes of the longest reason that travels. A peer's reason is cut to it.
 pub const MAX_REASON: usize = 1024;
@@ -34,6 +36,8 @@ pub(super) struct BootstrapShared {
     changed: watch::Sender<()>,
     /// For each peer: wakes its task.
     pub(super) nudges: Vec<Notify>,
+    /// The threads of attempts that may still run.
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Inner {
@@ -75,7 +79,26 @@ impl BootstrapShared {
             inner: Mutex::new(Inner { members, phase: ServicePhase::Created, reports: Vec::new() }),
             turned: Condvar::new(),
             changed: watch::Sender::new(()),
+            threads: Mutex::default(),
         }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the thread of an attempt until it is waited for.
+    fn keep(&self, thread: JoinHandle<()>) {
+        let mut threads = self.threads();
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+    }
+
+    /// Waits for the threads of attempts, when no peer is busy any more.
+    pub(super) fn await_threads(&self) {
+        let threads = std::mem::take(&mut *self.threads());
+        // A panic of the peering is an error of the attempt.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -313,12 +336,15 @@ pub(super) async fn prepare(
     info: &PeerInfo,
 ) -> Result<Vec<u8>, String> {
     let work = AttemptWork { shared: shared.clone(), peer, info: info.clone(), ticket: None };
-    let done = tokio::task::spawn_blocking(move || {
+    let done = on_own_thread(shared, move || {
         let made = guarded("prepare", || work.shared.peering.prepare(&work.info));
         let made: Result<Prepared, Status> = made.and_then(|made| made);
         work.shared.change(|members| members.prepared(work.peer, &work.info, made))
     });
-    done.await.unwrap_or_else(|_| Err(STOPPING.into()))
+    match done.await {
+        Ok(made) => made,
+        Err(lack) => shared.change(|members| members.prepared(peer, info, Err(lack))),
+    }
 }
 
 /// Connects this side's endpoint of a generation with the endpoint behind the peer's offer.
@@ -332,7 +358,7 @@ pub(super) async fn connect(
         return Err("it was given up on the way".into());
     };
     let mut work = AttemptWork { shared: shared.clone(), peer, info: info.clone(), ticket: Some(ticket) };
-    let done = tokio::task::spawn_blocking(move || {
+    let done = on_own_thread(shared, move || {
         work.ticket = None;
         let (shared, info) = (&work.shared, &work.info);
         let (initiator, timeout) = (shared.starts(peer), shared.options.link_timeout);
@@ -340,7 +366,32 @@ pub(super) async fn connect(
         let made: Result<(), Status> = made.and_then(|made| made);
         shared.change(|members| members.connected(peer, info, ticket, made))
     });
-    done.await.unwrap_or_else(|_| Err(STOPPING.into()))
+    match done.await {
+        Ok(made) => made,
+        Err(lack) => shared.change(|members| members.connected(peer, info, ticket, Err(lack))),
+    }
+}
+
+/// Runs `work` on a thread of its own, as it may block. The end of the service waits for it. Fails
+/// if the system has no thread.
+///
+/// Not on the runtime's threads: tokio panics if the system has none.
+async fn on_own_thread<T: Send + 'static>(
+    shared: &BootstrapShared,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<Result<T, String>, Status> {
+    let (done, outcome) = oneshot::channel();
+    let thread = std::thread::Builder::new().name(BLOCKING_NAME.into());
+    // The receiver is gone if the service stops.
+    let thread = thread.spawn(move || drop(done.send(work()))).map_err(|error| {
+        let what = format!(
+            "this process has no thread for the link: {error}; raise its limit of address space (ulimit \
+             -v) or of processes (ulimit -u)"
+        );
+        Status::new(Code::ResourceExhausted, what)
+    })?;
+    shared.keep(thread);
+    Ok(outcome.await.unwrap_or_else(|_| Err(STOPPING.into())))
 }
 
 /// The incarnation that a peer has sent.

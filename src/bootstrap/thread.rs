@@ -41,8 +41,7 @@ pub(super) struct StopOrder {
     pub(super) until: Instant,
 }
 
-/// The runtime of the thread. Each peer has at most one blocking task at a time; name resolution
-/// adds to them, and one reads certificates.
+/// The runtime of the thread. Its other threads resolve names and read certificates.
 pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

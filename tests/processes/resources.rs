@@ -116,3 +116,69 @@ fn a_process_with_few_descriptors_blames_itself_and_so_does_its_peer() {
         }
     }
 }
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_start_without() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let (resource, cause) = match std::env::var("TEST_RESOURCE").expect("a resource").as_str() {
+        "memory" => {
+            limit(Resource::As, address_space() + (16 << 20));
+            (Resource::As, "ulimit -v")
+        }
+        _ => {
+            let open = std::fs::read_dir("/proc/self/fd").expect("procfs").count() as u64;
+            limit(Resource::Nofile, open);
+            (Resource::Nofile, "Too many open files")
+        }
+    };
+    let began = Instant::now();
+    let error = member(&cluster, 0).set("pool_size", "64MiB").start().expect_err("too little").to_string();
+    println!("without {resource:?}, after {:?}: {error}", began.elapsed());
+    assert!(error.contains(cause), "{error}");
+    assert!(began.elapsed() < SOON / 10, "a start waits for nobody");
+}
+
+#[test]
+fn a_start_without_memory_or_descriptors_says_what_is_lacking() {
+    let cluster = cluster(1);
+    for resource in ["memory", "files"] {
+        Other::run_alone("resources::role_start_without", &cluster, &[("TEST_RESOURCE", resource)]);
+    }
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_join_in_little_memory() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let task = std::env::var("TEST_ME").expect("a number").parse().expect("a number");
+    let node = member(&cluster, task).set("join_timeout", "1s").start().expect("the node starts");
+    // Enough for small allocations, and neither for a thread nor for a link.
+    limit(Resource::As, address_space() + (1 << 20));
+    println!("limited");
+    let error = node.join().expect_err("there is no address space").to_string();
+    println!("error: {error}");
+    assert!(error.contains("ulimit -v"), "{error}");
+    wait_to_be_told();
+}
+
+#[test]
+fn a_join_without_address_space_is_blamed_on_the_process_that_lacks_it() {
+    if over_verbs() {
+        return println!("skipped: the mappings are those of shared memory");
+    }
+    for me in ["0", "1"] {
+        let cluster = cluster(2);
+        let mut other =
+            Other::start_with("resources::role_join_in_little_memory", &cluster, &[("TEST_ME", me)]);
+        other.wait_for("limited");
+        let task = if me == "0" { 1 } else { 0 };
+        let node = member(&cluster, task).set("join_timeout", "1s").start().expect("the node starts");
+        let error = node.join().expect_err("the other can't link").to_string();
+        println!("the peer of w/{me}: {error}");
+        println!("w/{me} {}", other.wait_for("error: "));
+        assert!(error.contains(&format!("w/{me}")) && error.contains("ulimit -v"), "{error}");
+        other.say("end");
+        assert!(other.ends_well());
+    }
+}

@@ -146,7 +146,11 @@ pub enum RegionError {
         source: io::Error,
     },
     /// Another call to the operating system failed.
-    #[error("making a region of {}: {tried} failed: {source}", ByteCount(*.size))]
+    #[error(
+        "making a region of {}: {tried} failed: {source}; free memory, use a smaller pool, or raise the \
+         limit of address space (ulimit -v) or of open files (ulimit -n)",
+        ByteCount(*.size)
+    )]
     Os {
         /// Size in bytes.
         size: u64,
