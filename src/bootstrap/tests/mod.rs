@@ -3,6 +3,7 @@
 pub(super) mod certificates;
 mod early_deaths;
 mod lifecycle;
+mod limits;
 mod losses;
 mod meeting;
 mod proofs;

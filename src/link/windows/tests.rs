@@ -12,7 +12,7 @@ use crate::protocol::Record;
 use crate::wire::message::fragment::{Assembler, cut, is_fragment};
 use crate::wire::message::pack::Pack;
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
-use crate::wire::{EdgeId, Grant, Immediate, Shape, TaskId, TensorMeta};
+use crate::wire::{EdgeId, Grant, Immediate, MAX_NAME, Shape, TaskId, TensorMeta};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -219,6 +219,24 @@ fn an_edge_of_another_life_or_another_task_is_refused_by_name() {
                 assert!(status.code == code && status.message.contains(part), "{status:?}");
             }
         }
+    }
+}
+
+#[test]
+fn an_edge_with_a_number_or_a_name_beyond_the_limits_ends_the_link() {
+    let [a, b] = ["a", "b"].map(|job| format!("/job:{job}/replica:0/task:0/device:CPU:0"));
+    let long = "n".repeat(MAX_NAME + 1);
+    let cases = [
+        (MAX_EDGES, "x", "edge 32768 was announced, of at most 32768"),
+        (0, &*long, "a name of 2049 bytes: 1 to 2048 are allowed"),
+    ];
+    for (number, name, why) in cases {
+        let mut scene = scene(true);
+        let (edge, name) =
+            (EdgeId { number, generation: 1 }, EdgeAnnouncement { name, ..announcement(&a, &b) });
+        scene.say(&Message::Announce { edge, limit: 2, resume: None, name });
+        let ended = scene.ended();
+        assert!(ended.contains(why), "{ended}");
     }
 }
 

@@ -1,0 +1,24 @@
+//! Limits of what a member says of itself.
+
+use super::super::generated as grpc;
+use super::super::options::MAX_HOST_ID;
+use super::protocol::Raw;
+use super::*;
+
+#[test]
+fn a_host_id_beyond_its_bound_is_refused() {
+    let cluster = workers(2);
+    let _member = Member::start(options(&cluster, 1));
+    let mut raw = Raw::new(&cluster, 7);
+    let mut hello = |len: usize| {
+        let member = grpc::Member { incarnation: 7, host_id: "h".repeat(len) };
+        let caller = Some(raw.caller.clone());
+        let request = grpc::HelloRequest { caller, member: Some(member), cluster: String::new() };
+        raw.runtime.block_on(raw.grpc.hello(request)).map(|_| ())
+    };
+    for len in [0, MAX_HOST_ID + 1] {
+        let error = hello(len).unwrap_err();
+        assert!(error.message().contains("1 to 128 bytes"), "{error}");
+    }
+    hello(MAX_HOST_ID).expect("the longest");
+}
