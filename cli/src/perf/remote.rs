@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
 use crate::error::{CliError, print};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// How long a connection has for the first message of a client.
 const FIRST_MESSAGE: Duration = Duration::from_secs(5);
-/// Connections without a first message at a time; further ones wait in the system's queue.
+/// Connections without a first message at a time. A further one takes the place of the oldest.
 const MAX_STRANGERS: usize = 64;
 /// Between two looks for a connection, and whether one of them has turned out to be a client.
 const LOOK: Duration = Duration::from_millis(5);
@@ -82,33 +82,57 @@ struct FirstMessage {
     channel: ControlChannel,
 }
 
+/// A connection whose first message is waited for.
+struct Stranger {
+    thread: JoinHandle<Heard>,
+    /// Closes the connection. `None` once it has, or if the process has too few descriptors.
+    closer: Option<TcpStream>,
+    is_evicted: bool,
+}
+
 /// Waits for a connection whose first message is that of a client. Any other is closed and said.
 fn first_client(listener: &TcpListener) -> std::io::Result<FirstMessage> {
-    let mut strangers: Vec<JoinHandle<Heard>> = Vec::new();
+    let mut strangers: Vec<Stranger> = Vec::new();
     loop {
-        while let Some(at) = strangers.iter().position(JoinHandle::is_finished) {
-            match strangers.swap_remove(at).join() {
+        while let Some(at) = strangers.iter().position(|one| one.thread.is_finished()) {
+            let Stranger { thread, is_evicted, .. } = strangers.remove(at);
+            match thread.join() {
                 // The threads of the others end by themselves.
                 Ok(Ok(first)) => return Ok(*first),
+                Ok(Err(_)) if is_evicted => {}
                 Ok(Err(why)) => eprintln!("{why}: it was closed, and the server waits on"),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        match accept(listener, strangers.len()) {
-            Some(thread) => strangers.push(thread),
+        match accept(listener, &strangers) {
+            Some(stranger) => strangers.push(stranger),
             None => std::thread::sleep(LOOK),
+        }
+        if strangers.iter().filter(|one| !one.is_evicted).count() > MAX_STRANGERS {
+            evict(&mut strangers);
         }
     }
 }
 
+/// Closes the oldest connection. A client speaks at once, so a flood does not keep it out.
+fn evict(strangers: &mut [Stranger]) {
+    if let Some(oldest) = strangers.iter_mut().find(|one| one.closer.is_some()) {
+        // Fails if the other side has closed it.
+        let _ = oldest.closer.take().map(|closer| closer.shutdown(Shutdown::Both));
+        oldest.is_evicted = true;
+    }
+}
+
 /// Accepts a connection, on a thread of its own. `None` without one, or while the system or this
-/// process, which has `strangers` already, can take no more: it then waits in the system's queue.
-fn accept(listener: &TcpListener, strangers: usize) -> Option<JoinHandle<Heard>> {
-    if strangers == MAX_STRANGERS {
+/// process can take no more: it then waits in the system's queue.
+fn accept(listener: &TcpListener, strangers: &[Stranger]) -> Option<Stranger> {
+    if strangers.len() >= 2 * MAX_STRANGERS {
         return None;
     }
     let (stream, from) = listener.accept().ok()?;
-    std::thread::Builder::new().spawn(move || first_message(stream, from)).ok()
+    let closer = stream.try_clone().ok();
+    let thread = std::thread::Builder::new().spawn(move || first_message(stream, from)).ok()?;
+    Some(Stranger { thread, closer, is_evicted: false })
 }
 
 /// A client, or what is wrong with the connection.

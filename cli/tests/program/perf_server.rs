@@ -190,6 +190,8 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
     /// How long the server is watched, and its processor time then, in ticks of 10 ms. A test on a
     /// busy machine asserts five times this. Places are taken for 5 s.
     const WATCHED: (Duration, u64) = (Duration::from_secs(2), 10);
+    /// How long the server waits for the first message of a connection.
+    const FIRST_MESSAGE: Duration = Duration::from_secs(5);
     let _alone = alone();
     if !two_cores() {
         return;
@@ -219,6 +221,8 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
         std::thread::sleep(WATCHED.0);
         let used = ticks(server) - before;
         println!("{files} files: {used} ticks in {:?} (bound {})", WATCHED.0, WATCHED.1);
+        // The client comes when the first ones have had their time.
+        std::thread::sleep(FIRST_MESSAGE + Duration::from_secs(1) - WATCHED.0);
         let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
         stop.store(true, Ordering::Relaxed);
         thread.join().expect("no panic");
@@ -228,4 +232,64 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
         let refused = text(&server.stderr).matches("sent no message within").count();
         assert!(refused > 0, "{}", text(&server.stderr));
     }
+}
+
+#[test]
+fn a_flood_on_the_port_of_a_server_stops_neither_its_client_nor_the_measurement() {
+    /// Bound for the median of a small write during the flood, which shares the processors.
+    const WRITE: Duration = Duration::from_millis(1);
+    /// Pause between two connections.
+    const PAUSE: Duration = Duration::from_micros(200);
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let median = |name: &str, served: Served| {
+        let path = folder.path().join(name);
+        let options = format!("-s 8 -D 0.5 --pool 8MiB --json {}", path.display());
+        let (client, server) = served.client("write_lat", &options);
+        assert!(server.status.success(), "{}", text(&server.stderr));
+        let report = report(&path, &client);
+        Duration::from_nanos(report["results"][0]["p50_ns"].as_f64().expect("a number") as u64)
+    };
+    let before = median("before", Served::start("write_lat -s 8"));
+    let served = Served::start("write_lat -s 8");
+    drop(served.connect());
+    let (port, stop) = (served.port, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let (mut open, mut count, mut refused) = (Vec::new(), 0, 0);
+            while !stop.load(Ordering::Relaxed) {
+                match TcpStream::connect(("127.0.0.1", port)) {
+                    Ok(mut stream) => {
+                        // Silent ones and garbage, in turns.
+                        drop(stream.write_all(&[0xff; 64][..64 * (count % 2)]));
+                        open.push(stream);
+                        count += 1;
+                    }
+                    // The server has its client.
+                    Err(_) => refused += 1,
+                }
+                std::thread::sleep(PAUSE);
+            }
+            (count, refused)
+        });
+        // A panic must end the flood, too.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let end = Stop(&stop);
+        // More strangers than the server has places.
+        std::thread::sleep(Duration::from_millis(200));
+        let during = median("during", served);
+        drop(end);
+        let (count, refused) = flood.join().expect("no panic");
+        println!("p50 {before:?} before and {during:?} during; {count} connections and {refused} refused");
+        assert!(count > 64 && refused > 0, "no flood: {count}, {refused}");
+        assert!(during < 5 * WRITE, "{during:?}");
+    });
 }
