@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// all lives of a peer can't overflow.
 const MAX_GENERATION: u64 = u32::MAX as u64;
 
-/// A peer without a link that has not called for so long does not call any more. While it lives, its
-/// pauses are half a second at most.
+/// A peer without a link that has not called for so long does not call any more. While it lives,
+/// its pauses are half a second at most.
 pub(super) const MUTE: Duration = Duration::from_secs(2);
 
 /// Between the cause of a failed attempt, in the words of the peer, and what this side saw.
