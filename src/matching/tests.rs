@@ -2,6 +2,7 @@
 
 mod ends;
 mod flush;
+mod forged_messages;
 mod random;
 mod reports;
 mod transfers;
