@@ -1,6 +1,6 @@
 //! A hostile peer forges each field of each message, one at a time and in pairs, on every fabric of
-//! software. Its link ends, or the message is handled as any honest one. No byte of the pool changes
-//! beside what was granted, and nothing stays behind.
+//! software. Its link ends, or the message is handled as any honest one. No byte of the pool
+//! changes beside what was granted, and nothing stays behind.
 
 use super::*;
 use crate::fabric::forging::{ForgedField, changes, forgeries};
@@ -426,7 +426,8 @@ impl<F: Fabric> Scene<F> {
     }
 }
 
-/// `fabrics` makes two processes. So many messages are obeyed as they are; the others don't fit now.
+/// `fabrics` makes two processes. So many messages are obeyed as they are; the others don't fit
+/// now.
 fn forge_all<F: Fabric, S: Borrow<[F; 2]>>(pools: &[Pool; 2], honest_kinds: usize, fabrics: impl Fn() -> S) {
     let kinds = Scene::new(fabrics().borrow(), pools).messages().len();
     let (mut ended, mut obeyed, mut as_it_is) = (0, 0, 0);
