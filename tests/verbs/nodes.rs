@@ -89,7 +89,7 @@ fn tensors_travel_between_members_with_and_without_memory_windows() {
             }
         });
         let made = fake.calls("alloc_mw").len();
-        assert!((3..40).contains(&made), "{made} windows: each serves many grants");
+        assert!((1..40).contains(&made), "{made} windows: each serves many grants");
         assert_eq!(fake.calls("dealloc_mw").len(), made);
         fake.assert_clean();
     }
