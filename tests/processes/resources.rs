@@ -3,7 +3,7 @@
 use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, member, over_verbs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node};
 
 /// Lowers a limit of this process.
@@ -153,8 +153,10 @@ fn role_join_in_little_memory() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let task = std::env::var("TEST_ME").expect("a number").parse().expect("a number");
     let node = member(&cluster, task).set("join_timeout", "1s").start().expect("the node starts");
-    // Enough for small allocations, and neither for a thread nor for a link.
-    limit(Resource::As, address_space() + (1 << 20));
+    // What the start has begun is done then.
+    std::thread::sleep(Duration::from_millis(200));
+    // Enough for small allocations, and neither for a thread, whose stack has 2 MiB, nor for a link.
+    limit(Resource::As, address_space() + (2 << 20) - (64 << 10));
     println!("limited");
     let error = node.join().expect_err("there is no address space").to_string();
     println!("error: {error}");
