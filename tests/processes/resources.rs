@@ -155,7 +155,7 @@ fn role_join_in_little_memory() {
     let node = member(&cluster, task).set("join_timeout", "1s").start().expect("the node starts");
     // What the start has begun is done then.
     std::thread::sleep(Duration::from_millis(200));
-    // Enough for small allocations, and neither for a thread, whose stack has 2 MiB, nor for a link.
+    // Enough for small allocations, and neither for a link nor for a thread: its stack has 2 MiB.
     limit(Resource::As, address_space() + (2 << 20) - (64 << 10));
     println!("limited");
     let error = node.join().expect_err("there is no address space").to_string();
