@@ -12,13 +12,13 @@ use super::workload::{Facts, Initiator, KeepAlive, Responder, chunk_of_fresh};
 use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use tensorwire::{BufferRing, Config, DType, Edge, Node, PollMode, Step, Tensor, TensorMut};
 
 /// The step of every tensor. Values under one key arrive in order.
 const STEP: u64 = 1;
-/// Variables of proofs, which members of two hosts can do without here.
-const PROOFS: [&str; 3] = ["TENSORWIRE_AUTH", "TENSORWIRE_SECRET_FILE", "TENSORWIRE_TLS_CA"];
+/// The settings of proofs, which the environment may have.
+const PROOFS: [&str; 5] = ["auth", "secret_file", "tls_ca", "tls_certificate", "tls_key"];
 /// Buffers for the tensors to send: one may be in flight while the next is written.
 const BUFFERS: usize = 3;
 
@@ -200,9 +200,8 @@ pub fn joined(
     for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
         builder = builder.set(key, value);
     }
-    // Between two hosts the user has asked for a network, and may have set a proof.
-    if !channel.local_ip()?.is_loopback() && !PROOFS.iter().any(|name| std::env::var_os(name).is_some()) {
-        builder = builder.set("auth", "plain").set("allow_non_loopback", "true");
+    for (key, value) in proofs(channel.local_ip()?, |name| std::env::var(name).ok())? {
+        builder = builder.set(key, value);
     }
     for (key, value) in device(&options.fabric) {
         builder = builder.set(key, value);
@@ -221,6 +220,30 @@ pub fn joined(
     node.join().map_err(|error| failed(&error))?;
     let facts = facts(&node, &config, options);
     Ok((node, facts))
+}
+
+/// The settings by which the two prove who they are. Beyond loopback the environment must have
+/// them.
+fn proofs(
+    ip: IpAddr,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<(&'static str, String)>, CliError> {
+    let set = |key: &&'static str| Some((*key, variable(&format!("TENSORWIRE_{}", key.to_uppercase()))?));
+    let mut set: Vec<_> = PROOFS.iter().filter_map(set).collect();
+    if set.is_empty() && !ip.is_loopback() {
+        return Err(CliError::failed(
+            "joining the two processes",
+            format!(
+                "{ip} is not loopback, and the two have nothing to prove who they are: set \
+                 TENSORWIRE_SECRET_FILE on both hosts (`tensorwire auth secret` makes one), or \
+                 TENSORWIRE_AUTH=plain on a network that you trust"
+            ),
+        ));
+    }
+    if set.contains(&("auth", "plain".into())) {
+        set.push(("allow_non_loopback", "true".into()));
+    }
+    Ok(set)
 }
 
 fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {
@@ -265,4 +288,28 @@ fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
     let theirs = String::from_utf8_lossy(&channel.swap(own.as_bytes())?).into_owned();
     let (first, second) = if me == 0 { (own, theirs) } else { (theirs, own) };
     Ok(format!("perf={first},{second}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_loopback_the_two_prove_who_they_are_or_are_told_not_to() {
+        let here: IpAddr = [127, 0, 0, 1].into();
+        let there: IpAddr = [10, 0, 0, 1].into();
+        let of = |ip, set: &'static [(&str, &str)]| {
+            proofs(ip, |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert!(of(here, &[]).unwrap().is_empty());
+        let error = of(there, &[]).unwrap_err().to_string();
+        assert!(
+            error.contains("10.0.0.1 is not loopback") && error.contains("TENSORWIRE_SECRET_FILE"),
+            "{error}"
+        );
+        let secret = of(there, &[("TENSORWIRE_SECRET_FILE", "/s")]).unwrap();
+        assert_eq!(secret, [("secret_file", "/s".to_owned())]);
+        let plain = of(there, &[("TENSORWIRE_AUTH", "plain")]).unwrap();
+        assert_eq!(plain, [("auth", "plain".to_owned()), ("allow_non_loopback", "true".to_owned())]);
+    }
 }
