@@ -130,6 +130,7 @@ impl Exchange {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_flood_on_any_port_stops_no_link_and_keeps_no_member_out() {
     Other::run_alone("floods::role_flooded", &cluster(3), &[]);
 }

@@ -40,6 +40,7 @@ fn start(task: u32) -> Node {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_join_says_why_a_member_can_t_be_reached() {
     in_new_network("role_unreachable");
 }
@@ -77,6 +78,7 @@ fn role_unreachable() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_cut_network_is_not_called_a_death() {
     in_new_network("role_cut");
 }

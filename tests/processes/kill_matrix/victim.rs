@@ -4,8 +4,11 @@ use super::{BULK, PROBE, Phase};
 use crate::common::other::wait_to_be_told;
 use crate::common::{SOON, member, over_verbs, until};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, Node};
+
+/// A process that has begun to join is linked within this time.
+const LINKED: Duration = Duration::from_millis(100);
 
 fn variable(name: &str) -> String {
     std::env::var(name).expect("started by a test")
@@ -146,9 +149,13 @@ fn role_joiner() {
         (variable("TEST_VICTIM").parse().expect("a number"), variable("TEST_PLACE"));
     match place.as_str() {
         "before" => return stay(),
-        // The thread that connects the link.
+        // While a thread connects the link, or at the latest soon after it has.
         "linking" => drop(std::thread::spawn(|| {
+            let mut since = None;
             while !has_thread("tw-boot-block") {
+                if has_thread("tw-bootstrap") && since.get_or_insert_with(Instant::now).elapsed() > LINKED {
+                    break;
+                }
                 std::thread::yield_now();
             }
             die();
