@@ -7,7 +7,7 @@ use super::generated::bootstrap_client::BootstrapClient;
 use super::names::shorten;
 use super::peer_table::{LifeRefusal, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
-use super::server::who;
+use super::server::{REFUSED_FOR_GOOD, who};
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare};
 use super::thread::MAX_MESSAGE;
 use crate::wire::{Incarnation, LossCause, TaskId};
@@ -151,8 +151,15 @@ impl Client {
             member: self.shared.member(),
             cluster: self.shared.options.cluster.to_string(),
         };
-        let mut grpc = self.grpc.clone();
-        let answer = self.call(CALL_LIMIT, grpc.hello(request)).await?;
+        let (mut grpc, mut refusal) = (self.grpc.clone(), None);
+        let asked = async { grpc.hello(request).await.inspect_err(|status| refusal = final_refusal(status)) };
+        let answer = self.call(CALL_LIMIT, asked).await;
+        if let Some(why) = refusal {
+            let now = Instant::now();
+            self.shared.change(|members| (members.disagree_unmet(self.peer, None, &why, now), Vec::new()));
+            self.shared.log_attempt(self.peer, &why);
+        }
+        let answer = answer?;
         let name = &self.shared.peers[self.peer];
         let who = who(answer.member)
             .map_err(|why| CallError::Refused(format!("{name} gave an answer that is refused: {why}")))?;
@@ -408,6 +415,12 @@ impl Client {
             }
         }
     }
+}
+
+/// Why a peer refuses this process for good, if it does.
+fn final_refusal(status: &Status) -> Option<String> {
+    let is_final = status.code() == REFUSED_FOR_GOOD && status.source().is_none();
+    is_final.then(|| shorten(status.message(), 2 * MAX_REASON))
 }
 
 /// Why a peer could not be reached, in words.

@@ -4,7 +4,7 @@ use super::peer_table::{PeerEvent, PeerIdentity};
 use super::peering::PeerInfo;
 use crate::wire::{Incarnation, LossCause, TaskId};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Past lives of a peer that are remembered, so that late messages of theirs are refused.
 pub(super) const PAST_LIVES: usize = 64;
@@ -32,9 +32,15 @@ pub(super) struct PeerRecord {
     pub(super) logged: Option<String>,
     /// How the last link that was up has ended.
     pub(super) lost: Option<String>,
-    /// A disagreement with the last life that no further attempt mends. It outlasts that life: a
-    /// peer that leaves because of it leaves at once.
-    pub(super) disagreement: Option<String>,
+    /// It outlasts the life: a peer that leaves because of it leaves at once.
+    pub(super) disagreement: Option<Disagreement>,
+}
+
+/// A disagreement with one life of a peer, which no further attempt mends.
+pub(super) struct Disagreement {
+    /// `None` if what answers at the peer's address has refused this process, and is not known.
+    pub(super) with: Option<Incarnation>,
+    pub(super) why: String,
 }
 
 pub(super) struct PeerLife {
@@ -74,6 +80,13 @@ pub(super) enum EndpointState {
     Connected(u64),
 }
 
+impl PeerLife {
+    /// Whether it has the name of the peer.
+    pub(super) fn is_alive(&self, now: Instant, silence: Duration) -> bool {
+        !matches!(self.stage, LifeStage::Gone) && now.duration_since(self.heard) < silence
+    }
+}
+
 impl PeerRecord {
     pub(super) fn new(name: TaskId) -> Self {
         PeerRecord {
@@ -111,6 +124,14 @@ impl PeerRecord {
 
     pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut PeerLife> {
         self.life.as_mut().filter(|life| life.who.incarnation == incarnation)
+    }
+
+    /// Remembers a disagreement. The first one with a life is kept.
+    pub(super) fn disagree(&mut self, with: Option<Incarnation>, why: &str) {
+        let is_known = |found: &Disagreement| with.is_none() || found.with == with;
+        if !self.disagreement.as_ref().is_some_and(is_known) {
+            self.disagreement = Some(Disagreement { with, why: why.to_owned() });
+        }
     }
 
     /// The attempt that is under way, if it is this one.

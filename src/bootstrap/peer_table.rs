@@ -174,11 +174,12 @@ impl PeerTable {
                 if matches!(life.stage, LifeStage::Gone) {
                     life.stage = LifeStage::Apart;
                 }
+                // That of another process, which had the name meanwhile.
+                peer.disagreement.take_if(|found| found.with != Some(who.incarnation));
                 return Ok(events);
             }
             Some(life) => {
-                let gone = matches!(life.stage, LifeStage::Gone) || now.duration_since(life.heard) >= silence;
-                if !gone && !dialed {
+                if life.is_alive(now, silence) && !dialed {
                     return Err(LifeRefusal::Taken { alive: life.who.incarnation });
                 }
                 events = peer.retire(&LossCause::replaced(who.incarnation));
@@ -223,14 +224,33 @@ impl PeerTable {
 
     /// How the last known life of a peer disagrees with this process for good.
     pub(super) fn disagreement_with(&self, index: usize) -> Option<&str> {
-        self.peers[index].disagreement.as_deref()
+        self.peers[index].disagreement.as_ref().map(|found| found.why.as_str())
     }
 
     /// Remembers a disagreement with a life that no further attempt mends. The first one is kept.
     pub(super) fn disagree(&mut self, index: usize, with: Incarnation, why: &str) {
         let peer = &mut self.peers[index];
         if peer.known(with).is_some() {
-            peer.disagreement.get_or_insert_with(|| why.to_owned());
+            peer.disagree(Some(with), why);
+        }
+    }
+
+    /// Remembers a disagreement with a process that is proven to be the peer, and can't be met
+    /// because of it: with a life that calls, or with whatever answers at the peer's address
+    /// (`None`). Another life that is alive comes first.
+    pub(super) fn disagree_unmet(
+        &mut self,
+        index: usize,
+        with: Option<Incarnation>,
+        why: &str,
+        now: Instant,
+    ) {
+        let silence = self.silence;
+        let peer = &mut self.peers[index];
+        let is_other = |life: &&PeerLife| with.is_some_and(|with| with != life.who.incarnation);
+        let other_lives = peer.life.as_ref().filter(is_other).is_some_and(|life| life.is_alive(now, silence));
+        if !other_lives && self.link(index).is_none() {
+            self.peers[index].disagree(with, why);
         }
     }
 
@@ -257,7 +277,7 @@ impl PeerTable {
     ) -> (OfferDecision, Vec<PeerEvent>) {
         let peer = &mut self.peers[index];
         let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
-        let disagreement = peer.disagreement.clone();
+        let disagreement = peer.disagreement.as_ref().map(|found| found.why.clone());
         let Some(life) = peer.known(from) else { return refused("say Hello first".into()) };
         if let Some(why) = disagreement {
             return refused(why);

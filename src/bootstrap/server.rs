@@ -24,6 +24,9 @@ pub(super) const READY_WAIT: Duration = Duration::from_millis(500);
 /// How long the answer to a failed attempt waits for the cause on this side.
 const CAUSE_WAIT: Duration = Duration::from_millis(50);
 
+/// The code of a Hello's refusal that no further attempt changes.
+pub(super) const REFUSED_FOR_GOOD: tonic::Code = tonic::Code::FailedPrecondition;
+
 /// Serves the peers' calls.
 pub(super) struct Server {
     shared: Arc<BootstrapShared>,
@@ -55,7 +58,8 @@ impl Server {
         // First of all: what follows tells members about the cluster.
         let peer = self.shared.index_of(&from);
         if peer.is_none() && from != *me {
-            return Err(Status::permission_denied(format!("{from} is not in the cluster of {me}")));
+            let what = format!("{from} is not in the cluster of {me}: give all members the same cluster");
+            return Err(Status::new(REFUSED_FOR_GOOD, what));
         }
         if self.shared.phase() != ServicePhase::Started {
             return Err(Status::unavailable(format!("{me} is stopping")));
@@ -63,7 +67,7 @@ impl Server {
         if caller.version != self.shared.version {
             return Err(self.refuse(
                 &from,
-                tonic::Code::FailedPrecondition,
+                REFUSED_FOR_GOOD,
                 format!(
                     "{from} speaks version {} of the bootstrap protocol and {me} speaks version {}; \
                      run the same version of tensorwire on every member",
@@ -79,7 +83,7 @@ impl Server {
         };
         if to != *me {
             let what = format!("{from} meant to call {to} and has reached {me}; check what listens where");
-            return Err(self.refuse(&from, tonic::Code::FailedPrecondition, what));
+            return Err(self.refuse(&from, self.code_of_a_mix_up(&to), what));
         }
         if ![0, self.shared.options.incarnation.get()].contains(&caller.to_incarnation) {
             let what = format!("incarnation {:016x} of {me} is over", caller.to_incarnation);
@@ -99,7 +103,31 @@ impl Server {
             self.shared.options.me,
             self.shared.shown_cluster()
         );
-        Err(self.refuse(from, tonic::Code::FailedPrecondition, what))
+        Err(self.refuse(from, REFUSED_FOR_GOOD, what))
+    }
+
+    /// Refuses a Hello. The join of this process ends too, if no further attempt changes that.
+    fn refuse_hello(&self, request: &grpc::HelloRequest, mut status: Status) -> Status {
+        let Some(caller) = request.caller.as_ref().filter(|_| status.code() == REFUSED_FOR_GOOD) else {
+            return status;
+        };
+        let Ok(from) = name(caller.from.as_ref()) else { return status };
+        let Some(peer) = self.shared.index_of(&from) else { return status };
+        if caller.version == self.shared.version && caller.cluster_digest != self.shared.digest {
+            // Only a Hello carries the peer's cluster.
+            let theirs = shown_cluster(&request.cluster);
+            let what = format!("{}; the caller's is \"{theirs}\"", status.message());
+            status = self.refuse(&from, REFUSED_FOR_GOOD, what);
+        }
+        let (with, now) = (incarnation(caller.incarnation).ok(), Instant::now());
+        self.shared.change(|members| (members.disagree_unmet(peer, with, status.message(), now), Vec::new()));
+        status
+    }
+
+    /// What listens at an IP address stays there. A name may lead elsewhere later.
+    fn code_of_a_mix_up(&self, meant: &TaskId) -> tonic::Code {
+        let is_ip = self.shared.options.cluster.address(meant).is_some_and(|address| address.ip().is_some());
+        if is_ip { REFUSED_FOR_GOOD } else { tonic::Code::Aborted }
     }
 
     /// Refuses a caller that goes by this process's own name.
@@ -109,7 +137,7 @@ impl Server {
             let what = format!(
                 "{me} has reached itself at the address of {to}; check the cluster and the bind option"
             );
-            return Status::failed_precondition(what);
+            return Status::new(self.code_of_a_mix_up(to), what);
         }
         Status::already_exists(format!(
             "the name {me} is taken by incarnation {mine}, which is alive; incarnation {life} can't have it"
@@ -185,19 +213,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
     ) -> Result<Response<grpc::HelloResponse>, Status> {
         let (proven, request) = open(request)?;
         let shared = &self.shared;
-        let from = self.check(&proven, request.caller.clone()).map_err(|status| {
-            // Only a Hello carries the peer's cluster.
-            let differ = request.caller.as_ref().is_some_and(|caller| caller.cluster_digest != shared.digest);
-            if !differ || status.code() != tonic::Code::FailedPrecondition {
-                return status;
-            }
-            let theirs = shown_cluster(&request.cluster);
-            let what = format!("{}; the caller's is \"{theirs}\"", status.message());
-            match request.caller.as_ref().and_then(|caller| name(caller.from.as_ref()).ok()) {
-                Some(from) => self.refuse(&from, status.code(), what),
-                None => status,
-            }
-        })?;
+        let from = self.check(&proven, request.caller.clone());
+        let from = from.map_err(|status| self.refuse_hello(&request, status))?;
         let who = who(request.member).map_err(Status::invalid_argument)?;
         if who.incarnation != from.life {
             return Err(Status::invalid_argument("caller and member have different incarnations"));

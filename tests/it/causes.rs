@@ -30,6 +30,29 @@ fn a_disagreement_about_the_depth_ends_both_joins_at_once_and_names_the_setting(
 }
 
 #[test]
+fn members_with_different_clusters_end_their_joins_at_once_and_both_are_shown() {
+    let long = cluster(3);
+    let (short, _) = long.rsplit_once(',').expect("three addresses");
+    let short = short.to_owned();
+    let join = |task: u32, cluster: &str| {
+        let node = member(cluster, task).start().expect("the node starts");
+        let began = Instant::now();
+        let error = node.join().expect_err("the clusters differ").to_string();
+        (node, error, began.elapsed())
+    };
+    let ended = std::thread::scope(|scope| {
+        let joins = [(0, &long), (1, &short)].map(|(task, cluster)| scope.spawn(move || join(task, cluster)));
+        joins.map(|join| join.join().expect("no panic"))
+    });
+    for (task, (_node, error, took)) in ended.iter().enumerate() {
+        println!("after {took:?}: {error}");
+        assert!(error.contains(&format!("can't link with w/{}", 1 - task)), "{error}");
+        assert!([&long, &short].iter().all(|cluster| error.contains(cluster.as_str())), "{error}");
+        assert!(*took < SOON / 10, "the join took {took:?}: {error}");
+    }
+}
+
+#[test]
 fn a_member_that_comes_again_with_the_right_depth_is_linked() {
     if over_verbs() {
         return println!("skipped: queue pairs of any depths connect");

@@ -132,6 +132,26 @@ fn a_disagreement_ends_all_attempts_with_that_life_and_the_first_cause_is_kept()
 }
 
 #[test]
+fn a_process_that_disagrees_does_not_hide_a_life_that_is_alive() {
+    let now = Instant::now();
+    let (mut members, info) = linked(now);
+    let other = Some(life(2).incarnation);
+    members.disagree_unmet(0, other, "version 3", now);
+    members.disagree_unmet(0, None, "version 3", now);
+    assert_eq!(members.disagreement(), None, "the peer is linked");
+    members.give_up(0, info.incarnation, info.generation, "cut");
+    members.disagree_unmet(0, other, "version 3", now + SILENCE / 2);
+    assert_eq!(members.disagreement(), None, "the life that had the link is alive");
+    // It falls silent, another process has its name, and then it is there again.
+    members.disagree_unmet(0, other, "version 3", now + SILENCE);
+    members.disagree_unmet(0, None, "a later word", now + SILENCE);
+    assert_eq!(members.disagreement(), Some((0, "version 3")));
+    members.meet(0, &life(1), false, now + SILENCE).unwrap();
+    assert_eq!(members.disagreement(), None);
+    assert!(members.start(0, life(1).incarnation).is_some());
+}
+
+#[test]
 fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     let now = Instant::now();
     let mut members = table();

@@ -56,6 +56,25 @@ fn a_peer_whose_link_fails_is_missing_with_the_fabrics_words_on_both_sides() {
     }
 }
 
+/// The members join, and each join ends at once with a disagreement. Returns the errors.
+fn all_disagree(members: &[Member]) -> Vec<String> {
+    let since = Instant::now();
+    let join = |member: &Member| {
+        member.service.start().unwrap();
+        let error = member.service.join(LONG).expect_err("they disagree");
+        println!("after {:?}: {error}", since.elapsed());
+        assert!(matches!(error, BootstrapError::Disagreement { .. }), "{error}");
+        error.to_string()
+    };
+    let errors = std::thread::scope(|scope| {
+        let joins: Vec<_> = members.iter().map(|member| scope.spawn(|| join(member))).collect();
+        joins.into_iter().map(|join| join.join().unwrap()).collect()
+    });
+    assert!(since.elapsed() < LONG / 4, "{:?}", since.elapsed());
+    assert!(members.iter().all(|member| member.peering.told().is_empty()));
+    errors
+}
+
 /// The members join. The one that sees the disagreement stops at once, if it is told to.
 fn both_disagree(sees: usize, stops: bool) {
     let cluster = workers(2);
@@ -93,14 +112,15 @@ fn a_disagreement_that_one_side_sees_ends_the_joins_of_both() {
 #[test]
 fn another_version_of_the_protocol_is_refused_with_both_versions_on_both_sides() {
     let cluster = workers(2);
-    let newer = Member::speaking(PROTOCOL_VERSION + 1, options(&cluster, 1));
-    newer.service.start().unwrap();
-    let older = Member::start(options(&cluster, 0));
-    for member in [&older, &newer] {
-        let error = member.await_missing(&format!("speaks version {PROTOCOL_VERSION}"));
-        println!("{error}");
-        assert!(error.contains(&format!("speaks version {}", PROTOCOL_VERSION + 1)), "{error}");
-        assert!(member.peering.told().is_empty());
+    for newer in [0, 1] {
+        let version = |task| PROTOCOL_VERSION + u32::from(task == newer);
+        let members = [0, 1].map(|task| Member::speaking(version(task), options(&cluster, task)));
+        for (task, error) in all_disagree(&members).iter().enumerate() {
+            assert!(error.contains(&format!("can't link with worker/{}", 1 - task)), "{error}");
+            for version in [PROTOCOL_VERSION, PROTOCOL_VERSION + 1] {
+                assert!(error.contains(&format!("speaks version {version}")), "{error}");
+            }
+        }
     }
 }
 
@@ -109,12 +129,47 @@ fn another_cluster_is_refused_and_both_clusters_are_shown_on_both_sides() {
     let list = addresses(3);
     let one = cluster(&[("worker", &list[..2])]);
     let two = cluster(&[("worker", &list)]);
-    let members = [Member::start(options(&one, 0)), Member::start(options(&two, 1))];
-    for member in &members {
-        let error = member.await_missing("has another cluster");
-        println!("{error}");
-        assert!(error.contains(&format!("\"{one}\"")) && error.contains(&format!("\"{two}\"")), "{error}");
-        assert!(member.peering.told().is_empty());
+    for (first, second) in [(&one, &two), (&two, &one)] {
+        let members = [Member::new(options(first, 0)), Member::new(options(second, 1))];
+        for (task, error) in all_disagree(&members).iter().enumerate() {
+            assert!(error.contains(&format!("can't link with worker/{}", 1 - task)), "{error}");
+            assert!(error.contains("has another cluster"), "{error}");
+            assert!(
+                error.contains(&format!("\"{one}\"")) && error.contains(&format!("\"{two}\"")),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_process_that_no_cluster_but_its_own_has_is_told_so_at_once_and_no_other_join_ends() {
+    let list = addresses(3);
+    let (one, two) = (cluster(&[("worker", &list[..2])]), cluster(&[("worker", &list)]));
+    let stranger = [Member::new(options(&two, 2))];
+    let members = [Member::start(options(&one, 0)), Member::start(options(&one, 1))];
+    let errors = all_disagree(&stranger);
+    assert!(errors[0].contains("worker/2 is not in the cluster of worker/"), "{}", errors[0]);
+    members.iter().for_each(Member::join);
+}
+
+#[test]
+fn a_life_that_agrees_joins_after_one_that_did_not() {
+    let cluster = workers(2);
+    for fixed in [0, 1] {
+        let first = [PROTOCOL_VERSION, PROTOCOL_VERSION + 1];
+        let [stays, wrong] =
+            [0, 1].map(|k| Member::speaking(first[k], options(&cluster, fixed ^ k as u32 ^ 1)));
+        let both = [stays, wrong];
+        all_disagree(&both);
+        let [stays, wrong] = both;
+        wrong.stop();
+        let right = Member::start(options(&cluster, fixed));
+        right.join();
+        let since = Instant::now();
+        while stays.service.join(LONG).is_err() {
+            assert!(since.elapsed() < LONG, "the earlier disagreement stays");
+        }
     }
 }
 
@@ -160,8 +215,34 @@ fn addresses_that_were_mixed_up_are_named() {
     let list = addresses(2);
     let cluster = cluster(&[("worker", &list)]);
     let mixed = Some(list[1].parse().unwrap());
-    let alone = Member::start(BootstrapOptions { bind: mixed, ..options(&cluster, 0) });
+    let alone = [Member::new(BootstrapOptions { bind: mixed, ..options(&cluster, 0) })];
     // worker/0 listens where worker/1 should, so it reaches itself there.
-    let error = alone.await_missing("worker/0 has reached itself at the address of worker/1");
+    let errors = all_disagree(&alone);
+    let said = "worker/0 has reached itself at the address of worker/1";
+    assert!(errors[0].contains(said), "{}", errors[0]);
+}
+
+#[test]
+fn two_that_listen_at_each_others_addresses_are_both_told_at_once() {
+    let list = addresses(3);
+    let cluster = cluster(&[("worker", &list)]);
+    let bound = |task: u32, at: usize| {
+        let bind = Some(list[at].parse().unwrap());
+        Member::new(BootstrapOptions { bind, ..options(&cluster, task) })
+    };
+    // worker/1 has the address of worker/2, whom worker/0 and worker/1 look for there.
+    let members = [bound(0, 0), bound(1, 2)];
+    let errors = all_disagree(&members);
+    assert!(errors[0].contains("worker/0 meant to call worker/2 and has reached worker/1"), "{}", errors[0]);
+    assert!(errors[1].contains("worker/2"), "{}", errors[1]);
+}
+
+#[test]
+fn an_address_with_a_name_that_leads_elsewhere_is_tried_again() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addresses = [free.to_string(), format!("localhost:{}", free.port())];
+    let cluster = cluster(&[("worker", &addresses)]);
+    let member = Member::start(options(&cluster, 0));
+    let error = member.await_missing("worker/0 has reached itself at the address of worker/1");
     println!("{error}");
 }

@@ -239,7 +239,8 @@ fn a_proven_caller_that_is_no_member_learns_nothing_of_the_cluster() {
         let left = stranger.runtime.block_on(stranger.grpc.leave(leave)).unwrap_err();
         let refusals = [stranger.hello().unwrap_err(), stranger.offer(2, "x").unwrap_err(), left];
         for refusal in refusals.iter().chain([&stranger.ready(1).unwrap_err()]) {
-            assert_eq!(refusal.message(), "worker/7 is not in the cluster of worker/1");
+            let said = "worker/7 is not in the cluster of worker/1: give all members the same cluster";
+            assert_eq!(refusal.message(), said);
         }
     }
     for member in &members {
