@@ -589,6 +589,15 @@ pub enum FabricError {
         /// As given by the caller.
         after: Duration,
     },
+    /// The two sides do not fit: their settings, users or releases differ. No further attempt
+    /// changes that.
+    #[error("{fabric}: the two sides do not fit: {why}")]
+    Disagreement {
+        /// The fabric that failed.
+        fabric: FabricKind,
+        /// What differs, with both values.
+        why: String,
+    },
     /// The peer broke the fabric's rules.
     #[error("{fabric}: the peer was refused: {why}")]
     Peer {

@@ -6,7 +6,7 @@ use super::process::{PeerReport, PeerState};
 use super::transport::{PeerTransport, TransportFabric};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
-use crate::fabric::{Endpoint, LinkOptions, Role};
+use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
 use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, RemoteCommand, WaitReports};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
@@ -348,8 +348,10 @@ fn other_transport(peer: &PeerInfo, transport: PeerTransport) -> Status {
     Status::new(Code::FailedPrecondition, message)
 }
 
-fn unavailable(error: crate::fabric::FabricError) -> Status {
-    Status::new(Code::Unavailable, error.to_string())
+/// The error of a link. One that no further attempt mends ends the joins of both sides.
+fn unavailable(error: FabricError) -> Status {
+    let is_final = matches!(error, FabricError::Disagreement { .. });
+    Status::new(if is_final { Code::FailedPrecondition } else { Code::Unavailable }, error.to_string())
 }
 
 #[cfg(test)]

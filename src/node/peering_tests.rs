@@ -146,6 +146,26 @@ fn a_peer_that_chose_another_fabric_is_refused_with_what_to_set() {
 }
 
 #[test]
+fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
+    // Places of an address: a mark, the version, the boot, the network namespace, and the user.
+    let places = [("version", 8), ("another host", 10), ("network namespace", 26), ("as user", 34)];
+    let (a, b) = (side(0, 10), side(1, 20));
+    for (what, place, code) in places
+        .map(|(what, place)| (what, place, Code::FailedPrecondition))
+        .into_iter()
+        .chain([("not one of this fabric", 0, Code::Unavailable)])
+    {
+        let mut offer = b.peering.prepare(&info(0, 10, 1)).expect("an endpoint").offer;
+        offer[HEAD + place] ^= 1;
+        let endpoint = a.peering.prepare(&info(1, 20, 1)).expect("an endpoint");
+        let refused = a.peering.connect(&info(1, 20, 1), endpoint.ticket, &offer, true, SOON);
+        let refused = refused.expect_err("another one");
+        assert!(refused.message.contains(what), "{refused}");
+        assert_eq!(refused.code, code, "{refused}");
+    }
+}
+
+#[test]
 fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let (a, b) = (side(0, 10), side(1, 20));
     let peer = info(1, 20, 1);

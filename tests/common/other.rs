@@ -2,7 +2,10 @@
 //! otherwise.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// A process in a role. Its drop kills it.
@@ -26,8 +29,22 @@ impl Other {
     fn start_by(starter: &[&str], role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
         let this = std::env::current_exe().expect("own path");
         let mut words = starter.iter().map(AsRef::as_ref).chain([this.as_os_str()]);
-        let mut child = Command::new(words.next().expect("this program at least"))
-            .args(words)
+        let mut command = Command::new(words.next().expect("this program at least"));
+        command.args(words);
+        Self::spawn(command, role, cluster, environment)
+    }
+
+    /// Like [`Other::start_with`], as this user. Only root may.
+    pub fn start_as(user: u32, role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
+        // By its descriptor, as another user may not enter the folder.
+        let this = std::env::current_exe().and_then(File::open).expect("own program");
+        let mut command = Command::new(format!("/proc/self/fd/{}", this.as_raw_fd()));
+        command.uid(user).gid(user).current_dir("/");
+        Self::spawn(command, role, cluster, environment)
+    }
+
+    fn spawn(mut command: Command, role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
+        let mut child = command
             .args([role, "--exact", "--ignored", "--nocapture"])
             .env("TEST_CLUSTER", cluster)
             .envs(environment.iter().copied())
@@ -109,6 +126,15 @@ impl Drop for Other {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A user that is not this one and owns nothing. `None` unless this process may act as others.
+pub fn other_user() -> Option<u32> {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can start a process of another user");
+    }
+    is_root.then_some(65534)
 }
 
 /// In a role: waits for a line from the test.

@@ -11,6 +11,7 @@ mod fork;
 mod kill_matrix;
 mod lifecycle;
 mod network_down;
+mod other_user;
 mod outages;
 mod resources;
 mod returns;

@@ -3,7 +3,7 @@
 
 use super::data_queue::RemoteAddr;
 use super::device::{Gid, GidKind};
-use super::failure::peer;
+use super::failure::{disagreement, peer};
 use super::stripes::MAX_STRIPES;
 use super::sys::*;
 use crate::fabric::FabricError;
@@ -110,7 +110,8 @@ impl EndpointInfo {
     /// Reads an address that a peer has sent.
     ///
     /// # Errors
-    /// If it is none of this version, or has a value that can't be.
+    /// If it is none of this version, or has a value that can't be. Another version is a
+    /// [`FabricError::Disagreement`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
         let mut reader = AddressReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
@@ -119,7 +120,7 @@ impl EndpointInfo {
         match reader.take().map(u16::from_le_bytes) {
             Some(VERSION) => {}
             version => {
-                return Err(peer(format!(
+                return Err(disagreement(format!(
                     "its address has version {}, this side speaks {VERSION}: run the same release on both",
                     version.unwrap_or(0)
                 )));
@@ -134,7 +135,7 @@ impl EndpointInfo {
     /// Why not.
     pub fn check_fits(&self, own: &EndpointInfo) -> Result<(), FabricError> {
         if self.gid_kind != own.gid_kind {
-            return Err(peer(format!(
+            return Err(disagreement(format!(
                 "its GID is of type {}, this side's of type {}: choose GID indices of the same type \
                  (`tensorwire devices`)",
                 self.gid_kind, own.gid_kind
@@ -143,7 +144,7 @@ impl EndpointInfo {
         let is_ipv4 = |end: &EndpointInfo| Gid(end.gid.raw).ipv4().is_some();
         if self.gid_kind == GidKind::RoceV2 && is_ipv4(self) != is_ipv4(own) {
             let family = |end| if is_ipv4(end) { "IPv4" } else { "IPv6" };
-            return Err(peer(format!(
+            return Err(disagreement(format!(
                 "its GID {} is an {} address, this side's {} an {} one: choose GID indices of the same \
                  family (`tensorwire devices`)",
                 Gid(self.gid.raw),
@@ -191,7 +192,7 @@ impl AddressReader<'_> {
             .ok_or_else(|| peer(format!("its address has {have} bytes, and a value that can't be")))?;
         let (mut end, stripes) = head;
         if stripes > MAX_STRIPES {
-            return Err(peer(format!(
+            return Err(disagreement(format!(
                 "its address has {stripes} stripes, {MAX_STRIPES} is the most: run the same release on both"
             )));
         }

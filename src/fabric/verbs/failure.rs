@@ -19,6 +19,11 @@ pub(super) fn peer(why: impl Into<String>) -> FabricError {
     FabricError::Peer { fabric: FabricKind::Verbs, why: why.into() }
 }
 
+/// The two sides differ in what no further attempt changes.
+pub(super) fn disagreement(why: impl Into<String>) -> FabricError {
+    FabricError::Disagreement { fabric: FabricKind::Verbs, why: why.into() }
+}
+
 /// The usual cause if the kernel refuses a registration or a queue.
 pub(super) fn memory_remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {

@@ -92,7 +92,7 @@ impl ShmAddress {
     /// Decodes an address that a peer has sent.
     ///
     /// # Errors
-    /// If it is no address of this version.
+    /// If it is no address of this version: [`FabricError::Disagreement`] if of another one.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
         let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
         let mut reader = ByteReader(bytes);
@@ -102,7 +102,7 @@ impl ShmAddress {
         match reader.take().map(u16::from_le_bytes) {
             Some(VERSION) => {}
             version => {
-                return refuse(format!(
+                return differ(format!(
                     "its address has version {}, this side speaks {VERSION}: run the same release on both",
                     version.unwrap_or(0)
                 ));
@@ -116,19 +116,18 @@ impl ShmAddress {
     /// Checks that a process of user `uid` on the host `here` can reach the endpoint.
     ///
     /// # Errors
-    /// [`FabricError::Peer`] with the reason.
+    /// [`FabricError::Disagreement`] with the reason.
     pub(crate) fn check_reachable(&self, here: HostId, uid: u32) -> Result<(), FabricError> {
-        let refuse = |why| Err(FabricError::Peer { fabric: FabricKind::Shm, why });
         if self.host.boot != here.boot {
-            return refuse("it runs on another host: use a fabric that crosses hosts".into());
+            return differ("it runs on another host: use a fabric that crosses hosts".into());
         }
         if self.host.network != here.network {
-            return refuse(format!(
+            return differ(format!(
                 "it is in network namespace {}, this process in {}: run both in the same one",
                 self.host.network, here.network
             ));
         }
-        check_uid(self.uid, uid).or_else(refuse)
+        check_uid(self.uid, uid).or_else(differ)
     }
 
     /// The name of the endpoint's socket. An abstract name ends with the process.
@@ -139,6 +138,10 @@ impl ShmAddress {
         }
         SocketAddrUnix::new_abstract_name(name.as_bytes())
     }
+}
+
+fn differ<T>(why: String) -> Result<T, FabricError> {
+    Err(FabricError::Disagreement { fabric: FabricKind::Shm, why })
 }
 
 /// Checks that processes of these two users may share memory.

@@ -50,7 +50,9 @@ pub(crate) struct ShmPeer {
 
 /// Why a connection is rejected.
 enum Rejection {
-    /// The expected peer and this side disagree for good.
+    /// The expected peer and this side differ in a setting, so no other attempt succeeds either.
+    Disagreement(String),
+    /// The expected peer was refused, or has refused this side.
     Final(String),
     /// The process is not proven to be the expected peer.
     Candidate(String),
@@ -72,6 +74,7 @@ impl From<ReceiveFailure> for Rejection {
 impl Rejection {
     fn into_error(self) -> FabricError {
         match self {
+            Rejection::Disagreement(why) => FabricError::Disagreement { fabric: FabricKind::Shm, why },
             Rejection::Final(why) | Rejection::Candidate(why) => refused(why),
             Rejection::Local(error) => error,
         }
@@ -80,7 +83,7 @@ impl Rejection {
     /// What the peer is told.
     fn for_peer(&self) -> String {
         match self {
-            Rejection::Final(why) | Rejection::Candidate(why) => why.clone(),
+            Rejection::Disagreement(why) | Rejection::Final(why) | Rejection::Candidate(why) => why.clone(),
             Rejection::Local(error) => format!("its process lacks a resource: {error}"),
         }
     }
@@ -345,7 +348,8 @@ impl LocalSide<'_> {
         if hello.to != self.token || hello.from != address.token {
             return Err(Rejection::Candidate("its hello is for or from another endpoint".into()));
         }
-        hello.check(self.options, self.layout).map_err(Rejection::Final)?;
+        hello.check_settings(self.options, self.layout).map_err(Rejection::Disagreement)?;
+        hello.check(self.options).map_err(Rejection::Final)?;
         if files.len() != hello.regions.len() + 2 {
             let (have, want) = (files.len(), hello.regions.len() + 2);
             return Err(Rejection::Candidate(format!(

@@ -126,20 +126,21 @@ impl ShmHello {
         reader.0.is_empty().then_some(hello)
     }
 
-    /// Checks that a peer's hello agrees with this side.
+    /// Checks that a peer has the settings of this side.
     ///
     /// # Errors
     /// The first difference, with both values.
-    pub(crate) fn check(&self, options: &LinkOptions, layout: &SegmentLayout) -> Result<(), String> {
-        let agree = |what: &str, theirs: u64, ours: u64| {
-            if theirs == ours {
-                return Ok(());
-            }
-            Err(format!("it wants {what} {theirs}, this side {ours}: give both the same"))
-        };
+    pub(crate) fn check_settings(&self, options: &LinkOptions, layout: &SegmentLayout) -> Result<(), String> {
         agree("depth", self.depth.into(), options.depth.into())?;
+        agree("segment bytes", self.segment, layout.bytes() as u64)
+    }
+
+    /// Checks the rest of a peer's hello.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check(&self, options: &LinkOptions) -> Result<(), String> {
         agree("generation", self.generation.into(), options.generation.into())?;
-        agree("segment bytes", self.segment, layout.bytes() as u64)?;
         for (k, (id, _)) in self.regions.iter().enumerate() {
             if self.regions[..k].iter().any(|(other, _)| other == id) {
                 return Err(format!("it has two regions with the number {id}"));
@@ -147,6 +148,13 @@ impl ShmHello {
         }
         Ok(())
     }
+}
+
+fn agree(what: &str, theirs: u64, ours: u64) -> Result<(), String> {
+    if theirs == ours {
+        return Ok(());
+    }
+    Err(format!("it wants {what} {theirs}, this side {ours}: give both the same"))
 }
 
 #[cfg(test)]
@@ -216,12 +224,20 @@ mod tests {
     #[test]
     fn a_disagreement_is_refused_with_both_values() {
         let layout = SegmentLayout::new(&options()).expect("in range");
-        assert_eq!(hello().check(&options(), &layout), Ok(()));
-        let refused = |hello: ShmHello| hello.check(&options(), &layout).expect_err("refused");
-        let depth = refused(ShmHello { depth: 128, ..hello() });
+        let check = |hello: &ShmHello| hello.check_settings(&options(), &layout);
+        assert_eq!((check(&hello()), hello().check(&options())), (Ok(()), Ok(())));
+        let differs = |hello: ShmHello| {
+            assert_eq!(hello.check(&options()), Ok(()), "nothing else is wrong");
+            check(&hello).expect_err("it differs")
+        };
+        let refused = |hello: ShmHello| {
+            assert_eq!(check(&hello), Ok(()), "no setting differs");
+            hello.check(&options()).expect_err("refused")
+        };
+        let depth = differs(ShmHello { depth: 128, ..hello() });
         assert!(depth.contains("depth 128") && depth.contains("this side 64"), "{depth}");
+        assert!(differs(ShmHello { segment: 4096, ..hello() }).contains("segment bytes 4096"));
         assert!(refused(ShmHello { generation: 6, ..hello() }).contains("generation 6"));
-        assert!(refused(ShmHello { segment: 4096, ..hello() }).contains("segment bytes 4096"));
         assert!(refused(ShmHello { regions: vec![(4, 1), (4, 2)], ..hello() }).contains("number 4"));
     }
 }

@@ -49,7 +49,7 @@ pub fn handshake(bytes: &[u8]) {
         HandshakeMessage::Hello(hello) => {
             assert!(hello.regions.len() <= MAX_REGIONS);
             let layout = SegmentLayout::new(&OPTIONS).expect("in range");
-            match hello.check(&OPTIONS, &layout) {
+            match hello.check_settings(&OPTIONS, &layout).and_then(|()| hello.check(&OPTIONS)) {
                 Ok(()) => assert_eq!(hello.segment, layout.bytes() as u64),
                 Err(why) => is_short(&why),
             }
