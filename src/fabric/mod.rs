@@ -25,6 +25,7 @@
 mod completion;
 #[cfg(test)]
 pub(crate) mod forging;
+mod grant_keys;
 mod loans;
 pub mod shm;
 #[cfg(any(test, feature = "sim"))]

@@ -65,6 +65,7 @@ gid index=1 type=2 gid=00000000000000000000ffff0a000001";
 
 impl Harness for FakeWindows {
     type Fabric = VerbsFabric;
+    const DRAWS_KEYS: bool = false;
     const COMPLETES_ALONE: bool = true;
 
     fn skipped() -> Option<String> {

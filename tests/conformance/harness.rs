@@ -20,6 +20,8 @@ pub trait Harness {
     const CHECKS_GRANTS: bool = true;
     /// Whether each grant has a key of its own, for one right and until it is revoked.
     const HAS_OWN_KEYS: bool = Self::CHECKS_GRANTS;
+    /// Whether the fabric draws the keys of grants itself, and not a device.
+    const DRAWS_KEYS: bool = Self::CHECKS_GRANTS;
     /// Whether operations complete without polls of the target.
     const COMPLETES_ALONE: bool = !Self::CHECKS_GRANTS;
 

@@ -31,6 +31,7 @@ macro_rules! conformance {
             a_source_is_held_until_local_completion_and_free_after
             a_write_outside_its_grant_fails_the_link_and_writes_nothing
             a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing
+            a_key_that_follows_from_earlier_ones_opens_nothing
             a_read_outside_its_grant_fails_the_link
             leave_to_write_is_no_leave_to_read
             a_full_queue_is_a_value_and_loses_nothing
@@ -369,6 +370,36 @@ pub fn a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing<H: Harness>(
     a.port.write(a.link, &source, 64, &old, None).expect("posted");
     assert_refused(&mut a, &mut b);
     assert_eq!(revoked(&mut b, &new).bytes(), [0; 64]);
+}
+
+pub fn a_key_that_follows_from_earlier_ones_opens_nothing<H: Harness>() {
+    if !H::DRAWS_KEYS {
+        println!("skipped: the device draws the keys of this fabric");
+        return;
+    }
+    // What tells the next key if keys count, or name places of a table.
+    let guesses: [fn(u32, u32) -> u32; 6] = [
+        |last, before| last.wrapping_add(last.wrapping_sub(before)),
+        |last, _| last,
+        |last, _| last.wrapping_add(1),
+        |last, _| last.wrapping_add(1 << 14),
+        |_, before| before.wrapping_add(1 << 14),
+        |_, before| before,
+    ];
+    for (k, guess) in guesses.into_iter().enumerate() {
+        let (mut a, mut b) = pair::<H>(16);
+        let mut last = || {
+            let grant = granted(&mut b, 64);
+            (grant, revoked(&mut b, &grant))
+        };
+        let ((before, _), (last, tensor_again)) = (last(), last());
+        let next = b.port.grant(b.link, tensor_again).expect("room");
+        let forged = Grant { key: guess(last.key, before.key), ..next };
+        let source = tensor(&a.pool, &[0xFF; 64]);
+        a.port.write(a.link, &source, 64, &forged, None).expect("posted");
+        assert_refused(&mut a, &mut b);
+        assert_eq!(revoked(&mut b, &next).bytes(), [0; 64], "guess {k}");
+    }
 }
 
 pub fn a_read_outside_its_grant_fails_the_link<H: Harness>() {

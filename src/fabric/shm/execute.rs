@@ -47,7 +47,7 @@ impl OrderExecutor {
         peer_state: PeerWords,
         poll_bytes: u64,
     ) -> Self {
-        let grants = ShmGrants::default();
+        let grants = ShmGrants::new();
         OrderExecutor { grants, memory, loans, peer_state, poll_bytes, message: [0; PAYLOAD_BYTES] }
     }
 

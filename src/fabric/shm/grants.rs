@@ -1,19 +1,22 @@
 //! The grants of a link: the memory that the peer may write or read, checked on each use
 //! (specification 3.1a).
 //!
-//! The table owns what it grants, so a granted tensor can be neither freed nor used meanwhile. A
-//! key is an index of the table and a generation, which grows with each use of the entry. A revoked
-//! key stays invalid until its entry has been used 2^18 times more.
+//! The table owns what it grants, so a granted tensor can be neither freed nor used meanwhile. The
+//! keys are random: nobody can tell one who was not told it. A revoked key is not used again before
+//! 2^32 others were. The lowest bits of a key are its place in the table.
 
 use crate::fabric::PostError;
+use crate::fabric::grant_keys::GrantKeys;
 use crate::fabric::shm::memory::order::OrderTarget;
 use crate::fabric::shm::violation::{GrantViolation, ShmViolation};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::Grant;
+use std::hash::RandomState;
 
 /// Grants that a link can have at a time.
 pub(super) const MAX_GRANTS: usize = 1 << 14;
-const INDEX_BITS: u32 = MAX_GRANTS.trailing_zeros();
+/// Places of a table with a grant.
+const MIN_PLACES: usize = 16;
 
 /// A granted tensor.
 #[derive(Debug)]
@@ -25,19 +28,29 @@ pub(super) enum ShmGranted {
 }
 
 struct ShmGrantEntry {
-    generation: u32,
+    key: u32,
     span: Span,
+    /// `None` in a free place.
     held: Option<ShmGranted>,
 }
 
+const FREE: ShmGrantEntry = ShmGrantEntry { key: 0, span: NO_BYTES, held: None };
+const NO_BYTES: Span = Span { region: 0, offset: 0, len: 0 };
+
 /// The grants of one link.
-#[derive(Default)]
 pub(super) struct ShmGrants {
+    /// The places, a power of two of them. At most half are in use, so a free one is found soon.
     entries: Vec<ShmGrantEntry>,
-    free: Vec<u32>,
+    used: usize,
+    keys: GrantKeys<RandomState>,
 }
 
 impl ShmGrants {
+    /// No grants, and keys that the kernel's random numbers decide.
+    pub(super) fn new() -> Self {
+        ShmGrants { entries: Vec::new(), used: 0, keys: GrantKeys::new(RandomState::new()) }
+    }
+
     /// Grants all of `held`, which lies at `span`; `None` means that it has no bytes.
     ///
     /// # Errors
@@ -47,21 +60,39 @@ impl ShmGrants {
         held: ShmGranted,
         span: Option<Span>,
     ) -> Result<Grant, (PostError, ShmGranted)> {
-        let span = span.unwrap_or(Span { region: 0, offset: 0, len: 0 });
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.entries.len() == MAX_GRANTS => return Err((PostError::Full, held)),
-            None => {
-                self.entries.push(ShmGrantEntry { generation: 0, span, held: None });
-                self.entries.len() as u32 - 1
+        if self.used == MAX_GRANTS {
+            return Err((PostError::Full, held));
+        }
+        if 2 * self.used >= self.entries.len() {
+            self.grow();
+        }
+        let span = span.unwrap_or(NO_BYTES);
+        // Half of the draws find a free place, or more.
+        loop {
+            let key = self.keys.draw();
+            let place = self.place(key);
+            if self.entries[place].held.is_none() {
+                self.entries[place] = ShmGrantEntry { key, span, held: Some(held) };
+                self.used += 1;
+                return Ok(Grant { region: span.region, key, offset: span.offset, len: span.len });
             }
-        };
-        let entry = &mut self.entries[index as usize];
-        entry.generation = (entry.generation + 1) % (1 << (32 - INDEX_BITS));
-        entry.span = span;
-        entry.held = Some(held);
-        let key = entry.generation << INDEX_BITS | index;
-        Ok(Grant { region: span.region, key, offset: span.offset, len: span.len })
+        }
+    }
+
+    /// Doubles the places. Two grants that had different ones have different ones again.
+    fn grow(&mut self) {
+        let places = MIN_PLACES.max(2 * self.entries.len());
+        let entries = std::mem::replace(&mut self.entries, (0..places).map(|_| FREE).collect());
+        for entry in entries.into_iter().filter(|entry| entry.held.is_some()) {
+            let place = self.place(entry.key);
+            self.entries[place] = entry;
+        }
+    }
+
+    /// The place of a key, which is beyond a table without places.
+    #[inline]
+    fn place(&self, key: u32) -> usize {
+        key as usize & self.entries.len().wrapping_sub(1)
     }
 
     /// Revokes a grant for writing.
@@ -78,14 +109,13 @@ impl ShmGrants {
     }
 
     fn take(&mut self, key: u32, kind: impl FnOnce(&ShmGranted) -> bool) -> Option<ShmGranted> {
-        let index = key % MAX_GRANTS as u32;
-        let entry = self.entries.get_mut(index as usize)?;
-        if entry.generation != key >> INDEX_BITS || !entry.held.as_ref().is_some_and(kind) {
+        let place = self.place(key);
+        let entry = self.entries.get_mut(place)?;
+        if entry.key != key || !entry.held.as_ref().is_some_and(kind) {
             return None;
         }
-        let held = entry.held.take();
-        self.free.push(index);
-        held
+        self.used -= 1;
+        entry.held.take()
     }
 
     /// The bytes that a write of `len` bytes may change.
@@ -123,13 +153,11 @@ impl ShmGrants {
         target: OrderTarget,
         len: u64,
     ) -> Result<(Option<&mut ShmGranted>, usize), ShmViolation> {
-        let entry = self.entries.get_mut(target.key as usize % MAX_GRANTS);
-        let Some(entry) = entry.filter(|entry| entry.held.is_some()) else {
+        let place = self.place(target.key);
+        let entry = self.entries.get_mut(place);
+        let Some(entry) = entry.filter(|entry| entry.held.is_some() && entry.key == target.key) else {
             return Err(refuse(target, len, GrantViolation::UnknownKey));
         };
-        if entry.generation != target.key >> INDEX_BITS {
-            return Err(refuse(target, len, GrantViolation::Revoked));
-        }
         if entry.span.region != target.region {
             return Err(refuse(target, len, GrantViolation::OtherRegion));
         }
@@ -157,7 +185,7 @@ mod tests {
     #[test]
     fn a_grant_allows_its_own_bytes_and_no_others() {
         let pool = pool();
-        let mut grants = ShmGrants::default();
+        let mut grants = ShmGrants::new();
         let grant = grants.add(ShmGranted::Write(tensor_mut(&pool, 64)), None).expect("room");
         assert_eq!(grant.len, 0);
         let held = tensor_mut(&pool, 64);
@@ -177,14 +205,66 @@ mod tests {
         refused(&mut grants, OrderTarget { offset: u64::MAX, ..whole }, 2, "are granted");
         refused(&mut grants, OrderTarget { offset: grant.offset - 1, ..whole }, 1, "are granted");
         refused(&mut grants, OrderTarget { region: grant.region + 1, ..whole }, 1, "another region");
-        refused(&mut grants, OrderTarget { key: grant.key + 1, ..whole }, 1, "no grant");
-        refused(&mut grants, OrderTarget { key: grant.key + (1 << INDEX_BITS), ..whole }, 1, "taken back");
+        for bit in 0..32 {
+            refused(&mut grants, OrderTarget { key: grant.key ^ 1 << bit, ..whole }, 1, "no grant");
+        }
+    }
+
+    #[test]
+    fn a_key_is_random_and_invalid_before_and_after_its_grant() {
+        let pool = pool();
+        let mut tables = [ShmGrants::new(), ShmGrants::new()];
+        let unknown = |grants: &mut ShmGrants, grant: &Grant| {
+            let why = grants.writable(OrderTarget::from(grant), 8).expect_err("no grant");
+            matches!(why, ShmViolation::Grant { why: GrantViolation::UnknownKey, .. })
+        };
+        let mut earlier: Vec<Grant> = Vec::new();
+        for _ in 0..200 {
+            let [grant, other] = [0, 1].map(|k: usize| {
+                let held = tensor_mut(&pool, 8);
+                let span = held.span();
+                tables[k].add(ShmGranted::Write(held), span).expect("room")
+            });
+            // What tells the next key if keys count, or are the places of a table.
+            let told = earlier.iter().chain([&other]).flat_map(|grant| {
+                let counts = [1, 2, 1 << 14, 1 << 18].map(|step| grant.key.wrapping_add(step));
+                counts.into_iter().chain([grant.key])
+            });
+            assert!(!told.into_iter().any(|key| key == grant.key), "{:#x}", grant.key);
+            assert!(unknown(&mut tables[0], &other), "a grant of another link");
+            assert!(earlier.iter().all(|grant| unknown(&mut tables[0], grant)), "revoked");
+            for (table, grant) in tables.iter_mut().zip([&grant, &other]) {
+                assert!(table.revoke(grant).is_some());
+            }
+            earlier.push(grant);
+        }
+    }
+
+    #[test]
+    fn grants_stay_as_the_table_grows() {
+        let pool = pool();
+        let mut grants = ShmGrants::new();
+        let source = tensor(&pool, &[5; 4]);
+        let add = |grants: &mut ShmGrants| {
+            grants.add(ShmGranted::Read(source.clone()), source.span()).expect("room")
+        };
+        let all: Vec<Grant> = (0..MAX_GRANTS).map(|_| add(&mut grants)).collect();
+        assert_eq!(grants.entries.len(), 2 * MAX_GRANTS);
+        for (k, grant) in all.iter().enumerate() {
+            assert!(grants.readable(OrderTarget::from(grant), 4).is_ok(), "grant {k}");
+            grants.withdraw(grant);
+        }
+        for _ in 0..3 * MAX_GRANTS {
+            let grant = add(&mut grants);
+            grants.withdraw(&grant);
+        }
+        assert_eq!((grants.used, grants.entries.len()), (0, 2 * MAX_GRANTS), "no more than it ever had");
     }
 
     #[test]
     fn a_revoked_key_is_invalid_even_when_its_entry_is_used_again() {
         let pool = pool();
-        let mut grants = ShmGrants::default();
+        let mut grants = ShmGrants::new();
         let add = |grants: &mut ShmGrants| {
             let held = tensor_mut(&pool, 8);
             let span = held.span();
@@ -201,7 +281,7 @@ mod tests {
                 .writable(OrderTarget::from(&old), 8)
                 .expect_err("stale")
                 .to_string()
-                .contains("taken back")
+                .contains("no grant with that key")
         );
         assert!(grants.revoke(&old).is_none());
         assert!(grants.writable(OrderTarget::from(&new), 8).is_ok());
@@ -210,7 +290,7 @@ mod tests {
     #[test]
     fn a_grant_to_read_does_not_allow_a_write_nor_the_reverse() {
         let pool = pool();
-        let mut grants = ShmGrants::default();
+        let mut grants = ShmGrants::new();
         let source = tensor(&pool, &[7; 16]);
         let read = grants.add(ShmGranted::Read(source.clone()), source.span()).expect("room");
         let target = OrderTarget::from(&read);
@@ -231,7 +311,7 @@ mod tests {
     #[test]
     fn a_full_table_returns_the_tensor() {
         let pool = pool();
-        let mut grants = ShmGrants::default();
+        let mut grants = ShmGrants::new();
         let source = tensor(&pool, &[1; 4]);
         for _ in 0..MAX_GRANTS {
             grants.add(ShmGranted::Read(source.clone()), source.span()).expect("room");

@@ -52,10 +52,8 @@ pub(crate) enum ShmViolation {
 /// Why a grant does not allow an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GrantViolation {
-    #[error("but there is no grant with that key")]
+    #[error("but there is no grant with that key, or none any more")]
     UnknownKey,
-    #[error("but that grant has been taken back")]
-    Revoked,
     #[error("but that key is for another region")]
     OtherRegion,
     #[error("but {len} bytes at {offset} are granted")]
@@ -92,7 +90,7 @@ mod tests {
 
     #[test]
     fn no_order_and_no_violation_shows_a_key() {
-        use GrantViolation::{OtherRegion, OutsideGrant, ReadOnly, Revoked, UnknownKey, WriteOnly};
+        use GrantViolation::{OtherRegion, OutsideGrant, ReadOnly, UnknownKey, WriteOnly};
         let grant = Grant { region: 3, key: 0xDEAD_BEEF, offset: 4096, len: 64 };
         let target = OrderTarget::from(&grant);
         let source = OrderSource { region: 1, offset: 2, len: 3 };
@@ -104,7 +102,7 @@ mod tests {
             grant.assert_key_hidden_in(&format!("{order:?} {order:#?}"));
         }
         let outside = OutsideGrant { offset: 4096, len: 64 };
-        for why in [UnknownKey, Revoked, OtherRegion, outside, ReadOnly, WriteOnly] {
+        for why in [UnknownKey, OtherRegion, outside, ReadOnly, WriteOnly] {
             let violation = ShmViolation::Grant { target, len: 65, why };
             let text = format!("{violation} {violation:?} {:?}", LinkFailure::from(violation.clone()));
             assert!(text.contains("65 bytes at 4096 of region 3"), "{text}");

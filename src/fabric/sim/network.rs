@@ -60,6 +60,7 @@ pub(super) struct SimState {
     pub processes: Vec<ProcessState>,
     pub sides: Vec<LinkSide>,
     pub(super) random: SimRandom,
+    seed: u64,
     /// Scheduled events by time, then in the order of scheduling.
     agenda: BinaryHeap<Reverse<(Time, u64)>>,
     pub events: BTreeMap<u64, SimEvent>,
@@ -88,6 +89,7 @@ impl SimNetwork {
             processes: Vec::new(),
             sides: Vec::new(),
             random: SimRandom::new(seed),
+            seed,
             agenda: BinaryHeap::new(),
             events: BTreeMap::new(),
             next_event_number: 0,
@@ -207,8 +209,8 @@ impl SimNetwork {
         let mut state = self.lock();
         let number = state.sides.len();
         // Each side has keys of its own, so that a grant of one link is invalid on another.
-        let first_key = (number as u32 + 1).wrapping_mul(0x9E37_79B1);
-        state.sides.push(LinkSide::new(process, options.clone(), first_key));
+        let keys = SimRandom::new(state.seed ^ number as u64).next();
+        state.sides.push(LinkSide::new(process, options.clone(), keys));
         number
     }
 

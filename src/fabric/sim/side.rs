@@ -2,9 +2,11 @@
 
 use super::SimProcess;
 use super::load::SimPayload;
+use crate::fabric::grant_keys::GrantKeys;
 use crate::fabric::{LinkFailure, LinkOptions};
 use crate::memory::{LentBytes, Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage, Time};
+use foldhash::quality::FixedState;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -93,11 +95,12 @@ pub(super) struct LinkSide {
     pub operations: BTreeMap<u64, HeldMemory>,
     next_operation: u64,
     grants: BTreeMap<u32, SimGrant>,
-    next_key: u32,
+    keys: GrantKeys<FixedState>,
 }
 
 impl LinkSide {
-    pub fn new(process: SimProcess, options: LinkOptions, first_key: u32) -> Self {
+    /// A side whose keys `seed` decides.
+    pub fn new(process: SimProcess, options: LinkOptions, seed: u64) -> Self {
         LinkSide {
             process,
             options,
@@ -120,7 +123,7 @@ impl LinkSide {
             operations: BTreeMap::new(),
             next_operation: 0,
             grants: BTreeMap::new(),
-            next_key: first_key,
+            keys: GrantKeys::new(FixedState::with_seed(seed)),
         }
     }
 
@@ -208,9 +211,7 @@ impl LinkSide {
 
     fn add(&mut self, span: Option<Span>, granted: SimGranted) -> Grant {
         let (region, offset, len) = span.map_or((0, 0, 0), |span| (span.region, span.offset, span.len));
-        let key = self.next_key;
-        // A key is used again after 2^32 others.
-        self.next_key = key.wrapping_add(1);
+        let key = self.keys.draw();
         self.grants.insert(key, SimGrant { region, offset, granted });
         Grant { region, key, offset, len }
     }
