@@ -73,6 +73,7 @@
 //! * [`StringTensor`] and [`VariantTensor`]: values without a fixed size, made a tensor that
 //!   travels like any other.
 //! * [`ForeignMemory`]: tensors of another allocator, sent from where they lie or through the pool.
+//! * [`Store`]: keys and values through which processes meet, such as [`FileStore`].
 //!
 //! # Threads and progress
 //!
@@ -159,6 +160,7 @@ mod mutants;
 mod node;
 mod protocol;
 mod rendezvous;
+mod store;
 mod sync;
 mod telemetry;
 mod wire;
@@ -184,6 +186,7 @@ pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, PendingSet, Receivable,
     ReceiveAllBuilder, ReceiveBuilder, SendError, Sendable, Sequence, Standing, Step,
 };
+pub use store::{FileStore, MemoryStore, PrefixStore, Store, StoreError};
 pub use telemetry::{Counter, FlightEvent, FlightLog, FlightRecord, Gauge, Snapshot};
 pub use wire::message::{Allocator, Placement};
 pub use wire::{
@@ -239,6 +242,9 @@ pub mod internals {
     }
     pub mod rendezvous {
         pub use crate::rendezvous::*;
+    }
+    pub mod store {
+        pub use crate::store::*;
     }
     pub mod sync {
         pub use crate::sync::*;

@@ -35,7 +35,7 @@ pub static LAYERS: LazyLock<Vec<Layer>> = LazyLock::new(|| {
 pub const MUTANTS: &str = "mutants";
 
 /// Modules that may ask the system for the time. Any other takes the time as an argument.
-const OWN_CLOCK: &[&str] = &["bootstrap", "node"];
+const OWN_CLOCK: &[&str] = &["bootstrap", "node", "store"];
 
 /// Files of other modules that ask the system for the time all the same, and why.
 const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[

@@ -1,0 +1,240 @@
+//! What every store does, and what stores in files do besides.
+
+use super::log::HEADER;
+use super::*;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(30);
+
+/// Each kind of store, with a second handle of the same entries.
+fn each(test: impl Fn(&dyn Store, Arc<dyn Store>)) {
+    let memory = MemoryStore::new();
+    test(&memory, Arc::new(memory.clone()));
+    let whole: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    whole.set("elsewhere", b"of another group").unwrap();
+    test(&PrefixStore::new("a/", whole.clone()), Arc::new(PrefixStore::new("a/", whole)));
+    let folder = tempfile::tempdir().unwrap();
+    let open = || FileStore::open(folder.path().join("store"), LONG).unwrap();
+    test(&open(), Arc::new(open()));
+}
+
+#[test]
+fn what_one_has_set_another_one_gets() {
+    each(|one, other| {
+        other.set("k", b"v").unwrap();
+        assert_eq!(one.get("k", SHORT).unwrap(), b"v");
+        one.set("k", b"").unwrap();
+        assert_eq!(other.get("k", SHORT).unwrap(), b"");
+        assert!(one.delete("k").unwrap() && !other.delete("k").unwrap());
+        assert!(matches!(other.get("k", Duration::ZERO), Err(StoreError::Timeout { .. })));
+    });
+}
+
+#[test]
+fn a_get_waits_until_the_key_is_set() {
+    each(|one, other| {
+        let setter = std::thread::spawn(move || {
+            std::thread::sleep(SHORT);
+            other.set("late", b"v").unwrap();
+        });
+        assert_eq!(one.get("late", LONG).unwrap(), b"v");
+        setter.join().unwrap();
+    });
+}
+
+#[test]
+fn a_wait_that_ends_names_what_is_missing() {
+    each(|one, _| {
+        one.set("b", b"").unwrap();
+        let begin = Instant::now();
+        let error = one.wait(&["a", "b", "c"], SHORT).unwrap_err();
+        assert!(begin.elapsed() >= SHORT);
+        let StoreError::Timeout { missing, .. } = &error else { panic!("{error}") };
+        assert!(missing[0].ends_with('a') && missing[1].ends_with('c') && missing.len() == 2, "{missing:?}");
+        assert!(error.to_string().contains("were not set within 30ms"), "{error}");
+        one.set("a", b"").unwrap();
+        one.set("c", b"").unwrap();
+        one.wait(&["a", "b", "c"], Duration::ZERO).unwrap();
+        one.wait(&[], Duration::ZERO).unwrap();
+    });
+}
+
+#[test]
+fn sums_of_several_threads_lose_nothing() {
+    each(|one, other| {
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..20).for_each(|_| assert!(other.add("n", 2).is_ok())));
+            }
+            (0..20).for_each(|_| assert!(one.add("n", -1).is_ok()));
+        });
+        assert_eq!(one.get("n", SHORT).unwrap(), b"100");
+        other.set("n", b"many").unwrap();
+        assert!(matches!(one.add("n", 1), Err(StoreError::NotANumber { .. })));
+        assert_eq!(one.get("n", SHORT).unwrap(), b"many");
+    });
+}
+
+#[test]
+fn a_value_is_set_only_where_the_expected_one_was() {
+    each(|one, other| {
+        let set = |expected: Option<&str>, desired: &str| {
+            let value = other.compare_and_set("k", expected.map(str::as_bytes), desired.as_bytes()).unwrap();
+            value.map(|value| String::from_utf8(value).unwrap())
+        };
+        assert_eq!(set(Some("x"), "y"), None);
+        assert_eq!(one.count("").unwrap(), 0);
+        assert_eq!(set(None, "a").as_deref(), Some("a"));
+        assert_eq!(set(None, "b").as_deref(), Some("a"));
+        assert_eq!(set(Some("x"), "b").as_deref(), Some("a"));
+        assert_eq!(set(Some("a"), "b").as_deref(), Some("b"));
+        assert_eq!(one.get("k", SHORT).unwrap(), b"b");
+    });
+}
+
+#[test]
+fn one_of_several_that_want_a_key_gets_it() {
+    each(|_, other| {
+        let winners: Vec<Vec<u8>> = std::thread::scope(|scope| {
+            let claim = |number: u8| {
+                let other = other.clone();
+                scope.spawn(move || other.compare_and_set("k", None, &[number]).unwrap().unwrap())
+            };
+            (0..4).map(claim).collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(winners.iter().all(|winner| *winner == winners[0]), "{winners:?}");
+    });
+}
+
+#[test]
+fn keys_that_no_store_takes_are_refused_by_each_call() {
+    each(|one, _| {
+        let long = "k".repeat(MAX_KEY + 1);
+        for key in ["", &long] {
+            let refused = [
+                one.set(key, b"").unwrap_err(),
+                one.get(key, SHORT).unwrap_err(),
+                one.wait(&["k", key], SHORT).unwrap_err(),
+                one.add(key, 1).unwrap_err(),
+                one.compare_and_set(key, Some(b"x"), b"").unwrap_err(),
+                one.delete(key).unwrap_err(),
+            ];
+            for error in refused {
+                assert!(matches!(error, StoreError::Key { .. }), "{error}");
+            }
+        }
+        let big = vec![0; MAX_VALUE + 1];
+        assert!(matches!(one.set("k", &big), Err(StoreError::Value { .. })));
+        assert!(matches!(one.compare_and_set("k", Some(b"x"), &big), Err(StoreError::Value { .. })));
+        assert_eq!(one.count("").unwrap(), 0);
+    });
+}
+
+/// A folder with a store file in it.
+fn file() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    (folder, path)
+}
+
+fn open(path: &PathBuf) -> FileStore {
+    FileStore::open(path, LONG).unwrap()
+}
+
+#[test]
+fn what_a_writer_that_died_has_begun_is_cut_off_by_the_next_one() {
+    let (_folder, path) = file();
+    open(&path).set("a", b"1").unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    open(&path).set("b", &[7; 500]).unwrap();
+    let longer = std::fs::read(&path).unwrap();
+    for cut in [whole.len() + 1, whole.len() + 12, longer.len() - 1] {
+        std::fs::write(&path, &longer[..cut]).unwrap();
+        let store = open(&path);
+        assert_eq!(store.count("").unwrap(), 1, "cut at {cut}");
+        store.set("c", b"3").unwrap();
+        assert_eq!(open(&path).get("c", SHORT).unwrap(), b"3");
+        assert_eq!(open(&path).count("").unwrap(), 2);
+    }
+    // A writer that died within the header.
+    for cut in 0..HEADER.len() + 8 {
+        std::fs::write(&path, &whole[..cut]).unwrap();
+        let store = open(&path);
+        assert_eq!(store.count("").unwrap(), 0);
+        store.set("a", b"2").unwrap();
+        assert_eq!(open(&path).get("a", SHORT).unwrap(), b"2");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_store_is_refused_and_left_alone() {
+    let (_folder, path) = file();
+    for content in ["#!/bin/sh\necho important", "short"] {
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        let error = FileStore::open(&path, LONG).unwrap_err().to_string();
+        assert!(error.contains("it is no store, or damaged; delete it"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+    }
+}
+
+#[test]
+fn a_file_that_others_may_write_a_link_and_a_folder_are_refused() {
+    let (folder, path) = file();
+    open(&path).set("a", b"1").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o620)).unwrap();
+    let error = FileStore::open(&path, LONG).unwrap_err().to_string();
+    assert!(error.contains("others may write it (mode 0620): chmod go-w"), "{error}");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    let link = folder.path().join("link");
+    symlink(&path, &link).unwrap();
+    for path in [link, folder.path().to_owned(), folder.path().join("no/where")] {
+        assert!(matches!(FileStore::open(&path, LONG), Err(StoreError::File { .. })), "{path:?}");
+    }
+}
+
+#[test]
+fn a_lock_that_another_process_keeps_is_an_error_after_the_time() {
+    let (_folder, path) = file();
+    let store = FileStore::open(&path, SHORT).unwrap();
+    let held = std::fs::File::open(&path).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let begin = Instant::now();
+    let error = store.set("a", b"").unwrap_err().to_string();
+    assert!(error.contains("another process has held the lock for 30ms") && begin.elapsed() < LONG, "{error}");
+    drop(held);
+    store.set("a", b"").unwrap();
+}
+
+#[test]
+fn a_file_that_was_deleted_or_replaced_is_read_anew() {
+    let (folder, path) = file();
+    let store = open(&path);
+    store.set("a", b"1").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(store.count("").unwrap(), 0);
+    store.set("b", b"2").unwrap();
+    let other = folder.path().join("other");
+    open(&other).set("c", b"3").unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    assert_eq!((store.count("").unwrap(), store.get("c", SHORT).unwrap()), (1, b"3".to_vec()));
+}
+
+#[test]
+fn a_file_with_mostly_old_values_is_written_anew() {
+    let (folder, path) = file();
+    let (one, other) = (open(&path), open(&path));
+    one.set("kept", b"v").unwrap();
+    for number in 0..100 {
+        one.set("k", &vec![number; MAX_VALUE]).unwrap();
+        assert_eq!(other.get("k", SHORT).unwrap()[0], number);
+    }
+    assert!(std::fs::metadata(&path).unwrap().len() < 2 << 20);
+    assert_eq!(other.get("kept", SHORT).unwrap(), b"v");
+    assert_eq!(open(&path).count("").unwrap(), 2);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left of the writing");
+}
