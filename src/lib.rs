@@ -165,7 +165,10 @@ mod sync;
 mod telemetry;
 mod wire;
 
-pub use bootstrap::{AuthError, AuthMode, BootstrapError, MissingPeer};
+pub use bootstrap::{
+    AuthError, AuthMode, AuthSettings, BootstrapError, MissingPeer, RemoteStore, StoreOptions, StoreServer,
+    TlsFiles,
+};
 pub use config::{
     Builder, BulkReceive, Config, ConfigError, ConfigValues, MemoryWindows, Origin, PeerLoss, Profile,
 };

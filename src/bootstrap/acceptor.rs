@@ -6,7 +6,6 @@
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
 use super::places::{Places, source};
-use super::shared::BootstrapShared;
 use crate::wire::TaskId;
 use rustix::net::SendFlags;
 use std::collections::HashMap;
@@ -60,7 +59,10 @@ struct UnprovenConnection {
 
 /// Accepts connections.
 pub(super) struct Acceptor {
-    shared: Arc<BootstrapShared>,
+    /// The name of this process.
+    me: TaskId,
+    /// Callers that have places of their own, in ascending order.
+    peers: Vec<TaskId>,
     auth: Arc<Authenticator>,
     places: Arc<SharedPlaces>,
     /// How long a proven connection may be without a valid request.
@@ -71,13 +73,15 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     pub(super) fn new(
-        shared: Arc<BootstrapShared>,
+        me: TaskId,
+        mut peers: Vec<TaskId>,
         auth: Arc<Authenticator>,
         idle: Duration,
     ) -> (Arc<Self>, ProvenConnections) {
         let (proven, incoming) = mpsc::channel(WAITING);
         let (places, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
-        (Arc::new(Acceptor { shared, auth, places, idle, proven, log }), ProvenConnections(incoming))
+        peers.sort();
+        (Arc::new(Acceptor { me, peers, auth, places, idle, proven, log }), ProvenConnections(incoming))
     }
 
     /// Accepts for ever.
@@ -95,7 +99,7 @@ impl Acceptor {
                 Err(error) => {
                     let code = error.raw_os_error().unwrap_or_default();
                     if let Some(unsaid) = self.log().line(LogKey::Accept(code), Instant::now()) {
-                        let me = &self.shared.options.me;
+                        let me = &self.me;
                         tracing::warn!("{me}: accepting a connection failed: {error}{}", more(unsaid));
                     }
                     sleep(PAUSE).await;
@@ -141,7 +145,7 @@ impl Acceptor {
     fn place(&self, admitted: Admitted) -> AcceptedConnection {
         let Admitted { stream, name } = admitted;
         let (end, ended) = oneshot::channel();
-        let member = self.shared.index_of(&name).map(|_| name.clone());
+        let member = self.peers.binary_search(&name).is_ok().then(|| name.clone());
         let (number, evicted) = self.places().admit_proven(member.clone(), end);
         if let Some(evicted) = evicted {
             let _ = evicted.send(());
@@ -162,7 +166,7 @@ impl Acceptor {
     fn log_refusal(&self, from: SocketAddr, why: &ProofError) {
         let key = LogKey::Refusal(source(from.ip()), discriminant(why));
         if let Some(unsaid) = self.log().line(key, Instant::now()) {
-            let me = &self.shared.options.me;
+            let me = &self.me;
             tracing::warn!("{me}: a connection from {from} was refused: {why}{}", more(unsaid));
         }
     }
@@ -339,8 +343,7 @@ impl AsyncWrite for AcceptedConnection {
 mod tests {
     use super::super::auth::AuthSettings;
     use super::super::places::MAX_CANDIDATES;
-    use super::super::service::PROTOCOL_VERSION;
-    use super::super::tests::{Pretender, logged, options, workers};
+    use super::super::tests::logged;
     use super::*;
 
     #[test]
@@ -362,11 +365,9 @@ mod tests {
     }
 
     fn acceptor() -> Arc<Acceptor> {
-        let cluster = workers(2);
-        let peering = Arc::new(Pretender::default());
-        let shared = Arc::new(BootstrapShared::new(options(&cluster, 0), PROTOCOL_VERSION, peering));
-        let auth = Authenticator::open(&AuthSettings::Plain, &shared.options.me).unwrap();
-        Acceptor::new(shared, Arc::new(auth), Duration::from_secs(1)).0
+        let [me, peer] = [0, 1].map(|task| TaskId::new("worker", task).unwrap());
+        let auth = Authenticator::open(&AuthSettings::Plain, &me).unwrap();
+        Acceptor::new(me, vec![peer], Arc::new(auth), Duration::from_secs(1)).0
     }
 
     fn runtime() -> tokio::runtime::Runtime {

@@ -18,6 +18,7 @@
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
 //! | `places` | how many connections there are, and whose |
+//! | `store` | a key-value store that the service has beside its own calls |
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // its own thread, off the data path
 
 mod acceptor;
@@ -40,6 +41,7 @@ mod places;
 mod server;
 mod service;
 mod shared;
+mod store;
 mod thread;
 
 #[cfg(test)]
@@ -51,3 +53,4 @@ pub use options::{BootstrapOptions, LINK_TIMEOUT};
 pub use peering::{PeerInfo, Peering, Prepared};
 pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;
+pub use store::{RemoteStore, StoreOptions, StoreServer};

@@ -6,6 +6,7 @@ use super::names::shorten;
 use crate::wire::{Cluster, HostPort, Incarnation, TaskId};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long making one link may take before the attempt is given up.
@@ -29,6 +30,8 @@ pub struct BootstrapOptions {
     /// The address to listen on instead of this process's address in the cluster. Port 0 takes any
     /// free port.
     pub bind: Option<SocketAddr>,
+    /// The socket that listens already at the address of this process.
+    pub listener: Option<Arc<TcpListener>>,
     /// How members prove who they are.
     pub auth: AuthSettings,
     /// Whether to listen on an address that other hosts reach, although `auth` does not prove who
@@ -54,6 +57,7 @@ impl BootstrapOptions {
             cluster,
             incarnation,
             bind: None,
+            listener: None,
             auth: AuthSettings::Uid,
             allow_non_loopback: false,
             heartbeat: Duration::from_millis(100),
@@ -63,12 +67,47 @@ impl BootstrapOptions {
         }
     }
 
-    /// Listens at the address of this process. Refuses clusters with addresses that are open to
-    /// other hosts, unless the options permit them. Blocks while names are looked up.
+    /// Listens at the address of this process, unless it listens already. Refuses clusters with
+    /// addresses that are open to other hosts, unless the options permit them. Blocks while names
+    /// are looked up.
+    pub(super) fn listen(&self) -> Result<TcpListener, BootstrapError> {
+        if let Some(listener) = &self.listener {
+            let failed = |source| BootstrapError::Start { tried: "taking the socket over", source };
+            return listener.try_clone().map_err(failed);
+        }
+        let (auth, allow_non_loopback) = (self.auth.mode(), self.allow_non_loopback);
+        let (me, address, bind) = (&self.me, self.my_address()?, self.bind);
+        Listening { me, address, bind, auth, allow_non_loopback }.listen()
+    }
+
+    /// This process's address in the cluster.
+    pub(super) fn my_address(&self) -> Result<&HostPort, BootstrapError> {
+        self.cluster.address(&self.me).ok_or_else(|| BootstrapError::NotAMember {
+            me: self.me.clone(),
+            cluster: shorten(&self.cluster.to_string(), 500),
+        })
+    }
+}
+
+/// What a service listens on.
+#[derive(Clone, Copy)]
+pub(super) struct Listening<'a> {
+    /// The name of this process.
+    pub(super) me: &'a TaskId,
+    /// Where others reach it.
+    pub(super) address: &'a HostPort,
+    /// The address to listen on instead.
+    pub(super) bind: Option<SocketAddr>,
+    pub(super) auth: AuthMode,
+    pub(super) allow_non_loopback: bool,
+}
+
+impl Listening<'_> {
+    /// Listens. Blocks while the name is looked up.
     pub(super) fn listen(&self) -> Result<TcpListener, BootstrapError> {
         let candidates = match self.bind {
             Some(address) => vec![address],
-            None => resolve(&self.me, self.my_address()?)?,
+            None => resolve(self.me, self.address)?,
         };
         self.check_exposure(&candidates)?;
         let mut outcome = None;
@@ -98,25 +137,17 @@ impl BootstrapOptions {
             Some((address, source)) => self.bind_error(address, source),
             None => BootstrapError::Resolve {
                 whose: self.me.clone(),
-                address: self.my_address()?.to_string(),
+                address: self.address.to_string(),
                 source: ErrorKind::NotFound.into(),
             },
         })
     }
 
-    /// This process's address in the cluster.
-    pub(super) fn my_address(&self) -> Result<&HostPort, BootstrapError> {
-        self.cluster.address(&self.me).ok_or_else(|| BootstrapError::NotAMember {
-            me: self.me.clone(),
-            cluster: shorten(&self.cluster.to_string(), 500),
-        })
-    }
-
     fn check_exposure(&self, candidates: &[SocketAddr]) -> Result<(), BootstrapError> {
         match candidates.iter().find(|address| !address.ip().is_loopback()) {
-            Some(address) if !self.allow_non_loopback && !reaches_beyond(self.auth.mode()) => {
+            Some(address) if !self.allow_non_loopback && !reaches_beyond(self.auth) => {
                 let whose = if self.bind.is_some() { "the bind setting".into() } else { self.me.to_string() };
-                let (address, auth) = (address.to_string(), self.auth.mode());
+                let (address, auth) = (address.to_string(), self.auth);
                 Err(BootstrapError::NotLoopback { whose, address, auth })
             }
             _ => Ok(()),

@@ -10,6 +10,7 @@ use super::peering::PeerInfo;
 use super::peering::Peering;
 use super::shared::{BootstrapShared, MAX_REASON, ServicePhase};
 use super::thread::{self, StopOrder};
+use crate::store::MemoryStore;
 use crate::wire::TaskId;
 use std::fmt;
 use std::net::SocketAddr;
@@ -206,6 +207,11 @@ impl Bootstrap {
     /// Where it listens; `None` before it is started.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.running().local_addr
+    }
+
+    /// The store that this process serves to the members of its cluster.
+    pub fn store(&self) -> &MemoryStore {
+        &self.shared.store
     }
 
     /// The peers with which this process is linked now, in ascending order.

@@ -8,6 +8,7 @@ use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
 use super::service::NodeState;
 use super::thread::BLOCKING_NAME;
+use crate::store::MemoryStore;
 use crate::wire::{Code, HostPort, Incarnation, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,8 @@ pub(super) struct BootstrapShared {
     /// The peers in ascending order. A peer's index is its position here.
     pub(super) peers: Vec<TaskId>,
     peering: Arc<dyn Peering>,
+    /// The store that this process serves.
+    pub(super) store: MemoryStore,
     inner: Mutex<Inner>,
     /// Notified of every change of `inner`.
     turned: Condvar,
@@ -76,6 +79,7 @@ impl BootstrapShared {
             options,
             version,
             peering,
+            store: MemoryStore::new(),
             inner: Mutex::new(Inner { members, phase: ServicePhase::Created, reports: Vec::new() }),
             turned: Condvar::new(),
             changed: watch::Sender::new(()),

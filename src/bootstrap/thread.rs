@@ -7,12 +7,19 @@ use super::client::Client;
 use super::generated::bootstrap_server::BootstrapServer;
 use super::server::Server;
 use super::shared::{BootstrapShared, ServicePhase};
+use super::store::{self, SERVICE_NAME, StoreGrpc};
+use crate::wire::TaskId;
+use std::convert::Infallible;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{BoxFuture, Service};
 
 /// Name of the thread.
 pub(super) const NAME: &str = "tw-bootstrap";
@@ -83,10 +90,7 @@ async fn serve(
     stop: oneshot::Receiver<StopOrder>,
 ) -> Instant {
     let mut tasks = JoinSet::new();
-    match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => drop(tasks.spawn(listen(shared.clone(), auth.clone(), listener))),
-        Err(error) => tracing::error!("{}: the listening socket failed: {error}", shared.options.me),
-    }
+    tasks.spawn(listen(shared.clone(), auth.clone(), listener));
     let mut clients = Vec::new();
     for peer in 0..shared.peers.len() {
         match Client::new(shared.clone(), auth.clone(), peer) {
@@ -109,21 +113,70 @@ async fn serve(
     until
 }
 
-async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener: tokio::net::TcpListener) {
+async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener: TcpListener) {
     let idle = MIN_IDLE.max(shared.options.silence.saturating_mul(2));
-    let (acceptor, incoming) = Acceptor::new(shared.clone(), auth, idle);
-    let _accepting = JoinSet::from_iter([acceptor.run(listener)]);
-    let service = BootstrapServer::new(Server::new(shared.clone()))
+    let limit = shared.options.link_timeout + Duration::from_secs(1);
+    let (me, peers) = (shared.options.me.clone(), shared.peers.clone());
+    let names = peers.iter().chain([&me]).cloned().collect();
+    let bootstrap = BootstrapServer::new(Server::new(shared.clone()))
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
+    let services = Services { bootstrap, store: store::service(shared.store.clone(), names, MAX_MESSAGE) };
+    serve_connections(me, peers, auth, listener, (idle, limit), services).await;
+}
+
+/// Serves the callers that have proven a name, for ever. A connection may be without a valid
+/// request for the first time, and a call may take the second one.
+pub(super) async fn serve_connections<S>(
+    me: TaskId,
+    peers: Vec<TaskId>,
+    auth: Arc<Authenticator>,
+    listener: TcpListener,
+    (idle, limit): (Duration, Duration),
+    service: S,
+) where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!("{me}: the listening socket failed: {error}"),
+    };
+    let (acceptor, incoming) = Acceptor::new(me.clone(), peers, auth, idle);
+    let _accepting = JoinSet::from_iter([acceptor.run(listener)]);
     let served = tonic::transport::Server::default()
-        .timeout(shared.options.link_timeout + Duration::from_secs(1))
+        .timeout(limit)
         .max_concurrent_streams(MAX_CALLS)
         .initial_stream_window_size(WINDOWS.0)
         .initial_connection_window_size(WINDOWS.1)
         .http2_max_header_list_size(MAX_HEADERS)
         .serve_with_incoming(service, incoming);
     if let Err(error) = served.await {
-        tracing::error!("{}: serving peers failed: {error}", shared.options.me);
+        tracing::error!("{me}: serving peers failed: {error}");
+    }
+}
+
+/// The services of one port. The path of a call has the name of its service.
+#[derive(Clone)]
+struct Services {
+    bootstrap: BootstrapServer<Server>,
+    store: StoreGrpc,
+}
+
+impl Service<Request<Body>> for Services {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let service = request.uri().path().strip_prefix('/').and_then(|path| path.split('/').next());
+        match service {
+            Some(SERVICE_NAME) => self.store.call(request),
+            _ => self.bootstrap.call(request),
+        }
     }
 }

@@ -6,6 +6,7 @@ use crate::fabric::{shm, verbs};
 use crate::matching::{MANY_STEPS, MAX_ABORTED, MAX_RETIRED_STEPS, WINDOWS};
 use crate::memory::MAX_DEPTH;
 use crate::rendezvous::REGISTERED_FROM;
+use crate::store::{MAX_BYTES, MAX_KEY, MAX_KEYS, MAX_VALUE};
 use crate::wire::message::MAX_STATUS_TEXT;
 use crate::wire::{MAX_CLUSTER_TEXT, MAX_DIM, MAX_JOB, MAX_NAME, MAX_RANK};
 use std::fmt::Write;
@@ -85,6 +86,16 @@ fn fixed_limits() -> Vec<(&'static str, String, &'static str)> {
             "An abort's message is cut to this length. Longer details are left out.",
         ),
         ("Reason of a stop", bytes(MAX_REASON), "A longer reason is cut."),
+        (
+            "Store",
+            format!("{MAX_KEYS} keys, {} MiB", MAX_BYTES >> 20),
+            "A store without room refuses to set a key.",
+        ),
+        (
+            "Key, value of a store",
+            format!("{MAX_KEY} bytes, {}", bytes(MAX_VALUE)),
+            "A longer one is refused.",
+        ),
         (
             "Foreign tensors",
             bytes(REGISTERED_FROM as usize),

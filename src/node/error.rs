@@ -4,6 +4,7 @@ use crate::bootstrap::BootstrapError;
 use crate::config::ConfigError;
 use crate::fabric::FabricError;
 use crate::memory::{PoolError, RegionError};
+use crate::store::StoreError;
 use crate::wire::TaskId;
 use std::fmt;
 
@@ -43,6 +44,9 @@ pub enum NodeError {
         /// The error of the system.
         source: std::io::Error,
     },
+    /// The store of the cluster can't be reached.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// This process was forked from the node's.
     #[error("{}", crate::rendezvous::Error::Forked)]
     Forked,

@@ -15,6 +15,7 @@ mod pollers;
 mod process;
 mod rdma;
 mod stopping;
+mod store;
 mod transport;
 
 pub use back_pressure::TensorError;

@@ -57,7 +57,7 @@ pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
 }
 
 /// How this node proves who it is. The configuration has checked that the mode has what it needs.
-fn auth_settings(config: &Config) -> AuthSettings {
+pub(super) fn auth_settings(config: &Config) -> AuthSettings {
     let file = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
     match config.auth_mode() {
         AuthMode::Tls => AuthSettings::Tls(TlsFiles {
@@ -81,6 +81,7 @@ pub(super) fn bootstrap_options(
         cluster: config.cluster.clone(),
         incarnation,
         bind: config.bind,
+        listener: None,
         auth: auth_settings(config),
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,

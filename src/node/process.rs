@@ -7,6 +7,7 @@ use super::host;
 use super::options::{bootstrap_options, members, region_options, remote_settings, rendezvous_settings};
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
+use super::store::ClusterStore;
 use super::transport::{Transport, TransportFabric};
 use crate::bootstrap::{Bootstrap, BootstrapError, Peering};
 use crate::config::{Builder, Config, PeerLoss};
@@ -58,6 +59,7 @@ pub struct Node {
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) events: Arc<EventHistory>,
     pub(super) bootstrap: Arc<Bootstrap>,
+    pub(super) store: ClusterStore,
     pub(super) stopped: Mutex<bool>,
     /// The error of the last join, if it has failed.
     pub(super) failed_join: Mutex<Option<String>>,
@@ -235,6 +237,7 @@ impl Node {
             outstanding,
             events,
             bootstrap,
+            store: ClusterStore::new(config),
             stopped: Mutex::default(),
             failed_join: Mutex::default(),
             fork_guard: ForkGuard::of_this_process(),

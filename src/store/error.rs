@@ -42,8 +42,10 @@ pub enum StoreError {
         most: usize,
     },
     /// The store has no room for the value.
-    #[error("no room for the key {key}: the store has {keys} keys of at most {most_keys}, and {bytes} bytes \
-             of at most {most_bytes}; delete keys that nobody needs")]
+    #[error(
+        "no room for the key {key}: the store has {keys} keys of at most {most_keys}, and {bytes} bytes \
+             of at most {most_bytes}; delete keys that nobody needs"
+    )]
     Full {
         /// The key in quotes, shortened if it is long.
         key: String,
@@ -57,8 +59,10 @@ pub enum StoreError {
         most_bytes: usize,
     },
     /// A number can't be added to the value.
-    #[error("{amount} can't be added to {value}, the value of the key {key}: it must be a decimal number, \
-             and the sum an i64")]
+    #[error(
+        "{amount} can't be added to {value}, the value of the key {key}: it must be a decimal number, \
+             and the sum an i64"
+    )]
     NotANumber {
         /// The key in quotes, shortened if it is long.
         key: String,

@@ -103,4 +103,4 @@ pub trait Store: fmt::Debug + Send + Sync {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

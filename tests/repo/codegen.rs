@@ -12,6 +12,11 @@ fn the_checked_in_grpc_code_is_what_the_proto_file_says() {
 }
 
 #[test]
+fn the_checked_in_grpc_code_of_the_store_is_what_the_proto_file_says() {
+    check("store", "src/bootstrap/store/generated.rs", configure());
+}
+
+#[test]
 fn the_checked_in_messages_of_serialised_tensors_are_what_the_proto_file_says() {
     // Strings are references to the tensor that they came in.
     check("tensor", "src/memory/serialized/generated.rs", configure().bytes("."));

@@ -96,6 +96,12 @@ impl fmt::Display for AuthMode {
 }
 
 /// The mode with what it needs.
+///
+/// ```
+/// use tensorwire::{AuthMode, AuthSettings, TlsFiles};
+/// let files = TlsFiles::new("ca.pem", "worker-0.pem", "worker-0.key");
+/// assert_eq!(AuthSettings::Tls(files).mode(), AuthMode::Tls);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AuthSettings {
@@ -121,8 +127,9 @@ impl AuthSettings {
     }
 }
 
-/// The files of [`AuthMode::Tls`], in PEM form.
+/// The files of [`AuthMode::Tls`], in PEM form. [`AuthSettings`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TlsFiles {
     /// The authorities that sign the members' certificates.
     pub ca: PathBuf,
@@ -130,6 +137,13 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// The private key of the certificate.
     pub key: PathBuf,
+}
+
+impl TlsFiles {
+    /// These three files. Nothing is read yet.
+    pub fn new(ca: impl Into<PathBuf>, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        TlsFiles { ca: ca.into(), certificate: certificate.into(), key: key.into() }
+    }
 }
 
 /// Proves this process's name to others, and has them prove theirs.

@@ -9,6 +9,7 @@ mod meeting;
 mod proofs;
 mod protocol;
 mod refusals;
+mod store;
 mod strangers;
 
 use super::*;

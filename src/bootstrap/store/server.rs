@@ -1,0 +1,105 @@
+//! A store server that needs no cluster: processes meet at it to make one.
+
+use super::super::BootstrapError;
+use super::super::auth::Authenticator;
+use super::super::options::Listening;
+use super::super::thread::{self, MAX_MESSAGE};
+use super::{StoreOptions, service};
+use crate::store::MemoryStore;
+use crate::wire::TaskId;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+/// Name of the thread.
+const NAME: &str = "tw-store";
+/// How long a connection may be without a valid request. A call that waits is repeated earlier.
+const IDLE: Duration = Duration::from_secs(10);
+/// Time limit of one call.
+const CALL_LIMIT: Duration = Duration::from_secs(6);
+
+/// Serves a [`MemoryStore`] to other processes, on a thread of its own, until it is dropped. The
+/// entries end with it. [`StoreOptions`] has an example.
+#[derive(Debug)]
+pub struct StoreServer {
+    store: MemoryStore,
+    local_addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StoreServer {
+    /// Listens at the address of the options, and serves the processes of these names.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Auth`], `NotLoopback`, `Resolve`, `Bind` or `Start`.
+    pub fn start(
+        options: &StoreOptions,
+        names: impl IntoIterator<Item = TaskId>,
+    ) -> Result<Self, BootstrapError> {
+        let auth = Authenticator::open(&options.auth, &options.me)
+            .map_err(|why| BootstrapError::Auth { me: options.me.clone(), why })?;
+        let listener = Listening {
+            me: &options.me,
+            address: &options.address,
+            bind: None,
+            auth: options.auth.mode(),
+            allow_non_loopback: options.allow_non_loopback,
+        };
+        let (listener, store) = (listener.listen()?, MemoryStore::new());
+        let failed = |tried| move |source| BootstrapError::Start { tried, source };
+        listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
+        let local_addr = listener.local_addr().map_err(failed("reading the socket's address"))?;
+        let runtime = thread::runtime(0)?;
+        let (stop, stopped) = oneshot::channel();
+        let names: Vec<TaskId> = names.into_iter().collect();
+        let (me, served) = (options.me.clone(), store.clone());
+        let run = move || {
+            runtime.block_on(async {
+                let _serving = JoinSet::from_iter([serve(me, names, Arc::new(auth), listener, served)]);
+                // Fails when the server is dropped.
+                let _ = stopped.await;
+            });
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
+        let thread = Some(thread.map_err(failed("starting a thread"))?);
+        Ok(StoreServer { store, local_addr, stop: Some(stop), thread })
+    }
+
+    /// The entries, for this process.
+    pub fn store(&self) -> &MemoryStore {
+        &self.store
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+}
+
+async fn serve(
+    me: TaskId,
+    names: Vec<TaskId>,
+    auth: Arc<Authenticator>,
+    listener: TcpListener,
+    store: MemoryStore,
+) {
+    let peers = names.iter().filter(|name| **name != me).cloned().collect();
+    let service = service(store, names, MAX_MESSAGE);
+    thread::serve_connections(me, peers, auth, listener, (IDLE, CALL_LIMIT), service).await;
+}
+
+impl Drop for StoreServer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the store server's thread panicked");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The calls that processes make to a store.
+//!
+//! A call that waits holds a task and a place among the caller's waiting calls, for
+//! [`LONGEST_WAIT`] at most.
+
+use super::super::acceptor::ProvenCaller;
+use super::generated as grpc;
+use super::generated::store_server;
+use crate::store::{MemoryStore, Store, StoreError, check_key};
+use crate::wire::TaskId;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tonic::{Request, Response, Status};
+
+/// How long one call waits. A caller that waits for longer repeats it.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// Calls of one caller that wait at a time. Less than those that are served, so that a call which
+/// sets what is waited for always comes through.
+pub(super) const MAX_WAITING: usize = 16;
+/// Keys of one call.
+pub(super) const MAX_KEYS_OF_CALL: usize = 4096;
+
+/// The name of the service in the paths of its calls.
+pub(in crate::bootstrap) const SERVICE_NAME: &str = store_server::SERVICE_NAME;
+
+/// The HTTP/2 side of the service.
+pub(in crate::bootstrap) type StoreGrpc = store_server::StoreServer<StoreService>;
+
+/// Serves `store` to the callers of these names.
+pub(in crate::bootstrap) fn service(store: MemoryStore, names: Vec<TaskId>, max_message: usize) -> StoreGrpc {
+    let changed = watch::Sender::new(());
+    let observed = changed.clone();
+    store.observe(move || observed.send_replace(()));
+    let service = StoreService { store, names, changed, waiting: Mutex::default() };
+    store_server::StoreServer::new(service)
+        .max_decoding_message_size(max_message)
+        .max_encoding_message_size(max_message)
+}
+
+/// Serves the calls.
+pub(in crate::bootstrap) struct StoreService {
+    store: MemoryStore,
+    /// Who may call.
+    names: Vec<TaskId>,
+    changed: watch::Sender<()>,
+    /// The number of waiting calls of each caller.
+    waiting: Mutex<HashMap<TaskId, usize>>,
+}
+
+/// A place among the waiting calls of a caller.
+struct Waiting<'a> {
+    service: &'a StoreService,
+    caller: TaskId,
+}
+
+impl StoreService {
+    /// The request, if its caller may call.
+    fn open<M>(&self, request: Request<M>) -> Result<(TaskId, M), Status> {
+        let Some(proven) = request.extensions().get::<Arc<ProvenCaller>>().cloned() else {
+            return Err(Status::unauthenticated("the connection has proven no name"));
+        };
+        if !self.names.contains(&proven.name) {
+            return Err(Status::permission_denied(format!("{} is none of those who meet here", proven.name)));
+        }
+        proven.extend();
+        Ok((proven.name.clone(), request.into_inner()))
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<TaskId, usize>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, caller: TaskId) -> Result<Waiting<'_>, Status> {
+        let mut waiting = self.waiting();
+        let count = waiting.entry(caller.clone()).or_default();
+        if *count >= MAX_WAITING {
+            return Err(Status::resource_exhausted(format!(
+                "{MAX_WAITING} calls of {caller} wait already, and that is the limit"
+            )));
+        }
+        *count += 1;
+        Ok(Waiting { service: self, caller })
+    }
+
+    /// Looks at the store after each change until `found` returns a value, or the time is over.
+    async fn until<R>(
+        &self,
+        caller: TaskId,
+        wait_ms: u32,
+        mut found: impl FnMut(&MemoryStore) -> Option<R>,
+    ) -> Result<Option<R>, Status> {
+        let mut changes = self.changed.subscribe();
+        let first = found(&self.store);
+        if first.is_some() || wait_ms == 0 {
+            return Ok(first);
+        }
+        let _place = self.enter(caller)?;
+        let end = Instant::now() + LONGEST_WAIT.min(Duration::from_millis(wait_ms.into()));
+        loop {
+            let is_over = !timeout_at(end, changes.changed()).await.is_ok_and(|changed| changed.is_ok());
+            let found = found(&self.store);
+            if found.is_some() || is_over {
+                return Ok(found);
+            }
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.service.waiting();
+        if let Some(count) = waiting.get_mut(&self.caller) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.caller);
+            }
+        }
+    }
+}
+
+fn refused(error: StoreError) -> Status {
+    let text = error.to_string();
+    match error {
+        StoreError::Full { .. } => Status::resource_exhausted(text),
+        StoreError::NotANumber { .. } => Status::failed_precondition(text),
+        _ => Status::invalid_argument(text),
+    }
+}
+
+type Answer<M> = Result<Response<M>, Status>;
+
+#[tonic::async_trait]
+impl store_server::Store for StoreService {
+    async fn set(&self, request: Request<grpc::SetRequest>) -> Answer<grpc::SetResponse> {
+        let (_, request) = self.open(request)?;
+        self.store.set(&request.key, &request.value).map_err(refused)?;
+        Ok(Response::new(grpc::SetResponse {}))
+    }
+
+    async fn get(&self, request: Request<grpc::GetRequest>) -> Answer<grpc::GetResponse> {
+        let (caller, request) = self.open(request)?;
+        check_key(&request.key).map_err(refused)?;
+        let value = self.until(caller, request.wait_ms, |store| store.look(&request.key)).await?;
+        Ok(Response::new(grpc::GetResponse { value }))
+    }
+
+    async fn wait(&self, request: Request<grpc::WaitRequest>) -> Answer<grpc::WaitResponse> {
+        let (caller, request) = self.open(request)?;
+        if request.keys.len() > MAX_KEYS_OF_CALL {
+            let count = request.keys.len();
+            return Err(Status::invalid_argument(format!(
+                "{count} keys in one call; at most {MAX_KEYS_OF_CALL} are taken"
+            )));
+        }
+        request.keys.iter().try_for_each(|key| check_key(key)).map_err(refused)?;
+        let missing = |store: &MemoryStore| {
+            let keys = (0u32..).zip(&request.keys);
+            keys.filter(|(_, key)| !store.has(key)).map(|(at, _)| at).collect::<Vec<u32>>()
+        };
+        let all = |store: &MemoryStore| request.keys.iter().all(|key| store.has(key)).then_some(());
+        let found = self.until(caller, request.wait_ms, all).await?;
+        let missing = if found.is_some() { Vec::new() } else { missing(&self.store) };
+        Ok(Response::new(grpc::WaitResponse { missing }))
+    }
+
+    async fn add(&self, request: Request<grpc::AddRequest>) -> Answer<grpc::AddResponse> {
+        let (_, request) = self.open(request)?;
+        let sum = self.store.add(&request.key, request.amount).map_err(refused)?;
+        Ok(Response::new(grpc::AddResponse { sum }))
+    }
+
+    async fn compare_and_set(
+        &self,
+        request: Request<grpc::CompareAndSetRequest>,
+    ) -> Answer<grpc::CompareAndSetResponse> {
+        let (_, request) = self.open(request)?;
+        let set = self.store.compare_and_set(&request.key, request.expected.as_deref(), &request.desired);
+        Ok(Response::new(grpc::CompareAndSetResponse { value: set.map_err(refused)? }))
+    }
+
+    async fn delete(&self, request: Request<grpc::DeleteRequest>) -> Answer<grpc::DeleteResponse> {
+        let (_, request) = self.open(request)?;
+        let existed = self.store.delete(&request.key).map_err(refused)?;
+        Ok(Response::new(grpc::DeleteResponse { existed }))
+    }
+
+    async fn count(&self, request: Request<grpc::CountRequest>) -> Answer<grpc::CountResponse> {
+        let (_, request) = self.open(request)?;
+        let keys = self.store.count(&request.prefix).map_err(refused)?;
+        Ok(Response::new(grpc::CountResponse { keys }))
+    }
+}

@@ -1,0 +1,308 @@
+//! Stores over real sockets: what they do, who may call, and what callers can't do to them.
+
+use super::super::auth::{AuthSettings, Authenticator};
+use super::super::connector::Connector;
+use super::super::store::{StoreGrpcClient, generated as grpc};
+use super::*;
+use crate::store::tests::SUITE;
+use crate::store::{FileStore, MAX_KEY, MAX_VALUE, Store, StoreError};
+use std::io::Write;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tonic::transport::Endpoint;
+
+const SHORT: Duration = Duration::from_millis(50);
+
+fn address_of_one() -> HostPort {
+    addresses(1)[0].parse().unwrap()
+}
+
+fn store_options(me: u32, address: &HostPort) -> StoreOptions {
+    let mut options = StoreOptions::new(name("worker", me), name("worker", 0), address.clone());
+    options.timeout = LONG;
+    options
+}
+
+fn serve(address: &HostPort) -> StoreServer {
+    StoreServer::start(&store_options(0, address), [0, 1, 2].map(|task| name("worker", task))).unwrap()
+}
+
+fn connect(me: u32, address: &HostPort) -> RemoteStore {
+    RemoteStore::connect(&store_options(me, address)).unwrap()
+}
+
+#[test]
+fn a_remote_store_does_what_every_store_does() {
+    for check in SUITE {
+        let address = address_of_one();
+        let server = serve(&address);
+        check(&connect(1, &address), Arc::new(connect(2, &address)));
+        drop(server);
+        let server = serve(&address);
+        check(server.store(), Arc::new(connect(1, &address)));
+    }
+}
+
+#[test]
+fn a_node_s_bootstrap_service_has_a_store_for_its_members() {
+    let cluster = workers(2);
+    let members = linked(&cluster, 2);
+    let address: HostPort = address(&cluster, "worker", 0).parse().unwrap();
+    let remote = connect(1, &address);
+    remote.set("k", b"v").unwrap();
+    assert_eq!(members[0].service.store().get("k", LONG).unwrap(), b"v");
+    let stranger = store_options(7, &address);
+    let error = RemoteStore::connect(&stranger).unwrap_err().to_string();
+    assert!(error.contains("worker/7 is none of those who meet here"), "{error}");
+    members.iter().for_each(Member::join);
+}
+
+#[test]
+fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
+    let address = address_of_one();
+    let late = {
+        let address = address.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(SHORT);
+            serve(&address)
+        })
+    };
+    connect(1, &address).set("k", b"v").unwrap();
+    drop(late.join().unwrap());
+
+    let mut options = store_options(1, &address);
+    options.timeout = SHORT;
+    let begin = Instant::now();
+    let error = RemoteStore::connect(&options).unwrap_err();
+    assert!(begin.elapsed() >= SHORT && begin.elapsed() < LONG);
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    let error = error.to_string();
+    assert!(error.contains(&format!("the store of worker/0 at {address}: counting keys: nobody")), "{error}");
+}
+
+#[test]
+fn a_wait_outlives_its_server_and_ends_in_time_if_nobody_takes_its_place() {
+    let address = address_of_one();
+    let server = serve(&address);
+    let (waiter, loser) = (connect(1, &address), connect(2, &address));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.get("k", LONG));
+        let loses = scope.spawn(|| loser.wait(&["never"], SHORT * 10));
+        std::thread::sleep(SHORT);
+        drop(server);
+        let error = loses.join().unwrap().unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+        let server = serve(&address);
+        server.store().set("k", b"v").unwrap();
+        assert_eq!(waits.join().unwrap().unwrap(), b"v");
+    });
+}
+
+#[test]
+fn a_change_whose_answer_was_lost_is_not_made_again() {
+    // It greets and admits, and then ends each connection.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: HostPort = listener.local_addr().unwrap().try_into().unwrap();
+    let mut options = store_options(1, &address);
+    options.auth = AuthSettings::Plain;
+    let (server, accepted) = (name("worker", 0), Arc::new(AtomicU32::new(0)));
+    let count = accepted.clone();
+    std::thread::spawn(move || {
+        runtime().block_on(async {
+            let auth = Authenticator::open(&AuthSettings::Plain, &server).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            while let Ok((stream, _)) = listener.accept().await {
+                if let Ok(admitted) = auth.accept(stream).await {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    drop(admitted);
+                }
+            }
+        });
+    });
+    options.timeout = SHORT * 4;
+    assert!(matches!(RemoteStore::connect(&options), Err(StoreError::Unreachable { .. })));
+    assert!(accepted.load(Ordering::SeqCst) > 1, "what only reads is repeated");
+    let store = RemoteStore::unchecked(&options).unwrap();
+    let before = accepted.load(Ordering::SeqCst);
+    let error = store.add("n", 1).unwrap_err().to_string();
+    assert!(error.contains("adding 1 to \"n\"") && error.contains("the call may have been done"), "{error}");
+    assert_eq!(accepted.load(Ordering::SeqCst), before + 1);
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// The bare calls of a caller that has proven its name, to one that answers as `worker/0`.
+fn bare(me: u32, address: &HostPort) -> StoreGrpcClient {
+    let auth = Authenticator::open(&AuthSettings::Uid, &name("worker", me)).unwrap();
+    let (auth, peer, address) = (Arc::new(auth), name("worker", 0), address.to_string());
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    StoreGrpcClient::new(endpoint.connect_with_connector_lazy(Connector { auth, peer, address, limit: LONG }))
+}
+
+#[test]
+fn a_member_can_t_break_the_limits_of_the_store() {
+    let address = address_of_one();
+    let server = serve(&address);
+    runtime().block_on(async {
+        let mut grpc = bare(1, &address);
+        let long = "k".repeat(MAX_KEY + 1);
+        let set = |key: &str, bytes| grpc::SetRequest { key: key.into(), value: vec![0; bytes] };
+        for request in [set("", 0), set(&long, 0), set("k", MAX_VALUE + 1)] {
+            let refused = grpc.set(request).await.unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        }
+        assert!(grpc.set(set("k", 1 << 20)).await.is_err(), "beyond the longest message");
+        let refused = grpc.get(grpc::GetRequest { key: long.clone(), wait_ms: 0 }).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        let many = grpc::WaitRequest { keys: vec!["k".into(); 4097], wait_ms: 0 };
+        let refused = grpc.wait(many).await.unwrap_err();
+        assert!(refused.message().contains("4097 keys in one call"), "{refused}");
+        let compare = grpc::CompareAndSetRequest { key: long, expected: None, desired: vec![] };
+        assert!(grpc.compare_and_set(compare).await.is_err());
+        grpc.set(set("text", 1)).await.unwrap();
+        let refused = grpc.add(grpc::AddRequest { key: "text".into(), amount: 1 }).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    });
+    assert_eq!(server.store().count("").unwrap(), 1);
+}
+
+#[test]
+fn a_caller_s_waiting_calls_are_bounded_and_stop_nobody_else() {
+    let address = address_of_one();
+    let server = serve(&address);
+    runtime().block_on(async {
+        let grpc = bare(1, &address);
+        let mut calls = JoinSet::new();
+        // A wait of hours counts as two seconds.
+        for _ in 0..20 {
+            let mut grpc = grpc.clone();
+            calls.spawn(async move {
+                grpc.get(grpc::GetRequest { key: "never".into(), wait_ms: u32::MAX }).await
+            });
+        }
+        let begin = Instant::now();
+        let mut own = grpc.clone();
+        own.set(grpc::SetRequest { key: "own".into(), value: vec![] }).await.unwrap();
+        let mut other = bare(2, &address);
+        other.set(grpc::SetRequest { key: "k".into(), value: vec![] }).await.unwrap();
+        let get = grpc::GetRequest { key: "k".into(), wait_ms: 1000 };
+        assert!(other.get(get).await.unwrap().into_inner().value.is_some());
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        let outcomes = calls.join_all().await;
+        let refused: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+        assert_eq!(refused.len(), 4);
+        assert!(refused[0].message().contains("16 calls of worker/1 wait already"), "{}", refused[0]);
+        let answers = outcomes.into_iter().flatten();
+        assert!(answers.map(|answer| answer.into_inner().value).all(|value| value.is_none()));
+        // The places are free again.
+        let get = grpc::GetRequest { key: "never".into(), wait_ms: 1 };
+        assert!(own.get(get).await.unwrap().into_inner().value.is_none());
+    });
+    drop(server);
+}
+
+#[test]
+fn nobody_without_a_proof_reaches_a_store() {
+    let address = address_of_one();
+    let server = serve(&address);
+    server.store().set("k", b"v").unwrap();
+    let text = address.to_string();
+    runtime().block_on(async {
+        let endpoint = Endpoint::from_shared(format!("http://{text}")).unwrap().timeout(LONG);
+        let mut grpc = StoreGrpcClient::new(endpoint.connect_lazy());
+        let key = || "k".to_string();
+        let mut said = vec![grpc.set(grpc::SetRequest { key: key(), value: vec![] }).await.map(drop)];
+        said.push(grpc.get(grpc::GetRequest { key: key(), wait_ms: 0 }).await.map(drop));
+        said.push(grpc.wait(grpc::WaitRequest { keys: vec![key()], wait_ms: 0 }).await.map(drop));
+        said.push(grpc.add(grpc::AddRequest { key: key(), amount: 1 }).await.map(drop));
+        let compare = grpc::CompareAndSetRequest { key: key(), expected: None, desired: vec![] };
+        said.push(grpc.compare_and_set(compare).await.map(drop));
+        said.push(grpc.delete(grpc::DeleteRequest { key: key() }).await.map(drop));
+        said.push(grpc.count(grpc::CountRequest { prefix: String::new() }).await.map(drop));
+        for status in said.into_iter().map(Result::unwrap_err) {
+            assert!(std::error::Error::source(&status).is_some(), "the store has answered: {status:?}");
+        }
+    });
+    let mut raw = std::net::TcpStream::connect(&text).unwrap();
+    raw.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(
+        (server.store().get("k", SHORT).unwrap(), server.store().count("").unwrap()),
+        (b"v".to_vec(), 1)
+    );
+    connect(1, &address).set("k", b"w").unwrap();
+}
+
+#[test]
+fn another_secret_reaches_no_store() {
+    let address = address_of_one();
+    let folder = tempfile::tempdir().unwrap();
+    let with = |me: u32, secret: &str| {
+        let path = folder.path().join(secret);
+        std::fs::write(&path, secret.repeat(40)).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let mut options = store_options(me, &address);
+        options.auth = AuthSettings::Secret(path);
+        options
+    };
+    let _server = StoreServer::start(&with(0, "right"), [0, 1].map(|task| name("worker", task))).unwrap();
+    RemoteStore::connect(&with(1, "right")).unwrap().set("k", b"v").unwrap();
+    for mut options in [with(1, "wrong"), store_options(1, &address)] {
+        options.timeout = SHORT;
+        let error = RemoteStore::connect(&options).unwrap_err().to_string();
+        assert!(error.contains("what listens there is not proven to be worker/0"), "{error}");
+    }
+}
+
+#[test]
+fn a_store_beyond_loopback_needs_a_proof_that_reaches_there() {
+    let options = store_options(0, &"192.0.2.7:4000".parse().unwrap());
+    let error = StoreServer::start(&options, []).unwrap_err().to_string();
+    assert!(error.contains("192.0.2.7:4000 of worker/0 is not loopback, and auth is uid"), "{error}");
+}
+
+/// Many processes write one file, and some of them are killed while they do.
+#[test]
+fn a_store_file_survives_the_death_of_writers() {
+    let Ok(path) = std::env::var(PART) else {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let this = std::env::current_exe().unwrap();
+        let test = "bootstrap::tests::store::a_store_file_survives_the_death_of_writers";
+        let start = || {
+            let mut child = Command::new(&this);
+            child.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(PART, &path);
+            child.stdout(std::process::Stdio::null()).spawn().unwrap()
+        };
+        let store = FileStore::open(&path, LONG).unwrap();
+        let mut before = 0;
+        for round in 0..10u64 {
+            let mut writers = [start(), start()];
+            // Each has written since this round began.
+            store
+                .wait(&[&format!("begun/{}", writers[0].id()), &format!("begun/{}", writers[1].id())], LONG)
+                .unwrap();
+            std::thread::sleep(Duration::from_micros(700 * round));
+            for writer in &mut writers {
+                writer.kill().unwrap();
+                writer.wait().unwrap();
+            }
+            let sum = store.add("sum", 0).unwrap();
+            assert!(sum > before, "{sum} after {before}");
+            before = sum;
+        }
+        let done: i64 = FileStore::open(&path, LONG).unwrap().add("sum", 0).unwrap();
+        assert_eq!(done, before);
+        return;
+    };
+    let store = FileStore::open(path, LONG).unwrap();
+    store.add("sum", 1).unwrap();
+    store.set(&format!("begun/{}", std::process::id()), b"").unwrap();
+    for number in 0u64.. {
+        store.add("sum", 1).unwrap();
+        store.set("filler", &vec![number as u8; (number % 5000) as usize]).unwrap();
+    }
+}
