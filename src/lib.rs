@@ -170,7 +170,8 @@ pub use bootstrap::{
     TlsFiles,
 };
 pub use config::{
-    Builder, BulkReceive, Config, ConfigError, ConfigValues, MemoryWindows, Origin, PeerLoss, Profile,
+    Builder, BulkReceive, Config, ConfigError, ConfigValues, LaunchedRank, MemoryWindows, Origin, PeerLoss,
+    Profile, StoreAddress, StoreAddressError,
 };
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind};
@@ -182,8 +183,8 @@ pub use memory::{
     SerializeError, SetMetaError, StringTensor, Tensor, TensorMut, Variant, VariantTensor, ViewError,
 };
 pub use node::{
-    EventStream, Events, Node, NodeError, NodeEvent, NodeEventKind, NodeState, PeerReport, PeerState,
-    TensorError,
+    EventStream, Events, MeetingError, Node, NodeError, NodeEvent, NodeEventKind, NodeState, PeerReport,
+    PeerState, TensorError,
 };
 pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, PendingSet, Receivable,

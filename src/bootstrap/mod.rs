@@ -49,7 +49,7 @@ mod tests;
 
 pub use auth::{AuthError, AuthMode, AuthSettings, TlsFiles};
 pub use error::{BootstrapError, MissingPeer};
-pub use options::{BootstrapOptions, LINK_TIMEOUT};
+pub use options::{BootstrapOptions, LINK_TIMEOUT, Listening, resolve};
 pub use peering::{PeerInfo, Peering, Prepared};
 pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;

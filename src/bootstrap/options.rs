@@ -90,21 +90,27 @@ impl BootstrapOptions {
 }
 
 /// What a service listens on.
-#[derive(Clone, Copy)]
-pub(super) struct Listening<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Listening<'a> {
     /// The name of this process.
-    pub(super) me: &'a TaskId,
+    pub me: &'a TaskId,
     /// Where others reach it.
-    pub(super) address: &'a HostPort,
+    pub address: &'a HostPort,
     /// The address to listen on instead.
-    pub(super) bind: Option<SocketAddr>,
-    pub(super) auth: AuthMode,
-    pub(super) allow_non_loopback: bool,
+    pub bind: Option<SocketAddr>,
+    /// How others prove who they are.
+    pub auth: AuthMode,
+    /// Whether to listen on an address that other hosts reach, although `auth` does not prove who
+    /// they are.
+    pub allow_non_loopback: bool,
 }
 
 impl Listening<'_> {
     /// Listens. Blocks while the name is looked up.
-    pub(super) fn listen(&self) -> Result<TcpListener, BootstrapError> {
+    ///
+    /// # Errors
+    /// [`BootstrapError::NotLoopback`], `Resolve` or `Bind`.
+    pub fn listen(&self) -> Result<TcpListener, BootstrapError> {
         let candidates = match self.bind {
             Some(address) => vec![address],
             None => resolve(self.me, self.address)?,
@@ -179,7 +185,10 @@ fn reaches_beyond(mode: AuthMode) -> bool {
 }
 
 /// Every socket address of `address`. Blocks while a name is resolved.
-fn resolve(whose: &TaskId, address: &HostPort) -> Result<Vec<SocketAddr>, BootstrapError> {
+///
+/// # Errors
+/// [`BootstrapError::Resolve`].
+pub fn resolve(whose: &TaskId, address: &HostPort) -> Result<Vec<SocketAddr>, BootstrapError> {
     let found = match (address.ip(), address.name()) {
         (Some(ip), _) => return Ok(vec![SocketAddr::new(ip, address.port())]),
         (None, name) => (name.unwrap_or_default(), address.port()).to_socket_addrs(),

@@ -22,6 +22,11 @@ const RESERVED: [&str; 2] = ["TENSORWIRE_TEST_", "TENSORWIRE_BUILD_"];
 /// environment, the environment over the file, the file over the [`Profile`], the profile over the
 /// defaults. The last call for a key wins.
 ///
+/// What no source says is taken from the variables of launchers ([`LaunchedRank`]): who this
+/// process is, and with [`Builder::start`] the cluster.
+///
+/// [`LaunchedRank`]: crate::LaunchedRank
+///
 /// The builder reads the environment of the process by default: for each key a variable, for
 /// example `TENSORWIRE_POOL_SIZE`. Settings of RDMA devices also have the names that operators
 /// know, for example `RDMA_GID_INDEX` (`tensorwire config` lists them). Two variables that set one
@@ -43,7 +48,7 @@ pub struct Builder {
     set: Vec<(String, String)>,
 }
 
-type Variables = BTreeMap<OsString, OsString>;
+pub(super) type Variables = BTreeMap<OsString, OsString>;
 
 impl Config {
     /// Starts with the defaults and the environment of the process.
@@ -94,6 +99,11 @@ impl Builder {
     /// * a required key without value;
     /// * settings that contradict each other.
     pub fn build(self) -> Result<Config, ConfigError> {
+        self.collect()?.0.finish()
+    }
+
+    /// The settings of all sources, and the variables.
+    pub(super) fn collect(&self) -> Result<(RawSettings, Variables), ConfigError> {
         let ignores_environment = self.environment.as_ref().is_some_and(Variables::is_empty);
         let mut settings =
             RawSettings { file: self.file.clone(), ignores_environment, ..RawSettings::default() };
@@ -107,16 +117,15 @@ impl Builder {
                 settings.put(key, text, origin)?;
             }
         }
-        let environment = self.environment.unwrap_or_else(|| std::env::vars_os().collect());
+        let environment = self.environment.clone().unwrap_or_else(|| std::env::vars_os().collect());
         settings.put_environment(&environment)?;
-        for (name, text) in self.set {
-            let key = Key::named(&name).ok_or_else(|| unknown(&name, Origin::Builder))?;
-            settings.put(key, text, Origin::Builder)?;
+        for (name, text) in &self.set {
+            let key = Key::named(name).ok_or_else(|| unknown(name, Origin::Builder))?;
+            settings.put(key, text.clone(), Origin::Builder)?;
         }
         settings.put_profile()?;
-        let values = ConfigValues::resolve(&settings)?;
-        let task_id = check::whole(&values, &settings)?;
-        Ok(Config { values, task_id, origins: settings.origins() })
+        settings.put_launched(&environment)?;
+        Ok((settings, environment))
     }
 }
 
@@ -160,6 +169,31 @@ pub(super) struct RawSettings {
 }
 
 impl RawSettings {
+    /// The configuration.
+    pub(super) fn finish(self) -> Result<Config, ConfigError> {
+        let values = ConfigValues::resolve(&self)?;
+        let task_id = check::whole(&values, &self)?;
+        Ok(Config { values, task_id, origins: self.origins() })
+    }
+
+    /// Whether a source has set the key.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.texts.contains_key(name)
+    }
+
+    /// Sets a key without default that no source has set.
+    pub(super) fn put_default(
+        &mut self,
+        name: &'static str,
+        text: String,
+        origin: &Origin,
+    ) -> Result<(), ConfigError> {
+        match Key::named(name) {
+            Some(key) if !self.has(name) => self.put(key, text, origin.clone()),
+            _ => Ok(()),
+        }
+    }
+
     fn put(&mut self, key: &'static Key, text: String, origin: Origin) -> Result<(), ConfigError> {
         if let Err(refusal) = (key.check)(&text) {
             return Err(wrong(key, &text, origin, refusal));
@@ -245,6 +279,13 @@ impl RawSettings {
             Some(path) => format!("add `{key} = ...` to {}", path.display()),
             None => format!("add `{key} = ...` to a file and name it with file(PATH)"),
         };
-        ConfigError::Missing { key, remedy: format!("call {call} on the builder, {environment}, or {file}") }
+        let meet = match key {
+            "cluster" => {
+                "; or have start() meet the others: set store, or MASTER_ADDR and MASTER_PORT, and use a launcher"
+            }
+            _ => "",
+        };
+        let remedy = format!("call {call} on the builder, {environment}, or {file}{meet}");
+        ConfigError::Missing { key, remedy }
     }
 }

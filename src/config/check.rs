@@ -50,6 +50,10 @@ fn liveness(config: &ConfigValues, settings: &RawSettings) -> Result<(), Conflic
 }
 
 fn membership(config: &ConfigValues) -> Result<TaskId, Conflict> {
+    let members = config.cluster.members().count();
+    if config.world_size.is_some_and(|size| size as usize != members) {
+        return Err(("world_size", format!("the cluster has {members} members: leave it out")));
+    }
     let Some(count) = config.cluster.task_count(&config.job) else {
         let jobs: Vec<_> = config.cluster.jobs().collect();
         return Err(("job", format!("it must be a job of the cluster, which has {}", jobs.join(", "))));

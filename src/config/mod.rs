@@ -3,7 +3,8 @@
 //! A setting is a key of a TOML file, an environment variable (`TENSORWIRE_` and the key in upper
 //! case) and a method of [`Builder`]. The builder wins over the environment, the environment over
 //! the file, the file over the [`Profile`], the profile over the default. Settings of RDMA devices
-//! also have the variables that operators know (`RDMA_DEVICE`, ...). Every source is checked, also
+//! also have the variables that operators know (`RDMA_DEVICE`, ...), and launchers say who the
+//! process is (`launched`, `meeting`). Every source is checked, also
 //! where a stronger one overrides it. An error is one line: the origin of the value, the value, and
 //! what is allowed.
 //!
@@ -30,6 +31,8 @@ mod choice;
 mod error;
 mod file;
 mod format;
+mod launched;
+mod meeting;
 mod nearest;
 mod profile;
 mod reference;
@@ -38,6 +41,8 @@ mod table;
 pub use builder::Builder;
 pub use choice::{BulkReceive, MemoryWindows, PeerLoss};
 pub use error::{ConfigError, Origin};
+pub use launched::LaunchedRank;
+pub use meeting::{Meeting, StoreAddress, StoreAddressError};
 pub use profile::Profile;
 pub use reference::{listing, reference};
 pub use table::{Config, ConfigValues};

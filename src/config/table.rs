@@ -12,6 +12,7 @@ use super::format::{
     AutoOr, Bool, ByteSize, CpuList, DurationText, FilePath, Format, InvalidToml, InvalidValue, JobName,
     Number, OneOf, RdmaDeviceName, SocketAddress,
 };
+use super::meeting::{MAX_SIZE, StoreAddress};
 use super::profile::Profile;
 use crate::bootstrap::AuthMode;
 use crate::engine::{PollMode, WaitStrategy};
@@ -298,8 +299,16 @@ settings! {
     /// All members of the cluster: each job with the addresses of its tasks' bootstrap services.
     cluster: Cluster, Cluster, required,
         "JOB=HOST:PORT,HOST:PORT;JOB=..., in a file also a table of arrays", Some;
+    /// Where members meet that have no `cluster`: at a store, which task 0 serves at that address, or
+    /// in a file that all have. Each publishes its address there. All are tasks of one job. Without
+    /// it MASTER_ADDR and MASTER_PORT say where. Under torchrun, whose own store has that port, it
+    /// is the next higher one.
+    store: StoreAddress, StoreAddress, optional, "tcp://HOST:PORT or file:///PATH", Some;
+    /// The number of members, which meet at `store`. Without it the launcher's variables say it.
+    world_size: u32, Number<u32>, optional, "1 to 2048, with `cluster` the number of its members",
+        |size| (1..=MAX_SIZE).contains(&size).then_some(size);
     /// The address on which this process's bootstrap service listens, instead of its address in
-    /// `cluster`.
+    /// `cluster`. Members that meet at `store` publish it; port 0 is any free port.
     bind: SocketAddr, SocketAddress, optional, "IP:PORT, with an IPv6 address in brackets", Some;
     /// How members prove who they are, the same on all of them. Tls: by certificates. Secret: by a
     /// shared secret. Uid: all run on this host as one user, and the kernel says whose a connection

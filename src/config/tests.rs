@@ -74,6 +74,26 @@ const SAMPLES: &[Sample] = &[
         ],
     ),
     sample(
+        "store",
+        &[
+            ("tcp://master:29500", "tcp://master:29500"),
+            ("tcp://[::1]:1", "tcp://[::1]:1"),
+            ("file:///mnt/a b/store", "file:///mnt/a b/store"),
+        ],
+        &[
+            "",
+            "tcp://",
+            "tcp://master",
+            "tcp://master:0",
+            "file://",
+            "file://store",
+            "file:///",
+            "http://a:1",
+        ],
+        NO_STRING,
+    ),
+    sample("world_size", &[("1", "1"), ("2", "2")], &["", "0", "2049", "-1", "all"], NO_NUMBER),
+    sample(
         "bind",
         &[("127.0.0.1:7", "127.0.0.1:7"), ("[::1]:7", "[::1]:7")],
         &["", "localhost:7", "127.0.0.1"],
@@ -240,6 +260,8 @@ fn needed(key: &str, text: &str, builder: Builder) -> Builder {
         }
         "cores" => builder.set("poll", "dedicated"),
         "rdma_device_port" => builder.set("rdma_device", "mlx5_0"),
+        "world_size" if text == "1" => builder.set("cluster", "worker=127.0.0.1:1"),
+        "world_size" => builder.set("cluster", "worker=127.0.0.1:1,127.0.0.1:2"),
         _ => builder,
     }
 }

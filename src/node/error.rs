@@ -1,5 +1,6 @@
 //! The errors of a node.
 
+use super::meeting::MeetingError;
 use crate::bootstrap::BootstrapError;
 use crate::config::ConfigError;
 use crate::fabric::FabricError;
@@ -44,6 +45,9 @@ pub enum NodeError {
         /// The error of the system.
         source: std::io::Error,
     },
+    /// The members could not meet.
+    #[error(transparent)]
+    Meeting(#[from] MeetingError),
     /// The store of the cluster can't be reached.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -4,6 +4,7 @@ use super::back_pressure::TensorError;
 use super::error::NodeError;
 use super::events::EventHistory;
 use super::host;
+use super::meeting::{Met, meet};
 use super::options::{bootstrap_options, members, region_options, remote_settings, rendezvous_settings};
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
@@ -59,7 +60,7 @@ pub struct Node {
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) events: Arc<EventHistory>,
     pub(super) bootstrap: Arc<Bootstrap>,
-    pub(super) store: ClusterStore,
+    pub(super) store: Arc<ClusterStore>,
     pub(super) stopped: Mutex<bool>,
     /// The error of the last join, if it has failed.
     pub(super) failed_join: Mutex<Option<String>>,
@@ -135,12 +136,22 @@ impl std::fmt::Debug for Node {
 }
 
 impl Builder {
-    /// Checks the settings, makes the pool, and starts to listen for the other members.
+    /// Checks the settings, makes the pool, and starts to listen for the other members. If no
+    /// source names the cluster, and `store` or a launcher says where the members meet, it meets
+    /// them first, for `join_timeout` at most.
     ///
     /// # Errors
-    /// If a setting is wrong, or the pool, the fabric or the address can't be had.
+    /// If a setting is wrong, or the pool, the fabric or the address can't be had. If the members
+    /// can't meet.
     pub fn start(self) -> Result<Node, NodeError> {
-        Node::start(&self.build()?)
+        match self.meeting()? {
+            None => Node::start(&self.build()?),
+            Some(meeting) => {
+                let met = meet(&meeting)?;
+                let config = self.with_cluster(meeting.config.task_id(), &met.cluster)?;
+                Node::start_at(&config, Some(met))
+            }
+        }
     }
 }
 
@@ -155,6 +166,11 @@ impl Node {
     /// # Errors
     /// If the pool, the fabric or the address can't be had.
     pub fn start(config: &Config) -> Result<Node, NodeError> {
+        Self::start_at(config, None)
+    }
+
+    /// The same with the address at which it met the others.
+    fn start_at(config: &Config, met: Option<Met>) -> Result<Node, NodeError> {
         // Read before any thread is pinned.
         let cpus = process_cpus().len();
         let me = config.task_id().clone();
@@ -208,7 +224,8 @@ impl Node {
             let owners = owners.clone();
             move |owner| owners.run_or_here(move || drop(owner))
         });
-        let options = bootstrap_options(config, incarnation, host);
+        let (listener, server) = met.map(|met| (met.listener, met.server)).unzip();
+        let options = bootstrap_options(config, incarnation, host, listener);
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         reporter.report_to(&bootstrap, &pollers, &executor);
         events.run_on(&executor);
@@ -237,7 +254,7 @@ impl Node {
             outstanding,
             events,
             bootstrap,
-            store: ClusterStore::new(config),
+            store: ClusterStore::new(config, server.flatten()),
             stopped: Mutex::default(),
             failed_join: Mutex::default(),
             fork_guard: ForkGuard::of_this_process(),

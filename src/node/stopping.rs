@@ -144,7 +144,7 @@ impl Drop for Node {
             // The threads don't exist in the child, their locks may be held for ever, and the
             // parent uses the same descriptors. So nothing is dropped.
             std::mem::forget((self.context.clone(), self.pollers.clone(), self.bootstrap.clone()));
-            std::mem::forget((self.executor.clone(), self.owners.clone()));
+            std::mem::forget((self.executor.clone(), self.owners.clone(), self.store.clone()));
             return;
         }
         let ended = match std::thread::panicking() {

@@ -3,7 +3,7 @@
 use super::error::NodeError;
 use super::options::auth_settings;
 use super::process::Node;
-use crate::bootstrap::{RemoteStore, StoreOptions};
+use crate::bootstrap::{RemoteStore, StoreOptions, StoreServer};
 use crate::config::Config;
 use crate::store::Store;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,12 @@ pub(super) struct ClusterStore {
     /// `None` in the first member, which serves it.
     options: Option<StoreOptions>,
     store: Mutex<Option<Arc<dyn Store>>>,
+    /// The store at which the members have met. Some may still be there.
+    _met_at: Option<StoreServer>,
 }
 
 impl ClusterStore {
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config, met_at: Option<StoreServer>) -> Arc<Self> {
         let me = config.task_id();
         let first = config.cluster.members().next().filter(|(first, _)| first != me);
         let options = first.map(|(first, address)| {
@@ -25,7 +27,7 @@ impl ClusterStore {
             options.timeout = config.join_timeout;
             options
         });
-        ClusterStore { options, store: Mutex::default() }
+        Arc::new(ClusterStore { options, store: Mutex::default(), _met_at: met_at })
     }
 }
 

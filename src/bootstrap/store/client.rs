@@ -42,6 +42,8 @@ pub struct RemoteStore {
     timeout: Duration,
     grpc: StoreClient<Channel>,
     runtime: Handle,
+    /// The process that has the thread.
+    home: u32,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -102,7 +104,16 @@ impl RemoteStore {
         let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
         let thread = Some(thread.map_err(|error| refused(format!("starting a thread failed: {error}")))?);
         let (timeout, server) = (*timeout, server.clone());
-        Ok(RemoteStore { name, server, timeout, grpc, runtime: handle, stop: Some(stop), thread })
+        Ok(RemoteStore {
+            name,
+            server,
+            timeout,
+            grpc,
+            runtime: handle,
+            home: std::process::id(),
+            stop: Some(stop),
+            thread,
+        })
     }
 
     /// Makes a call, again and again if it may be repeated, until `within` is over.
@@ -118,6 +129,10 @@ impl RemoteStore {
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
+        if std::process::id() != self.home {
+            let why = "this process was forked from the one that has connected".into();
+            return Err(StoreError::Refused { store: self.name.clone(), tried, why });
+        }
         let begin = Instant::now();
         let (grpc, server) = (self.grpc.clone(), self.server.clone());
         let (done, outcome) = mpsc::channel();
@@ -347,6 +362,10 @@ impl fmt::Debug for RemoteStore {
 
 impl Drop for RemoteStore {
     fn drop(&mut self) {
+        if std::process::id() != self.home {
+            // The thread does not exist in a forked child, and the descriptors are the parent's.
+            return std::mem::forget((self.runtime.clone(), self.stop.take(), self.thread.take()));
+        }
         drop(self.stop.take());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -27,6 +27,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(6);
 pub struct StoreServer {
     store: MemoryStore,
     local_addr: SocketAddr,
+    /// The process that has the thread.
+    home: u32,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -67,7 +69,7 @@ impl StoreServer {
         };
         let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
         let thread = Some(thread.map_err(failed("starting a thread"))?);
-        Ok(StoreServer { store, local_addr, stop: Some(stop), thread })
+        Ok(StoreServer { store, local_addr, home: std::process::id(), stop: Some(stop), thread })
     }
 
     /// The entries, for this process.
@@ -95,6 +97,10 @@ async fn serve(
 
 impl Drop for StoreServer {
     fn drop(&mut self) {
+        if std::process::id() != self.home {
+            // The thread does not exist in a forked child.
+            return std::mem::forget((self.stop.take(), self.thread.take()));
+        }
         drop(self.stop.take());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

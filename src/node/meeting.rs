@@ -1,0 +1,404 @@
+//! How members meet that were given no cluster: through a store.
+//!
+//! Each member takes a free port, and publishes its address under its number. Task 0 waits for all
+//! of them, checks that they fit together, and publishes the cluster, which the others wait for.
+//! The last one to read it removes the keys, so that another run can meet in the same file.
+
+use super::error::NodeError;
+use super::host;
+use super::options::auth_settings;
+use crate::bootstrap::{BootstrapError, Listening, RemoteStore, StoreOptions, StoreServer, resolve};
+use crate::config::{Config, Meeting, StoreAddress};
+use crate::store::{FileStore, PrefixStore, Store, StoreError};
+use crate::wire::{Cluster, HostPort, TaskId, quote};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Why members could not meet.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeetingError {
+    /// Task 0 can't serve the store.
+    #[error(
+        "{me} can't serve the store at which the members meet, which {origin} names: {source}. If a store of \
+         another program has the port, set TENSORWIRE_STORE=tcp://HOST:PORT with another one on every member"
+    )]
+    Serve {
+        /// The name of this process.
+        me: TaskId,
+        /// What says where they meet.
+        origin: String,
+        /// The error of the service.
+        source: BootstrapError,
+    },
+    /// The store can't be used.
+    #[error("{me} can't meet the other members at {store}, which {origin} names: {source}")]
+    Store {
+        /// The name of this process.
+        me: TaskId,
+        /// The store.
+        store: StoreAddress,
+        /// What says where they meet.
+        origin: String,
+        /// The error of the store.
+        source: StoreError,
+    },
+    /// This process can't listen, or has no address for the others.
+    #[error("{me} has no address at which the other members reach it: {why}")]
+    Address {
+        /// The name of this process.
+        me: TaskId,
+        /// What was tried, and what to change.
+        why: String,
+    },
+    /// Not all members came in time.
+    #[error(
+        "{me} waited {waited:?} at {store} for the other members; {} of {size} have not come: {}. Do all run, \
+         with the same store and size?",
+        missing.len(), list(missing)
+    )]
+    Missing {
+        /// The name of this process.
+        me: TaskId,
+        /// The store.
+        store: StoreAddress,
+        /// The time waited.
+        waited: Duration,
+        /// The number of members.
+        size: u32,
+        /// Those that have not come.
+        missing: Vec<TaskId>,
+    },
+    /// Another process has the name.
+    #[error(
+        "the name {me} is taken at {store} by another process ({by}): two processes have the same rank; or \
+         the store has what is left of an earlier run: delete the file, or name another one"
+    )]
+    Taken {
+        /// The name of both.
+        me: TaskId,
+        /// The store.
+        store: StoreAddress,
+        /// What the other one has published of itself.
+        by: String,
+    },
+    /// Members do not agree on their number.
+    #[error(
+        "{me} is one of {ours} members, and another one that meets at {store} says that there are {theirs}: \
+         give all the same size, and each run a store of its own"
+    )]
+    Size {
+        /// The name of this process.
+        me: TaskId,
+        /// The store.
+        store: StoreAddress,
+        /// What this process was told.
+        ours: u32,
+        /// What the other one was told, in quotes.
+        theirs: String,
+    },
+    /// The members make no cluster.
+    #[error("the members that met at {store} make no cluster: {why}")]
+    Cluster {
+        /// The store.
+        store: StoreAddress,
+        /// What does not fit.
+        why: String,
+    },
+}
+
+/// Members that an error names.
+const SHOWN: usize = 16;
+
+fn list(missing: &[TaskId]) -> String {
+    let names = missing.iter().take(SHOWN).map(TaskId::to_string).collect::<Vec<_>>().join(", ");
+    match missing.len().saturating_sub(SHOWN) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
+}
+
+/// What a member has of a meeting.
+pub(super) struct Met {
+    pub cluster: Cluster,
+    /// Listens at the address that was published.
+    pub listener: Arc<TcpListener>,
+    /// Serves the store, in task 0.
+    pub server: Option<StoreServer>,
+}
+
+/// Under which every key of a meeting is.
+const PREFIX: &str = "tensorwire/meeting/";
+/// How the published outcome begins: the members make a cluster, or they don't.
+const GOOD: &str = "ok ";
+const BAD: &str = "no ";
+
+/// Meets the other members.
+///
+/// # Errors
+/// [`MeetingError`]. [`NodeError::Bootstrap`] if this process can't listen.
+pub(super) fn meet(meeting: &Meeting) -> Result<Met, NodeError> {
+    let begin = Instant::now();
+    let config = &meeting.config;
+    let (listener, address) = listen(meeting)?;
+    let (store, server) = open(meeting)?;
+    let of_run = if meeting.run.is_empty() { PREFIX.into() } else { format!("{PREFIX}{}/", meeting.run) };
+    let guest = Guest { meeting, me: config.task_id(), store: PrefixStore::new(of_run, store) };
+    guest.agree_on_size()?;
+    guest.publish(&address)?;
+    let left = config.join_timeout.saturating_sub(begin.elapsed());
+    let cluster = if config.task == 0 { guest.gather(left)? } else { guest.read(left)? };
+    guest.leave()?;
+    tracing::info!("{}: {} members have met at {}", guest.me, meeting.size, meeting.store);
+    Ok(Met { cluster, listener: Arc::new(listener), server })
+}
+
+fn open(meeting: &Meeting) -> Result<(Arc<dyn Store>, Option<StoreServer>), MeetingError> {
+    let Meeting { config, store, origin, size, .. } = meeting;
+    let me = config.task_id().clone();
+    let failed = {
+        let (me, store, origin) = (me.clone(), store.clone(), origin.clone());
+        |source| MeetingError::Store { me, store, origin, source }
+    };
+    match store {
+        StoreAddress::File(path) => {
+            let store = FileStore::open(path, config.join_timeout).map_err(failed)?;
+            Ok((Arc::new(store), None))
+        }
+        StoreAddress::Tcp(address) => {
+            let names: Vec<TaskId> = (0..*size).filter_map(|task| task_of(config, task)).collect();
+            let first = names.first().cloned().unwrap_or_else(|| me.clone());
+            let mut options = StoreOptions::new(me.clone(), first, address.clone());
+            options.auth = auth_settings(config);
+            options.allow_non_loopback = config.allow_non_loopback;
+            options.timeout = config.join_timeout;
+            if config.task != 0 {
+                return Ok((Arc::new(RemoteStore::connect(&options).map_err(failed)?), None));
+            }
+            let origin = origin.clone();
+            let server = StoreServer::start(&options, names).map_err(|source| MeetingError::Serve {
+                me,
+                origin,
+                source,
+            })?;
+            Ok((Arc::new(server.store().clone()), Some(server)))
+        }
+    }
+}
+
+fn task_of(config: &Config, task: u32) -> Option<TaskId> {
+    // The configuration has checked the job.
+    TaskId::new(&config.job, task).ok()
+}
+
+/// Listens at a free port. Returns the address that others reach too.
+fn listen(meeting: &Meeting) -> Result<(TcpListener, HostPort), NodeError> {
+    let config = &meeting.config;
+    let me = config.task_id();
+    let refused = |why: String| MeetingError::Address { me: me.clone(), why };
+    let bind = match config.bind {
+        Some(bind) => bind,
+        None => SocketAddr::new(reached(me, &meeting.store, config)?, 0),
+    };
+    let asked = HostPort::try_from(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1));
+    let asked = asked.map_err(|error| refused(error.to_string()))?;
+    let (auth, allow_non_loopback) = (config.auth_mode(), config.allow_non_loopback);
+    let listening = Listening { me, address: &asked, bind: Some(bind), auth, allow_non_loopback };
+    let listener = listening.listen()?;
+    let local = listener.local_addr().map_err(|error| refused(error.to_string()))?;
+    let ip = match local.ip() {
+        ip if ip.is_unspecified() => reached(me, &meeting.store, config)?,
+        ip => ip,
+    };
+    let address = HostPort::try_from(SocketAddr::new(ip, local.port()));
+    Ok((listener, address.map_err(|error| refused(error.to_string()))?))
+}
+
+/// The address of this host that the other members reach: the one from which it calls the host of
+/// the store. In a file nothing says where the others are.
+fn reached(me: &TaskId, store: &StoreAddress, config: &Config) -> Result<IpAddr, NodeError> {
+    let StoreAddress::Tcp(address) = store else {
+        return match config.bind {
+            None => Ok(Ipv4Addr::LOCALHOST.into()),
+            Some(bind) => {
+                let why = format!("bind is {bind}, and in a file it must be an address of this host");
+                Err(MeetingError::Address { me: me.clone(), why }.into())
+            }
+        };
+    };
+    let targets = resolve(me, address)?;
+    let local = |target: &SocketAddr| {
+        let any: IpAddr =
+            if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        // Nothing is sent: the kernel only chooses the route.
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(target)?;
+        socket.local_addr()
+    };
+    let found: Vec<_> = targets.iter().map(local).collect();
+    let failed = found.iter().find_map(|found| found.as_ref().err().map(ToString::to_string));
+    let ip = found.into_iter().flatten().map(|found| found.ip()).find(|ip| !ip.is_unspecified());
+    ip.ok_or_else(|| {
+        let why = failed.unwrap_or_else(|| "the name has no address".into());
+        let why = format!("no route to {address}: {why}; set bind to an address of this host, IP:0");
+        MeetingError::Address { me: me.clone(), why }.into()
+    })
+}
+
+/// One member at the store.
+struct Guest<'a> {
+    meeting: &'a Meeting,
+    me: &'a TaskId,
+    store: PrefixStore,
+}
+
+/// What a member publishes: where it listens, on which host, as which process.
+struct Entry {
+    address: HostPort,
+    host: String,
+}
+
+impl Entry {
+    fn read(value: &[u8]) -> Option<Entry> {
+        let mut lines = str::from_utf8(value).ok()?.lines();
+        let entry = Entry { address: lines.next()?.parse().ok()?, host: lines.next()?.into() };
+        lines.next()?.parse::<u32>().ok()?;
+        Some(entry)
+    }
+}
+
+impl Guest<'_> {
+    fn failed(&self, source: StoreError) -> MeetingError {
+        let Meeting { store, origin, .. } = self.meeting;
+        MeetingError::Store { me: self.me.clone(), store: store.clone(), origin: origin.clone(), source }
+    }
+
+    fn agree_on_size(&self) -> Result<(), MeetingError> {
+        let ours = self.meeting.size;
+        let text = ours.to_string();
+        let said = self.store.compare_and_set("size", None, text.as_bytes());
+        match said.map_err(|error| self.failed(error))? {
+            Some(said) if said != text.as_bytes() => Err(MeetingError::Size {
+                me: self.me.clone(),
+                store: self.meeting.store.clone(),
+                ours,
+                theirs: quote(&String::from_utf8_lossy(&said)),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn publish(&self, address: &HostPort) -> Result<(), NodeError> {
+        let entry = format!("{address}\n{}\n{}", host::identity()?, std::process::id());
+        let said = self.store.compare_and_set(&key(self.me.task()), None, entry.as_bytes());
+        match said.map_err(|error| self.failed(error))? {
+            Some(said) if said != entry.as_bytes() => {
+                let by = String::from_utf8_lossy(&said).replace('\n', ", ");
+                let (me, store) = (self.me.clone(), self.meeting.store.clone());
+                Err(MeetingError::Taken { me, store, by: quote(&by) }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for all, and publishes the cluster.
+    fn gather(&self, left: Duration) -> Result<Cluster, MeetingError> {
+        let end = Instant::now() + left;
+        let keys: Vec<String> = (0..self.meeting.size).map(key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        self.store.wait(&keys, left).map_err(|error| self.missing(error))?;
+        let mut entries = Vec::new();
+        for key in keys {
+            let left = end.saturating_duration_since(Instant::now());
+            let value = self.store.get(key, left).map_err(|error| self.missing(error))?;
+            entries.push(Entry::read(&value).ok_or_else(|| format!("{key} has published nonsense")));
+        }
+        let cluster = entries.into_iter().collect::<Result<Vec<_>, _>>().and_then(|all| self.cluster(all));
+        let outcome = match &cluster {
+            Ok(cluster) => format!("{GOOD}{cluster}"),
+            Err(why) => format!("{BAD}{why}"),
+        };
+        self.store.set("outcome", outcome.as_bytes()).map_err(|error| self.failed(error))?;
+        cluster.map_err(|why| self.no_cluster(why))
+    }
+
+    /// The cluster of the entries, in the order of the members.
+    fn cluster(&self, entries: Vec<Entry>) -> Result<Cluster, String> {
+        let name = |task: usize| format!("{}/{task}", self.me.job());
+        let far = entries.iter().position(|entry| entry.host != entries[0].host);
+        let near = entries.iter().position(|entry| entry.address.ip().is_some_and(|ip| ip.is_loopback()));
+        if let (Some(far), Some(near)) = (far, near) {
+            return Err(format!(
+                "{} and {} are on different hosts, and {} is at {}, which no other host reaches: set bind to \
+                 an address of the host, IP:0, on each (TENSORWIRE_BIND), or meet at a tcp:// store that is \
+                 not on the loopback interface",
+                name(0),
+                name(far),
+                name(near),
+                entries[near].address
+            ));
+        }
+        let addresses = entries.into_iter().map(|entry| entry.address).collect();
+        Cluster::new([(self.me.job().to_owned(), addresses)]).map_err(|error| error.to_string())
+    }
+
+    /// Waits for the cluster that task 0 publishes.
+    fn read(&self, left: Duration) -> Result<Cluster, MeetingError> {
+        let outcome = match self.store.get("outcome", left) {
+            Ok(outcome) => String::from_utf8_lossy(&outcome).into_owned(),
+            Err(error @ StoreError::Timeout { .. }) => {
+                let keys: Vec<String> = (0..self.meeting.size).map(key).collect();
+                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                let missing = self.store.wait(&keys, Duration::ZERO);
+                return Err(self.missing(missing.err().unwrap_or(error)));
+            }
+            Err(error) => return Err(self.failed(error)),
+        };
+        match outcome.strip_prefix(GOOD) {
+            Some(cluster) => cluster.parse().map_err(|error| self.no_cluster(format!("{error}"))),
+            None => Err(self.no_cluster(outcome.strip_prefix(BAD).unwrap_or(&outcome).to_owned())),
+        }
+    }
+
+    fn no_cluster(&self, why: String) -> MeetingError {
+        MeetingError::Cluster { store: self.meeting.store.clone(), why }
+    }
+
+    /// The error of a wait for the others.
+    fn missing(&self, error: StoreError) -> MeetingError {
+        let StoreError::Timeout { missing: keys, .. } = &error else { return self.failed(error) };
+        let is_missing =
+            |task: u32| keys.iter().any(|missing| missing.rsplit('/').next() == Some(&task.to_string()));
+        let all = (0..self.meeting.size).filter(|task| is_missing(*task));
+        let missing: Vec<TaskId> = all.filter_map(|task| task_of(&self.meeting.config, task)).collect();
+        let (me, store, size) = (self.me.clone(), self.meeting.store.clone(), self.meeting.size);
+        if missing.is_empty() {
+            return self.failed(error);
+        }
+        MeetingError::Missing { me, store, waited: self.meeting.config.join_timeout, size, missing }
+    }
+
+    /// The last one to read the cluster removes the keys.
+    fn leave(&self) -> Result<(), MeetingError> {
+        let gone = self.store.add("gone", 1).map_err(|error| self.failed(error))?;
+        if gone != i64::from(self.meeting.size) {
+            return Ok(());
+        }
+        let keys = (0..self.meeting.size).map(key);
+        let keys = keys.chain(["size", "outcome", "gone"].map(str::to_owned));
+        for key in keys {
+            self.store.delete(&key).map_err(|error| self.failed(error))?;
+        }
+        Ok(())
+    }
+}
+
+/// The key under which a member publishes itself.
+fn key(task: u32) -> String {
+    format!("member/{task}")
+}
+
+#[cfg(test)]
+#[path = "meeting_tests.rs"]
+mod tests;
