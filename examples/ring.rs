@@ -3,46 +3,51 @@
 //! ```text
 //! cargo run --release --example ring
 //! cargo run --release --example ring -- 8
+//! tensorwire launch -n 8 -- target/release/examples/ring
 //! ```
 
 use std::error::Error;
 use std::net::TcpListener;
 use std::process::{Child, Command};
 use std::time::Duration;
-use tensorwire::{DType, Node, Tensor};
+use tensorwire::{DType, LaunchedRank, Node, Tensor};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.as_slice() {
-        [rank, ranks, cluster] => run(rank.parse()?, ranks.parse()?, cluster),
-        [] => start(4),
-        [ranks] => start(ranks.parse()?),
-        _ => Err("usage: ring [RANKS]".into()),
+    match (LaunchedRank::from_environment()?, args.as_slice()) {
+        (Some(launched), []) => run(launched.rank, launched.size),
+        (None, []) => start(4),
+        (None, [ranks]) => start(ranks.parse()?),
+        _ => Err("usage: ring [RANKS], or without RANKS under a launcher".into()),
     }
 }
 
-/// Starts this program once for each rank, and waits for all of them.
+/// Starts this program once for each rank, and waits for all of them, as launchers do.
 fn start(ranks: u32) -> Result<(), Box<dyn Error>> {
     let free = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
     let addresses = free.iter().map(|socket| Ok(socket.local_addr()?.to_string()));
     let cluster = format!("rank={}", addresses.collect::<Result<Vec<_>, Box<dyn Error>>>()?.join(","));
     drop(free);
     let spawn = |rank: u32| {
-        Command::new(std::env::current_exe()?).args([&rank.to_string(), &ranks.to_string(), &cluster]).spawn()
+        let mut child = Command::new(std::env::current_exe()?);
+        child.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+        child.env("TENSORWIRE_CLUSTER", &cluster).spawn()
     };
     let mut children = (0..ranks).map(spawn).collect::<Result<Vec<Child>, _>>()?;
     let ended = children.iter_mut().map(Child::wait).collect::<Result<Vec<_>, _>>()?;
     if ended.iter().all(|status| status.success()) { Ok(()) } else { Err("a rank has failed".into()) }
 }
 
-/// One rank: passes tensors to the next rank, and adds what comes from the rank before.
-fn run(rank: u32, ranks: u32, cluster: &str) -> Result<(), Box<dyn Error>> {
-    let node = Node::builder().member("rank", rank).set("cluster", cluster).start()?;
+/// One rank: passes tensors to the next rank, and adds what comes from the rank before. Its name
+/// and the addresses of all are in the environment.
+fn run(rank: u32, ranks: u32) -> Result<(), Box<dyn Error>> {
+    let node = Node::builder().start()?;
     node.join()?;
-    let next = node.edge_to("rank", (rank + 1) % ranks, "gradient")?;
-    let previous = node.edge_from("rank", (rank + ranks - 1) % ranks, "gradient")?;
+    let job = node.task().job();
+    let next = node.edge_to(job, (rank + 1) % ranks, "gradient")?;
+    let previous = node.edge_from(job, (rank + ranks - 1) % ranks, "gradient")?;
 
     let mut own = node.tensor(DType::F32, &[1000])?;
     own.as_mut_slice::<f32>()?.fill((rank + 1) as f32); // in a trainer: the gradient

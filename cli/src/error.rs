@@ -11,6 +11,9 @@ pub enum CliError {
     /// An attempt failed: exit status 1.
     #[error("{0}")]
     Failed(String),
+    /// A process that this one has started failed, and the reason is printed: its exit status.
+    #[error("a process ended with status {0}")]
+    Ended(u8),
     /// An attempt failed, and another process prints the reason: exit status 1.
     #[error("reported by the first process")]
     Reported,
@@ -26,6 +29,7 @@ impl CliError {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             CliError::Usage(_) => 2,
+            CliError::Ended(status) => *status,
             CliError::Failed(_) | CliError::Reported => 1,
         })
     }

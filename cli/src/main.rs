@@ -1,10 +1,12 @@
 //! The program `tensorwire`: benchmarks and diagnostics of the library.
 //!
 //! Exit status: 0 after success, 1 after a failure, 2 for a command line that can't be carried out.
+//! `launch` ends with the status of the first process that failed.
 
 mod auth;
 mod devices;
 mod error;
+mod launch;
 mod perf;
 mod reference;
 
@@ -29,6 +31,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfCommand>),
     Devices(devices::DevicesArgs),
+    Launch(Box<launch::LaunchArgs>),
     #[command(subcommand)]
     Auth(auth::AuthCommand),
     /// Prints every setting: meaning, default, allowed values, environment variables.
@@ -43,6 +46,9 @@ enum Command {
         )]
         profile: Option<String>,
     },
+    /// A process of `launch`, before it is the program.
+    #[command(hide = true)]
+    LaunchMember(launch::MemberArgs),
     /// The second process of `perf --local`, which starts it.
     #[command(hide = true)]
     PerfResponder(perf::ResponderArgs),
@@ -57,7 +63,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(CliError::Reported) => CliError::Reported.exit_code(),
+        Err(error @ (CliError::Reported | CliError::Ended(_))) => error.exit_code(),
         Err(error) => {
             eprintln!("error: {error}");
             error.exit_code()
@@ -95,6 +101,8 @@ fn run(command: Command, matches: &clap::ArgMatches) -> Result<(), CliError> {
         }
         Command::Config { markdown: true, .. } => print(&tensorwire::internals::config::reference()),
         Command::Config { .. } => print(&tensorwire::internals::config::listing()),
+        Command::Launch(args) => launch::run(*args),
+        Command::LaunchMember(args) => launch::become_program(args),
         Command::PerfResponder(args) => perf::respond(args),
     }
 }
@@ -119,7 +127,7 @@ mod tests {
         assert!(text.contains("there are write_lat, write_bw, send_lat, read_lat"), "{text}");
         let text = said(&["tensorwire", "foo"]);
         assert!(
-            text.contains("there are perf, devices, auth, config") && !text.contains("responder"),
+            text.contains("there are perf, devices, launch, auth, config") && !text.contains("responder"),
             "{text}"
         );
     }
