@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! cargo run --release --example ring
-//! cargo run --release --example ring -- 8
 //! tensorwire launch -n 8 -- target/release/examples/ring
 //! ```
 
@@ -24,16 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Starts this program once for each rank, and waits for all of them, as launchers do.
+/// Starts this program once for each rank, as a launcher does, and waits for all of them.
 fn start(ranks: u32) -> Result<(), Box<dyn Error>> {
-    let free = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
-    let addresses = free.iter().map(|socket| Ok(socket.local_addr()?.to_string()));
-    let cluster = format!("rank={}", addresses.collect::<Result<Vec<_>, Box<dyn Error>>>()?.join(","));
-    drop(free);
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
     let spawn = |rank: u32| {
         let mut child = Command::new(std::env::current_exe()?);
         child.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-        child.env("TENSORWIRE_CLUSTER", &cluster).spawn()
+        child.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).spawn()
     };
     let mut children = (0..ranks).map(spawn).collect::<Result<Vec<Child>, _>>()?;
     let ended = children.iter_mut().map(Child::wait).collect::<Result<Vec<_>, _>>()?;
@@ -48,7 +44,6 @@ fn run(rank: u32, ranks: u32) -> Result<(), Box<dyn Error>> {
     let job = node.task().job();
     let next = node.edge_to(job, (rank + 1) % ranks, "gradient")?;
     let previous = node.edge_from(job, (rank + ranks - 1) % ranks, "gradient")?;
-
     let mut own = node.tensor(DType::F32, &[1000])?;
     own.as_mut_slice::<f32>()?.fill((rank + 1) as f32); // in a trainer: the gradient
     let mut passing: Tensor = own.freeze();

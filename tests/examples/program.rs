@@ -66,27 +66,39 @@ impl Train {
 /// `cargo test --test ...`, and only Cargo knows their paths.
 pub fn example(name: &str) -> &'static Path {
     static EXAMPLES: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
-    let built = EXAMPLES.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--examples", "--message-format=json"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let messages = String::from_utf8(output.stdout).expect("text");
-        let messages = messages.lines().map(|line| serde_json::from_str(line).expect("json"));
-        let built = |message: Value| {
-            let is_example = message["target"]["kind"][0] == "example";
-            let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
-            is_example.then(|| (name.to_owned(), PathBuf::from(path)))
-        };
-        messages.filter_map(built).collect()
-    });
+    let built = EXAMPLES.get_or_init(|| build(&["--examples"], "example"));
     let found = built.iter().find(|(built, _)| built == name);
     found
         .map(|(_, path)| path.as_path())
         .unwrap_or_else(|| panic!("cargo built no example {name}: {built:?}"))
+}
+
+/// The built program `tensorwire`, up to date.
+pub fn tensorwire() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let built = build(&["--package", "tensorwire-cli", "--bin", "tensorwire"], "bin");
+        built.into_iter().map(|(_, path)| path).next().expect("cargo built it")
+    })
+}
+
+/// Has Cargo build targets of this kind. Returns their names and paths.
+fn build(what: &[&str], kind: &str) -> Vec<(String, PathBuf)> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--message-format=json"]).args(what);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout).expect("text");
+    let messages = messages.lines().map(|line| serde_json::from_str(line).expect("json"));
+    let built = |message: Value| {
+        let is_wanted = message["target"]["kind"][0] == kind;
+        let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
+        is_wanted.then(|| (name.to_owned(), PathBuf::from(path)))
+    };
+    messages.filter_map(built).collect()
 }
 
 /// A run in progress.

@@ -1,6 +1,6 @@
 //! The short examples: hello, ring and recovery.
 
-use crate::program::example;
+use crate::program::{example, tensorwire};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -12,16 +12,32 @@ const MAX_LINES: usize = 60;
 /// any order.
 fn lines_of(name: &str, args: &[&str]) -> Vec<String> {
     let mut command = Command::new(example(name));
+    lines(command.args(args))
+}
+
+/// The lines that a command prints, which must succeed.
+pub fn lines(command: &mut Command) -> Vec<String> {
     // A node reads these variables, and the shell that runs the tests may have set some.
+    const READ: [&str; 8] =
+        ["TENSORWIRE_", "RDMA_", "RANK", "WORLD_SIZE", "MASTER_", "OMPI_COMM_", "PMI_", "SLURM_"];
     for (variable, _) in std::env::vars_os() {
-        if ["TENSORWIRE_", "RDMA_"].iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
+        if READ.iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
             command.env_remove(variable);
         }
     }
-    let output = command.args(args).output().expect("the example starts");
+    let output = command.output().expect("it starts");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {}: {errors}", output.status);
+    assert!(output.status.success(), "{command:?}: {}: {errors}", output.status);
     String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_ring_runs_under_the_launcher_without_arguments() {
+    let mut command = Command::new(tensorwire());
+    let lines = lines(command.args(["launch", "-n", "4", "--"]).arg(example("ring")));
+    let lines: BTreeSet<String> = lines.into_iter().collect();
+    let expected = (0..4).map(|rank| format!("[worker:{rank}] rank {rank} of 4: the sum is 10"));
+    assert_eq!(lines, expected.collect());
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod auth;
 mod bare_machine;
 mod compare;
 mod devices;
+mod launch;
 mod perf;
 mod perf_server;
 mod verbs_library;

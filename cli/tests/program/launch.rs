@@ -1,0 +1,240 @@
+//! `tensorwire launch` as a user runs it.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Timeout of each wait, on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A launch of a shell script.
+fn script(options: &str, script: &str) -> Command {
+    let mut command = launch(options);
+    command.args(["--", "sh", "-c", script]);
+    command
+}
+
+fn launch(options: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tensorwire"));
+    command.arg("launch").args(options.split_whitespace());
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("TENSORWIRE_") {
+            command.env_remove(variable);
+        }
+    }
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The lines that it printed, in any order.
+fn lines(output: &Output) -> BTreeSet<String> {
+    text(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+fn set(lines: &[&str]) -> BTreeSet<String> {
+    lines.iter().map(|line| line.to_string()).collect()
+}
+
+#[test]
+fn each_process_finds_who_it_is_in_its_environment() {
+    let what = "echo $TENSORWIRE_JOB $TENSORWIRE_TASK $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \
+                $TENSORWIRE_CORES ${MASTER_ADDR:+master} ${MASTER_PORT:+port} ${TENSORWIRE_STORE:-none}";
+    let mut command = script("--jobs ps=1,worker=2 --cores 0-2", what);
+    let output = command.env("TENSORWIRE_STORE", "file:///elsewhere").output().expect("it starts");
+    assert!(output.status.success(), "{output:?}");
+    let expected = set(&[
+        "[ps:0] ps 0 0 3 0 3 0 master port none",
+        "[worker:0] worker 0 1 3 1 3 1 master port none",
+        "[worker:1] worker 1 2 3 2 3 2 master port none",
+    ]);
+    assert_eq!(lines(&output), expected);
+    let output = script("-n 2 --job peer", "echo $TENSORWIRE_CLUSTER").output().expect("it starts");
+    let clusters: BTreeSet<String> =
+        lines(&output).iter().map(|line| line.split_once("] ").expect("a prefix").1.to_owned()).collect();
+    let cluster: tensorwire::Cluster = clusters.first().expect("a line").parse().expect("a cluster");
+    assert_eq!((clusters.len(), cluster.task_count("peer")), (1, Some(2)));
+}
+
+#[test]
+fn lines_of_several_processes_are_whole() {
+    let what = "for i in 1 2 3 4 5 6 7 8 9; do echo 0123456789012345678901234567890123456789; done; \
+                printf error >&2; printf 'no end'";
+    let output = script("-n 3", what).output().expect("it starts");
+    let line = |rank: &str| format!("[worker:{rank}] 0123456789012345678901234567890123456789");
+    for rank in ["0", "1", "2"] {
+        assert_eq!(text(&output.stdout).lines().filter(|at| *at == line(rank)).count(), 9);
+        assert!(lines(&output).contains(&format!("[worker:{rank}] no end")));
+        assert!(text(&output.stderr).contains(&format!("[worker:{rank}] error\n")));
+    }
+}
+
+#[test]
+fn the_first_failure_ends_all_is_named_and_is_the_exit_status() {
+    let what = "trap 'echo asked to end; exit 9' TERM; \
+                if [ $RANK = 1 ]; then sleep 0.3; exit 7; fi; while :; do sleep 0.05; done";
+    let output = script("-n 3", what).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(lines(&output), set(&["[worker:0] asked to end", "[worker:2] asked to end"]));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("worker/1 (process ") && said.contains(") ended with status 7; the others are"),
+        "{said}"
+    );
+    assert_eq!(said.matches("tensorwire launch").count(), 1, "{said}");
+}
+
+#[test]
+fn a_process_that_was_killed_is_told_from_one_that_failed() {
+    let output = script("-n 1", "kill -SEGV $$").output().expect("it starts");
+    assert_eq!(output.status.code(), Some(128 + 11));
+    let said = text(&output.stderr);
+    assert!(said.contains("was killed by signal 11 (SIGSEGV)"), "{said}");
+}
+
+#[test]
+fn a_program_that_does_not_exist_is_named() {
+    let output = launch("-n 1").args(["--", "./no such program"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("./no such program can't be started: No such file"), "{output:?}");
+}
+
+#[test]
+fn a_process_that_does_not_end_is_killed_with_all_that_it_has_started() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let what = "trap '' TERM; if [ $RANK = 0 ]; then \
+                sh -c 'echo $$ > child.pid; trap \"\" TERM; while :; do sleep 0.05; done' & wait; fi; \
+                while [ ! -s child.pid ]; do sleep 0.02; done; exit 3";
+    let mut command = script("-n 2 --grace 1", what);
+    let begin = Instant::now();
+    let output = command.current_dir(folder.path()).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(begin.elapsed() >= Duration::from_secs(1) && begin.elapsed() < LONG);
+    let child = std::fs::read_to_string(folder.path().join("child.pid")).expect("it was started");
+    wait_for_end(child.trim());
+}
+
+/// Waits until no process has this number.
+fn wait_for_end(process: &str) {
+    let begin = Instant::now();
+    while Path::new("/proc").join(process).join("exe").read_link().is_ok() {
+        assert!(begin.elapsed() < LONG, "process {process} lives");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A launch in progress, killed when it is dropped.
+struct Running {
+    child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = started.expect("it starts");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        Running { child, out }
+    }
+
+    /// The next line without its prefix.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.out.read_line(&mut line).expect("text");
+        line.trim().split_once("] ").expect("a prefix").1.to_owned()
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill starts").success());
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+        (self.child.wait().expect("it ends").code(), said)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_signal_is_passed_on_and_is_no_failure() {
+    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+        let what = format!("trap 'echo got it; exit 1' {signal}; echo ready; while :; do sleep 0.05; done");
+        let mut running = Running::start(script("-n 2", &what));
+        assert_eq!([running.line(), running.line()], ["ready", "ready"]);
+        running.signal(signal);
+        assert_eq!([running.line(), running.line()], ["got it", "got it"]);
+        let (status, said) = running.end();
+        assert_eq!(status, Some(128 + number));
+        assert!(said.contains(&format!("signal {number} (SIG{signal}) is passed on")), "{said}");
+        assert!(!said.contains("ended with status"), "{said}");
+    }
+}
+
+#[test]
+fn the_second_signal_kills() {
+    let what = "trap 'echo stays' INT TERM; echo ready; while :; do sleep 0.05; done";
+    let mut running = Running::start(script("-n 1", what));
+    assert_eq!(running.line(), "ready");
+    running.signal("INT");
+    assert_eq!(running.line(), "stays");
+    running.signal("INT");
+    assert_eq!(running.end().0, Some(130));
+}
+
+#[test]
+fn processes_end_with_the_launcher() {
+    let mut running = Running::start(script("-n 2", "echo $$; while :; do sleep 0.05; done"));
+    let processes = [running.line(), running.line()];
+    running.signal("KILL");
+    assert_eq!(running.child.wait().expect("it ends").signal(), Some(9));
+    processes.iter().for_each(|process| wait_for_end(process));
+}
+
+#[test]
+fn a_command_line_that_can_t_be_carried_out_is_refused() {
+    for (options, part) in [
+        ("", "-n <N>"),
+        ("-n 0", "0 is not in 1..=2048"),
+        ("-n 2 --job a/b", "job \"a/b\""),
+        ("-n 2 --jobs ps=1", "cannot be used with"),
+        ("--jobs ps", "is not JOB=TASKS"),
+        ("-n 2 --cores 0-2", "3 cores for 2 processes"),
+        ("--hosts a:2 --jobs ps=1", "--jobs has 1 processes, and --hosts has room for 2"),
+        ("--hosts a:1 --host-rank 1", "--hosts has 1 hosts, from 0 on"),
+        ("-n 1 --host-rank 0", "--hosts"),
+        ("--hosts a:2 --host-rank 0 --port 65535", "port 65536 of a does not exist"),
+    ] {
+        let output = script(options, "exit 0").output().expect("it starts");
+        assert_eq!(output.status.code(), Some(2), "{options}: {output:?}");
+        assert!(text(&output.stderr).contains(part), "{options}: {}", text(&output.stderr));
+    }
+    let output = launch("-n 1").output().expect("it starts");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn of_several_hosts_each_starts_its_part() {
+    let what = "echo $RANK $LOCAL_RANK $TENSORWIRE_CLUSTER";
+    let options = "--hosts 127.1.2.3:1,127.1.2.4:2 --jobs ps=1,worker=2 --port 4000";
+    let output = script(options, what).output().expect("it starts");
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("127.1.2.4:\n  tensorwire launch"), "{said}");
+    assert!(said.contains(&format!("--host-rank 1 --port 4000 -- sh -c '{what}'\n")), "{said}");
+    let output = script(&format!("{options} --host-rank 1"), what).output().expect("it starts");
+    let cluster = "ps=127.1.2.3:4000;worker=127.1.2.4:4000,127.1.2.4:4001";
+    let expected = [format!("[worker:0] 1 0 {cluster}"), format!("[worker:1] 2 1 {cluster}")];
+    assert_eq!(lines(&output), expected.into());
+}
