@@ -3,6 +3,7 @@
 use super::LinkId;
 use crate::memory::{LentBytes, TensorMut};
 use crate::wire::{Immediate, LossCause};
+use std::net::SocketAddr;
 
 /// An event on a link.
 #[derive(Debug)]
@@ -106,6 +107,16 @@ pub enum LinkFailure {
         /// The usual cause and what to check.
         cause: &'static str,
     },
+    /// A connection broke.
+    #[error("the connection to {peer} broke: {error}: usually {cause}")]
+    Connection {
+        /// The peer's end of it.
+        peer: SocketAddr,
+        /// The system's error.
+        error: String,
+        /// The usual cause and what to check.
+        cause: &'static str,
+    },
     /// A message or an immediate found no posted receive.
     #[error("a message found no posted receive: the sender overran its credits")]
     NoReceive,
@@ -122,7 +133,9 @@ impl LinkFailure {
             LinkFailure::Closed | LinkFailure::Refused(_) | LinkFailure::PeerResources => {
                 LossCause::Closed(text)
             }
-            LinkFailure::Completion { .. } | LinkFailure::Device { .. } => LossCause::Network(text),
+            LinkFailure::Completion { .. } | LinkFailure::Device { .. } | LinkFailure::Connection { .. } => {
+                LossCause::Network(text)
+            }
             LinkFailure::Protocol(_) | LinkFailure::NoReceive => LossCause::Protocol(text),
         }
     }

@@ -23,6 +23,7 @@
 //! This module knows nothing of edges, keys or steps. A change to one fabric touches one folder.
 
 mod completion;
+mod error;
 #[cfg(test)]
 pub(crate) mod forging;
 mod grant_keys;
@@ -30,11 +31,13 @@ mod loans;
 pub mod shm;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+pub mod tcp;
 pub mod verbs;
 mod words;
 
 pub use crate::sync::Sleep;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
+pub use error::{FabricError, PostError};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
 
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
@@ -56,8 +59,10 @@ macro_rules! opaque_debug {
 
 const _: () = {
     use shm::{ShmEndpoint, ShmFabric, ShmLink, ShmPort};
+    use tcp::{TcpEndpoint, TcpFabric, TcpLink, TcpPort};
     use verbs::{VerbsEndpoint, VerbsFabric, VerbsLink, VerbsPort};
     opaque_debug!(ShmEndpoint, ShmFabric, ShmLink, ShmPort);
+    opaque_debug!(TcpEndpoint, TcpFabric, TcpLink, TcpPort);
     opaque_debug!(VerbsEndpoint, VerbsFabric, VerbsLink, VerbsPort);
 };
 
@@ -87,6 +92,8 @@ pub enum FabricKind {
     Shm,
     /// RDMA NICs through libibverbs.
     Verbs,
+    /// TCP connections.
+    Tcp,
     /// A virtual network inside one process, for tests.
     #[cfg(any(test, feature = "sim"))]
     Sim,
@@ -97,6 +104,7 @@ impl fmt::Display for FabricKind {
         f.write_str(match self {
             FabricKind::Shm => "shm",
             FabricKind::Verbs => "verbs",
+            FabricKind::Tcp => "tcp",
             #[cfg(any(test, feature = "sim"))]
             FabricKind::Sim => "sim",
         })
@@ -529,82 +537,3 @@ impl<R> ShortTake<R> {
 
 /// Why a loan without a source is refused.
 const NO_SOURCE: &str = "the loan has no source";
-
-/// Why an operation was not posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PostError {
-    /// The link's queue, or a table behind it, is full: poll, and try again.
-    #[error("the queue is full")]
-    Full,
-    /// The link is down.
-    #[error("the link is down")]
-    Down,
-    /// The operation can't be done with these operands, now or later.
-    #[error("the operation can't be posted: {0}")]
-    Refused(&'static str),
-}
-
-/// Why a fabric, a port or a link could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FabricError {
-    /// A call to the operating system failed.
-    #[error("{fabric}: {tried} failed: {source}; {remedy}")]
-    Os {
-        /// The fabric that failed.
-        fabric: FabricKind,
-        /// What was tried, with which value.
-        tried: String,
-        /// What to change.
-        remedy: &'static str,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A library, device or kernel feature is missing or not sufficient.
-    #[error("{fabric}: {why}")]
-    Unavailable {
-        /// The fabric that failed.
-        fabric: FabricKind,
-        /// What is missing, what there is instead, and what to change.
-        why: String,
-    },
-    /// An option is out of range.
-    #[error("{fabric}: {option} is {value}: {allowed}")]
-    Option {
-        /// The fabric that failed.
-        fabric: FabricKind,
-        /// The option's name.
-        option: &'static str,
-        /// The refused value.
-        value: u64,
-        /// The allowed values.
-        allowed: &'static str,
-    },
-    /// The peer did not answer in time.
-    #[error("{fabric}: {tried} took longer than {after:?}; is the peer running and reachable?")]
-    Timeout {
-        /// The fabric that failed.
-        fabric: FabricKind,
-        /// What was tried.
-        tried: String,
-        /// As given by the caller.
-        after: Duration,
-    },
-    /// The two sides do not fit: their settings, users or releases differ. No further attempt
-    /// changes that.
-    #[error("{fabric}: the two sides do not fit: {why}")]
-    Disagreement {
-        /// The fabric that failed.
-        fabric: FabricKind,
-        /// What differs, with both values.
-        why: String,
-    },
-    /// The peer broke the fabric's rules.
-    #[error("{fabric}: the peer was refused: {why}")]
-    Peer {
-        /// The fabric that failed.
-        fabric: FabricKind,
-        /// What the peer did.
-        why: String,
-    },
-}

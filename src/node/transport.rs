@@ -23,6 +23,7 @@ impl PeerTransport {
         match self.kind {
             FabricKind::Shm => b's',
             FabricKind::Verbs => b'v',
+            FabricKind::Tcp => b't',
             #[cfg(any(test, feature = "sim"))]
             FabricKind::Sim => b'm',
         }

@@ -24,6 +24,8 @@ pub trait Harness {
     const DRAWS_KEYS: bool = Self::CHECKS_GRANTS;
     /// Whether operations complete without polls of the target.
     const COMPLETES_ALONE: bool = !Self::CHECKS_GRANTS;
+    /// Whether a write is done once its bytes have left, before the target has checked it.
+    const COMPLETES_UNCHECKED: bool = false;
 
     /// The reason if the fabric cannot be tested here.
     fn skipped() -> Option<String> {

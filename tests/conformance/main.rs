@@ -14,6 +14,7 @@ mod processes;
 mod rules;
 mod short;
 mod sleeping;
+mod tcp;
 mod verbs;
 mod verbs_network;
 
@@ -101,6 +102,9 @@ conformance!(shm_in_small_polls, ShmSmallPolls);
 conformance!(sim, Sim);
 conformance!(sim_slow_in_small_polls, SimSmallPolls);
 conformance!(sim_without_loans, SimWithoutLoans);
+conformance!(tcp, tcp::Tcp);
+conformance!(tcp_in_small_pieces, tcp::TcpSmallPieces);
+conformance!(tcp_striped, tcp::TcpStriped);
 conformance!(verbs_on_a_device, verbs::VerbsDevice);
 conformance!(verbs_in_small_pieces, verbs::VerbsSmall);
 conformance!(verbs_on_a_fake_nic, fake::FakeNic);

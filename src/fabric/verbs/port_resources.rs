@@ -5,7 +5,7 @@
 use super::context::ProtectionDomain;
 use super::cq::{CompletionChannel, CompletionQueue, CqPlaces};
 use super::events::DeviceWatcher;
-use super::sleeper::{PortEvents, ProcessWords};
+use super::sleeper::PortEvents;
 use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ impl PortResources {
         vector: c_int,
     ) -> Result<Self, FabricError> {
         let channel = CompletionChannel::new(&domain.context)?;
-        let events = Arc::new(PortEvents::new(ProcessWords::default()));
+        let events = Arc::new(PortEvents::new(crate::sync::ProcessWords::default()));
         watcher.watch_port(&channel, &events);
         Ok(PortResources {
             number,

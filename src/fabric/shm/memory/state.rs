@@ -20,6 +20,7 @@ pub(crate) fn leave(line: &OwnWords, why: &LinkFailure) {
         LinkFailure::Resources(_) => RESOURCES,
         LinkFailure::Completion { .. }
         | LinkFailure::Device { .. }
+        | LinkFailure::Connection { .. }
         | LinkFailure::PeerDied { .. }
         | LinkFailure::Closed
         | LinkFailure::PeerResources

@@ -1,0 +1,91 @@
+//! One side of a link that is not connected yet.
+
+use super::TcpShared;
+use super::connect::address::{TcpAddress, Token};
+use super::connect::deadline::Deadline;
+use super::connect::handshake::LinkPlan;
+use super::failure::{LIMITS, os, peer};
+use super::link::{LinkParts, TcpLinkInner};
+use super::options::refuse;
+use super::port::TcpLink;
+use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Operations that a link can have outstanding at most.
+const MAX_DEPTH: u32 = 1 << 16;
+
+/// One side of a link that is not connected yet: a listening socket.
+pub struct TcpEndpoint {
+    shared: Arc<TcpShared>,
+    listener: TcpListener,
+    options: LinkOptions,
+    own: TcpAddress,
+    address: Vec<u8>,
+}
+
+impl TcpEndpoint {
+    pub(super) fn new(shared: &Arc<TcpShared>, options: &LinkOptions) -> Result<Self, FabricError> {
+        if !(1..=MAX_DEPTH).contains(&options.depth) {
+            return Err(refuse("depth", options.depth.into(), "1 to 65536"));
+        }
+        let bind = shared.options.bind;
+        let listener = TcpListener::bind(SocketAddr::new(bind, 0)).map_err(|error| {
+            let remedy = "set `bind` to an address of this host, or raise the limit of open files (ulimit -n)";
+            os(format!("listening on {bind}"), error, remedy)
+        })?;
+        listener.set_nonblocking(true).map_err(|error| os("setting up a listener", error, LIMITS))?;
+        let port = listener.local_addr().map_err(|error| os("asking for a port", error, LIMITS))?.port();
+        let own = TcpAddress {
+            token: Token::draw()?,
+            pid: std::process::id(),
+            depth: options.depth,
+            generation: options.generation,
+            streams: shared.options.streams,
+            port,
+            hosts: shared.options.advertised().to_vec(),
+        };
+        let address = own.to_bytes();
+        Ok(TcpEndpoint { shared: Arc::clone(shared), listener, options: options.clone(), own, address })
+    }
+}
+
+impl Endpoint for TcpEndpoint {
+    type Link = TcpLink;
+
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    fn connect(self, role: Role, theirs: &[u8], timeout: Duration) -> Result<TcpLink, FabricError> {
+        let deadline = Deadline::after(timeout);
+        let theirs = TcpAddress::from_bytes(theirs)?;
+        if theirs.generation != self.own.generation {
+            return Err(peer(format!(
+                "it makes generation {} of the link, this side {}",
+                theirs.generation, self.own.generation
+            )));
+        }
+        let TcpEndpoint { shared, listener, options, own, .. } = self;
+        // Both sides compute the same values.
+        let options = LinkOptions { depth: own.depth.min(theirs.depth), ..options };
+        let streams = own.streams.min(theirs.streams);
+        let plan = LinkPlan { options: &shared.options, own: own.token, peer: &theirs, streams, deadline };
+        let sockets = match role {
+            Role::Initiator => plan.initiate(),
+            Role::Acceptor => plan.accept(&listener),
+        }?;
+        let peer =
+            sockets.main.peer_addr().map_err(|error| peer(format!("it has closed the link: {error}")))?;
+        let parts = LinkParts {
+            sockets,
+            pool: shared.pool.clone(),
+            pid: theirs.pid,
+            peer,
+            main_bytes: shared.options.main_bytes,
+            poll_bytes: shared.options.poll_bytes,
+        };
+        Ok(TcpLink::new(Box::new(TcpLinkInner::new(&options, parts)), shared))
+    }
+}

@@ -1,0 +1,121 @@
+//! TCP between hosts without RDMA: the semantics of RDMA verbs in software, over non-blocking
+//! sockets that pollers read and write. No thread but the poller's moves data.
+//!
+//! A link has one *main* connection and some *bulk* connections. The main one carries frames:
+//! messages, credits, requests, and payloads of up to [`TcpOptions::main_bytes`]. A larger payload
+//! is announced there, and its bytes go by the bulk connections in stripes. They go from the source
+//! tensor to the kernel, and from the kernel to the destination, with no copy in between. A frame
+//! behind a payload is handled when the payload has come whole: so order holds within a link.
+//!
+//! The target checks the key and the bounds of each access. A peer that breaks a rule loses the
+//! link and does no damage. The bytes of a link can be read and changed by who controls the
+//! network: see `docs/security.md`.
+//!
+//! | module | |
+//! |---|---|
+//! | `options`, `failure`, `violation` | settings, errors, the rules that a peer can break |
+//! | `connect`, `endpoint` | how a link is made |
+//! | `frame` | what the main connection carries |
+//! | `io`, `outbox`, `bulk`, `outgoing` | sending |
+//! | `inbox`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
+//! | `link`, `post`, `links`, `port` | links and ports |
+//! | `watcher`, `sleeper` | sleeping, and the end of links that were detached |
+
+mod bulk;
+mod connect;
+mod endpoint;
+mod failure;
+mod frame;
+mod grants;
+mod inbox;
+mod incoming;
+mod io;
+mod link;
+mod links;
+mod options;
+mod outbox;
+mod outgoing;
+mod port;
+mod post;
+mod reads;
+mod sleeper;
+#[cfg(any(test, feature = "fuzzing"))]
+mod testing;
+mod violation;
+mod watcher;
+
+pub use endpoint::TcpEndpoint;
+pub use options::TcpOptions;
+pub use port::{TcpLink, TcpPort};
+pub use sleeper::TcpSleeper;
+pub use watcher::Notifier;
+
+use super::{Fabric, FabricError, FabricKind, LinkOptions};
+use crate::memory::Pool;
+use link::TcpLinkInner;
+use std::sync::Arc;
+use watcher::Watcher;
+
+/// A process's access to its peers by TCP.
+///
+/// All tensors of the fabric are of one pool. Its thread, which watches sleeping ports, ends with
+/// the last port, endpoint and link.
+pub struct TcpFabric {
+    shared: Arc<TcpShared>,
+}
+
+struct TcpShared {
+    watcher: Arc<Watcher>,
+    options: TcpOptions,
+    pool: Pool,
+}
+
+impl TcpShared {
+    /// Ends a link that its owner has let go.
+    fn finish(&self, mut link: Box<TcpLinkInner>) {
+        if !self.watcher.in_child() {
+            link.say_last_goodbye();
+        }
+        self.watcher.finish(link.out);
+    }
+}
+
+impl TcpFabric {
+    /// A fabric for the tensors of `pool`.
+    ///
+    /// # Errors
+    /// If an option is out of range, or the watcher's thread can't be started.
+    pub fn new(pool: &Pool, options: TcpOptions) -> Result<Self, FabricError> {
+        options.check()?;
+        let shared = TcpShared { watcher: Watcher::start()?, options, pool: pool.clone() };
+        Ok(TcpFabric { shared: Arc::new(shared) })
+    }
+
+    /// As [`Fabric::port`], with a notifier of the caller's: it is called instead of ending the
+    /// sleep of the port's own [`TcpSleeper`], when something has come for the armed port. For a
+    /// poller with ports of several fabrics and one place to sleep.
+    ///
+    /// The watcher's thread calls it, and the poller's own thread: it must not block, and not call
+    /// the port.
+    ///
+    /// # Errors
+    /// If there is no descriptor for the port.
+    pub fn port_with_notifier(&self, notifier: Notifier) -> Result<TcpPort, FabricError> {
+        TcpPort::new(Arc::clone(&self.shared), Some(notifier))
+    }
+}
+
+impl Fabric for TcpFabric {
+    type Endpoint = TcpEndpoint;
+    type Link = TcpLink;
+    type Port = TcpPort;
+    const KIND: FabricKind = FabricKind::Tcp;
+
+    fn port(&self) -> Result<TcpPort, FabricError> {
+        TcpPort::new(Arc::clone(&self.shared), None)
+    }
+
+    fn endpoint(&self, _port: usize, options: &LinkOptions) -> Result<TcpEndpoint, FabricError> {
+        TcpEndpoint::new(&self.shared, options)
+    }
+}

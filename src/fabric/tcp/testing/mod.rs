@@ -1,0 +1,23 @@
+//! Helpers of this module's tests and fuzz targets.
+
+use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use crate::wire::{DType, Shape, TensorMeta};
+
+/// A small pool.
+pub(crate) fn pool() -> Pool {
+    let options = RegionOptions { lock: LockPolicy::No, ..RegionOptions::new(1 << 20) };
+    Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
+}
+
+/// A tensor of `len` zero bytes.
+pub(crate) fn tensor_mut(pool: &Pool, len: usize) -> TensorMut {
+    let shape = Shape::new(&[len as u64]).expect("a shape");
+    pool.zeroed(TensorMeta::new(DType::U8, shape).expect("meta")).expect("room")
+}
+
+/// A tensor of these bytes.
+pub(crate) fn tensor(pool: &Pool, bytes: &[u8]) -> Tensor {
+    let mut tensor = tensor_mut(pool, bytes.len());
+    tensor.bytes_mut().copy_from_slice(bytes);
+    tensor.freeze()
+}

@@ -1,0 +1,277 @@
+//! The watcher of a fabric: one thread, asleep until something comes for an armed port.
+//!
+//! The sockets of a port's links are in an epoll of the port, and the epolls of all ports in the
+//! watcher's. A port that is armed is watched for one event. The watcher then calls the port's
+//! notifier. It moves no data of links.
+//!
+//! It also finishes links that were detached: it sends what was posted before, and reads until the
+//! peer has closed too. A socket that is closed with unread bytes would be reset, and the peer
+//! would lose what it has not read yet.
+#![allow(clippy::disallowed_types)] // tables that ports and links change when they are made or end
+
+use super::failure::{LIMITS, os};
+use super::io::{self, Received};
+use super::outgoing::Outgoing;
+use crate::fabric::FabricError;
+use crate::memory::ForkGuard;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the watcher calls when something has come for an armed port.
+pub type Notifier = Arc<dyn Fn() + Send + Sync>;
+
+/// Event of the eventfd. Ports count from 1.
+const CHANGED: u64 = 0;
+/// How long a detached link has to send what was posted, and the peer to close.
+const LEAVE: Duration = Duration::from_secs(2);
+/// How long links have to send what was posted when the fabric ends.
+const LAST: Duration = Duration::from_millis(500);
+/// Time between two looks at detached links.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+/// Bytes that a look sends for a detached link, about, and reads and drops.
+const TICK_BYTES: u64 = 4 << 20;
+
+/// The watcher. Its thread ends when the last holder drops it.
+pub(super) struct Watcher {
+    shared: Arc<WatcherShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct WatcherShared {
+    epoll: OwnedFd,
+    /// Readable when the thread is to look: a link was detached, or the thread is to end.
+    changed: OwnedFd,
+    ports: Mutex<HashMap<u64, Arc<PortState>>>,
+    detached: Mutex<Vec<Outgoing>>,
+    is_over: AtomicBool,
+    /// A forked child inherits the descriptors, and must not touch them.
+    fork_guard: ForkGuard,
+}
+
+struct PortState {
+    notify: Notifier,
+    /// Whether the event that the port was armed for has come.
+    has_fired: AtomicBool,
+}
+
+/// The epoll of a port.
+pub(super) struct WatchedPort {
+    watcher: Arc<Watcher>,
+    state: Arc<PortState>,
+    number: u64,
+    /// Has the sockets of the port's links.
+    pub epoll: OwnedFd,
+}
+
+impl Watcher {
+    /// Starts the thread.
+    pub(super) fn start() -> Result<Arc<Watcher>, FabricError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| os("making an epoll", error, LIMITS))?;
+        let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| os("making an eventfd", error, LIMITS))?;
+        epoll::add(&epoll, &changed, epoll::EventData::new_u64(CHANGED), epoll::EventFlags::IN)
+            .map_err(|error| os("watching an eventfd", error, LIMITS))?;
+        let shared = Arc::new(WatcherShared {
+            epoll,
+            changed,
+            ports: Mutex::default(),
+            detached: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            fork_guard: ForkGuard::of_this_process(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("tw-tcp-watch".into())
+            .spawn(move || of_thread.run())
+            .map_err(|error| os("starting the watcher's thread", error, LIMITS))?;
+        Ok(Arc::new(Watcher { shared, thread: Some(thread) }))
+    }
+
+    /// Watches a new port, whose events are told to `notify`.
+    pub(super) fn watch(self: &Arc<Self>, notify: Notifier) -> Result<WatchedPort, FabricError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| os("making the epoll of a port", error, LIMITS))?;
+        let state = Arc::new(PortState { notify, has_fired: AtomicBool::new(false) });
+        let mut ports = self.shared.ports();
+        let number = (1..).find(|number| !ports.contains_key(number)).unwrap_or(u64::MAX);
+        ports.insert(number, Arc::clone(&state));
+        drop(ports);
+        let port = WatchedPort { watcher: Arc::clone(self), state, number, epoll };
+        // Without a flag: not before it is armed.
+        let flags = epoll::EventFlags::ONESHOT;
+        epoll::add(&self.shared.epoll, &port.epoll, epoll::EventData::new_u64(number), flags)
+            .map_err(|error| os("watching the epoll of a port", error, LIMITS))?;
+        Ok(port)
+    }
+
+    /// Finishes a detached link. In a forked child the link is only forgotten: it is the parent's.
+    pub(super) fn finish(&self, link: Outgoing) {
+        if !self.shared.fork_guard.in_child() {
+            self.shared.detached().push(link);
+            self.shared.look();
+        }
+    }
+
+    /// Whether this process is a forked child, which has no part in its parent's links.
+    pub(super) fn in_child(&self) -> bool {
+        self.shared.fork_guard.in_child()
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        if self.shared.fork_guard.in_child() {
+            // It has no such thread.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.is_over.store(true, Ordering::Release);
+        self.shared.look();
+        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl WatchedPort {
+    /// The next event of the port's epoll is told to its notifier.
+    pub(super) fn arm(&self) {
+        self.state.has_fired.store(false, Ordering::Relaxed);
+        let (data, flags) = (epoll::EventData::new_u64(self.number), epoll::EventFlags::ONESHOT);
+        // Both descriptors are open, and the one is in the other.
+        let _ = epoll::modify(
+            &self.watcher.shared.epoll,
+            &self.epoll,
+            data,
+            flags | epoll::EventFlags::IN,
+        );
+    }
+
+    /// Whether the event has come that the port was armed for.
+    #[inline]
+    pub(super) fn has_fired(&self) -> bool {
+        self.state.has_fired.load(Ordering::Acquire)
+    }
+
+    /// Ends the sleep of those who wait for the port.
+    pub(super) fn notify(&self) {
+        (self.state.notify)();
+    }
+}
+
+impl Drop for WatchedPort {
+    fn drop(&mut self) {
+        self.watcher.shared.ports().remove(&self.number);
+        if !self.watcher.in_child() {
+            let _ = epoll::delete(&self.watcher.shared.epoll, &self.epoll);
+        }
+    }
+}
+
+impl WatcherShared {
+    fn ports(&self) -> MutexGuard<'_, HashMap<u64, Arc<PortState>>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn detached(&self) -> MutexGuard<'_, Vec<Outgoing>> {
+        self.detached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the thread.
+    fn look(&self) {
+        // It fails only where the count is full, and then the thread looks anyway.
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+    }
+
+    fn run(&self) {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 16];
+        let mut links: Vec<LeavingLink> = Vec::new();
+        loop {
+            let tick = (!links.is_empty()).then_some(&TICK);
+            let ready = match epoll::wait(self.epoll.as_fd(), &mut events, tick) {
+                Ok((ready, _)) => &*ready,
+                Err(_) => continue, // a signal
+            };
+            for event in ready {
+                let event = *event;
+                match event.data.u64() {
+                    CHANGED => {
+                        // Read first: an end that is told between the two makes it readable again.
+                        let _ = rustix::io::read(&self.changed, &mut [0; 8]);
+                    }
+                    number => self.fire(number),
+                }
+            }
+            links.extend(self.detached().drain(..).map(LeavingLink::new));
+            if self.is_over.load(Ordering::Acquire) {
+                return finish(links);
+            }
+            links.retain_mut(|link| !link.step());
+        }
+    }
+
+    fn fire(&self, number: u64) {
+        let port = self.ports().get(&number).cloned();
+        if let Some(port) = port {
+            port.has_fired.store(true, Ordering::Release);
+            (port.notify)();
+        }
+    }
+}
+
+/// Gives the links a moment to send what was posted.
+fn finish(mut links: Vec<LeavingLink>) {
+    let start = Instant::now();
+    loop {
+        links.retain_mut(|link| !link.step() && !link.is_shut);
+        if links.is_empty() || start.elapsed() >= LAST {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A link that its owner has detached.
+struct LeavingLink {
+    out: Outgoing,
+    since: Instant,
+    /// Whether all is sent.
+    is_shut: bool,
+}
+
+impl LeavingLink {
+    fn new(out: Outgoing) -> Self {
+        LeavingLink { out, since: Instant::now(), is_shut: false }
+    }
+
+    /// Sends and reads. Returns whether the link is finished.
+    fn step(&mut self) -> bool {
+        self.out.pump(TICK_BYTES);
+        if self.out.is_done() && !self.is_shut {
+            self.is_shut = true;
+            self.out.sockets.shut_down();
+        }
+        let ended = self.out.sockets.all().map(has_ended).filter(|ended| *ended).count();
+        ended == 1 + self.out.sockets.bulk.len() || self.since.elapsed() >= LEAVE
+    }
+}
+
+/// Drops what has come on a connection. Returns whether the peer has closed it.
+fn has_ended(socket: &std::net::TcpStream) -> bool {
+    let mut dropped = [0; 16 << 10];
+    for _ in 0..TICK_BYTES / dropped.len() as u64 {
+        match io::receive(socket, &mut dropped) {
+            Ok(Received::Bytes(_)) => {}
+            Ok(Received::Nothing) => return false,
+            Ok(Received::End) | Err(_) => return true,
+        }
+    }
+    false
+}
