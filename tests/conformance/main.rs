@@ -102,7 +102,7 @@ conformance!(shm_in_small_polls, ShmSmallPolls);
 conformance!(sim, Sim);
 conformance!(sim_slow_in_small_polls, SimSmallPolls);
 conformance!(sim_without_loans, SimWithoutLoans);
-conformance!(tcp, tcp::Tcp);
+conformance!(tcp_on_loopback, tcp::Tcp);
 conformance!(tcp_in_small_pieces, tcp::TcpSmallPieces);
 conformance!(tcp_striped, tcp::TcpStriped);
 conformance!(verbs_on_a_device, verbs::VerbsDevice);
