@@ -174,7 +174,7 @@ pub use config::{
     Profile, StoreAddress, StoreAddressError,
 };
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
-pub use fabric::{FabricError, FabricKind};
+pub use fabric::{FabricError, FabricKind, FabricSet};
 pub use link::Value;
 pub use matching::{EdgeReport, EdgeReports, EdgeWait, Untaken, UntakenEdge, WaitReport, WaitReports};
 pub use memory::{

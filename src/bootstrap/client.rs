@@ -193,7 +193,7 @@ impl Client {
     }
 
     async fn try_link(&self, info: &PeerInfo) -> Result<(), String> {
-        let offer = prepare(&self.shared, self.peer, info).await?;
+        let offer = prepare(&self.shared, self.peer, info, None).await?;
         let theirs = self.exchange(info, offer).await?;
         let mut made = std::pin::pin!(connect(&self.shared, self.peer, info, theirs));
         loop {

@@ -72,7 +72,7 @@ impl Tickets {
 }
 
 impl Peering for Tickets {
-    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
+    fn prepare(&self, peer: &PeerInfo, _theirs: Option<&[u8]>) -> Result<Prepared, Status> {
         if peer.generation % 8 == 7 {
             return Err(Status::new(Code::ResourceExhausted, "no endpoint for this one"));
         }
@@ -254,7 +254,7 @@ impl Scene {
         let Some(info) = started else { return };
         let (shared, offer) = (self.shared.clone(), bytes.last().map_or(Vec::new(), |last| vec![*last]));
         drop(tokio::spawn(async move {
-            if prepare(&shared, CALLEE, &info).await.is_ok() {
+            if prepare(&shared, CALLEE, &info, None).await.is_ok() {
                 let _ = connect(&shared, CALLEE, &info, offer).await;
             }
         }));

@@ -42,10 +42,12 @@ pub struct Prepared {
 /// and counts as a failure.
 pub trait Peering: Send + Sync + 'static {
     /// Makes this side's endpoint of a link with `peer`, and the offer that takes the peer to it.
+    /// The side that does not start the exchange knows the offer of the peer, `theirs`.
     ///
     /// # Errors
     /// The fabric's error. Both sides show it, and the service tries again until the peer is gone.
-    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status>;
+    /// It does not after [`Code::FailedPrecondition`](crate::wire::Code).
+    fn prepare(&self, peer: &PeerInfo, theirs: Option<&[u8]>) -> Result<Prepared, Status>;
 
     /// Connects the endpoint `ticket` with the endpoint behind the peer's `offer`. Blocks for
     /// `timeout` at most. The `initiator` connects, the other side accepts. After a failure nothing

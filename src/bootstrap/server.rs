@@ -369,7 +369,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
 /// Makes and connects this side's endpoint of a generation that the peer has started. Gives the
 /// endpoint up unless the peer confirms its connection in time.
 async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer: Vec<u8>) {
-    if prepare(&shared, peer, &info).await.is_err() {
+    if prepare(&shared, peer, &info, Some(offer.clone())).await.is_err() {
         return;
     }
     if let Err(why) = connect(&shared, peer, &info, offer).await {

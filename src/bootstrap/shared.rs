@@ -332,16 +332,17 @@ impl Drop for AttemptWork {
 
 const STOPPING: &str = "this process stops";
 
-/// Makes this side's endpoint of a generation that the peer table has begun. Returns this side's
-/// offer, or why there is none.
+/// Makes this side's endpoint of a generation that the peer table has begun. `theirs` is the peer's
+/// offer, if the peer has started. Returns this side's offer, or why there is none.
 pub(super) async fn prepare(
     shared: &Arc<BootstrapShared>,
     peer: usize,
     info: &PeerInfo,
+    theirs: Option<Vec<u8>>,
 ) -> Result<Vec<u8>, String> {
     let work = AttemptWork { shared: shared.clone(), peer, info: info.clone(), ticket: None };
     let done = on_own_thread(shared, move || {
-        let made = guarded("prepare", || work.shared.peering.prepare(&work.info));
+        let made = guarded("prepare", || work.shared.peering.prepare(&work.info, theirs.as_deref()));
         let made: Result<Prepared, Status> = made.and_then(|made| made);
         work.shared.change(|members| members.prepared(work.peer, &work.info, made))
     });

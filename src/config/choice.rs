@@ -2,7 +2,6 @@
 
 use crate::bootstrap::AuthMode;
 use crate::engine::{PollMode, WaitStrategy};
-use crate::fabric::FabricKind;
 use crate::memory::{LockPolicy, PagePolicy};
 
 /// A setting with a few named values.
@@ -81,8 +80,4 @@ impl NamedValues for PollMode {
 
 impl NamedValues for WaitStrategy {
     const NAMES: &'static [(&'static str, Self)] = &[("spin", Self::Spin), ("yield", Self::Yield)];
-}
-
-impl NamedValues for FabricKind {
-    const NAMES: &'static [(&'static str, Self)] = &[("shm", Self::Shm), ("verbs", Self::Verbs)];
 }

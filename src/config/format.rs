@@ -1,6 +1,7 @@
 //! The text form of each kind of value, and its TOML form.
 
 use super::choice::NamedValues;
+use crate::fabric::{FabricKind, FabricSet};
 use crate::wire::{Cluster, ClusterError, HostPort, TaskId};
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -249,6 +250,44 @@ impl<T: NamedValues> Format for AutoOr<T> {
 
     fn write(value: &Option<T>) -> String {
         value.as_ref().map_or_else(|| "auto".to_string(), OneOf::write)
+    }
+}
+
+/// `auto`, or the fabrics that a node may use: `shm,verbs`. With `auto` it may use every one.
+pub(super) struct AutoOrFabrics;
+
+impl Format for AutoOrFabrics {
+    type Value = Option<FabricSet>;
+    const KIND: &'static str = "fabrics";
+
+    fn read(text: &str) -> Result<Option<FabricSet>, InvalidValue> {
+        if text == "auto" {
+            return Ok(None);
+        }
+        let mut kinds = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            let kind = FabricKind::FASTEST_FIRST.into_iter().find(|kind| kind.to_string() == name);
+            let kind = kind.ok_or(None)?;
+            if kinds.contains(&kind) {
+                return Err(Some(format!("{name} is in the list twice: name each once")));
+            }
+            kinds.push(kind);
+        }
+        Ok(Some(kinds.into_iter().collect()))
+    }
+
+    fn write(value: &Option<FabricSet>) -> String {
+        value.map_or_else(|| "auto".to_string(), |set| set.to_string())
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
+        match value.as_array() {
+            Some(names) => {
+                let names: Option<Vec<_>> = names.iter().map(|name| name.get_ref().as_str()).collect();
+                Ok(names.ok_or(InvalidToml::Value)?.join(","))
+            }
+            None => value.as_str().map(str::to_string).ok_or(InvalidToml::Value),
+        }
     }
 }
 

@@ -9,14 +9,14 @@ use super::builder::{Builder, RawSettings};
 use super::choice::{BulkReceive, MemoryWindows, PeerLoss};
 use super::error::{ConfigError, Origin};
 use super::format::{
-    AutoOr, Bool, ByteSize, CpuList, DurationText, FilePath, Format, InvalidToml, InvalidValue, JobName,
-    Number, OneOf, RdmaDeviceName, SocketAddress,
+    AutoOr, AutoOrFabrics, Bool, ByteSize, CpuList, DurationText, FilePath, Format, InvalidToml,
+    InvalidValue, JobName, Number, OneOf, RdmaDeviceName, SocketAddress,
 };
 use super::meeting::{MAX_SIZE, StoreAddress};
 use super::profile::Profile;
 use crate::bootstrap::AuthMode;
 use crate::engine::{PollMode, WaitStrategy};
-use crate::fabric::FabricKind;
+use crate::fabric::FabricSet;
 use crate::memory::{LockPolicy, PagePolicy};
 use crate::wire::{Cluster, TaskId};
 use std::collections::BTreeMap;
@@ -358,8 +358,10 @@ settings! {
     /// preferred; else the system chooses.
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
-    /// The fabric that reaches the peers: shared memory on one host, or RDMA verbs.
-    fabric: FabricKind, AutoOr<FabricKind>, auto("auto"), "auto, shm or verbs", Some;
+    /// The fabrics that may reach the peers: shared memory on one host, or RDMA verbs. Each peer is
+    /// reached by the fastest that both sides can use. Auto may use all of them. A fabric that is
+    /// named must work: without it the start fails, and a peer that it does not reach is an error.
+    fabric: FabricSet, AutoOrFabrics, auto("auto"), "auto, or shm, verbs or several of them: shm,verbs", Some;
     /// The threads that poll. Inline: the calling threads. Adaptive: the calling threads and a
     /// background thread, which sleep while idle. Dedicated: a background thread that never sleeps.
     /// Auto is adaptive.

@@ -54,6 +54,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// `now`. Returns the number of completions.
     pub fn step(&mut self, now: Time) -> usize {
         self.before_poll();
+        self.links.set_time(now);
         let count = self.links.poll();
         self.links.counters().increment(Counter::Polls);
         if count > 0 {

@@ -200,6 +200,13 @@ impl Completions {
         &self.bytes[range.start as usize..][..range.len as usize]
     }
 
+    /// Changes the links of the completions behind the first `kept`.
+    pub(super) fn relabel(&mut self, kept: usize, change: impl Fn(LinkId) -> LinkId) {
+        for completion in &mut self.entries[kept..] {
+            completion.link = change(completion.link);
+        }
+    }
+
     /// How many completions there are.
     pub fn len(&self) -> usize {
         self.entries.len()

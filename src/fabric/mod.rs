@@ -28,9 +28,12 @@ mod error;
 pub(crate) mod forging;
 mod grant_keys;
 mod loans;
+pub mod multi;
+mod set;
 pub mod shm;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+mod sleeping;
 pub mod tcp;
 pub mod verbs;
 mod words;
@@ -39,9 +42,11 @@ pub use crate::sync::Sleep;
 pub use completion::{Completion, Completions, Event, LinkFailure, MessageRange};
 pub use error::{FabricError, PostError};
 pub use loans::{LoanFigures, LoanLimiter, LoanPermit, TICKS_PER_GRACE};
+pub use set::FabricSet;
+pub use sleeping::{Sleeper, Wakeup};
 
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
-use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, Time, UnreadMessage};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,9 +63,11 @@ macro_rules! opaque_debug {
 }
 
 const _: () = {
+    use multi::{MultiEndpoint, MultiFabric, MultiLink, MultiPort};
     use shm::{ShmEndpoint, ShmFabric, ShmLink, ShmPort};
     use tcp::{TcpEndpoint, TcpFabric, TcpLink, TcpPort};
     use verbs::{VerbsEndpoint, VerbsFabric, VerbsLink, VerbsPort};
+    opaque_debug!(MultiEndpoint, MultiFabric, MultiLink, MultiPort);
     opaque_debug!(ShmEndpoint, ShmFabric, ShmLink, ShmPort);
     opaque_debug!(TcpEndpoint, TcpFabric, TcpLink, TcpPort);
     opaque_debug!(VerbsEndpoint, VerbsFabric, VerbsLink, VerbsPort);
@@ -99,6 +106,11 @@ pub enum FabricKind {
     Sim,
 }
 
+impl FabricKind {
+    /// The fabrics that a node can use, in the order in which it chooses.
+    pub(crate) const FASTEST_FIRST: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
+}
+
 impl fmt::Display for FabricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -114,6 +126,12 @@ impl fmt::Display for FabricKind {
 /// A link of one [`Port`]. Never reused for another link of the same port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
+
+impl LinkId {
+    /// Bits in which a fabric numbers the links of a port. Those above tell the fabrics of a
+    /// [`MultiPort`](multi::MultiPort) apart.
+    pub(crate) const BITS: u32 = 30;
+}
 
 /// The options of a new link.
 #[derive(Clone, Debug)]
@@ -161,8 +179,6 @@ pub trait Fabric: Send + Sync + 'static {
     type Link: Send + 'static;
     /// The part that one poller owns.
     type Port: Port<Link = Self::Link>;
-    /// For messages and reports.
-    const KIND: FabricKind;
 
     /// Registers memory outside the pool, so that ports can write from it. With `None` the source
     /// of every write must lie in the pool.
@@ -281,6 +297,12 @@ pub trait Port: Send + 'static {
     /// The capabilities of the link.
     fn limits(&self, link: LinkId) -> &LinkLimits;
 
+    /// Tells the time, for ports that do not look at all their links in each poll.
+    #[inline]
+    fn set_time(&mut self, now: Time) {
+        let _ = now;
+    }
+
     /// Moves arrivals and completions into `completions`, a bounded number per link and call.
     /// Returns how many were added.
     fn poll(&mut self, completions: &mut Completions) -> usize;
@@ -391,9 +413,9 @@ pub trait Port: Send + 'static {
         message: &ShortMessage,
     ) -> Result<(), PostError>;
 
-    /// Whether a tensor lies where [`Port::grant`] can let a peer write to it.
-    fn reaches(&self, target: &TensorMut) -> bool {
-        let _ = target;
+    /// Whether a tensor lies where [`Port::grant`] can let the link's peer write to it.
+    fn reaches(&self, link: LinkId, target: &TensorMut) -> bool {
+        let _ = (link, target);
         true
     }
 
@@ -419,29 +441,6 @@ pub trait Port: Send + 'static {
 
     /// Revokes a grant for reading.
     fn withdraw(&mut self, link: LinkId, grant: &Grant);
-}
-
-/// Blocks threads while nothing arrives on a port's links. Clones share one state.
-///
-/// This order loses no wake-up: read [`seen`](Sleeper::seen), [`arm`](Port::arm) the port, poll
-/// again, then sleep. A thread that leaves a wait must arm the port *after*
-/// [`exit_wait`](Sleeper::exit_wait). It must also handle the arrivals of the meantime, for which
-/// the background poller was not woken.
-pub trait Sleeper: Clone + Send + Sync + 'static {
-    /// A number that changes with every wake-up.
-    fn seen(&self) -> u32;
-
-    /// Blocks until a wake-up since `seen` was read, or for `timeout`. May return early.
-    fn sleep(&self, who: Sleep, seen: u32, timeout: Duration);
-
-    /// Ends the sleep of every thread of that kind.
-    fn wake(&self, who: Sleep);
-
-    /// The calling thread polls or sleeps as a waiter from now on.
-    fn enter_wait(&self);
-
-    /// Ends one [`enter_wait`](Sleeper::enter_wait).
-    fn exit_wait(&self);
 }
 
 /// The next message of a link, as [`Port::take_short`] finds it.

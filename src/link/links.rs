@@ -209,6 +209,12 @@ impl<P: Port> Links<P> {
         self.port.fail(link, why);
     }
 
+    /// Tells the port the time.
+    #[inline]
+    pub fn set_time(&mut self, now: Time) {
+        self.port.set_time(now);
+    }
+
     /// Handles a bounded number of completions. Returns their number; [`Links::next_event`] returns
     /// the events.
     pub fn poll(&mut self) -> usize {

@@ -1,12 +1,15 @@
 //! Makes links with peers from the addresses that the bootstrap service brings.
 
 use super::events::{EventHistory, EventPeer};
+use super::fabric_failures::FabricFailures;
+use super::offer::{self, FabricOffer, OfferState, Refusal};
 use super::pollers::{LinkPollers, PollerSet};
 use super::process::{PeerReport, PeerState};
-use super::transport::{PeerTransport, TransportFabric};
+use super::transport::{NodeFabrics, PeerTransport, common_depth};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
-use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
+use crate::fabric::multi::{MultiEndpoint, MultiLink};
+use crate::fabric::{Endpoint, FabricError, FabricKind, LinkOptions, Role};
 use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, RemoteCommand, WaitReports};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
@@ -44,7 +47,7 @@ impl PeerDirectory {
         let others = self.members.all().iter().filter(|task| *task != me);
         let of = |task: &TaskId| {
             let index = self.members.index(task)?;
-            Some(report(task, context.peer_status(index), self.transports().get(&index).copied()))
+            Some(report(task, context.peer_status(index), self.transports().get(&index).cloned()))
         };
         others.filter_map(of).collect()
     }
@@ -61,8 +64,8 @@ fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -
         task: task.clone(),
         incarnation: tag.map(|tag| tag.incarnation),
         generation: tag.map_or(Generation::NONE, |tag| tag.generation),
-        fabric: transport.map(|transport| transport.kind),
-        why: transport.map_or("", |transport| transport.why),
+        fabric: transport.as_ref().map(|transport| transport.kind),
+        why: transport.map_or_else(|| "".into(), |transport| transport.why),
         state,
     }
 }
@@ -128,7 +131,7 @@ impl PeerObserver for LinkReporter {
     fn up(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.up(peer, tag);
         let Some(event) = self.events.up(self.event_peer(peer, tag)) else { return };
-        let transport = self.directory.transports().get(&peer).copied();
+        let transport = self.directory.transports().get(&peer).cloned();
         let over = transport.map_or(String::new(), |found| format!(" by {} ({})", found.kind, found.why));
         let me = self.me.clone();
         self.log(move || tracing::info!("{me}: {event}: connected{over}"));
@@ -168,35 +171,45 @@ impl PeerObserver for LinkReporter {
 }
 
 /// Makes endpoints for the bootstrap service, connects them, and attaches the links to pollers.
-pub(super) struct FabricPeering<F: TransportFabric> {
-    fabric: F,
-    pollers: Arc<dyn LinkPollers<F::Link>>,
+pub(super) struct FabricPeering {
+    fabrics: NodeFabrics,
+    pollers: Arc<dyn LinkPollers<MultiLink>>,
     me: TaskId,
     directory: PeerDirectory,
     host: String,
     options: LinkOptions,
-    endpoints: Mutex<Endpoints<F::Endpoint>>,
+    endpoints: Mutex<Endpoints>,
+    failures: FabricFailures,
 }
 
-struct Endpoints<H> {
+#[derive(Default)]
+struct Endpoints {
     next: u64,
-    waiting: HashMap<u64, (H, PeerTransport)>,
+    waiting: HashMap<u64, WaitingEndpoints>,
 }
 
-impl<F: TransportFabric> FabricPeering<F> {
+/// Endpoints of one attempt.
+enum WaitingEndpoints {
+    /// Of this side, which starts the exchange: one on each fabric, of which the peer chooses.
+    Offered(Vec<(FabricKind, MultiEndpoint)>),
+    /// The one that this side has chosen.
+    Chosen(MultiEndpoint, PeerTransport),
+}
+
+impl FabricPeering {
     pub fn new(
-        fabric: F,
-        pollers: Arc<dyn LinkPollers<F::Link>>,
+        fabrics: NodeFabrics,
+        pollers: Arc<dyn LinkPollers<MultiLink>>,
         me: TaskId,
         directory: PeerDirectory,
         host: String,
         options: LinkOptions,
     ) -> Self {
-        let endpoints = Mutex::new(Endpoints { next: 0, waiting: HashMap::new() });
-        FabricPeering { fabric, pollers, me, directory, host, options, endpoints }
+        let (endpoints, failures) = Default::default();
+        FabricPeering { fabrics, pollers, me, directory, host, options, endpoints, failures }
     }
 
-    fn endpoints(&self) -> MutexGuard<'_, Endpoints<F::Endpoint>> {
+    fn endpoints(&self) -> MutexGuard<'_, Endpoints> {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -207,7 +220,7 @@ impl<F: TransportFabric> FabricPeering<F> {
     }
 
     /// Attaches the link to its poller and makes progress until a probe has gone both ways.
-    fn try_link(&self, peer: &PeerInfo, link: F::Link, timeout: Duration) -> Result<(), Status> {
+    fn try_link(&self, peer: &PeerInfo, link: MultiLink, timeout: Duration) -> Result<(), Status> {
         let (done, outcome) = channel();
         let index = self.index(&peer.name)?;
         let attach = RemoteCommand::Attach {
@@ -236,20 +249,168 @@ impl<F: TransportFabric> FabricPeering<F> {
         Err(Status::new(Code::DeadlineExceeded, message))
     }
 
-    /// Checks that the peer has the same depth, if it must. Returns the rest of its offer.
-    fn check_depth<'a>(&self, peer: &PeerInfo, offer: &'a [u8]) -> Result<&'a [u8], Status> {
-        let refused = |message| Status::new(Code::FailedPrecondition, message);
-        let (theirs, offer) = offer
-            .split_first_chunk()
-            .ok_or_else(|| refused(format!("{} made an offer without a depth", peer.name)))?;
-        let theirs = u32::from_le_bytes(*theirs);
-        match self.fabric.common_depth(&self.options) {
-            Some(ours) if ours != theirs => Err(refused(format!(
-                "queue_depth is {ours} at {} and {theirs} at {}: give all members the same, and start again",
-                self.me, peer.name
-            ))),
-            _ => Ok(offer),
+    /// This side's endpoint on a fabric, and what the peer gets to know of it.
+    fn offer(&self, peer: &PeerInfo, kind: FabricKind) -> Result<(MultiEndpoint, OfferState), Refusal> {
+        self.fabrics.check_open(kind)?;
+        self.failures.check(peer, kind, &self.fabrics.kinds())?;
+        let port = match self.index(&peer.name) {
+            Ok(index) => Paths::index_of(index, self.pollers.count()),
+            Err(status) => return Err(Refusal { why: status.message, is_final: true }),
+        };
+        let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
+        let endpoint = self.fabrics.endpoint(kind, port, &options)?;
+        let (depth, address) = (common_depth(kind, &options), endpoint.address().to_vec());
+        Ok((endpoint, OfferState::Offered { depth, address }))
+    }
+
+    /// Offers every fabric, or says why not.
+    fn offer_all(&self, peer: &PeerInfo) -> (Vec<FabricOffer>, WaitingEndpoints) {
+        let mut endpoints = Vec::new();
+        let offers = FabricKind::FASTEST_FIRST.map(|kind| match self.offer(peer, kind) {
+            Ok((endpoint, state)) => {
+                endpoints.push((kind, endpoint));
+                FabricOffer { kind, state }
+            }
+            Err(refusal) => FabricOffer::refused(kind, refusal),
+        });
+        (offers.into(), WaitingEndpoints::Offered(endpoints))
+    }
+
+    /// Chooses the fastest fabric that both sides can use.
+    fn choose(&self, peer: &PeerInfo, theirs: &[u8]) -> Result<(Vec<FabricOffer>, WaitingEndpoints), Status> {
+        let theirs = self.decode(peer, theirs)?;
+        let mut refused = Vec::new();
+        for kind in FabricKind::FASTEST_FIRST {
+            match self.choose_if_common(peer, kind, &theirs)? {
+                Ok((endpoint, state)) => {
+                    let transport = self.transport(kind, &refused);
+                    let refused = refused.into_iter();
+                    let mut answer: Vec<_> =
+                        refused.map(|(kind, refusal)| FabricOffer::refused(kind, refusal)).collect();
+                    answer.push(FabricOffer { kind, state });
+                    return Ok((answer, WaitingEndpoints::Chosen(endpoint, transport)));
+                }
+                Err(refusal) => refused.push((kind, refusal)),
+            }
         }
+        Err(self.nothing_in_common(peer, &refused))
+    }
+
+    /// This side's endpoint on a fabric that both sides can use, or why they can't. Two queue
+    /// depths that differ are an error.
+    #[allow(clippy::type_complexity)]
+    fn choose_if_common(
+        &self,
+        peer: &PeerInfo,
+        kind: FabricKind,
+        theirs: &[FabricOffer],
+    ) -> Result<Result<(MultiEndpoint, OfferState), Refusal>, Status> {
+        let says = |who: &TaskId| {
+            let who = who.to_string();
+            move |refusal: Refusal| Refusal { why: format!("{who}: {}", refusal.why), ..refusal }
+        };
+        if let Err(refusal) = self.fabrics.check_open(kind) {
+            return Ok(Err(says(&self.me)(refusal)));
+        }
+        let (depth, address) = match theirs.iter().find(|offer| offer.kind == kind).map(|offer| &offer.state)
+        {
+            Some(OfferState::Offered { depth, address }) => (*depth, address),
+            Some(OfferState::Refused(refusal)) => return Ok(Err(says(&peer.name)(refusal.clone()))),
+            None => {
+                let refusal = Refusal { why: "it does not know this fabric".into(), is_final: true };
+                return Ok(Err(says(&peer.name)(refusal)));
+            }
+        };
+        if let Err(refusal) = self.fabrics.check_peer(kind, address) {
+            return Ok(Err(says(&peer.name)(refusal)));
+        }
+        self.check_depth(peer, kind, depth)?;
+        Ok(self.offer(peer, kind).map_err(says(&self.me)))
+    }
+
+    fn decode(&self, peer: &PeerInfo, offer: &[u8]) -> Result<Vec<FabricOffer>, Status> {
+        offer::decode(offer)
+            .map_err(|why| Status::new(Code::FailedPrecondition, format!("{} made {why}", peer.name)))
+    }
+
+    /// The transport over this fabric, where the faster ones are refused.
+    fn transport(&self, kind: FabricKind, refused: &[(FabricKind, Refusal)]) -> PeerTransport {
+        let named = self.fabrics.named();
+        let mut why = match (named, kind) {
+            (Some(set), _) => format!("fabric = {set}"),
+            (None, FabricKind::Shm) => "same host: shared memory".into(),
+            (None, FabricKind::Verbs) => "both have an RDMA device".into(),
+            (None, FabricKind::Tcp) => "TCP connections".into(),
+            #[cfg(any(test, feature = "sim"))]
+            (None, FabricKind::Sim) => "in one process".into(),
+        };
+        for (kind, refusal) in refused.iter().filter(|(kind, _)| named.is_none_or(|set| set.has(*kind))) {
+            why += &format!("; not {kind}: {}", refusal.why);
+        }
+        PeerTransport { kind, why: why.into() }
+    }
+
+    fn nothing_in_common(&self, peer: &PeerInfo, refused: &[(FabricKind, Refusal)]) -> Status {
+        let is_final = refused.iter().all(|(_, refusal)| refusal.is_final);
+        let code = if is_final { Code::FailedPrecondition } else { Code::Unavailable };
+        let whys: Vec<_> = refused.iter().map(|(kind, refusal)| format!("{kind}: {}", refusal.why)).collect();
+        let message = format!(
+            "{} (on host {}) and {} (on host {}) have no fabric in common: {}. Set fabric to the same value \
+             on all members, or leave it auto",
+            self.me,
+            self.host,
+            peer.name,
+            peer.host_id,
+            whys.join("; ")
+        );
+        Status::new(code, message)
+    }
+
+    /// Takes the endpoint of an attempt, and the peer's address on the same fabric.
+    fn matched(
+        &self,
+        peer: &PeerInfo,
+        endpoints: WaitingEndpoints,
+        offer: &[u8],
+    ) -> Result<(MultiEndpoint, Vec<u8>, PeerTransport), Status> {
+        let broken = |what: &str| {
+            Status::new(Code::FailedPrecondition, format!("{} made an offer with {what}", peer.name))
+        };
+        let (mut refused, mut offered) = (Vec::new(), Vec::new());
+        for FabricOffer { kind, state } in self.decode(peer, offer)? {
+            match state {
+                OfferState::Offered { depth, address } => offered.push((kind, depth, address)),
+                OfferState::Refused(refusal) => refused.push((kind, refusal)),
+            }
+        }
+        match endpoints {
+            WaitingEndpoints::Chosen(endpoint, transport) => {
+                let of_it = offered.into_iter().find(|(kind, ..)| *kind == transport.kind);
+                let (_, _, address) = of_it.ok_or_else(|| broken("another fabric than before"))?;
+                Ok((endpoint, address, transport))
+            }
+            WaitingEndpoints::Offered(endpoints) => {
+                let [(kind, depth, address)] = <[_; 1]>::try_from(offered)
+                    .map_err(|offered| broken(&format!("{} fabrics that it has chosen", offered.len())))?;
+                let endpoint = endpoints.into_iter().find(|(offered, _)| *offered == kind);
+                let (_, endpoint) = endpoint.ok_or_else(|| broken("a fabric that was not offered"))?;
+                self.check_depth(peer, kind, depth)?;
+                Ok((endpoint, address, self.transport(kind, &refused)))
+            }
+        }
+    }
+
+    /// Checks that the peer has the same queue depth, if it must.
+    fn check_depth(&self, peer: &PeerInfo, kind: FabricKind, theirs: u32) -> Result<(), Status> {
+        let ours = common_depth(kind, &self.options);
+        if ours == theirs {
+            return Ok(());
+        }
+        let message = format!(
+            "queue_depth is {ours} at {} and {theirs} at {}: give all members the same, and start again",
+            self.me, peer.name
+        );
+        Err(Status::new(Code::FailedPrecondition, message))
     }
 
     /// Closes this link with the peer, and no other link.
@@ -257,7 +418,7 @@ impl<F: TransportFabric> FabricPeering<F> {
         self.submit(peer, |peer, tag| RemoteCommand::Lose { peer, tag, cause });
     }
 
-    fn submit(&self, peer: &PeerInfo, command: impl FnOnce(PeerIndex, LinkTag) -> RemoteCommand<F::Link>) {
+    fn submit(&self, peer: &PeerInfo, command: impl FnOnce(PeerIndex, LinkTag) -> RemoteCommand<MultiLink>) {
         if let Ok(index) = self.index(&peer.name) {
             // An unusable poller has ended every link and call already.
             let _ = self.pollers.submit(index, command(index, tag_of(peer)));
@@ -269,28 +430,21 @@ fn tag_of(peer: &PeerInfo) -> LinkTag {
     LinkTag { incarnation: peer.incarnation, generation: peer.number.into() }
 }
 
-/// The depth in the offer of a fabric whose two sides may differ.
-const ANY_DEPTH: u32 = 0;
-
 /// How long the thread that probes a link waits between two polls.
 const PROBE_POLL: Duration = Duration::from_micros(50);
 
-impl<F: TransportFabric> Peering for FabricPeering<F> {
-    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
-        let transport = self.fabric.transport(peer.host_id == self.host).map_err(|status| {
-            let hosts = format!("{} is on host {}, this is {}: ", peer.name, peer.host_id, self.host);
-            Status::new(status.code, hosts + &status.message)
-        })?;
-        let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
-        let port = Paths::index_of(self.index(&peer.name)?, self.pollers.count());
-        let endpoint = self.fabric.node_endpoint(port, &options)?;
-        let depth = self.fabric.common_depth(&options).unwrap_or(ANY_DEPTH);
-        let offer = [&[transport.tag()], &depth.to_le_bytes()[..], endpoint.address()].concat();
+impl Peering for FabricPeering {
+    fn prepare(&self, peer: &PeerInfo, theirs: Option<&[u8]>) -> Result<Prepared, Status> {
+        self.index(&peer.name)?;
+        let (offers, waiting) = match theirs {
+            Some(theirs) => self.choose(peer, theirs)?,
+            None => self.offer_all(peer),
+        };
         let mut endpoints = self.endpoints();
         let ticket = endpoints.next;
         endpoints.next += 1;
-        endpoints.waiting.insert(ticket, (endpoint, transport));
-        Ok(Prepared { ticket, offer })
+        endpoints.waiting.insert(ticket, waiting);
+        Ok(Prepared { ticket, offer: offer::encode(&offers) })
     }
 
     fn connect(
@@ -301,17 +455,20 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
         initiator: bool,
         timeout: Duration,
     ) -> Result<(), Status> {
-        let endpoint = self.endpoints().waiting.remove(&ticket);
-        let (endpoint, transport) =
-            endpoint.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
-        let offer = match offer.split_first() {
-            Some((tag, offer)) if *tag == transport.tag() => offer,
-            _ => return Err(other_transport(peer, transport)),
-        };
-        let offer = self.check_depth(peer, offer)?;
+        let endpoints = self.endpoints().waiting.remove(&ticket);
+        let endpoints =
+            endpoints.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
+        let (endpoint, address, transport) = self.matched(peer, endpoints, offer)?;
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
-        let link = endpoint.connect(role, offer, timeout).map_err(unavailable)?;
+        let link = endpoint.connect(role, &address, timeout).map_err(|error| {
+            self.failures.note(peer, transport.kind, &error);
+            // Without another fabric no further attempt mends a disagreement.
+            let is_final =
+                matches!(error, FabricError::Disagreement { .. }) && self.fabrics.kinds() == [transport.kind];
+            let code = if is_final { Code::FailedPrecondition } else { Code::Unavailable };
+            Status::new(code, error.to_string())
+        })?;
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         let index = self.index(&peer.name)?;
         self.directory.transports().insert(index, transport);
@@ -336,22 +493,6 @@ impl<F: TransportFabric> Peering for FabricPeering<F> {
     fn gone(&self, peer: &PeerInfo, cause: LossCause) {
         self.submit(peer, |peer, tag| RemoteCommand::Gone { peer, tag, cause });
     }
-}
-
-/// The error of two sides that chose different fabrics.
-fn other_transport(peer: &PeerInfo, transport: PeerTransport) -> Status {
-    let message = format!(
-        "this side reaches {} by {} ({}), and the peer chose another fabric: set fabric to the same value \
-            on all members",
-        peer.name, transport.kind, transport.why
-    );
-    Status::new(Code::FailedPrecondition, message)
-}
-
-/// The error of a link. One that no further attempt mends ends the joins of both sides.
-fn unavailable(error: FabricError) -> Status {
-    let is_final = matches!(error, FabricError::Disagreement { .. });
-    Status::new(if is_final { Code::FailedPrecondition } else { Code::Unavailable }, error.to_string())
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::engine::Engine;
-use crate::fabric::Fabric;
-use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
+use crate::fabric::multi::{FabricParts, MultiPort};
+use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::link::LinkSettings;
 use crate::matching::{RemoteSettings, WindowHandler};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
@@ -13,14 +13,11 @@ use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
 
 const SOON: Duration = Duration::from_secs(10);
-/// Bytes of an offer before the address: the fabric and the depth.
-const HEAD: usize = 5;
-
 struct Side {
     task: u32,
     losses: Arc<Losses>,
-    engine: Arc<Engine<ShmPort, WindowHandler>>,
-    peering: FabricPeering<ShmFabric>,
+    engine: Arc<Engine<MultiPort, WindowHandler>>,
+    peering: FabricPeering,
 }
 
 fn members() -> Members {
@@ -32,7 +29,8 @@ fn side(task: u32, life: u64) -> Side {
     let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     let pool =
         Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default()).expect("a pool");
-    let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+    let shm = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+    let fabrics = NodeFabrics::of(FabricParts { shm: Some(shm), ..FabricParts::default() });
     let losses = Arc::new(Losses::new(&members(), true));
     let directory = PeerDirectory::new(members());
     let settings = RemoteSettings {
@@ -57,10 +55,11 @@ fn side(task: u32, life: u64) -> Side {
         let (me, settings, reporter) = (me.clone(), settings.clone(), reporter.clone());
         WindowHandler::new(me, life, members(), settings, Arc::new(AtomicUsize::new(0)), reporter)
     };
-    let pollers = Arc::new(Pollers::new(Polling::inline(), &fabric, &pool, handler).expect("a poller"));
+    let pollers =
+        Arc::new(Pollers::new(Polling::inline(), fabrics.fabric(), &pool, handler).expect("a poller"));
     let engine = pollers.of(PeerIndex(0)).clone();
     let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
-    let peering = FabricPeering::new(fabric, pollers, me.clone(), directory, "here".into(), link);
+    let peering = FabricPeering::new(fabrics, pollers, me.clone(), directory, "here".into(), link);
     Side { task, losses, engine, peering }
 }
 
@@ -76,7 +75,9 @@ fn info(task: u32, life: u64, generation: u64) -> PeerInfo {
 
 /// Connects both sides; gives the tickets.
 fn connect(sides: [&Side; 2], infos: [&PeerInfo; 2]) -> [u64; 2] {
-    let made = [0, 1].map(|k: usize| sides[k].peering.prepare(infos[k]).expect("an endpoint"));
+    let first = sides[0].peering.prepare(infos[0], None).expect("endpoints");
+    let second = sides[1].peering.prepare(infos[1], Some(&first.offer)).expect("an endpoint");
+    let made = [first, second];
     std::thread::scope(|scope| {
         let threads = [0, 1].map(|k: usize| {
             let (endpoint, offer) = (made[k].ticket, &made[1 - k].offer);
@@ -123,26 +124,56 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
     assert!(matches!(a.status(), PeerStatus::Lost(Some(tag), _) if tag.generation.get() == 2));
 }
 
+/// The offer of a peer with one fabric.
+fn offer_of(kind: FabricKind, depth: u32, address: &[u8]) -> Vec<u8> {
+    let state = OfferState::Offered { depth, address: address.to_vec() };
+    let refusal = Refusal { why: "fabric is set".into(), is_final: true };
+    let others = FabricKind::FASTEST_FIRST.into_iter().filter(|other| *other != kind);
+    let refused = others.map(|other| FabricOffer::refused(other, refusal.clone()));
+    offer::encode(&std::iter::once(FabricOffer { kind, state }).chain(refused).collect::<Vec<_>>())
+}
+
 #[test]
-fn a_peer_that_chose_another_fabric_is_refused_with_what_to_set() {
+fn two_sides_without_a_common_fabric_hear_why_of_each() {
     let a = side(0, 10);
     let peer = info(1, 20, 1);
-    for offer in [&b"v-and-what-it-says"[..], b""] {
-        let endpoint = a.peering.prepare(&peer).expect("an endpoint");
-        let refused =
-            a.peering.connect(&peer, endpoint.ticket, offer, true, SOON).expect_err("not shared memory");
-        assert_eq!(refused.code, Code::FailedPrecondition);
-        assert!(
-            refused.message.contains("by shm (same host") && refused.message.contains("set fabric"),
-            "{refused}"
-        );
+    let refused = a
+        .peering
+        .prepare(&peer, Some(&offer_of(FabricKind::Verbs, 0, b"there")))
+        .expect_err("it has shared memory only");
+    assert_eq!(refused.code, Code::FailedPrecondition);
+    for part in
+        ["w/0 (on host here) and w/1 (on host here)", "shm: w/1: fabric is set", "verbs: w/0: there is"]
+    {
+        assert!(refused.message.contains(part), "{part}: {refused}");
     }
-    let far = PeerInfo { host_id: "there".into(), ..peer };
-    let refused = a.peering.prepare(&far).expect_err("out of reach");
-    assert!(
-        refused.message.contains("is on host there, this is here")
-            && refused.message.contains("fabric = verbs")
-    );
+}
+
+#[test]
+fn an_offer_that_no_member_makes_is_refused() {
+    let (a, b) = (side(0, 10), side(1, 20));
+    let peer = info(1, 20, 1);
+    let offers = [
+        (b"v-and-what-it-says".to_vec(), "no offer of fabrics"),
+        (Vec::new(), "no offer of fabrics"),
+        (offer::encode(&[]), "0 fabrics that it has chosen"),
+        (offer_of(FabricKind::Verbs, 0, b"there"), "a fabric that was not offered"),
+        (offer_of(FabricKind::Shm, 32, b"there"), "queue_depth is 16 at w/0 and 32 at w/1"),
+    ];
+    for (offer, why) in offers {
+        let endpoint = a.peering.prepare(&peer, None).expect("endpoints");
+        let refused = a.peering.connect(&peer, endpoint.ticket, &offer, true, SOON).expect_err("refused");
+        assert_eq!(refused.code, Code::FailedPrecondition, "{refused}");
+        assert!(refused.message.contains(why), "{why}: {refused}");
+    }
+    let peer = info(0, 10, 1);
+    let offer = a.peering.prepare(&info(1, 20, 1), None).expect("endpoints").offer;
+    let endpoint = b.peering.prepare(&peer, Some(&offer)).expect("an endpoint");
+    let other = offer_of(FabricKind::Verbs, 0, b"there");
+    let refused = b.peering.connect(&peer, endpoint.ticket, &other, false, SOON).expect_err("refused");
+    assert!(refused.message.contains("another fabric than before"), "{refused}");
+    let refused = b.peering.prepare(&peer, Some(&offer_of(FabricKind::Shm, 16, b"nowhere")));
+    assert!(refused.expect_err("no address").message.contains("shm: w/0: its address of 7 bytes"));
 }
 
 #[test]
@@ -169,17 +200,18 @@ fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
 fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let (a, b) = (side(0, 10), side(1, 20));
     let peer = info(1, 20, 1);
-    let endpoint = a.peering.prepare(&peer).expect("an endpoint");
-    let other = b
-        .peering
-        .fabric
-        .endpoint(0, &LinkOptions { depth: 16, receives: 0, generation: 1 })
-        .expect("an endpoint");
-    let offer = [&endpoint.offer[..HEAD], other.address()].concat();
+    let endpoint = a.peering.prepare(&peer, None).expect("endpoints");
+    let address = |offer: &[u8]| match &offer::decode(offer).expect("an offer")[0] {
+        FabricOffer { kind: FabricKind::Shm, state: OfferState::Offered { address, .. } } => address.clone(),
+        other => panic!("{other:?}"),
+    };
+    let ours = address(&endpoint.offer);
+    let options = LinkOptions { depth: 16, receives: 0, generation: 1 };
+    let other = b.peering.fabrics.endpoint(FabricKind::Shm, 0, &options).expect("an endpoint");
+    let offer = offer_of(FabricKind::Shm, 16, other.address());
     std::thread::scope(|scope| {
         // Connects, and closes the link without a word.
-        scope
-            .spawn(|| drop(other.connect(Role::Acceptor, &endpoint.offer[HEAD..], SOON).expect("connected")));
+        scope.spawn(|| drop(other.connect(Role::Acceptor, &ours, SOON).expect("connected")));
         let refused = a.peering.connect(&peer, endpoint.ticket, &offer, true, SOON);
         println!("{}", refused.expect_err("nobody is at the other end"));
     });

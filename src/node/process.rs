@@ -9,8 +9,8 @@ use super::options::{bootstrap_options, members, region_options, remote_settings
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::store::ClusterStore;
-use super::transport::{Transport, TransportFabric};
-use crate::bootstrap::{Bootstrap, BootstrapError, Peering};
+use super::transport::OpeningFabrics;
+use crate::bootstrap::{Bootstrap, BootstrapError};
 use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
@@ -92,8 +92,8 @@ pub struct PeerReport {
     pub generation: Generation,
     /// The fabric of the link; `None` if there was no link yet.
     pub fabric: Option<FabricKind>,
-    /// The reason of the choice of this fabric; empty if there was no link yet.
-    pub why: &'static str,
+    /// Why this fabric was chosen, and why each faster one was not; empty if there was no link yet.
+    pub why: Arc<str>,
     /// Whether the peer is connected, or why it was lost.
     pub state: PeerState,
 }
@@ -176,15 +176,14 @@ impl Node {
         let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
         let members = members(config);
-        let device = Transport::device(config)?;
-        let device_node = device.as_ref().and_then(|device| device.choice().numa_node);
-        let region = Region::create(0, &region_options(config, device_node))?;
+        let opening = OpeningFabrics::begin(config)?;
+        let region = Region::create(0, &region_options(config, opening.numa_node()))?;
         let pool = Pool::new(region, PoolOptions::default())?;
         tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
         if let Some(shortfall) = &pool.report().numa_shortfall {
             tracing::warn!(shortfall, "the pool is not on the NUMA node of the RDMA device: see numa_node");
         }
-        let transport = Transport::new(config, device, &pool)?;
+        let fabrics = opening.open(config, &pool)?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
@@ -198,13 +197,12 @@ impl Node {
         };
         let polling = Polling::new(config, members.all().len(), cpus);
         let host = host::identity()?;
-        let parts =
-            TransportParts { config, pool: &pool, polling: &polling, directory: &directory, host: &host };
-        let registrar = transport.registrar();
-        let (pollers, peering) = match transport {
-            Transport::Shm(fabric) => parts.build(fabric, handler)?,
-            Transport::Verbs(fabric) => parts.build(fabric, handler)?,
-        };
+        let registrar = fabrics.registrar();
+        let pollers = Arc::new(Pollers::new(polling.clone(), fabrics.fabric(), &pool, handler)?);
+        let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
+        let peering =
+            FabricPeering::new(fabrics, pollers.clone(), me.clone(), directory.clone(), host.clone(), link);
+        let pollers: Arc<dyn PollerSet> = pollers;
         let executor = Executor::default();
         let context = Context::new(
             me.clone(),
@@ -226,7 +224,7 @@ impl Node {
         });
         let (listener, server) = met.map(|met| (met.listener, met.server)).unzip();
         let options = bootstrap_options(config, incarnation, host, listener);
-        let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
+        let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
         reporter.report_to(&bootstrap, &pollers, &executor);
         events.run_on(&executor);
         pollers.start()?;
@@ -546,33 +544,6 @@ impl Node {
 
     pub(super) fn check_home(&self) -> Result<(), NodeError> {
         if self.fork_guard.in_child() { Err(NodeError::Forked) } else { Ok(()) }
-    }
-}
-
-/// The pollers of a fabric, and the links that the bootstrap service makes on it.
-type Built = (Arc<dyn PollerSet>, Arc<dyn Peering>);
-
-/// The parameters of the pollers and of the peering, which are the same for each fabric.
-struct TransportParts<'a> {
-    config: &'a Config,
-    pool: &'a Pool,
-    polling: &'a Polling,
-    directory: &'a PeerDirectory,
-    host: &'a str,
-}
-
-impl TransportParts<'_> {
-    fn build<F: TransportFabric>(
-        &self,
-        fabric: F,
-        handler: impl Fn() -> WindowHandler,
-    ) -> Result<Built, NodeError> {
-        let TransportParts { config, pool, polling, directory, host } = *self;
-        let pollers = Arc::new(Pollers::new(polling.clone(), &fabric, pool, handler)?);
-        let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
-        let (me, directory, host) = (config.task_id().clone(), directory.clone(), host.to_string());
-        let peering = FabricPeering::new(fabric, pollers.clone(), me, directory, host, link);
-        Ok((pollers, Arc::new(peering)))
     }
 }
 

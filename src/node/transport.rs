@@ -1,90 +1,40 @@
-//! The transport of a node: the fabric that it opens, and the choice of it for each peer.
+//! The fabrics of a node: which are open, and why the others are not.
 
 use super::error::NodeError;
+use super::offer::Refusal;
 use super::rdma::verbs_options;
 use crate::config::Config;
+use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
-use crate::fabric::verbs::{VerbsDevice, VerbsFabric};
-use crate::fabric::{Fabric, FabricKind, LinkOptions, Registrar};
+use crate::fabric::verbs::VerbsDevice;
+use crate::fabric::{FabricError, FabricKind, FabricSet, LinkOptions, Registrar};
 use crate::memory::Pool;
-use crate::wire::{Code, Status};
+use crate::wire::HostPort;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The fabric to a peer, and the reason of the choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PeerTransport {
     pub kind: FabricKind,
-    pub why: &'static str,
+    pub why: Arc<str>,
 }
 
-impl PeerTransport {
-    /// The byte before an endpoint's address that names its fabric.
-    pub fn tag(self) -> u8 {
-        match self.kind {
-            FabricKind::Shm => b's',
-            FabricKind::Verbs => b'v',
-            FabricKind::Tcp => b't',
-            #[cfg(any(test, feature = "sim"))]
-            FabricKind::Sim => b'm',
-        }
-    }
+/// The fabrics of a node that is starting. The RDMA device is open already: it says where the
+/// pool's memory should lie.
+pub(super) struct OpeningFabrics {
+    named: Option<FabricSet>,
+    device: Option<VerbsDevice>,
+    closed: Vec<(FabricKind, String)>,
 }
 
-/// A fabric that a node can use as its transport.
-pub(super) trait TransportFabric: Fabric {
-    /// The transport to a peer on this host, or on another one.
-    ///
-    /// # Errors
-    /// If this fabric can't reach the peer.
-    fn transport(&self, same_host: bool) -> Result<PeerTransport, Status>;
-
-    /// The queue depth that both sides of a link must have; `None` if they may differ.
-    fn common_depth(&self, options: &LinkOptions) -> Option<u32>;
-
-    /// This side of a link, for the poller with number `port`.
-    ///
-    /// # Errors
-    /// Like [`Fabric::endpoint`].
-    fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status>;
-}
-
-fn unavailable(error: crate::fabric::FabricError) -> Status {
-    Status::new(Code::Unavailable, error.to_string())
-}
-
-impl TransportFabric for ShmFabric {
-    fn transport(&self, same_host: bool) -> Result<PeerTransport, Status> {
-        if same_host {
-            return Ok(PeerTransport { kind: FabricKind::Shm, why: "same host: shared memory" });
-        }
-        let message = "it runs on another host, which shared memory does not reach: start all members on one \
-            host, in one network namespace, or set fabric = verbs where the hosts have RDMA NICs";
-        Err(Status::new(Code::FailedPrecondition, message))
-    }
-
-    fn common_depth(&self, options: &LinkOptions) -> Option<u32> {
-        Some(options.depth)
-    }
-
-    fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
-        self.endpoint(port, options).map_err(unavailable)
-    }
-}
-
-impl TransportFabric for VerbsFabric {
-    fn transport(&self, _same_host: bool) -> Result<PeerTransport, Status> {
-        Ok(PeerTransport { kind: FabricKind::Verbs, why: "fabric = verbs" })
-    }
-
-    fn common_depth(&self, _options: &LinkOptions) -> Option<u32> {
-        None
-    }
-
-    fn node_endpoint(&self, port: usize, options: &LinkOptions) -> Result<Self::Endpoint, Status> {
-        let depth = self.queue_depth();
-        let options = LinkOptions { depth, receives: depth, ..options.clone() };
-        self.endpoint(port, &options).map_err(unavailable)
-    }
+/// The fabrics of a node.
+pub(super) struct NodeFabrics {
+    fabric: MultiFabric,
+    /// Why each other fabric is not open.
+    closed: Vec<(FabricKind, String)>,
+    /// The fabrics that the configuration names.
+    named: Option<FabricSet>,
 }
 
 fn shm_options(config: &Config, pool: &Pool) -> ShmOptions {
@@ -92,41 +42,193 @@ fn shm_options(config: &Config, pool: &Pool) -> ShmOptions {
     ShmOptions { max_lent_bytes, borrow_grace: config.borrow_grace, ..ShmOptions::default() }
 }
 
-/// The fabric that a node has opened.
-pub(super) enum Transport {
-    Shm(ShmFabric),
-    Verbs(VerbsFabric),
+/// Whether the cluster names one host for all members, as far as their addresses tell.
+fn is_on_one_host(config: &Config) -> bool {
+    let host_of = |address: &HostPort| match address.ip() {
+        Some(ip) if ip.is_loopback() => (None, None),
+        ip => (address.name().filter(|name| *name != "localhost").map(str::to_owned), ip),
+    };
+    let mut hosts = config.cluster.members().map(|(_, address)| host_of(address));
+    let first = hosts.next();
+    hosts.all(|host| Some(host) == first)
 }
 
-impl Transport {
-    /// Opens the RDMA device, if the configuration asks for verbs. It comes before the pool, whose
-    /// memory should be near the device.
+/// Why a node may not use a fabric that its configuration leaves out.
+fn not_named(named: FabricSet) -> String {
+    format!("fabric is {named}")
+}
+
+impl OpeningFabrics {
+    /// Opens the RDMA device, if the configuration names verbs, or leaves the choice and there is
+    /// one.
     ///
     /// # Errors
-    /// If the device can't be opened.
-    pub fn device(config: &Config) -> Result<Option<VerbsDevice>, NodeError> {
-        Ok(match config.fabric {
-            Some(FabricKind::Verbs) => Some(VerbsDevice::open(verbs_options(config))?),
-            _ => None,
-        })
+    /// If the configuration names verbs, and the device can't be opened.
+    pub fn begin(config: &Config) -> Result<Self, NodeError> {
+        let named = config.fabric;
+        let mut closed = Vec::new();
+        let device = match named {
+            Some(set) if set.has(FabricKind::Verbs) => Some(VerbsDevice::open(verbs_options(config))?),
+            Some(set) => {
+                closed.push((FabricKind::Verbs, not_named(set)));
+                None
+            }
+            None if is_on_one_host(config) => {
+                closed.push((FabricKind::Verbs, "not opened, as all members are on one host".into()));
+                None
+            }
+            None => match VerbsDevice::open(verbs_options(config)) {
+                Ok(device) => Some(device),
+                Err(error) => {
+                    closed.push((FabricKind::Verbs, plain(error)));
+                    None
+                }
+            },
+        };
+        Ok(OpeningFabrics { named, device, closed })
     }
 
-    /// Opens the fabric: verbs on this device, or shared memory without one.
+    /// The NUMA node of the RDMA device, if one is open.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.device.as_ref().and_then(|device| device.choice().numa_node)
+    }
+
+    /// Opens the fabrics.
     ///
     /// # Errors
-    /// If the fabric can't be opened.
-    pub fn new(config: &Config, device: Option<VerbsDevice>, pool: &Pool) -> Result<Transport, NodeError> {
-        Ok(match device {
-            Some(device) => Transport::Verbs(device.fabric(pool)?),
-            None => Transport::Shm(ShmFabric::new(pool, shm_options(config, pool))?),
-        })
-    }
-
-    /// Registers memory outside the pool, if the fabric can.
-    pub fn registrar(&self) -> Option<Arc<dyn Registrar>> {
-        match self {
-            Transport::Shm(fabric) => fabric.registrar(),
-            Transport::Verbs(fabric) => fabric.registrar(),
+    /// If one that the configuration names can't be opened, or none can.
+    pub fn open(self, config: &Config, pool: &Pool) -> Result<NodeFabrics, NodeError> {
+        let OpeningFabrics { named, device, mut closed } = self;
+        let mut parts = FabricParts::default();
+        match named.filter(|set| !set.has(FabricKind::Shm)) {
+            Some(set) => closed.push((FabricKind::Shm, not_named(set))),
+            None => {
+                let opened = ShmFabric::new(pool, shm_options(config, pool));
+                parts.shm = opened_or_closed(opened, FabricKind::Shm, named, &mut closed)?;
+            }
+        }
+        if let Some(device) = device {
+            parts.verbs = opened_or_closed(device.fabric(pool), FabricKind::Verbs, named, &mut closed)?;
+        }
+        match MultiFabric::new(parts) {
+            Some(fabric) => Ok(NodeFabrics { fabric, closed, named }),
+            None => {
+                let all: Vec<_> = closed.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+                let why = format!("no fabric can be opened: {}", all.join("; "));
+                Err(FabricError::Unavailable { fabric: FabricKind::Shm, why }.into())
+            }
         }
     }
 }
+
+/// The fabric. One that can't be opened is an error if the configuration names it, else `closed`.
+fn opened_or_closed<F>(
+    opened: Result<F, FabricError>,
+    kind: FabricKind,
+    named: Option<FabricSet>,
+    closed: &mut Vec<(FabricKind, String)>,
+) -> Result<Option<F>, NodeError> {
+    match opened {
+        Ok(fabric) => Ok(Some(fabric)),
+        Err(error) if named.is_some() => Err(error.into()),
+        Err(error) => {
+            tracing::warn!("{kind} is not used: {error}");
+            closed.push((kind, plain(error)));
+            Ok(None)
+        }
+    }
+}
+
+/// The reason of an error, without the name of its fabric.
+fn plain(error: FabricError) -> String {
+    match error {
+        FabricError::Peer { why, .. } | FabricError::Unavailable { why, .. } => why,
+        error => error.to_string(),
+    }
+}
+
+impl NodeFabrics {
+    /// All parts behind one port for each poller.
+    pub fn fabric(&self) -> &MultiFabric {
+        &self.fabric
+    }
+
+    /// Fabrics of these parts, of a node that leaves the choice.
+    #[cfg(test)]
+    pub fn of(parts: FabricParts) -> NodeFabrics {
+        let closed = vec![(FabricKind::Verbs, "there is no device".to_owned())];
+        NodeFabrics { fabric: MultiFabric::new(parts).expect("a part"), closed, named: None }
+    }
+
+    /// Registers memory outside the pool, if one of the fabrics can.
+    pub fn registrar(&self) -> Option<Arc<dyn Registrar>> {
+        crate::fabric::Fabric::registrar(&self.fabric)
+    }
+
+    /// The fabrics that the configuration names.
+    pub fn named(&self) -> Option<FabricSet> {
+        self.named
+    }
+
+    /// The fabrics that are open, the fastest first.
+    pub fn kinds(&self) -> Vec<FabricKind> {
+        self.fabric.kinds().collect()
+    }
+
+    /// Checks that a fabric is open.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn check_open(&self, kind: FabricKind) -> Result<(), Refusal> {
+        match self.closed.iter().find(|(closed, _)| *closed == kind) {
+            Some((_, why)) => Err(Refusal { why: why.clone(), is_final: true }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the peer behind an address can be linked with over a fabric. Shared memory is
+    /// tried: whether it works between two containers is hard to tell otherwise.
+    ///
+    /// # Errors
+    /// Why it can't.
+    pub fn check_peer(&self, kind: FabricKind, address: &[u8]) -> Result<(), Refusal> {
+        match (kind, &self.fabric.parts().shm) {
+            (FabricKind::Shm, Some(shm)) => {
+                shm.check_peer(address, TRIAL).map_err(|error| Refusal { why: plain(error), is_final: true })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// This side of a link on one of the fabrics, for the poller with number `port`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn endpoint(
+        &self,
+        kind: FabricKind,
+        port: usize,
+        options: &LinkOptions,
+    ) -> Result<MultiEndpoint, Refusal> {
+        let options = match (kind, &self.fabric.parts().verbs) {
+            (FabricKind::Verbs, Some(verbs)) => {
+                let depth = verbs.queue_depth();
+                LinkOptions { depth, receives: depth, ..options.clone() }
+            }
+            _ => options.clone(),
+        };
+        let made = self.fabric.endpoint_on(kind, port, &options);
+        made.map_err(|error| Refusal { why: error.to_string(), is_final: false })
+    }
+}
+
+/// The queue depth that both sides of a link must have; 0 if they may differ.
+pub(super) fn common_depth(kind: FabricKind, options: &LinkOptions) -> u32 {
+    match kind {
+        FabricKind::Verbs => 0,
+        _ => options.depth,
+    }
+}
+
+/// How long the trial of a peer's shared memory may take.
+const TRIAL: Duration = Duration::from_secs(1);

@@ -61,9 +61,9 @@ pub fn memory_outside_the_pool_is_written_as_granted_or_refused<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     b.port.post_receives(b.link, 2);
     let inside = tensor_mut(&b.pool, 64);
-    assert!(b.port.reaches(&inside) && b.port.reaches(&tensor_mut(&b.pool, 0)));
+    assert!(b.port.reaches(b.link, &inside) && b.port.reaches(b.link, &tensor_mut(&b.pool, 0)));
     let target = outside(&b.pool);
-    if !b.port.reaches(&target) {
+    if !b.port.reaches(b.link, &target) {
         let (error, target) = b.port.grant(b.link, target).expect_err("it is not reached");
         assert!(matches!(error, PostError::Refused(_)), "{error:?}");
         drop(target);

@@ -8,10 +8,12 @@ use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
 use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
 use tensorwire::internals::fabric::verbs::{VerbsDevice, VerbsFabric, VerbsOptions};
 use tensorwire::internals::memory::NumaPolicy;
-use tensorwire::{FabricError, Pool};
+use tensorwire::{FabricError, FabricKind, Pool};
 
 /// A fabric with the facts that the tests need.
 pub trait MeasuredFabric: Fabric + Sized {
+    /// For the report.
+    const KIND: FabricKind;
     /// Whether writes and reads complete without the process whose memory they touch.
     const IS_ONE_SIDED: bool;
 
@@ -41,6 +43,7 @@ pub fn linking(error: FabricError) -> CliError {
 }
 
 impl MeasuredFabric for ShmFabric {
+    const KIND: FabricKind = FabricKind::Shm;
     /// The target copies what is written, and answers reads.
     const IS_ONE_SIDED: bool = false;
 
@@ -54,6 +57,7 @@ impl MeasuredFabric for ShmFabric {
 }
 
 impl MeasuredFabric for VerbsFabric {
+    const KIND: FabricKind = FabricKind::Verbs;
     const IS_ONE_SIDED: bool = true;
 
     fn open(

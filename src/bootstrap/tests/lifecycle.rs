@@ -130,7 +130,7 @@ struct Suicide {
 }
 
 impl Peering for Suicide {
-    fn prepare(&self, _: &PeerInfo) -> Result<Prepared, Status> {
+    fn prepare(&self, _: &PeerInfo, _: Option<&[u8]>) -> Result<Prepared, Status> {
         Ok(Prepared { ticket: 0, offer: b"generation 1".to_vec() })
     }
 

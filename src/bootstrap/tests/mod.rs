@@ -153,7 +153,12 @@ impl Pretender {
 }
 
 impl Peering for Pretender {
-    fn prepare(&self, peer: &PeerInfo) -> Result<Prepared, Status> {
+    fn prepare(&self, peer: &PeerInfo, theirs: Option<&[u8]>) -> Result<Prepared, Status> {
+        // The side that does not start knows the offer of the other one.
+        if let Some(theirs) = theirs {
+            let theirs = String::from_utf8(theirs.to_vec()).unwrap();
+            assert!(theirs.contains(&format!("generation {}", peer.generation)), "{theirs} for {peer:?}");
+        }
         self.prepared.lock().unwrap().push(peer.clone());
         assert!(!self.panicking.swap(false, Ordering::SeqCst), "the peering has a bug");
         let ticket = self.next.fetch_add(1, Ordering::SeqCst);

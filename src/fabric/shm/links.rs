@@ -117,7 +117,7 @@ impl PortLinks {
         let link = place.link.take();
         place.before += 1;
         // A place whose ids are used up stays empty.
-        if place.before < 1 << (u32::BITS - PLACE_BITS) {
+        if place.before < 1 << (LinkId::BITS - PLACE_BITS) {
             self.free.push_back(index as u16);
         }
         if std::mem::take(&mut place.is_active) {
@@ -142,6 +142,12 @@ impl PortLinks {
     pub(super) fn get_active(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
         let LinkPlace { link, is_active, .. } = self.places.get_mut(place_of(id))?;
         link.as_deref_mut().filter(|link| *is_active && link.id == id)
+    }
+
+    /// Whether a poll looks at some links.
+    #[inline]
+    pub(super) fn has_active(&self) -> bool {
+        !self.active.is_empty()
     }
 
     /// Polls so far, modulo 2^32.

@@ -169,11 +169,26 @@ impl ShmFabric {
     }
 }
 
+impl ShmFabric {
+    /// Checks whether the endpoint behind an address can be linked with. In another network
+    /// namespace its socket is tried: the connection is closed again.
+    ///
+    /// # Errors
+    /// If it is on another host, is another user's, or can't be connected to.
+    pub fn check_peer(&self, address: &[u8], timeout: Duration) -> Result<(), FabricError> {
+        let (here, address) = (self.shared.host, ShmAddress::from_bytes(address)?);
+        address.check_same_host(here, self.shared.uid)?;
+        if address.host.has_network_of(here) {
+            return Ok(());
+        }
+        handshake::try_socket(&address, Deadline::after(timeout))
+    }
+}
+
 impl Fabric for ShmFabric {
     type Endpoint = ShmEndpoint;
     type Link = ShmLink;
     type Port = ShmPort;
-    const KIND: FabricKind = FabricKind::Shm;
 
     fn port(&self) -> Result<ShmPort, FabricError> {
         ShmPort::new(Arc::clone(&self.shared))
@@ -230,7 +245,7 @@ impl ShmEndpoint {
     fn shake_hands(&self, role: Role, peer: &[u8], timeout: Duration) -> Result<ShmPeer, FabricError> {
         let deadline = Deadline::after(timeout);
         let address = ShmAddress::from_bytes(peer)?;
-        address.check_reachable(self.shared.host, self.shared.uid)?;
+        address.check_same_host(self.shared.host, self.shared.uid)?;
         let region = self.shared.pool.region();
         let side = LocalSide {
             options: &self.options,

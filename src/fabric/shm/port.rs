@@ -52,6 +52,12 @@ impl ShmPort {
         Ok(ShmPort { shared, links, doorbell, is_batching: false, in_batch })
     }
 
+    /// Whether a poll looks at some links.
+    #[inline]
+    pub(in crate::fabric) fn has_active_links(&self) -> bool {
+        self.links.has_active()
+    }
+
     /// The link with this id. Opens its batch if the port has one open.
     #[inline]
     fn link(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {

@@ -108,7 +108,6 @@ impl Fabric for SimFabric {
     type Endpoint = SimEndpoint;
     type Link = SimLink;
     type Port = SimPort;
-    const KIND: FabricKind = FabricKind::Sim;
 
     fn port(&self) -> Result<SimPort, FabricError> {
         Ok(SimPort::new(self.network.clone(), self.pool.clone()))

@@ -32,7 +32,8 @@ impl TcpEndpoint {
         }
         let bind = shared.options.bind;
         let listener = TcpListener::bind(SocketAddr::new(bind, 0)).map_err(|error| {
-            let remedy = "set `bind` to an address of this host, or raise the limit of open files (ulimit -n)";
+            let remedy =
+                "set `bind` to an address of this host, or raise the limit of open files (ulimit -n)";
             os(format!("listening on {bind}"), error, remedy)
         })?;
         listener.set_nonblocking(true).map_err(|error| os("setting up a listener", error, LIMITS))?;

@@ -7,7 +7,11 @@ use std::io;
 pub(super) const LIMITS: &str = "raise the limits of open files (ulimit -n) and threads (ulimit -u)";
 
 /// A failed system call.
-pub(super) fn os(tried: impl Into<String>, source: impl Into<io::Error>, remedy: &'static str) -> FabricError {
+pub(super) fn os(
+    tried: impl Into<String>,
+    source: impl Into<io::Error>,
+    remedy: &'static str,
+) -> FabricError {
     FabricError::Os { fabric: FabricKind::Tcp, tried: tried.into(), remedy, source: source.into() }
 }
 

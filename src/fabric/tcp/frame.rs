@@ -219,13 +219,7 @@ impl Frame {
     }
 
     #[inline]
-    fn decode_long(
-        kind: u8,
-        flags: u8,
-        at: FrameTarget,
-        len: u64,
-        last: u32,
-    ) -> Result<Frame, FrameError> {
+    fn decode_long(kind: u8, flags: u8, at: FrameTarget, len: u64, last: u32) -> Result<Frame, FrameError> {
         let by = if flags & BY_BULK != 0 { Carrier::Bulk } else { Carrier::Main };
         if by == Carrier::Bulk && len == 0 {
             return Err(FrameError::EmptyBulk(kind));

@@ -430,12 +430,7 @@ impl TcpLinkInner {
         Ok(())
     }
 
-    fn signal(
-        &mut self,
-        immediate: Immediate,
-        bytes: u64,
-        out: &mut Completions,
-    ) -> Result<(), LinkFailure> {
+    fn signal(&mut self, immediate: Immediate, bytes: u64, out: &mut Completions) -> Result<(), LinkFailure> {
         self.receives = self.receives.checked_sub(1).ok_or(LinkFailure::NoReceive)?;
         out.push(self.id, Event::Immediate { immediate, bytes });
         Ok(())

@@ -133,17 +133,16 @@ impl PortLinks {
 
     /// Adds all connections to the port's epoll.
     pub(super) fn register(&mut self, watched: &WatchedPort) {
-        let flags = epoll::EventFlags::IN
-            | epoll::EventFlags::OUT
-            | epoll::EventFlags::RDHUP
-            | epoll::EventFlags::ET;
+        let flags =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let links = self.places.iter_mut().filter_map(|place| place.link.as_deref_mut());
         for link in links.filter(|link| !link.is_registered) {
             link.is_registered = true;
             let data = epoll::EventData::new_u64(link.id.0.into());
             let added = link.out.sockets.all().try_for_each(|it| epoll::add(&watched.epoll, it, data, flags));
             if let Err(error) = added {
-                let what = format!("its connections can't be watched: {error}; see fs.epoll.max_user_watches");
+                let what =
+                    format!("its connections can't be watched: {error}; see fs.epoll.max_user_watches");
                 link.fail(crate::fabric::LinkFailure::Resources(what));
             }
         }
@@ -179,8 +178,7 @@ impl PortLinks {
     #[inline]
     pub(super) fn poll(&mut self, watched: &WatchedPort, out: &mut Completions) {
         self.polls = self.polls.wrapping_add(1);
-        if self.count > self.active.len()
-            && (self.active.is_empty() || self.polls.is_multiple_of(LOOK_EVERY))
+        if self.count > self.active.len() && (self.active.is_empty() || self.polls.is_multiple_of(LOOK_EVERY))
         {
             self.look(watched);
         }

@@ -50,7 +50,7 @@ pub use port::{TcpLink, TcpPort};
 pub use sleeper::TcpSleeper;
 pub use watcher::Notifier;
 
-use super::{Fabric, FabricError, FabricKind, LinkOptions};
+use super::{Fabric, FabricError, LinkOptions};
 use crate::memory::Pool;
 use link::TcpLinkInner;
 use std::sync::Arc;
@@ -109,7 +109,6 @@ impl Fabric for TcpFabric {
     type Endpoint = TcpEndpoint;
     type Link = TcpLink;
     type Port = TcpPort;
-    const KIND: FabricKind = FabricKind::Tcp;
 
     fn port(&self) -> Result<TcpPort, FabricError> {
         TcpPort::new(Arc::clone(&self.shared), None)

@@ -146,12 +146,7 @@ impl WatchedPort {
         self.state.has_fired.store(false, Ordering::Relaxed);
         let (data, flags) = (epoll::EventData::new_u64(self.number), epoll::EventFlags::ONESHOT);
         // Both descriptors are open, and the one is in the other.
-        let _ = epoll::modify(
-            &self.watcher.shared.epoll,
-            &self.epoll,
-            data,
-            flags | epoll::EventFlags::IN,
-        );
+        let _ = epoll::modify(&self.watcher.shared.epoll, &self.epoll, data, flags | epoll::EventFlags::IN);
     }
 
     /// Whether the event has come that the port was armed for.

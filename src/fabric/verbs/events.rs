@@ -1,14 +1,14 @@
 //! The thread that watches a device: its asynchronous events (`ibv_get_async_event(3)`), and the
 //! completion channels of its ports. The thread publishes the meaning of an asynchronous event on a
-//! board that pollers read, and notifies a port's event count of a completion.
+//! board that pollers read, and notifies a port's sleepers of a completion.
 #![allow(clippy::disallowed_types)] // tables that links and ports change when they are made or end
 
 use super::context::DeviceContext;
 use super::cq::CompletionChannel;
 use super::failure::os;
-use super::sleeper::PortEvents;
+use super::sleeper::PortWakeup;
 use super::sys::*;
-use crate::fabric::{FabricError, LinkFailure, Sleep};
+use crate::fabric::{FabricError, LinkFailure, Sleep, Wakeup};
 use rustix::event::Timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,7 +51,7 @@ struct EventBoard {
 #[derive(Clone)]
 struct WatchedPort {
     channel: Arc<CompletionChannel>,
-    events: Arc<PortEvents>,
+    wakeup: Arc<PortWakeup>,
 }
 
 impl WatchedPort {
@@ -62,7 +62,7 @@ impl WatchedPort {
             is_taken = true;
         }
         if is_taken {
-            self.events.notify();
+            self.wakeup.notify();
         }
     }
 }
@@ -80,8 +80,8 @@ impl EventBoard {
     fn announce(&self) {
         self.news.fetch_add(1, Ordering::AcqRel);
         for port in &*self.ports() {
-            port.events.wake(Sleep::Waiter);
-            port.events.wake(Sleep::Background);
+            port.wakeup.wake(Sleep::Waiter);
+            port.wakeup.wake(Sleep::Background);
         }
     }
 
@@ -144,9 +144,9 @@ impl DeviceWatcher {
         self.board.ticks.load(Ordering::Relaxed)
     }
 
-    /// The thread notifies `events` of completions on `channel` from now on.
-    pub fn watch_port(&self, channel: &Arc<CompletionChannel>, events: &Arc<PortEvents>) {
-        self.board.ports().push(WatchedPort { channel: Arc::clone(channel), events: Arc::clone(events) });
+    /// The thread notifies `wakeup` of completions on `channel` from now on.
+    pub fn watch_port(&self, channel: &Arc<CompletionChannel>, wakeup: &Arc<PortWakeup>) {
+        self.board.ports().push(WatchedPort { channel: Arc::clone(channel), wakeup: Arc::clone(wakeup) });
         self.look();
     }
 

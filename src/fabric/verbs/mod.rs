@@ -65,7 +65,7 @@ pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;
 pub use sleeper::VerbsSleeper;
 
-use super::{Fabric, FabricError, FabricKind, LinkOptions, Registrar};
+use super::{Fabric, FabricError, LinkOptions, Registrar};
 use crate::memory::Pool;
 use chosen::Chosen;
 use context::{MemoryRegion, ProtectionDomain};
@@ -267,7 +267,6 @@ impl Fabric for VerbsFabric {
     type Endpoint = VerbsEndpoint;
     type Link = VerbsLink;
     type Port = VerbsPort;
-    const KIND: FabricKind = FabricKind::Verbs;
 
     fn registrar(&self) -> Option<Arc<dyn Registrar>> {
         let registrations = &self.shared.registrations;

@@ -11,7 +11,7 @@ use super::stripes::AnnouncedLength;
 use super::sys::ibv_wc;
 use crate::fabric::{
     Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
-    PostError, ShortTake,
+    PostError, ShortTake, Wakeup,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -83,6 +83,17 @@ impl VerbsPort {
             in_batch: false,
             batched: Vec::with_capacity(BATCH),
         })
+    }
+
+    /// Threads sleep on the sleeper of another port from now on, which this wakes.
+    pub(in crate::fabric) fn sleep_on(&self, other: Arc<dyn Wakeup>) {
+        self.resources.wakeup.sleep_on(other);
+    }
+
+    /// Whether there is no link, not even a detached one whose end the peer does not know yet.
+    #[inline]
+    pub(in crate::fabric) fn is_vacant(&self) -> bool {
+        self.links.is_empty()
     }
 
     #[inline]
@@ -275,7 +286,7 @@ impl Port for VerbsPort {
     type Sleeper = VerbsSleeper;
 
     fn sleeper(&self) -> VerbsSleeper {
-        VerbsSleeper { events: Arc::clone(&self.resources.events) }
+        VerbsSleeper { port: Arc::clone(&self.resources.wakeup) }
     }
 
     fn arm(&mut self) -> bool {
@@ -529,14 +540,14 @@ impl Port for VerbsPort {
         Err(PostError::Refused("this fabric does not lend: see the link's limits"))
     }
 
-    fn reaches(&self, target: &TensorMut) -> bool {
+    fn reaches(&self, _link: LinkId, target: &TensorMut) -> bool {
         let len = target.bytes().len() as u64;
         len == 0 || self.shared.is_ours(target.as_ptr() as u64, len)
     }
 
     fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
         let (region, key) = (self.shared.region_id, self.shared.pool_key());
-        if !self.reaches(&target) {
+        if !self.reaches(id, &target) {
             return Err((
                 PostError::Refused("the target is not in the pool that this fabric shares"),
                 target,

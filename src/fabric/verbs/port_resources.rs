@@ -1,11 +1,11 @@
-//! The resources of one port: completion queues, their channel, the event count. They exist before
+//! The resources of one port: completion queues, their channel, the wake-ups. They exist before
 //! the port, because a link's queue pairs are bound to a completion queue when they are created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
 use super::context::ProtectionDomain;
 use super::cq::{CompletionChannel, CompletionQueue, CqPlaces};
 use super::events::DeviceWatcher;
-use super::sleeper::PortEvents;
+use super::sleeper::PortWakeup;
 use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) struct PortResources {
     pub number: usize,
-    pub events: Arc<PortEvents>,
+    pub wakeup: Arc<PortWakeup>,
     domain: Arc<ProtectionDomain>,
     channel: Arc<CompletionChannel>,
     queues: Mutex<Vec<Arc<CompletionQueue>>>,
@@ -67,11 +67,11 @@ impl PortResources {
         vector: c_int,
     ) -> Result<Self, FabricError> {
         let channel = CompletionChannel::new(&domain.context)?;
-        let events = Arc::new(PortEvents::new(crate::sync::ProcessWords::default()));
-        watcher.watch_port(&channel, &events);
+        let wakeup = Arc::new(PortWakeup::new());
+        watcher.watch_port(&channel, &wakeup);
         Ok(PortResources {
             number,
-            events,
+            wakeup,
             domain: Arc::clone(domain),
             channel,
             queues: Mutex::default(),

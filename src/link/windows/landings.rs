@@ -71,7 +71,7 @@ impl Link {
         target: TensorMut,
         lands_for: LandingFor,
     ) -> Result<(Immediate, Grant), (LandingRefused, TensorMut)> {
-        if !cx.port.reaches(&target) {
+        if !cx.port.reaches(self.id, &target) {
             return Err((LandingRefused::Unreachable, target));
         }
         let full = LandingRefused::Full { limit: cx.port.limits(self.id).grants };

@@ -166,6 +166,20 @@ pub(crate) fn initiate(
     }
 }
 
+/// Connects to the socket of the endpoint at `address`, and closes the connection.
+///
+/// # Errors
+/// If the socket can't be connected to.
+pub(crate) fn try_socket(address: &ShmAddress, deadline: Deadline) -> Result<(), FabricError> {
+    let name = address.socket_name().map_err(|error| refused(format!("its socket has no name: {error}")))?;
+    match socket::connect(&name, deadline) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refused(format!(
+            "its socket was tried and can't be connected to ({error}), as it is in another network namespace"
+        ))),
+    }
+}
+
 /// Waits for the endpoint at `address` to connect to `listener`.
 ///
 /// # Errors

@@ -301,7 +301,7 @@ fn a_link_id_is_never_used_twice_and_a_full_port_refuses() {
     assert!(again != to_b && place_of(again) == place_of(to_b));
     assert!(a.attached().get(to_b).is_none() && a.attached().get(again).is_some());
     // The last id of the place, which then stays empty.
-    a.port.links.places[place_of(again)].before = (1 << (u32::BITS - PLACE_BITS)) - 1;
+    a.port.links.places[place_of(again)].before = (1 << (LinkId::BITS - PLACE_BITS)) - 1;
     a.port.detach(again);
     let (other, _) = connect(&mut a, &mut b, 2);
     assert!(a.attached().get(other).is_none() || place_of(other) != place_of(again));

@@ -1,7 +1,7 @@
 //! Sleeping while nothing arrives on a port's links.
 
 use super::doorbells::OwnDoorbell;
-use crate::fabric::{Sleep, Sleeper};
+use crate::fabric::{Sleep, Sleeper, Wakeup};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +50,16 @@ impl Sleeper for ShmSleeper {
 
     fn exit_wait(&self) {
         self.doorbell.doorbell.events.exit_wait();
+    }
+}
+
+impl Wakeup for ShmSleeper {
+    fn notify(&self) {
+        self.doorbell.doorbell.events.notify();
+    }
+
+    fn wake(&self, who: Sleep) {
+        self.doorbell.doorbell.events.wake(who);
     }
 }
 

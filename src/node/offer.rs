@@ -1,0 +1,207 @@
+//! The offers that two members exchange before they link: for each fabric an address, or why it is
+//! refused.
+//!
+//! The side that starts the exchange offers every fabric that it can use. The other side answers
+//! with the one that it chooses, and says why each faster one is refused.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 4 | `twof` |
+//! | 1 | version |
+//! | 1 | number of fabrics |
+//! | 1, 1, 2 | of each fabric: kind, [state](OfferState), bytes that follow |
+//! | 4, rest | offered: depth of the queue, address |
+//! | all | refused: the reason, UTF-8 |
+
+use crate::fabric::FabricKind;
+
+const MAGIC: [u8; 4] = *b"twof";
+const VERSION: u8 = 1;
+
+/// Bytes of the longest reason. A longer one is cut.
+const MAX_REASON: usize = 400;
+
+/// One side's offer of one fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FabricOffer {
+    pub kind: FabricKind,
+    pub state: OfferState,
+}
+
+/// Whether a side can use a fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OfferState {
+    /// It has an endpoint there. Depth 0 stands for any.
+    Offered { depth: u32, address: Vec<u8> },
+    /// It does not use the fabric.
+    Refused(Refusal),
+}
+
+/// Why a fabric is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub why: String,
+    /// Whether no later attempt of the same two processes can differ.
+    pub is_final: bool,
+}
+
+const OFFERED: u8 = 0;
+const REFUSED: u8 = 1;
+const REFUSED_NOW: u8 = 2;
+
+fn tag(kind: FabricKind) -> u8 {
+    match kind {
+        FabricKind::Shm => b's',
+        FabricKind::Verbs => b'v',
+        FabricKind::Tcp => b't',
+        #[cfg(any(test, feature = "sim"))]
+        FabricKind::Sim => b'm',
+    }
+}
+
+fn kind_of(tag: u8) -> Option<FabricKind> {
+    FabricKind::FASTEST_FIRST.into_iter().find(|kind| self::tag(*kind) == tag)
+}
+
+impl FabricOffer {
+    pub fn refused(kind: FabricKind, refusal: Refusal) -> Self {
+        FabricOffer { kind, state: OfferState::Refused(refusal) }
+    }
+}
+
+/// The bytes of these offers.
+pub(super) fn encode(offers: &[FabricOffer]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend(MAGIC);
+    // There are fewer kinds than 256.
+    bytes.extend([VERSION, offers.len() as u8]);
+    for FabricOffer { kind, state } in offers {
+        let (state, parts): (u8, [&[u8]; 2]) = match state {
+            OfferState::Offered { depth, address } => (OFFERED, [&depth.to_le_bytes(), address]),
+            OfferState::Refused(Refusal { why, is_final }) => {
+                let cut = why.floor_char_boundary(MAX_REASON);
+                (if *is_final { REFUSED } else { REFUSED_NOW }, [&[], why[..cut].as_bytes()])
+            }
+        };
+        // Addresses are shorter by far: the bootstrap service carries 64 KiB.
+        let len = parts.iter().map(|part| part.len()).sum::<usize>() as u16;
+        bytes.extend([tag(*kind), state]);
+        bytes.extend(len.to_le_bytes());
+        parts.iter().for_each(|part| bytes.extend(*part));
+    }
+    bytes
+}
+
+/// The offers in a peer's bytes.
+///
+/// # Errors
+/// What is wrong with them.
+pub(super) fn decode(bytes: &[u8]) -> Result<Vec<FabricOffer>, String> {
+    let mut rest = OfferReader(bytes);
+    if rest.take() != Some(MAGIC) {
+        return Err(format!("{} bytes that are no offer of fabrics", bytes.len()));
+    }
+    let [version] = rest.take().ok_or("an offer without a version")?;
+    if version != VERSION {
+        return Err(format!(
+            "an offer of version {version}, and this process speaks {VERSION}: run the same release on all \
+             members"
+        ));
+    }
+    let [count] = rest.take().ok_or("an offer that ends early")?;
+    let mut offers = Vec::new();
+    for _ in 0..count {
+        offers.push(rest.offer().ok_or("an offer that ends early, or has a wrong field")?);
+    }
+    let is_twice = |at: usize| offers[..at].iter().any(|offer: &FabricOffer| offer.kind == offers[at].kind);
+    match (0..offers.len()).find(|at| is_twice(*at)) {
+        Some(at) => Err(format!("an offer that has {} twice", offers[at].kind)),
+        None if rest.0.is_empty() => Ok(offers),
+        None => Err(format!("an offer with {} bytes behind it", rest.0.len())),
+    }
+}
+
+struct OfferReader<'a>(&'a [u8]);
+
+impl OfferReader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn offer(&mut self) -> Option<FabricOffer> {
+        let [kind, state] = self.take()?;
+        let len = usize::from(u16::from_le_bytes(self.take()?));
+        let (body, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        let refused = |is_final| {
+            let why = std::str::from_utf8(body).ok().filter(|why| why.len() <= MAX_REASON)?;
+            Some(OfferState::Refused(Refusal { why: why.into(), is_final }))
+        };
+        let state = match state {
+            OFFERED => {
+                let (depth, address) = body.split_first_chunk()?;
+                OfferState::Offered { depth: u32::from_le_bytes(*depth), address: address.into() }
+            }
+            REFUSED => refused(true)?,
+            REFUSED_NOW => refused(false)?,
+            _ => return None,
+        };
+        Some(FabricOffer { kind: kind_of(kind)?, state })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn offers() -> Vec<FabricOffer> {
+        let refusal = Refusal { why: "no device".into(), is_final: true };
+        let offered = OfferState::Offered { depth: 256, address: vec![7; 40] };
+        vec![
+            FabricOffer { kind: FabricKind::Shm, state: offered },
+            FabricOffer::refused(FabricKind::Verbs, refusal),
+        ]
+    }
+
+    #[test]
+    fn offers_come_back_and_a_long_reason_is_cut_between_letters() {
+        assert_eq!(decode(&encode(&offers())), Ok(offers()));
+        let refusal = Refusal { why: "ä".repeat(MAX_REASON), is_final: false };
+        let cut = decode(&encode(&[FabricOffer::refused(FabricKind::Verbs, refusal)])).expect("valid");
+        let OfferState::Refused(Refusal { why, is_final: false }) = &cut[0].state else { panic!("{cut:?}") };
+        assert_eq!(*why, "ä".repeat(MAX_REASON / 2));
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_offer_is_said() {
+        let good = encode(&offers());
+        let changed = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            decode(&bytes).expect_err("refused")
+        };
+        assert!(changed(0, b'x').contains("no offer"));
+        assert!(changed(4, 9).contains("version 9"));
+        assert!(changed(5, 3).contains("ends early"));
+        assert!(changed(5, 1).contains("bytes behind it"));
+        assert!(changed(6, b'?').contains("wrong field"));
+        let twice = [offers(), offers()].concat();
+        assert!(decode(&encode(&twice)).expect_err("refused").contains("shm twice"));
+        for end in 0..good.len() {
+            assert!(decode(&good[..end]).is_err(), "cut at {end}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_come_back(tail in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let bytes = [&MAGIC[..], &[VERSION], &tail].concat();
+            if let Ok(offers) = decode(&bytes) {
+                prop_assert_eq!(encode(&offers), bytes);
+            }
+        }
+    }
+}
