@@ -164,8 +164,8 @@ const SAMPLES: &[Sample] = &[
     sample("numa_node", &[("0", "0"), ("1023", "1023")], &["", "-1", "1024", "a"], NO_NUMBER),
     sample(
         "fabric",
-        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs")],
-        &["", "SHM", "tcp", "grpc"],
+        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs"), ("verbs, shm", "shm,verbs")],
+        &["", "SHM", "tcp", "grpc", "shm,", "auto,shm", "shm,shm"],
         NO_STRING,
     ),
     sample(
@@ -544,7 +544,12 @@ fn a_fabric_that_is_not_there_is_refused_by_name() {
     // No setting names the fabric of the tests.
     for name in ["tcp", "sim"] {
         let error = base().set("fabric", name).build().expect_err("refused").to_string();
-        assert_eq!(error, format!("fabric is {name:?} (the builder): it must be auto, shm or verbs"));
+        assert_eq!(
+            error,
+            format!(
+                "fabric is {name:?} (the builder): it must be auto, or shm, verbs or several of them: shm,verbs"
+            )
+        );
     }
 }
 

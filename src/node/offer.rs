@@ -14,6 +14,7 @@
 //! | all | refused: the reason, UTF-8 |
 
 use crate::fabric::FabricKind;
+use crate::wire::TaskId;
 
 const MAGIC: [u8; 4] = *b"twof";
 const VERSION: u8 = 1;
@@ -43,6 +44,13 @@ pub(super) struct Refusal {
     pub why: String,
     /// Whether no later attempt of the same two processes can differ.
     pub is_final: bool,
+}
+
+impl Refusal {
+    /// The refusal of this member.
+    pub fn of(self, member: &TaskId) -> Self {
+        Refusal { why: format!("{member}: {}", self.why), ..self }
+    }
 }
 
 const OFFERED: u8 = 0;

@@ -14,6 +14,7 @@ use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, Remot
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -23,11 +24,27 @@ use std::time::{Duration, Instant};
 pub(super) struct PeerDirectory {
     members: Members,
     transports: Arc<Mutex<HashMap<PeerIndex, PeerTransport>>>,
+    /// For each peer whether its transport is verbs, for senders, which take no lock.
+    over_verbs: Arc<[AtomicBool]>,
 }
 
 impl PeerDirectory {
     pub fn new(members: Members) -> Self {
-        PeerDirectory { members, transports: Arc::default() }
+        let over_verbs = members.all().iter().map(|_| AtomicBool::new(false)).collect();
+        PeerDirectory { members, transports: Arc::default(), over_verbs }
+    }
+
+    /// Notes the transport of a new link.
+    fn note(&self, peer: PeerIndex, transport: PeerTransport) {
+        if let Some(over_verbs) = self.over_verbs.get(peer.0 as usize) {
+            over_verbs.store(transport.kind == FabricKind::Verbs, Ordering::Relaxed);
+        }
+        self.transports().insert(peer, transport);
+    }
+
+    /// Whether the last link with a peer was over verbs; false before there was one.
+    pub fn is_over_verbs(&self, peer: PeerIndex) -> bool {
+        self.over_verbs.get(peer.0 as usize).is_some_and(|is| is.load(Ordering::Relaxed))
     }
 
     fn transports(&self) -> MutexGuard<'_, HashMap<PeerIndex, PeerTransport>> {
@@ -281,7 +298,7 @@ impl FabricPeering {
         let theirs = self.decode(peer, theirs)?;
         let mut refused = Vec::new();
         for kind in FabricKind::FASTEST_FIRST {
-            match self.choose_if_common(peer, kind, &theirs)? {
+            match self.choose_if_common(peer, kind, &theirs) {
                 Ok((endpoint, state)) => {
                     let transport = self.transport(kind, &refused);
                     let refused = refused.into_iter();
@@ -296,36 +313,24 @@ impl FabricPeering {
         Err(self.nothing_in_common(peer, &refused))
     }
 
-    /// This side's endpoint on a fabric that both sides can use, or why they can't. Two queue
-    /// depths that differ are an error.
-    #[allow(clippy::type_complexity)]
+    /// This side's endpoint on a fabric that both sides can use, or why they can't.
     fn choose_if_common(
         &self,
         peer: &PeerInfo,
         kind: FabricKind,
         theirs: &[FabricOffer],
-    ) -> Result<Result<(MultiEndpoint, OfferState), Refusal>, Status> {
-        let says = |who: &TaskId| {
-            let who = who.to_string();
-            move |refusal: Refusal| Refusal { why: format!("{who}: {}", refusal.why), ..refusal }
-        };
-        if let Err(refusal) = self.fabrics.check_open(kind) {
-            return Ok(Err(says(&self.me)(refusal)));
-        }
-        let (depth, address) = match theirs.iter().find(|offer| offer.kind == kind).map(|offer| &offer.state)
-        {
-            Some(OfferState::Offered { depth, address }) => (*depth, address),
-            Some(OfferState::Refused(refusal)) => return Ok(Err(says(&peer.name)(refusal.clone()))),
+    ) -> Result<(MultiEndpoint, OfferState), Refusal> {
+        self.fabrics.check_open(kind).map_err(|refusal| refusal.of(&self.me))?;
+        let address = match theirs.iter().find(|offer| offer.kind == kind).map(|offer| &offer.state) {
+            Some(OfferState::Offered { address, .. }) => address,
+            Some(OfferState::Refused(refusal)) => return Err(refusal.clone().of(&peer.name)),
             None => {
                 let refusal = Refusal { why: "it does not know this fabric".into(), is_final: true };
-                return Ok(Err(says(&peer.name)(refusal)));
+                return Err(refusal.of(&peer.name));
             }
         };
-        if let Err(refusal) = self.fabrics.check_peer(kind, address) {
-            return Ok(Err(says(&peer.name)(refusal)));
-        }
-        self.check_depth(peer, kind, depth)?;
-        Ok(self.offer(peer, kind).map_err(says(&self.me)))
+        self.fabrics.check_peer(kind, address).map_err(|refusal| refusal.of(&peer.name))?;
+        self.offer(peer, kind).map_err(|refusal| refusal.of(&self.me))
     }
 
     fn decode(&self, peer: &PeerInfo, offer: &[u8]) -> Result<Vec<FabricOffer>, Status> {
@@ -386,7 +391,8 @@ impl FabricPeering {
         match endpoints {
             WaitingEndpoints::Chosen(endpoint, transport) => {
                 let of_it = offered.into_iter().find(|(kind, ..)| *kind == transport.kind);
-                let (_, _, address) = of_it.ok_or_else(|| broken("another fabric than before"))?;
+                let (kind, depth, address) = of_it.ok_or_else(|| broken("another fabric than before"))?;
+                self.check_depth(peer, kind, depth)?;
                 Ok((endpoint, address, transport))
             }
             WaitingEndpoints::Offered(endpoints) => {
@@ -471,7 +477,7 @@ impl Peering for FabricPeering {
         })?;
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         let index = self.index(&peer.name)?;
-        self.directory.transports().insert(index, transport);
+        self.directory.note(index, transport);
         Ok(())
     }
 

@@ -215,7 +215,8 @@ impl Node {
             rendezvous_settings(config),
         );
         if let Some(registrar) = registrar {
-            context.register_by(registrar);
+            let directory = directory.clone();
+            context.register_by(registrar, move |peer| directory.is_over_verbs(peer));
         }
         let owners = Executor::of_owners();
         pool.drop_owners_with({

@@ -475,13 +475,12 @@ impl<'a> Values<'a> {
         if !self.is_foreign {
             return Ok(());
         }
-        edges.zip(self.values.iter_mut()).filter(|(edge, _)| edge.destination != EdgeEnd::Here).try_for_each(
-            |(edge, value)| {
-                let foreign = std::mem::replace(value, Value::Dead);
-                *value = self.step.movable_value(&edge.key(self.step.id), foreign)?;
-                Ok(())
-            },
-        )
+        edges.zip(self.values.iter_mut()).try_for_each(|(edge, value)| {
+            let EdgeEnd::Peer(peer) = edge.destination else { return Ok(()) };
+            let foreign = std::mem::replace(value, Value::Dead);
+            *value = self.step.movable_value(&edge.key(self.step.id), peer, foreign)?;
+            Ok(())
+        })
     }
 
     /// Sends the values for edges within the process. Leaves dead values in their places.

@@ -142,9 +142,14 @@ impl Context {
         })
     }
 
-    /// Registers sent memory outside the pool with `registrar`. The first registrar counts.
-    pub(crate) fn register_by(&self, registrar: Arc<dyn Registrar>) {
-        self.foreign.register_by(registrar);
+    /// Registers memory outside the pool with `registrar`, if it is sent to a peer of
+    /// `sends_registered`. The first registrar counts.
+    pub(crate) fn register_by(
+        &self,
+        registrar: Arc<dyn Registrar>,
+        sends_registered: impl Fn(PeerIndex) -> bool + Send + Sync + 'static,
+    ) {
+        self.foreign.register_by(registrar, Box::new(sends_registered));
     }
 
     /// The counters of tensors outside the pool, which no poller counts.

@@ -4,7 +4,7 @@
 use super::context::Context;
 use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
-use crate::matching::Error;
+use crate::matching::{Error, PeerIndex};
 use crate::memory::Tensor;
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
@@ -13,21 +13,25 @@ use std::sync::{Arc, OnceLock};
 /// registration, and no more than a lookup.
 pub(crate) const REGISTERED_FROM: u64 = 4096;
 
+/// Whether the fabric to a peer sends what the registrar has registered.
+type SendsRegistered = Box<dyn Fn(PeerIndex) -> bool + Send + Sync>;
+
 /// The registrar of memory outside the pool, and the counters.
 #[derive(Default)]
 pub(super) struct Foreign {
-    registrar: OnceLock<Arc<dyn Registrar>>,
+    registrar: OnceLock<(Arc<dyn Registrar>, SendsRegistered)>,
     counters: SharedCounters,
 }
 
 impl Foreign {
-    /// Registers memory with `registrar` from now on. The first registrar counts.
-    pub fn register_by(&self, registrar: Arc<dyn Registrar>) {
-        let _ = self.registrar.set(registrar);
+    /// Registers memory with `registrar` from now on, for the peers of `sends_registered`. The
+    /// first registrar counts.
+    pub fn register_by(&self, registrar: Arc<dyn Registrar>, sends_registered: SendsRegistered) {
+        let _ = self.registrar.set((registrar, sends_registered));
     }
 
     pub fn counted(&self) -> Snapshot {
-        let Some(registrar) = self.registrar.get() else { return self.counters.snapshot() };
+        let Some((registrar, _)) = self.registrar.get() else { return self.counters.snapshot() };
         self.counters.add(Counter::RegistrationsEnded, registrar.take_ended());
         let mut counted = self.counters.snapshot();
         counted.raise(Gauge::RegisteredBytes, registrar.registered_bytes());
@@ -36,12 +40,12 @@ impl Foreign {
 }
 
 impl Context {
-    /// The tensor in memory that can be sent to peers.
-    pub(super) fn movable(&self, key: &TensorKey, tensor: Tensor) -> Result<Tensor, Error> {
+    /// The tensor in memory that can be sent to this peer.
+    pub(super) fn movable(&self, key: &TensorKey, peer: PeerIndex, tensor: Tensor) -> Result<Tensor, Error> {
         if self.is_ours(&tensor) {
             return Ok(tensor);
         }
-        match self.registered(&tensor) {
+        match self.registered(peer, &tensor) {
             Some(registered) => Ok(registered),
             None => self.staged(key, &tensor),
         }
@@ -63,11 +67,12 @@ impl Context {
         self.pool.has(tensor) || tensor.meta().bytes() == 0
     }
 
-    fn registered(&self, tensor: &Tensor) -> Option<Tensor> {
+    fn registered(&self, peer: PeerIndex, tensor: &Tensor) -> Option<Tensor> {
+        let (registrar, _) = self.foreign.registrar.get().filter(|(_, sends)| sends(peer))?;
         if !tensor.is_foreign() || tensor.meta().bytes() < REGISTERED_FROM {
             return None;
         }
-        let done = self.foreign.registrar.get()?.register(&self.pool, tensor);
+        let done = registrar.register(&self.pool, tensor);
         let how = match (&done.tensor, done.is_known) {
             (Some(_), true) => Counter::RegistrationsFound,
             (Some(_), false) => Counter::RegistrationsMade,

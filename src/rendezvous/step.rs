@@ -160,16 +160,21 @@ impl Step {
         let key = edge.key(self.id);
         reserve(&self.context.outstanding, 1, limit).map_err(|_| full())?;
         // Last, so that a refused send copies and registers nothing.
-        let value = self.movable_value(&key, value).inspect_err(|_| {
+        let value = self.movable_value(&key, peer, value).inspect_err(|_| {
             self.context.outstanding.fetch_sub(1, Ordering::Relaxed);
         })?;
         self.context.paths.of(peer).send(peer, key, value)
     }
 
-    /// The value in memory that can be sent to peers.
-    pub(super) fn movable_value(&self, key: &TensorKey, value: Value) -> Result<Value, Error> {
+    /// The value in memory that can be sent to this peer.
+    pub(super) fn movable_value(
+        &self,
+        key: &TensorKey,
+        peer: PeerIndex,
+        value: Value,
+    ) -> Result<Value, Error> {
         match value {
-            Value::Tensor(tensor) => Ok(Value::Tensor(self.context.movable(key, tensor)?)),
+            Value::Tensor(tensor) => Ok(Value::Tensor(self.context.movable(key, peer, tensor)?)),
             Value::Dead => Ok(Value::Dead),
         }
     }

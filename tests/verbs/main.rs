@@ -29,6 +29,7 @@ mod registrations;
 mod removal;
 mod settings;
 mod setup;
+mod several_fabrics;
 mod stripes;
 mod stuck;
 mod watch;
