@@ -164,8 +164,8 @@ const SAMPLES: &[Sample] = &[
     sample("numa_node", &[("0", "0"), ("1023", "1023")], &["", "-1", "1024", "a"], NO_NUMBER),
     sample(
         "fabric",
-        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs"), ("verbs, shm", "shm,verbs")],
-        &["", "SHM", "tcp", "grpc", "shm,", "auto,shm", "shm,shm"],
+        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs"), ("tcp, shm", "shm,tcp")],
+        &["", "SHM", "grpc", "shm,", "auto,shm", "shm,shm"],
         NO_STRING,
     ),
     sample(
@@ -542,12 +542,12 @@ fn there_are_as_many_pollers_as_are_said_or_as_cpus_for_them() {
 #[test]
 fn a_fabric_that_is_not_there_is_refused_by_name() {
     // No setting names the fabric of the tests.
-    for name in ["tcp", "sim"] {
+    for name in ["grpc", "sim"] {
         let error = base().set("fabric", name).build().expect_err("refused").to_string();
         assert_eq!(
             error,
             format!(
-                "fabric is {name:?} (the builder): it must be auto, or shm, verbs or several of them: shm,verbs"
+                "fabric is {name:?} (the builder): it must be auto, or shm, verbs, tcp or several of them: shm,tcp"
             )
         );
     }

@@ -108,7 +108,7 @@ pub enum FabricKind {
 
 impl FabricKind {
     /// The fabrics that a node can use, in the order in which it chooses.
-    pub(crate) const FASTEST_FIRST: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
+    pub(crate) const FASTEST_FIRST: [FabricKind; 3] = [FabricKind::Shm, FabricKind::Verbs, FabricKind::Tcp];
 }
 
 impl fmt::Display for FabricKind {

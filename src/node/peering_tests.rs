@@ -142,9 +142,12 @@ fn two_sides_without_a_common_fabric_hear_why_of_each() {
         .prepare(&peer, Some(&offer_of(FabricKind::Verbs, 0, b"there")))
         .expect_err("it has shared memory only");
     assert_eq!(refused.code, Code::FailedPrecondition);
-    for part in
-        ["w/0 (on host here) and w/1 (on host here)", "shm: w/1: fabric is set", "verbs: w/0: there is"]
-    {
+    for part in [
+        "w/0 (on host here) and w/1 (on host here)",
+        "shm: w/1: fabric is set",
+        "tcp: w/0: there is none",
+        "verbs: w/0: there is none",
+    ] {
         assert!(refused.message.contains(part), "{part}: {refused}");
     }
 }

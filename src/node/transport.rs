@@ -6,10 +6,12 @@ use super::rdma::verbs_options;
 use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
+use crate::fabric::tcp::{TcpFabric, TcpOptions};
 use crate::fabric::verbs::VerbsDevice;
 use crate::fabric::{FabricError, FabricKind, FabricSet, LinkOptions, Registrar};
 use crate::memory::Pool;
 use crate::wire::HostPort;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +43,37 @@ fn shm_options(config: &Config, pool: &Pool) -> ShmOptions {
     let max_lent_bytes = config.max_lent_bytes.unwrap_or(pool.region().len() / 2);
     ShmOptions { max_lent_bytes, borrow_grace: config.borrow_grace, ..ShmOptions::default() }
 }
+
+/// Connections are accepted at the address of the bootstrap service.
+///
+/// # Errors
+/// If the name of this host in the cluster has no address.
+fn tcp_options(config: &Config) -> Result<TcpOptions, FabricError> {
+    let unknown = |why: String| FabricError::Unavailable { fabric: FabricKind::Tcp, why };
+    let own = config.cluster.address(config.task_id());
+    let own = own.ok_or_else(|| unknown("this process is not in the cluster".into()))?;
+    let mut advertise: Vec<IpAddr> = match (own.ip(), own.name()) {
+        (Some(ip), _) => vec![ip],
+        (None, name) => {
+            let name = name.unwrap_or_default();
+            let found = (name, own.port()).to_socket_addrs();
+            let found = found.map_err(|error| unknown(format!("looking up {name} failed: {error}")))?;
+            found.map(|address| address.ip()).collect()
+        }
+    };
+    advertise.dedup();
+    advertise.truncate(TCP_ADDRESSES);
+    let bind = match (config.bind, advertise.as_slice()) {
+        (Some(bind), _) => bind.ip(),
+        (None, [one]) => *one,
+        (None, several) if several.iter().any(IpAddr::is_ipv6) => Ipv6Addr::UNSPECIFIED.into(),
+        (None, _) => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    Ok(TcpOptions { bind, advertise, ..TcpOptions::default() })
+}
+
+/// Addresses of this host that peers try, at most.
+const TCP_ADDRESSES: usize = 8;
 
 /// Whether the cluster names one host for all members, as far as their addresses tell.
 fn is_on_one_host(config: &Config) -> bool {
@@ -110,6 +143,13 @@ impl OpeningFabrics {
         if let Some(device) = device {
             parts.verbs = opened_or_closed(device.fabric(pool), FabricKind::Verbs, named, &mut closed)?;
         }
+        match named.filter(|set| !set.has(FabricKind::Tcp)) {
+            Some(set) => closed.push((FabricKind::Tcp, not_named(set))),
+            None => {
+                let opened = tcp_options(config).and_then(|options| TcpFabric::new(pool, options));
+                parts.tcp = opened_or_closed(opened, FabricKind::Tcp, named, &mut closed)?;
+            }
+        }
         match MultiFabric::new(parts) {
             Some(fabric) => Ok(NodeFabrics { fabric, closed, named }),
             None => {
@@ -156,8 +196,8 @@ impl NodeFabrics {
     /// Fabrics of these parts, of a node that leaves the choice.
     #[cfg(test)]
     pub fn of(parts: FabricParts) -> NodeFabrics {
-        let closed = vec![(FabricKind::Verbs, "there is no device".to_owned())];
-        NodeFabrics { fabric: MultiFabric::new(parts).expect("a part"), closed, named: None }
+        let closed = [FabricKind::Verbs, FabricKind::Tcp].map(|kind| (kind, "there is none".to_owned()));
+        NodeFabrics { fabric: MultiFabric::new(parts).expect("a part"), closed: closed.into(), named: None }
     }
 
     /// Registers memory outside the pool, if one of the fabrics can.
@@ -225,7 +265,7 @@ impl NodeFabrics {
 /// The queue depth that both sides of a link must have; 0 if they may differ.
 pub(super) fn common_depth(kind: FabricKind, options: &LinkOptions) -> u32 {
     match kind {
-        FabricKind::Verbs => 0,
+        FabricKind::Verbs | FabricKind::Tcp => 0,
         _ => options.depth,
     }
 }

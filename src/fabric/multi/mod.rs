@@ -14,6 +14,7 @@ pub use port::MultiPort;
 pub use sleeper::MultiSleeper;
 
 use super::shm::{ShmEndpoint, ShmFabric, ShmLink};
+use super::tcp::{TcpEndpoint, TcpFabric, TcpLink};
 use super::verbs::{VerbsEndpoint, VerbsFabric, VerbsLink};
 use super::{Endpoint, Fabric, FabricError, FabricKind, LinkId, LinkOptions, LoanLimiter, Registrar, Role};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub struct FabricParts {
     pub shm: Option<ShmFabric>,
     /// RDMA verbs.
     pub verbs: Option<VerbsFabric>,
+    /// TCP.
+    pub tcp: Option<TcpFabric>,
 }
 
 /// A process's access to its peers through one or several fabrics.
@@ -36,7 +39,8 @@ pub struct MultiFabric {
 impl MultiFabric {
     /// A fabric of these parts; `None` without any.
     pub fn new(parts: FabricParts) -> Option<Self> {
-        let is_empty = parts.shm.is_none() && parts.verbs.is_none();
+        let FabricParts { shm, verbs, tcp } = &parts;
+        let is_empty = shm.is_none() && verbs.is_none() && tcp.is_none();
         (!is_empty).then_some(MultiFabric { parts })
     }
 
@@ -47,10 +51,11 @@ impl MultiFabric {
 
     /// The fabrics that are open, the fastest first.
     pub fn kinds(&self) -> impl Iterator<Item = FabricKind> {
-        let FabricParts { shm, verbs } = &self.parts;
+        let FabricParts { shm, verbs, tcp } = &self.parts;
         let shm = shm.as_ref().map(|_| FabricKind::Shm);
         let verbs = verbs.as_ref().map(|_| FabricKind::Verbs);
-        [shm, verbs].into_iter().flatten()
+        let tcp = tcp.as_ref().map(|_| FabricKind::Tcp);
+        [shm, verbs, tcp].into_iter().flatten()
     }
 
     /// As [`Fabric::endpoint`], on the part of this kind.
@@ -63,10 +68,13 @@ impl MultiFabric {
         port: usize,
         options: &LinkOptions,
     ) -> Result<MultiEndpoint, FabricError> {
-        let FabricParts { shm, verbs } = &self.parts;
-        match (kind, shm, verbs) {
-            (FabricKind::Shm, Some(shm), _) => Ok(MultiEndpoint::Shm(shm.endpoint(port, options)?)),
-            (FabricKind::Verbs, _, Some(verbs)) => Ok(MultiEndpoint::Verbs(verbs.endpoint(port, options)?)),
+        let FabricParts { shm, verbs, tcp } = &self.parts;
+        match (kind, shm, verbs, tcp) {
+            (FabricKind::Shm, Some(shm), ..) => Ok(MultiEndpoint::Shm(shm.endpoint(port, options)?)),
+            (FabricKind::Verbs, _, Some(verbs), _) => {
+                Ok(MultiEndpoint::Verbs(verbs.endpoint(port, options)?))
+            }
+            (FabricKind::Tcp, .., Some(tcp)) => Ok(MultiEndpoint::Tcp(tcp.endpoint(port, options)?)),
             _ => Err(FabricError::Unavailable { fabric: kind, why: "it is not open".into() }),
         }
     }
@@ -83,11 +91,7 @@ impl Fabric for MultiFabric {
 
     /// Ports of all parts get the same number, so one thread at a time makes them.
     fn port(&self) -> Result<MultiPort, FabricError> {
-        let FabricParts { shm, verbs } = &self.parts;
-        MultiPort::new(
-            shm.as_ref().map(ShmFabric::port).transpose()?,
-            verbs.as_ref().map(VerbsFabric::port).transpose()?,
-        )
+        MultiPort::new(&self.parts)
     }
 
     /// On the fastest part.
@@ -108,6 +112,8 @@ pub enum MultiEndpoint {
     Shm(ShmEndpoint),
     /// On RDMA verbs.
     Verbs(VerbsEndpoint),
+    /// On TCP.
+    Tcp(TcpEndpoint),
 }
 
 impl Endpoint for MultiEndpoint {
@@ -117,6 +123,7 @@ impl Endpoint for MultiEndpoint {
         match self {
             MultiEndpoint::Shm(endpoint) => endpoint.address(),
             MultiEndpoint::Verbs(endpoint) => endpoint.address(),
+            MultiEndpoint::Tcp(endpoint) => endpoint.address(),
         }
     }
 
@@ -124,6 +131,7 @@ impl Endpoint for MultiEndpoint {
         Ok(match self {
             MultiEndpoint::Shm(endpoint) => MultiLink::Shm(endpoint.connect(role, peer, timeout)?),
             MultiEndpoint::Verbs(endpoint) => MultiLink::Verbs(endpoint.connect(role, peer, timeout)?),
+            MultiEndpoint::Tcp(endpoint) => MultiLink::Tcp(endpoint.connect(role, peer, timeout)?),
         })
     }
 }
@@ -134,12 +142,15 @@ pub enum MultiLink {
     Shm(ShmLink),
     /// On RDMA verbs.
     Verbs(VerbsLink),
+    /// On TCP.
+    Tcp(TcpLink),
 }
 
 /// The numbers of the parts in the high bits of a [`LinkId`]. Shared memory has 0, so that its
 /// links keep their ids.
 const SHM: u32 = 0;
 const VERBS: u32 = 1;
+const TCP: u32 = 2;
 
 /// The part of a link.
 #[inline(always)] // on the short path

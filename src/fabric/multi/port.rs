@@ -2,12 +2,13 @@
 
 use super::sleeper::MultiSleeper;
 use super::turns::PollTurns;
-use super::{MultiLink, SHM, VERBS, of_part, part_of, within_part};
-use crate::fabric::shm::ShmPort;
-use crate::fabric::verbs::VerbsPort;
+use super::{FabricParts, MultiLink, SHM, TCP, VERBS, of_part, part_of, within_part};
+use crate::fabric::shm::{ShmFabric, ShmPort};
+use crate::fabric::tcp::{TcpFabric, TcpPort};
+use crate::fabric::verbs::{VerbsFabric, VerbsPort};
 use crate::fabric::{
-    Accept, Completions, FabricError, FabricKind, LinkFailure, LinkId, LinkLimits, LoanPermit, Port,
-    PostError, ShortTake,
+    Accept, Completions, Fabric, FabricError, FabricKind, LinkFailure, LinkId, LinkLimits, LoanPermit, Port,
+    PostError, ShortTake, Wakeup,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage, Time, UnreadMessage};
@@ -16,8 +17,8 @@ use std::sync::Arc;
 /// Polls from one of verbs to the next, beside active links on shared memory: a poll of a
 /// completion queue costs as much as one of some links.
 const VERBS_EVERY: u32 = 4;
-/// Turns of a part without links in which it is not polled.
-const VACANT_TURNS: u32 = 1024;
+/// The same for TCP, of which each poll enters the kernel.
+const TCP_EVERY: u32 = 16;
 
 /// The limits of a link of no part.
 static NOTHING: LinkLimits =
@@ -26,14 +27,15 @@ static NOTHING: LinkLimits =
 /// The links that one poller owns, on several fabrics. See [`Port`].
 ///
 /// A poll looks at the links on shared memory. While some of them are active, it looks at verbs in
-/// each fourth poll, or if 5 us have passed. An armed port looks at all parts in each poll. A part
-/// without links is almost never looked at.
+/// each fourth poll, at TCP in each 16th, and at both if 5 us have passed. TCP waits for its turn
+/// beside links on verbs, too. An armed port looks at all parts in each poll. A part without links
+/// is not looked at.
 pub struct MultiPort {
     shm: Option<ShmPort>,
     verbs: Option<VerbsPort>,
+    tcp: Option<TcpPort>,
     verbs_turns: PollTurns,
-    /// Turns of verbs without links in a row.
-    vacant: u32,
+    tcp_turns: PollTurns,
     /// The newest time that the port was told.
     now: Time,
     /// Nothing has come since the port was armed.
@@ -59,48 +61,64 @@ macro_rules! on_part {
                 }
                 None => $absent,
             },
+            TCP => match $this.tcp.$borrow() {
+                Some($port) => {
+                    let $link = within_part($id);
+                    $call
+                }
+                None => $absent,
+            },
             _ => $absent,
         }
     };
 }
 
 impl MultiPort {
+    /// A port of each part.
+    ///
     /// # Errors
-    /// If there is no part.
-    pub(super) fn new(shm: Option<ShmPort>, verbs: Option<VerbsPort>) -> Result<Self, FabricError> {
+    /// If the resources for one can't be had.
+    pub(super) fn new(parts: &FabricParts) -> Result<Self, FabricError> {
+        let shm = parts.shm.as_ref().map(ShmFabric::port).transpose()?;
+        let verbs = parts.verbs.as_ref().map(VerbsFabric::port).transpose()?;
         // The threads of the other parts wake those who sleep on the first one.
-        match (&shm, &verbs) {
-            (Some(first), Some(verbs)) => verbs.sleep_on(Arc::new(first.sleeper())),
-            (Some(_), None) | (None, Some(_)) => {}
-            (None, None) => {
-                let why = "a port needs an open fabric".into();
-                return Err(FabricError::Unavailable { fabric: FabricKind::Shm, why });
-            }
+        let first: Option<Arc<dyn Wakeup>> = match (&shm, &verbs) {
+            (Some(shm), _) => Some(Arc::new(shm.sleeper())),
+            (None, Some(verbs)) => Some(Arc::new(verbs.sleeper())),
+            (None, None) => None,
+        };
+        if let (Some(_), Some(verbs), Some(first)) = (&shm, &verbs, &first) {
+            verbs.sleep_on(Arc::clone(first));
         }
+        let tcp = match (&parts.tcp, first) {
+            (Some(tcp), Some(first)) => Some(tcp.port_with_notifier(Arc::new(move || first.notify()))?),
+            (Some(tcp), None) => Some(tcp.port()?),
+            (None, _) => None,
+        };
         Ok(MultiPort {
             shm,
             verbs,
+            tcp,
             verbs_turns: PollTurns::new(VERBS_EVERY),
-            vacant: 0,
+            tcp_turns: PollTurns::new(TCP_EVERY),
             now: Time::ZERO,
             is_armed: false,
         })
     }
 
+    /// Whether a faster part has links that are polled each time.
+    #[inline]
+    fn has_faster_links(&self) -> bool {
+        !self.is_armed && self.shm.as_ref().is_some_and(ShmPort::has_active_links)
+    }
+
     /// Polls verbs if it is its turn.
     #[inline]
     fn poll_verbs(&mut self, out: &mut Completions) {
+        let is_beside = self.has_faster_links();
         let Some(verbs) = &mut self.verbs else { return };
-        let is_first = !self.is_armed && self.shm.as_ref().is_some_and(ShmPort::has_active_links);
-        if is_first && !self.verbs_turns.take(self.now) {
+        if verbs.is_vacant() && !self.is_armed || is_beside && !self.verbs_turns.take(self.now) {
             return;
-        }
-        // Completions of links that were given up can come without a link.
-        if verbs.is_vacant() && !self.is_armed {
-            self.vacant += 1;
-            if !self.vacant.is_multiple_of(VACANT_TURNS) {
-                return;
-            }
         }
         let before = out.len();
         verbs.poll(out);
@@ -108,6 +126,27 @@ impl MultiPort {
             out.relabel(before, |link| of_part(VERBS, link));
         }
     }
+
+    /// Polls TCP if it is its turn.
+    #[inline]
+    fn poll_tcp(&mut self, out: &mut Completions) {
+        let is_beside = self.has_faster_links()
+            || !self.is_armed && self.verbs.as_ref().is_some_and(|verbs| !verbs.is_vacant());
+        let Some(tcp) = &mut self.tcp else { return };
+        if tcp.is_vacant() && !self.is_armed || is_beside && !self.tcp_turns.take(self.now) {
+            return;
+        }
+        let before = out.len();
+        tcp.poll(out);
+        if out.len() > before {
+            out.relabel(before, |link| of_part(TCP, link));
+        }
+    }
+}
+
+#[cold]
+fn of_other_fabric(fabric: FabricKind) -> FabricError {
+    FabricError::Unavailable { fabric, why: "the port of this link has no such part".into() }
 }
 
 /// Gives the link the id of its part.
@@ -133,10 +172,11 @@ impl Port for MultiPort {
     const HAS_SLOTS: bool = true;
 
     fn sleeper(&self) -> MultiSleeper {
-        match (&self.shm, &self.verbs) {
-            (Some(shm), _) => MultiSleeper::Shm(shm.sleeper()),
-            (None, Some(verbs)) => MultiSleeper::Verbs(verbs.sleeper()),
-            (None, None) => unreachable!("`MultiPort::new` makes no port without parts"),
+        match (&self.shm, &self.verbs, &self.tcp) {
+            (Some(shm), ..) => MultiSleeper::Shm(shm.sleeper()),
+            (None, Some(verbs), _) => MultiSleeper::Verbs(verbs.sleeper()),
+            (None, None, Some(tcp)) => MultiSleeper::Tcp(tcp.sleeper()),
+            (None, None, None) => unreachable!("`MultiFabric::new` makes no fabric without parts"),
         }
     }
 
@@ -144,25 +184,29 @@ impl Port for MultiPort {
         // All of them, also if one has something already.
         let shm = self.shm.as_mut().is_none_or(ShmPort::arm);
         let verbs = self.verbs.as_mut().is_none_or(VerbsPort::arm);
+        let tcp = self.tcp.as_mut().is_none_or(TcpPort::arm);
         // The next poll looks at the part that has something.
         self.is_armed = true;
-        shm && verbs
+        shm && verbs && tcp
     }
 
     fn attach(&mut self, link: MultiLink) -> Result<LinkId, FabricError> {
-        match (link, &mut self.shm, &mut self.verbs) {
-            (MultiLink::Shm(link), Some(port), _) => {
+        match (link, &mut self.shm, &mut self.verbs, &mut self.tcp) {
+            (MultiLink::Shm(link), Some(port), ..) => {
                 let id = port.attach(link)?;
                 numbered(FabricKind::Shm, SHM, port, id)
             }
-            (MultiLink::Verbs(link), _, Some(port)) => {
+            (MultiLink::Verbs(link), _, Some(port), _) => {
                 let id = port.attach(link)?;
                 numbered(FabricKind::Verbs, VERBS, port, id)
             }
-            (MultiLink::Shm(_), None, _) | (MultiLink::Verbs(_), _, None) => {
-                let why = "the link is of another fabric than the port".into();
-                Err(FabricError::Unavailable { fabric: FabricKind::Shm, why })
+            (MultiLink::Tcp(link), .., Some(port)) => {
+                let id = port.attach(link)?;
+                numbered(FabricKind::Tcp, TCP, port, id)
             }
+            (MultiLink::Shm(_), None, ..) => Err(of_other_fabric(FabricKind::Shm)),
+            (MultiLink::Verbs(_), _, None, _) => Err(of_other_fabric(FabricKind::Verbs)),
+            (MultiLink::Tcp(_), .., None) => Err(of_other_fabric(FabricKind::Tcp)),
         }
     }
 
@@ -192,6 +236,9 @@ impl Port for MultiPort {
         if self.verbs.is_some() {
             self.poll_verbs(completions);
         }
+        if self.tcp.is_some() {
+            self.poll_tcp(completions);
+        }
         let count = completions.len() - before;
         self.is_armed &= count == 0;
         count
@@ -216,6 +263,9 @@ impl Port for MultiPort {
         if let Some(verbs) = &mut self.verbs {
             verbs.begin_batch();
         }
+        if let Some(tcp) = &mut self.tcp {
+            tcp.begin_batch();
+        }
     }
 
     fn end_batch(&mut self) {
@@ -225,11 +275,15 @@ impl Port for MultiPort {
         if let Some(verbs) = &mut self.verbs {
             verbs.end_batch();
         }
+        if let Some(tcp) = &mut self.tcp {
+            tcp.end_batch();
+        }
     }
 
     fn doorbells(&self) -> u64 {
         let shm = self.shm.as_ref().map_or(0, ShmPort::doorbells);
-        shm + self.verbs.as_ref().map_or(0, VerbsPort::doorbells)
+        let verbs = self.verbs.as_ref().map_or(0, VerbsPort::doorbells);
+        shm + verbs + self.tcp.as_ref().map_or(0, TcpPort::doorbells)
     }
 
     #[inline]

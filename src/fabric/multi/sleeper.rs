@@ -1,6 +1,7 @@
 //! The sleeper of a port of several parts: that of its first part.
 
 use crate::fabric::shm::ShmSleeper;
+use crate::fabric::tcp::TcpSleeper;
 use crate::fabric::verbs::VerbsSleeper;
 use crate::fabric::{Sleep, Sleeper};
 use std::time::Duration;
@@ -10,16 +11,19 @@ use std::time::Duration;
 pub enum MultiSleeper {
     /// On shared memory, which the threads of other parts wake.
     Shm(ShmSleeper),
-    /// On RDMA verbs.
+    /// On RDMA verbs, whose thread and those of TCP wake it.
     Verbs(VerbsSleeper),
+    /// On TCP alone.
+    Tcp(TcpSleeper),
 }
 
 /// Calls the same method of the sleeper inside.
 macro_rules! inner {
     ($sleeper:expr, $method:ident($($argument:expr),*)) => {
         match $sleeper {
-            MultiSleeper::Shm(sleeper) => sleeper.$method($($argument),*),
-            MultiSleeper::Verbs(sleeper) => Sleeper::$method(sleeper, $($argument),*),
+            MultiSleeper::Shm(sleeper) => Sleeper::$method(sleeper $(, $argument)*),
+            MultiSleeper::Verbs(sleeper) => Sleeper::$method(sleeper $(, $argument)*),
+            MultiSleeper::Tcp(sleeper) => Sleeper::$method(sleeper $(, $argument)*),
         }
     };
 }
@@ -34,10 +38,7 @@ impl Sleeper for MultiSleeper {
     }
 
     fn wake(&self, who: Sleep) {
-        match self {
-            MultiSleeper::Shm(sleeper) => Sleeper::wake(sleeper, who),
-            MultiSleeper::Verbs(sleeper) => Sleeper::wake(sleeper, who),
-        }
+        inner!(self, wake(who));
     }
 
     fn enter_wait(&self) {

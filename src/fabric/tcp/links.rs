@@ -87,7 +87,7 @@ impl PortLinks {
         let link = place.link.take()?;
         place.before += 1;
         // A place whose ids are used up stays empty.
-        if place.before < 1 << (u32::BITS - PLACE_BITS) {
+        if place.before < 1 << (LinkId::BITS - PLACE_BITS) {
             self.free.push_back(index as u16);
         }
         self.count -= 1;

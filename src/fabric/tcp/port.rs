@@ -72,6 +72,12 @@ impl TcpPort {
         })
     }
 
+    /// Whether there is no link.
+    #[inline]
+    pub(in crate::fabric) fn is_vacant(&self) -> bool {
+        self.links.count() == 0
+    }
+
     /// Posts on a link. Opens its batch if the port has one open.
     #[inline]
     fn post<T>(
