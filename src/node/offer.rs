@@ -88,7 +88,7 @@ pub(super) fn encode(offers: &[FabricOffer]) -> Vec<u8> {
             OfferState::Offered { depth, address } => (OFFERED, [&depth.to_le_bytes(), address]),
             OfferState::Refused(Refusal { why, is_final }) => {
                 let cut = why.floor_char_boundary(MAX_REASON);
-                (if *is_final { REFUSED } else { REFUSED_NOW }, [&[], why[..cut].as_bytes()])
+                (if *is_final { REFUSED } else { REFUSED_NOW }, [&[], &why.as_bytes()[..cut]])
             }
         };
         // Addresses are shorter by far: the bootstrap service carries 64 KiB.

@@ -205,12 +205,11 @@ struct Endpoints {
     waiting: HashMap<u64, WaitingEndpoints>,
 }
 
-/// Endpoints of one attempt.
-enum WaitingEndpoints {
-    /// Of this side, which starts the exchange: one on each fabric, of which the peer chooses.
-    Offered(Vec<(FabricKind, MultiEndpoint)>),
-    /// The one that this side has chosen.
-    Chosen(MultiEndpoint, PeerTransport),
+/// The endpoints of one attempt: one on each fabric, of which the peer chooses, or the one that
+/// this side has chosen.
+struct WaitingEndpoints {
+    endpoints: Vec<(FabricKind, MultiEndpoint)>,
+    chosen: Option<PeerTransport>,
 }
 
 impl FabricPeering {
@@ -290,7 +289,7 @@ impl FabricPeering {
             }
             Err(refusal) => FabricOffer::refused(kind, refusal),
         });
-        (offers.into(), WaitingEndpoints::Offered(endpoints))
+        (offers.into(), WaitingEndpoints { endpoints, chosen: None })
     }
 
     /// Chooses the fastest fabric that both sides can use.
@@ -300,12 +299,12 @@ impl FabricPeering {
         for kind in FabricKind::FASTEST_FIRST {
             match self.choose_if_common(peer, kind, &theirs) {
                 Ok((endpoint, state)) => {
-                    let transport = self.transport(kind, &refused);
+                    let chosen = Some(self.transport(kind, &refused));
                     let refused = refused.into_iter();
                     let mut answer: Vec<_> =
                         refused.map(|(kind, refusal)| FabricOffer::refused(kind, refusal)).collect();
                     answer.push(FabricOffer { kind, state });
-                    return Ok((answer, WaitingEndpoints::Chosen(endpoint, transport)));
+                    return Ok((answer, WaitingEndpoints { endpoints: vec![(kind, endpoint)], chosen }));
                 }
                 Err(refusal) => refused.push((kind, refusal)),
             }
@@ -375,7 +374,7 @@ impl FabricPeering {
     fn matched(
         &self,
         peer: &PeerInfo,
-        endpoints: WaitingEndpoints,
+        waiting: WaitingEndpoints,
         offer: &[u8],
     ) -> Result<(MultiEndpoint, Vec<u8>, PeerTransport), Status> {
         let broken = |what: &str| {
@@ -388,22 +387,18 @@ impl FabricPeering {
                 OfferState::Refused(refusal) => refused.push((kind, refusal)),
             }
         }
-        match endpoints {
-            WaitingEndpoints::Chosen(endpoint, transport) => {
-                let of_it = offered.into_iter().find(|(kind, ..)| *kind == transport.kind);
-                let (kind, depth, address) = of_it.ok_or_else(|| broken("another fabric than before"))?;
-                self.check_depth(peer, kind, depth)?;
-                Ok((endpoint, address, transport))
-            }
-            WaitingEndpoints::Offered(endpoints) => {
-                let [(kind, depth, address)] = <[_; 1]>::try_from(offered)
-                    .map_err(|offered| broken(&format!("{} fabrics that it has chosen", offered.len())))?;
-                let endpoint = endpoints.into_iter().find(|(offered, _)| *offered == kind);
-                let (_, endpoint) = endpoint.ok_or_else(|| broken("a fabric that was not offered"))?;
-                self.check_depth(peer, kind, depth)?;
-                Ok((endpoint, address, self.transport(kind, &refused)))
-            }
+        let WaitingEndpoints { endpoints, chosen } = waiting;
+        match &chosen {
+            // Of all that the peer has offered.
+            Some(transport) => offered.retain(|(kind, ..)| *kind == transport.kind),
+            None if offered.len() > 1 => return Err(broken("several fabrics that it has chosen")),
+            None => {}
         }
+        let (kind, depth, address) = offered.pop().ok_or_else(|| broken("no fabric that was chosen"))?;
+        let endpoint = endpoints.into_iter().find(|(offered, _)| *offered == kind);
+        let (_, endpoint) = endpoint.ok_or_else(|| broken("a fabric that was not offered"))?;
+        self.check_depth(peer, kind, depth)?;
+        Ok((endpoint, address, chosen.unwrap_or_else(|| self.transport(kind, &refused))))
     }
 
     /// Checks that the peer has the same queue depth, if it must.
@@ -461,10 +456,10 @@ impl Peering for FabricPeering {
         initiator: bool,
         timeout: Duration,
     ) -> Result<(), Status> {
-        let endpoints = self.endpoints().waiting.remove(&ticket);
-        let endpoints =
-            endpoints.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
-        let (endpoint, address, transport) = self.matched(peer, endpoints, offer)?;
+        let waiting = self.endpoints().waiting.remove(&ticket);
+        let waiting =
+            waiting.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
+        let (endpoint, address, transport) = self.matched(peer, waiting, offer)?;
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
         let link = endpoint.connect(role, &address, timeout).map_err(|error| {

@@ -83,6 +83,19 @@ pub fn over_verbs() -> bool {
     std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
 }
 
+/// Whether the members use the tcp fabric.
+#[allow(dead_code)] // not every test differs there
+pub fn over_tcp() -> bool {
+    std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "tcp")
+}
+
+/// Whether a large tensor is written to a destination that its receiver grants. It is lent
+/// otherwise.
+#[allow(dead_code)] // not every test sends large tensors
+pub fn writes_bulk() -> bool {
+    over_verbs() || over_tcp()
+}
+
 /// Whether members in other processes can't be reached. Then prints that a test of them is skipped.
 pub fn lacks_processes() -> bool {
     false
@@ -91,7 +104,7 @@ pub fn lacks_processes() -> bool {
 /// Whether the fabric of this run does not lend. Then prints that a test of loans is skipped.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {
-    let nothing = over_verbs();
+    let nothing = writes_bulk();
     if nothing {
         println!("skipped: this fabric does not lend");
     }

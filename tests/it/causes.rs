@@ -1,12 +1,12 @@
 //! The error of a join names the first cause, and ends at once if it can't change.
 
-use crate::common::{SOON, cluster, member, over_verbs};
+use crate::common::{SOON, cluster, member, writes_bulk};
 use std::time::{Duration, Instant};
 
 #[test]
 fn a_disagreement_about_the_depth_ends_both_joins_at_once_and_names_the_setting() {
-    if over_verbs() {
-        return println!("skipped: queue pairs of any depths connect");
+    if writes_bulk() {
+        return println!("skipped: queues of any depths connect");
     }
     let cluster = cluster(2);
     let join = |task: u32, depth: &'static str| {
@@ -54,8 +54,8 @@ fn members_with_different_clusters_end_their_joins_at_once_and_both_are_shown() 
 
 #[test]
 fn a_member_that_comes_again_with_the_right_depth_is_linked() {
-    if over_verbs() {
-        return println!("skipped: queue pairs of any depths connect");
+    if writes_bulk() {
+        return println!("skipped: queues of any depths connect");
     }
     let cluster = cluster(2);
     let start = |task, depth| member(&cluster, task).set("queue_depth", depth).start().expect("it starts");

@@ -1,6 +1,6 @@
 //! The receive calls beside `recv`: `try_recv`, and the builders.
 
-use crate::common::{SOON, cluster, counting, member, over_verbs, run, two_members, until, values};
+use crate::common::{SOON, cluster, counting, member, run, two_members, until, values, writes_bulk};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tensorwire::{Code, DType, Edge, Error, Gauge, Node, Status, Step, TensorMut};
@@ -234,10 +234,10 @@ fn a_tensor_of_a_standing_edge_comes_without_further_progress_of_its_sender() {
     assert_eq!(receiver.counters().gauge(Gauge::GrantedBytes), 0);
 }
 
-/// Only over verbs a peer writes to memory of this process.
+/// Over verbs and TCP a peer writes to memory of this process.
 #[test]
 fn memory_that_a_peer_may_write_to_is_kept_when_its_receive_gives_up() {
-    if !over_verbs() {
+    if !writes_bulk() {
         return;
     }
     let [sender, receiver] = two_members(&[]);

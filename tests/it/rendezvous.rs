@@ -1,6 +1,6 @@
 //! The rendezvous, with every member in this process and real shared memory.
 
-use crate::common::{SOON, counting, over_verbs, run, until, values};
+use crate::common::{SOON, counting, over_verbs, run, until, values, writes_bulk};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -730,10 +730,10 @@ fn sends_that_nobody_asks_for_are_limited() {
     });
 }
 
-/// Over verbs a large tensor stays here until a receive takes it, also if it has credit.
+/// Over verbs and TCP a large tensor stays here until a receive takes it, also if it has credit.
 #[test]
 fn large_tensors_with_credit_are_limited_where_they_stay_at_their_sender() {
-    if !over_verbs() {
+    if !writes_bulk() {
         return;
     }
     run(2, &[("max_outstanding_sends", "2")], |node, task| {

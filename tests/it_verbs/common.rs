@@ -45,6 +45,10 @@ pub fn over_verbs() -> bool {
     true
 }
 
+pub fn writes_bulk() -> bool {
+    true
+}
+
 pub fn lacks_processes() -> bool {
     println!("skipped: the scripted library links members of one process");
     true

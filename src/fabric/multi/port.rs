@@ -4,7 +4,7 @@ use super::sleeper::MultiSleeper;
 use super::turns::PollTurns;
 use super::{FabricParts, MultiLink, SHM, TCP, VERBS, of_part, part_of, within_part};
 use crate::fabric::shm::{ShmFabric, ShmPort};
-use crate::fabric::tcp::{TcpFabric, TcpPort};
+use crate::fabric::tcp::TcpPort;
 use crate::fabric::verbs::{VerbsFabric, VerbsPort};
 use crate::fabric::{
     Accept, Completions, Fabric, FabricError, FabricKind, LinkFailure, LinkId, LinkLimits, LoanPermit, Port,

@@ -9,12 +9,12 @@ use super::frame::FrameTarget;
 use super::violation::{GrantViolation, TcpViolation};
 use crate::fabric::PostError;
 use crate::memory::{Span, Tensor, TensorMut};
-use crate::wire::Grant;
+use crate::wire::{Grant, Slot};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 /// Grants that a link can have at a time.
-pub(crate) const MAX_GRANTS: usize = 1 << 14;
+pub(crate) const MAX_GRANTS: usize = Slot::COUNT as usize;
 
 /// A granted tensor.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Ten thousand small tensors per step, and their cost in slots and doorbells.
 
 use super::*;
-use crate::common::over_verbs;
+use crate::common::writes_bulk;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -140,7 +140,7 @@ fn small_tensors_of_a_batch_share_slots() {
 fn a_peer_that_sleeps_is_woken_once_for_a_batch() {
     const COUNT: usize = 500;
     const STEPS: u64 = 6;
-    if over_verbs() {
+    if writes_bulk() {
         return println!("skipped: of shared memory");
     }
     let woken = Arc::new(AtomicU64::new(0));

@@ -1,7 +1,7 @@
 //! The cost of edges with a `Standing`, in messages.
 
 use super::{LARGE, begin, here, received, send, there, until_posted};
-use crate::common::{SOON, cluster, lends_nothing, member, over_verbs, until};
+use crate::common::{SOON, cluster, lends_nothing, member, until, writes_bulk};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -137,7 +137,7 @@ fn check(program: Program, steps: u64) {
     assert_eq!(get(Counter::ErrorsSent), aborted, "{counts:?}");
     let (records, ends) = (of(What::Tensor) + of(What::Dead), get(Counter::StepsOverSent));
     assert!((1..=steps + aborted + 16).contains(&ends), "{counts:?}");
-    let grants = if over_verbs() { get(Counter::WritesPosted) } else { 0 };
+    let grants = if writes_bulk() { get(Counter::WritesPosted) } else { 0 };
     let control = get(Counter::MessagesSent) - records - ends - grants;
     println!("{steps} steps with a window of {}: {data} data operations, {control} messages", program.window);
     let most = (2 * steps).div_ceil(u64::from(program.window));

@@ -1,7 +1,7 @@
 //! What many edges with a `Standing`, and those of large tensors, cost in messages.
 
 use super::{BASE, begin, until_posted};
-use crate::common::{SOON, cluster, member, over_verbs, until, values};
+use crate::common::{SOON, cluster, member, until, values, writes_bulk};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -108,7 +108,7 @@ fn check(program: Edges) {
     let ends = sender.get(Counter::StepsOverSent);
     assert_eq!(sender.get(Counter::MessagesSent), tensors + ends, "{sender}");
     assert!((1..=program.steps + 8).contains(&ends), "{sender}");
-    let grants = if over_verbs() { tensors } else { 0 };
+    let grants = if writes_bulk() { tensors } else { 0 };
     let credits = receiver.get(Counter::MessagesSent) - grants;
     println!("{} edges: {credits} messages of credit for {tensors} tensors", program.edges);
     let most = program.edges as u64 * (2 * program.steps).div_ceil(32);
