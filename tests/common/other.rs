@@ -26,7 +26,7 @@ impl Other {
     }
 
     /// Like [`Other::start_with`], by a program that starts another one, with its arguments.
-    fn start_by(starter: &[&str], role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
+    pub fn start_by(starter: &[&str], role: &str, cluster: &str, environment: &[(&str, &str)]) -> Self {
         let this = std::env::current_exe().expect("own path");
         let mut words = starter.iter().map(AsRef::as_ref).chain([this.as_os_str()]);
         let mut command = Command::new(words.next().expect("this program at least"));

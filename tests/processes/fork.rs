@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // fork(2), waitpid(2), alarm(2)
 
 use crate::common::other::Other;
-use crate::common::{SOON, cluster, counting, member, until, values};
+use crate::common::{SOON, cluster, counting, lends_nothing, member, until, values};
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Error, Node, NodeError, NodeState, PeerState, TensorError};
 
@@ -48,7 +48,8 @@ fn role_forker() {
         got
     };
     let mut lent = Some(exchange(0));
-    assert!(lent.as_ref().is_some_and(tensorwire::Tensor::is_lent), "it is borrowed from the peer");
+    let is_lent = lent.as_ref().is_some_and(tensorwire::Tensor::is_lent);
+    assert_eq!(is_lent, !lends_nothing(), "it is borrowed from the peer");
     let step = node.step(1).expect("new");
     let mut pending = Some(step.receive(&never).begin().expect("begun"));
     let token = step.receive(&never).within(SOON).then(|_| {}).expect("begun");

@@ -8,6 +8,7 @@ mod common;
 mod early_deaths;
 mod floods;
 mod fork;
+mod hosts;
 mod kill_matrix;
 mod lifecycle;
 mod network_down;

@@ -1,7 +1,7 @@
 //! Processes that lack memory or file descriptors: the error blames this process, not its peer.
 
 use crate::common::other::{Other, wait_to_be_told};
-use crate::common::{SOON, cluster, counting, member, over_verbs};
+use crate::common::{SOON, cluster, counting, member, writes_bulk};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node};
@@ -46,8 +46,8 @@ fn role_little_address_space() {
 
 #[test]
 fn a_process_that_can_t_map_the_pool_of_its_peer_blames_itself() {
-    if over_verbs() {
-        return println!("skipped: no process maps a pool over verbs");
+    if writes_bulk() {
+        return println!("skipped: of shared memory");
     }
     let cluster = cluster(2);
     let mut other = Other::start("resources::role_little_address_space", &cluster);
@@ -107,7 +107,7 @@ fn join_with_few_files(me: u32, spare: u32) {
 
 #[test]
 fn a_process_with_few_descriptors_blames_itself_and_so_does_its_peer() {
-    if over_verbs() {
+    if writes_bulk() {
         return println!("skipped: the descriptors are those of the set-up of shared memory");
     }
     for me in [0, 1] {
@@ -166,7 +166,7 @@ fn role_join_in_little_memory() {
 
 #[test]
 fn a_join_without_address_space_is_blamed_on_the_process_that_lacks_it() {
-    if over_verbs() {
+    if writes_bulk() {
         return println!("skipped: the mappings are those of shared memory");
     }
     for me in ["0", "1"] {

@@ -69,6 +69,8 @@ impl Endpoint for TcpEndpoint {
             )));
         }
         let TcpEndpoint { shared, listener, options, own, .. } = self;
+        let watcher = shared.watcher()?;
+        watcher.start()?;
         // Both sides compute the same values.
         let options = LinkOptions { depth: own.depth.min(theirs.depth), ..options };
         let streams = own.streams.min(theirs.streams);
@@ -87,6 +89,6 @@ impl Endpoint for TcpEndpoint {
             main_bytes: shared.options.main_bytes,
             poll_bytes: shared.options.poll_bytes,
         };
-        Ok(TcpLink::new(Box::new(TcpLinkInner::new(&options, parts)), shared))
+        Ok(TcpLink::new(Box::new(TcpLinkInner::new(&options, parts)), watcher))
     }
 }

@@ -20,6 +20,7 @@
 //! | `inbox`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
 //! | `link`, `post`, `links`, `port` | links and ports |
 //! | `watcher`, `sleeper` | sleeping, and the end of links that were detached |
+#![allow(clippy::disallowed_types)] // finding the watcher when a port or link is made
 
 mod bulk;
 mod connect;
@@ -53,41 +54,52 @@ pub use watcher::Notifier;
 use super::{Fabric, FabricError, LinkOptions};
 use crate::memory::Pool;
 use link::TcpLinkInner;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use watcher::Watcher;
 
 /// A process's access to its peers by TCP.
 ///
-/// All tensors of the fabric are of one pool. Its thread, which watches sleeping ports, ends with
-/// the last port, endpoint and link.
+/// All tensors of the fabric are of one pool. Its thread, which watches sleeping ports, starts with
+/// the first link, and ends with the last port and link.
 pub struct TcpFabric {
     shared: Arc<TcpShared>,
 }
 
 struct TcpShared {
-    watcher: Arc<Watcher>,
+    watcher: Mutex<Weak<Watcher>>,
     options: TcpOptions,
     pool: Pool,
 }
 
 impl TcpShared {
-    /// Ends a link that its owner has let go.
-    fn finish(&self, mut link: Box<TcpLinkInner>) {
-        if !self.watcher.in_child() {
-            link.say_last_goodbye();
+    /// The watcher of all ports and links, which hold it.
+    fn watcher(&self) -> Result<Arc<Watcher>, FabricError> {
+        let mut known = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = known.upgrade() {
+            return Ok(watcher);
         }
-        self.watcher.finish(link.out);
+        let watcher = Arc::new(Watcher::new()?);
+        *known = Arc::downgrade(&watcher);
+        Ok(watcher)
     }
+}
+
+/// Ends a link that its owner has let go.
+fn finish(watcher: &Watcher, mut link: Box<TcpLinkInner>) {
+    if !watcher.in_child() {
+        link.say_last_goodbye();
+    }
+    watcher.finish(link.out);
 }
 
 impl TcpFabric {
     /// A fabric for the tensors of `pool`.
     ///
     /// # Errors
-    /// If an option is out of range, or the watcher's thread can't be started.
+    /// If an option is out of range.
     pub fn new(pool: &Pool, options: TcpOptions) -> Result<Self, FabricError> {
         options.check()?;
-        let shared = TcpShared { watcher: Watcher::start()?, options, pool: pool.clone() };
+        let shared = TcpShared { watcher: Mutex::default(), options, pool: pool.clone() };
         Ok(TcpFabric { shared: Arc::new(shared) })
     }
 
@@ -101,7 +113,7 @@ impl TcpFabric {
     /// # Errors
     /// If there is no descriptor for the port.
     pub fn port_with_notifier(&self, notifier: Notifier) -> Result<TcpPort, FabricError> {
-        TcpPort::new(Arc::clone(&self.shared), Some(notifier))
+        TcpPort::new(&self.shared, Some(notifier))
     }
 }
 
@@ -111,7 +123,7 @@ impl Fabric for TcpFabric {
     type Port = TcpPort;
 
     fn port(&self) -> Result<TcpPort, FabricError> {
-        TcpPort::new(Arc::clone(&self.shared), None)
+        TcpPort::new(&self.shared, None)
     }
 
     fn endpoint(&self, _port: usize, options: &LinkOptions) -> Result<TcpEndpoint, FabricError> {

@@ -1,10 +1,10 @@
 //! The port: the links that one poller owns.
 
-use super::TcpShared;
 use super::link::{NOTHING, TcpLinkInner};
 use super::links::PortLinks;
 use super::sleeper::TcpSleeper;
-use super::watcher::{Notifier, WatchedPort};
+use super::watcher::{Notifier, WatchedPort, Watcher};
+use super::{TcpShared, finish};
 use crate::fabric::{
     Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, NextMessage, Port,
     PostError, ShortTake,
@@ -20,19 +20,19 @@ const BATCH_LINKS: usize = 64;
 pub struct TcpLink {
     /// `None` once a port has it.
     link: Option<Box<TcpLinkInner>>,
-    shared: Arc<TcpShared>,
+    watcher: Arc<Watcher>,
 }
 
 impl TcpLink {
-    pub(super) fn new(link: Box<TcpLinkInner>, shared: Arc<TcpShared>) -> Self {
-        TcpLink { link: Some(link), shared }
+    pub(super) fn new(link: Box<TcpLinkInner>, watcher: Arc<Watcher>) -> Self {
+        TcpLink { link: Some(link), watcher }
     }
 }
 
 impl Drop for TcpLink {
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
-            self.shared.finish(link);
+            finish(&self.watcher, link);
         }
     }
 }
@@ -43,7 +43,6 @@ impl Drop for TcpLink {
 /// some polls look at. A link that was detached, or never was this port's, behaves as one that is
 /// down.
 pub struct TcpPort {
-    shared: Arc<TcpShared>,
     links: PortLinks,
     watched: WatchedPort,
     sleeper: TcpSleeper,
@@ -56,13 +55,12 @@ pub struct TcpPort {
 }
 
 impl TcpPort {
-    pub(super) fn new(shared: Arc<TcpShared>, notifier: Option<Notifier>) -> Result<Self, FabricError> {
+    pub(super) fn new(shared: &TcpShared, notifier: Option<Notifier>) -> Result<Self, FabricError> {
         let sleeper = TcpSleeper::new();
         let own = sleeper.clone();
         let notifier = notifier.unwrap_or_else(|| Arc::new(move || own.notify()));
-        let watched = shared.watcher.watch(notifier)?;
+        let watched = shared.watcher()?.watch(notifier)?;
         Ok(TcpPort {
-            shared,
             links: PortLinks::default(),
             watched,
             sleeper,
@@ -102,7 +100,7 @@ impl TcpPort {
 impl Drop for TcpPort {
     fn drop(&mut self) {
         for link in self.links.drain() {
-            self.shared.finish(link);
+            finish(&self.watched.watcher, link);
         }
     }
 }
@@ -162,7 +160,7 @@ impl Port for TcpPort {
 
     fn detach(&mut self, id: LinkId) {
         if let Some(link) = self.links.remove(id, &self.watched) {
-            self.shared.finish(link);
+            finish(&self.watched.watcher, link);
         }
     }
 

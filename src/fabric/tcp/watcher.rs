@@ -37,10 +37,10 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// Bytes that a look sends for a detached link, about, and reads and drops.
 const TICK_BYTES: u64 = 4 << 20;
 
-/// The watcher. Its thread ends when the last holder drops it.
+/// The watcher. Its thread starts with the first link, and ends when the last holder drops this.
 pub(super) struct Watcher {
     shared: Arc<WatcherShared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct WatcherShared {
@@ -62,7 +62,7 @@ struct PortState {
 
 /// The epoll of a port.
 pub(super) struct WatchedPort {
-    watcher: Arc<Watcher>,
+    pub watcher: Arc<Watcher>,
     state: Arc<PortState>,
     number: u64,
     /// Has the sockets of the port's links.
@@ -70,8 +70,8 @@ pub(super) struct WatchedPort {
 }
 
 impl Watcher {
-    /// Starts the thread.
-    pub(super) fn start() -> Result<Arc<Watcher>, FabricError> {
+    /// A watcher without its thread.
+    pub(super) fn new() -> Result<Watcher, FabricError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| os("making an epoll", error, LIMITS))?;
         let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -86,12 +86,19 @@ impl Watcher {
             is_over: AtomicBool::new(false),
             fork_guard: ForkGuard::of_this_process(),
         });
-        let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("tw-tcp-watch".into())
-            .spawn(move || of_thread.run())
-            .map_err(|error| os("starting the watcher's thread", error, LIMITS))?;
-        Ok(Arc::new(Watcher { shared, thread: Some(thread) }))
+        Ok(Watcher { shared, thread: Mutex::default() })
+    }
+
+    /// Starts the thread, unless it runs.
+    pub(super) fn start(&self) -> Result<(), FabricError> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let of_thread = Arc::clone(&self.shared);
+            let started = std::thread::Builder::new().name("tw-tcp-watch".into());
+            let started = started.spawn(move || of_thread.run());
+            *thread = Some(started.map_err(|error| os("starting the watcher's thread", error, LIMITS))?);
+        }
+        Ok(())
     }
 
     /// Watches a new port, whose events are told to `notify`.
@@ -127,14 +134,15 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.shared.fork_guard.in_child() {
             // It has no such thread.
-            std::mem::forget(self.thread.take());
+            std::mem::forget(thread);
             return;
         }
         self.shared.is_over.store(true, Ordering::Release);
         self.shared.look();
-        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
     }

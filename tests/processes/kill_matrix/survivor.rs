@@ -2,7 +2,7 @@
 
 use super::{BULK, Killed, NEWS, PROBE, Phase, Row, phases, rounds};
 use crate::common::other::{Other, counts};
-use crate::common::{SOON, cluster, member, over_verbs, until};
+use crate::common::{SOON, cluster, member, until, writes_bulk};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, Error, LossCause, Node, Pending, Snapshot, Tensor};
@@ -178,7 +178,7 @@ impl<'a> Round<'a> {
                 (true, killed.elapsed())
             }
             Phase::Bulk => {
-                if over_verbs() {
+                if writes_bulk() {
                     // Waits until the offer has a destination. Nothing is polled from then on.
                     until(node, "a destination", || !node.pool().is_empty());
                     return self.sender_dies_in_a_write(pending);
@@ -200,7 +200,7 @@ impl<'a> Round<'a> {
                 self.until_lost();
                 let news = killed.elapsed();
                 let got = step.recv(&edge, SOON).map(|got| got.tensor);
-                match over_verbs() {
+                match writes_bulk() {
                     true => self.expect_death(&got.expect_err("the offer went with its sender")),
                     false => {
                         let got = got.expect("it had come");

@@ -2,7 +2,7 @@
 
 use super::{BULK, PROBE, Phase};
 use crate::common::other::wait_to_be_told;
-use crate::common::{SOON, member, over_verbs, until};
+use crate::common::{SOON, member, until, writes_bulk};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, Node};
@@ -67,7 +67,7 @@ fn role_receiver() {
     match phase {
         Phase::Announce | Phase::Stop => {}
         // A destination is granted once the offer has come.
-        Phase::Bulk if over_verbs() => until(&node, "a destination", || !node.pool().is_empty()),
+        Phase::Bulk if writes_bulk() => until(&node, "a destination", || !node.pool().is_empty()),
         Phase::Bulk => {}
         Phase::Held => {
             drop(pending);
@@ -100,7 +100,7 @@ fn role_sender() {
         Phase::Held => until_count(&node, Counter::TensorsSent, 1),
         Phase::Bulk => {
             until_count(&node, Counter::WritesPosted, 1);
-            if over_verbs() {
+            if writes_bulk() {
                 die();
             }
         }

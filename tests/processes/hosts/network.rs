@@ -1,0 +1,130 @@
+//! Hosts on a bridge, each a network namespace. They end with their processes.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A bridge with hosts. The bridge is in a namespace of its own.
+pub struct Network {
+    switch: Namespace,
+    hosts: Vec<Namespace>,
+}
+
+/// A network namespace, which lives as long as its keeper.
+struct Namespace {
+    keeper: Child,
+}
+
+impl Namespace {
+    fn new() -> Option<Namespace> {
+        let mut keeper = Command::new("unshare");
+        keeper.args(["--net", "sleep", "3600"]).stdin(Stdio::null()).stderr(Stdio::null());
+        let namespace = Namespace { keeper: keeper.spawn().ok()? };
+        // unshare(1) has made the namespace once it has become sleep(1).
+        let name = format!("/proc/{}/comm", namespace.keeper.id());
+        let began = Instant::now();
+        while std::fs::read_to_string(&name).unwrap_or_default().trim() != "sleep" {
+            if began.elapsed() > Duration::from_secs(10) {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        namespace.ip("link set lo up").ok()?;
+        Some(namespace)
+    }
+
+    /// The words that start a program here.
+    fn starter(&self) -> [String; 2] {
+        ["nsenter".into(), format!("--net=/proc/{}/ns/net", self.keeper.id())]
+    }
+
+    fn ip(&self, arguments: &str) -> Result<(), String> {
+        self.run("ip", arguments)
+    }
+
+    fn run(&self, program: &str, arguments: &str) -> Result<(), String> {
+        let [enter, whose] = self.starter();
+        let output = Command::new(enter).arg(whose).arg(program).args(arguments.split(' ')).output();
+        match output {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => {
+                Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+            }
+            Err(error) => Err(format!("{program}: {error}")),
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+impl Network {
+    /// So many hosts on a bridge. `None` without the right to make them, after a word that the test
+    /// is skipped.
+    pub fn of(hosts: u32) -> Option<Network> {
+        let made = Namespace::new().zip((0..hosts).map(|_| Namespace::new()).collect());
+        let Some((switch, hosts)) = made else {
+            println!("skipped: only root makes network namespaces, with unshare(1), nsenter(1) and ip(8)");
+            return None;
+        };
+        let network = Network { switch, hosts };
+        match network.connect() {
+            Ok(()) => Some(network),
+            Err(why) => {
+                println!("skipped: hosts can't be connected here: {why}");
+                None
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<(), String> {
+        self.switch.ip("link add name bridge type bridge")?;
+        self.switch.ip("link set bridge up")?;
+        for (number, host) in (0..).zip(&self.hosts) {
+            self.switch.ip(&format!("link add name to{number} type veth peer name eth"))?;
+            self.switch.ip(&format!("link set eth netns {}", host.keeper.id()))?;
+            self.switch.ip(&format!("link set to{number} master bridge up"))?;
+            host.ip(&format!("addr add {}/24 dev eth", Network::address(number)))?;
+            host.ip("link set eth up")?;
+        }
+        Ok(())
+    }
+
+    /// The number of hosts.
+    pub fn hosts(&self) -> u32 {
+        self.hosts.len() as u32
+    }
+
+    /// The address of a host.
+    pub fn address(host: u32) -> String {
+        format!("10.77.0.{}", host + 1)
+    }
+
+    /// The words that start a program on a host.
+    pub fn starter(&self, host: u32) -> [String; 2] {
+        self.hosts[host as usize].starter()
+    }
+
+    /// Pulls the cable of a host: no packet comes or goes, and no connection is closed.
+    pub fn cut(&self, host: u32) {
+        self.switch.ip(&format!("link set to{host} nomaster")).expect("a link");
+    }
+
+    /// Plugs the cable in again.
+    pub fn heal(&self, host: u32) {
+        self.switch.ip(&format!("link set to{host} master bridge")).expect("a link");
+    }
+
+    /// Limits what a host receives and sends.
+    ///
+    /// # Errors
+    /// What the kernel lacks.
+    pub fn slow_down(&self, host: u32, rate: &str) -> Result<(), String> {
+        let shape = format!("root tbf rate {rate} burst 64kb latency 50ms");
+        self.switch.run("tc", &format!("qdisc add dev to{host} {shape}"))?;
+        self.hosts[host as usize].run("tc", &format!("qdisc add dev eth {shape}"))
+    }
+}
