@@ -27,7 +27,7 @@ pub struct Engine {
     node: Node,
     /// The steps of the training, if edges have standing requests.
     sequence: Option<Sequence>,
-    /// Whether standing requests have destinations of their own, as over verbs.
+    /// Whether standing requests have destinations of their own, as over verbs and tcp.
     has_destinations: bool,
     receives: RefCell<Latencies>,
 }
@@ -48,6 +48,10 @@ impl Engine {
             Some(device) => node.set("rdma_device", device.as_str()),
             None => node,
         };
+        let node = match &assignment.secret_file {
+            Some(file) => node.set("secret_file", file.to_string_lossy()),
+            None => node,
+        };
         let node = match assignment.core {
             Some(core) => node.set("cores", core.to_string()),
             None => node,
@@ -56,21 +60,22 @@ impl Engine {
         node.join()?;
         let sequence = assignment.standing.then(|| node.sequence(0));
         let mut engine = Engine { node, sequence, has_destinations: false, receives: RefCell::default() };
-        engine.has_destinations = sequence.is_some() && engine.is_over_verbs();
+        engine.has_destinations = sequence.is_some() && engine.writes();
         Ok(engine)
     }
 
     /// Makes standing requests for these edges. They end when the returned handles are dropped.
     fn standing<'e>(&self, edges: impl Iterator<Item = &'e Edge>) -> Result<Vec<Standing>> {
         let Some(steps) = self.sequence else { return Ok(Vec::new()) };
-        let window = if self.is_over_verbs() { WINDOW } else { SHM_WINDOW };
+        let window = if self.writes() { WINDOW } else { SHM_WINDOW };
         let standing = edges.map(|edge| self.node.standing(edge, steps, window));
         Ok(standing.collect::<std::result::Result<_, _>>()?)
     }
 
-    /// Whether a peer is linked by verbs.
-    fn is_over_verbs(&self) -> bool {
-        self.node.peers().iter().any(|peer| peer.fabric == Some(FabricKind::Verbs))
+    /// Whether tensors are written to destinations of a peer.
+    fn writes(&self) -> bool {
+        let writing = [Some(FabricKind::Verbs), Some(FabricKind::Tcp)];
+        self.node.peers().iter().any(|peer| writing.contains(&peer.fabric))
     }
 
     /// The exchange of a server.

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::exchange::Traffic;
+use crate::hosts::{Secret, TrainHost};
 use crate::member::{Assignment, FINISH, Job, Member, Message};
 use crate::options::Options;
 use crate::signals;
@@ -112,15 +113,21 @@ struct Crew {
     /// When the first process has ended.
     first_end: Option<Instant>,
     has_ended_joins: bool,
+    /// The secret of processes on several hosts.
+    secret: Option<Secret>,
 }
 
 impl Crew {
     fn start(options: &Options, events: &Sender<Event>) -> Result<Crew> {
         let plan = options.plan();
         let members = Member::all(&plan);
-        let addresses = free_addresses(members.len())?;
+        let (addresses, secret) = match &options.hosts {
+            Some(hosts) => (hosts.addresses(members.len()), Some(Secret::draw()?)),
+            None => (free_addresses(members.len())?, None),
+        };
         let (servers, workers) = addresses.split_at(plan.servers);
         let mut crew = Crew::default();
+        crew.secret = secret;
         for (index, member) in members.into_iter().enumerate() {
             let assignment = Assignment {
                 member,
@@ -133,9 +140,11 @@ impl Crew {
                 fabric: options.fabric.clone(),
                 standing: options.has_standing_requests(),
                 device: options.devices.as_ref().map(|devices| devices.of(index).to_string()),
+                secret_file: crew.secret.as_ref().map(|secret| secret.path().to_owned()),
                 parent: std::process::id(),
             };
-            let (process, output) = Process::start(&assignment)?;
+            let host = options.hosts.as_ref().map(|hosts| hosts.of(index));
+            let (process, output) = Process::start(&assignment, host)?;
             crew.processes.push(process);
             let events = events.clone();
             std::thread::spawn(move || forward(index, output, &events));
@@ -257,9 +266,18 @@ impl Drop for Crew {
 }
 
 impl Process {
-    fn start(assignment: &Assignment) -> Result<(Process, BufReader<ChildStdout>)> {
+    fn start(assignment: &Assignment, host: Option<&TrainHost>) -> Result<(Process, BufReader<ChildStdout>)> {
         let member = assignment.member;
-        let started = Command::new(std::env::current_exe()?)
+        let this = std::env::current_exe()?;
+        let mut command = match host.and_then(|host| host.starter.split_first()) {
+            Some((starter, words)) => {
+                let mut command = Command::new(starter);
+                command.args(words).arg(this);
+                command
+            }
+            None => Command::new(this),
+        };
+        let started = command
             .args([ASSIGNED, &member.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -18,6 +18,7 @@ mod data;
 mod engine_exchange;
 mod error;
 mod exchange;
+mod hosts;
 mod latency;
 mod launch;
 mod member;

@@ -7,6 +7,7 @@ use crate::plan::Plan;
 use crate::worker::{Outcome, Progress};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::PathBuf;
 
 /// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +74,8 @@ pub struct Assignment {
     pub standing: bool,
     /// The RDMA device to use.
     pub device: Option<String>,
+    /// The secret of the cluster, if it is on several hosts.
+    pub secret_file: Option<PathBuf>,
     /// The process that started it. The child ends with it.
     pub parent: u32,
 }

@@ -1,6 +1,7 @@
 //! The options: read, checked, and refused on one line.
 
 use crate::data::Digits;
+use crate::hosts::{HostList, hosts};
 use crate::model::TENSORS;
 use crate::plan::Plan;
 use clap::error::ErrorKind;
@@ -44,15 +45,19 @@ pub struct Options {
         value_parser = ["auto", "inline", "adaptive", "dedicated"], hide_possible_values = true
     )]
     pub poll: String,
-    /// What moves the bytes: auto, shm or verbs
+    /// What moves the bytes: auto, shm, verbs or tcp
     #[arg(
         long, value_name = "NAME", default_value = "auto",
-        value_parser = ["auto", "shm", "verbs"], hide_possible_values = true
+        value_parser = ["auto", "shm", "verbs", "tcp"], hide_possible_values = true
     )]
     pub fabric: String,
     /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
     #[arg(long, value_name = "LIST", value_parser = devices)]
     pub devices: Option<DeviceList>,
+    /// Hosts such as '10.0.0.1=ssh a,10.0.0.2=ssh b', dealt out as cores are;
+    /// they share this program's file and the folder of temporary files
+    #[arg(long, value_name = "LIST", value_parser = hosts, verbatim_doc_comment)]
+    pub hosts: Option<HostList>,
     /// Whether edges have standing requests: on or off
     #[arg(
         long, value_name = "WHETHER", default_value = "on", value_parser = ["on", "off"],
@@ -296,7 +301,8 @@ mod tests {
             ("--cores 1,0-5", ["core 2", "[0, 1, 5]"]),
             ("--cores 99999", ["--cores", "99999"]),
             ("--poll sometimes", ["--poll", "sometimes"]),
-            ("--fabric tcp", ["--fabric", "tcp"]),
+            ("--fabric grpc", ["--fabric", "grpc"]),
+            ("--hosts a", ["--hosts", "ADDRESS=COMMAND"]),
             ("--standing yes", ["--standing", "yes"]),
             ("--devices a,,b", ["--devices", "comma"]),
             ("--pool 4KiB", ["--pool", "1 MiB"]),
@@ -318,7 +324,7 @@ mod tests {
     fn a_refusal_of_a_wrong_value_lists_the_allowed_ones() {
         for (line, allowed) in [
             ("--poll foo", "[possible values: auto, inline, adaptive, dedicated]"),
-            ("--fabric foo", "[possible values: auto, shm, verbs]"),
+            ("--fabric foo", "[possible values: auto, shm, verbs, tcp]"),
             ("--standing foo", "[possible values: on, off]"),
             ("--servers foo", "a whole number from 1 to 6"),
             ("--workers foo", "a whole number from 1 to 64"),
@@ -340,8 +346,8 @@ mod tests {
         let stop = read_line("--help").expect_err("help");
         assert_eq!(stop.status, 0);
         for option in [
-            "servers", "workers", "steps", "batch", "cores", "poll", "fabric", "devices", "standing", "pool",
-            "seed", "single", "json",
+            "servers", "workers", "steps", "batch", "cores", "poll", "fabric", "devices", "hosts",
+            "standing", "pool", "seed", "single", "json",
         ] {
             assert!(stop.text.contains(&format!("--{option}")), "{option}: {}", stop.text);
         }

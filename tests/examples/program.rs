@@ -32,6 +32,12 @@ impl Train {
         Train { args, folder: tempfile::tempdir().expect("folder") }
     }
 
+    /// One more argument, which may have spaces.
+    pub fn with(mut self, argument: &str) -> Train {
+        self.args.push(argument.to_owned());
+        self
+    }
+
     /// The file into which [`Train::summary`] has the summary written.
     pub fn json_file(&self) -> PathBuf {
         self.folder.path().join("summary.json")

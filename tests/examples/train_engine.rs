@@ -1,5 +1,6 @@
 //! Runs with several processes, in which every tensor goes through the engine.
 
+use crate::network::Network;
 use crate::program::{Running, Train, send};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,6 +16,22 @@ fn processes_end_with_the_weights_of_a_single_run_bit_for_bit() {
         let (apart, alone) = (Train::new(&args).summary(), Train::new(&format!("{args} --single")).summary());
         assert_eq!(apart["weights_digest"], alone["weights_digest"], "{args}");
         assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]), "{args}");
+    }
+}
+
+#[test]
+fn processes_on_three_hosts_end_with_the_same_weights_over_tcp() {
+    let Some(network) = Network::of(3) else { return };
+    let host = |number| format!("{}={}", Network::address(number), network.starter(number).join(" "));
+    let hosts = (0..3).map(host).collect::<Vec<_>>().join(",");
+    let args = "--servers 2 --workers 4 --steps 20 --seed 9";
+    let alone = Train::new(&format!("{args} --single")).summary();
+    for (fabric, carried) in [("auto", "shm, tcp"), ("tcp", "tcp")] {
+        let apart = Train::new(&format!("{args} --fabric {fabric} --hosts")).with(&hosts).summary();
+        assert_eq!(apart["weights_digest"], alone["weights_digest"], "{fabric}");
+        assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]), "{fabric}");
+        println!("{apart}");
+        assert_eq!(apart["fabric"], carried);
     }
 }
 
