@@ -70,6 +70,18 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Ok(ran.is_some())
     }
 
+    /// Calls `take` once, if this thread gets the lock at once. `take` stores its result where the
+    /// caller finds it, and returns whether there is one.
+    #[inline]
+    pub fn take_direct(&self, take: impl FnOnce(&mut H, &mut Links<P>) -> bool) {
+        // A result that was stored counts, also if the poll fails.
+        let _ = self.with_poller_once(|poller| {
+            if poller.direct(take) && poller.count_result() {
+                self.poll_between_results(poller);
+            }
+        });
+    }
+
     /// Polls until `wait` has its result or the timeout has passed. Calls [`DirectTake::take`] at
     /// first and after each poll that brings something, and [`DirectTake::take_short`] in between.
     /// Leaves off if the lock is taken, or another thread submits a command. In adaptive mode it

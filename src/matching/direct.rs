@@ -126,7 +126,6 @@ impl Matching {
     /// was asked for it. `expected` becomes the record that brings the value, for
     /// [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails if
     /// `is_bounded`.
-    #[inline(always)] // on the short path
     pub fn receive_now(
         &mut self,
         lanes: &mut impl Lanes,
@@ -143,7 +142,7 @@ impl Matching {
     /// Takes the next value if it is the next message, and nothing else is to be done for it.
     /// `None` if it did not look for a message.
     #[inline(always)] // on the short path
-    fn receive_short(
+    pub(super) fn receive_short(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),

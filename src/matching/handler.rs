@@ -218,8 +218,20 @@ impl WindowHandler {
         self.with(links, |matching, lanes| matching.send_short(lanes, of, tensor))
     }
 
-    /// See [`Matching::receive_now`].
+    /// See [`Matching::receive_short`].
     #[inline(always)] // on the short path
+    pub fn receive_short<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        of: (PeerIndex, TensorKeyRef<'_>),
+        receive: &mut DirectReceive,
+    ) -> bool {
+        self.with(links, |matching, lanes| {
+            matching.receive_short(lanes, of, receive) == Some(ShortTake::Taken(()))
+        })
+    }
+
+    /// See [`Matching::receive_now`].
     pub fn receive_now<P: Port>(
         &mut self,
         links: &mut Links<P>,

@@ -121,6 +121,10 @@ pub trait RemotePath: Send + Sync {
         limit: usize,
     ) -> Result<DirectSend, Unusable>;
 
+    /// Takes a tensor of a peer on the poller itself, if it is the next message and nothing else is
+    /// to be done for it. The receive has got it then.
+    fn receive_short(&self, peer: PeerIndex, key: TensorKeyRef<'_>, receive: &mut DirectReceive);
+
     /// Waits for a tensor of a peer on the poller itself, without a command. A receive that is
     /// ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
@@ -268,6 +272,10 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
             Engine::progress(self)?;
         }
         Ok(outcome)
+    }
+
+    fn receive_short(&self, peer: PeerIndex, key: TensorKeyRef<'_>, receive: &mut DirectReceive) {
+        self.take_direct(|handler, links| handler.receive_short(links, (peer, key), receive));
     }
 
     fn receive_direct(

@@ -302,6 +302,12 @@ impl TensorMeta {
         self.bytes
     }
 
+    #[inline(never)] // keeps the usual way of `clone_from` short
+    fn replace_by(&mut self, other: &TensorMeta) {
+        (self.dtype, self.bytes, self.packed) = (other.dtype, other.bytes, other.packed);
+        self.shape.clone_from(&other.shape);
+    }
+
     #[cold]
     fn is_same_unpacked(&self, other: &Self) -> bool {
         (self.dtype, self.bytes) == (other.dtype, other.bytes) && self.shape == other.shape
@@ -320,13 +326,11 @@ impl Clone for TensorMeta {
         TensorMeta { dtype: *dtype, shape: shape.clone(), bytes: *bytes, packed: *packed }
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn clone_from(&mut self, other: &TensorMeta) {
-        if self.packed != 0 && self.packed == other.packed {
-            return;
+        if self.packed == 0 || self.packed != other.packed {
+            self.replace_by(other);
         }
-        (self.dtype, self.bytes, self.packed) = (other.dtype, other.bytes, other.packed);
-        self.shape.clone_from(&other.shape);
     }
 }
 

@@ -38,15 +38,17 @@ impl ShmLinkInner {
         if !(self.is_up() && self.rings.is_quiet() && has_receive) {
             return ShortTake::Other;
         }
-        match self.rings.inc.peek().or_else(|| self.look()) {
+        let Some(order) = self.rings.inc.peek() else { return self.take_later(accept) };
+        self.take_order(order, accept).into()
+    }
+
+    /// As [`ShmLinkInner::take_short`], if the message is not there at the first look.
+    #[inline(never)] // keeps the path of a message that is there short
+    fn take_later<R>(&mut self, accept: impl Accept<R>) -> ShortTake<R> {
+        match (1..LOOKS).find_map(|_| self.rings.inc.peek()) {
             Some(order) => self.take_order(order, accept).into(),
             None => ShortTake::Nothing,
         }
-    }
-
-    #[inline(never)] // keeps the path of a message that is there short
-    fn look(&self) -> Option<FirstWord> {
-        (1..LOOKS).find_map(|_| self.rings.inc.peek())
     }
 
     #[inline(always)] // on the short path

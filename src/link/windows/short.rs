@@ -217,19 +217,18 @@ impl<'a> ExpectedValue<'a> {
         if meta.bytes() != len as u64 {
             return None;
         }
-        let received = match self.receive {
+        let (mut tensor, is_given) = match self.receive {
             DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
-                let mut fresh = self.pool.landing(meta).ok()?;
-                copy(fresh.bytes_mut());
-                Received::Tensor(fresh.freeze())
+                (self.pool.landing(meta).ok()?, false)
             }
             DirectReceive::Waiting(Destination::Into(given)) if given.meta() == meta => {
-                copy(given.bytes_mut());
                 let Some(Destination::Into(given)) = self.receive.take_destination() else { return None };
-                Received::Into(given)
+                (given, true)
             }
             DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
         };
+        copy(tensor.bytes_mut());
+        let received = if is_given { Received::Into(tensor) } else { Received::Tensor(tensor.freeze()) };
         // Neither has anything to drop: no destination is left but `Alloc` and `Borrow`.
         std::mem::forget(std::mem::replace(self.receive, DirectReceive::Received(received, *sender)));
         Some(())

@@ -195,7 +195,7 @@ impl Magazines {
     }
 
     /// As [`Magazines::enter`], for a thread that has been in its magazine before.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn enter_own(&self) -> Option<Entered<'_>> {
         let index = known_thread_index();
         let magazine = self.at(index)?;
@@ -398,7 +398,7 @@ impl Entered<'_> {
     }
 
     /// As [`Entered::take`], if the block lies in the own lists and no budget is to be given back.
-    #[inline]
+    #[inline(always)] // on the short path
     fn take_own(&mut self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
         let Magazine { cached, .. } = self.magazine;
         let magazines = self.magazines;
