@@ -57,11 +57,12 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "HOSTS")]
     hosts: Option<HostSlots>,
     /// The number of this host in --hosts, from 0 on
-    #[arg(long, value_name = "K", requires = "hosts")]
+    #[arg(long, value_name = "K", requires = "hosts", conflicts_with = "processes")]
     host_rank: Option<u32>,
     /// With --hosts: the first port on each host. A process uses this port and its number on the
     /// host; MASTER_PORT follows on them
     #[arg(long, value_name = "PORT", default_value_t = FIRST_PORT, requires = "hosts")]
+    #[arg(conflicts_with = "processes")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Seconds between the request to end and the kill, when a process has failed
