@@ -21,6 +21,8 @@ use tonic::{Response, Status};
 
 /// Time limit of a call that the peer answers at once.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// The pause before an attempt that the peer's call begins. So the loop does not spin.
+const SHORTEST: Duration = Duration::from_millis(1);
 /// Pauses between attempts to reach a peer: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// Attempts of a call whose answer may have been lost.
@@ -97,12 +99,11 @@ impl Client {
         }
     }
 
-    /// Sleeps for `pause`, or until the peer calls. At least the shortest pause, so that the loop
-    /// does not spin.
+    /// Sleeps for `pause`, or until the peer calls.
     async fn rest(&self, pause: Duration) {
-        sleep(PAUSES.0).await;
+        sleep(SHORTEST).await;
         // An error means that the time is over.
-        drop(timeout(pause.saturating_sub(PAUSES.0), self.shared.nudges[self.peer].notified()).await);
+        drop(timeout(pause.saturating_sub(SHORTEST), self.shared.nudges[self.peer].notified()).await);
     }
 
     /// One attempt to meet the peer and, on the side that starts, to make the link.
@@ -149,7 +150,7 @@ impl Client {
         let request = grpc::HelloRequest {
             caller: self.shared.caller(self.peer, None),
             member: self.shared.member(),
-            cluster: self.shared.options.cluster.to_string(),
+            cluster: self.shared.cluster_text.clone(),
         };
         let (mut grpc, mut refusal) = (self.grpc.clone(), None);
         let asked = async { grpc.hello(request).await.inspect_err(|status| refusal = final_refusal(status)) };

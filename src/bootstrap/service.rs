@@ -148,6 +148,18 @@ impl Bootstrap {
     /// [`BootstrapError::State`] if the service is not started, or was stopped.
     pub fn join(&self, timeout: Duration) -> Result<(), BootstrapError> {
         let begin = Instant::now();
+        match self.joined_within(timeout)? {
+            true => Ok(()),
+            false => self.missing(begin.elapsed()),
+        }
+    }
+
+    /// The same for a caller that looks again and again. Returns whether all are linked, and does
+    /// not say who is missing.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Disagreement`]. [`BootstrapError::State`].
+    pub fn joined_within(&self, timeout: Duration) -> Result<bool, BootstrapError> {
         let over = self.shared.wait(timeout, |members, phase| {
             phase != ServicePhase::Started || members.all_linked() || members.disagreement().is_some()
         });
@@ -164,8 +176,7 @@ impl Bootstrap {
         });
         match disagreement {
             Some(error) => Err(error),
-            None if over => Ok(()),
-            None => self.missing(begin.elapsed()),
+            None => Ok(over),
         }
     }
 

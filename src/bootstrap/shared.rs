@@ -27,6 +27,8 @@ pub(super) struct BootstrapShared {
     /// The version of the protocol that this process speaks.
     pub(super) version: u32,
     pub(super) digest: u64,
+    /// The cluster's text, which each Hello has.
+    pub(super) cluster_text: String,
     /// The peers in ascending order. A peer's index is its position here.
     pub(super) peers: Vec<TaskId>,
     peering: Arc<dyn Peering>,
@@ -74,6 +76,7 @@ impl BootstrapShared {
         let members = PeerTable::new(peers.iter().cloned(), options.silence);
         BootstrapShared {
             digest: options.cluster.digest(),
+            cluster_text: options.cluster.to_string(),
             nudges: peers.iter().map(|_| Notify::new()).collect(),
             peers,
             options,
@@ -288,7 +291,7 @@ impl BootstrapShared {
 
     /// This process's cluster, in an error message.
     pub(super) fn shown_cluster(&self) -> String {
-        shorten(&self.options.cluster.to_string(), SHOWN_CLUSTER)
+        shorten(&self.cluster_text, SHOWN_CLUSTER)
     }
 }
 

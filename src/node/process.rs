@@ -10,7 +10,7 @@ use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::store::ClusterStore;
 use super::transport::OpeningFabrics;
-use crate::bootstrap::{Bootstrap, BootstrapError};
+use crate::bootstrap::Bootstrap;
 use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
 use crate::fabric::{FabricKind, LinkOptions};
@@ -275,28 +275,29 @@ impl Node {
 
     fn try_join(&self) -> Result<(), NodeError> {
         let end = Instant::now() + self.join_timeout;
+        // Many processes of a host that poll often take the time of those that make links.
+        let peers = u32::try_from(self.peers().len()).unwrap_or(u32::MAX);
+        let poll = (JOIN_POLL * peers.div_ceil(8)).clamp(JOIN_POLL, LONGEST_JOIN_POLL);
         loop {
             if self.context.progress().is_err() {
                 return self.unjoined();
             }
             let left = end.saturating_duration_since(Instant::now());
-            match self.bootstrap.join(left.min(JOIN_POLL)) {
-                Ok(()) if self.peers().iter().all(|peer| matches!(peer.state, PeerState::Connected)) => {
+            match self.bootstrap.joined_within(left.min(poll)) {
+                Ok(true) if self.peers().iter().all(|peer| matches!(peer.state, PeerState::Connected)) => {
                     return Ok(());
                 }
                 // The poller has not processed yet that both sides are ready.
-                Ok(()) if !left.is_zero() => std::thread::yield_now(),
-                Ok(()) => {
+                Ok(true) if !left.is_zero() => std::thread::yield_now(),
+                Ok(true) => {
                     return self
                         .peers()
                         .iter()
                         .find_map(|peer| peer.state.error().cloned())
                         .map_or(Ok(()), |error| Err(self.lost(error)));
                 }
-                Err(BootstrapError::Missing { .. }) if !left.is_zero() => {}
-                Err(BootstrapError::Missing { .. }) => {
-                    return Ok(self.bootstrap.missing(self.join_timeout)?);
-                }
+                Ok(false) if !left.is_zero() => {}
+                Ok(false) => return Ok(self.bootstrap.missing(self.join_timeout)?),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -548,8 +549,10 @@ impl Node {
     }
 }
 
-/// How long a join waits between two polls of the links.
+/// How long a join waits between two polls of the links, for each eight peers.
 const JOIN_POLL: Duration = Duration::from_millis(2);
+/// How long it waits at most.
+const LONGEST_JOIN_POLL: Duration = Duration::from_millis(50);
 
 /// The name of a task's CPU device.
 fn device_of(job: &str, task: u32) -> String {
