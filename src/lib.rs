@@ -184,7 +184,7 @@ pub use memory::{
 };
 pub use node::{
     EventStream, Events, MeetingError, Node, NodeError, NodeEvent, NodeEventKind, NodeState, PeerReport,
-    PeerState, TensorError,
+    PeerState, PlannedResource, ResourcePlan, TensorError,
 };
 pub use rendezvous::{
     Batch, CancelToken, Delivery, Edge, Error, Pending, PendingBatch, PendingSet, Receivable,

@@ -85,9 +85,9 @@ impl PeerTable {
     }
 
     pub(super) fn all_linked(&self) -> bool {
-        self.peers.iter().all(|peer| {
-            peer.life.as_ref().is_some_and(|life| matches!(life.stage, LifeStage::Linked(_)))
-        })
+        self.peers
+            .iter()
+            .all(|peer| peer.life.as_ref().is_some_and(|life| matches!(life.stage, LifeStage::Linked(_))))
     }
 
     /// The link with a peer, if it is up, and when the peer last gave a sign of life.

@@ -1,6 +1,7 @@
 //! The errors of a node.
 
 use super::meeting::MeetingError;
+use super::plan::PlannedResource;
 use crate::bootstrap::BootstrapError;
 use crate::config::ConfigError;
 use crate::fabric::FabricError;
@@ -44,6 +45,14 @@ pub enum NodeError {
         path: &'static str,
         /// The error of the system.
         source: std::io::Error,
+    },
+    /// A limit of the system is too low for a cluster of this size. Nothing was opened.
+    #[error("a node with {peers} peers can't work here: {resource}")]
+    Limit {
+        /// The number of peers.
+        peers: u64,
+        /// The resource, with its limit and what to change.
+        resource: Box<PlannedResource>,
     },
     /// The members could not meet.
     #[error(transparent)]

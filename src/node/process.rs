@@ -7,6 +7,7 @@ use super::host;
 use super::meeting::{Met, meet};
 use super::options::{bootstrap_options, members, region_options, remote_settings, rendezvous_settings};
 use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
+use super::plan::ResourcePlan;
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::store::ClusterStore;
 use super::transport::OpeningFabrics;
@@ -171,6 +172,7 @@ impl Node {
 
     /// The same with the address at which it met the others.
     fn start_at(config: &Config, met: Option<Met>) -> Result<Node, NodeError> {
+        ResourcePlan::new(config).check()?;
         // Read before any thread is pinned.
         let cpus = process_cpus().len();
         let me = config.task_id().clone();

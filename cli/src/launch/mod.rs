@@ -8,12 +8,14 @@
 //! | `processes` | starting, waiting, ending |
 //! | `output` | the lines that members write |
 //! | `hosts` | what to type on each host |
+//! | `plan` | what the processes need of the system |
 
 mod environment;
 mod hosts;
 mod layout;
 mod member;
 mod output;
+mod plan;
 mod processes;
 
 pub use member::{MemberArgs, become_program};
@@ -69,8 +71,12 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=3600))]
     grace: u64,
+    /// Print what each process needs of the system, and the limits of this one, instead of starting
+    /// the program. Exit status 1 if a limit is too low
+    #[arg(long)]
+    plan: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(last = true, required_unless_present = "plan", value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -104,5 +110,8 @@ pub fn run(args: LaunchArgs) -> Result<(), CliError> {
     };
     let members =
         environment::members(&layout, host, args.cores.as_ref(), &master).map_err(CliError::Usage)?;
+    if args.plan {
+        return plan::show(&members);
+    }
     processes::run(&members, &args.command, Duration::from_secs(args.grace))
 }

@@ -214,7 +214,8 @@ fn a_command_line_that_can_t_be_carried_out_is_refused() {
         ("-n 2 --cores 0-2", "3 cores for 2 processes"),
         ("--hosts a:2 --jobs ps=1", "--jobs has 1 processes, and --hosts has room for 2"),
         ("--hosts a:1 --host-rank 1", "--hosts has 1 hosts, from 0 on"),
-        ("-n 1 --host-rank 0", "--hosts"),
+        ("-n 1 --host-rank 0", "cannot be used with"),
+        ("--jobs ps=1 --host-rank 0", "--hosts"),
         ("--hosts a:2 --host-rank 0 --port 65535", "port 65536 of a does not exist"),
     ] {
         let output = script(options, "exit 0").output().expect("it starts");
@@ -237,4 +238,25 @@ fn of_several_hosts_each_starts_its_part() {
     let cluster = "ps=127.1.2.3:4000;worker=127.1.2.4:4000,127.1.2.4:4001";
     let expected = [format!("[worker:0] 1 0 {cluster}"), format!("[worker:1] 2 1 {cluster}")];
     assert_eq!(lines(&output), expected.into());
+}
+
+#[test]
+fn a_plan_is_printed_and_starts_nothing() {
+    let mut command = launch("-n 256 --plan");
+    let output = command.env("TENSORWIRE_POOL_SIZE", "1MiB").output().expect("it starts");
+    let said = text(&output.stdout);
+    assert!(
+        said.starts_with("256 processes on this host, each with:\nopen files: 1290 (15, and 5 "),
+        "{said}"
+    );
+    assert!(said.contains("\nthreads: ") && said.contains("\nlocked memory: 1 MiB"), "{said}");
+    let mut few = Command::new("sh");
+    let line = format!("ulimit -n 1024; exec {} launch -n 256 --plan", env!("CARGO_BIN_EXE_tensorwire"));
+    let output = few.args(["-c", &line]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("a limit is too low: open files: 1290") && said.contains("raise `ulimit -n` to"),
+        "{said}"
+    );
 }

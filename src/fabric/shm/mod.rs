@@ -82,6 +82,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use wakeup::doorbells::{self, Doorbells, PeerDoorbells};
 
+/// Bytes of this side's part of a link, as far as they are used. The peer has as many.
+pub(crate) fn link_bytes(depth: u32) -> u64 {
+    let layout = SegmentLayout::new(&LinkOptions { depth, receives: 0, generation: 0 });
+    layout.map_or(0, |layout| layout.used_bytes() as u64)
+}
+
 /// Settings of the fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmOptions {

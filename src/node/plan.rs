@@ -1,0 +1,304 @@
+//! What a process will need of the system, computed from its settings before anything is opened.
+
+use super::error::NodeError;
+use crate::config::{Config, MemoryWindows};
+use crate::fabric::{FabricKind, shm};
+use crate::memory::LockPolicy;
+use rustix::process::{Resource, getrlimit};
+use std::fmt;
+
+/// Descriptors of a process without peers: standard streams, event queues, the pool, the listener.
+const FILES: u64 = 15;
+/// Descriptors of a peer over shared memory: its pool, its process, the link, and a connection of
+/// the bootstrap service in each direction.
+const FILES_PER_SHM_PEER: u64 = 5;
+/// Descriptors of a peer over verbs: a connection of the bootstrap service in each direction.
+const FILES_PER_VERBS_PEER: u64 = 2;
+/// Descriptors that a link takes besides, while it is made.
+const FILES_PER_ATTEMPT: u64 = 3;
+/// Connections of the bootstrap service whose callers have not proven a name.
+const CANDIDATES: u64 = 128;
+/// Mappings of a process without peers, and of a peer over shared memory.
+const MAPS: (u64, u64) = (60, 6);
+/// Threads of a process without pollers of its own.
+const THREADS: u64 = 4;
+/// The capability that lifts the limit of locked memory (CAP_IPC_LOCK).
+const IPC_LOCK: u32 = 14;
+
+/// One resource that a process needs.
+///
+/// [`ResourcePlan`] has an example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlannedResource {
+    /// Its name.
+    pub name: &'static str,
+    /// How much of it this process needs, in its unit.
+    pub need: u64,
+    /// The limit of this process; `None` if there is none, or it is not known before a device is
+    /// opened.
+    pub limit: Option<u64>,
+    /// What makes up the need.
+    pub because: String,
+    /// What to change if the limit is lower.
+    pub remedy: String,
+    /// Whether a node does not start with a lower limit. Otherwise it starts, and may fail or be
+    /// slower later.
+    pub is_hard: bool,
+    unit: Unit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Count,
+    Bytes,
+}
+
+impl PlannedResource {
+    /// Whether the limit is lower than the need.
+    pub fn is_short(&self) -> bool {
+        self.limit.is_some_and(|limit| limit < self.need)
+    }
+}
+
+/// What a process needs of the system for its cluster. [`Node::start`](crate::Node::start) checks it
+/// before it opens anything.
+///
+/// ```
+/// use tensorwire::{Config, ResourcePlan};
+/// let cluster: Vec<String> = (1..=256).map(|port| format!("127.0.0.1:{port}")).collect();
+/// let settings = Config::builder().without_environment().member("worker", 0);
+/// let config = settings.set("cluster", format!("worker={}", cluster.join(","))).build()?;
+/// let plan = ResourcePlan::new(&config);
+/// assert!(plan.resources().iter().any(|it| it.name == "open files" && it.need > 1024));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ResourcePlan {
+    resources: Vec<PlannedResource>,
+    peers: u64,
+}
+
+/// The limits of a process.
+struct Limits {
+    files: Option<u64>,
+    locked: Option<u64>,
+    threads: Option<u64>,
+    maps: Option<u64>,
+    memory: Option<u64>,
+}
+
+impl Limits {
+    fn of_this_process() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let line = |text: &str, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+            line.map(|rest| rest.trim().to_owned())
+        };
+        let capabilities = line(&read("/proc/self/status"), "CapEff:");
+        let capabilities = capabilities.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
+        let may_lock = capabilities >> IPC_LOCK & 1 == 1;
+        let available = line(&read("/proc/meminfo"), "MemAvailable:");
+        let kib = available.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+        Limits {
+            files: getrlimit(Resource::Nofile).current,
+            locked: getrlimit(Resource::Memlock).current.filter(|_| !may_lock),
+            threads: getrlimit(Resource::Nproc).current,
+            maps: read("/proc/sys/vm/max_map_count").trim().parse().ok(),
+            memory: kib.map(|kib| kib * 1024),
+        }
+    }
+}
+
+impl ResourcePlan {
+    /// The plan of a process with these settings, with the limits of this one.
+    pub fn new(config: &Config) -> Self {
+        Self::with(config, &Limits::of_this_process())
+    }
+
+    fn with(config: &Config, limits: &Limits) -> Self {
+        let peers = config.cluster.members().count() as u64 - 1;
+        let is_verbs = config.fabric == Some(FabricKind::Verbs);
+        let per_peer = if is_verbs { FILES_PER_VERBS_PEER } else { FILES_PER_SHM_PEER };
+        let files = FILES + per_peer * peers;
+        let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES;
+        let link = if is_verbs { 0 } else { shm::link_bytes(config.queue_depth) };
+        let links = link * peers;
+        let threads = THREADS + config.poller_count() as u64;
+        let count = |name, need, limit, because, remedy, is_hard| PlannedResource {
+            name,
+            need,
+            limit,
+            because,
+            remedy,
+            is_hard,
+            unit: Unit::Count,
+        };
+        let mut resources = vec![
+            count(
+                "open files",
+                files,
+                limits.files,
+                format!("{FILES}, and {per_peer} for each of {peers} peers; while all join up to {at_most}"),
+                format!("raise `ulimit -n` to {at_most}, or LimitNOFILE of the service"),
+                true,
+            ),
+            count(
+                "threads",
+                threads + 2 * peers,
+                limits.threads,
+                format!("{threads}, and while all join up to 2 for each of {peers} peers"),
+                "raise `ulimit -u`, which counts the threads of all processes of the user, and pids.max of \
+                 the cgroup"
+                    .into(),
+                false,
+            ),
+            PlannedResource {
+                unit: Unit::Bytes,
+                ..count(
+                    "memory",
+                    config.pool_size + links,
+                    limits.memory,
+                    format!("pool_size, and {} of link memory, which fills as it is used", bytes(links)),
+                    "lower pool_size or queue_depth, or use fewer processes per host".into(),
+                    false,
+                )
+            },
+            PlannedResource {
+                unit: Unit::Bytes,
+                ..count(
+                    "locked memory",
+                    if config.pool_lock == LockPolicy::No && !is_verbs { 0 } else { config.pool_size },
+                    limits.locked,
+                    "the pool".into(),
+                    "raise `ulimit -l`, or LimitMEMLOCK of the service; without RDMA pool_lock = no also does"
+                        .into(),
+                    is_verbs || config.pool_lock == LockPolicy::Require,
+                )
+            },
+        ];
+        if is_verbs {
+            let data = match config.rdma_memory_windows {
+                MemoryWindows::On => 1,
+                MemoryWindows::Off => u64::from(config.rdma_qps_per_peer),
+            };
+            let because = format!("1 for messages and {data} for data of each of {peers} peers");
+            let remedy = "lower rdma_qps_per_peer; `tensorwire devices` has the device's limit".into();
+            resources.push(count("queue pairs", (1 + data) * peers, None, because, remedy, false));
+        } else {
+            let because = format!("{}, and {} for each of {peers} peers", MAPS.0, MAPS.1);
+            let remedy = "raise vm.max_map_count (sysctl)".into();
+            resources.push(count("mappings", MAPS.0 + MAPS.1 * peers, limits.maps, because, remedy, true));
+            let each = peers.div_ceil(config.poller_count() as u64);
+            let because = format!("{peers} peers, shared by {} pollers", config.poller_count());
+            let remedy = "raise pollers (poll = adaptive or dedicated)".into();
+            let most = Some(shm::MAX_LINKS as u64);
+            resources.push(count("links of a poller", each, most, because, remedy, true));
+        }
+        ResourcePlan { resources, peers }
+    }
+
+    /// Each resource.
+    pub fn resources(&self) -> &[PlannedResource] {
+        &self.resources
+    }
+
+    /// Fails if a limit is too low for the node to work.
+    ///
+    /// # Errors
+    /// [`NodeError::Limit`] with the first such resource.
+    pub(super) fn check(&self) -> Result<(), NodeError> {
+        match self.resources.iter().find(|resource| resource.is_hard && resource.is_short()) {
+            Some(short) => Err(NodeError::Limit { peers: self.peers, resource: Box::new(short.clone()) }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn bytes(count: u64) -> String {
+    if count < 1 << 20 { format!("{} KiB", count >> 10) } else { format!("{} MiB", count >> 20) }
+}
+
+impl Unit {
+    fn text(self, count: u64) -> String {
+        match self {
+            Unit::Count => count.to_string(),
+            Unit::Bytes => bytes(count),
+        }
+    }
+}
+
+impl fmt::Display for PlannedResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} ({})", self.name, self.unit.text(self.need), self.because)?;
+        match self.limit {
+            Some(limit) => write!(f, ", limit {}", self.unit.text(limit))?,
+            None => f.write_str(", no limit known")?,
+        }
+        if self.is_short() { write!(f, ": {}", self.remedy) } else { Ok(()) }
+    }
+}
+
+/// One line for each resource.
+impl fmt::Display for ResourcePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for resource in &self.resources {
+            writeln!(f, "{resource}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(processes: usize, more: &[(&str, &str)], limits: &Limits) -> ResourcePlan {
+        let cluster: Vec<String> = (1..=processes).map(|port| format!("127.0.0.1:{port}")).collect();
+        let settings = Config::builder().without_environment().member("w", 0);
+        let settings = settings.set("cluster", format!("w={}", cluster.join(",")));
+        let settings = more.iter().fold(settings, |settings, (key, value)| settings.set(*key, *value));
+        ResourcePlan::with(&settings.build().unwrap(), limits)
+    }
+
+    const WIDE: Limits = Limits { files: None, locked: None, threads: None, maps: None, memory: None };
+
+    #[test]
+    fn a_plan_grows_with_the_peers() {
+        let need = |processes, name: &str| {
+            let plan = plan(processes, &[], &WIDE);
+            plan.resources().iter().find(|it| it.name == name).unwrap().need
+        };
+        assert_eq!((need(1, "open files"), need(256, "open files")), (15, 15 + 5 * 255));
+        assert!(need(256, "memory") > need(1, "memory"));
+        assert_eq!(plan(1, &[], &WIDE).check().map_err(|error| error.to_string()), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_that_is_too_low_is_named_with_need_and_remedy() {
+        let few = Limits { files: Some(1024), ..WIDE };
+        assert!(plan(202, &[], &few).check().is_ok());
+        let error = plan(256, &[], &few).check().unwrap_err().to_string();
+        assert!(error.contains("255 peers") && error.contains("open files: 1290"), "{error}");
+        assert!(error.contains("limit 1024: raise `ulimit -n` to 2183"), "{error}");
+        let small = Limits { locked: Some(64 << 10), ..WIDE };
+        assert!(plan(2, &[], &small).check().is_ok(), "best effort");
+        let error = plan(2, &[("pool_lock", "require")], &small).check().unwrap_err().to_string();
+        assert!(
+            error.contains("locked memory: 256 MiB (the pool), limit 64 KiB: raise `ulimit -l`"),
+            "{error}"
+        );
+        let maps = Limits { maps: Some(100), ..WIDE };
+        assert!(plan(16, &[], &maps).check().unwrap_err().to_string().contains("vm.max_map_count"));
+    }
+
+    #[test]
+    fn queue_pairs_are_those_for_messages_and_for_data() {
+        let of = |more: &[(&str, &str)]| {
+            let plan = plan(5, &[&[("fabric", "verbs")], more].concat(), &WIDE);
+            plan.resources().iter().find(|it| it.name == "queue pairs").unwrap().need
+        };
+        assert_eq!((of(&[]), of(&[("rdma_qps_per_peer", "4")])), (8, 20));
+        assert_eq!(of(&[("rdma_qps_per_peer", "4"), ("rdma_memory_windows", "on")]), 8);
+    }
+}
