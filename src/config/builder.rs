@@ -281,7 +281,8 @@ impl RawSettings {
         };
         let meet = match key {
             "cluster" => {
-                "; or have start() meet the others: set store, or MASTER_ADDR and MASTER_PORT, and use a launcher"
+                "; or have start() meet the others: set store, or MASTER_ADDR and MASTER_PORT, and use a \
+                 launcher"
             }
             _ => "",
         };

@@ -57,8 +57,8 @@ const LAUNCHERS: [Launcher; 4] = [
 
 /// The place of this process among those that a launcher has started.
 ///
-/// `RANK` and `WORLD_SIZE` of `tensorwire launch` and torchrun count first, then the variables of
-/// Open MPI (`OMPI_COMM_WORLD_*`), of launchers with PMI (`PMI_*`), and of Slurm (`SLURM_*`).
+/// `RANK` and `WORLD_SIZE` of `tensorwire launch` and torchrun count first. The variables of Open
+/// MPI (`OMPI_COMM_WORLD_*`) follow, then those of PMI (`PMI_*`), then Slurm's (`SLURM_*`).
 ///
 /// ```
 /// use tensorwire::LaunchedRank;

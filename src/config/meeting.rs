@@ -254,7 +254,3 @@ fn unknown(origin: &str, who: bool) -> ConfigError {
     );
     ConfigError::Missing { key, remedy }
 }
-
-#[cfg(test)]
-#[path = "meeting_tests.rs"]
-mod tests;

@@ -1,6 +1,6 @@
 //! What the variables of launchers mean.
 
-use super::super::tests::environment;
+use super::tests::environment;
 use super::*;
 use std::ffi::OsString;
 

@@ -48,6 +48,8 @@ pub use reference::{listing, reference};
 pub use table::{Config, ConfigValues};
 
 #[cfg(test)]
+mod meeting_tests;
+#[cfg(test)]
 mod profile_tests;
 #[cfg(test)]
 mod rdma_tests;

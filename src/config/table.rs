@@ -299,10 +299,10 @@ settings! {
     /// All members of the cluster: each job with the addresses of its tasks' bootstrap services.
     cluster: Cluster, Cluster, required,
         "JOB=HOST:PORT,HOST:PORT;JOB=..., in a file also a table of arrays", Some;
-    /// Where members meet that have no `cluster`: at a store, which task 0 serves at that address, or
-    /// in a file that all have. Each publishes its address there. All are tasks of one job. Without
-    /// it MASTER_ADDR and MASTER_PORT say where. Under torchrun, whose own store has that port, it
-    /// is the next higher one.
+    /// Where members meet that have no `cluster`: at a store, which task 0 serves at that address,
+    /// or in a file that all have. Each publishes its address there. All are tasks of one job.
+    /// Without it MASTER_ADDR and MASTER_PORT say where. Under torchrun, whose own store has that
+    /// port, it is the next higher one.
     store: StoreAddress, StoreAddress, optional, "tcp://HOST:PORT or file:///PATH", Some;
     /// The number of members, which meet at `store`. Without it the launcher's variables say it.
     world_size: u32, Number<u32>, optional, "1 to 2048, with `cluster` the number of its members",

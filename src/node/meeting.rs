@@ -37,11 +37,11 @@ pub enum MeetingError {
     Store {
         /// The name of this process.
         me: TaskId,
-        /// The store.
+        /// Where they meet.
         store: StoreAddress,
         /// What says where they meet.
         origin: String,
-        /// The error of the store.
+        /// What the store says.
         source: StoreError,
     },
     /// This process can't listen, or has no address for the others.
@@ -54,14 +54,14 @@ pub enum MeetingError {
     },
     /// Not all members came in time.
     #[error(
-        "{me} waited {waited:?} at {store} for the other members; {} of {size} have not come: {}. Do all run, \
-         with the same store and size?",
+        "{me} waited {waited:?} at {store} for the other members; {} of {size} have not come: {}. Do all \
+         run, with the same store and size?",
         missing.len(), list(missing)
     )]
     Missing {
         /// The name of this process.
         me: TaskId,
-        /// The store.
+        /// Where they meet.
         store: StoreAddress,
         /// The time waited.
         waited: Duration,
@@ -78,7 +78,7 @@ pub enum MeetingError {
     Taken {
         /// The name of both.
         me: TaskId,
-        /// The store.
+        /// Where they meet.
         store: StoreAddress,
         /// What the other one has published of itself.
         by: String,
@@ -91,7 +91,7 @@ pub enum MeetingError {
     Size {
         /// The name of this process.
         me: TaskId,
-        /// The store.
+        /// Where they meet.
         store: StoreAddress,
         /// What this process was told.
         ours: u32,
@@ -101,7 +101,7 @@ pub enum MeetingError {
     /// The members make no cluster.
     #[error("the members that met at {store} make no cluster: {why}")]
     Cluster {
-        /// The store.
+        /// Where they meet.
         store: StoreAddress,
         /// What does not fit.
         why: String,
@@ -144,13 +144,13 @@ pub(super) fn meet(meeting: &Meeting) -> Result<Met, NodeError> {
     let (listener, address) = listen(meeting)?;
     let (store, server) = open(meeting)?;
     let of_run = if meeting.run.is_empty() { PREFIX.into() } else { format!("{PREFIX}{}/", meeting.run) };
-    let guest = Guest { meeting, me: config.task_id(), store: PrefixStore::new(of_run, store) };
-    guest.agree_on_size()?;
-    guest.publish(&address)?;
+    let this = MeetingMember { meeting, me: config.task_id(), store: PrefixStore::new(of_run, store) };
+    this.agree_on_size()?;
+    this.publish(&address)?;
     let left = config.join_timeout.saturating_sub(begin.elapsed());
-    let cluster = if config.task == 0 { guest.gather(left)? } else { guest.read(left)? };
-    guest.leave()?;
-    tracing::info!("{}: {} members have met at {}", guest.me, meeting.size, meeting.store);
+    let cluster = if config.task == 0 { this.gather(left)? } else { this.read(left)? };
+    this.leave()?;
+    tracing::info!("{}: {} members have met at {}", this.me, meeting.size, meeting.store);
     Ok(Met { cluster, listener: Arc::new(listener), server })
 }
 
@@ -247,28 +247,28 @@ fn reached(me: &TaskId, store: &StoreAddress, config: &Config) -> Result<IpAddr,
 }
 
 /// One member at the store.
-struct Guest<'a> {
+struct MeetingMember<'a> {
     meeting: &'a Meeting,
     me: &'a TaskId,
     store: PrefixStore,
 }
 
 /// What a member publishes: where it listens, on which host, as which process.
-struct Entry {
+struct PublishedMember {
     address: HostPort,
     host: String,
 }
 
-impl Entry {
-    fn read(value: &[u8]) -> Option<Entry> {
+impl PublishedMember {
+    fn read(value: &[u8]) -> Option<PublishedMember> {
         let mut lines = str::from_utf8(value).ok()?.lines();
-        let entry = Entry { address: lines.next()?.parse().ok()?, host: lines.next()?.into() };
+        let entry = PublishedMember { address: lines.next()?.parse().ok()?, host: lines.next()?.into() };
         lines.next()?.parse::<u32>().ok()?;
         Some(entry)
     }
 }
 
-impl Guest<'_> {
+impl MeetingMember<'_> {
     fn failed(&self, source: StoreError) -> MeetingError {
         let Meeting { store, origin, .. } = self.meeting;
         MeetingError::Store { me: self.me.clone(), store: store.clone(), origin: origin.clone(), source }
@@ -312,7 +312,8 @@ impl Guest<'_> {
         for key in keys {
             let left = end.saturating_duration_since(Instant::now());
             let value = self.store.get(key, left).map_err(|error| self.missing(error))?;
-            entries.push(Entry::read(&value).ok_or_else(|| format!("{key} has published nonsense")));
+            entries
+                .push(PublishedMember::read(&value).ok_or_else(|| format!("{key} has published nonsense")));
         }
         let cluster = entries.into_iter().collect::<Result<Vec<_>, _>>().and_then(|all| self.cluster(all));
         let outcome = match &cluster {
@@ -324,7 +325,7 @@ impl Guest<'_> {
     }
 
     /// The cluster of the entries, in the order of the members.
-    fn cluster(&self, entries: Vec<Entry>) -> Result<Cluster, String> {
+    fn cluster(&self, entries: Vec<PublishedMember>) -> Result<Cluster, String> {
         let name = |task: usize| format!("{}/{task}", self.me.job());
         let far = entries.iter().position(|entry| entry.host != entries[0].host);
         let near = entries.iter().position(|entry| entry.address.ip().is_some_and(|ip| ip.is_loopback()));

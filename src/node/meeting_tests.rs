@@ -153,9 +153,10 @@ fn members_of_different_hosts_do_not_meet_at_loopback_addresses() {
     let meeting = builder.meeting().unwrap().unwrap();
     let me = meeting.config.task_id();
     let store = PrefixStore::new("", Arc::new(crate::store::MemoryStore::new()));
-    let guest = Guest { meeting: &meeting, me, store };
-    let entry = |address: &str, host: &str| Entry { address: address.parse().unwrap(), host: host.into() };
-    let two = |first: &str, second: &str| guest.cluster(vec![entry(first, "a"), entry(second, "b")]);
+    let this = MeetingMember { meeting: &meeting, me, store };
+    let entry =
+        |address: &str, host: &str| PublishedMember { address: address.parse().unwrap(), host: host.into() };
+    let two = |first: &str, second: &str| this.cluster(vec![entry(first, "a"), entry(second, "b")]);
     let error = two("10.0.0.1:1", "127.0.0.1:2").unwrap_err();
     assert!(error.contains("worker/1 is at 127.0.0.1:2") && error.contains("TENSORWIRE_BIND"), "{error}");
     assert_eq!(two("10.0.0.1:1", "10.0.0.2:2").unwrap().to_string(), "worker=10.0.0.1:1,10.0.0.2:2");
@@ -165,8 +166,8 @@ fn members_of_different_hosts_do_not_meet_at_loopback_addresses() {
 #[test]
 fn nonsense_in_the_store_is_refused() {
     for nonsense in ["", "here", "127.0.0.1:1", "127.0.0.1:1\nhost\nme", "127.0.0.1:0\nhost\n1"] {
-        assert!(Entry::read(nonsense.as_bytes()).is_none(), "{nonsense}");
+        assert!(PublishedMember::read(nonsense.as_bytes()).is_none(), "{nonsense}");
     }
-    assert!(Entry::read(&[0xff, 0xfe]).is_none());
-    assert!(Entry::read(b"127.0.0.1:1\nhost\n17").is_some());
+    assert!(PublishedMember::read(&[0xff, 0xfe]).is_none());
+    assert!(PublishedMember::read(b"127.0.0.1:1\nhost\n17").is_some());
 }

@@ -26,12 +26,10 @@ const THREADS: u64 = 4;
 const IPC_LOCK: u32 = 14;
 
 /// One resource that a process needs.
-///
-/// [`ResourcePlan`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlannedResource {
-    /// Its name.
+    /// As people call it, such as `open files`.
     pub name: &'static str,
     /// How much of it this process needs, in its unit.
     pub need: u64,
@@ -80,7 +78,7 @@ pub struct ResourcePlan {
 }
 
 /// The limits of a process.
-struct Limits {
+struct SystemLimits {
     files: Option<u64>,
     locked: Option<u64>,
     threads: Option<u64>,
@@ -88,7 +86,7 @@ struct Limits {
     memory: Option<u64>,
 }
 
-impl Limits {
+impl SystemLimits {
     fn of_this_process() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let line = |text: &str, name: &str| {
@@ -100,7 +98,7 @@ impl Limits {
         let may_lock = capabilities >> IPC_LOCK & 1 == 1;
         let available = line(&read("/proc/meminfo"), "MemAvailable:");
         let kib = available.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-        Limits {
+        SystemLimits {
             files: getrlimit(Resource::Nofile).current,
             locked: getrlimit(Resource::Memlock).current.filter(|_| !may_lock),
             threads: getrlimit(Resource::Nproc).current,
@@ -113,10 +111,10 @@ impl Limits {
 impl ResourcePlan {
     /// The plan of a process with these settings, with the limits of this one.
     pub fn new(config: &Config) -> Self {
-        Self::with(config, &Limits::of_this_process())
+        Self::with(config, &SystemLimits::of_this_process())
     }
 
-    fn with(config: &Config, limits: &Limits) -> Self {
+    fn with(config: &Config, limits: &SystemLimits) -> Self {
         let peers = config.cluster.members().count() as u64 - 1;
         let is_verbs = config.fabric == Some(FabricKind::Verbs);
         let per_peer = if is_verbs { FILES_PER_VERBS_PEER } else { FILES_PER_SHM_PEER };
@@ -253,7 +251,7 @@ impl fmt::Display for ResourcePlan {
 mod tests {
     use super::*;
 
-    fn plan(processes: usize, more: &[(&str, &str)], limits: &Limits) -> ResourcePlan {
+    fn plan(processes: usize, more: &[(&str, &str)], limits: &SystemLimits) -> ResourcePlan {
         let cluster: Vec<String> = (1..=processes).map(|port| format!("127.0.0.1:{port}")).collect();
         let settings = Config::builder().without_environment().member("w", 0);
         let settings = settings.set("cluster", format!("w={}", cluster.join(",")));
@@ -261,7 +259,8 @@ mod tests {
         ResourcePlan::with(&settings.build().unwrap(), limits)
     }
 
-    const WIDE: Limits = Limits { files: None, locked: None, threads: None, maps: None, memory: None };
+    const WIDE: SystemLimits =
+        SystemLimits { files: None, locked: None, threads: None, maps: None, memory: None };
 
     #[test]
     fn a_plan_grows_with_the_peers() {
@@ -276,19 +275,19 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_too_low_is_named_with_need_and_remedy() {
-        let few = Limits { files: Some(1024), ..WIDE };
+        let few = SystemLimits { files: Some(1024), ..WIDE };
         assert!(plan(202, &[], &few).check().is_ok());
         let error = plan(256, &[], &few).check().unwrap_err().to_string();
         assert!(error.contains("255 peers") && error.contains("open files: 1290"), "{error}");
         assert!(error.contains("limit 1024: raise `ulimit -n` to 2183"), "{error}");
-        let small = Limits { locked: Some(64 << 10), ..WIDE };
+        let small = SystemLimits { locked: Some(64 << 10), ..WIDE };
         assert!(plan(2, &[], &small).check().is_ok(), "best effort");
         let error = plan(2, &[("pool_lock", "require")], &small).check().unwrap_err().to_string();
         assert!(
             error.contains("locked memory: 256 MiB (the pool), limit 64 KiB: raise `ulimit -l`"),
             "{error}"
         );
-        let maps = Limits { maps: Some(100), ..WIDE };
+        let maps = SystemLimits { maps: Some(100), ..WIDE };
         assert!(plan(16, &[], &maps).check().unwrap_err().to_string().contains("vm.max_map_count"));
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Keys that an error names.
 const SHOWN_KEYS: usize = 8;
 
-/// An error of a store.
+/// Why keys could not be set, read or waited for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -74,7 +74,7 @@ pub enum StoreError {
     /// The server of the store gives no answer.
     #[error("{store}: {tried}: {why} (tried for {waited:?})")]
     Unreachable {
-        /// The store.
+        /// The server, with its address.
         store: String,
         /// The call.
         tried: String,
@@ -86,7 +86,7 @@ pub enum StoreError {
     /// The server of the store has refused the call.
     #[error("{store}: {tried} was refused: {why}")]
     Refused {
-        /// The store.
+        /// The server, with its address.
         store: String,
         /// The call.
         tried: String,
@@ -96,7 +96,7 @@ pub enum StoreError {
     /// The file of the store can't be used.
     #[error("the store file {}: {tried}: {why}", path.display())]
     File {
-        /// The file.
+        /// As given to `FileStore::open`.
         path: PathBuf,
         /// The step that failed.
         tried: &'static str,

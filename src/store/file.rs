@@ -2,7 +2,7 @@
 
 use super::Store;
 use super::error::StoreError;
-use super::log::{self, HEADER, Record};
+use super::log::{self, HEADER, LogRecord};
 use super::table::{StoreTable, check_key, check_value};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -129,7 +129,7 @@ impl FileStore {
             return Ok(());
         }
         let mut bytes = Vec::new();
-        cache.table.entries().for_each(|(key, value)| Record::Set(key, value).write(&mut bytes));
+        cache.table.entries().for_each(|(key, value)| LogRecord::Set(key, value).write(&mut bytes));
         if cache.end < WASTE * bytes.len() as u64 {
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl FileStore {
             let facts = file.metadata().map_err(|error| self.failed("opening", error))?;
             check(&facts).map_err(|why| self.failed("opening", why))?;
             match flock(&file, how) {
-                // Replaced or deleted since it was opened: the lock of the old one is worth nothing.
+                // Replaced or deleted since it was opened: the lock of the old one is useless.
                 Ok(()) if std::fs::metadata(&self.path).is_ok_and(|now| id(&now) == id(&facts)) => {
                     return Ok(file);
                 }
@@ -243,7 +243,7 @@ impl FileStore {
         }
     }
 
-    /// The file of the store.
+    /// As given to [`FileStore::open`].
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -337,7 +337,7 @@ impl Store for FileStore {
         self.write(|table, out| {
             let is_set = table.get(key).is_some();
             if is_set {
-                Record::Delete(key).write(out);
+                LogRecord::Delete(key).write(out);
             }
             Ok(is_set)
         })
@@ -351,6 +351,6 @@ impl Store for FileStore {
 /// The record that sets a key for which the table has room.
 fn put(table: &StoreTable, key: &str, value: &[u8], out: &mut Vec<u8>) -> Result<(), StoreError> {
     table.check_room(key, value)?;
-    Record::Set(key, value).write(out);
+    LogRecord::Set(key, value).write(out);
     Ok(())
 }

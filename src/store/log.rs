@@ -1,9 +1,9 @@
 //! The records of a store file, and how they become a table.
 //!
 //! A file has a header and records. A record is the length of its body (u32), the xxh3 checksum of
-//! the body (u64), and the body: the operation (u8), the length of the key (u16), the key, the
-//! value. All numbers are little-endian. A writer that dies leaves part of a record at the end. Such
-//! an end counts for nothing, and the next writer cuts it off.
+//! the body (u64), and the body. The body is the operation (u8), the length of the key (u16), the
+//! key, and the value. All numbers are little-endian. A writer that dies leaves part of a record at
+//! the end. Such an end counts for nothing, and the next writer cuts it off.
 
 use super::table::{MAX_KEY, MAX_VALUE, StoreTable};
 use crate::wire::checksum_of;
@@ -19,16 +19,16 @@ const MAX_BODY: usize = 3 + MAX_KEY + MAX_VALUE;
 
 /// A change of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum LogRecord<'a> {
     Set(&'a str, &'a [u8]),
     Delete(&'a str),
 }
 
-impl Record<'_> {
+impl LogRecord<'_> {
     pub fn write(&self, out: &mut Vec<u8>) {
         let (operation, key, value) = match self {
-            Record::Set(key, value) => (SET, key, *value),
-            Record::Delete(key) => (DELETE, key, &[][..]),
+            LogRecord::Set(key, value) => (SET, key, *value),
+            LogRecord::Delete(key) => (DELETE, key, &[][..]),
         };
         let mut body = vec![operation];
         // A key has 1,024 bytes at most.
@@ -50,8 +50,8 @@ pub fn apply(table: &mut StoreTable, bytes: &[u8]) -> Result<usize, &'static str
     let mut at = 0;
     while let Some((body, next)) = body_at(bytes, at)? {
         let changed = match record(body).ok_or("a record with a right checksum makes no sense")? {
-            Record::Set(key, value) => table.set(key, value),
-            Record::Delete(key) => {
+            LogRecord::Set(key, value) => table.set(key, value),
+            LogRecord::Delete(key) => {
                 table.delete(key);
                 Ok(())
             }
@@ -80,13 +80,13 @@ fn body_at(bytes: &[u8], at: usize) -> Result<Option<(&[u8], usize)>, &'static s
     if rest.len() == length { Ok(None) } else { Err("the checksum of a record is wrong") }
 }
 
-fn record(body: &[u8]) -> Option<Record<'_>> {
+fn record(body: &[u8]) -> Option<LogRecord<'_>> {
     let ([operation, low, high], rest) = body.split_first_chunk::<3>()?;
     let (key, value) = rest.split_at_checked(usize::from(u16::from_le_bytes([*low, *high])))?;
     let key = str::from_utf8(key).ok()?;
     match *operation {
-        SET => Some(Record::Set(key, value)),
-        DELETE if value.is_empty() => Some(Record::Delete(key)),
+        SET => Some(LogRecord::Set(key, value)),
+        DELETE if value.is_empty() => Some(LogRecord::Delete(key)),
         _ => None,
     }
 }
@@ -95,7 +95,7 @@ fn record(body: &[u8]) -> Option<Record<'_>> {
 mod tests {
     use super::*;
 
-    fn written(records: &[Record<'_>]) -> Vec<u8> {
+    fn written(records: &[LogRecord<'_>]) -> Vec<u8> {
         let mut bytes = Vec::new();
         records.iter().for_each(|record| record.write(&mut bytes));
         bytes
@@ -103,8 +103,8 @@ mod tests {
 
     #[test]
     fn records_come_back_and_every_unfinished_end_counts_for_nothing() {
-        let first = written(&[Record::Set("a", b"1"), Record::Set("b", b"2"), Record::Delete("a")]);
-        let whole = [first.clone(), written(&[Record::Set("c", &[9; 100])])].concat();
+        let first = written(&[LogRecord::Set("a", b"1"), LogRecord::Set("b", b"2"), LogRecord::Delete("a")]);
+        let whole = [first.clone(), written(&[LogRecord::Set("c", &[9; 100])])].concat();
         for cut in first.len()..whole.len() {
             for blank in [0, 5] {
                 let mut table = StoreTable::default();
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_damaged_record_before_the_end_is_an_error() {
-        let whole = written(&[Record::Set("a", b"1"), Record::Set("b", b"2")]);
+        let whole = written(&[LogRecord::Set("a", b"1"), LogRecord::Set("b", b"2")]);
         for at in 0..whole.len() / 2 {
             let mut bytes = whole.clone();
             bytes[at] ^= 0x40;

@@ -1,8 +1,8 @@
 //! The rules that hold the source tree together, checked on the source text.
 //!
 //! Each module under `src/` may import only some of the others. Only a few may hold `unsafe` code.
-//! Only `node`, `bootstrap` and `store` ask the system for the time. Files stay small. The compiler checks
-//! none of this. Comments, strings and links of documentation are no imports.
+//! Only `node`, `bootstrap` and `store` ask the system for the time. Files stay small. The compiler
+//! checks none of this. Comments, strings and links of documentation are no imports.
 
 mod locks;
 mod rules;

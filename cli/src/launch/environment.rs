@@ -15,12 +15,12 @@ pub struct Master {
 
 /// CPU cores, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cores(Vec<usize>);
+pub struct CoreList(Vec<usize>);
 
 /// The highest core.
 const MAX_CORE: usize = 1023;
 
-impl FromStr for Cores {
+impl FromStr for CoreList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -35,17 +35,17 @@ impl FromStr for Cores {
                 .ok_or_else(|| format!("`{text}` is not a core or a range of cores, such as 0 or 2-3"))?;
             cores.extend(range);
         }
-        Ok(Cores(cores))
+        Ok(CoreList(cores))
     }
 }
 
-impl fmt::Display for Cores {
+impl fmt::Display for CoreList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
     }
 }
 
-impl Cores {
+impl CoreList {
     /// The cores of one of `processes`: an equal part, or one core that several share.
     fn of(&self, process: usize, processes: usize) -> Result<String, String> {
         let cores = self.0.len();
@@ -73,7 +73,7 @@ pub const REMOVED: [&str; 3] = ["TENSORWIRE_STORE", "TENSORWIRE_WORLD_SIZE", "TO
 pub fn members(
     layout: &Layout,
     host: u32,
-    cores: Option<&Cores>,
+    cores: Option<&CoreList>,
     master: &Master,
 ) -> Result<Vec<Launched>, String> {
     let cluster = layout.cluster()?.to_string();
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn cores_are_dealt_out_in_equal_parts_or_shared() {
-        let cores: Cores = "0-3,6,7".parse().unwrap();
+        let cores: CoreList = "0-3,6,7".parse().unwrap();
         let dealt =
             |processes| (0..processes).map(|at| cores.of(at, processes)).collect::<Result<Vec<_>, _>>();
         assert_eq!(dealt(3).unwrap(), ["0,1", "2,3", "6,7"]);
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(dealt(8).unwrap().join(" "), "0 1 2 3 6 7 0 1");
         assert_eq!(dealt(4).unwrap_err(), "--cores: 6 cores for 4 processes: give each as many");
         for wrong in ["", "a", "3-1", "1-", "2048", "-1"] {
-            assert!(wrong.parse::<Cores>().unwrap_err().contains("is not a core"), "{wrong}");
+            assert!(wrong.parse::<CoreList>().unwrap_err().contains("is not a core"), "{wrong}");
         }
     }
 

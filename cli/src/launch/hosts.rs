@@ -7,9 +7,9 @@ use std::fmt::Write;
 /// The command of each host.
 pub fn commands(args: &LaunchArgs, hosts: &HostSlots) -> String {
     let mut text = String::from(
-        "Type on each host, in any order, within join_timeout (TENSORWIRE_JOIN_TIMEOUT, 60 s). All need the same\n\
-         proof of who they are: a secret in a file (`tensorwire auth secret FILE`, TENSORWIRE_SECRET_FILE) or\n\
-         certificates (`tensorwire auth certificates`).\n",
+        "Type on each host, in any order, within join_timeout (TENSORWIRE_JOIN_TIMEOUT, 60 s). All need\n\
+         the same proof of who they are: a secret in a file (`tensorwire auth secret FILE`,\n\
+         TENSORWIRE_SECRET_FILE) or certificates (`tensorwire auth certificates`).\n",
     );
     for (number, host) in hosts.names().enumerate() {
         // Writing to a String does not fail.

@@ -14,7 +14,7 @@ pub struct JobSizes(Vec<(String, u32)>);
 const MAX_MEMBERS: u32 = 2048;
 
 impl JobSizes {
-    /// One job.
+    /// `tasks` tasks of a single job.
     pub fn of(job: &str, tasks: u32) -> Result<Self, String> {
         Self::checked(vec![(job.to_owned(), tasks)])
     }

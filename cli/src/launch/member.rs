@@ -1,5 +1,5 @@
-//! The step between the launcher and the program: the launcher starts this program again, which asks
-//! the kernel to kill it with the launcher, and then becomes the program that was asked for.
+//! The step between the launcher and the program. The launcher starts this program again. It has
+//! the kernel kill it with the launcher, and then becomes the program of the command line.
 
 use crate::error::CliError;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};

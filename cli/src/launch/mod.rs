@@ -21,7 +21,7 @@ mod processes;
 pub use member::{MemberArgs, become_program};
 
 use crate::error::{CliError, print};
-use environment::{Cores, Master};
+use environment::{CoreList, Master};
 use layout::{HostSlots, JobSizes, Layout};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -33,11 +33,11 @@ const GRACE: u64 = 5;
 
 /// Starts processes of any program on this host as the members of a cluster.
 ///
-/// Each finds its name, the cluster and its cores in its environment (TENSORWIRE_JOB, TENSORWIRE_TASK,
-/// TENSORWIRE_CLUSTER, TENSORWIRE_CORES), also as RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-/// MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in front. When one
-/// fails, the others are ended, and the exit status is that of the first one that failed: 128 and
-/// the number of the signal if one has killed it. Ctrl-C and SIGTERM are passed on; the second one
+/// Each finds its name, the cluster and its cores in its environment: TENSORWIRE_JOB,
+/// TENSORWIRE_TASK, TENSORWIRE_CLUSTER, TENSORWIRE_CORES. Also RANK, WORLD_SIZE, LOCAL_RANK,
+/// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in
+/// front. When one fails, the others are ended. The exit status is that of the first one that
+/// failed, or 128 and the number of the signal that has killed it. Ctrl-C and SIGTERM are passed on; the second one
 /// kills. Members end with the launcher.
 #[derive(clap::Args, Debug)]
 pub struct LaunchArgs {
@@ -53,7 +53,7 @@ pub struct LaunchArgs {
     jobs: Option<JobSizes>,
     /// CPU cores such as 0,2-3, dealt out to the processes of this host in equal parts
     #[arg(long, value_name = "LIST")]
-    cores: Option<Cores>,
+    cores: Option<CoreList>,
     /// Hosts with the number of their processes, such as a:4,b:4. Without --host-rank, prints what
     /// to type on each host
     #[arg(long, value_name = "HOSTS")]

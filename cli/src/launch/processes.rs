@@ -19,7 +19,7 @@ use tensorwire::TaskId;
 /// have the pipe.
 const REST: Duration = Duration::from_secs(1);
 
-enum Event {
+enum LaunchEvent {
     /// The process has ended, and was not waited for.
     Ended(usize),
     /// A stream of a process has ended.
@@ -73,11 +73,11 @@ fn signal_name(signal: i32) -> String {
 pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Result<(), CliError> {
     let (events, news) = mpsc::channel();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-        .map_err(|error| CliError::failed("asking for signals", error))?;
+        .map_err(|error| CliError::failed("waiting for signals", error))?;
     let of_signals = events.clone();
     // It ends with this process.
     std::thread::spawn(move || {
-        signals.forever().try_for_each(|signal| of_signals.send(Event::Signal(signal)))
+        signals.forever().try_for_each(|signal| of_signals.send(LaunchEvent::Signal(signal)))
     });
     let mut crew = Crew { members: Vec::new(), first: None, signal: None, kill_at: None, open: 0 };
     for launched in members {
@@ -105,7 +105,7 @@ impl Crew {
         &mut self,
         launched: &Launched,
         command: &[OsString],
-        events: &Sender<Event>,
+        events: &Sender<LaunchEvent>,
     ) -> Result<(), CliError> {
         let Launched { name, variables } = launched;
         let failed = |error: &dyn fmt::Display| CliError::failed(format!("starting {name}"), error);
@@ -136,7 +136,7 @@ impl Crew {
             let (prefix, events) = (prefix.clone(), events.clone());
             thread(Box::new(move || {
                 output::forward(&prefix, out, output::to_stdout);
-                let _ = events.send(Event::Closed);
+                let _ = events.send(LaunchEvent::Closed);
             }))?;
         }
         if let Some(err) = err {
@@ -144,7 +144,7 @@ impl Crew {
             let events = events.clone();
             thread(Box::new(move || {
                 output::forward(&prefix, err, output::to_stderr);
-                let _ = events.send(Event::Closed);
+                let _ = events.send(LaunchEvent::Closed);
             }))?;
         }
         let events = events.clone();
@@ -152,17 +152,17 @@ impl Crew {
             // It stays to be waited for, so that its number is nobody else's.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while matches!(waitid(WaitId::Pid(process), options), Err(rustix::io::Errno::INTR)) {}
-            let _ = events.send(Event::Ended(index));
+            let _ = events.send(LaunchEvent::Ended(index));
         }))
     }
 
     /// Handles events until all have ended.
-    fn listen(&mut self, news: &Receiver<Event>, grace: Duration) {
+    fn listen(&mut self, news: &Receiver<LaunchEvent>, grace: Duration) {
         while self.members.iter().any(|member| !member.has_ended) {
             match next(news, self.kill_at) {
-                Some(Event::Ended(index)) => self.end(index, grace),
-                Some(Event::Closed) => self.open -= 1,
-                Some(Event::Signal(signal)) => self.pass_on(signal),
+                Some(LaunchEvent::Ended(index)) => self.end(index, grace),
+                Some(LaunchEvent::Closed) => self.open -= 1,
+                Some(LaunchEvent::Signal(signal)) => self.pass_on(signal),
                 None => {
                     self.kill_at = None;
                     self.signal_all(Signal::KILL);
@@ -172,9 +172,9 @@ impl Crew {
         let rest = Instant::now() + REST;
         while self.open > 0 {
             match next(news, Some(rest)) {
-                Some(Event::Closed) => self.open -= 1,
-                Some(Event::Ended(_)) => {}
-                Some(Event::Signal(_)) | None => return,
+                Some(LaunchEvent::Closed) => self.open -= 1,
+                Some(LaunchEvent::Ended(_)) => {}
+                Some(LaunchEvent::Signal(_)) | None => return,
             }
         }
     }
@@ -237,7 +237,7 @@ impl Drop for Crew {
 }
 
 /// The next event; `None` at the deadline.
-fn next(news: &Receiver<Event>, deadline: Option<Instant>) -> Option<Event> {
+fn next(news: &Receiver<LaunchEvent>, deadline: Option<Instant>) -> Option<LaunchEvent> {
     let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
     match news.recv_timeout(left) {
         Ok(event) => Some(event),

@@ -20,7 +20,7 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// Calls of one caller that wait at a time. Less than those that are served, so that a call which
 /// sets what is waited for always comes through.
 pub(super) const MAX_WAITING: usize = 16;
-/// Keys of one call.
+/// How many keys a request may name.
 pub(super) const MAX_KEYS_OF_CALL: usize = 4096;
 
 /// The name of the service in the paths of its calls.

@@ -12,6 +12,7 @@ use std::path::Path;
 pub const LOCKS: &[(&str, &str)] = &[
     ("src/node", "starts, stops and joins; a poller of its own never comes here"),
     ("src/bootstrap", "a thread of its own that moves no tensor"),
+    ("cli/src/launch", "waits for the processes that it has started"),
     ("src/store", "meets processes before and beside the data path"),
     ("src/engine/executor", "the queues of the threads that run callbacks and end owners"),
     ("src/engine/background", "the start of a polling thread waits until it is pinned; standby sleeps"),
