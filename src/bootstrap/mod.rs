@@ -19,6 +19,7 @@
 //! | `acceptor`, `connector` | incoming and outgoing connections |
 //! | `places` | how many connections there are, and whose |
 //! | `store` | a key-value store that the service has beside its own calls |
+//! | `prover` | the same proofs for a connection beside the service |
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // its own thread, off the data path
 
 mod acceptor;
@@ -38,6 +39,7 @@ mod peer_record;
 mod peer_table;
 mod peering;
 mod places;
+mod prover;
 mod server;
 mod service;
 mod shared;
@@ -51,6 +53,7 @@ pub use auth::{AuthError, AuthMode, AuthSettings, TlsFiles};
 pub use error::{BootstrapError, MissingPeer};
 pub use options::{BootstrapOptions, LINK_TIMEOUT, Listening, resolve};
 pub use peering::{PeerInfo, Peering, Prepared};
+pub use prover::{ProvenChannel, Prover};
 pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;
 pub use store::{RemoteStore, StoreOptions, StoreServer};

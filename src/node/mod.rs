@@ -28,5 +28,6 @@ pub use error::NodeError;
 pub use events::{EventStream, Events, NodeEvent, NodeEventKind};
 pub use meeting::MeetingError;
 pub use plan::{PlannedResource, ResourcePlan};
+pub use options::auth_settings;
 pub use process::{Node, NodeState, PeerReport, PeerState};
 pub use rdma::rdma_settings;

@@ -59,7 +59,7 @@ pub(super) fn rendezvous_settings(config: &Config) -> RendezvousSettings {
 }
 
 /// How this node proves who it is. The configuration has checked that the mode has what it needs.
-pub(super) fn auth_settings(config: &Config) -> AuthSettings {
+pub fn auth_settings(config: &Config) -> AuthSettings {
     let file = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
     match config.auth_mode() {
         AuthMode::Tls => AuthSettings::Tls(TlsFiles {

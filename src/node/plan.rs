@@ -9,11 +9,11 @@ use std::fmt;
 
 /// Descriptors of a process without peers: standard streams, event queues, the pool, the listener.
 const FILES: u64 = 15;
-/// Descriptors of a peer over shared memory: its pool, its process, the link, and a connection of
-/// the bootstrap service in each direction.
-const FILES_PER_SHM_PEER: u64 = 5;
-/// Descriptors of a peer over verbs: a connection of the bootstrap service in each direction.
-const FILES_PER_VERBS_PEER: u64 = 2;
+/// Descriptors of a peer over a fabric. Each peer has a connection of the bootstrap service in each
+/// direction. Shared memory has its pool, its process and the link besides, and tcp two connections and
+/// a socket that listens.
+const FILES_PER_PEER: [(FabricKind, u64); 3] =
+    [(FabricKind::Shm, 5), (FabricKind::Verbs, 2), (FabricKind::Tcp, 5)];
 /// Descriptors that a link takes besides, while it is made.
 const FILES_PER_ATTEMPT: u64 = 3;
 /// Connections of the bootstrap service whose callers have not proven a name.
@@ -116,11 +116,13 @@ impl ResourcePlan {
 
     fn with(config: &Config, limits: &SystemLimits) -> Self {
         let peers = config.cluster.members().count() as u64 - 1;
-        let is_verbs = config.fabric == Some(FabricKind::Verbs);
-        let per_peer = if is_verbs { FILES_PER_VERBS_PEER } else { FILES_PER_SHM_PEER };
+        let may_use = |kind| config.fabric.is_none_or(|set| set.has(kind));
+        let is_verbs = config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Verbs]));
+        let per_peer = FILES_PER_PEER.into_iter().filter(|(kind, _)| may_use(*kind));
+        let per_peer = per_peer.map(|(_, files)| files).max().unwrap_or(0);
         let files = FILES + per_peer * peers;
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES;
-        let link = if is_verbs { 0 } else { shm::link_bytes(config.queue_depth) };
+        let link = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let links = link * peers;
         let threads = THREADS + config.poller_count() as u64;
         let count = |name, need, limit, because, remedy, is_hard| PlannedResource {

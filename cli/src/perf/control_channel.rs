@@ -7,10 +7,11 @@ use super::peer_watch::PeerWatch;
 use crate::error::CliError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+use tensorwire::internals::bootstrap::ProvenChannel;
 
 /// How long a process waits for a message: opening a large pool takes some seconds.
 pub const CHANNEL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,14 +63,41 @@ impl Stream for UnixStream {
     }
 }
 
-impl Stream for TcpStream {
+/// A proven connection between two hosts, or on one.
+struct Proven {
+    channel: ProvenChannel,
+    local_ip: IpAddr,
+}
+
+impl Read for Proven {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.channel.stream().read(bytes)
+    }
+}
+
+impl Write for Proven {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.channel.stream().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.channel.stream().flush()
+    }
+}
+
+impl AsFd for Proven {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.stream().as_fd()
+    }
+}
+
+impl Stream for Proven {
     fn set_timeout(&self, timeout: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(timeout))?;
-        self.set_write_timeout(Some(timeout))
+        Stream::set_timeout(self.channel.stream(), timeout)
     }
 
     fn local_ip(&self) -> std::io::Result<IpAddr> {
-        Ok(self.local_addr()?.ip().to_canonical())
+        Ok(self.local_ip)
     }
 }
 
@@ -85,10 +113,10 @@ impl ControlChannel {
         ControlChannel::over(Box::new(stream), timeout)
     }
 
-    /// An end of a channel between hosts.
-    pub fn tcp(stream: TcpStream, timeout: Duration) -> Result<Self, ChannelError> {
-        stream.set_nodelay(true)?;
-        ControlChannel::over(Box::new(stream), timeout)
+    /// An end of a channel whose other end has proven its name. `local_ip` is this host's address
+    /// on the connection.
+    pub fn proven(channel: ProvenChannel, local_ip: IpAddr, timeout: Duration) -> Result<Self, ChannelError> {
+        ControlChannel::over(Box::new(Proven { channel, local_ip: local_ip.to_canonical() }), timeout)
     }
 
     fn over(stream: Box<dyn Stream>, timeout: Duration) -> Result<Self, ChannelError> {

@@ -23,6 +23,7 @@ mod open;
 mod options;
 mod peer_watch;
 mod plan;
+mod proofs;
 mod read_lat;
 mod recorder;
 mod remote;

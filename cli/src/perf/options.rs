@@ -147,7 +147,7 @@ pub struct FabricOptions {
     )]
     #[serde(skip)]
     pub port: u16,
-    /// The server's address, 0.0.0.0 for all: who reaches it can use it [default: 127.0.0.1]
+    /// The server's address, 0.0.0.0 for all: see TENSORWIRE_SECRET_FILE [default: 127.0.0.1]
     #[arg(long, conflicts_with_all = ["local", "host"], value_name = "ADDRESS")]
     #[serde(skip)]
     pub listen: Option<IpAddr>,

@@ -23,7 +23,7 @@ const SMALLEST_BLOCK: usize = 64;
 /// Warm-up round trips of a turn by default; never more than its measured ones.
 const DEFAULT_WARMUP: u64 = 1000;
 
-/// Where a server listens by default: it can't tell its client from others.
+/// Where a server listens by default.
 const LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// How long the turns of one size are.

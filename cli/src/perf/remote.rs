@@ -4,12 +4,18 @@ use super::channel_message::ChannelMessage;
 use super::control_channel::{CHANNEL_TIMEOUT, ChannelError, ControlChannel};
 use super::options::PerfArgs;
 use super::plan::Plan;
+use super::proofs;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
 use crate::error::{CliError, print};
+use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tensorwire::TaskId;
+use tensorwire::internals::bootstrap::Prover;
 
 /// How long a client tries to connect: the server may have been started at the same time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,26 +25,45 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const FIRST_MESSAGE: Duration = Duration::from_secs(5);
 /// Connections without a first message at a time. A further one takes the place of the oldest.
 const MAX_STRANGERS: usize = 64;
+/// A connection that is closed for the same reason as the last one is not said within this time.
+const QUIET: Duration = Duration::from_secs(1);
+/// The numbers of the two processes.
+const CLIENT: u32 = 0;
+const SERVER: u32 = 1;
 /// Between two looks for a connection, and whether one of them has turned out to be a client.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Measures, with the server on that host.
 pub fn client(plan: &Plan, host: &str, port: u16) -> Result<PerfReport, CliError> {
-    let mut channel = ControlChannel::tcp(connect(host, port)?, CHANNEL_TIMEOUT)?;
+    let mut channel = connect(host, port)?;
     measure(plan, None, &mut channel).map_err(|error| explain(error, &mut channel, None))
 }
 
-fn connect(host: &str, port: u16) -> Result<TcpStream, CliError> {
+/// Connects, and each side proves its name to the other. Tries again while the server is not there
+/// or has no room.
+fn connect(host: &str, port: u16) -> Result<ControlChannel, CliError> {
     let tried = || format!("connecting to the server {host} at port {port}");
     let since = Instant::now();
     let mut addresses =
         (host, port).to_socket_addrs().map_err(|error| CliError::failed(tried(), error))?.cycle();
+    let server = proofs::name(SERVER)?;
     loop {
         let Some(address) = addresses.next() else {
             return Err(CliError::failed(tried(), "the name has no address"));
         };
-        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
-            Ok(stream) => return Ok(stream),
+        let (prover, _) = proofs::prover(CLIENT, address.ip().to_canonical())?;
+        let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).and_then(|stream| {
+            stream.set_nodelay(true)?;
+            let local_ip = stream.local_addr()?.ip();
+            Ok((prover.connect(stream, &server, CONNECT_TIMEOUT)?, local_ip))
+        });
+        match connected {
+            Ok((channel, local_ip)) => {
+                return Ok(ControlChannel::proven(channel, local_ip, CHANNEL_TIMEOUT)?);
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(CliError::failed(tried(), error));
+            }
             Err(error) if since.elapsed() >= CONNECT_TIMEOUT => {
                 let why = format!("{error}; start the server there first: the same command without a host");
                 return Err(CliError::failed(tried(), why));
@@ -54,13 +79,19 @@ pub fn serve(plan: &Plan, at: SocketAddr) -> Result<(), CliError> {
         let remedy = "choose another --port on both sides if it is in use, and an address of this host";
         CliError::failed(format!("listening at {at}"), format!("{error}; {remedy}"))
     };
+    let (prover, mode) = proofs::prover(SERVER, at.ip())?;
+    let client = proofs::name(CLIENT)?;
     let listener = TcpListener::bind(at).map_err(listening)?;
     listener.set_nonblocking(true).map_err(listening)?;
-    print(&format!("waiting for a client of {} at {at}\n", plan.args.test.name()))?;
+    print(&format!(
+        "waiting for a client of {} at {at}, which proves itself by {mode}\n",
+        plan.args.test.name()
+    ))?;
     if at.ip().is_loopback() {
         print("this host alone can reach it: --listen ADDRESS lets others\n")?;
     }
-    let FirstMessage { from, version, args, mut channel } = first_client(&listener).map_err(listening)?;
+    let FirstMessage { from, version, args, mut channel } =
+        Strangers::new(prover, client).first_client(&listener).map_err(listening)?;
     drop(listener);
     let served = channel.set_timeout(CHANNEL_TIMEOUT).map_err(CliError::from);
     let served = served.and_then(|()| serve_client(plan, &version, args, &mut channel));
@@ -82,74 +113,125 @@ struct FirstMessage {
     channel: ControlChannel,
 }
 
-/// A connection whose first message is waited for.
+/// The connections whose first messages are waited for.
+struct Strangers {
+    prover: Prover,
+    /// The name that a client must prove.
+    client: TaskId,
+    all: Vec<Stranger>,
+    /// What was said of a connection last, and when.
+    said: Option<(String, Instant)>,
+}
+
 struct Stranger {
+    from: SocketAddr,
     thread: JoinHandle<Heard>,
     /// Closes the connection. `None` once it has, or if the process has too few descriptors.
     closer: Option<TcpStream>,
     is_evicted: bool,
-}
-
-/// Waits for a connection whose first message is that of a client. Any other is closed and said.
-fn first_client(listener: &TcpListener) -> std::io::Result<FirstMessage> {
-    let mut strangers: Vec<Stranger> = Vec::new();
-    loop {
-        while let Some(at) = strangers.iter().position(|one| one.thread.is_finished()) {
-            let Stranger { thread, is_evicted, .. } = strangers.remove(at);
-            match thread.join() {
-                // The threads of the others end by themselves.
-                Ok(Ok(first)) => return Ok(*first),
-                Ok(Err(_)) if is_evicted => {}
-                Ok(Err(why)) => eprintln!("{why}: it was closed, and the server waits on"),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        match accept(listener, &strangers) {
-            Some(stranger) => strangers.push(stranger),
-            None => std::thread::sleep(LOOK),
-        }
-        if strangers.iter().filter(|one| !one.is_evicted).count() > MAX_STRANGERS {
-            evict(&mut strangers);
-        }
-    }
-}
-
-/// Closes the oldest connection. A client speaks at once, so a flood does not keep it out.
-fn evict(strangers: &mut [Stranger]) {
-    if let Some(oldest) = strangers.iter_mut().find(|one| one.closer.is_some()) {
-        // Fails if the other side has closed it.
-        let _ = oldest.closer.take().map(|closer| closer.shutdown(Shutdown::Both));
-        oldest.is_evicted = true;
-    }
-}
-
-/// Accepts a connection, on a thread of its own. `None` without one, or while the system or this
-/// process can take no more: it then waits in the system's queue.
-fn accept(listener: &TcpListener, strangers: &[Stranger]) -> Option<Stranger> {
-    if strangers.len() >= 2 * MAX_STRANGERS {
-        return None;
-    }
-    let (stream, from) = listener.accept().ok()?;
-    let closer = stream.try_clone().ok();
-    let thread = std::thread::Builder::new().spawn(move || first_message(stream, from)).ok()?;
-    Some(Stranger { thread, closer, is_evicted: false })
+    has_proven: Arc<AtomicBool>,
 }
 
 /// A client, or what is wrong with the connection.
 type Heard = Result<Box<FirstMessage>, String>;
 
-fn first_message(stream: TcpStream, from: SocketAddr) -> Heard {
+impl Strangers {
+    fn new(prover: Prover, client: TaskId) -> Self {
+        Strangers { prover, client, all: Vec::new(), said: None }
+    }
+
+    /// Waits for a connection whose first message is that of a client. Any other is closed and
+    /// said.
+    fn first_client(mut self, listener: &TcpListener) -> std::io::Result<FirstMessage> {
+        loop {
+            while let Some(at) = self.all.iter().position(|one| one.thread.is_finished()) {
+                let Stranger { from, thread, is_evicted, .. } = self.all.remove(at);
+                match thread.join() {
+                    // The threads of the others end by themselves.
+                    Ok(Ok(first)) => return Ok(*first),
+                    Ok(Err(_)) if is_evicted => {}
+                    Ok(Err(why)) => self.say(from, why),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            match self.accept(listener) {
+                Some(Ok(stranger)) => self.all.push(stranger),
+                Some(Err((from, why))) => self.say(from, why),
+                None => std::thread::sleep(LOOK),
+            }
+            if self.all.iter().filter(|one| !one.is_evicted).count() > MAX_STRANGERS {
+                self.evict();
+            }
+        }
+    }
+
+    /// Says why a connection was closed. A flood is not said line by line.
+    fn say(&mut self, from: SocketAddr, why: String) {
+        let now = Instant::now();
+        if self.said.as_ref().is_some_and(|(what, when)| *what == why && now < *when + QUIET) {
+            return;
+        }
+        eprintln!("the connection from {from} is no client's: {why}: it was closed, and the server waits on");
+        self.said = Some((why, now));
+    }
+
+    /// Closes the oldest connection, among those without a proof if there are any. A client speaks
+    /// at once, so a flood does not keep it out for long.
+    fn evict(&mut self) {
+        let is_open = |one: &&mut Stranger| one.closer.is_some();
+        let is_unproven = |one: &&mut Stranger| !one.has_proven.load(Ordering::Relaxed);
+        let mut open: Vec<&mut Stranger> = self.all.iter_mut().filter(is_open).collect();
+        let at = open.iter().position(is_unproven).unwrap_or(0);
+        if let Some(stranger) = open.get_mut(at) {
+            // Fails if the other side has closed it.
+            let _ = stranger.closer.take().map(|closer| closer.shutdown(Shutdown::Both));
+            stranger.is_evicted = true;
+        }
+    }
+
+    /// Accepts a connection, on a thread of its own, unless the first look refuses it. `None`
+    /// without one, or while the system or this process can take no more: it then waits in the
+    /// system's queue.
+    fn accept(&self, listener: &TcpListener) -> Option<Result<Stranger, (SocketAddr, String)>> {
+        if self.all.len() >= 2 * MAX_STRANGERS {
+            return None;
+        }
+        let (stream, from) = listener.accept().ok()?;
+        if let Err(error) = self.prover.screen(&stream) {
+            return Some(Err((from, error.to_string())));
+        }
+        let closer = stream.try_clone().ok();
+        let (prover, client, has_proven) = (self.prover.clone(), self.client.clone(), Arc::default());
+        let proven = Arc::clone(&has_proven);
+        let hear = move || first_message(&prover, &client, stream, from, &proven);
+        let thread = std::thread::Builder::new().spawn(hear).ok()?;
+        Some(Ok(Stranger { from, thread, closer, is_evicted: false, has_proven }))
+    }
+}
+
+fn first_message(
+    prover: &Prover,
+    client: &TaskId,
+    stream: TcpStream,
+    from: SocketAddr,
+    has_proven: &AtomicBool,
+) -> Heard {
+    let until = Instant::now() + FIRST_MESSAGE;
     let receive = || {
-        stream.set_nonblocking(false)?;
-        let mut channel = ControlChannel::tcp(stream, FIRST_MESSAGE)?;
+        stream.set_nodelay(true)?;
+        let local_ip = stream.local_addr()?.ip();
+        let channel = prover.accept(stream, client, FIRST_MESSAGE)?;
+        has_proven.store(true, Ordering::Relaxed);
+        let left = until.saturating_duration_since(Instant::now()).max(LOOK);
+        let mut channel = ControlChannel::proven(channel, local_ip, left)?;
         Ok((channel.receive()?, channel))
     };
     match receive().map_err(|error: ChannelError| error.to_string()) {
         Ok((ChannelMessage::Open { version, args, .. }, channel)) => {
             Ok(Box::new(FirstMessage { from, version, args, channel }))
         }
-        Ok((other, _)) => Err(format!("the connection from {from} is no client's: it sent {other:?} first")),
-        Err(why) => Err(format!("the connection from {from} is no client's: {why}")),
+        Ok((other, _)) => Err(format!("it sent {other:?} first")),
+        Err(why) => Err(why),
     }
 }
 

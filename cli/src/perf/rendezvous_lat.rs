@@ -8,17 +8,16 @@ use super::control_channel::ControlChannel;
 use super::exchange::{filled, progress};
 use super::options::{FabricOptions, RendezvousOptions};
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
+use super::proofs;
 use super::workload::{Facts, Initiator, KeepAlive, Responder, chunk_of_fresh};
 use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use tensorwire::{BufferRing, Config, DType, Edge, Node, PollMode, Step, Tensor, TensorMut};
 
 /// The step of every tensor. Values under one key arrive in order.
 const STEP: u64 = 1;
-/// The settings of proofs, which the environment may have.
-const PROOFS: [&str; 5] = ["auth", "secret_file", "tls_ca", "tls_certificate", "tls_key"];
 /// Buffers for the tensors to send: one may be in flight while the next is written.
 const BUFFERS: usize = 3;
 
@@ -200,7 +199,7 @@ pub fn joined(
     for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
         builder = builder.set(key, value);
     }
-    for (key, value) in proofs(channel.local_ip()?, |name| std::env::var(name).ok())? {
+    for (key, value) in proofs::settings(channel.local_ip()?)? {
         builder = builder.set(key, value);
     }
     for (key, value) in device(&options.fabric) {
@@ -220,30 +219,6 @@ pub fn joined(
     node.join().map_err(|error| failed(&error))?;
     let facts = facts(&node, &config, options);
     Ok((node, facts))
-}
-
-/// The settings by which the two prove who they are. Beyond loopback the environment must have
-/// them.
-fn proofs(
-    ip: IpAddr,
-    variable: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<(&'static str, String)>, CliError> {
-    let set = |key: &&'static str| Some((*key, variable(&format!("TENSORWIRE_{}", key.to_uppercase()))?));
-    let mut set: Vec<_> = PROOFS.iter().filter_map(set).collect();
-    if set.is_empty() && !ip.is_loopback() {
-        return Err(CliError::failed(
-            "joining the two processes",
-            format!(
-                "{ip} is not loopback, and the two have nothing to prove who they are: set \
-                 TENSORWIRE_SECRET_FILE on both hosts (`tensorwire auth secret` makes one), or \
-                 TENSORWIRE_AUTH=plain on a network that you trust"
-            ),
-        ));
-    }
-    if set.contains(&("auth", "plain".into())) {
-        set.push(("allow_non_loopback", "true".into()));
-    }
-    Ok(set)
 }
 
 fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {
@@ -288,28 +263,4 @@ fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
     let theirs = String::from_utf8_lossy(&channel.swap(own.as_bytes())?).into_owned();
     let (first, second) = if me == 0 { (own, theirs) } else { (theirs, own) };
     Ok(format!("perf={first},{second}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn beyond_loopback_the_two_prove_who_they_are_or_are_told_not_to() {
-        let here: IpAddr = [127, 0, 0, 1].into();
-        let there: IpAddr = [10, 0, 0, 1].into();
-        let of = |ip, set: &'static [(&str, &str)]| {
-            proofs(ip, |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
-        };
-        assert!(of(here, &[]).unwrap().is_empty());
-        let error = of(there, &[]).unwrap_err().to_string();
-        assert!(
-            error.contains("10.0.0.1 is not loopback") && error.contains("TENSORWIRE_SECRET_FILE"),
-            "{error}"
-        );
-        let secret = of(there, &[("TENSORWIRE_SECRET_FILE", "/s")]).unwrap();
-        assert_eq!(secret, [("secret_file", "/s".to_owned())]);
-        let plain = of(there, &[("TENSORWIRE_AUTH", "plain")]).unwrap();
-        assert_eq!(plain, [("auth", "plain".to_owned()), ("allow_non_loopback", "true".to_owned())]);
-    }
 }

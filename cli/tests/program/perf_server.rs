@@ -1,12 +1,24 @@
 //! The server of `tensorwire perf`, its client, and strangers that connect to it.
 
 use crate::perf::{SOON, alone, program, report, run, text, ticks, two_cores};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
+/// The program with more of an environment.
+fn with(arguments: &str, environment: &[(&str, &str)]) -> Command {
+    let mut command = program(arguments);
+    command.envs(environment.iter().copied());
+    command
+}
 
 /// A server of a test at a free port, with the command line of its client. Killed when dropped.
 struct Served {
@@ -43,9 +55,27 @@ impl Served {
         }
     }
 
+    /// Connects, and proves to be a client by this user.
+    fn connect_proven(&self) -> TcpStream {
+        let mut stream = self.connect();
+        let mut greeting = [0; 26];
+        // The server may have no room for it.
+        if stream.read_exact(&mut greeting).is_ok() {
+            let opening = [&[24][..], &greeting[10..], &[0; 4], b"perf"].concat();
+            drop(stream.write_all(&opening));
+        }
+        stream
+    }
+
     /// Runs a client, which waits for the server to listen. Returns the outputs of both.
-    fn client(mut self, test: &str, options: &str) -> (Output, Output) {
-        let client = run(&format!("perf {test} localhost -p {} {options}", self.port));
+    fn client(self, test: &str, options: &str) -> (Output, Output) {
+        self.client_by(program, test, options)
+    }
+
+    /// Like [`Served::client`]; starts the program with `start`.
+    fn client_by(mut self, start: impl Fn(&str) -> Command, test: &str, options: &str) -> (Output, Output) {
+        let client = start(&format!("perf {test} localhost -p {} {options}", self.port)).output();
+        let client = client.expect("the program starts");
         let mut server = self.server.take().expect("started");
         let since = Instant::now();
         while server.try_wait().expect("ours").is_none() && since.elapsed() < SOON {
@@ -146,19 +176,25 @@ fn a_server_listens_on_loopback_and_serves_its_client_after_strangers() {
     // One that goes at once, one that speaks another language, and one that says nothing.
     drop(served.connect());
     let mut other = served.connect();
-    other.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("written");
+    other.write_all(&[b'G'; 200]).expect("written");
+    // Longer than any name.
+    let mut garbage = served.connect();
+    garbage.write_all(&[0xff; 300]).expect("written");
     let _silent = served.connect();
     assert_eq!(listeners(served.port), ["0100007F"], "127.0.0.1 and nothing else");
     let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
     assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
-    assert_eq!(text(&server.stderr).matches("is no client's").count(), 2, "{}", text(&server.stderr));
+    let said = text(&server.stderr);
+    assert!(said.matches("is no client's").count() >= 2, "{said}");
+    assert!(said.contains("what is no opening of a connection"), "{said}");
     assert!(text(&server.stdout).contains("at 127.0.0.1:"), "{}", text(&server.stdout));
 }
 
 #[test]
 fn a_server_listens_elsewhere_only_if_it_is_told_to() {
     let _alone = alone();
-    let served = Served::start("write_lat -s 8 --listen 0.0.0.0");
+    let plain = |arguments: &str| with(arguments, &[("TENSORWIRE_AUTH", "plain")]);
+    let served = Served::start_by(plain, "write_lat -s 8 --listen 0.0.0.0");
     let since = Instant::now();
     while listeners(served.port).is_empty() {
         assert!(since.elapsed() < SOON, "nobody listens");
@@ -167,6 +203,83 @@ fn a_server_listens_elsewhere_only_if_it_is_told_to() {
     assert_eq!(listeners(served.port), ["00000000"]);
     let output = run("perf write_lat --listen ::1 HOST");
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_beyond_loopback_needs_a_proof_or_is_told_not_to() {
+    let output = run("perf write_lat -s 8 --listen 0.0.0.0");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("0.0.0.0 is not loopback") && said.contains("TENSORWIRE_SECRET_FILE"), "{said}");
+}
+
+#[test]
+fn a_server_and_its_client_prove_a_secret_and_another_secret_is_refused() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let secrets = ["ours", "another"].map(|name| {
+        let path = folder.path().join(name).display().to_string();
+        assert!(run(&format!("auth secret {path}")).status.success());
+        path
+    });
+    let by = |secret: &str| {
+        let secret = secret.to_owned();
+        move |arguments: &str| with(arguments, &[("TENSORWIRE_SECRET_FILE", &secret)])
+    };
+    let served = Served::start_by(by(&secrets[0]), "send_lat -s 8 --listen 0.0.0.0");
+    let arguments = format!("perf send_lat 127.0.0.1 -p {} -s 8 -n 100 --turns 2 --pool 8MiB", served.port);
+    drop(served.connect());
+    for (client, why) in [
+        (by(&secrets[1])(&arguments), "TLS failed: invalid peer certificate"),
+        (program(&arguments), "its auth is secret"),
+    ] {
+        let mut client = client;
+        let client = client.output().expect("it starts");
+        let said = text(&client.stderr);
+        assert!(client.status.code() == Some(1) && said.contains(why), "{said}");
+    }
+    let (client, server) = served.client_by(by(&secrets[0]), "send_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert!(text(&server.stdout).contains("which proves itself by secret"), "{}", text(&server.stdout));
+}
+
+#[test]
+fn a_process_of_another_user_is_neither_client_nor_server() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can start a process of another user");
+    }
+    let this = std::fs::File::open(env!("CARGO_BIN_EXE_tensorwire")).expect("the program");
+    let as_nobody = |arguments: &str| {
+        // By its descriptor, as another user may not enter the folder.
+        let mut command = Command::new(format!("/proc/self/fd/{}", this.as_raw_fd()));
+        command.args(arguments.split_whitespace()).uid(NOBODY).gid(NOBODY).current_dir("/");
+        command
+    };
+    // What the kernel says of the other side, or that one itself.
+    let names_the_users = |said: &str| said.contains("another user") || said.contains("it runs as user");
+    let options = "-s 8 -n 100 --turns 2 --pool 8MiB";
+    let served = Served::start("write_lat -s 8");
+    drop(served.connect());
+    let client = as_nobody(&format!("perf write_lat 127.0.0.1 -p {} {options}", served.port)).output();
+    let client = client.expect("it starts");
+    let said = text(&client.stderr);
+    assert!(client.status.code() == Some(1) && names_the_users(&said), "{said}");
+    let (client, server) = served.client("write_lat", options);
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    assert!(text(&server.stderr).contains("it runs as user 65534"), "{}", text(&server.stderr));
+
+    let served = Served::start_by(as_nobody, "write_lat -s 8");
+    drop(served.connect());
+    let client = run(&format!("perf write_lat 127.0.0.1 -p {} {options}", served.port));
+    let said = text(&client.stderr);
+    assert!(client.status.code() == Some(1) && names_the_users(&said), "{said}");
 }
 
 #[test]
@@ -196,7 +309,7 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
     if !two_cores() {
         return;
     }
-    // Of files, either the places run out first or the descriptors.
+    // Half of them are clients that have proven their name. Of files, either the places run out first or the descriptors.
     for files in [1024, 48] {
         let limited = |arguments: &str| {
             let mut command = Command::new("sh");
@@ -205,11 +318,13 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
             command
         };
         let served = Served::start_by(limited, "write_lat -s 8");
-        let mut trickles: Vec<_> = (0..TRICKLES).map(|_| served.connect()).collect();
+        let connect = |k: usize| if k.is_multiple_of(2) { served.connect_proven() } else { served.connect() };
+        let mut trickles: Vec<_> = (0..TRICKLES).map(connect).collect();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            let message = 1000_u32.to_le_bytes().into_iter().chain(std::iter::repeat(b' '));
+            // The first byte is the length of an opening, or it begins that of a message.
+            let message = 60_u32.to_le_bytes().into_iter().chain(std::iter::repeat(b' '));
             for byte in message.take_while(|_| !stopped.load(Ordering::Relaxed)) {
                 // A write fails once the server has closed the connection.
                 trickles.retain_mut(|stream| stream.write_all(&[byte]).is_ok());
@@ -229,8 +344,8 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
         assert!(used < 5 * WATCHED.1, "{files} files: {used} ticks");
         assert!(client.status.success(), "{}{}", text(&client.stderr), text(&server.stderr));
         assert!(server.status.success(), "{}", text(&server.stderr));
-        let refused = text(&server.stderr).matches("sent no message within").count();
-        assert!(refused > 0, "{}", text(&server.stderr));
+        let said = text(&server.stderr);
+        assert!(said.contains("did not prove its name within"), "{said}");
     }
 }
 

@@ -1,0 +1,245 @@
+//! Proofs for a connection beside the service: `tensorwire perf` has one between its two processes.
+
+use super::auth::{AuthSettings, AuthStream, Authenticator, ProofError};
+use super::{BootstrapError, thread};
+use crate::wire::TaskId;
+use rustix::net::SendFlags;
+use std::future::poll_fn;
+use std::io;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, copy, split};
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// How long the end of a channel waits for the last bytes to leave.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Proves this process's name to others, and has them prove theirs, as members of a cluster do. It
+/// may be used by several threads at a time.
+#[derive(Clone)]
+pub struct Prover(Arc<Proving>);
+
+struct Proving {
+    auth: Authenticator,
+    me: TaskId,
+    runtime: Runtime,
+}
+
+impl Prover {
+    /// A prover for this name.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Auth`] if a file can't be used, [`BootstrapError::Start`] if the system
+    /// lacks something.
+    pub fn open(settings: &AuthSettings, me: &TaskId) -> Result<Self, BootstrapError> {
+        let auth =
+            Authenticator::open(settings, me).map_err(|why| BootstrapError::Auth { me: me.clone(), why })?;
+        Ok(Prover(Arc::new(Proving { auth, me: me.clone(), runtime: thread::runtime(1)? })))
+    }
+
+    /// A first look at a caller, which takes no time. One that is refused is told so.
+    ///
+    /// # Errors
+    /// Why it is refused, in words about it.
+    pub fn screen(&self, stream: &TcpStream) -> io::Result<()> {
+        let known = self.tokio(stream.try_clone()?)?;
+        self.0.auth.screen(&known).map_err(|(verdict, why)| {
+            // It is lost if the caller has gone.
+            let greeting = self.0.auth.refusal(verdict);
+            let _ = rustix::net::send(stream, greeting.as_ref(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            failed(why)
+        })
+    }
+
+    /// Has a caller prove that it is `from`, within `limit`.
+    ///
+    /// # Errors
+    /// Why it has not, in words about it.
+    pub fn accept(&self, stream: TcpStream, from: &TaskId, limit: Duration) -> io::Result<ProvenChannel> {
+        let stream = self.tokio(stream)?;
+        let admitted = self.within(limit, self.0.auth.accept(stream))?;
+        if admitted.name != *from {
+            let why = format!("it is {}, and this process waits for {from}", admitted.name);
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        self.channel(admitted.stream)
+    }
+
+    /// Proves this process's name to the listener at the other end, which must be `to`, within
+    /// `limit`.
+    ///
+    /// # Errors
+    /// What is not proven, in words about the listener.
+    pub fn connect(&self, stream: TcpStream, to: &TaskId, limit: Duration) -> io::Result<ProvenChannel> {
+        let stream = self.tokio(stream)?;
+        let proven = self.within(limit, self.0.auth.connect(stream, to))?;
+        self.channel(proven)
+    }
+
+    fn tokio(&self, stream: TcpStream) -> io::Result<tokio::net::TcpStream> {
+        let _context = self.0.runtime.enter();
+        stream.set_nonblocking(true)?;
+        tokio::net::TcpStream::from_std(stream)
+    }
+
+    fn within<T>(
+        &self,
+        limit: Duration,
+        proof: impl Future<Output = Result<T, ProofError>>,
+    ) -> io::Result<T> {
+        let proof = async { timeout(limit, proof).await.unwrap_or(Err(ProofError::TooLate)) };
+        self.0.runtime.block_on(proof).map_err(failed)
+    }
+
+    /// Starts the thread that carries the bytes.
+    fn channel(&self, stream: AuthStream) -> io::Result<ProvenChannel> {
+        let (ours, inner) = UnixStream::pair()?;
+        inner.set_nonblocking(true)?;
+        let this = self.clone();
+        let carrier = std::thread::Builder::new().name("tw-carrier".into()).spawn(move || {
+            this.0.runtime.block_on(async {
+                if let Ok(inner) = tokio::net::UnixStream::from_std(inner) {
+                    carry(inner, stream).await;
+                }
+            });
+        })?;
+        Ok(ProvenChannel { stream: ours, carrier: Some(carrier) })
+    }
+}
+
+impl std::fmt::Debug for Prover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prover").field("me", &self.0.me).finish_non_exhaustive()
+    }
+}
+
+/// Carries bytes both ways until the program closes its end. The end of the other side closes that
+/// direction.
+async fn carry(program: tokio::net::UnixStream, peer: AuthStream) {
+    let ((mut from_program, mut to_program), (mut from_peer, mut to_peer)) = (split(program), split(peer));
+    // A failure ends a direction, as the end of its source does.
+    let mut outward = pin!(async {
+        drop(copy(&mut from_program, &mut to_peer).await);
+        drop(timeout(FAREWELL, to_peer.shutdown()).await);
+    });
+    let mut inward = pin!(async {
+        drop(copy(&mut from_peer, &mut to_program).await);
+        drop(to_program.shutdown().await);
+    });
+    let mut has_ended = false;
+    poll_fn(|context| {
+        has_ended = has_ended || inward.as_mut().poll(context).is_ready();
+        match outward.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await;
+}
+
+fn failed(error: ProofError) -> io::Error {
+    let kind = match &error {
+        ProofError::Io(error) | ProofError::Cut(error) => error.kind(),
+        _ => io::ErrorKind::PermissionDenied,
+    };
+    io::Error::new(kind, error.to_string())
+}
+
+/// A connection whose two ends have proven their names. What is written to its stream is protected
+/// as the mode says. Its drop waits until the last bytes have left.
+#[derive(Debug)]
+pub struct ProvenChannel {
+    stream: UnixStream,
+    /// The thread that carries the bytes.
+    carrier: Option<JoinHandle<()>>,
+}
+
+impl ProvenChannel {
+    /// The stream to the other side.
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+}
+
+impl Drop for ProvenChannel {
+    fn drop(&mut self) {
+        // Fails if it is closed already.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        if let Some(carrier) = self.carrier.take() {
+            // It can't panic, and an unfinished farewell ends in time.
+            let _ = carrier.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn name(task: u32) -> TaskId {
+        TaskId::new("perf", task).expect("a job name")
+    }
+
+    fn secret(text: &str) -> (tempfile::NamedTempFile, AuthSettings) {
+        let mut file = tempfile::NamedTempFile::new().expect("a private file");
+        file.write_all(text.repeat(8).as_bytes()).expect("written");
+        let settings = AuthSettings::Secret(file.path().to_owned());
+        (file, settings)
+    }
+
+    /// What both sides get: task 0 calls, and says that it is `me`.
+    fn prove(settings: [&AuthSettings; 2], me: u32) -> [io::Result<ProvenChannel>; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let caller = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (accepted, _) = listener.accept().expect("a caller");
+        let provers =
+            [(0, me), (1, 1)].map(|(k, task)| Prover::open(settings[k], &name(task)).expect("good"));
+        let [calls, listens] = provers;
+        let calling = std::thread::spawn(move || calls.connect(caller, &name(1), SOON));
+        let accepted = listens.screen(&accepted).and_then(|()| listens.accept(accepted, &name(0), SOON));
+        [calling.join().expect("no panic"), accepted]
+    }
+
+    #[test]
+    fn bytes_go_both_ways_and_the_last_ones_arrive() {
+        let (_file, secret) = secret("0123456789");
+        for settings in [&AuthSettings::Uid, &AuthSettings::Plain, &secret] {
+            let [Ok(caller), Ok(listener)] = prove([settings; 2], 0) else { panic!("{settings:?}") };
+            let long = vec![7; 1 << 20];
+            let mut got = Vec::new();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    caller.stream().write_all(&long).expect("written");
+                    drop(caller);
+                });
+                listener.stream().read_to_end(&mut got).expect("read");
+            });
+            assert_eq!(got.len(), long.len(), "{settings:?}");
+            assert!(got == long, "{settings:?}");
+        }
+    }
+
+    #[test]
+    fn another_secret_another_mode_and_another_name_are_refused() {
+        let (_one, first) = secret("0123456789");
+        let (_two, second) = secret("abcdefghij");
+        for (settings, me) in [([&first, &second], 0), ([&AuthSettings::Uid, &first], 0)] {
+            let [caller, listener] = prove(settings, me);
+            println!("{caller:?}, {listener:?}");
+            assert!(caller.is_err() && listener.is_err());
+        }
+        let [_, listener] = prove([&first, &first], 7);
+        let why = listener.expect_err("not perf/0").to_string();
+        assert!(why.contains("it is perf/7") && why.contains("waits for perf/0"), "{why}");
+    }
+}
