@@ -5,6 +5,7 @@ use super::options::BareOptions;
 use crate::error::CliError;
 use tensorwire::internals::fabric::Fabric;
 use tensorwire::internals::fabric::shm::{ShmFabric, ShmOptions};
+use tensorwire::internals::fabric::tcp::{TcpFabric, TcpOptions};
 use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
 use tensorwire::internals::fabric::verbs::{VerbsDevice, VerbsFabric, VerbsOptions};
 use tensorwire::internals::memory::NumaPolicy;
@@ -93,5 +94,25 @@ impl MeasuredFabric for VerbsFabric {
 
     fn mtu(&self) -> Option<u64> {
         self.choice().mtu.map(|mtu| mtu.bytes().into())
+    }
+}
+
+impl MeasuredFabric for TcpFabric {
+    /// The target receives what is written, and answers reads.
+    const IS_ONE_SIDED: bool = false;
+
+    fn open(
+        options: &BareOptions,
+        pool: impl FnOnce(NumaPolicy) -> Result<Pool, CliError>,
+    ) -> Result<(Self, Pool), CliError> {
+        let pool = pool(NumaPolicy::Any)?;
+        let device = &options.fabric.device;
+        let usual = TcpOptions::default();
+        let tcp = TcpOptions {
+            bind: device.bind.unwrap_or(usual.bind),
+            streams: device.streams.unwrap_or(usual.streams),
+            ..usual
+        };
+        Ok((TcpFabric::new(&pool, tcp).map_err(linking)?, pool))
     }
 }

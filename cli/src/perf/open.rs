@@ -19,6 +19,7 @@ use crate::reference::word_mapping::WordMapping;
 use std::sync::Arc;
 use tensorwire::internals::fabric::Role;
 use tensorwire::internals::fabric::shm::ShmFabric;
+use tensorwire::internals::fabric::tcp::TcpFabric;
 use tensorwire::internals::fabric::verbs::VerbsFabric;
 
 /// Opens the measuring side of a test. The responder opens at the same time.
@@ -38,8 +39,11 @@ pub fn initiator(
             Box::new(RendezvousStanding::open(0, options, channel)?)
         }
         Test::RendezvousLat(options) => Box::new(RendezvousLat::open(0, options, channel)?),
-        _ if on_verbs(test) => initiator_on::<VerbsFabric>(test, max_bytes, channel)?,
-        _ => initiator_on::<ShmFabric>(test, max_bytes, channel)?,
+        _ => match fabric(test) {
+            FabricName::Shm => initiator_on::<ShmFabric>(test, max_bytes, channel)?,
+            FabricName::Verbs => initiator_on::<VerbsFabric>(test, max_bytes, channel)?,
+            FabricName::Tcp => initiator_on::<TcpFabric>(test, max_bytes, channel)?,
+        },
     })
 }
 
@@ -76,8 +80,11 @@ pub fn responder(
             Box::new(RendezvousStanding::open(1, options, channel)?)
         }
         Test::RendezvousLat(options) => Box::new(RendezvousLat::open(1, options, channel)?),
-        _ if on_verbs(test) => responder_on::<VerbsFabric>(test, max_bytes, channel)?,
-        _ => responder_on::<ShmFabric>(test, max_bytes, channel)?,
+        _ => match fabric(test) {
+            FabricName::Shm => responder_on::<ShmFabric>(test, max_bytes, channel)?,
+            FabricName::Verbs => responder_on::<VerbsFabric>(test, max_bytes, channel)?,
+            FabricName::Tcp => responder_on::<TcpFabric>(test, max_bytes, channel)?,
+        },
     })
 }
 
@@ -97,8 +104,9 @@ fn responder_on<F: MeasuredFabric>(
     })
 }
 
-fn on_verbs(test: &Test) -> bool {
-    test.fabric().is_some_and(|options| options.fabric == FabricName::Verbs)
+/// The fabric of a test that runs on one.
+fn fabric(test: &Test) -> FabricName {
+    test.fabric().map(|options| options.fabric).unwrap_or_default()
 }
 
 fn not_bare(test: &Test) -> CliError {

@@ -181,6 +181,13 @@ pub struct DeviceOptions {
     /// verbs: index into the port's GID table [default: the best, as `tensorwire devices` shows]
     #[arg(long, short = 'x', value_name = "INDEX")]
     pub gid_index: Option<u8>,
+    /// tcp: the address of this host that the other process reaches [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub bind: Option<IpAddr>,
+    /// tcp: connections for large payloads, 1 to 15; the smaller number of the two sides counts
+    /// [default: 1]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u8).range(1..=15))]
+    pub streams: Option<u8>,
 }
 
 /// Options of the tests of the bare fabric.
@@ -218,7 +225,7 @@ pub struct WriteLatOptions {
     #[serde(flatten)]
     pub posting: InlineOptions,
     /// How the receiver learns of a write [default: memory on verbs, as ib_write_lat; immediate on
-    /// shm]
+    /// shm and tcp]
     #[arg(long)]
     notify: Option<Notify>,
     /// Idle links between the two processes, beside the measured one; it is then also measured
@@ -293,6 +300,8 @@ pub enum FabricName {
     Shm,
     /// RDMA devices through libibverbs
     Verbs,
+    /// TCP connections
+    Tcp,
 }
 
 impl fmt::Display for FabricName {
@@ -300,6 +309,7 @@ impl fmt::Display for FabricName {
         f.write_str(match self {
             FabricName::Shm => "shm",
             FabricName::Verbs => "verbs",
+            FabricName::Tcp => "tcp",
         })
     }
 }
@@ -415,7 +425,7 @@ impl Test {
         match self {
             Test::WriteLat(options) => {
                 options.notify.get_or_insert(match options.posting.bare.fabric.fabric {
-                    FabricName::Shm => Notify::Immediate,
+                    FabricName::Shm | FabricName::Tcp => Notify::Immediate,
                     FabricName::Verbs => Notify::Memory,
                 });
             }

@@ -163,8 +163,8 @@ impl Plan {
 
     /// Whether bare memory that both processes share is measured beside the test.
     pub fn has_references(&self) -> bool {
-        let on_verbs = self.args.test.fabric().is_some_and(|options| options.fabric == FabricName::Verbs);
-        self.part == Part::Local && !on_verbs
+        let in_memory = self.args.test.fabric().is_none_or(|options| options.fabric == FabricName::Shm);
+        self.part == Part::Local && in_memory
     }
 }
 
@@ -212,27 +212,38 @@ fn part(args: &PerfArgs) -> Result<Part, CliError> {
 fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     let usage = |why: &str| Err(CliError::Usage(why.into()));
     let Some(options) = test.fabric() else { return Ok(()) };
-    if options.fabric == FabricName::Verbs {
-        return if test.borrows() { usage("--borrow: only shm lends tensors; leave it out") } else { Ok(()) };
+    let name = options.fabric;
+    if test.borrows() && name != FabricName::Shm {
+        return usage("--borrow: only shm lends tensors; leave it out");
+    }
+    if matches!(test, Test::RendezvousLat(_)) && name == FabricName::Tcp {
+        return usage("--fabric tcp: rendezvous_lat runs on shm and verbs; write_lat and send_lat run on tcp");
     }
     if matches!(test, Test::RendezvousLat(options) if options.borrow && options.inline() > Some(0)) {
         return usage("--inline: a tensor inside a message is not borrowed; leave it out");
     }
-    if matches!(test, Test::WriteLat(options) if options.notify() == Notify::Memory) {
-        return usage(
-            "--notify memory: on shm a write lands when its receiver polls, so memory does not show it \
-             earlier; it is for --fabric verbs",
-        );
+    if matches!(test, Test::WriteLat(options) if options.notify() == Notify::Memory)
+        && name != FabricName::Verbs
+    {
+        return usage(&format!(
+            "--notify memory: on {name} a write lands when its receiver polls, so memory does not show it \
+             earlier; it is for --fabric verbs"
+        ));
     }
-    let only_verbs = [
-        ("ib_dev", "shm has no device"),
-        ("ib_port", "shm has no device"),
-        ("gid_index", "shm has no GIDs"),
-        ("mtu", "shm has no packets"),
-        ("cq_mod", "shm has no completion queue"),
+    static OF_VERBS: [(&str, &str); 5] = [
+        ("ib_dev", "has no device"),
+        ("ib_port", "has no device"),
+        ("gid_index", "has no GIDs"),
+        ("mtu", "leaves packets to the kernel"),
+        ("cq_mod", "has no completion queue"),
     ];
-    match only_verbs.into_iter().find(|(name, _)| given.contains(*name)) {
-        Some((name, why)) => usage(&format!("--{}: {why}; it is for --fabric verbs", name.replace('_', "-"))),
+    static OF_TCP: [(&str, &str); 2] = [("bind", "has no addresses"), ("streams", "has no connections")];
+    let on = |fabric, options: &'static [(&str, &str)]| options.iter().map(move |(o, why)| (fabric, *o, *why));
+    let mut others = on(FabricName::Verbs, &OF_VERBS).chain(on(FabricName::Tcp, &OF_TCP));
+    match others.find(|(fabric, option, _)| *fabric != name && given.contains(*option)) {
+        Some((fabric, option, why)) => {
+            usage(&format!("--{}: {name} {why}; it is for --fabric {fabric}", option.replace('_', "-")))
+        }
         None => Ok(()),
     }
 }
@@ -370,7 +381,7 @@ mod tests {
             ("write_lat --local -d rxe0", "--ib-dev: shm has no device"),
             ("write_lat --local -i 1", "--ib-port: shm has no device"),
             ("write_lat --local -x 1", "--gid-index: shm has no GIDs"),
-            ("write_lat --local -m 1024", "--mtu: shm has no packets"),
+            ("write_lat --local -m 1024", "--mtu: shm leaves packets to the kernel"),
             ("write_lat --local -Q 8", "--cq-mod: shm has no completion queue"),
             ("write_lat --local --notify memory", "lands when its receiver polls"),
             ("send_lat --local --notify immediate", "unexpected argument '--notify'"),
