@@ -110,7 +110,7 @@ impl MeasuredFabric for TcpFabric {
         let usual = TcpOptions::default();
         let tcp = TcpOptions {
             bind: device.bind.unwrap_or(usual.bind),
-            streams: device.streams.unwrap_or(usual.streams),
+            streams: options.fabric.streams.unwrap_or(usual.streams),
             ..usual
         };
         Ok((TcpFabric::new(&pool, tcp).map_err(linking)?, pool))

@@ -161,6 +161,9 @@ pub struct FabricOptions {
     /// verbs: path MTU in bytes, 256 to 4096 [default: the port's]
     #[arg(long, short, value_name = "BYTES", value_parser = mtu)]
     pub mtu: Option<u32>,
+    /// tcp: connections for large payloads, 1 to 15 [default: 1]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u8).range(1..=15))]
+    pub streams: Option<u8>,
     /// Operations that can be outstanding, a power of two [default: 256; of write_bw: 128]
     #[arg(long, short = 't', alias = "tx-depth", value_parser = depth)]
     depth: Option<u32>,
@@ -184,10 +187,6 @@ pub struct DeviceOptions {
     /// tcp: the address of this host that the other process reaches [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<IpAddr>,
-    /// tcp: connections for large payloads, 1 to 15; the smaller number of the two sides counts
-    /// [default: 1]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u8).range(1..=15))]
-    pub streams: Option<u8>,
 }
 
 /// Options of the tests of the bare fabric.

@@ -217,7 +217,9 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
         return usage("--borrow: only shm lends tensors; leave it out");
     }
     if matches!(test, Test::RendezvousLat(_)) && name == FabricName::Tcp {
-        return usage("--fabric tcp: rendezvous_lat runs on shm and verbs; write_lat and send_lat run on tcp");
+        return usage(
+            "--fabric tcp: rendezvous_lat runs on shm and verbs; write_lat and send_lat run on tcp",
+        );
     }
     if matches!(test, Test::RendezvousLat(options) if options.borrow && options.inline() > Some(0)) {
         return usage("--inline: a tensor inside a message is not borrowed; leave it out");
@@ -238,7 +240,8 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
         ("cq_mod", "has no completion queue"),
     ];
     static OF_TCP: [(&str, &str); 2] = [("bind", "has no addresses"), ("streams", "has no connections")];
-    let on = |fabric, options: &'static [(&str, &str)]| options.iter().map(move |(o, why)| (fabric, *o, *why));
+    let on =
+        |fabric, options: &'static [(&str, &str)]| options.iter().map(move |(o, why)| (fabric, *o, *why));
     let mut others = on(FabricName::Verbs, &OF_VERBS).chain(on(FabricName::Tcp, &OF_TCP));
     match others.find(|(fabric, option, _)| *fabric != name && given.contains(*option)) {
         Some((fabric, option, why)) => {

@@ -57,6 +57,8 @@ struct Cursor {
 #[derive(Debug)]
 pub(super) struct BulkQueue {
     items: VecDeque<BulkItem>,
+    /// Items that are answers to reads of the peer.
+    answers: usize,
     /// Number of the first item.
     base: u64,
     streams: Vec<Cursor>,
@@ -67,7 +69,7 @@ impl BulkQueue {
     /// An empty queue for so many connections.
     pub(super) fn new(streams: usize, room: usize) -> Self {
         let items = VecDeque::with_capacity(room);
-        BulkQueue { items, base: 0, streams: vec![Cursor::default(); streams], broken: None }
+        BulkQueue { items, answers: 0, base: 0, streams: vec![Cursor::default(); streams], broken: None }
     }
 
     /// Whether there is nothing to send.
@@ -84,11 +86,19 @@ impl BulkQueue {
 
     /// Queues `len` bytes, at least one, of a tensor from `start` on.
     pub(super) fn add(&mut self, tensor: Tensor, start: usize, len: u64, is_write: bool) {
+        self.answers += usize::from(!is_write);
         self.items.push_back(BulkItem { tensor, start, len, left: len, is_write });
+    }
+
+    /// How many answers to reads of the peer are queued.
+    #[inline]
+    pub(super) fn answers(&self) -> usize {
+        self.answers
     }
 
     /// Forgets what was not sent.
     pub(super) fn clear(&mut self) {
+        self.answers = 0;
         self.items.clear();
     }
 
@@ -136,6 +146,7 @@ impl BulkQueue {
         let mut writes = 0;
         while let Some(item) = self.items.pop_front_if(|item| item.left == 0) {
             writes += usize::from(item.is_write);
+            self.answers -= usize::from(!item.is_write);
             self.base += 1;
             // A connection without a stripe of it may not have come by yet.
             for cursor in self.streams.iter_mut().filter(|cursor| cursor.number < self.base) {

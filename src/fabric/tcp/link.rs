@@ -380,7 +380,8 @@ impl TcpLinkInner {
                 Some((tensor.clone(), start))
             }
         };
-        Ok(self.answers.add(ReadAnswer { ticket, len, source })?)
+        let queued = self.out.bulk.answers();
+        Ok(self.answers.add(ReadAnswer { ticket, len, source }, queued)?)
     }
 
     /// Receives more of the present payload. Returns whether that was the rest.

@@ -49,6 +49,9 @@ pub use endpoint::TcpEndpoint;
 pub use options::TcpOptions;
 pub use port::{TcpLink, TcpPort};
 pub use sleeper::TcpSleeper;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use testing::fuzz;
 pub use watcher::Notifier;
 
 use super::{Fabric, FabricError, LinkOptions};

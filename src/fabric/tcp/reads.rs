@@ -91,10 +91,12 @@ impl Answers {
         self.waiting.is_empty()
     }
 
+    /// Adds one. `queued`: answers that are posted and not sent.
+    ///
     /// # Errors
     /// If the peer has more reads under way than it may.
-    pub(super) fn add(&mut self, answer: ReadAnswer) -> Result<(), TcpViolation> {
-        if self.waiting.len() >= self.most {
+    pub(super) fn add(&mut self, answer: ReadAnswer, queued: usize) -> Result<(), TcpViolation> {
+        if self.waiting.len() + queued >= self.most {
             return Err(TcpViolation::TooManyReads(self.most));
         }
         self.waiting.push_back(answer);

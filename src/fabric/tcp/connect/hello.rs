@@ -4,18 +4,18 @@ use super::address::{ByteReader, Token, VERSION};
 
 const MAGIC: [u8; 8] = *b"twtcphlo";
 /// Bytes of a hello.
-pub(super) const BYTES: usize = 8 + 2 + 1 + 1 + 16;
+pub(in crate::fabric::tcp) const BYTES: usize = 8 + 2 + 1 + 1 + 16;
 
 /// Who says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Speaker {
+pub(in crate::fabric::tcp) enum Speaker {
     Initiator = 1,
     Acceptor = 2,
 }
 
 /// A hello: the token of the endpoint that it is for, which proves who says it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hello {
+pub(in crate::fabric::tcp) struct Hello {
     pub speaker: Speaker,
     /// Number of the connection among those of the link: 0 for the main one.
     pub stream: u8,
@@ -23,7 +23,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    pub(super) fn to_bytes(self) -> [u8; BYTES] {
+    pub(in crate::fabric::tcp) fn to_bytes(self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
@@ -34,7 +34,7 @@ impl Hello {
     }
 
     /// Decodes a hello. `None` for anything else.
-    pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
+    pub(in crate::fabric::tcp) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
         let mut reader = ByteReader(bytes);
         if reader.take::<8>()? != MAGIC || u16::from_le_bytes(reader.take()?) != VERSION {
             return None;

@@ -1,4 +1,11 @@
-//! Helpers of this module's tests and fuzz targets.
+//! Helpers of this module's tests, and a hostile peer for tests and fuzz targets.
+
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
+pub(crate) mod hostile_peer;
+pub(crate) mod hostile_program;
+#[cfg(test)]
+mod hostile_tests;
 
 use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::wire::{DType, Shape, TensorMeta};

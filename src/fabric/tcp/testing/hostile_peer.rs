@@ -1,0 +1,136 @@
+//! A link whose peer is made by hand: it has the sockets, and writes what it likes.
+
+use crate::fabric::tcp::connect::address::TcpAddress;
+use crate::fabric::tcp::connect::hello::{BYTES, Hello, Speaker};
+use crate::fabric::tcp::frame::Frame;
+use crate::fabric::tcp::{TcpFabric, TcpOptions, TcpPort};
+use crate::fabric::{Completions, Endpoint, Event, Fabric, LinkId, LinkOptions, Port, Role};
+use crate::memory::Pool;
+use crate::wire::Immediate;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// The longest wait of a test.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Operations that the victim's link can have outstanding.
+pub(crate) const DEPTH: u32 = 16;
+
+/// What the victim has got.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Got {
+    Done,
+    Read(Vec<u8>),
+    Failed,
+    Message(Vec<u8>),
+    Immediate(Immediate, u64),
+    Down(crate::fabric::LinkFailure),
+}
+
+/// The honest side.
+pub(crate) struct Victim {
+    pub fabric: TcpFabric,
+    pub port: TcpPort,
+    pub link: LinkId,
+}
+
+/// The other side: raw connections.
+pub(crate) struct HostilePeer {
+    pub main: TcpStream,
+    pub bulk: Vec<TcpStream>,
+}
+
+fn link_options() -> LinkOptions {
+    LinkOptions { depth: DEPTH, receives: 0, generation: 0 }
+}
+
+/// Opens a connection to an endpoint and says a hello with this token.
+pub(crate) fn say_hello(to: &TcpAddress, stream: u8, token: [u8; 16]) -> TcpStream {
+    let mut socket = TcpStream::connect((to.hosts[0], to.port)).expect("it listens");
+    let token = crate::fabric::tcp::connect::address::Token(token);
+    socket.write_all(&Hello { speaker: Speaker::Initiator, stream, token }.to_bytes()).expect("sent");
+    socket
+}
+
+/// Links a victim with a hostile peer.
+pub(crate) fn meet(pool: &Pool, options: TcpOptions) -> (Victim, HostilePeer) {
+    let fabric = TcpFabric::new(pool, options).expect("a fabric");
+    let mut port = fabric.port().expect("a port");
+    let (link, peer) = another(&fabric, &mut port);
+    (Victim { fabric, port, link }, peer)
+}
+
+/// Another link of a victim's port.
+pub(crate) fn another(fabric: &TcpFabric, port: &mut TcpPort) -> (LinkId, HostilePeer) {
+    let victim = fabric.endpoint(0, &link_options()).expect("an endpoint");
+    let to = TcpAddress::from_bytes(victim.address()).expect("an address");
+    // Whoever could listen at its address needs not be there: it connects.
+    let own = TcpAddress { port: 1, ..to.clone() };
+    let (link, sockets) = std::thread::scope(|scope| {
+        let sockets = scope.spawn(|| {
+            let sockets: Vec<_> = (0..=to.streams).map(|k| say_hello(&to, k, to.token.0)).collect();
+            for mut socket in &sockets {
+                socket.read_exact(&mut [0; BYTES]).expect("an answer");
+            }
+            sockets
+        });
+        let link = victim.connect(Role::Acceptor, &own.to_bytes(), TIMEOUT).expect("accepted");
+        (link, sockets.join().expect("no panic"))
+    });
+    let mut sockets = sockets.into_iter();
+    let peer = HostilePeer { main: sockets.next().expect("the main one"), bulk: sockets.collect() };
+    (port.attach(link).expect("room"), peer)
+}
+
+impl HostilePeer {
+    /// Sends a header and bytes behind it.
+    pub(crate) fn send(&mut self, frame: Frame, payload: &[u8]) {
+        self.send_raw(&[&frame.header(), payload].concat());
+    }
+
+    /// Sends bytes on the main connection. A victim that has closed it does not mind.
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
+        let _ = self.main.write_all(bytes);
+    }
+}
+
+impl Victim {
+    /// All events of some polls.
+    pub(crate) fn poll(&mut self) -> Vec<Got> {
+        let mut completions = Completions::default();
+        self.port.poll(&mut completions);
+        let got = completions.drain().map(|(completion, message)| match completion.event {
+            Event::Done => Got::Done,
+            Event::ReadDone { target } => Got::Read(target.bytes().to_vec()),
+            Event::Failed => Got::Failed,
+            Event::Message(_) => Got::Message(message.to_vec()),
+            Event::Immediate { immediate, bytes } => Got::Immediate(immediate, bytes),
+            Event::Down(why) => Got::Down(why),
+            Event::Lent { .. } => panic!("it does not lend"),
+        });
+        got.collect()
+    }
+
+    /// All events until the link is down, that included.
+    pub(crate) fn until_down(&mut self) -> Vec<Got> {
+        let (start, mut all) = (Instant::now(), Vec::new());
+        while !matches!(all.last(), Some(Got::Down(_))) {
+            assert!(start.elapsed() < TIMEOUT, "still up: {all:?}");
+            all.extend(self.poll());
+        }
+        all
+    }
+
+    /// The next events, at least one.
+    pub(crate) fn next(&mut self) -> Vec<Got> {
+        let start = Instant::now();
+        loop {
+            let got = self.poll();
+            if !got.is_empty() {
+                return got;
+            }
+            assert!(start.elapsed() < TIMEOUT, "nothing came");
+        }
+    }
+}
