@@ -56,7 +56,7 @@ pub enum NodeError {
     },
     /// The members could not meet.
     #[error(transparent)]
-    Meeting(#[from] MeetingError),
+    Meeting(#[from] Box<MeetingError>),
     /// The store of the cluster can't be reached.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -69,6 +69,12 @@ pub enum NodeError {
     /// The thread that starts the node could not be pinned.
     #[error(transparent)]
     Pin(#[from] crate::engine::PinError),
+}
+
+impl From<MeetingError> for NodeError {
+    fn from(error: MeetingError) -> Self {
+        NodeError::Meeting(Box::new(error))
+    }
 }
 
 /// Shows who else is missing.

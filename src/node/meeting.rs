@@ -30,7 +30,7 @@ pub enum MeetingError {
         /// What says where they meet.
         origin: String,
         /// The error of the service.
-        source: BootstrapError,
+        source: Box<BootstrapError>,
     },
     /// The store can't be used.
     #[error("{me} can't meet the other members at {store}, which {origin} names: {source}")]
@@ -42,7 +42,7 @@ pub enum MeetingError {
         /// What says where they meet.
         origin: String,
         /// What the store says.
-        source: StoreError,
+        source: Box<StoreError>,
     },
     /// This process can't listen, or has no address for the others.
     #[error("{me} has no address at which the other members reach it: {why}")]
@@ -159,7 +159,7 @@ fn open(meeting: &Meeting) -> Result<(Arc<dyn Store>, Option<StoreServer>), Meet
     let me = config.task_id().clone();
     let failed = {
         let (me, store, origin) = (me.clone(), store.clone(), origin.clone());
-        |source| MeetingError::Store { me, store, origin, source }
+        |source| MeetingError::Store { me, store, origin, source: Box::new(source) }
     };
     match store {
         StoreAddress::File(path) => {
@@ -180,7 +180,7 @@ fn open(meeting: &Meeting) -> Result<(Arc<dyn Store>, Option<StoreServer>), Meet
             let server = StoreServer::start(&options, names).map_err(|source| MeetingError::Serve {
                 me,
                 origin,
-                source,
+                source: Box::new(source),
             })?;
             Ok((Arc::new(server.store().clone()), Some(server)))
         }
@@ -271,7 +271,12 @@ impl PublishedMember {
 impl MeetingMember<'_> {
     fn failed(&self, source: StoreError) -> MeetingError {
         let Meeting { store, origin, .. } = self.meeting;
-        MeetingError::Store { me: self.me.clone(), store: store.clone(), origin: origin.clone(), source }
+        MeetingError::Store {
+            me: self.me.clone(),
+            store: store.clone(),
+            origin: origin.clone(),
+            source: Box::new(source),
+        }
     }
 
     fn agree_on_size(&self) -> Result<(), MeetingError> {

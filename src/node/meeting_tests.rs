@@ -98,7 +98,8 @@ fn a_master_that_never_comes_is_named_with_its_address() {
     let port = free_port().to_string();
     let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
     let error = member(1, 2, &master, "200ms").start().unwrap_err();
-    assert!(matches!(error, NodeError::Meeting(MeetingError::Store { .. })), "{error:?}");
+    let NodeError::Meeting(inner) = &error else { panic!("{error}") };
+    assert!(matches!(**inner, MeetingError::Store { .. }), "{error:?}");
     let error = error.to_string();
     let place = format!("worker/1 can't meet the other members at tcp://127.0.0.1:{port}");
     assert!(error.contains(&place) && error.contains("MASTER_ADDR and MASTER_PORT names"), "{error}");

@@ -59,8 +59,8 @@ impl PlannedResource {
     }
 }
 
-/// What a process needs of the system for its cluster. [`Node::start`](crate::Node::start) checks it
-/// before it opens anything.
+/// What a process needs of the system for its cluster. [`Node::start`](crate::Node::start) checks
+/// it before it opens anything.
 ///
 /// ```
 /// use tensorwire::{Config, ResourcePlan};

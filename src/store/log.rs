@@ -70,7 +70,7 @@ fn body_at(bytes: &[u8], at: usize) -> Result<Option<(&[u8], usize)>, &'static s
     let (length, checksum) = (u32::from_le_bytes([a, b, c, d]) as usize, u64::from_le_bytes(checksum));
     // A file system may have made the file longer before it had the bytes.
     let is_blank = || bytes[at..].iter().all(|byte| *byte == 0);
-    if length > MAX_BODY || length < 3 {
+    if !(3..=MAX_BODY).contains(&length) {
         return if is_blank() { Ok(None) } else { Err("a record has an impossible length") };
     }
     let Some(body) = rest.get(..length) else { return Ok(None) };

@@ -71,7 +71,8 @@ mod tests {
         let line = line.split(' ').chain(["it's a run"]);
         let args = Line::try_parse_from(line).unwrap().args;
         let text = commands(&args, args.hosts.as_ref().unwrap());
-        let second = "[::1]:\n  tensorwire launch --jobs ps=1,worker=2 --hosts 'a:1,[::1]:2' --host-rank 1 --port \
+        let second = "[::1]:\n  tensorwire launch --jobs ps=1,worker=2 --hosts 'a:1,[::1]:2' --host-rank 1 \
+                      --port \
                       4000 --cores 0,1 -- ./train --name 'it'\\''s a run'\n";
         assert!(text.ends_with(second), "{text}");
         assert!(text.contains("a:\n  tensorwire launch ") && text.contains("auth secret"), "{text}");

@@ -37,8 +37,8 @@ const GRACE: u64 = 5;
 /// TENSORWIRE_TASK, TENSORWIRE_CLUSTER, TENSORWIRE_CORES. Also RANK, WORLD_SIZE, LOCAL_RANK,
 /// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in
 /// front. When one fails, the others are ended. The exit status is that of the first one that
-/// failed, or 128 and the number of the signal that has killed it. Ctrl-C and SIGTERM are passed on; the second one
-/// kills. Members end with the launcher.
+/// failed, or 128 and the number of the signal that has killed it. Ctrl-C and SIGTERM are passed
+/// on; the second one kills. Members end with the launcher.
 #[derive(clap::Args, Debug)]
 pub struct LaunchArgs {
     /// Processes of this host

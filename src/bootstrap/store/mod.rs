@@ -38,10 +38,11 @@ use std::time::Duration;
 /// # let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
 /// let members = [TaskId::new("worker", 0)?, TaskId::new("worker", 1)?];
 /// let address: tensorwire::HostPort = format!("127.0.0.1:{port}").parse()?;
-/// let of = |me: usize| StoreOptions::new(members[me].clone(), members[0].clone(), address.clone());
+/// let [first, second] = members.clone();
+/// let of = |me| StoreOptions::new(me, first.clone(), address.clone());
 ///
-/// let server = StoreServer::start(&of(0), members.clone())?; // in one process
-/// let store = RemoteStore::connect(&of(1))?; // in another
+/// let server = StoreServer::start(&of(first.clone()), members.clone())?; // in one process
+/// let store = RemoteStore::connect(&of(second))?; // in another
 /// store.set("ready", b"yes")?;
 /// assert_eq!(server.store().count("")?, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
