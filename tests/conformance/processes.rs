@@ -8,6 +8,7 @@ use crate::harness::{
     End, Got, Harness, TIMEOUT, connect, immediate, loan_message, pattern, pool, tensor, tensor_mut,
 };
 use crate::many;
+use crate::tcp;
 use crate::verbs_network;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -150,6 +151,8 @@ fn child() {
         "last words" => child_says_last_words(),
         "survivor" => child_survives(),
         "verbs echo" => verbs_network::child_echoes(),
+        "tcp flood" => tcp::child_floods(),
+        "tcp last words" => tcp::child_says_last_words(),
         "few files" => many::child_has_few_files(),
         other => match other.strip_prefix("sleep on ").and_then(|links| links.parse().ok()) {
             Some(links) => many::child_sleeps(links),

@@ -11,6 +11,7 @@ mod exchange;
 #[path = "../conformance/harness.rs"]
 mod harness;
 mod shm;
+mod tcp;
 mod threads;
 mod trap;
 mod turns;
