@@ -94,9 +94,12 @@ fn measure(case: usize, members: u32, load: Option<u64>) -> String {
 fn exchange(node: &Node, sequence: Sequence, has_load: bool) -> Vec<u64> {
     let (to, from) =
         (node.edge_to("w", 1, "ping").expect("edge"), node.edge_from("w", 1, "pong").expect("edge"));
-    let load = node.edge_from("w", 2, "load").expect("edge");
     let loads = node.sequence(1 << 50);
-    let mut pending = has_load.then(|| node.step(loads.step(0)).and_then(|step| step.receive(&load).begin()));
+    let receive = |n: u64| {
+        let load = node.edge_from("w", 2, "load").expect("edge");
+        node.step(loads.step(n)).and_then(|step| step.receive(&load).begin()).expect("begun")
+    };
+    let mut pending = has_load.then(|| receive(0));
     let (mut times, mut loaded) = (Vec::with_capacity(ROUNDS as usize), 0);
     for n in 0..WARM_UP + ROUNDS {
         let step = node.step(sequence.step(n)).expect("new");
@@ -110,10 +113,10 @@ fn exchange(node: &Node, sequence: Sequence, has_load: bool) -> Vec<u64> {
         if n > 0 {
             node.cleanup(sequence.step(n - 1));
         }
-        if pending.as_ref().is_some_and(|pending| pending.as_ref().is_ok_and(|pending| pending.is_done())) {
+        if pending.as_ref().is_some_and(|pending| pending.is_done()) {
             node.cleanup(loads.step(loaded));
             loaded += 1;
-            pending = Some(node.step(loads.step(loaded)).and_then(|step| step.receive(&load).begin()));
+            pending = Some(receive(loaded));
         }
     }
     times

@@ -358,10 +358,12 @@ settings! {
     /// preferred; else the system chooses.
     numa_node: u32, Number<u32>, optional, "0 to 1023", |node| (node <= 1023).then_some(node);
 
-    /// The fabrics that may reach the peers: shared memory on one host, or RDMA verbs, or TCP. Each peer
-    /// is reached by the fastest that both sides can use. Auto may use all of them. A fabric that is
-    /// named must work: without it the start fails, and a peer that it does not reach is an error.
-    fabric: FabricSet, AutoOrFabrics, auto("auto"), "auto, or shm, verbs, tcp or several of them: shm,tcp", Some;
+    /// The fabrics that may reach the peers: shared memory on one host, RDMA verbs, TCP. Each peer
+    /// is reached by the fastest that both sides can use. Auto may use all of them. A fabric that
+    /// is named must work: without it the start fails, and a peer that it does not reach is an
+    /// error.
+    fabric: FabricSet, AutoOrFabrics, auto("auto"),
+        "auto, or shm, verbs, tcp or several of them: shm,tcp", Some;
     /// The threads that poll. Inline: the calling threads. Adaptive: the calling threads and a
     /// background thread, which sleep while idle. Dedicated: a background thread that never sleeps.
     /// Auto is adaptive.

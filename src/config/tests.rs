@@ -544,12 +544,8 @@ fn a_fabric_that_is_not_there_is_refused_by_name() {
     // No setting names the fabric of the tests.
     for name in ["grpc", "sim"] {
         let error = base().set("fabric", name).build().expect_err("refused").to_string();
-        assert_eq!(
-            error,
-            format!(
-                "fabric is {name:?} (the builder): it must be auto, or shm, verbs, tcp or several of them: shm,tcp"
-            )
-        );
+        let allowed = "auto, or shm, verbs, tcp or several of them: shm,tcp";
+        assert_eq!(error, format!("fabric is {name:?} (the builder): it must be {allowed}"));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Fabrics on which links with a peer could not be made, so that the next attempts do without them.
 
-use super::offer::Refusal;
+use super::offer::FabricRefusal;
 use crate::bootstrap::PeerInfo;
 use crate::fabric::{FabricError, FabricKind};
 use crate::wire::{Incarnation, TaskId};
@@ -30,7 +30,12 @@ impl FabricFailures {
     ///
     /// # Errors
     /// How the last attempt failed.
-    pub fn check(&self, peer: &PeerInfo, kind: FabricKind, kinds: &[FabricKind]) -> Result<(), Refusal> {
+    pub fn check(
+        &self,
+        peer: &PeerInfo,
+        kind: FabricKind,
+        kinds: &[FabricKind],
+    ) -> Result<(), FabricRefusal> {
         let mut peers = self.peers();
         let Some(of_peer) = peers.get_mut(&peer.name).filter(|of_peer| of_peer.life == peer.incarnation)
         else {
@@ -40,7 +45,7 @@ impl FabricFailures {
             of_peer.failed.clear();
         }
         match of_peer.has_given_up(kind) {
-            Some(why) => Err(Refusal { why: format!("tried {ENOUGH} times: {why}"), is_final: false }),
+            Some(why) => Err(FabricRefusal { why: format!("tried {ENOUGH} times: {why}"), is_final: false }),
             None => Ok(()),
         }
     }

@@ -35,21 +35,21 @@ pub(super) enum OfferState {
     /// It has an endpoint there. Depth 0 stands for any.
     Offered { depth: u32, address: Vec<u8> },
     /// It does not use the fabric.
-    Refused(Refusal),
+    Refused(FabricRefusal),
 }
 
 /// Why a fabric is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct FabricRefusal {
     pub why: String,
     /// Whether no later attempt of the same two processes can differ.
     pub is_final: bool,
 }
 
-impl Refusal {
+impl FabricRefusal {
     /// The refusal of this member.
     pub fn of(self, member: &TaskId) -> Self {
-        Refusal { why: format!("{member}: {}", self.why), ..self }
+        FabricRefusal { why: format!("{member}: {}", self.why), ..self }
     }
 }
 
@@ -72,7 +72,7 @@ fn kind_of(tag: u8) -> Option<FabricKind> {
 }
 
 impl FabricOffer {
-    pub fn refused(kind: FabricKind, refusal: Refusal) -> Self {
+    pub fn refused(kind: FabricKind, refusal: FabricRefusal) -> Self {
         FabricOffer { kind, state: OfferState::Refused(refusal) }
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn encode(offers: &[FabricOffer]) -> Vec<u8> {
     for FabricOffer { kind, state } in offers {
         let (state, parts): (u8, [&[u8]; 2]) = match state {
             OfferState::Offered { depth, address } => (OFFERED, [&depth.to_le_bytes(), address]),
-            OfferState::Refused(Refusal { why, is_final }) => {
+            OfferState::Refused(FabricRefusal { why, is_final }) => {
                 let cut = why.floor_char_boundary(MAX_REASON);
                 (if *is_final { REFUSED } else { REFUSED_NOW }, [&[], &why.as_bytes()[..cut]])
             }
@@ -145,7 +145,7 @@ impl OfferReader<'_> {
         self.0 = rest;
         let refused = |is_final| {
             let why = std::str::from_utf8(body).ok().filter(|why| why.len() <= MAX_REASON)?;
-            Some(OfferState::Refused(Refusal { why: why.into(), is_final }))
+            Some(OfferState::Refused(FabricRefusal { why: why.into(), is_final }))
         };
         let state = match state {
             OFFERED => {
@@ -166,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn offers() -> Vec<FabricOffer> {
-        let refusal = Refusal { why: "no device".into(), is_final: true };
+        let refusal = FabricRefusal { why: "no device".into(), is_final: true };
         let offered = OfferState::Offered { depth: 256, address: vec![7; 40] };
         vec![
             FabricOffer { kind: FabricKind::Shm, state: offered },
@@ -177,9 +177,11 @@ mod tests {
     #[test]
     fn offers_come_back_and_a_long_reason_is_cut_between_letters() {
         assert_eq!(decode(&encode(&offers())), Ok(offers()));
-        let refusal = Refusal { why: "ä".repeat(MAX_REASON), is_final: false };
+        let refusal = FabricRefusal { why: "ä".repeat(MAX_REASON), is_final: false };
         let cut = decode(&encode(&[FabricOffer::refused(FabricKind::Verbs, refusal)])).expect("valid");
-        let OfferState::Refused(Refusal { why, is_final: false }) = &cut[0].state else { panic!("{cut:?}") };
+        let OfferState::Refused(FabricRefusal { why, is_final: false }) = &cut[0].state else {
+            panic!("{cut:?}")
+        };
         assert_eq!(*why, "ä".repeat(MAX_REASON / 2));
     }
 

@@ -2,7 +2,7 @@
 
 use super::events::{EventHistory, EventPeer};
 use super::fabric_failures::FabricFailures;
-use super::offer::{self, FabricOffer, OfferState, Refusal};
+use super::offer::{self, FabricOffer, FabricRefusal, OfferState};
 use super::pollers::{LinkPollers, PollerSet};
 use super::process::{PeerReport, PeerState};
 use super::transport::{NodeFabrics, PeerTransport, common_depth};
@@ -266,12 +266,12 @@ impl FabricPeering {
     }
 
     /// This side's endpoint on a fabric, and what the peer gets to know of it.
-    fn offer(&self, peer: &PeerInfo, kind: FabricKind) -> Result<(MultiEndpoint, OfferState), Refusal> {
+    fn offer(&self, peer: &PeerInfo, kind: FabricKind) -> Result<(MultiEndpoint, OfferState), FabricRefusal> {
         self.fabrics.check_open(kind)?;
         self.failures.check(peer, kind, &self.fabrics.kinds())?;
         let port = match self.index(&peer.name) {
             Ok(index) => Paths::index_of(index, self.pollers.count()),
-            Err(status) => return Err(Refusal { why: status.message, is_final: true }),
+            Err(status) => return Err(FabricRefusal { why: status.message, is_final: true }),
         };
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
         let endpoint = self.fabrics.endpoint(kind, port, &options)?;
@@ -318,13 +318,13 @@ impl FabricPeering {
         peer: &PeerInfo,
         kind: FabricKind,
         theirs: &[FabricOffer],
-    ) -> Result<(MultiEndpoint, OfferState), Refusal> {
+    ) -> Result<(MultiEndpoint, OfferState), FabricRefusal> {
         self.fabrics.check_open(kind).map_err(|refusal| refusal.of(&self.me))?;
         let address = match theirs.iter().find(|offer| offer.kind == kind).map(|offer| &offer.state) {
             Some(OfferState::Offered { address, .. }) => address,
             Some(OfferState::Refused(refusal)) => return Err(refusal.clone().of(&peer.name)),
             None => {
-                let refusal = Refusal { why: "it does not know this fabric".into(), is_final: true };
+                let refusal = FabricRefusal { why: "it does not know this fabric".into(), is_final: true };
                 return Err(refusal.of(&peer.name));
             }
         };
@@ -338,7 +338,7 @@ impl FabricPeering {
     }
 
     /// The transport over this fabric, where the faster ones are refused.
-    fn transport(&self, kind: FabricKind, refused: &[(FabricKind, Refusal)]) -> PeerTransport {
+    fn transport(&self, kind: FabricKind, refused: &[(FabricKind, FabricRefusal)]) -> PeerTransport {
         let named = self.fabrics.named();
         let mut why = match (named, kind) {
             (Some(set), _) => format!("fabric = {set}"),
@@ -354,7 +354,7 @@ impl FabricPeering {
         PeerTransport { kind, why: why.into() }
     }
 
-    fn nothing_in_common(&self, peer: &PeerInfo, refused: &[(FabricKind, Refusal)]) -> Status {
+    fn nothing_in_common(&self, peer: &PeerInfo, refused: &[(FabricKind, FabricRefusal)]) -> Status {
         let is_final = refused.iter().all(|(_, refusal)| refusal.is_final);
         let code = if is_final { Code::FailedPrecondition } else { Code::Unavailable };
         let whys: Vec<_> = refused.iter().map(|(kind, refusal)| format!("{kind}: {}", refusal.why)).collect();

@@ -127,7 +127,7 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
 /// The offer of a peer with one fabric.
 fn offer_of(kind: FabricKind, depth: u32, address: &[u8]) -> Vec<u8> {
     let state = OfferState::Offered { depth, address: address.to_vec() };
-    let refusal = Refusal { why: "fabric is set".into(), is_final: true };
+    let refusal = FabricRefusal { why: "fabric is set".into(), is_final: true };
     let others = FabricKind::FASTEST_FIRST.into_iter().filter(|other| *other != kind);
     let refused = others.map(|other| FabricOffer::refused(other, refusal.clone()));
     offer::encode(&std::iter::once(FabricOffer { kind, state }).chain(refused).collect::<Vec<_>>())

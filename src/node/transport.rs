@@ -1,7 +1,7 @@
 //! The fabrics of a node: which are open, and why the others are not.
 
 use super::error::NodeError;
-use super::offer::Refusal;
+use super::offer::FabricRefusal;
 use super::rdma::verbs_options;
 use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
@@ -30,7 +30,7 @@ pub(super) struct OpeningFabrics {
     closed: Vec<(FabricKind, String)>,
 }
 
-/// The fabrics of a node.
+/// The open fabrics, and the reasons against the others.
 pub(super) struct NodeFabrics {
     fabric: MultiFabric,
     /// Why each other fabric is not open.
@@ -219,9 +219,9 @@ impl NodeFabrics {
     ///
     /// # Errors
     /// Why it is not.
-    pub fn check_open(&self, kind: FabricKind) -> Result<(), Refusal> {
+    pub fn check_open(&self, kind: FabricKind) -> Result<(), FabricRefusal> {
         match self.closed.iter().find(|(closed, _)| *closed == kind) {
-            Some((_, why)) => Err(Refusal { why: why.clone(), is_final: true }),
+            Some((_, why)) => Err(FabricRefusal { why: why.clone(), is_final: true }),
             None => Ok(()),
         }
     }
@@ -231,11 +231,11 @@ impl NodeFabrics {
     ///
     /// # Errors
     /// Why it can't.
-    pub fn check_peer(&self, kind: FabricKind, address: &[u8]) -> Result<(), Refusal> {
+    pub fn check_peer(&self, kind: FabricKind, address: &[u8]) -> Result<(), FabricRefusal> {
         match (kind, &self.fabric.parts().shm) {
-            (FabricKind::Shm, Some(shm)) => {
-                shm.check_peer(address, TRIAL).map_err(|error| Refusal { why: plain(error), is_final: true })
-            }
+            (FabricKind::Shm, Some(shm)) => shm
+                .check_peer(address, TRIAL)
+                .map_err(|error| FabricRefusal { why: plain(error), is_final: true }),
             _ => Ok(()),
         }
     }
@@ -249,7 +249,7 @@ impl NodeFabrics {
         kind: FabricKind,
         port: usize,
         options: &LinkOptions,
-    ) -> Result<MultiEndpoint, Refusal> {
+    ) -> Result<MultiEndpoint, FabricRefusal> {
         let options = match (kind, &self.fabric.parts().verbs) {
             (FabricKind::Verbs, Some(verbs)) => {
                 let depth = verbs.queue_depth();
@@ -258,7 +258,7 @@ impl NodeFabrics {
             _ => options.clone(),
         };
         let made = self.fabric.endpoint_on(kind, port, &options);
-        made.map_err(|error| Refusal { why: error.to_string(), is_final: false })
+        made.map_err(|error| FabricRefusal { why: error.to_string(), is_final: false })
     }
 }
 

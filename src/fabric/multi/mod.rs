@@ -27,7 +27,7 @@ pub struct FabricParts {
     pub shm: Option<ShmFabric>,
     /// RDMA verbs.
     pub verbs: Option<VerbsFabric>,
-    /// TCP.
+    /// Connections between hosts without RDMA.
     pub tcp: Option<TcpFabric>,
 }
 
@@ -44,7 +44,7 @@ impl MultiFabric {
         (!is_empty).then_some(MultiFabric { parts })
     }
 
-    /// The parts.
+    /// The fabrics that it consists of.
     pub fn parts(&self) -> &FabricParts {
         &self.parts
     }

@@ -14,7 +14,7 @@ use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage, Time, UnreadMessage};
 use std::sync::Arc;
 
-/// Polls from one of verbs to the next, beside active links on shared memory: a poll of a
+/// Polls from one of verbs to the next, beside active links on shared memory. A poll of a
 /// completion queue costs as much as one of some links.
 const VERBS_EVERY: u32 = 4;
 /// The same for TCP, of which each poll enters the kernel.
@@ -27,9 +27,9 @@ static NOTHING: LinkLimits =
 /// The links that one poller owns, on several fabrics. See [`Port`].
 ///
 /// A poll looks at the links on shared memory. While some of them are active, it looks at verbs in
-/// each fourth poll, at TCP in each 16th, and at both if 5 us have passed. TCP waits for its turn
-/// beside links on verbs, too. An armed port looks at all parts in each poll. A part without links
-/// is not looked at.
+/// each fourth poll and at TCP in each 16th. It looks at both if 5 us have passed. TCP waits for
+/// its turn beside links on verbs, too. An armed port looks at all parts in each poll. A part
+/// without links is not looked at.
 pub struct MultiPort {
     shm: Option<ShmPort>,
     verbs: Option<VerbsPort>,

@@ -69,7 +69,7 @@ impl Endpoint for TcpEndpoint {
             )));
         }
         let TcpEndpoint { shared, listener, options, own, .. } = self;
-        let watcher = shared.watcher()?;
+        let watcher = shared.watcher.get()?;
         watcher.start()?;
         // Both sides compute the same values.
         let options = LinkOptions { depth: own.depth.min(theirs.depth), ..options };

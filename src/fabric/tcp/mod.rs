@@ -20,8 +20,6 @@
 //! | `inbox`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
 //! | `link`, `post`, `links`, `port` | links and ports |
 //! | `watcher`, `sleeper` | sleeping, and the end of links that were detached |
-#![allow(clippy::disallowed_types)] // finding the watcher when a port or link is made
-
 mod bulk;
 mod connect;
 mod endpoint;
@@ -57,8 +55,8 @@ pub use watcher::Notifier;
 use super::{Fabric, FabricError, LinkOptions};
 use crate::memory::Pool;
 use link::TcpLinkInner;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use watcher::Watcher;
+use std::sync::Arc;
+use watcher::{Watcher, WatcherOfPorts};
 
 /// A process's access to its peers by TCP.
 ///
@@ -69,22 +67,9 @@ pub struct TcpFabric {
 }
 
 struct TcpShared {
-    watcher: Mutex<Weak<Watcher>>,
+    watcher: WatcherOfPorts,
     options: TcpOptions,
     pool: Pool,
-}
-
-impl TcpShared {
-    /// The watcher of all ports and links, which hold it.
-    fn watcher(&self) -> Result<Arc<Watcher>, FabricError> {
-        let mut known = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = known.upgrade() {
-            return Ok(watcher);
-        }
-        let watcher = Arc::new(Watcher::new()?);
-        *known = Arc::downgrade(&watcher);
-        Ok(watcher)
-    }
 }
 
 /// Ends a link that its owner has let go.
@@ -102,7 +87,7 @@ impl TcpFabric {
     /// If an option is out of range.
     pub fn new(pool: &Pool, options: TcpOptions) -> Result<Self, FabricError> {
         options.check()?;
-        let shared = TcpShared { watcher: Mutex::default(), options, pool: pool.clone() };
+        let shared = TcpShared { watcher: WatcherOfPorts::default(), options, pool: pool.clone() };
         Ok(TcpFabric { shared: Arc::new(shared) })
     }
 

@@ -59,7 +59,7 @@ impl TcpPort {
         let sleeper = TcpSleeper::new();
         let own = sleeper.clone();
         let notifier = notifier.unwrap_or_else(|| Arc::new(move || own.notify()));
-        let watched = shared.watcher()?.watch(notifier)?;
+        let watched = shared.watcher.get()?.watch(notifier)?;
         Ok(TcpPort {
             links: PortLinks::default(),
             watched,

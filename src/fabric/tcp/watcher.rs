@@ -19,7 +19,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,23 @@ const TICK_BYTES: u64 = 4 << 20;
 pub(super) struct Watcher {
     shared: Arc<WatcherShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The watcher of a fabric, which its ports and links hold.
+#[derive(Default)]
+pub(super) struct WatcherOfPorts(Mutex<Weak<Watcher>>);
+
+impl WatcherOfPorts {
+    /// The watcher; a new one if no port or link has one.
+    pub(super) fn get(&self) -> Result<Arc<Watcher>, FabricError> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = known.upgrade() {
+            return Ok(watcher);
+        }
+        let watcher = Arc::new(Watcher::new()?);
+        *known = Arc::downgrade(&watcher);
+        Ok(watcher)
+    }
 }
 
 struct WatcherShared {

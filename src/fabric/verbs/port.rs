@@ -11,7 +11,7 @@ use super::stripes::AnnouncedLength;
 use super::sys::ibv_wc;
 use crate::fabric::{
     Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port,
-    PostError, ShortTake, Wakeup,
+    PostError, ShortTake,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -38,12 +38,12 @@ pub struct VerbsLink(pub(super) Box<VerbsLinkInner>);
 
 /// The links that one poller owns. See [`Port`].
 ///
-/// A poll reads completions of the port's queue. There are several queues if the links need more
-/// places than one has. A detached link lives for up to two seconds, until its posted requests have
-/// arrived and the peer knows of the end.
+/// A poll reads completions of the port's queues: several, if the links need more places than one
+/// has. A detached link lives for up to two seconds, until its posted requests have arrived and the
+/// peer knows of the end.
 pub struct VerbsPort {
     pub(super) shared: Arc<VerbsShared>,
-    resources: Arc<PortResources>,
+    pub(super) resources: Arc<PortResources>,
     // In the order of their numbers. Dropped before the queues.
     #[allow(clippy::vec_box)] // a link is large, and inserting and removing moves those behind it
     links: Vec<Box<VerbsLinkInner>>,
@@ -85,13 +85,7 @@ impl VerbsPort {
         })
     }
 
-    /// Threads sleep on the sleeper of another port from now on, which this wakes.
-    pub(in crate::fabric) fn sleep_on(&self, other: Arc<dyn Wakeup>) {
-        self.resources.wakeup.sleep_on(other);
-    }
-
-    /// Whether there is no link, not even a detached one whose end the peer does not know yet.
-    #[inline]
+    /// Whether there is no link, not even a detached one that still has to tell its peer.
     pub(in crate::fabric) fn is_vacant(&self) -> bool {
         self.links.is_empty()
     }

@@ -1,6 +1,7 @@
 //! The event count of a port. The thread that watches the device notifies it when the port's
 //! completion channel has an event.
 
+use super::port::VerbsPort;
 use crate::fabric::{Sleep, Sleeper, Wakeup};
 use crate::sync::ProcessWords;
 use crate::sync::event_count::EventCount;
@@ -42,6 +43,13 @@ impl Wakeup for PortWakeup {
             Some(other) => other.wake(who),
             None => self.own.wake(who),
         }
+    }
+}
+
+impl VerbsPort {
+    /// Wakes the threads that sleep on another port from now on.
+    pub(in crate::fabric) fn sleep_on(&self, other: Arc<dyn Wakeup>) {
+        self.resources.wakeup.sleep_on(other);
     }
 }
 
