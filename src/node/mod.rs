@@ -27,7 +27,7 @@ pub use clock::MonotonicClock;
 pub use error::NodeError;
 pub use events::{EventStream, Events, NodeEvent, NodeEventKind};
 pub use meeting::MeetingError;
-pub use plan::{PlannedResource, ResourcePlan};
 pub use options::auth_settings;
+pub use plan::{PlannedResource, ResourcePlan};
 pub use process::{Node, NodeState, PeerReport, PeerState};
 pub use rdma::rdma_settings;

@@ -413,7 +413,7 @@ pub fn a_key_that_follows_from_earlier_ones_opens_nothing<H: Harness>() {
         let forged = Grant { key: guess(last.key, before.key), ..next };
         let source = tensor(&a.pool, &[0xFF; 64]);
         a.port.write(a.link, &source, 64, &forged, None).expect("posted");
-        assert_refused(&mut a, &mut b);
+        assert_write_refused::<H>(&mut a, &mut b);
         assert_eq!(revoked(&mut b, &next).bytes(), [0; 64], "guess {k}");
     }
 }

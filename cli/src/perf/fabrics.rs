@@ -98,6 +98,7 @@ impl MeasuredFabric for VerbsFabric {
 }
 
 impl MeasuredFabric for TcpFabric {
+    const KIND: FabricKind = FabricKind::Tcp;
     /// The target receives what is written, and answers reads.
     const IS_ONE_SIDED: bool = false;
 
