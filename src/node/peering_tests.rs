@@ -133,6 +133,14 @@ fn offer_of(kind: FabricKind, depth: u32, address: &[u8]) -> Vec<u8> {
     offer::encode(&std::iter::once(FabricOffer { kind, state }).chain(refused).collect::<Vec<_>>())
 }
 
+/// The address on shared memory in an offer.
+fn shm_address(offer: &[u8]) -> Vec<u8> {
+    match &offer::decode(offer).expect("an offer")[0] {
+        FabricOffer { kind: FabricKind::Shm, state: OfferState::Offered { address, .. } } => address.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn two_sides_without_a_common_fabric_hear_why_of_each() {
     let a = side(0, 10);
@@ -189,9 +197,11 @@ fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
         .into_iter()
         .chain([("not one of this fabric", 0, Code::Unavailable)])
     {
-        let mut offer = b.peering.prepare(&info(0, 10, 1)).expect("an endpoint").offer;
-        offer[HEAD + place] ^= 1;
-        let endpoint = a.peering.prepare(&info(1, 20, 1)).expect("an endpoint");
+        let offer = b.peering.prepare(&info(0, 10, 1), None).expect("an endpoint").offer;
+        let mut address = shm_address(&offer);
+        address[place] ^= 1;
+        let endpoint = a.peering.prepare(&info(1, 20, 1), None).expect("an endpoint");
+        let offer = offer_of(FabricKind::Shm, 16, &address);
         let refused = a.peering.connect(&info(1, 20, 1), endpoint.ticket, &offer, true, SOON);
         let refused = refused.expect_err("another one");
         assert!(refused.message.contains(what), "{refused}");
@@ -204,11 +214,7 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let (a, b) = (side(0, 10), side(1, 20));
     let peer = info(1, 20, 1);
     let endpoint = a.peering.prepare(&peer, None).expect("endpoints");
-    let address = |offer: &[u8]| match &offer::decode(offer).expect("an offer")[0] {
-        FabricOffer { kind: FabricKind::Shm, state: OfferState::Offered { address, .. } } => address.clone(),
-        other => panic!("{other:?}"),
-    };
-    let ours = address(&endpoint.offer);
+    let ours = shm_address(&endpoint.offer);
     let options = LinkOptions { depth: 16, receives: 0, generation: 1 };
     let other = b.peering.fabrics.endpoint(FabricKind::Shm, 0, &options).expect("an endpoint");
     let offer = offer_of(FabricKind::Shm, 16, other.address());
