@@ -1,12 +1,13 @@
 //! Floods on the ports of members: an established link goes on, and another member joins.
 
-use crate::common::other::{Other, wait_to_be_told};
+use crate::common::other::{Other, other_user, wait_to_be_told};
 use crate::common::{cluster, counting, member, over_verbs, until, values};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tensorwire::{Edge, Node, PeerState};
 
@@ -24,21 +25,34 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PORTS: [&str; 4] = ["silent", "pings", "garbage", "calls"];
 const RENDEZVOUS: &str = "rendezvous";
 
-/// A cluster of three whose members prove their names by a secret, and the file of the secret.
+/// A cluster of three, and the file of the secret by which its members prove their names. Without
+/// one they prove them by their user.
 struct Guarded {
     cluster: String,
-    secret: tempfile::NamedTempFile,
+    secret: Option<tempfile::NamedTempFile>,
 }
 
 impl Guarded {
-    fn new(cluster: String) -> Self {
-        let mut secret = tempfile::NamedTempFile::new().expect("a file that no other user may read");
-        secret.write_all(&b"0123456789abcdef".repeat(4)).expect("written");
+    fn new(cluster: String, auth: &str) -> Self {
+        let secret = (auth == "secret").then(|| {
+            let mut secret = tempfile::NamedTempFile::new().expect("a file that no other user may read");
+            secret.write_all(&b"0123456789abcdef".repeat(4)).expect("written");
+            secret
+        });
         Guarded { cluster, secret }
     }
 
     fn path(&self) -> &str {
-        self.secret.path().to_str().expect("UTF-8")
+        let secret = self.secret.as_ref();
+        secret.map_or("", |secret| secret.path().to_str().expect("UTF-8"))
+    }
+
+    /// Starts a flood, by another user if there is one.
+    fn flood(&self, kind: &str, user: Option<u32>) -> Other {
+        match user {
+            Some(user) => Other::start_as(user, "floods::role_flood", &self.cluster, &[("TEST_KIND", kind)]),
+            None => self.other("role_flood", ("TEST_KIND", kind)),
+        }
     }
 
     fn other(&self, role: &str, more: (&str, &str)) -> Other {
@@ -52,7 +66,9 @@ fn variable(name: &str) -> String {
 }
 
 fn start(cluster: &str, task: u32, secret: &str) -> Node {
-    member(cluster, task).set("secret_file", secret).start().expect("the node starts")
+    let builder = member(cluster, task);
+    let builder = if secret.is_empty() { builder } else { builder.set("secret_file", secret) };
+    builder.start().expect("the node starts")
 }
 
 /// Waits for the link with w/`task`, whoever else is missing.
@@ -129,17 +145,34 @@ impl Exchange {
     }
 }
 
+/// One flood at a time.
+fn flooded(environment: &[(&str, &str)]) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    Other::run_alone("floods::role_flooded", &cluster(3), environment);
+}
+
 #[test]
 #[ignore = "takes long: tests/nightly"]
 fn a_flood_on_any_port_stops_no_link_and_keeps_no_member_out() {
-    Other::run_alone("floods::role_flooded", &cluster(3), &[]);
+    flooded(&[("TEST_AUTH", "secret"), ("TEST_USER", "")]);
+}
+
+#[test]
+#[ignore = "takes long: tests/nightly"]
+fn a_flood_by_another_user_stops_no_link_and_keeps_no_member_out() {
+    let Some(user) = other_user() else { return };
+    for auth in ["uid", "secret"] {
+        flooded(&[("TEST_AUTH", auth), ("TEST_USER", &user.to_string())]);
+    }
 }
 
 /// In a process of its own: the flood finds the sockets of its handshakes.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_flooded() {
-    let guarded = Guarded::new(variable("TEST_CLUSTER"));
+    let (auth, user) = (variable("TEST_AUTH"), variable("TEST_USER").parse().ok());
+    let guarded = Guarded::new(variable("TEST_CLUSTER"), &auth);
     let mut echo = guarded.other("role_echo", ("TEST_NOTHING", ""));
     let node = start(&guarded.cluster, 0, guarded.path());
     echo.wait_for("ready");
@@ -147,10 +180,11 @@ fn role_flooded() {
     let edges = (edge(&node, true), edge(&node, false));
     let mut exchange = Exchange { node, edges, id: 0 };
     let (before, count) = exchange.median(|| true);
-    println!("before: p50 {before:?} of {count} round trips");
-    let kinds = PORTS.into_iter().chain((!over_verbs()).then_some(RENDEZVOUS));
+    println!("auth = {auth}, by user {user:?}. Before: p50 {before:?} of {count} round trips");
+    // Another user does not see which sockets are this process's: `shm/connect` has a test of its own.
+    let kinds = PORTS.into_iter().chain((!over_verbs() && user.is_none()).then_some(RENDEZVOUS));
     for kind in kinds {
-        let mut flood = guarded.other("role_flood", ("TEST_KIND", kind));
+        let mut flood = guarded.flood(kind, user);
         flood.wait_for("flooding");
         let (during, count) = exchange.median(|| true);
         let mut late = guarded.other("role_late", ("TEST_NOTHING", ""));
