@@ -237,9 +237,9 @@ impl PeerTable {
         }
     }
 
-    /// Remembers a disagreement with a process that is proven to be the peer, and can't be met
-    /// because of it: with a life that calls, or with whatever answers at the peer's address
-    /// (`None`). Another life that is alive comes first.
+    /// Remembers a disagreement because of which the peer can't be met. It is with a life that
+    /// calls, or with whatever answers at the peer's address (`None`). Another life that is alive
+    /// comes first.
     pub(super) fn disagree_unmet(
         &mut self,
         index: usize,

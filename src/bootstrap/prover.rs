@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 /// How long the end of a channel waits for the last bytes to leave.
-const FAREWELL: Duration = Duration::from_secs(2);
+const LAST_BYTES: Duration = Duration::from_secs(2);
 
 /// Proves this process's name to others, and has them prove theirs, as members of a cluster do. It
 /// may be used by several threads at a time.
@@ -126,7 +126,7 @@ async fn carry(program: tokio::net::UnixStream, peer: AuthStream) {
     // A failure ends a direction, as the end of its source does.
     let mut outward = pin!(async {
         drop(copy(&mut from_program, &mut to_peer).await);
-        drop(timeout(FAREWELL, to_peer.shutdown()).await);
+        drop(timeout(LAST_BYTES, to_peer.shutdown()).await);
     });
     let mut inward = pin!(async {
         drop(copy(&mut from_peer, &mut to_program).await);
@@ -172,7 +172,7 @@ impl Drop for ProvenChannel {
         // Fails if it is closed already.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         if let Some(carrier) = self.carrier.take() {
-            // It can't panic, and an unfinished farewell ends in time.
+            // It can't panic, and the last bytes have a time limit.
             let _ = carrier.join();
         }
     }

@@ -181,7 +181,7 @@ fn role_flooded() {
     let mut exchange = Exchange { node, edges, id: 0 };
     let (before, count) = exchange.median(|| true);
     println!("auth = {auth}, by user {user:?}. Before: p50 {before:?} of {count} round trips");
-    // Another user does not see which sockets are this process's: `shm/connect` has a test of its own.
+    // Another user does not see which sockets are this process's: see the tests of `shm/connect`.
     let kinds = PORTS.into_iter().chain((!over_verbs() && user.is_none()).then_some(RENDEZVOUS));
     for kind in kinds {
         let mut flood = guarded.flood(kind, user);

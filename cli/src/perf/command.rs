@@ -8,9 +8,11 @@ use clap::{Args, Subcommand};
 ///
 /// One process measures, the other answers. With --local, `perf` starts both on this host. Without
 /// --local and without HOST, this process is the server: it answers one client and ends. It listens
-/// on loopback unless --listen says otherwise. Both prove who they are: on one host they must be of
-/// one user, else both need TENSORWIRE_SECRET_FILE, certificates, or TENSORWIRE_AUTH=plain. With HOST it is the client of the server there, and
+/// on loopback unless --listen says otherwise. With HOST it is the client of the server there, and
 /// it measures. Each option that is given to the server must have the same value at the client.
+///
+/// Both prove who they are: on one host they must be of one user. Else both need
+/// TENSORWIRE_SECRET_FILE, certificates, or TENSORWIRE_AUTH=plain.
 ///
 /// Each round trip is a sample. Round trips of less than a microsecond are timed in chunks of 16,
 /// because reading the clock would lengthen them. Each then counts with the mean of its chunk.

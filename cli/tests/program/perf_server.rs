@@ -309,7 +309,8 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
     if !two_cores() {
         return;
     }
-    // Half of them are clients that have proven their name. Of files, either the places run out first or the descriptors.
+    // Half of them are clients that have proven their name. Of files, either the places run out
+    // first or the descriptors.
     for files in [1024, 48] {
         let limited = |arguments: &str| {
             let mut command = Command::new("sh");

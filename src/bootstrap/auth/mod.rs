@@ -245,8 +245,8 @@ impl Authenticator {
             return Err(ProofError::OtherMode { ours, theirs });
         }
         if let Method::Uid(owners) = &self.method {
-            // It has greeted, so it has accepted the connection, and the socket is its own. One that
-            // has refused may have closed it since, and then the kernel finds nobody.
+            // It has greeted, so it has accepted the connection, and the socket is its own. One
+            // that has refused may have closed it since, and then the kernel finds nobody.
             let checked = this_user(owners, &stream);
             let has_closed = |error: &ProofError| {
                 greeting.verdict != Verdict::Welcome && matches!(error, ProofError::OtherHost)
