@@ -8,7 +8,7 @@ use super::names::shorten;
 use super::peer_table::{LifeRefusal, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::{REFUSED_FOR_GOOD, who};
-use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare};
+use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare, task};
 use super::thread::MAX_MESSAGE;
 use crate::wire::{Incarnation, LossCause, TaskId};
 use std::error::Error;
@@ -378,8 +378,8 @@ impl Client {
         })
     }
 
-    /// Tells the peer that this process leaves, if the peer is up.
-    pub(super) async fn leave(self, reason: String, limit: Duration) {
+    /// Tells the peer that this process leaves, if the peer is up, and which loss is the cause.
+    pub(super) async fn leave(self, reason: String, because_of: Option<TaskId>, limit: Duration) {
         if !self.shared.see(|members| members.is_met(self.peer)) {
             return;
         }
@@ -390,7 +390,11 @@ impl Client {
             drop(timeout(limit, self.tell_failed(LossReport { peer: self.peer, link, why })).await);
         }
         let limit = limit.saturating_sub(began.elapsed());
-        let request = grpc::LeaveRequest { caller: self.shared.caller(self.peer, None), reason };
+        let request = grpc::LeaveRequest {
+            caller: self.shared.caller(self.peer, None),
+            reason,
+            because_of: because_of.as_ref().map(task),
+        };
         let mut grpc = self.grpc.clone();
         if let Err(error) = self.call(limit, grpc.leave(request)).await {
             tracing::debug!("{}: leaving: {}", self.shared.options.me, error.into_text());

@@ -129,6 +129,10 @@ pub struct LeaveRequest {
     /// The caller's own words. At most 1 KiB.
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
+    /// The member whose loss has made the caller leave, if there is one. The callee does not believe
+    /// it: it looks at that member itself before it holds the caller for lost.
+    #[prost(message, optional, tag = "3")]
+    pub because_of: ::core::option::Option<Task>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LeaveResponse {}

@@ -21,6 +21,9 @@ use tonic::{Request, Response, Status};
 /// How long `Ready` waits for this side before it says "still connecting".
 pub(super) const READY_WAIT: Duration = Duration::from_millis(500);
 
+/// How long a `Leave` because of a loss waits for that loss on this side. The caller waits longer.
+const LOSS_WAIT: Duration = Duration::from_millis(300);
+
 /// How long the answer to a failed attempt waits for the cause on this side.
 const CAUSE_WAIT: Duration = Duration::from_millis(50);
 
@@ -361,9 +364,38 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let (proven, request) = open(request)?;
         let from = self.check(&proven, request.caller)?;
         let cause = LossCause::Left(shorten(&request.reason, MAX_REASON));
-        self.shared.change(|members| ((), members.over(from.peer, from.life, &cause)));
+        let first = name(request.because_of.as_ref()).ok().and_then(|name| self.shared.index_of(&name));
+        let (shared, first) = (self.shared.clone(), first.filter(|first| *first != from.peer));
+        // A task of its own: it continues if the caller hangs up.
+        let told = tokio::spawn(async move {
+            if let Some(first) = first {
+                look_for_loss(&shared, first).await;
+            }
+            shared.change(|members| ((), members.over(from.peer, from.life, &cause)));
+        });
+        // Fails when this process stops.
+        drop(told.await);
         Ok(Response::new(grpc::LeaveResponse {}))
     }
+}
+
+/// Looks at a peer that another one holds for lost, so that the first loss is told first. A peer
+/// that is there stays as it is.
+async fn look_for_loss(shared: &BootstrapShared, peer: usize) {
+    let mut changes = shared.watch();
+    let looked = timeout(LOSS_WAIT, async {
+        loop {
+            changes.mark_unchanged();
+            if !shared.see(|members| members.is_met(peer)) {
+                return;
+            }
+            shared.nudges[peer].notify_one();
+            // It may have to be asked again.
+            let _ = timeout(LOSS_WAIT / 4, changes.changed()).await;
+        }
+    });
+    // At the timeout it is there, as far as this process knows.
+    let _ = looked.await;
 }
 
 /// Makes and connects this side's endpoint of a generation that the peer has started. Gives the

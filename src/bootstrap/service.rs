@@ -249,10 +249,29 @@ impl Bootstrap {
     /// [`BootstrapError::StopTimeout`] if a thread is still inside [`Peering::prepare`] or
     /// [`Peering::connect`] after `timeout`; it ends by itself. [`BootstrapError::StopInCallback`].
     pub fn stop(&self, reason: &str, timeout: Duration) -> Result<(), BootstrapError> {
-        self.end(Some(shorten(reason, MAX_REASON)), timeout)
+        self.stop_after_loss(reason, None, timeout)
     }
 
-    fn end(&self, reason: Option<String>, timeout: Duration) -> Result<(), BootstrapError> {
+    /// Like [`Bootstrap::stop`]. Peers look at the peer whose loss is the reason before they hold
+    /// this process for lost.
+    ///
+    /// # Errors
+    /// Like [`Bootstrap::stop`].
+    pub fn stop_after_loss(
+        &self,
+        reason: &str,
+        lost: Option<TaskId>,
+        timeout: Duration,
+    ) -> Result<(), BootstrapError> {
+        self.end(Some(shorten(reason, MAX_REASON)), lost, timeout)
+    }
+
+    fn end(
+        &self,
+        reason: Option<String>,
+        because_of: Option<TaskId>,
+        timeout: Duration,
+    ) -> Result<(), BootstrapError> {
         let me = || self.shared.options.me.clone();
         let until = Instant::now() + timeout.min(Duration::from_secs(86_400));
         let (order, own_thread) = {
@@ -266,7 +285,7 @@ impl Bootstrap {
         };
         if let Some(order) = order {
             // The receiver is gone only if the thread has ended.
-            drop(order.send(StopOrder { reason, until }));
+            drop(order.send(StopOrder { reason, because_of, until }));
         }
         if own_thread {
             return Err(BootstrapError::StopInCallback { me: me() });
@@ -305,7 +324,7 @@ impl Bootstrap {
     /// Ends the service as a crash does: peers are not told, and attempts are not waited for.
     #[cfg(test)]
     pub(super) fn kill(&self) {
-        let is_over = self.end(None, Duration::ZERO).is_ok();
+        let is_over = self.end(None, None, Duration::ZERO).is_ok();
         assert!(
             is_over || self.shared.wait(Duration::from_secs(5), |_, phase| phase == ServicePhase::Stopped)
         );

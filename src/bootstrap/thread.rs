@@ -44,6 +44,8 @@ const MIN_IDLE: Duration = Duration::from_secs(10);
 pub(super) struct StopOrder {
     /// The reason that peers are told; `None` for no message.
     pub(super) reason: Option<String>,
+    /// The peer whose loss is the reason.
+    pub(super) because_of: Option<TaskId>,
     /// When the caller stops waiting.
     pub(super) until: Instant,
 }
@@ -103,11 +105,13 @@ async fn serve(
     for client in &clients {
         tasks.spawn(client.clone().tend());
     }
-    let order = stop.await.unwrap_or_else(|_| StopOrder { reason: None, until: Instant::now() });
+    let order =
+        stop.await.unwrap_or_else(|_| StopOrder { reason: None, because_of: None, until: Instant::now() });
     let until = order.until;
     if let Some(reason) = order.reason {
         let limit = LEAVE_LIMIT.min(until.saturating_duration_since(Instant::now()));
-        let goodbyes = clients.into_iter().map(|client| client.leave(reason.clone(), limit));
+        let lost = order.because_of;
+        let goodbyes = clients.into_iter().map(|client| client.leave(reason.clone(), lost.clone(), limit));
         goodbyes.collect::<JoinSet<()>>().join_all().await;
     }
     until

@@ -114,9 +114,13 @@ impl Node {
             tracing::warn!("which values the stop drops is not known: {error}");
             Untaken::default()
         });
+        let lost = match self.context.broken() {
+            Some(Error::PeerLost { peer, .. }) => Some(peer),
+            _ => None,
+        };
         self.context.end(Error::Stopped);
         self.events.end();
-        let ended = self.bootstrap.stop(reason, self.stop_timeout);
+        let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
         self.pollers.close();
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();

@@ -207,3 +207,41 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");
     assert_eq!(members.meet(0, &who, true, now), Err(LifeRefusal::Over), "the dead stay dead");
 }
+
+/// Three members of which none looks at another for a long time.
+fn three_that_look_seldom() -> [Member; 3] {
+    let cluster = workers(3);
+    let seldom = |task| BootstrapOptions { heartbeat: LONG, silence: 3 * LONG, ..options(&cluster, task) };
+    let members = [0, 1, 2].map(|task| Member::start(seldom(task)));
+    members.iter().for_each(Member::join);
+    members
+}
+
+#[test]
+fn who_leaves_because_of_a_death_is_told_after_the_dead() {
+    let [first, second, dead] = three_that_look_seldom();
+    dead.service.kill();
+    let lost = Some(name("worker", 2));
+    first.service.stop_after_loss("it stopped, as peer worker/2 was lost", lost, LONG).unwrap();
+    let is_loss = |told: &Told| match told {
+        Told::Lost(name, cause) => Some((name.clone(), cause.clone())),
+        _ => None,
+    };
+    second.peering.await_told(|told| is_loss(told).filter(|(peer, _)| *peer == name("worker", 0)));
+    let losses: Vec<_> = second.peering.told().iter().filter_map(is_loss).collect();
+    let [(one, died), (other, left)] = &losses[..] else { panic!("{losses:?}") };
+    assert_eq!((one, other), (&name("worker", 2), &name("worker", 0)));
+    assert!(matches!(died, LossCause::Died(_)) && matches!(left, LossCause::Left(_)), "{losses:?}");
+}
+
+#[test]
+fn who_leaves_because_of_a_death_that_is_none_ends_its_own_link_alone() {
+    let [first, second, third] = three_that_look_seldom();
+    let (begin, lost) = (Instant::now(), Some(name("worker", 2)));
+    first.service.stop_after_loss("it stopped, as peer worker/2 was lost", lost, LONG).unwrap();
+    assert_eq!(second.peering.await_loss().0, name("worker", 0));
+    assert!(begin.elapsed() < LONG / 4, "{:?}", begin.elapsed());
+    let names: Vec<TaskId> = second.service.linked().into_iter().map(|peer| peer.name).collect();
+    assert_eq!(names, [name("worker", 2)]);
+    assert_eq!(third.peering.await_loss().0, name("worker", 0));
+}

@@ -168,7 +168,11 @@ fn a_life_that_lies_about_generations_wedges_no_later_life() {
     raw.hello().unwrap();
     raw.link(u32::MAX.into());
     assert!(raw.offer(u64::from(u32::MAX) + 1, "one more").unwrap_err().message().contains("is too high"));
-    let leave = grpc::LeaveRequest { caller: Some(raw.caller.clone()), reason: "enough".into() };
+    let leave = grpc::LeaveRequest {
+        caller: Some(raw.caller.clone()),
+        reason: "enough".into(),
+        ..Default::default()
+    };
     raw.runtime.block_on(raw.grpc.leave(leave)).unwrap();
     raw.caller.incarnation = 8;
     raw.hello().unwrap();
@@ -209,7 +213,11 @@ fn a_life_that_was_replaced_or_has_left_is_refused() {
     let (member, mut raw) = pair();
     raw.hello().unwrap();
     raw.link(1);
-    let request = grpc::LeaveRequest { caller: Some(raw.caller.clone()), reason: "bye\u{7}".into() };
+    let request = grpc::LeaveRequest {
+        caller: Some(raw.caller.clone()),
+        reason: "bye\u{7}".into(),
+        ..Default::default()
+    };
     raw.runtime.block_on(raw.grpc.leave(request.clone())).unwrap();
     raw.runtime.block_on(raw.grpc.leave(request)).expect("leaving twice does no harm");
     let (_, cause) = member.peering.await_loss();

@@ -63,7 +63,7 @@ fn assert_no_call_without_a_proof_is_read(cluster: &Cluster, digest: u64) {
             is_final: true,
         };
         let heartbeat = grpc::HeartbeatRequest { caller: caller.clone(), generation: 1 };
-        let leave = grpc::LeaveRequest { caller, reason: "disk full".into() };
+        let leave = grpc::LeaveRequest { caller, reason: "disk full".into(), ..Default::default() };
         runtime.block_on(async {
             said.push(grpc.hello(hello).await.map(|_| ()).unwrap_err());
             said.push(grpc.get_remote_address(offer).await.map(|_| ()).unwrap_err());
@@ -208,7 +208,8 @@ fn a_member_does_not_speak_for_another() {
     let mut refusals = vec![other.hello().unwrap_err(), other.offer(2, "generation 2").unwrap_err()];
     refusals.push(other.ready(1).unwrap_err());
     let caller = Some(other.caller.clone());
-    let leave = grpc::LeaveRequest { caller: caller.clone(), reason: "disk full".into() };
+    let leave =
+        grpc::LeaveRequest { caller: caller.clone(), reason: "disk full".into(), ..Default::default() };
     refusals.push(other.runtime.block_on(other.grpc.leave(leave)).unwrap_err());
     for refusal in refusals {
         assert!(refusal.message().contains("this connection speaks for worker/2"), "{refusal}");
@@ -238,7 +239,11 @@ fn a_proven_caller_that_is_no_member_learns_nothing_of_the_cluster() {
         grpc::Caller { to: None, incarnation: 0, ..good },
     ] {
         stranger.caller = bad;
-        let leave = grpc::LeaveRequest { caller: Some(stranger.caller.clone()), reason: "bye".into() };
+        let leave = grpc::LeaveRequest {
+            caller: Some(stranger.caller.clone()),
+            reason: "bye".into(),
+            ..Default::default()
+        };
         let left = stranger.runtime.block_on(stranger.grpc.leave(leave)).unwrap_err();
         let refusals = [stranger.hello().unwrap_err(), stranger.offer(2, "x").unwrap_err(), left];
         for refusal in refusals.iter().chain([&stranger.ready(1).unwrap_err()]) {
@@ -263,7 +268,11 @@ fn another_life_of_a_member_ends_nothing() {
     assert!(second.hello().unwrap_err().message().contains("is taken by"));
     assert!(second.offer(2, "generation 2").is_err());
     assert!(second.ready(1).is_err());
-    let leave = grpc::LeaveRequest { caller: Some(second.caller.clone()), reason: "disk full".into() };
+    let leave = grpc::LeaveRequest {
+        caller: Some(second.caller.clone()),
+        reason: "disk full".into(),
+        ..Default::default()
+    };
     drop(second.runtime.block_on(second.grpc.leave(leave)));
     assert!(!second.heartbeat(1).linked);
     assert!(first.heartbeat(1).linked);
