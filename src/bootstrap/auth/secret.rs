@@ -13,6 +13,7 @@ use graviola::hashing::hmac::Hmac;
 use graviola::signing::eddsa::Ed25519SigningKey;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer};
 use rustls::sign::CertifiedKey;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpStream;
@@ -65,7 +66,7 @@ impl ClusterSecret {
         from: &TaskId,
     ) -> Result<TlsStream<TcpStream>, ProofError> {
         let config = keys::server_with_key(self.own.clone(), self.key_of(from)?)?;
-        Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await?.into())
+        Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await.map_err(with_remedy)?.into())
     }
 
     pub(super) async fn connect(
@@ -74,7 +75,16 @@ impl ClusterSecret {
         to: &TaskId,
     ) -> Result<TlsStream<TcpStream>, ProofError> {
         let config = keys::client_with_key(self.own.clone(), self.key_of(to)?)?;
-        Ok(TlsConnector::from(Arc::new(config)).connect(keys::no_server_name(), stream).await?.into())
+        let connected = TlsConnector::from(Arc::new(config)).connect(keys::no_server_name(), stream).await;
+        Ok(connected.map_err(with_remedy)?.into())
+    }
+}
+
+/// A handshake fails between two secrets, whatever TLS says of it.
+fn with_remedy(error: io::Error) -> ProofError {
+    match ProofError::from(error) {
+        ProofError::Tls(why) => ProofError::Tls(format!("{why}; do all members have the same secret_file?")),
+        error => error,
     }
 }
 

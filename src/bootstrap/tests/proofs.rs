@@ -62,6 +62,7 @@ fn another_secret_is_refused_on_both_sides() {
         let error = member.await_missing("is not proven to be");
         println!("{error}");
         assert!(error.contains(&format!("not proven to be worker/{peer}: TLS failed")), "{error}");
+        assert!(error.contains("do all members have the same secret_file?"), "{error}");
         assert!(!error.contains("0123"), "{error}");
         assert!(member.peering.told().is_empty());
     }
