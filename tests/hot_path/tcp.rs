@@ -68,10 +68,10 @@ fn measure(options_of_tcp: TcpOptions) -> Activity {
         port.write(link, &source, LARGE as u64, &target, Some(immediate(3))).expect("room");
         port.publish_credits(link, number);
         port.end_batch();
-        let from = if number % 2 == 0 { &readable } else { &small };
+        let from = if number.is_multiple_of(2) { &readable } else { &small };
         port.read(link, into.take().expect("back"), from).expect("room");
         into = poll([&mut a, &mut b], &mut completions, 7);
-        if number % 10 == 0 {
+        if number.is_multiple_of(10) {
             a.port.arm();
             b.port.arm();
         }

@@ -29,6 +29,10 @@ pub const LOCKS: &[(&str, &str)] = &[
         "src/fabric/shm/loans/orphans",
         "loans that outlived their link; tried, never waited for, and only if there are any",
     ),
+    (
+        "src/fabric/tcp/watcher",
+        "the watcher's thread, and when a port is made or a link detached; a poller only loads a word",
+    ),
     ("src/fabric/verbs/events", "the thread that waits for the device's events; a poller only loads words"),
     (
         "src/fabric/verbs/cq",

@@ -355,12 +355,12 @@ fn an_initiator_that_meets_another_listener_says_so() {
         }
         connections
     });
-    let error = initiator.connect(Role::Initiator, &there.to_bytes(), TIMEOUT).err().expect("refused");
+    let error = initiator.connect(Role::Initiator, &there.to_bytes(), TIMEOUT).expect_err("refused");
     assert!(error.to_string().contains("another process has the port"), "{error}");
     drop(thread.join().expect("no panic"));
     let (_fabric, initiator, own) = endpoint(&pool);
     let nobody = TcpAddress { port: 1, ..own };
-    let error = initiator.connect(Role::Initiator, &nobody.to_bytes(), TIMEOUT).err().expect("refused");
+    let error = initiator.connect(Role::Initiator, &nobody.to_bytes(), TIMEOUT).expect_err("refused");
     assert!(error.to_string().contains("nobody listens there (127.0.0.1:1"), "{error}");
 }
 
@@ -370,8 +370,7 @@ fn who_waits_for_a_peer_that_never_comes_is_told_for_how_long() {
     let (_fabric, acceptor, own) = endpoint(&pool);
     let error = acceptor
         .connect(Role::Acceptor, &own.to_bytes(), Duration::from_millis(50))
-        .err()
-        .expect("nobody comes");
+        .expect_err("nobody comes");
     assert_eq!(
         error.to_string(),
         "tcp: waiting for 2 of 2 connections of the peer took longer than 50ms; is the peer running and \
