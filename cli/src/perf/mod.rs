@@ -14,6 +14,7 @@ mod compare;
 mod control_channel;
 mod cores;
 mod exchange;
+mod fabric_name;
 mod fabrics;
 mod layout;
 mod machine;

@@ -3,12 +3,12 @@
 //! The same structs are the command line, the settings of a workload, and what the two processes
 //! agree on. An option that means nothing to a test is no option of its subcommand.
 
+pub use super::fabric_name::FabricName;
 use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD};
 use crate::error::CliError;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use tensorwire::Profile;
@@ -288,29 +288,6 @@ pub struct RendezvousOptions {
     /// see [`Test::baseline`].
     #[arg(skip)]
     pub is_baseline: bool,
-}
-
-/// A fabric by name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum FabricName {
-    /// Shared memory
-    #[default]
-    Shm,
-    /// RDMA devices through libibverbs
-    Verbs,
-    /// TCP connections
-    Tcp,
-}
-
-impl fmt::Display for FabricName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            FabricName::Shm => "shm",
-            FabricName::Verbs => "verbs",
-            FabricName::Tcp => "tcp",
-        })
-    }
 }
 
 /// How the receiver learns of a write.

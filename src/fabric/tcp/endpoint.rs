@@ -2,10 +2,10 @@
 
 use super::TcpShared;
 use super::connect::address::{TcpAddress, Token};
-use super::connect::deadline::Deadline;
+use super::connect::deadline::ConnectDeadline;
 use super::connect::handshake::LinkPlan;
 use super::failure::{LIMITS, os, peer};
-use super::link::{LinkParts, TcpLinkInner};
+use super::link::{TcpLinkInner, TcpLinkParts};
 use super::options::refuse;
 use super::port::TcpLink;
 use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
@@ -37,7 +37,7 @@ impl TcpEndpoint {
             os(format!("listening on {bind}"), error, remedy)
         })?;
         listener.set_nonblocking(true).map_err(|error| os("setting up a listener", error, LIMITS))?;
-        let port = listener.local_addr().map_err(|error| os("asking for a port", error, LIMITS))?.port();
+        let port = listener.local_addr().map_err(|error| os("finding its port", error, LIMITS))?.port();
         let own = TcpAddress {
             token: Token::draw()?,
             pid: std::process::id(),
@@ -60,7 +60,7 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn connect(self, role: Role, theirs: &[u8], timeout: Duration) -> Result<TcpLink, FabricError> {
-        let deadline = Deadline::after(timeout);
+        let deadline = ConnectDeadline::after(timeout);
         let theirs = TcpAddress::from_bytes(theirs)?;
         if theirs.generation != self.own.generation {
             return Err(peer(format!(
@@ -81,7 +81,7 @@ impl Endpoint for TcpEndpoint {
         }?;
         let peer =
             sockets.main.peer_addr().map_err(|error| peer(format!("it has closed the link: {error}")))?;
-        let parts = LinkParts {
+        let parts = TcpLinkParts {
             sockets,
             pool: shared.pool.clone(),
             pid: theirs.pid,

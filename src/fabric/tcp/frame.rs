@@ -35,7 +35,7 @@ const BY_BULK: u8 = 2;
 
 /// The connection that carries a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carrier {
+pub(super) enum PayloadCarrier {
     /// The main one, right behind the header.
     Main,
     /// The bulk connections, in stripes.
@@ -82,9 +82,9 @@ pub(super) enum Frame {
     Send { len: usize },
     Credits { returned: u32 },
     Goodbye { reason: GoodbyeReason },
-    Write { target: FrameTarget, len: u64, immediate: Option<Immediate>, by: Carrier },
+    Write { target: FrameTarget, len: u64, immediate: Option<Immediate>, by: PayloadCarrier },
     Read { source: FrameTarget, len: u64, ticket: u32 },
-    Answer { ticket: u32, len: u64, by: Carrier },
+    Answer { ticket: u32, len: u64, by: PayloadCarrier },
 }
 
 /// What is wrong with a header.
@@ -148,8 +148,8 @@ fn long(kind: u8, flags: u8, at: FrameTarget, len: u64, last: u32) -> Header {
 }
 
 #[inline]
-fn bulk_flag(by: Carrier) -> u8 {
-    if by == Carrier::Bulk { BY_BULK } else { 0 }
+fn bulk_flag(by: PayloadCarrier) -> u8 {
+    if by == PayloadCarrier::Bulk { BY_BULK } else { 0 }
 }
 
 impl Frame {
@@ -220,8 +220,8 @@ impl Frame {
 
     #[inline]
     fn decode_long(kind: u8, flags: u8, at: FrameTarget, len: u64, last: u32) -> Result<Frame, FrameError> {
-        let by = if flags & BY_BULK != 0 { Carrier::Bulk } else { Carrier::Main };
-        if by == Carrier::Bulk && len == 0 {
+        let by = if flags & BY_BULK != 0 { PayloadCarrier::Bulk } else { PayloadCarrier::Main };
+        if by == PayloadCarrier::Bulk && len == 0 {
             return Err(FrameError::EmptyBulk(kind));
         }
         Ok(match kind {
@@ -263,7 +263,7 @@ mod tests {
             Frame::Goodbye { reason: GoodbyeReason::NoReceive },
             Frame::Read { source: target, len: u64::MAX, ticket: u32::MAX },
         ];
-        for by in [Carrier::Main, Carrier::Bulk] {
+        for by in [PayloadCarrier::Main, PayloadCarrier::Bulk] {
             frames.push(Frame::Write { target, len: 5, immediate: None, by });
             frames.push(Frame::Write { target, len: 1 << 40, immediate, by });
             frames.push(Frame::Answer { ticket: 8, len: 9, by });
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(refused(goodbye, 2, 9), FrameError::Reason(9));
         assert_eq!(refused(goodbye, 5, 9), FrameError::NotZero(GOODBYE));
         let target = FrameTarget { region: 0, key: 1, offset: 2 };
-        let write = Frame::Write { target, len: 0, immediate: None, by: Carrier::Main };
+        let write = Frame::Write { target, len: 0, immediate: None, by: PayloadCarrier::Main };
         assert_eq!(refused(write, 1, BY_BULK), FrameError::EmptyBulk(WRITE));
         assert_eq!(refused(write, 24, 1), FrameError::NotZero(WRITE));
         assert_eq!(refused(write, 31, 1), FrameError::NotZero(WRITE));
@@ -324,10 +324,10 @@ mod tests {
             target,
             len: 1,
             immediate: Some(Immediate { generation: 1, slot: Slot::ZERO }),
-            by: Carrier::Main,
+            by: PayloadCarrier::Main,
         };
         assert!(matches!(refused(with, 27, 0xFF), FrameError::Immediate(_)));
-        let answer = Frame::Answer { ticket: 1, len: 1, by: Carrier::Main };
+        let answer = Frame::Answer { ticket: 1, len: 1, by: PayloadCarrier::Main };
         assert_eq!(refused(answer, 1, HAS_IMMEDIATE), FrameError::Flags { kind: ANSWER, flags: 1 });
         assert_eq!(refused(answer, 4, 1), FrameError::NotZero(ANSWER));
     }

@@ -6,7 +6,7 @@
 //! guess.
 
 use super::frame::FrameTarget;
-use super::violation::{GrantViolation, TcpViolation};
+use super::violation::{TcpGrantViolation, TcpViolation};
 use crate::fabric::PostError;
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Slot};
@@ -95,11 +95,11 @@ impl TcpGrants {
     pub(super) fn writable(&mut self, target: FrameTarget, len: u64) -> Result<&mut [u8], TcpViolation> {
         let (held, start) = self.find(target, len)?;
         let TcpGranted::Write(tensor) = held else {
-            return Err(refuse(target, len, GrantViolation::ReadOnly));
+            return Err(refuse(target, len, TcpGrantViolation::ReadOnly));
         };
         // Inside the tensor, so it fits.
         let range = start..start + len as usize;
-        tensor.bytes_mut().get_mut(range).ok_or_else(|| refuse(target, len, GrantViolation::OutsideGrant))
+        tensor.bytes_mut().get_mut(range).ok_or_else(|| refuse(target, len, TcpGrantViolation::OutsideGrant))
     }
 
     /// The tensor that a read of `len` bytes is from, and where it starts in it.
@@ -113,7 +113,7 @@ impl TcpGrants {
     ) -> Result<(&Tensor, usize), TcpViolation> {
         match self.find(source, len)? {
             (TcpGranted::Read(tensor), start) => Ok((tensor, start)),
-            _ => Err(refuse(source, len, GrantViolation::WriteOnly)),
+            _ => Err(refuse(source, len, TcpGrantViolation::WriteOnly)),
         }
     }
 
@@ -121,22 +121,22 @@ impl TcpGrants {
     #[inline]
     fn find(&mut self, target: FrameTarget, len: u64) -> Result<(&mut TcpGranted, usize), TcpViolation> {
         let Some(entry) = self.entries.get_mut(&target.key) else {
-            return Err(refuse(target, len, GrantViolation::UnknownKey));
+            return Err(refuse(target, len, TcpGrantViolation::UnknownKey));
         };
         if entry.span.region != target.region {
-            return Err(refuse(target, len, GrantViolation::OtherRegion));
+            return Err(refuse(target, len, TcpGrantViolation::OtherRegion));
         }
         let end = target.offset.checked_add(len);
         let limit = entry.span.offset + entry.span.len; // no overflow: it lies in a region
         if target.offset < entry.span.offset || end.is_none_or(|end| end > limit) {
-            return Err(refuse(target, len, GrantViolation::OutsideGrant));
+            return Err(refuse(target, len, TcpGrantViolation::OutsideGrant));
         }
         Ok((&mut entry.held, (target.offset - entry.span.offset) as usize))
     }
 }
 
 #[cold]
-fn refuse(target: FrameTarget, len: u64, why: GrantViolation) -> TcpViolation {
+fn refuse(target: FrameTarget, len: u64, why: TcpGrantViolation) -> TcpViolation {
     TcpViolation::Grant { region: target.region, offset: target.offset, len, why }
 }
 
@@ -145,7 +145,7 @@ mod tests {
     use super::super::testing::{pool, tensor, tensor_mut};
     use super::*;
 
-    fn why(result: Result<&mut [u8], TcpViolation>) -> GrantViolation {
+    fn why(result: Result<&mut [u8], TcpViolation>) -> TcpGrantViolation {
         match result {
             Err(TcpViolation::Grant { why, .. }) => why,
             other => panic!("{other:?}"),
@@ -166,17 +166,17 @@ mod tests {
         assert_eq!(grants.writable(whole, 64).expect("granted").len(), 64);
         let tail = FrameTarget { offset: grant.offset + 60, ..whole };
         assert_eq!(grants.writable(tail, 4).expect("granted").len(), 4);
-        assert_eq!(why(grants.writable(whole, 65)), GrantViolation::OutsideGrant);
-        assert_eq!(why(grants.writable(tail, 5)), GrantViolation::OutsideGrant);
-        assert_eq!(why(grants.writable(tail, u64::MAX)), GrantViolation::OutsideGrant);
+        assert_eq!(why(grants.writable(whole, 65)), TcpGrantViolation::OutsideGrant);
+        assert_eq!(why(grants.writable(tail, 5)), TcpGrantViolation::OutsideGrant);
+        assert_eq!(why(grants.writable(tail, u64::MAX)), TcpGrantViolation::OutsideGrant);
         let far = FrameTarget { offset: u64::MAX, ..whole };
-        assert_eq!(why(grants.writable(far, 2)), GrantViolation::OutsideGrant);
+        assert_eq!(why(grants.writable(far, 2)), TcpGrantViolation::OutsideGrant);
         let before = FrameTarget { offset: grant.offset.wrapping_sub(1), ..whole };
-        assert_eq!(why(grants.writable(before, 1)), GrantViolation::OutsideGrant);
+        assert_eq!(why(grants.writable(before, 1)), TcpGrantViolation::OutsideGrant);
         let other = FrameTarget { region: grant.region + 1, ..whole };
-        assert_eq!(why(grants.writable(other, 1)), GrantViolation::OtherRegion);
+        assert_eq!(why(grants.writable(other, 1)), TcpGrantViolation::OtherRegion);
         let unknown = FrameTarget { key: grant.key ^ 1, ..whole };
-        assert_eq!(why(grants.writable(unknown, 1)), GrantViolation::UnknownKey);
+        assert_eq!(why(grants.writable(unknown, 1)), TcpGrantViolation::UnknownKey);
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
         assert!(near < 5, "{keys:?}");
         assert!(grants.revoke(&keys[3]).is_some());
         assert!(grants.revoke(&keys[3]).is_none());
-        assert_eq!(why(grants.writable(FrameTarget::from(&keys[3]), 8)), GrantViolation::UnknownKey);
+        assert_eq!(why(grants.writable(FrameTarget::from(&keys[3]), 8)), TcpGrantViolation::UnknownKey);
         assert!(grants.writable(FrameTarget::from(&keys[4]), 8).is_ok());
     }
 
@@ -198,13 +198,13 @@ mod tests {
         let source = tensor(&pool, &[7; 16]);
         let read = grants.add(TcpGranted::Read(source.clone()), source.span()).expect("room");
         let target = FrameTarget::from(&read);
-        assert_eq!(why(grants.writable(target, 1)), GrantViolation::ReadOnly);
+        assert_eq!(why(grants.writable(target, 1)), TcpGrantViolation::ReadOnly);
         let inside = FrameTarget { offset: read.offset + 3, ..target };
         assert_eq!(grants.readable(inside, 13).map(|(_, start)| start), Ok(3));
         assert!(grants.revoke(&read).is_none());
         let write = writable(&mut grants, 16);
         let said = grants.readable(FrameTarget::from(&write), 1).expect_err("refused");
-        assert!(matches!(said, TcpViolation::Grant { why: GrantViolation::WriteOnly, .. }), "{said:?}");
+        assert!(matches!(said, TcpViolation::Grant { why: TcpGrantViolation::WriteOnly, .. }), "{said:?}");
         grants.withdraw(&write);
         assert!(grants.revoke(&write).is_some());
         grants.withdraw(&read);

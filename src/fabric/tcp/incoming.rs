@@ -1,19 +1,19 @@
 //! A payload that is being received: its destination, and how much of it has come.
 
 use super::bulk::stripe;
-use super::frame::{Carrier, FrameTarget};
+use super::frame::{FrameTarget, PayloadCarrier};
 use super::grants::TcpGrants;
-use super::inbox::Inbox;
-use super::io::{self, Received, Sockets};
+use super::io::{self, SocketRead, Sockets};
 use super::options::MAX_STREAMS;
-use super::reads::PendingReads;
+use super::reads::TcpPendingReads;
+use super::receive_buffer::ReceiveBuffer;
 use super::violation::TcpViolation;
 use crate::wire::Immediate;
 use rustix::io::Errno;
 
 /// What a payload is for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Purpose {
+pub(super) enum PayloadPurpose {
     Write { target: FrameTarget, immediate: Option<Immediate> },
     Answer { ticket: u32 },
 }
@@ -34,10 +34,10 @@ pub(super) enum Progress {
 
 /// A payload that is being received.
 #[derive(Clone, Debug)]
-pub(super) struct Incoming {
-    pub purpose: Purpose,
+pub(super) struct IncomingPayload {
+    pub purpose: PayloadPurpose,
     pub len: u64,
-    by: Carrier,
+    by: PayloadCarrier,
     /// Number of the payload among those by bulk.
     number: u64,
     left: u64,
@@ -45,9 +45,9 @@ pub(super) struct Incoming {
     got: [u64; MAX_STREAMS as usize],
 }
 
-impl Incoming {
-    pub(super) fn new(purpose: Purpose, len: u64, by: Carrier, number: u64) -> Self {
-        Incoming { purpose, len, by, number, left: len, got: [0; MAX_STREAMS as usize] }
+impl IncomingPayload {
+    pub(super) fn new(purpose: PayloadPurpose, len: u64, by: PayloadCarrier, number: u64) -> Self {
+        IncomingPayload { purpose, len, by, number, left: len, got: [0; MAX_STREAMS as usize] }
     }
 
     /// All bytes of the destination.
@@ -58,17 +58,17 @@ impl Incoming {
     pub(super) fn room<'a>(
         &self,
         grants: &'a mut TcpGrants,
-        reads: &'a mut PendingReads,
+        reads: &'a mut TcpPendingReads,
     ) -> Result<&'a mut [u8], TcpViolation> {
         match self.purpose {
             // No key is checked without bytes.
-            Purpose::Write { .. } if self.len == 0 => Ok(&mut []),
-            Purpose::Write { target, .. } => grants.writable(target, self.len),
-            Purpose::Answer { ticket } => reads.room(ticket, self.len),
+            PayloadPurpose::Write { .. } if self.len == 0 => Ok(&mut []),
+            PayloadPurpose::Write { target, .. } => grants.writable(target, self.len),
+            PayloadPurpose::Answer { ticket } => reads.room(ticket, self.len),
         }
     }
 
-    /// Receives more into `room`, which is [`Incoming::room`].
+    /// Receives more into `room`, which is [`IncomingPayload::room`].
     ///
     /// # Errors
     /// That of the connection.
@@ -76,13 +76,13 @@ impl Incoming {
     pub(super) fn pull(
         &mut self,
         room: &mut [u8],
-        inbox: &mut Inbox,
+        received: &mut ReceiveBuffer,
         sockets: &Sockets,
         budget: &mut u64,
     ) -> Result<Progress, Errno> {
         match self.by {
-            Carrier::Main => self.pull_main(room, inbox, sockets, budget),
-            Carrier::Bulk => self.pull_bulk(room, sockets, budget),
+            PayloadCarrier::Main => self.pull_main(room, received, sockets, budget),
+            PayloadCarrier::Bulk => self.pull_bulk(room, sockets, budget),
         }
     }
 
@@ -90,11 +90,11 @@ impl Incoming {
     fn pull_main(
         &mut self,
         room: &mut [u8],
-        inbox: &mut Inbox,
+        received: &mut ReceiveBuffer,
         sockets: &Sockets,
         budget: &mut u64,
     ) -> Result<Progress, Errno> {
-        let count = inbox.take(&mut room[self.got[0] as usize..]);
+        let count = received.take(&mut room[self.got[0] as usize..]);
         self.add(0, count, budget);
         if self.left == 0 {
             return Ok(Progress::Complete);
@@ -102,10 +102,10 @@ impl Incoming {
         if *budget == 0 {
             return Ok(Progress::More);
         }
-        match inbox.fill_behind(&sockets.main, &mut room[self.got[0] as usize..])? {
-            Received::End => Ok(Progress::Cut),
-            Received::Nothing => Ok(Progress::Drained),
-            Received::Bytes(count) => {
+        match received.fill_behind(&sockets.main, &mut room[self.got[0] as usize..])? {
+            SocketRead::End => Ok(Progress::Cut),
+            SocketRead::Nothing => Ok(Progress::Drained),
+            SocketRead::Bytes(count) => {
                 self.add(0, count, budget);
                 Ok(if self.left == 0 { Progress::Complete } else { Progress::Waiting })
             }
@@ -126,9 +126,9 @@ impl Incoming {
                 }
                 let wanted = rest.len();
                 match io::receive(socket, rest)? {
-                    Received::End => return Ok(Progress::Cut),
-                    Received::Nothing => break,
-                    Received::Bytes(count) => {
+                    SocketRead::End => return Ok(Progress::Cut),
+                    SocketRead::Nothing => break,
+                    SocketRead::Bytes(count) => {
                         self.add(at, count, budget);
                         if count < wanted {
                             drained = false;

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum SocketRead {
     Bytes(usize),
     /// Nothing is there now.
     Nothing,
@@ -66,7 +66,7 @@ fn taken(sent: Result<usize, Errno>) -> Result<usize, Errno> {
 /// # Errors
 /// That of the connection, if it is broken.
 #[inline]
-pub(super) fn receive(socket: &TcpStream, buffer: &mut [u8]) -> Result<Received, Errno> {
+pub(super) fn receive(socket: &TcpStream, buffer: &mut [u8]) -> Result<SocketRead, Errno> {
     received(rustix::net::recv(socket, buffer, RecvFlags::empty()).map(|(count, _)| count))
 }
 
@@ -79,16 +79,16 @@ pub(super) fn receive_two(
     socket: &TcpStream,
     first: &mut [u8],
     second: &mut [u8],
-) -> Result<Received, Errno> {
+) -> Result<SocketRead, Errno> {
     received(rustix::io::readv(socket, &mut [IoSliceMut::new(first), IoSliceMut::new(second)]))
 }
 
 #[inline]
-fn received(read: Result<usize, Errno>) -> Result<Received, Errno> {
+fn received(read: Result<usize, Errno>) -> Result<SocketRead, Errno> {
     match read {
-        Ok(0) => Ok(Received::End),
-        Ok(count) => Ok(Received::Bytes(count)),
-        Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
+        Ok(0) => Ok(SocketRead::End),
+        Ok(count) => Ok(SocketRead::Bytes(count)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(SocketRead::Nothing),
         Err(error) => Err(error),
     }
 }

@@ -1,12 +1,12 @@
 //! One link: its polls, and how it ends. `post` has the operations of its owner.
 
-use super::frame::{Carrier, Frame, FrameTarget, GoodbyeReason};
+use super::frame::{Frame, FrameTarget, GoodbyeReason, PayloadCarrier};
 use super::grants::{MAX_GRANTS, TcpGrants};
-use super::inbox::Inbox;
-use super::incoming::{Incoming, Progress, Purpose};
-use super::io::{Received, Sockets};
+use super::incoming::{IncomingPayload, PayloadPurpose, Progress};
+use super::io::{SocketRead, Sockets};
 use super::outgoing::Outgoing;
-use super::reads::{Answers, PendingReads, ReadAnswer};
+use super::reads::{Answers, TcpPendingReads, TcpReadAnswer};
+use super::receive_buffer::ReceiveBuffer;
 use super::violation::TcpViolation;
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
 use crate::memory::{Pool, Tensor};
@@ -25,7 +25,7 @@ pub(super) static NOTHING: LinkLimits =
     LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 #[derive(Debug)]
-enum TcpLinkPhase {
+pub(super) enum TcpLinkPhase {
     Up,
     /// The peer sends on a bulk connection no more: what the main one still has is of no use, but
     /// for the reason.
@@ -37,7 +37,7 @@ enum TcpLinkPhase {
 
 /// How the main connection has ended.
 #[derive(Clone, Copy, Debug)]
-enum MainEnd {
+pub(super) enum MainEnd {
     Closed,
     Broken(Errno),
 }
@@ -53,7 +53,7 @@ pub(super) struct HeldWrite {
 }
 
 /// What a handshake leaves to make a link of.
-pub(super) struct LinkParts {
+pub(super) struct TcpLinkParts {
     pub sockets: Sockets,
     pub pool: Pool,
     /// The peer's process.
@@ -68,22 +68,22 @@ pub(super) struct TcpLinkInner {
     pub limits: LinkLimits,
     pub id: LinkId,
     pub pool: Pool,
-    phase: TcpLinkPhase,
+    pub phase: TcpLinkPhase,
     pid: u32,
     peer: SocketAddr,
     poll_bytes: u64,
     pub out: Outgoing,
-    inbox: Inbox,
-    incoming: Option<Incoming>,
+    pub received: ReceiveBuffer,
+    pub incoming: Option<IncomingPayload>,
     /// Payloads by bulk that were announced so far.
     bulk_number: u64,
     /// Bytes of a payload that is of no use.
     skip: u64,
-    main_end: Option<MainEnd>,
+    pub main_end: Option<MainEnd>,
     /// Whether a read of the main connection may find something, as far as is known.
     pub may_read: bool,
     pub grants: TcpGrants,
-    pub reads: PendingReads,
+    pub reads: TcpPendingReads,
     answers: Answers,
     pub held: VecDeque<HeldWrite>,
     /// Sent operations without a completion, whose places the next poll frees.
@@ -105,8 +105,8 @@ pub(super) struct TcpLinkInner {
 }
 
 impl TcpLinkInner {
-    pub(super) fn new(options: &LinkOptions, parts: LinkParts) -> Self {
-        let LinkParts { sockets, pool, pid, peer, main_bytes, poll_bytes } = parts;
+    pub(super) fn new(options: &LinkOptions, parts: TcpLinkParts) -> Self {
+        let TcpLinkParts { sockets, pool, pid, peer, main_bytes, poll_bytes } = parts;
         let depth = options.depth;
         TcpLinkInner {
             limits: LinkLimits {
@@ -124,14 +124,14 @@ impl TcpLinkInner {
             peer,
             poll_bytes,
             out: Outgoing::new(sockets, depth, main_bytes),
-            inbox: Inbox::default(),
+            received: ReceiveBuffer::default(),
             incoming: None,
             bulk_number: 0,
             skip: 0,
             main_end: None,
             may_read: true,
             grants: TcpGrants::default(),
-            reads: PendingReads::new(depth),
+            reads: TcpPendingReads::new(depth),
             answers: Answers::new(depth),
             held: VecDeque::with_capacity(depth as usize),
             sent: 0,
@@ -179,7 +179,7 @@ impl TcpLinkInner {
     }
 
     #[inline]
-    fn has_output(&self) -> bool {
+    pub(super) fn has_output(&self) -> bool {
         !self.out.is_done() || !self.answers.is_empty() || self.unsent_credits.is_some()
     }
 
@@ -197,7 +197,7 @@ impl TcpLinkInner {
     fn retire(&mut self, out: &mut Completions) {
         self.sent = 0;
         if !self.ends.is_empty() {
-            let (sent, _) = self.out.outbox.progress();
+            let (sent, _) = self.out.unsent.progress();
             while self.ends.pop_front_if(|end| *end <= sent).is_some() {}
         }
         while self.held.pop_front_if(|write| write.is_sent).is_some() {
@@ -224,21 +224,21 @@ impl TcpLinkInner {
             self.fill();
         }
         self.has_completion()
-            || !self.inbox.bytes().is_empty() && self.incoming.is_none()
+            || !self.received.bytes().is_empty() && self.incoming.is_none()
             || self.main_end.is_some()
             || self.may_read
             || self.out.error().is_some()
     }
 
     /// Reads what is there on the main connection, once.
-    fn fill(&mut self) -> bool {
+    pub(super) fn fill(&mut self) -> bool {
         if self.main_end.is_some() {
             return false;
         }
-        match self.inbox.fill(&self.out.sockets.main) {
-            Ok(Received::Bytes(_)) => return true,
-            Ok(Received::Nothing) => self.may_read = self.inbox.is_full(),
-            Ok(Received::End) => self.main_end = Some(MainEnd::Closed),
+        match self.received.fill(&self.out.sockets.main) {
+            Ok(SocketRead::Bytes(_)) => return true,
+            Ok(SocketRead::Nothing) => self.may_read = self.received.is_full(),
+            Ok(SocketRead::End) => self.main_end = Some(MainEnd::Closed),
             Err(error) => self.main_end = Some(MainEnd::Broken(error)),
         }
         false
@@ -268,16 +268,18 @@ impl TcpLinkInner {
             if let Some(end) = self.main_end {
                 return Err(self.ended(end));
             }
-            if reads == POLL_READS || reads > 0 && !self.inbox.is_full() && self.inbox.bytes().is_empty() {
+            if reads == POLL_READS
+                || reads > 0 && !self.received.is_full() && self.received.bytes().is_empty()
+            {
                 return Ok(any);
             }
             reads += 1;
-            let had = self.inbox.bytes().len();
+            let had = self.received.bytes().len();
             if !self.fill() && self.main_end.is_none() {
                 self.check_sending()?;
                 return Ok(any);
             }
-            any |= self.inbox.bytes().len() > had;
+            any |= self.received.bytes().len() > had;
         }
     }
 
@@ -292,11 +294,11 @@ impl TcpLinkInner {
     /// Handles the next frame, if its header is complete.
     #[inline]
     fn next_frame(&mut self, out: &mut Completions) -> Result<bool, LinkFailure> {
-        let bytes = self.inbox.bytes();
+        let bytes = self.received.bytes();
         if self.skip > 0 {
             let count = self.skip.min(bytes.len() as u64);
             self.skip -= count;
-            self.inbox.consume(count as usize);
+            self.received.consume(count as usize);
             return Ok(count > 0);
         }
         let Some((frame, header)) = Frame::decode(bytes)? else { return Ok(false) };
@@ -306,10 +308,10 @@ impl TcpLinkInner {
                 self.receives = self.receives.checked_sub(1).ok_or(LinkFailure::NoReceive)?;
                 out.push_message(self.id, message);
             }
-            self.inbox.consume(header + len);
+            self.received.consume(header + len);
             return Ok(true);
         }
-        self.inbox.consume(header);
+        self.received.consume(header);
         self.handle(frame)?;
         Ok(true)
     }
@@ -322,15 +324,15 @@ impl TcpLinkInner {
         match frame {
             Frame::Send { .. } => {}
             Frame::Credits { returned } => self.credits = returned,
-            Frame::Goodbye { reason } => return Err(self.farewell(reason)),
+            Frame::Goodbye { reason } => return Err(self.goodbye(reason)),
             Frame::Write { target, len, immediate, by } => {
                 // Before anything is written.
                 if immediate.is_some() && self.receives == 0 {
                     return Err(LinkFailure::NoReceive);
                 }
-                self.expect(Purpose::Write { target, immediate }, len, by)?;
+                self.expect(PayloadPurpose::Write { target, immediate }, len, by)?;
             }
-            Frame::Answer { ticket, len, by } => self.expect(Purpose::Answer { ticket }, len, by)?,
+            Frame::Answer { ticket, len, by } => self.expect(PayloadPurpose::Answer { ticket }, len, by)?,
             Frame::Read { source, len, ticket } => self.asked(source, len, ticket)?,
         }
         Ok(())
@@ -338,8 +340,9 @@ impl TcpLinkInner {
 
     fn handle_when_cut(&mut self, frame: Frame) -> Result<(), LinkFailure> {
         match frame {
-            Frame::Goodbye { reason } => return Err(self.farewell(reason)),
-            Frame::Write { len, by: Carrier::Main, .. } | Frame::Answer { len, by: Carrier::Main, .. } => {
+            Frame::Goodbye { reason } => return Err(self.goodbye(reason)),
+            Frame::Write { len, by: PayloadCarrier::Main, .. }
+            | Frame::Answer { len, by: PayloadCarrier::Main, .. } => {
                 self.skip = len;
             }
             _ => {}
@@ -347,8 +350,8 @@ impl TcpLinkInner {
         Ok(())
     }
 
-    fn farewell(&self, reason: GoodbyeReason) -> LinkFailure {
-        if !self.inbox.bytes().is_empty() {
+    fn goodbye(&self, reason: GoodbyeReason) -> LinkFailure {
+        if !self.received.bytes().is_empty() {
             return TcpViolation::AfterGoodbye.into();
         }
         match reason {
@@ -362,10 +365,10 @@ impl TcpLinkInner {
     }
 
     /// Begins to receive a payload, if it is allowed.
-    fn expect(&mut self, purpose: Purpose, len: u64, by: Carrier) -> Result<(), LinkFailure> {
+    fn expect(&mut self, purpose: PayloadPurpose, len: u64, by: PayloadCarrier) -> Result<(), LinkFailure> {
         let number = self.bulk_number;
-        self.bulk_number += u64::from(by == Carrier::Bulk);
-        let incoming = Incoming::new(purpose, len, by, number);
+        self.bulk_number += u64::from(by == PayloadCarrier::Bulk);
+        let incoming = IncomingPayload::new(purpose, len, by, number);
         incoming.room(&mut self.grants, &mut self.reads)?;
         self.incoming = Some(incoming);
         Ok(())
@@ -381,7 +384,7 @@ impl TcpLinkInner {
             }
         };
         let queued = self.out.bulk.answers();
-        Ok(self.answers.add(ReadAnswer { ticket, len, source }, queued)?)
+        Ok(self.answers.add(TcpReadAnswer { ticket, len, source }, queued)?)
     }
 
     /// Receives more of the present payload. Returns whether that was the rest.
@@ -389,7 +392,7 @@ impl TcpLinkInner {
     fn pull(&mut self, budget: &mut u64, out: &mut Completions) -> Result<bool, LinkFailure> {
         let Some(incoming) = &mut self.incoming else { return Ok(true) };
         let room = incoming.room(&mut self.grants, &mut self.reads)?;
-        let pulled = incoming.pull(room, &mut self.inbox, &self.out.sockets, budget);
+        let pulled = incoming.pull(room, &mut self.received, &self.out.sockets, budget);
         match pulled {
             Ok(Progress::Complete) => {}
             Ok(Progress::More | Progress::Waiting) => {
@@ -411,18 +414,23 @@ impl TcpLinkInner {
                 return Ok(true);
             }
         }
-        let Incoming { purpose, len, .. } = *incoming;
+        let IncomingPayload { purpose, len, .. } = *incoming;
         self.incoming = None;
         self.landed(purpose, len, out)?;
         Ok(true)
     }
 
     #[inline]
-    fn landed(&mut self, purpose: Purpose, len: u64, out: &mut Completions) -> Result<(), LinkFailure> {
+    fn landed(
+        &mut self,
+        purpose: PayloadPurpose,
+        len: u64,
+        out: &mut Completions,
+    ) -> Result<(), LinkFailure> {
         match purpose {
-            Purpose::Write { immediate: None, .. } => {}
-            Purpose::Write { immediate: Some(immediate), .. } => self.signal(immediate, len, out)?,
-            Purpose::Answer { .. } => {
+            PayloadPurpose::Write { immediate: None, .. } => {}
+            PayloadPurpose::Write { immediate: Some(immediate), .. } => self.signal(immediate, len, out)?,
+            PayloadPurpose::Answer { .. } => {
                 if let Some(target) = self.reads.take() {
                     out.push(self.id, Event::ReadDone { target });
                 }
@@ -465,7 +473,7 @@ impl TcpLinkInner {
 
     fn post_answers(&mut self) {
         while let Some(answer) = self.answers.front() {
-            let &ReadAnswer { ticket, len, ref source } = answer;
+            let &TcpReadAnswer { ticket, len, ref source } = answer;
             if !self.out.has_room(len) {
                 return;
             }
@@ -483,7 +491,7 @@ impl TcpLinkInner {
         if !self.is_up() {
             return;
         }
-        if self.out.outbox.has_room_for_last(super::frame::SHORT_HEADER + super::frame::LONG_HEADER) {
+        if self.out.unsent.has_room_for_last(super::frame::SHORT_HEADER + super::frame::LONG_HEADER) {
             self.out.post(Frame::Credits { returned }, &[]);
         } else {
             self.unsent_credits = Some(returned);
@@ -516,7 +524,7 @@ impl TcpLinkInner {
 
     /// Ends the main connection once all is sent.
     fn finish_leaving(&mut self) {
-        self.out.outbox.flush(&self.out.sockets.main);
+        self.out.unsent.flush(&self.out.sockets.main);
         if self.out.is_done() {
             self.out.sockets.shut_down();
         }
@@ -587,40 +595,5 @@ impl TcpLinkInner {
             self.out.say_goodbye(GoodbyeReason::Closed);
             self.out.pump(u64::MAX);
         }
-    }
-
-    /// The next message, if it is complete, the next to be handled, and has a receive. Its header's
-    /// and its own length come with it.
-    #[inline]
-    pub(super) fn next_message(&mut self) -> Option<Option<(&[u8], usize)>> {
-        let is_plain = matches!(self.phase, TcpLinkPhase::Up)
-            && self.incoming.is_none()
-            && self.receives > 0
-            && self.main_end.is_none()
-            && !self.has_output()
-            && !self.has_completion();
-        if !is_plain {
-            return None;
-        }
-        if self.inbox.bytes().is_empty() && !self.fill() {
-            return if self.main_end.is_some() || self.out.error().is_some() { None } else { Some(None) };
-        }
-        let bytes = self.inbox.bytes();
-        match Frame::decode(bytes) {
-            Ok(Some((Frame::Send { len }, header))) => {
-                Some(Some((bytes.get(header..header + len)?, header + len)))
-            }
-            _ => None,
-        }
-    }
-
-    /// Takes the message of [`TcpLinkInner::next_message`].
-    #[inline]
-    pub(super) fn take_message(&mut self, bytes: usize) {
-        self.inbox.consume(bytes);
-        self.receives = self.receives.saturating_sub(1);
-        self.quiet_polls = 0;
-        // Its place is free: a look is a poll as well.
-        self.sent = 0;
     }
 }

@@ -6,7 +6,7 @@
 
 use super::link::TcpLinkInner;
 use super::options::refuse;
-use super::watcher::WatchedPort;
+use super::watcher::PortWatch;
 use crate::fabric::{Completions, FabricError, LinkId};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
@@ -26,15 +26,15 @@ const EVENTS: usize = 64;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 #[derive(Default)]
-struct LinkPlace {
+struct TcpLinkPlace {
     link: Option<Box<TcpLinkInner>>,
     /// Links that have had this place before.
     before: u32,
 }
 
 #[derive(Default)]
-pub(super) struct PortLinks {
-    places: Vec<LinkPlace>,
+pub(super) struct TcpPortLinks {
+    places: Vec<TcpLinkPlace>,
     /// Free places, oldest first.
     free: VecDeque<u16>,
     /// Places of the active links.
@@ -47,7 +47,7 @@ fn place_of(id: LinkId) -> usize {
     id.0 as usize % PLACES
 }
 
-impl PortLinks {
+impl TcpPortLinks {
     /// Adds a link, active. No other link ever has the same id.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl PortLinks {
                 return Err((refuse("links of a port", PLACES as u64 + 1, allowed), link));
             }
             None => {
-                self.places.push(LinkPlace::default());
+                self.places.push(TcpLinkPlace::default());
                 self.places.len() - 1
             }
         };
@@ -80,7 +80,7 @@ impl PortLinks {
     }
 
     /// Takes a link out, and its connections out of the port's epoll.
-    pub(super) fn remove(&mut self, id: LinkId, watched: &WatchedPort) -> Option<Box<TcpLinkInner>> {
+    pub(super) fn remove(&mut self, id: LinkId, watched: &PortWatch) -> Option<Box<TcpLinkInner>> {
         self.get(id)?;
         let index = place_of(id);
         let place = &mut self.places[index];
@@ -132,7 +132,7 @@ impl PortLinks {
     }
 
     /// Adds all connections to the port's epoll.
-    pub(super) fn register(&mut self, watched: &WatchedPort) {
+    pub(super) fn register(&mut self, watched: &PortWatch) {
         let flags =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let links = self.places.iter_mut().filter_map(|place| place.link.as_deref_mut());
@@ -149,7 +149,7 @@ impl PortLinks {
     }
 
     /// Takes the events of the port's epoll. Their links become active.
-    pub(super) fn look(&mut self, watched: &WatchedPort) {
+    pub(super) fn look(&mut self, watched: &PortWatch) {
         loop {
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
             // An error is a signal.
@@ -176,7 +176,7 @@ impl PortLinks {
 
     /// Polls the active links, and looks for events of the others now and then.
     #[inline]
-    pub(super) fn poll(&mut self, watched: &WatchedPort, out: &mut Completions) {
+    pub(super) fn poll(&mut self, watched: &PortWatch, out: &mut Completions) {
         self.polls = self.polls.wrapping_add(1);
         if self.count > self.active.len() && (self.active.is_empty() || self.polls.is_multiple_of(LOOK_EVERY))
         {

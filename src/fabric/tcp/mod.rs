@@ -16,9 +16,9 @@
 //! | `options`, `failure`, `violation` | settings, errors, the rules that a peer can break |
 //! | `connect`, `endpoint` | how a link is made |
 //! | `frame` | what the main connection carries |
-//! | `io`, `outbox`, `bulk`, `outgoing` | sending |
-//! | `inbox`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
-//! | `link`, `post`, `links`, `port` | links and ports |
+//! | `io`, `send_buffer`, `bulk`, `outgoing` | sending |
+//! | `receive_buffer`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
+//! | `link`, `post`, `short`, `links`, `port` | links and ports |
 //! | `watcher`, `sleeper` | sleeping, and the end of links that were detached |
 mod bulk;
 mod connect;
@@ -26,17 +26,18 @@ mod endpoint;
 mod failure;
 mod frame;
 mod grants;
-mod inbox;
 mod incoming;
 mod io;
 mod link;
 mod links;
 mod options;
-mod outbox;
 mod outgoing;
 mod port;
 mod post;
 mod reads;
+mod receive_buffer;
+mod send_buffer;
+mod short;
 mod sleeper;
 #[cfg(any(test, feature = "fuzzing"))]
 mod testing;
@@ -91,9 +92,9 @@ impl TcpFabric {
         Ok(TcpFabric { shared: Arc::new(shared) })
     }
 
-    /// As [`Fabric::port`], with a notifier of the caller's: it is called instead of ending the
-    /// sleep of the port's own [`TcpSleeper`], when something has come for the armed port. For a
-    /// poller with ports of several fabrics and one place to sleep.
+    /// As [`Fabric::port`], with a notifier of the caller's. It is called when something has come
+    /// for the armed port, and the sleep of the port's own [`TcpSleeper`] goes on. For a poller
+    /// with ports of several fabrics and one place to sleep.
     ///
     /// The watcher's thread calls it, and the poller's own thread: it must not block, and not call
     /// the port.

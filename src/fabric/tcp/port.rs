@@ -1,9 +1,9 @@
 //! The port: the links that one poller owns.
 
 use super::link::{NOTHING, TcpLinkInner};
-use super::links::PortLinks;
+use super::links::TcpPortLinks;
 use super::sleeper::TcpSleeper;
-use super::watcher::{Notifier, WatchedPort, Watcher};
+use super::watcher::{Notifier, PortWatch, Watcher};
 use super::{TcpShared, finish};
 use crate::fabric::{
     Accept, Completions, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, NextMessage, Port,
@@ -43,8 +43,8 @@ impl Drop for TcpLink {
 /// some polls look at. A link that was detached, or never was this port's, behaves as one that is
 /// down.
 pub struct TcpPort {
-    links: PortLinks,
-    watched: WatchedPort,
+    links: TcpPortLinks,
+    watched: PortWatch,
     sleeper: TcpSleeper,
     /// Whether an event is to end the sleep of the port's sleepers.
     is_armed: bool,
@@ -61,7 +61,7 @@ impl TcpPort {
         let notifier = notifier.unwrap_or_else(|| Arc::new(move || own.notify()));
         let watched = shared.watcher.get()?.watch(notifier)?;
         Ok(TcpPort {
-            links: PortLinks::default(),
+            links: TcpPortLinks::default(),
             watched,
             sleeper,
             is_armed: false,

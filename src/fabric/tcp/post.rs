@@ -3,7 +3,7 @@
 use super::frame::{Frame, FrameTarget};
 use super::grants::TcpGranted;
 use super::link::{HeldWrite, TcpLinkInner};
-use super::reads::PendingRead;
+use super::reads::TcpPendingRead;
 use crate::fabric::{MAX_MESSAGE, PostError};
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate};
@@ -25,10 +25,10 @@ impl TcpLinkInner {
     /// Notes an operation without a completion, whose frame is posted.
     #[inline]
     fn posted(&mut self) {
-        if self.out.outbox.is_empty() {
+        if self.out.unsent.is_empty() {
             self.sent += 1;
         } else {
-            self.ends.push_back(self.out.outbox.progress().1);
+            self.ends.push_back(self.out.unsent.progress().1);
         }
     }
 
@@ -60,7 +60,7 @@ impl TcpLinkInner {
         }
         let target = target(grant, bytes.len() as u64)?;
         self.room(bytes.len() as u64)?;
-        let by = super::frame::Carrier::Main;
+        let by = super::frame::PayloadCarrier::Main;
         let header = Frame::Write { target, len: bytes.len() as u64, immediate, by }.header();
         let mut frame = [0; super::frame::LONG_HEADER + MAX_MESSAGE];
         let len = header.len() + bytes.len();
@@ -99,7 +99,7 @@ impl TcpLinkInner {
             return Err((error, target));
         }
         let ticket = self.reads.next_ticket();
-        self.reads.add(PendingRead { target, len });
+        self.reads.add(TcpPendingRead { target, len });
         self.out.post(Frame::Read { source: FrameTarget::from(source), len, ticket }, &[]);
         Ok(())
     }

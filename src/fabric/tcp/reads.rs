@@ -6,34 +6,34 @@ use std::collections::VecDeque;
 
 /// A read of this side.
 #[derive(Debug)]
-pub(super) struct PendingRead {
+pub(super) struct TcpPendingRead {
     pub target: TensorMut,
     pub len: u64,
 }
 
 /// The reads of this side. They are answered in their order.
 #[derive(Debug)]
-pub(super) struct PendingReads {
-    reads: VecDeque<PendingRead>,
+pub(super) struct TcpPendingReads {
+    reads: VecDeque<TcpPendingRead>,
     /// Ticket of the first one.
     first: u32,
 }
 
-impl PendingReads {
+impl TcpPendingReads {
     pub(super) fn new(depth: u32) -> Self {
-        PendingReads { reads: VecDeque::with_capacity(depth as usize), first: 0 }
+        TcpPendingReads { reads: VecDeque::with_capacity(depth as usize), first: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
         self.reads.len()
     }
 
-    /// The ticket of the next read.
+    /// Modulo 2^32.
     pub(super) fn next_ticket(&self) -> u32 {
         self.first.wrapping_add(self.reads.len() as u32)
     }
 
-    pub(super) fn add(&mut self, read: PendingRead) {
+    pub(super) fn add(&mut self, read: TcpPendingRead) {
         self.reads.push_back(read);
     }
 
@@ -68,7 +68,7 @@ impl PendingReads {
 
 /// An answer that is to be posted.
 #[derive(Debug)]
-pub(super) struct ReadAnswer {
+pub(super) struct TcpReadAnswer {
     pub ticket: u32,
     pub len: u64,
     /// The tensor, and where the bytes start in it; `None` for no bytes.
@@ -78,7 +78,7 @@ pub(super) struct ReadAnswer {
 /// Reads of the peer that this side has to answer, as many as the peer may have under way.
 #[derive(Debug)]
 pub(super) struct Answers {
-    waiting: VecDeque<ReadAnswer>,
+    waiting: VecDeque<TcpReadAnswer>,
     most: usize,
 }
 
@@ -95,7 +95,7 @@ impl Answers {
     ///
     /// # Errors
     /// If the peer has more reads under way than it may.
-    pub(super) fn add(&mut self, answer: ReadAnswer, queued: usize) -> Result<(), TcpViolation> {
+    pub(super) fn add(&mut self, answer: TcpReadAnswer, queued: usize) -> Result<(), TcpViolation> {
         if self.waiting.len() + queued >= self.most {
             return Err(TcpViolation::TooManyReads(self.most));
         }
@@ -103,7 +103,7 @@ impl Answers {
         Ok(())
     }
 
-    pub(super) fn front(&self) -> Option<&ReadAnswer> {
+    pub(super) fn front(&self) -> Option<&TcpReadAnswer> {
         self.waiting.front()
     }
 

@@ -6,7 +6,7 @@ use crate::fabric::LinkFailure;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TcpViolation {
     #[error("it used a key for {len} bytes at {offset} of region {region}, {why}")]
-    Grant { region: u16, offset: u64, len: u64, why: GrantViolation },
+    Grant { region: u16, offset: u64, len: u64, why: TcpGrantViolation },
     #[error("it has more than {0} reads under way")]
     TooManyReads(usize),
     #[error("it answered read {answered}, where read {asked} was next")]
@@ -21,7 +21,7 @@ pub(super) enum TcpViolation {
 
 /// Why no grant allows an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum GrantViolation {
+pub(super) enum TcpGrantViolation {
     #[error("but there is no grant with that key, or it has been taken back")]
     UnknownKey,
     #[error("but that key is for another region")]

@@ -10,7 +10,7 @@
 #![allow(clippy::disallowed_types)] // tables that ports and links change when they are made or end
 
 use super::failure::{LIMITS, os};
-use super::io::{self, Received};
+use super::io::{self, SocketRead};
 use super::outgoing::Outgoing;
 use crate::fabric::FabricError;
 use crate::memory::ForkGuard;
@@ -39,7 +39,7 @@ const TICK_BYTES: u64 = 4 << 20;
 
 /// The watcher. Its thread starts with the first link, and ends when the last holder drops this.
 pub(super) struct Watcher {
-    shared: Arc<WatcherShared>,
+    shared: Arc<TcpWatcherShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -60,27 +60,27 @@ impl WatcherOfPorts {
     }
 }
 
-struct WatcherShared {
+struct TcpWatcherShared {
     epoll: OwnedFd,
     /// Readable when the thread is to look: a link was detached, or the thread is to end.
     changed: OwnedFd,
-    ports: Mutex<HashMap<u64, Arc<PortState>>>,
+    ports: Mutex<HashMap<u64, Arc<ArmedPort>>>,
     detached: Mutex<Vec<Outgoing>>,
     is_over: AtomicBool,
     /// A forked child inherits the descriptors, and must not touch them.
     fork_guard: ForkGuard,
 }
 
-struct PortState {
+struct ArmedPort {
     notify: Notifier,
     /// Whether the event that the port was armed for has come.
     has_fired: AtomicBool,
 }
 
 /// The epoll of a port.
-pub(super) struct WatchedPort {
+pub(super) struct PortWatch {
     pub watcher: Arc<Watcher>,
-    state: Arc<PortState>,
+    state: Arc<ArmedPort>,
     number: u64,
     /// Has the sockets of the port's links.
     pub epoll: OwnedFd,
@@ -95,7 +95,7 @@ impl Watcher {
             .map_err(|error| os("making an eventfd", error, LIMITS))?;
         epoll::add(&epoll, &changed, epoll::EventData::new_u64(CHANGED), epoll::EventFlags::IN)
             .map_err(|error| os("watching an eventfd", error, LIMITS))?;
-        let shared = Arc::new(WatcherShared {
+        let shared = Arc::new(TcpWatcherShared {
             epoll,
             changed,
             ports: Mutex::default(),
@@ -119,15 +119,15 @@ impl Watcher {
     }
 
     /// Watches a new port, whose events are told to `notify`.
-    pub(super) fn watch(self: &Arc<Self>, notify: Notifier) -> Result<WatchedPort, FabricError> {
+    pub(super) fn watch(self: &Arc<Self>, notify: Notifier) -> Result<PortWatch, FabricError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| os("making the epoll of a port", error, LIMITS))?;
-        let state = Arc::new(PortState { notify, has_fired: AtomicBool::new(false) });
+        let state = Arc::new(ArmedPort { notify, has_fired: AtomicBool::new(false) });
         let mut ports = self.shared.ports();
         let number = (1..).find(|number| !ports.contains_key(number)).unwrap_or(u64::MAX);
         ports.insert(number, Arc::clone(&state));
         drop(ports);
-        let port = WatchedPort { watcher: Arc::clone(self), state, number, epoll };
+        let port = PortWatch { watcher: Arc::clone(self), state, number, epoll };
         // Without a flag: not before it is armed.
         let flags = epoll::EventFlags::ONESHOT;
         epoll::add(&self.shared.epoll, &port.epoll, epoll::EventData::new_u64(number), flags)
@@ -165,7 +165,7 @@ impl Drop for Watcher {
     }
 }
 
-impl WatchedPort {
+impl PortWatch {
     /// The next event of the port's epoll is told to its notifier.
     pub(super) fn arm(&self) {
         self.state.has_fired.store(false, Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl WatchedPort {
     }
 }
 
-impl Drop for WatchedPort {
+impl Drop for PortWatch {
     fn drop(&mut self) {
         self.watcher.shared.ports().remove(&self.number);
         if !self.watcher.in_child() {
@@ -195,8 +195,8 @@ impl Drop for WatchedPort {
     }
 }
 
-impl WatcherShared {
-    fn ports(&self) -> MutexGuard<'_, HashMap<u64, Arc<PortState>>> {
+impl TcpWatcherShared {
+    fn ports(&self) -> MutexGuard<'_, HashMap<u64, Arc<ArmedPort>>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -288,9 +288,9 @@ fn has_ended(socket: &std::net::TcpStream) -> bool {
     let mut dropped = [0; 16 << 10];
     for _ in 0..TICK_BYTES / dropped.len() as u64 {
         match io::receive(socket, &mut dropped) {
-            Ok(Received::Bytes(_)) => {}
-            Ok(Received::Nothing) => return false,
-            Ok(Received::End) | Err(_) => return true,
+            Ok(SocketRead::Bytes(_)) => {}
+            Ok(SocketRead::Nothing) => return false,
+            Ok(SocketRead::End) | Err(_) => return true,
         }
     }
     false

@@ -90,7 +90,7 @@ impl TcpAddress {
     /// # Errors
     /// If it is no address of this version, or its values are out of range.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
-        let mut reader = ByteReader(bytes);
+        let mut reader = TcpByteReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
             return Err(peer(format!("its address of {} bytes is not one of this fabric", bytes.len())));
         }
@@ -114,9 +114,9 @@ impl TcpAddress {
 }
 
 /// Reads fields from the front of a peer's bytes.
-pub(super) struct ByteReader<'a>(pub &'a [u8]);
+pub(super) struct TcpByteReader<'a>(pub &'a [u8]);
 
-impl ByteReader<'_> {
+impl TcpByteReader<'_> {
     /// The next bytes, if there are so many.
     pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk::<N>()?;

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 /// The end of a wait.
 #[derive(Clone, Copy)]
-pub(crate) struct Deadline {
+pub(crate) struct ConnectDeadline {
     at: Option<Instant>,
     /// The timeout from which the deadline was made, for errors.
     pub after: Duration,
 }
 
-impl Deadline {
+impl ConnectDeadline {
     /// The deadline after a timeout. A timeout that is too long for the clock never ends.
     pub(crate) fn after(after: Duration) -> Self {
-        Deadline { at: Instant::now().checked_add(after), after }
+        ConnectDeadline { at: Instant::now().checked_add(after), after }
     }
 
     /// The time that is left: zero after the deadline. A day if it never comes.
@@ -30,7 +30,7 @@ impl Deadline {
     }
 
     /// The earlier of two.
-    pub(crate) fn or_earlier(self, other: Deadline) -> Deadline {
+    pub(crate) fn or_earlier(self, other: ConnectDeadline) -> ConnectDeadline {
         if other.left() < self.left() { other } else { self }
     }
 

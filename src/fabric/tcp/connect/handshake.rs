@@ -8,7 +8,7 @@ use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
-use super::deadline::Deadline;
+use super::deadline::ConnectDeadline;
 use super::hello::{BYTES, Hello, Speaker};
 use crate::fabric::{FabricError, FabricKind};
 use rustix::event::{PollFd, PollFlags};
@@ -31,7 +31,7 @@ pub(in super::super) struct LinkPlan<'a> {
     pub peer: &'a TcpAddress,
     /// Connections for bulk.
     pub streams: u8,
-    pub deadline: Deadline,
+    pub deadline: ConnectDeadline,
 }
 
 impl LinkPlan<'_> {
@@ -113,7 +113,7 @@ impl LinkPlan<'_> {
 
     /// Waits for the connections of the initiator.
     pub(in super::super) fn accept(&self, listener: &TcpListener) -> Result<Sockets, FabricError> {
-        let mut strangers: Vec<Stranger> = Vec::new();
+        let mut strangers: Vec<UnprovenConnection> = Vec::new();
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
         while accepted.iter().any(Option::is_none) {
             let until = strangers.iter().fold(self.deadline, |until, it| until.or_earlier(it.until));
@@ -131,7 +131,7 @@ impl LinkPlan<'_> {
             drop(fds);
             while strangers.len() < HALF_OPEN {
                 match listener.accept() {
-                    Ok((socket, _)) => strangers.extend(Stranger::new(socket)),
+                    Ok((socket, _)) => strangers.extend(UnprovenConnection::new(socket)),
                     Err(error) if is_own_limit(&error) => {
                         return Err(os("accepting a connection", error, LIMITS));
                     }
@@ -159,7 +159,7 @@ impl LinkPlan<'_> {
     }
 
     /// Takes a connection that said the right hello for a place that is free. Closes any other.
-    fn admit(&self, hello: &Hello, stranger: &mut Stranger, accepted: &mut [Option<TcpStream>]) {
+    fn admit(&self, hello: &Hello, stranger: &mut UnprovenConnection, accepted: &mut [Option<TcpStream>]) {
         let is_right = self.is_right(hello, Speaker::Initiator);
         let place = accepted.get_mut(usize::from(hello.stream)).filter(|place| place.is_none());
         match place {
@@ -171,7 +171,7 @@ impl LinkPlan<'_> {
         }
     }
 
-    fn wait(&self, fds: &mut [PollFd<'_>], until: Deadline) -> Result<bool, FabricError> {
+    fn wait(&self, fds: &mut [PollFd<'_>], until: ConnectDeadline) -> Result<bool, FabricError> {
         until.wait(fds).map_err(|error| os("waiting for a connection", error, LIMITS))
     }
 
@@ -225,16 +225,20 @@ fn list(addresses: &[SocketAddr]) -> String {
 }
 
 /// A connection that has not said its hello yet.
-struct Stranger {
+struct UnprovenConnection {
     socket: TcpStream,
     hello: PartialHello,
-    until: Deadline,
+    until: ConnectDeadline,
 }
 
-impl Stranger {
+impl UnprovenConnection {
     fn new(socket: TcpStream) -> Option<Self> {
         socket.set_nonblocking(true).ok()?;
-        Some(Stranger { socket, hello: PartialHello::default(), until: Deadline::after(HELLO_TIME) })
+        Some(UnprovenConnection {
+            socket,
+            hello: PartialHello::default(),
+            until: ConnectDeadline::after(HELLO_TIME),
+        })
     }
 }
 

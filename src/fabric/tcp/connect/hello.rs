@@ -1,6 +1,6 @@
 //! The first bytes of a connection, in each direction.
 
-use super::address::{ByteReader, Token, VERSION};
+use super::address::{TcpByteReader, Token, VERSION};
 
 const MAGIC: [u8; 8] = *b"twtcphlo";
 /// Bytes of a hello.
@@ -35,7 +35,7 @@ impl Hello {
 
     /// Decodes a hello. `None` for anything else.
     pub(in crate::fabric::tcp) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
-        let mut reader = ByteReader(bytes);
+        let mut reader = TcpByteReader(bytes);
         if reader.take::<8>()? != MAGIC || u16::from_le_bytes(reader.take()?) != VERSION {
             return None;
         }

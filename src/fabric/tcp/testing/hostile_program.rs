@@ -1,11 +1,11 @@
 //! A program for a hostile peer, read from arbitrary bytes. Property tests and the fuzz target run
 //! it.
 
-use super::hostile_peer::{Got, HostilePeer, Victim, meet};
+use super::hostile_peer::{Got, TcpHostilePeer, Victim, meet};
 use super::{pool, tensor, tensor_mut};
 use crate::fabric::Port;
 use crate::fabric::tcp::TcpOptions;
-use crate::fabric::tcp::frame::{Carrier, Frame, FrameTarget};
+use crate::fabric::tcp::frame::{Frame, FrameTarget, PayloadCarrier};
 use crate::wire::{Grant, Immediate, Slot};
 use std::io::Write;
 use std::net::Shutdown;
@@ -50,15 +50,15 @@ impl Program<'_> {
 }
 
 /// The victim with what it has granted, and the peer.
-struct Scene {
+struct ProgramScene {
     victim: Victim,
-    peer: HostilePeer,
+    peer: TcpHostilePeer,
     granted: Grant,
     exposed: Grant,
     is_down: bool,
 }
 
-impl Scene {
+impl ProgramScene {
     fn target(&self, program: &mut Program<'_>, to_read: bool) -> FrameTarget {
         let grant = if to_read { &self.exposed } else { &self.granted };
         FrameTarget {
@@ -69,7 +69,7 @@ impl Scene {
     }
 
     fn step(&mut self, program: &mut Program<'_>) {
-        let by = if program.byte() & 1 == 0 { Carrier::Main } else { Carrier::Bulk };
+        let by = if program.byte() & 1 == 0 { PayloadCarrier::Main } else { PayloadCarrier::Bulk };
         match program.byte() % 10 {
             0 => {
                 let count = usize::from(program.byte());
@@ -84,8 +84,8 @@ impl Scene {
                 let target = self.target(program, false);
                 self.peer.send(Frame::Write { target, len, immediate, by }, &[]);
                 match by {
-                    Carrier::Main => self.peer.send_raw(&payload),
-                    Carrier::Bulk => _ = self.peer.bulk[0].write_all(&payload),
+                    PayloadCarrier::Main => self.peer.send_raw(&payload),
+                    PayloadCarrier::Bulk => _ = self.peer.bulk[0].write_all(&payload),
                 }
             }
             2 => {
@@ -98,8 +98,8 @@ impl Scene {
                 let (ticket, len) = (program.forged(0) as u32, program.forged(32));
                 self.peer.send(Frame::Answer { ticket, len, by }, &[]);
                 match by {
-                    Carrier::Main => self.peer.send_raw(&payload),
-                    Carrier::Bulk => _ = self.peer.bulk[0].write_all(&payload),
+                    PayloadCarrier::Main => self.peer.send_raw(&payload),
+                    PayloadCarrier::Bulk => _ = self.peer.bulk[0].write_all(&payload),
                 }
             }
             4 => {
@@ -132,7 +132,7 @@ pub fn hostile_peer(bytes: &[u8]) {
     let canaries = [(); 2].map(|()| tensor(&pool, &[CANARY; TENSOR]));
     let (victim, peer) = meet(&pool, TcpOptions { main_bytes: 256, ..TcpOptions::default() });
     let link = victim.link;
-    let mut scene = Scene {
+    let mut scene = ProgramScene {
         victim,
         peer,
         granted: Grant { region: 0, key: 0, offset: 0, len: 0 },

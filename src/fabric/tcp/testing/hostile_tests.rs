@@ -1,12 +1,12 @@
-//! A hostile peer forges fields, sends garbage, cuts connections and reads nothing. Strangers try to
-//! take its place.
+//! A hostile peer forges fields, sends garbage, cuts connections and reads nothing. Strangers try
+//! to take its place.
 
-use super::hostile_peer::{DEPTH, Got, HostilePeer, TIMEOUT, Victim, another, meet, say_hello};
+use super::hostile_peer::{DEPTH, Got, TIMEOUT, TcpHostilePeer, Victim, another, meet, say_hello};
 use super::hostile_program::hostile_peer;
 use super::{pool, tensor, tensor_mut};
 use crate::fabric::forging::{ForgedField, changes, forgeries, image};
 use crate::fabric::tcp::connect::address::{TcpAddress, Token};
-use crate::fabric::tcp::frame::{Carrier, Frame, FrameTarget, GoodbyeReason};
+use crate::fabric::tcp::frame::{Frame, FrameTarget, GoodbyeReason, PayloadCarrier};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
 use crate::fabric::{Endpoint, Fabric, LinkFailure, LinkId, LinkOptions, Port, PostError, Role};
 use crate::memory::Pool;
@@ -41,13 +41,13 @@ fn immediate() -> Immediate {
 struct Scene {
     pool: Pool,
     victim: Victim,
-    peer: HostilePeer,
+    peer: TcpHostilePeer,
     granted: Grant,
     exposed: Grant,
     revoked: Grant,
     /// Of another link.
     other: Grant,
-    _others: (LinkId, HostilePeer, crate::memory::TensorMut),
+    _others: (LinkId, TcpHostilePeer, crate::memory::TensorMut),
 }
 
 fn scene(pool: &Pool) -> Scene {
@@ -113,7 +113,7 @@ fn forge(mut scene: Scene, changed: &[(&'static str, u64)], to_read: bool) -> bo
         scene.peer.send(Frame::Send { len: 0 }, &[]);
     } else {
         let payload = vec![HOSTILE; len.min(200) as usize];
-        let (target, immediate, by) = (FrameTarget::from(&named), Some(immediate()), Carrier::Main);
+        let (target, immediate, by) = (FrameTarget::from(&named), Some(immediate()), PayloadCarrier::Main);
         scene.peer.send(Frame::Write { target, len, immediate, by }, &payload);
         if is_allowed && len > 0 {
             let from = named.offset as usize;
@@ -168,7 +168,7 @@ fn garbage_ends_the_link_and_so_do_answers_that_nobody_asked_for() {
         peer.main.shutdown(Shutdown::Write).expect("open");
         is_protocol(&victim.until_down(), "it sent");
     }
-    for by in [Carrier::Main, Carrier::Bulk] {
+    for by in [PayloadCarrier::Main, PayloadCarrier::Bulk] {
         let (mut victim, mut peer) = meet(&pool, TcpOptions::default());
         peer.send(Frame::Answer { ticket: 0, len: 8, by }, &[0; 8]);
         is_protocol(&victim.until_down(), "none is under way");
@@ -177,7 +177,7 @@ fn garbage_ends_the_link_and_so_do_answers_that_nobody_asked_for() {
     for (ticket, len, text) in [(1, 8, "read 0 was next"), (0, u64::MAX, "a read of 8 bytes")] {
         let (mut victim, mut peer) = meet(&pool, TcpOptions::default());
         victim.port.read(victim.link, tensor_mut(&pool, 8), &nowhere).expect("posted");
-        peer.send(Frame::Answer { ticket, len, by: Carrier::Main }, &[0; 8]);
+        peer.send(Frame::Answer { ticket, len, by: PayloadCarrier::Main }, &[0; 8]);
         let got = victim.until_down();
         assert_eq!(got[0], Got::Failed);
         is_protocol(&got, text);
@@ -196,7 +196,7 @@ fn frames_that_come_byte_by_byte_are_handled_and_a_cut_one_is_not() {
         target: FrameTarget::from(&target),
         len: 8,
         immediate: Some(immediate()),
-        by: Carrier::Main,
+        by: PayloadCarrier::Main,
     };
     let stream = [&Frame::Send { len: 3 }.header()[..], b"abc", &write.header(), &[7; 8]].concat();
     let mut got = Vec::new();
@@ -284,7 +284,7 @@ fn bulk_that_is_cut_ends_the_link_with_the_reason_of_the_main_connection() {
         let (mut victim, mut peer) = meet(&pool, TcpOptions { main_bytes: 0, ..TcpOptions::default() });
         let target = victim.port.grant(victim.link, tensor_mut(&pool, 64)).expect("room");
         victim.port.post_receives(victim.link, 5);
-        let (target, by) = (FrameTarget::from(&target), Carrier::Bulk);
+        let (target, by) = (FrameTarget::from(&target), PayloadCarrier::Bulk);
         peer.send(Frame::Write { target, len: 64, immediate: Some(immediate()), by }, &[]);
         peer.bulk[0].write_all(&[7; 63]).expect("sent");
         peer.send(Frame::Send { len: 4 }, b"late");

@@ -14,7 +14,7 @@ const RESERVE: usize = 64;
 /// Unsent bytes of the main connection. A frame that was posted is sent to its end, whatever
 /// happens to the memory that it was made of.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct SendBuffer {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
@@ -24,11 +24,11 @@ pub(super) struct Outbox {
     broken: Option<Errno>,
 }
 
-impl Outbox {
+impl SendBuffer {
     /// An empty one, with room for a frame with a payload of `payload` bytes behind a batch.
     pub(super) fn new(payload: usize) -> Self {
         let bytes = vec![0; payload + 2 * BATCH_BYTES].into_boxed_slice();
-        Outbox { bytes, start: 0, end: 0, sent: 0, broken: None }
+        SendBuffer { bytes, start: 0, end: 0, sent: 0, broken: None }
     }
 
     /// Whether there is nothing to send.
@@ -55,7 +55,7 @@ impl Outbox {
         self.has_room_for_last(len + RESERVE)
     }
 
-    /// As [`Outbox::has_room`], for credits and goodbyes.
+    /// As [`SendBuffer::has_room`], for credits and goodbyes.
     #[inline]
     pub(super) fn has_room_for_last(&self, len: usize) -> bool {
         len <= self.bytes.len() - (self.end - self.start)

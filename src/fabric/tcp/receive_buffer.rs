@@ -1,6 +1,6 @@
 //! What the main connection has received and nobody has handled yet.
 
-use super::io::{self, Received};
+use super::io::{self, SocketRead};
 use rustix::io::Errno;
 use std::net::TcpStream;
 
@@ -8,21 +8,21 @@ use std::net::TcpStream;
 /// its destination, save for the part that comes with its header.
 const BYTES: usize = 8 << 10;
 
-/// Received bytes of the main connection.
+/// SocketRead bytes of the main connection.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct ReceiveBuffer {
     bytes: Box<[u8; BYTES]>,
     start: usize,
     end: usize,
 }
 
-impl Default for Inbox {
+impl Default for ReceiveBuffer {
     fn default() -> Self {
-        Inbox { bytes: Box::new([0; BYTES]), start: 0, end: 0 }
+        ReceiveBuffer { bytes: Box::new([0; BYTES]), start: 0, end: 0 }
     }
 }
 
-impl Inbox {
+impl ReceiveBuffer {
     /// The bytes that wait.
     #[inline]
     pub(super) fn bytes(&self) -> &[u8] {
@@ -50,35 +50,35 @@ impl Inbox {
     /// # Errors
     /// That of the connection.
     #[inline]
-    pub(super) fn fill(&mut self, socket: &TcpStream) -> Result<Received, Errno> {
+    pub(super) fn fill(&mut self, socket: &TcpStream) -> Result<SocketRead, Errno> {
         if self.start > 0 {
             // A part of a header, or nothing.
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.end == BYTES {
-            return Ok(Received::Nothing);
+            return Ok(SocketRead::Nothing);
         }
         let received = io::receive(socket, &mut self.bytes[self.end..])?;
-        if let Received::Bytes(count) = received {
+        if let SocketRead::Bytes(count) = received {
             self.end += count;
         }
         Ok(received)
     }
 
-    /// Reads into `room` and, if that is full, behind it into the inbox, which is empty. Returns
+    /// Reads into `room` and, if that is full, behind it into this buffer, which is empty. Returns
     /// how many bytes of `room` were read.
     ///
     /// # Errors
     /// That of the connection.
     #[inline]
-    pub(super) fn fill_behind(&mut self, socket: &TcpStream, room: &mut [u8]) -> Result<Received, Errno> {
+    pub(super) fn fill_behind(&mut self, socket: &TcpStream, room: &mut [u8]) -> Result<SocketRead, Errno> {
         debug_assert!(self.start == self.end);
         (self.start, self.end) = (0, 0);
         let received = io::receive_two(socket, room, &mut self.bytes[..])?;
-        let Received::Bytes(count) = received else { return Ok(received) };
+        let SocketRead::Bytes(count) = received else { return Ok(received) };
         self.end = count.saturating_sub(room.len());
-        Ok(Received::Bytes(count - self.end))
+        Ok(SocketRead::Bytes(count - self.end))
     }
 
     /// Whether the last read took all that its buffer had room for, so that there may be more.

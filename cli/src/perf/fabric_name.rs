@@ -1,0 +1,28 @@
+//! The fabrics of the tests by name.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A fabric by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum FabricName {
+    /// Shared memory
+    #[default]
+    Shm,
+    /// RDMA devices through libibverbs
+    Verbs,
+    /// TCP connections
+    Tcp,
+}
+
+impl fmt::Display for FabricName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FabricName::Shm => "shm",
+            FabricName::Verbs => "verbs",
+            FabricName::Tcp => "tcp",
+        })
+    }
+}
