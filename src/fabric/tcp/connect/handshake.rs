@@ -113,7 +113,7 @@ impl LinkPlan<'_> {
 
     /// Waits for the connections of the initiator.
     pub(in super::super) fn accept(&self, listener: &TcpListener) -> Result<Sockets, FabricError> {
-        let mut strangers: Vec<UnprovenConnection> = Vec::new();
+        let mut strangers: Vec<ArrivingConnection> = Vec::new();
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
         while accepted.iter().any(Option::is_none) {
             let until = strangers.iter().fold(self.deadline, |until, it| until.or_earlier(it.until));
@@ -131,7 +131,7 @@ impl LinkPlan<'_> {
             drop(fds);
             while strangers.len() < HALF_OPEN {
                 match listener.accept() {
-                    Ok((socket, _)) => strangers.extend(UnprovenConnection::new(socket)),
+                    Ok((socket, _)) => strangers.extend(ArrivingConnection::new(socket)),
                     Err(error) if is_own_limit(&error) => {
                         return Err(os("accepting a connection", error, LIMITS));
                     }
@@ -159,7 +159,7 @@ impl LinkPlan<'_> {
     }
 
     /// Takes a connection that said the right hello for a place that is free. Closes any other.
-    fn admit(&self, hello: &Hello, stranger: &mut UnprovenConnection, accepted: &mut [Option<TcpStream>]) {
+    fn admit(&self, hello: &Hello, stranger: &mut ArrivingConnection, accepted: &mut [Option<TcpStream>]) {
         let is_right = self.is_right(hello, Speaker::Initiator);
         let place = accepted.get_mut(usize::from(hello.stream)).filter(|place| place.is_none());
         match place {
@@ -225,16 +225,16 @@ fn list(addresses: &[SocketAddr]) -> String {
 }
 
 /// A connection that has not said its hello yet.
-struct UnprovenConnection {
+struct ArrivingConnection {
     socket: TcpStream,
     hello: PartialHello,
     until: ConnectDeadline,
 }
 
-impl UnprovenConnection {
+impl ArrivingConnection {
     fn new(socket: TcpStream) -> Option<Self> {
         socket.set_nonblocking(true).ok()?;
-        Some(UnprovenConnection {
+        Some(ArrivingConnection {
             socket,
             hello: PartialHello::default(),
             until: ConnectDeadline::after(HELLO_TIME),

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Polls within which something must come: some seconds.
-const POLLS: u32 = 3_000_000;
+pub(super) const POLLS: u32 = 3_000_000;
 
 /// Operations that the victim's link can have outstanding.
 pub(crate) const DEPTH: u32 = 16;
@@ -33,6 +33,7 @@ pub(crate) enum Got {
 
 /// The honest side.
 pub(crate) struct Victim {
+    #[cfg_attr(not(test), allow(dead_code, reason = "tests make more links of it"))]
     pub fabric: TcpFabric,
     pub port: TcpPort,
     pub link: LinkId,
@@ -126,17 +127,5 @@ impl Victim {
             std::thread::yield_now();
         }
         panic!("still up: {all:?}");
-    }
-
-    /// The next events, at least one.
-    pub(crate) fn next(&mut self) -> Vec<Got> {
-        for _ in 0..POLLS {
-            let got = self.poll();
-            if !got.is_empty() {
-                return got;
-            }
-            std::thread::yield_now();
-        }
-        panic!("nothing came");
     }
 }

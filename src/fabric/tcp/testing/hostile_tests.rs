@@ -1,7 +1,7 @@
 //! A hostile peer forges fields, sends garbage, cuts connections and reads nothing. Strangers try
 //! to take its place.
 
-use super::hostile_peer::{DEPTH, Got, TIMEOUT, TcpHostilePeer, Victim, another, meet, say_hello};
+use super::hostile_peer::{DEPTH, Got, POLLS, TIMEOUT, TcpHostilePeer, Victim, another, meet, say_hello};
 use super::hostile_program::hostile_peer;
 use super::{pool, tensor, tensor_mut};
 use crate::fabric::forging::{ForgedField, changes, forgeries, image};
@@ -20,6 +20,20 @@ use std::time::{Duration, Instant};
 const GRANTED: u64 = 64;
 const PART: u64 = 32;
 const HOSTILE: u8 = 0x77;
+
+impl Victim {
+    /// The next events, at least one.
+    fn next(&mut self) -> Vec<Got> {
+        for _ in 0..POLLS {
+            let got = self.poll();
+            if !got.is_empty() {
+                return got;
+            }
+            std::thread::yield_now();
+        }
+        panic!("nothing came");
+    }
+}
 
 fn down(got: &[Got]) -> &LinkFailure {
     match got.last() {
