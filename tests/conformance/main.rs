@@ -10,6 +10,7 @@ mod fake;
 mod harness;
 mod holding;
 mod many;
+mod multi;
 mod processes;
 mod rules;
 mod short;
@@ -99,6 +100,8 @@ impl Harness for SimWithoutLoans {
 
 conformance!(shm, Shm);
 conformance!(shm_in_small_polls, ShmSmallPolls);
+conformance!(multi_on_shm, multi::MultiShm);
+conformance!(multi_on_tcp, multi::MultiTcp);
 conformance!(sim, Sim);
 conformance!(sim_slow_in_small_polls, SimSmallPolls);
 conformance!(sim_without_loans, SimWithoutLoans);
