@@ -144,6 +144,30 @@ impl MultiPort {
     }
 }
 
+impl MultiPort {
+    #[inline(never)] // keeps the path of shared memory short
+    fn send_short_beside(
+        &mut self,
+        id: LinkId,
+        message: &UnreadMessage<impl Fn(usize) -> u64>,
+    ) -> Result<(), PostError> {
+        match (part_of(id), &mut self.verbs, &mut self.tcp) {
+            (VERBS, Some(verbs), _) => verbs.send_short(within_part(id), message),
+            (TCP, _, Some(tcp)) => tcp.send_short(within_part(id), message),
+            _ => Err(PostError::Down),
+        }
+    }
+
+    #[inline(never)] // keeps the path of shared memory short
+    fn take_short_beside<R>(&mut self, id: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
+        match (part_of(id), &mut self.verbs, &mut self.tcp) {
+            (VERBS, Some(verbs), _) => verbs.take_short(within_part(id), accept),
+            (TCP, _, Some(tcp)) => tcp.take_short(within_part(id), accept),
+            _ => ShortTake::Other,
+        }
+    }
+}
+
 #[cold]
 fn of_other_fabric(fabric: FabricKind) -> FabricError {
     FabricError::Unavailable { fabric, why: "the port of this link has no such part".into() }
@@ -291,18 +315,24 @@ impl Port for MultiPort {
         on_part!(self.as_mut, id, |port, link| port.send(link, bytes), Err(PostError::Down))
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn send_short(
         &mut self,
         id: LinkId,
         message: &UnreadMessage<impl Fn(usize) -> u64>,
     ) -> Result<(), PostError> {
-        on_part!(self.as_mut, id, |port, link| port.send_short(link, message), Err(PostError::Down))
+        match &mut self.shm {
+            Some(shm) if part_of(id) == SHM => shm.send_short(id, message),
+            _ => self.send_short_beside(id, message),
+        }
     }
 
     #[inline(always)] // on the short path
     fn take_short<R>(&mut self, id: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
-        on_part!(self.as_mut, id, |port, link| port.take_short(link, accept), ShortTake::Other)
+        match &mut self.shm {
+            Some(shm) if part_of(id) == SHM => shm.take_short(id, accept),
+            _ => self.take_short_beside(id, accept),
+        }
     }
 
     #[inline]
