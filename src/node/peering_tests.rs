@@ -189,8 +189,8 @@ fn an_offer_that_no_member_makes_is_refused() {
 
 #[test]
 fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
-    // Places of an address: a mark, the version, the boot, the network namespace, and the user.
-    let places = [("version", 8), ("another host", 10), ("network namespace", 26), ("as user", 34)];
+    // Places of an address: a mark, the version, the boot, and the user.
+    let places = [("version", 8), ("another host", 10), ("as user", 34)];
     let (a, b) = (side(0, 10), side(1, 20));
     for (what, place, code) in places
         .map(|(what, place)| (what, place, Code::FailedPrecondition))

@@ -10,8 +10,8 @@ use std::fmt;
 /// Descriptors of a process without peers: standard streams, event queues, the pool, the listener.
 const FILES: u64 = 15;
 /// Descriptors of a peer over a fabric. Each peer has a connection of the bootstrap service in each
-/// direction. Shared memory has its pool, its process and the link besides, and tcp two connections and
-/// a socket that listens.
+/// direction. Shared memory has its pool, its process and the link besides. Tcp has two connections
+/// and a socket that listens.
 const FILES_PER_PEER: [(FabricKind, u64); 3] =
     [(FabricKind::Shm, 5), (FabricKind::Verbs, 2), (FabricKind::Tcp, 5)];
 /// Descriptors that a link takes besides, while it is made.

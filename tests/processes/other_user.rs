@@ -13,7 +13,8 @@ fn join(cluster: &str, task: u32) -> (Node, String) {
     let mut secret = tempfile::NamedTempFile::new().expect("a file that no other user may read");
     secret.write_all(SECRET.as_bytes()).expect("written");
     let path = secret.path().to_str().expect("UTF-8");
-    let node = member(cluster, task).set("secret_file", path).start().expect("the node starts");
+    let node = member(cluster, task).set("fabric", "shm").set("secret_file", path);
+    let node = node.start().expect("the node starts");
     let began = Instant::now();
     let error = node.join().expect_err("the users differ").to_string();
     println!("w/{task} after {:?}: {error}", began.elapsed());
