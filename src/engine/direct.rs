@@ -26,6 +26,14 @@ pub trait DirectTake<P: Port, H: Handler<P>> {
     /// The result.
     type Taken;
 
+    /// Takes the result if it is the next message and nothing else is to be done for it. The first
+    /// thing that a wait tries.
+    #[inline(always)] // on the short path
+    fn take_next(&mut self, handler: &mut H, links: &mut Links<P>) -> Option<Self::Taken> {
+        let _ = (handler, links);
+        None
+    }
+
     /// Takes the result if it has come.
     fn take(&mut self, handler: &mut H, links: &mut Links<P>) -> Option<Self::Taken>;
 
@@ -70,20 +78,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Ok(ran.is_some())
     }
 
-    /// Calls `take` once, if this thread gets the lock at once. `take` stores its result where the
-    /// caller finds it, and returns whether there is one.
-    #[inline]
-    pub fn take_direct(&self, take: impl FnOnce(&mut H, &mut Links<P>) -> bool) {
-        // A result that was stored counts, also if the poll fails.
-        let _ = self.with_poller_once(|poller| {
-            if poller.direct(take) && poller.count_result() {
-                self.poll_between_results(poller);
-            }
-        });
-    }
-
-    /// Polls until `wait` has its result or the timeout has passed. Calls [`DirectTake::take`] at
-    /// first and after each poll that brings something, and [`DirectTake::take_short`] in between.
+    /// Polls until `wait` has its result or the timeout has passed. Calls
+    /// [`DirectTake::take_next`], then [`DirectTake::take`], also after each poll that brings
+    /// something, and [`DirectTake::take_short`] in between.
     /// Leaves off if the lock is taken, or another thread submits a command. In adaptive mode it
     /// also leaves off after the spin budget, and before the first poll if a thread sleeps.
     #[inline]
@@ -94,9 +91,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     ) -> DirectWait<R> {
         let mut waited = DirectWait::Elsewhere(None);
         let ran = self.with_poller_once(|poller| {
-            waited = match poller.direct(|handler, links| wait.take(handler, links)) {
+            waited = match poller.direct(|handler, links| wait.take_next(handler, links)) {
                 Some(result) => DirectWait::Ready(result),
-                None => self.poll_for(poller, timeout, &mut wait),
+                None => self.take_or_poll(poller, timeout, &mut wait),
             };
             // A result that was stored counts, also if this poll fails.
             if let DirectWait::Ready(_) = waited
@@ -217,8 +214,21 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let _ = self.with_poller(|_| {});
     }
 
+    /// Takes a result that is not simply the next message, or polls for it.
+    #[inline(never)] // keeps the path of a message that is there short
+    fn take_or_poll<R>(
+        &self,
+        poller: &mut Poller<P, H>,
+        timeout: Duration,
+        wait: &mut impl DirectTake<P, H, Taken = R>,
+    ) -> DirectWait<R> {
+        match poller.direct(|handler, links| wait.take(handler, links)) {
+            Some(result) => DirectWait::Ready(result),
+            None => self.poll_for(poller, timeout, wait),
+        }
+    }
+
     /// Polls for a result that has not come yet.
-    #[inline(never)]
     fn poll_for<R>(
         &self,
         poller: &mut Poller<P, H>,

@@ -126,6 +126,7 @@ impl Matching {
     /// was asked for it. `expected` becomes the record that brings the value, for
     /// [`Matching::take_short`]. Beyond the limit of waiting receives the receive fails if
     /// `is_bounded`.
+    #[inline(always)] // on the short path of a batch
     pub fn receive_now(
         &mut self,
         lanes: &mut impl Lanes,
@@ -166,7 +167,7 @@ impl Matching {
     /// As [`Matching::receive_now`], for a value that takes more. `was_looked`: the next message
     /// was just looked at.
     #[inline(never)] // keeps the path above short
-    fn receive_any(
+    pub(super) fn receive_any(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key, is_bounded): OfEdge<'_, bool>,

@@ -86,9 +86,12 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         link.is_some_and(|link| self.links.window_to_receiver(link, message))
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
-        self.connections.present(peer).is_some_and(|link| self.links.send_short(link, record, tensor))
+        match self.connections.present(peer) {
+            Some(link) => self.links.send_short(link, record, tensor),
+            None => false,
+        }
     }
 
     fn land(
@@ -231,15 +234,17 @@ impl WindowHandler {
         })
     }
 
-    /// See [`Matching::receive_now`].
-    pub fn receive_now<P: Port>(
+    /// See [`Matching::receive_any`].
+    pub fn receive_any<P: Port>(
         &mut self,
         links: &mut Links<P>,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),
         receive: &mut DirectReceive,
         expected: &mut Option<ExpectedRecord>,
     ) -> Option<Result<(), Box<Error>>> {
-        self.with(links, |matching, lanes| matching.receive_now(lanes, (peer, key, true), receive, expected))
+        self.with(links, |matching, lanes| {
+            matching.receive_any(lanes, (peer, key, true), receive, (expected, false))
+        })
     }
 
     /// See [`Matching::take_short`].

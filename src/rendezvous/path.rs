@@ -121,10 +121,6 @@ pub trait RemotePath: Send + Sync {
         limit: usize,
     ) -> Result<DirectSend, Unusable>;
 
-    /// Takes a tensor of a peer on the poller itself, if it is the next message and nothing else is
-    /// to be done for it. The receive has got it then.
-    fn receive_short(&self, peer: PeerIndex, key: TensorKeyRef<'_>, receive: &mut DirectReceive);
-
     /// Waits for a tensor of a peer on the poller itself, without a command. A receive that is
     /// ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
@@ -274,10 +270,6 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         Ok(outcome)
     }
 
-    fn receive_short(&self, peer: PeerIndex, key: TensorKeyRef<'_>, receive: &mut DirectReceive) {
-        self.take_direct(|handler, links| handler.receive_short(links, (peer, key), receive));
-    }
-
     fn receive_direct(
         &self,
         peer: PeerIndex,
@@ -411,10 +403,14 @@ struct DirectTensor<'a> {
 impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
     type Taken = DirectEnd;
 
-    #[inline]
+    #[inline(always)] // on the short path
+    fn take_next(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
+        handler.receive_short(links, self.of, self.receive).then_some(Ok(()))
+    }
+
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
         let DirectTensor { of, receive, expected } = self;
-        handler.receive_now(links, *of, receive, expected)
+        handler.receive_any(links, *of, receive, expected)
     }
 
     #[inline]

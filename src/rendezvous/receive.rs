@@ -80,12 +80,7 @@ impl Step {
         {
             return DirectWait::Ready(Err(Box::new(error)));
         }
-        let (path, key) = (context.paths.of(peer), edge.key_ref(self.id));
-        path.receive_short(peer, key, receive);
-        match receive {
-            DirectReceive::Received(..) => DirectWait::Ready(Ok(())),
-            DirectReceive::Waiting(_) => path.receive_direct(peer, key, receive, timeout),
-        }
+        context.paths.of(peer).receive_direct(peer, edge.key_ref(self.id), receive, timeout)
     }
 
     /// Whether [`Step::check_receive`] finds no error. `false` decides nothing.

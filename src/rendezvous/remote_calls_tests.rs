@@ -91,8 +91,6 @@ impl RemotePath for Scripted {
         Ok(DirectSend::Elsewhere(value))
     }
 
-    fn receive_short(&self, _peer: PeerIndex, _key: TensorKeyRef<'_>, _receive: &mut DirectReceive) {}
-
     fn receive_direct(
         &self,
         _peer: PeerIndex,

@@ -59,7 +59,7 @@ impl ShmPort {
     }
 
     /// The link with this id. Opens its batch if the port has one open.
-    #[inline]
+    #[inline(always)] // on the short path
     fn link(&mut self, id: LinkId) -> Option<&mut ShmLinkInner> {
         let link = self.links.get_mut(id)?;
         if self.is_batching && link.rings.begin_batch() {
@@ -75,7 +75,8 @@ impl ShmPort {
         id: LinkId,
         post: impl FnOnce(&mut ShmLinkInner) -> Result<T, PostError>,
     ) -> Result<T, PostError> {
-        let posted = self.link(id).map_or(Err(PostError::Down), post);
+        let Some(link) = self.link(id) else { return Err(PostError::Down) };
+        let posted = post(link);
         if let Err(PostError::Down) = posted {
             self.links.activate_if_news(id);
         }
@@ -172,13 +173,19 @@ impl Port for ShmPort {
         self.post(link, |link| link.send(bytes))
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn send_short(
         &mut self,
         link: LinkId,
         message: &UnreadMessage<impl Fn(usize) -> u64>,
     ) -> Result<(), PostError> {
-        self.post(link, |link| link.send_short(message))
+        // Not by `post`: the compiler would not inline its closure.
+        let Some(found) = self.link(link) else { return Err(PostError::Down) };
+        let posted = found.send_short(message);
+        if let Err(PostError::Down) = posted {
+            self.links.activate_if_news(link);
+        }
+        posted
     }
 
     #[inline(always)] // on the short path

@@ -22,7 +22,7 @@ fn target(grant: &Grant, len: u64) -> Result<OrderTarget, PostError> {
 
 impl ShmLinkInner {
     /// The rings, if the link is up and they have room for an order.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(super) fn room(&mut self) -> Result<&mut Rings, PostError> {
         if !self.is_up() {
             return Err(PostError::Down);

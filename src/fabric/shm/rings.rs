@@ -116,7 +116,7 @@ impl Rings {
     }
 
     /// As [`Rings::post`], for an order of `count` words that its slot holds.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(super) fn post_short(&mut self, count: usize, word: impl Fn(usize) -> u64) {
         let ack = self.inc.ack();
         self.replies = true;

@@ -14,7 +14,7 @@ const LOOKS: u32 = 64;
 
 impl ShmLinkInner {
     /// As [`ShmLinkInner::send`].
-    #[inline]
+    #[inline(always)] // on the short path
     pub(super) fn send_short(
         &mut self,
         message: &UnreadMessage<impl Fn(usize) -> u64>,

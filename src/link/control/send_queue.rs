@@ -204,14 +204,14 @@ impl SendQueue {
     }
 
     /// Whether a post need not wait for others or for a receive of the peer.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn leaves_now<P: Port>(&mut self, port: &mut P) -> bool {
         self.queue.is_empty() && self.pack.is_empty() && self.has_credit(port)
     }
 
     /// Posts a short message, unless something waits or the post is refused. Returns whether it
     /// did.
-    #[inline]
+    #[inline(always)] // on the short path
     pub fn short<P: Port>(&mut self, port: &mut P, message: &UnreadMessage<impl Fn(usize) -> u64>) -> bool {
         let is_posted = self.leaves_now(port) && port.send_short(self.link, message).is_ok();
         self.sent = self.sent.wrapping_add(is_posted.into());

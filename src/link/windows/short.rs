@@ -16,7 +16,7 @@ use crate::wire::{ShortMessage, UnreadMessage};
 impl<P: Port> Links<P> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
     /// [`Links::window_to_receiver`] sends any value. A tensor that is lent is taken.
-    #[inline(always)] // on the short path
+    #[inline(never)] // one copy, so that the compiler inlines each of its parts
     pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         let Some(link) = self.links.get_mut(link) else { return false };
         link.send_short(&mut self.port, (&self.pool, &self.counters), record, tensor)
@@ -91,7 +91,7 @@ impl Link {
         self.send_plain(port, counters, PlainRecord { edge, n, step, meta, data })
     }
 
-    #[inline]
+    #[inline(always)] // on the short path
     fn send_plain<P: Port>(
         &mut self,
         port: &mut P,

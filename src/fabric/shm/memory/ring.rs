@@ -158,7 +158,7 @@ impl<R: StoreWords, L: LoadWords> Producer<R, L> {
 
     /// Goes to the next position, and makes its slot empty for the consumer. Returns whether it is
     /// a deep slot.
-    #[inline]
+    #[inline(always)] // on the short path
     fn choose_next(&mut self) -> bool {
         self.next += 1;
         let is_deep = self.next - self.acked >= u64::from(self.shape.hot);
