@@ -5,8 +5,8 @@ use std::time::Duration;
 
 /// Blocks threads while nothing arrives on a port's links. Clones share one state.
 ///
-/// This order loses no wake-up: read [`seen`](Sleeper::seen), [`arm`](super::Port::arm) the port, poll
-/// again, then sleep. A thread that leaves a wait must arm the port *after*
+/// This order loses no wake-up: read [`seen`](Sleeper::seen), [`arm`](super::Port::arm) the port,
+/// poll again, then sleep. A thread that leaves a wait must arm the port *after*
 /// [`exit_wait`](Sleeper::exit_wait). It must also handle the arrivals of the meantime, for which
 /// the background poller was not woken.
 pub trait Sleeper: Clone + Send + Sync + 'static {
