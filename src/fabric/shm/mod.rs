@@ -257,6 +257,7 @@ impl ShmEndpoint {
             options: &self.options,
             layout: &self.layout,
             token: self.token,
+            host: self.shared.host,
             uid: self.shared.uid,
             segment: self.segment.file(),
             doorbells: self.shared.doorbells.file(),

@@ -6,10 +6,10 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 
 /// Version of the address, the handshake and the segment's layout. They change together.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 
 const MAGIC: [u8; 8] = *b"twshmadr";
-const BYTES: usize = 8 + 2 + 16 + 8 + 4 + 4 + 16;
+const BYTES: usize = 8 + 2 + 16 + 8 + 8 + 4 + 4 + 16;
 
 /// A random number. It names an endpoint and its socket, so that no two endpoints meet by accident.
 /// The kernel lists the names of sockets to every user: it proves nothing, and is no secret.
@@ -22,6 +22,8 @@ pub(crate) struct HostId {
     boot: [u8; 16],
     /// The network namespace, which bounds abstract socket names.
     network: u64,
+    /// The PID namespace, which gives process ids their meaning.
+    pids: u64,
 }
 
 /// The host, user, process and socket of an endpoint.
@@ -48,13 +50,13 @@ impl HostId {
             }
         };
         const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-        const NETWORK: &str = "/proc/self/ns/net";
+        let namespace = |path| Ok::<_, FabricError>(std::fs::metadata(path).map_err(os(path))?.ino());
         let text = std::fs::read_to_string(BOOT).map_err(os(BOOT))?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
         let boot = u128::from_str_radix(&digits, 16)
             .map_err(|e| os(BOOT)(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
-        let network = std::fs::metadata(NETWORK).map_err(os(NETWORK))?.ino();
-        Ok(HostId { boot: boot.to_be_bytes(), network })
+        let (network, pids) = (namespace("/proc/self/ns/net")?, namespace("/proc/self/ns/pid")?);
+        Ok(HostId { boot: boot.to_be_bytes(), network, pids })
     }
 }
 
@@ -80,6 +82,11 @@ impl HostId {
     pub(crate) fn has_network_of(self, other: HostId) -> bool {
         self.network == other.network
     }
+
+    /// Whether a process id means the same process to both.
+    pub(crate) fn has_pids_of(self, other: HostId) -> bool {
+        self.boot == other.boot && self.pids == other.pids
+    }
 }
 
 impl ShmAddress {
@@ -90,6 +97,7 @@ impl ShmAddress {
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.host.boot);
         bytes.extend(self.host.network.to_le_bytes());
+        bytes.extend(self.host.pids.to_le_bytes());
         bytes.extend(self.uid.to_le_bytes());
         bytes.extend(self.pid.to_le_bytes());
         bytes.extend(self.token);
@@ -169,7 +177,9 @@ impl ByteReader<'_> {
 
     /// Decodes an address behind magic and version, to the end of the bytes.
     fn address(&mut self) -> Option<ShmAddress> {
-        let host = HostId { boot: self.take()?, network: u64::from_le_bytes(self.take()?) };
+        let boot = self.take()?;
+        let (network, pids) = (u64::from_le_bytes(self.take()?), u64::from_le_bytes(self.take()?));
+        let host = HostId { boot, network, pids };
         let uid = u32::from_le_bytes(self.take()?);
         let pid = u32::from_le_bytes(self.take()?);
         let token = self.take()?;
@@ -183,7 +193,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn address() -> ShmAddress {
-        let host = HostId { boot: [7; 16], network: 42 };
+        let host = HostId { boot: [7; 16], network: 42, pids: 43 };
         ShmAddress { host, uid: 1000, pid: 4711, token: [9; 16] }
     }
 
@@ -223,10 +233,13 @@ mod tests {
     fn another_host_or_user_is_refused_by_name() {
         let here = address().host;
         assert!(address().check_same_host(here, 1000).is_ok());
-        let other = HostId { boot: [8; 16], ..here };
-        assert!(why(address().check_same_host(other, 1000)).contains("another host"));
+        let other_boot = HostId { boot: [8; 16], ..here };
+        assert!(why(address().check_same_host(other_boot, 1000)).contains("another host"));
         let other = HostId { network: 43, ..here };
         assert!(address().check_same_host(other, 1000).is_ok(), "whether the socket is there is tried");
+        assert!(HostId { network: 43, ..here }.has_pids_of(here));
+        assert!(!HostId { pids: 44, ..here }.has_pids_of(here));
+        assert!(!other_boot.has_pids_of(here));
         let text = why(address().check_same_host(here, 7));
         assert!(text.contains("user 1000") && text.contains("user 7"), "{text}");
     }

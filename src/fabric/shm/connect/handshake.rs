@@ -6,7 +6,7 @@
 //! ends the handshake on both sides at once, and the error has both values. The acceptor rejects
 //! any other process that connects, and waits on.
 
-use super::address::{EndpointToken, ShmAddress, check_uid};
+use super::address::{EndpointToken, HostId, ShmAddress, check_uid};
 use super::hello::{HandshakeMessage, ShmHello};
 use super::socket::{self, Deadline, ReceiveFailure};
 use crate::fabric::shm::memory::layout::SegmentLayout;
@@ -28,6 +28,7 @@ pub(crate) struct LocalSide<'a> {
     pub options: &'a LinkOptions,
     pub layout: &'a SegmentLayout,
     pub token: EndpointToken,
+    pub host: HostId,
     pub uid: u32,
     pub segment: BorrowedFd<'a>,
     pub doorbells: BorrowedFd<'a>,
@@ -192,7 +193,7 @@ pub(crate) fn accept(
 ) -> Result<ShmPeer, FabricError> {
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut last_rejection = None;
-    let process = process_of(address);
+    let process = process_of(address, side.host)?;
     loop {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(candidates.iter().map(|candidate| PollFd::new(&candidate.socket, PollFlags::IN)));
@@ -226,15 +227,25 @@ pub(crate) fn accept(
                 candidates.remove(silent.unwrap_or(0));
             }
         } else if has_died {
-            return Err(refused(format!("its process {} has ended", address.pid)));
+            return Err(has_ended(address));
         }
     }
 }
 
 /// The expected peer's process, if it is visible from this PID namespace.
-fn process_of(address: &ShmAddress) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(address.pid).ok()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
+///
+/// # Errors
+/// If the process has ended.
+fn process_of(address: &ShmAddress, here: HostId) -> Result<Option<OwnedFd>, FabricError> {
+    let Some(pid) = i32::try_from(address.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH) if address.host.has_pids_of(here) => Err(has_ended(address)),
+        opened => Ok(opened.ok()),
+    }
+}
+
+fn has_ended(address: &ShmAddress) -> FabricError {
+    refused(format!("its process {} has ended", address.pid))
 }
 
 fn no_peer_came(last_rejection: Option<String>, deadline: Deadline) -> FabricError {

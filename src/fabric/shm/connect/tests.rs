@@ -284,3 +284,15 @@ fn an_acceptor_whose_peer_dies_on_the_way_does_not_wait_for_it() {
     });
     child.wait().expect("reaped");
 }
+
+#[test]
+fn an_acceptor_whose_peer_has_ended_and_was_reaped_does_not_wait_for_it() {
+    let acceptor = endpoint(&OPTIONS);
+    let mut child = std::process::Command::new("true").spawn().expect("true(1)");
+    child.wait().expect("reaped");
+    let peer = ShmAddress { pid: child.id(), token: [7; 16], ..address(&acceptor) }.to_bytes();
+    let began = Instant::now();
+    let why = why(acceptor.connect(Role::Acceptor, &peer, TIMEOUT));
+    assert!(why.contains(&format!("process {} has ended", child.id())), "{why}");
+    assert!(began.elapsed() < TIMEOUT / 2);
+}

@@ -71,6 +71,7 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
         options: &OPTIONS,
         layout: &layout,
         token,
+        host,
         uid,
         segment: segment.file(),
         doorbells: fabric.shared.doorbells.file(),
