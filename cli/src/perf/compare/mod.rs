@@ -49,7 +49,7 @@ pub struct CompareOptions {
     /// Which peers run
     #[arg(
         long, value_enum, value_delimiter = ',',
-        default_values_t = [Peer::UcxPosix, Peer::Ucx, Peer::UcxPut, Peer::Iceoryx2, Peer::Perftest]
+        default_values_t = [Peer::UcxPosix, Peer::Ucx, Peer::UcxPut, Peer::Iceoryx2, Peer::UcxTcp, Peer::Perftest]
     )]
     peers: Vec<Peer>,
     /// UCX's ucx_perftest [default: the variable UCX_PERFTEST, else the one on PATH]
@@ -127,7 +127,7 @@ impl CompareOptions {
     /// The program of the peer that the command line names.
     fn given(&self, peer: Peer) -> Option<&Path> {
         match peer {
-            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut => self.ucx.as_deref(),
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut | Peer::UcxTcp => self.ucx.as_deref(),
             Peer::Iceoryx2 => self.iceoryx2.as_deref(),
             Peer::Perftest => None,
         }
@@ -174,7 +174,7 @@ impl CompareRun<'_> {
     fn measure(&mut self) -> Result<(), CliError> {
         for bytes in self.sizes() {
             for &measure in &self.options.measures {
-                for fabric in ["shm", "verbs"] {
+                for fabric in ["shm", "tcp", "verbs"] {
                     let conditions = self.conditions(bytes);
                     if fabric == "shm" || !self.peers_on(fabric, measure).is_empty() {
                         self.turns(fabric, measure, &conditions)?;

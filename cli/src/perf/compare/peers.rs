@@ -26,6 +26,8 @@ pub enum Peer {
     Ucx,
     /// UCX's ucp_put_bw with UCX_TLS=posix, one-sided as our write_bw
     UcxPut,
+    /// UCX's tag_lat and tag_bw with UCX_TLS=tcp, over the loopback interface
+    UcxTcp,
     /// iceoryx2's benchmark-publish-subscribe, without copies, between two threads
     Iceoryx2,
     /// perftest's ib_write_lat and ib_write_bw, where there is an RDMA device
@@ -52,13 +54,14 @@ pub struct Call {
     pub client: Job,
 }
 
-/// Ours: `rendezvous_lat` and `write_bw` on shared memory, `write_lat` and `write_bw` on verbs.
+/// Ours: `rendezvous_lat` and `write_bw` on shared memory and TCP, `write_lat` and `write_bw` on
+/// verbs.
 pub fn ours(program: &Path, fabric: &str, measure: Measure, conditions: &Conditions, json: &Path) -> Job {
     let Conditions { bytes, iterations, .. } = conditions;
     let test = match (measure, fabric) {
         (Measure::Bandwidth, _) => "write_bw",
-        (Measure::Latency, "shm") => "rendezvous_lat",
-        (Measure::Latency, _) => "write_lat",
+        (Measure::Latency, "verbs") => "write_lat",
+        (Measure::Latency, _) => "rendezvous_lat",
     };
     let pool = POOL.max(bytes * POOL_SHARE);
     let mut job = Job::new(
@@ -68,12 +71,11 @@ pub fn ours(program: &Path, fabric: &str, measure: Measure, conditions: &Conditi
     let mut add = |more: &str| job.arguments.extend(more.split_whitespace().map(str::to_owned));
     let (turns, warmup) = (MIN_TURNS, conditions.warmup);
     add(&format!("--turns {turns} --warmup {warmup}"));
-    match (fabric, measure) {
-        ("shm", _) => {}
-        (_, Measure::Latency) => add("-t 256 -Q 1 -I 0"), // as ib_write_lat
-        (_, Measure::Bandwidth) => add("-t 128 -Q 32"),
-    }
-    if fabric != "shm" {
+    if fabric == "verbs" {
+        add(match measure {
+            Measure::Latency => "-t 256 -Q 1 -I 0", // as ib_write_lat
+            Measure::Bandwidth => "-t 128 -Q 32",
+        });
         device(conditions, &mut add);
     }
     if let (Some(profile), "rendezvous_lat") = (&conditions.profile, test) {
@@ -111,6 +113,7 @@ impl Peer {
             Peer::UcxPosix => "ucx-posix",
             Peer::Ucx => "ucx",
             Peer::UcxPut => "ucx-put",
+            Peer::UcxTcp => "ucx-tcp",
             Peer::Iceoryx2 => "iceoryx2",
             Peer::Perftest => "perftest",
         }
@@ -118,13 +121,17 @@ impl Peer {
 
     /// The fabric on which it is compared with ours.
     pub fn fabric(self) -> &'static str {
-        if self == Peer::Perftest { "verbs" } else { "shm" }
+        match self {
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut | Peer::Iceoryx2 => "shm",
+            Peer::UcxTcp => "tcp",
+            Peer::Perftest => "verbs",
+        }
     }
 
     /// Whether it measures this.
     pub fn has(self, measure: Measure) -> bool {
         match self {
-            Peer::UcxPosix | Peer::Ucx | Peer::Perftest => true,
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxTcp | Peer::Perftest => true,
             Peer::UcxPut => measure == Measure::Bandwidth,
             Peer::Iceoryx2 => measure == Measure::Latency,
         }
@@ -133,7 +140,7 @@ impl Peer {
     /// The program on `PATH`, the variable that names another one, and how to install it.
     fn source(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut => (
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut | Peer::UcxTcp => (
                 "ucx_perftest",
                 "UCX_PERFTEST",
                 "pip install libucx-cu12, then --ucx \"$(python3 -c 'import libucx; \
@@ -179,7 +186,9 @@ impl Peer {
     /// How it is called, with a port for its server.
     pub fn call(self, program: &Path, measure: Measure, conditions: &Conditions, port: u16) -> Call {
         match self {
-            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut => self.ucx(program, measure, conditions, port),
+            Peer::UcxPosix | Peer::Ucx | Peer::UcxPut | Peer::UcxTcp => {
+                self.ucx(program, measure, conditions, port)
+            }
             Peer::Iceoryx2 => Call { server: None, client: iceoryx2(program, conditions) },
             Peer::Perftest => perftest(program, measure, conditions, port),
         }
@@ -203,8 +212,17 @@ impl Peer {
             (_, Measure::Latency) => "tag_lat",
             (_, Measure::Bandwidth) => "tag_bw",
         };
-        let tls = (self != Peer::Ucx).then(|| "posix".into());
-        let mut variables = vec![("UCX_TLS", tls), ("UCX_WARN_UNUSED_ENV_VARS", Some("n".into()))];
+        let (transports, device) = match self {
+            Peer::Ucx => (None, None),
+            // Without it UCX takes the address of another interface, which is no faster.
+            Peer::UcxTcp => (Some("tcp"), Some("lo")),
+            _ => (Some("posix"), None),
+        };
+        let mut variables = vec![
+            ("UCX_TLS", transports.map(OsString::from)),
+            ("UCX_NET_DEVICES", device.map(OsString::from)),
+            ("UCX_WARN_UNUSED_ENV_VARS", Some("n".into())),
+        ];
         variables.extend(ucx_libraries(program).map(|folders| ("LD_LIBRARY_PATH", Some(folders))));
         let job = |host: &str, core: usize| {
             let arguments =
@@ -288,6 +306,10 @@ mod tests {
         let client = call.client.to_string();
         assert!(client.starts_with("UCX_TLS=posix ") && client.contains("-t ucp_put_bw"), "{client}");
 
+        let call = Peer::UcxTcp.call(Path::new("/u/ucx_perftest"), Measure::Latency, &conditions(), 5);
+        let client = call.client.to_string();
+        assert!(client.starts_with("UCX_TLS=tcp UCX_NET_DEVICES=lo "), "{client}");
+
         let call = Peer::Perftest.call(Path::new("/p/ib_write_lat"), Measure::Bandwidth, &conditions(), 5);
         let expected = "taskset -c 2 /p/ib_write_bw -F -p 5 -s 64 -n 100 -t 128 -Q 32 -d rxe0 -x 1 127.0.0.1";
         assert_eq!(call.client.to_string(), expected);
@@ -308,6 +330,8 @@ mod tests {
                         --warmup 10 --profile few-cores --cores 2,3 --json /j";
         assert_eq!(said("shm", Measure::Latency), expected);
         assert!(!said("shm", Measure::Bandwidth).contains("--profile"));
+        let tcp = said("tcp", Measure::Latency);
+        assert!(tcp.contains("perf rendezvous_lat --local --fabric tcp") && !tcp.contains("-d "), "{tcp}");
         let verbs = said("verbs", Measure::Latency);
         assert!(verbs.contains("perf write_lat") && verbs.contains("-I 0 -d rxe0 -x 1"), "{verbs}");
     }

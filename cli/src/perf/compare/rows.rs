@@ -72,7 +72,7 @@ impl fmt::Display for Distance {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TurnFigure {
     pub measure: Measure,
-    /// `shm` or `verbs`: figures are compared within one.
+    /// `shm`, `tcp` or `verbs`: figures are compared within one.
     pub fabric: &'static str,
     pub name: String,
     pub bytes: usize,
