@@ -1,7 +1,7 @@
 //! Clusters over several hosts. A host is a network namespace, and a bridge connects them. Only
 //! root may make them.
 //!
-//! Members of one host share memory; others reach each other over TCP.
+//! Members of one host share memory. Others reach each other over RDMA devices, or else over TCP.
 
 mod network;
 
@@ -14,8 +14,10 @@ use tensorwire::{Error, FabricKind, LossCause, Node};
 
 /// Members of each host.
 const PER_HOST: u32 = 2;
-/// The silence bound of these clusters.
+/// The silence bound of clusters over TCP.
 const SILENCE: Duration = Duration::from_secs(3);
+/// The silence bound of clusters over soft-RoCE, whose emulated processes stand still now and then.
+const LONG_SILENCE: Duration = Duration::from_secs(15);
 const ROLE: &str = "hosts::role_member";
 
 fn host_of(task: u32) -> u32 {
@@ -31,6 +33,11 @@ struct Members {
 impl Members {
     /// Starts all of them, and waits until they have joined.
     fn joined(network: &Network) -> Members {
+        Members::joined_with(network, &[])
+    }
+
+    /// As [`Members::joined`], with an RDMA device for each host.
+    fn joined_with(network: &Network, devices: &[&str]) -> Members {
         let count = network.hosts() * PER_HOST;
         let address = |task: u32| format!("{}:{}", Network::address(host_of(task)), 4000 + task);
         let cluster = format!("w={}", (0..count).map(address).collect::<Vec<_>>().join(","));
@@ -40,7 +47,9 @@ impl Members {
         let path = secret.path().to_str().expect("text").to_owned();
         let start = |task: u32| {
             let starter = network.starter(host_of(task));
-            let environment = [("TEST_ME", &*task.to_string()), ("TEST_SECRET", &*path)];
+            let device = devices.get(host_of(task) as usize).copied().unwrap_or_default();
+            let environment =
+                [("TEST_ME", &*task.to_string()), ("TEST_SECRET", &*path), ("TEST_DEVICE", device)];
             Other::start_by(&starter.each_ref().map(String::as_str), ROLE, &cluster, &environment)
         };
         let mut members = Members { all: (0..count).map(start).collect(), _secret: secret };
@@ -68,12 +77,19 @@ impl Members {
 fn role_member() {
     let variable = |name| std::env::var(name).expect("started by a test");
     let task: u32 = variable("TEST_ME").parse().expect("a number");
-    let node = member(&variable("TEST_CLUSTER"), task)
+    let device = variable("TEST_DEVICE");
+    let (between, silence) = match &*device {
+        "" => (FabricKind::Tcp, SILENCE),
+        _ => (FabricKind::Verbs, LONG_SILENCE),
+    };
+    let mut builder = member(&variable("TEST_CLUSTER"), task)
         .set("fabric", "auto")
         .set("secret_file", variable("TEST_SECRET"))
-        .set("silence_bound", format!("{}s", SILENCE.as_secs()))
-        .start()
-        .expect("the node starts");
+        .set("silence_bound", format!("{}s", silence.as_secs()));
+    if between == FabricKind::Verbs {
+        builder = builder.set("rdma_device", device);
+    }
+    let node = builder.start().expect("the node starts");
     node.join().expect("the others come");
     println!("joined");
     for line in std::io::stdin().lines() {
@@ -82,7 +98,7 @@ fn role_member() {
         let numbers: Vec<u64> = words[1..].iter().map(|word| word.parse().expect("a number")).collect();
         let began = Instant::now();
         match (words[0], &*numbers) {
-            ("paths", []) => assert_paths(&node, task),
+            ("paths", []) => assert_paths(&node, task, between),
             ("exchange", [first, steps, floats]) => {
                 let peers = (0..node.peers().len() as u32 + 1).filter(|peer| *peer != task).collect();
                 exchange(&node, peers, *first, *steps, *floats as usize);
@@ -104,8 +120,8 @@ fn role_member() {
     }
 }
 
-/// Shared memory within a host and TCP between two, each with its reasons.
-fn assert_paths(node: &Node, task: u32) {
+/// Shared memory within a host and this fabric between two, each with its reasons.
+fn assert_paths(node: &Node, task: u32, between: FabricKind) {
     for peer in node.peers() {
         let same = host_of(peer.task.task()) == host_of(task);
         println!("{} by {:?}: {}", peer.task, peer.fabric, peer.why);
@@ -115,8 +131,12 @@ fn assert_paths(node: &Node, task: u32) {
                 assert_eq!(&*peer.why, "same host: shared memory");
             }
             false => {
-                assert_eq!(peer.fabric, Some(FabricKind::Tcp), "{peer:?}");
-                for part in ["TCP connections; not shm: w/", "another network namespace", "; not verbs: w/"] {
+                assert_eq!(peer.fabric, Some(between), "{peer:?}");
+                let parts: &[_] = match between {
+                    FabricKind::Verbs => &["both have an RDMA device; not shm: w/", "another network namespace"],
+                    _ => &["TCP connections; not shm: w/", "another network namespace", "; not verbs: w/"],
+                };
+                for part in parts {
                     assert!(peer.why.contains(part), "{part}: {peer:?}");
                 }
             }
@@ -222,5 +242,23 @@ fn a_slow_host_slows_its_own_exchange_alone() {
         println!("{line}");
     }
     members.all_do(|_| true, "paths");
+    members.stop();
+}
+
+#[test]
+#[ignore = "needs two RDMA devices: tests/rxe"]
+fn members_of_two_hosts_share_memory_or_use_their_devices() {
+    let devices = std::env::var("TENSORWIRE_TEST_DEVICES").expect("two devices");
+    let devices: Vec<&str> = devices.split(',').collect();
+    let network = Network::of(devices.len() as u32).expect("namespaces and a bridge");
+    let mut members = Members::joined_with(&network, &devices);
+    members.all_do(|_| true, "paths");
+    for line in members.all_do(|_| true, "exchange 0 20 1000") {
+        println!("{line}");
+    }
+    members.all_do(|_| true, "exchange 100 3 50000");
+    for line in members.all_do(|_| true, "exchange_on_host 1000 20 1000") {
+        println!("{line}");
+    }
     members.stop();
 }
