@@ -766,3 +766,533 @@ pub mod bootstrap_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecvTensorRequest {
+    /// Names the life of the callee: to_incarnation is not 0.
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(fixed64, tag = "2")]
+    pub step_id: u64,
+    /// source device;incarnation of the source (16 hex digits);destination device;edge name;frame:iteration
+    #[prost(bytes = "vec", tag = "3")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+    /// Given by the caller, unique in its life.
+    #[prost(uint64, tag = "4")]
+    pub request_id: u64,
+}
+/// The first part has what is known before the bytes: a head, a failure, or that there is no value yet.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecvTensorPart {
+    /// The receiver's own format: element type, shape, dead or not.
+    #[prost(bytes = "vec", tag = "1")]
+    pub head: ::prost::alloc::vec::Vec<u8>,
+    /// Bytes of the whole tensor.
+    #[prost(uint64, tag = "2")]
+    pub length: u64,
+    /// The next bytes of the tensor.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: ::prost::bytes::Bytes,
+    /// There is no value and will be none.
+    #[prost(message, optional, tag = "4")]
+    pub failure: ::core::option::Option<RecvTensorFailure>,
+    /// There is no value yet. The request stays in line: ask again with the same request_id.
+    #[prost(bool, tag = "5")]
+    pub is_pending: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecvTensorFailure {
+    /// A canonical code of gRPC, not 0.
+    #[prost(uint32, tag = "1")]
+    pub code: u32,
+    /// At most 16 KiB.
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// Any bytes; at most 16 KiB.
+    #[prost(bytes = "vec", tag = "3")]
+    pub details: ::prost::alloc::vec::Vec<u8>,
+    /// Only the consequence of another error.
+    #[prost(bool, tag = "4")]
+    pub is_derived: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MarkRecvFinishedRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(uint64, tag = "2")]
+    pub request_id: u64,
+    /// The caller gave up, and has taken no value. A value that was meant for the request goes back in line.
+    #[prost(bool, tag = "3")]
+    pub is_given_up: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MarkRecvFinishedResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CleanupAllRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CleanupAllResponse {}
+/// Generated client implementations.
+pub mod tensors_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct TensorsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl TensorsClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> TensorsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> TensorsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            TensorsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Asks for the next value of a key. The answer comes in parts.
+        pub async fn recv_tensor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RecvTensorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::RecvTensorPart>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorwire.v1.Tensors/RecvTensor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorwire.v1.Tensors", "RecvTensor"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Says that the caller is done with a request, whether it was answered or not. May be repeated.
+        pub async fn mark_recv_finished(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MarkRecvFinishedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MarkRecvFinishedResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorwire.v1.Tensors/MarkRecvFinished",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorwire.v1.Tensors", "MarkRecvFinished"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Drops every request of the caller's earlier lives, and every one of its present life that is older than
+        /// its present link.
+        pub async fn cleanup_all(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CleanupAllRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CleanupAllResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorwire.v1.Tensors/CleanupAll",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorwire.v1.Tensors", "CleanupAll"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod tensors_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with TensorsServer.
+    #[async_trait]
+    pub trait Tensors: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the RecvTensor method.
+        type RecvTensorStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::RecvTensorPart, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Asks for the next value of a key. The answer comes in parts.
+        async fn recv_tensor(
+            &self,
+            request: tonic::Request<super::RecvTensorRequest>,
+        ) -> std::result::Result<tonic::Response<Self::RecvTensorStream>, tonic::Status>;
+        /// Says that the caller is done with a request, whether it was answered or not. May be repeated.
+        async fn mark_recv_finished(
+            &self,
+            request: tonic::Request<super::MarkRecvFinishedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MarkRecvFinishedResponse>,
+            tonic::Status,
+        >;
+        /// Drops every request of the caller's earlier lives, and every one of its present life that is older than
+        /// its present link.
+        async fn cleanup_all(
+            &self,
+            request: tonic::Request<super::CleanupAllRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CleanupAllResponse>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct TensorsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> TensorsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for TensorsServer<T>
+    where
+        T: Tensors,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/tensorwire.v1.Tensors/RecvTensor" => {
+                    #[allow(non_camel_case_types)]
+                    struct RecvTensorSvc<T: Tensors>(pub Arc<T>);
+                    impl<
+                        T: Tensors,
+                    > tonic::server::ServerStreamingService<super::RecvTensorRequest>
+                    for RecvTensorSvc<T> {
+                        type Response = super::RecvTensorPart;
+                        type ResponseStream = T::RecvTensorStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RecvTensorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tensors>::recv_tensor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RecvTensorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorwire.v1.Tensors/MarkRecvFinished" => {
+                    #[allow(non_camel_case_types)]
+                    struct MarkRecvFinishedSvc<T: Tensors>(pub Arc<T>);
+                    impl<
+                        T: Tensors,
+                    > tonic::server::UnaryService<super::MarkRecvFinishedRequest>
+                    for MarkRecvFinishedSvc<T> {
+                        type Response = super::MarkRecvFinishedResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MarkRecvFinishedRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tensors>::mark_recv_finished(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MarkRecvFinishedSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorwire.v1.Tensors/CleanupAll" => {
+                    #[allow(non_camel_case_types)]
+                    struct CleanupAllSvc<T: Tensors>(pub Arc<T>);
+                    impl<
+                        T: Tensors,
+                    > tonic::server::UnaryService<super::CleanupAllRequest>
+                    for CleanupAllSvc<T> {
+                        type Response = super::CleanupAllResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CleanupAllRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tensors>::cleanup_all(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CleanupAllSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for TensorsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "tensorwire.v1.Tensors";
+    impl<T> tonic::server::NamedService for TensorsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}

@@ -4,15 +4,17 @@
 //! has the process's [`Peering`] make one link with each. Then it sends heartbeats. It runs on one
 //! thread, `tw-bootstrap`, and on short-lived threads for calls that block.
 //!
-//! Rules of this module: it carries no tensor. It knows no fabric: offers are opaque bytes. No type
-//! of tokio or tonic is in its interface. A peer's message is checked before it is used, and every
-//! wait has an end. The protocol is `proto/tensorwire/v1/bootstrap.proto`.
+//! Rules of this module: it carries no tensor, except in the explicit path of `tensors`. It knows no
+//! fabric: offers are opaque bytes. No type of tokio or tonic is in its interface. A peer's message
+//! is checked before it is used, and every wait has an end. The protocol is
+//! `proto/tensorwire/v1/bootstrap.proto`.
 //!
 //! | file | content |
 //! |---|---|
 //! | `service` | the handle: start, join, stop |
 //! | `peer_table`, `peer_record` | the state of each peer: no I/O, no clock |
 //! | `server`, `client` | incoming and outgoing calls |
+//! | `tensors` | tensors over gRPC, for nodes that name that path |
 //! | `shared` | state shared by all parts, and calls of the [`Peering`] |
 //! | `thread` | the runtime |
 //! | `auth` | the proof of names before the first request |
@@ -44,6 +46,7 @@ mod server;
 mod service;
 mod shared;
 mod store;
+mod tensors;
 mod thread;
 
 #[cfg(test)]
@@ -57,3 +60,7 @@ pub use prover::{ProvenChannel, Prover};
 pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;
 pub use store::{RemoteStore, StoreOptions, StoreServer};
+pub use tensors::{
+    ArrivedParts, TensorAnswer, TensorBytes, TensorCall, TensorCaller, TensorPeer, TensorRequest,
+    TensorService,
+};

@@ -154,6 +154,17 @@ impl Server {
         heard.map_err(|refusal| self.refuse_life(from, refusal))
     }
 
+    /// Checks everything about a caller that is linked with this process.
+    pub(super) fn check_linked(
+        &self,
+        proven: &ProvenCaller,
+        caller: Option<grpc::Caller>,
+    ) -> Result<(TaskId, Incarnation), Status> {
+        let from = self.check(proven, caller)?;
+        self.check_life(&from)?;
+        Ok((self.shared.peers[from.peer].clone(), from.life))
+    }
+
     fn refuse_life(&self, from: &From, refusal: LifeRefusal) -> Status {
         let (name, life) = (&self.shared.peers[from.peer], from.life);
         match refusal {
@@ -433,7 +444,7 @@ async fn accept(shared: Arc<BootstrapShared>, peer: usize, info: PeerInfo, offer
 }
 
 /// The request, and who has proven to be its caller.
-fn open<M>(request: Request<M>) -> Result<(Arc<ProvenCaller>, M), Status> {
+pub(super) fn open<M>(request: Request<M>) -> Result<(Arc<ProvenCaller>, M), Status> {
     match request.extensions().get::<Arc<ProvenCaller>>().cloned() {
         Some(proven) => Ok((proven, request.into_inner())),
         None => Err(Status::unauthenticated("the connection has proven no name")),

@@ -9,6 +9,7 @@ use super::options::BootstrapOptions;
 use super::peering::PeerInfo;
 use super::peering::Peering;
 use super::shared::{BootstrapShared, MAX_REASON, ServicePhase};
+use super::tensors::{TensorCaller, TensorService};
 use super::thread::{self, StopOrder};
 use crate::store::MemoryStore;
 use crate::wire::TaskId;
@@ -96,6 +97,13 @@ impl Bootstrap {
         options.my_address()?;
         let shared = Arc::new(BootstrapShared::new(options, version, peering));
         Ok(Bootstrap { shared, running: Mutex::default() })
+    }
+
+    /// Serves the tensor calls of peers from the start on, and allows this process such calls. A
+    /// tensor has at most `max_bytes`. Must be called before the start.
+    pub fn serve_tensors(&self, service: Arc<dyn TensorService>, max_bytes: u64) -> TensorCaller {
+        let _ = self.shared.tensors.set((service, max_bytes));
+        TensorCaller::new(self.shared.clone())
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {

@@ -7,11 +7,12 @@ use super::options::BootstrapOptions;
 use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
 use super::service::NodeState;
+use super::tensors::{TensorClients, TensorService};
 use super::thread::BLOCKING_NAME;
 use crate::store::MemoryStore;
 use crate::wire::{Code, HostPort, Incarnation, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
@@ -43,6 +44,11 @@ pub(super) struct BootstrapShared {
     pub(super) nudges: Vec<Notify>,
     /// The threads of attempts that may still run.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Serves the tensor calls of peers, with the bytes of the largest tensor. Set before the
+    /// start, if at all.
+    pub(super) tensors: OnceLock<(Arc<dyn TensorService>, u64)>,
+    /// The clients for tensor calls. Set by the bootstrap thread.
+    pub(super) tensor_clients: OnceLock<TensorClients>,
 }
 
 struct Inner {
@@ -87,6 +93,8 @@ impl BootstrapShared {
             turned: Condvar::new(),
             changed: watch::Sender::new(()),
             threads: Mutex::default(),
+            tensors: OnceLock::new(),
+            tensor_clients: OnceLock::new(),
         }
     }
 

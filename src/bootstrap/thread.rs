@@ -7,7 +7,8 @@ use super::client::Client;
 use super::generated::bootstrap_server::BootstrapServer;
 use super::server::Server;
 use super::shared::{BootstrapShared, ServicePhase};
-use super::store::{self, SERVICE_NAME, StoreGrpc};
+use super::store::{self, StoreGrpc};
+use super::tensors::{self, TensorClients, TensorsGrpc};
 use crate::wire::TaskId;
 use std::convert::Infallible;
 use std::net::TcpListener;
@@ -102,6 +103,12 @@ async fn serve(
             }
         }
     }
+    if let Some((_, max_bytes)) = shared.tensors.get() {
+        match TensorClients::new(shared, auth, *max_bytes) {
+            Ok(clients) => drop(shared.tensor_clients.set(clients)),
+            Err(error) => tracing::error!("{}: no clients for tensors: {error}", shared.options.me),
+        }
+    }
     for client in &clients {
         tasks.spawn(client.clone().tend());
     }
@@ -119,24 +126,39 @@ async fn serve(
 
 async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener: TcpListener) {
     let idle = MIN_IDLE.max(shared.options.silence.saturating_mul(2));
-    let limit = shared.options.link_timeout + Duration::from_secs(1);
     let (me, peers) = (shared.options.me.clone(), shared.peers.clone());
     let names = peers.iter().chain([&me]).cloned().collect();
-    let bootstrap = BootstrapServer::new(Server::new(shared.clone()))
+    let server = Arc::new(Server::new(shared.clone()));
+    let tensors = shared.tensors.get().map(|(service, _)| tensors::service(server.clone(), service.clone()));
+    let limits = ConnectionLimits {
+        idle,
+        call: shared.options.link_timeout + Duration::from_secs(1),
+        calls: MAX_CALLS + tensors.as_ref().map_or(0, |_| tensors::MAX_CALLS),
+    };
+    let bootstrap = BootstrapServer::from_arc(server)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let services = Services { bootstrap, store: store::service(shared.store.clone(), names, MAX_MESSAGE) };
-    serve_connections(me, peers, auth, listener, (idle, limit), services).await;
+    let store = store::service(shared.store.clone(), names, MAX_MESSAGE);
+    serve_connections(me, peers, auth, listener, limits, Services { bootstrap, store, tensors }).await;
 }
 
-/// Serves the callers that have proven a name, for ever. A connection may be without a valid
-/// request for the first time, and a call may take the second one.
+/// What callers may do.
+pub(super) struct ConnectionLimits {
+    /// How long a connection may be without a valid request.
+    pub(super) idle: Duration,
+    /// How long a call may take.
+    pub(super) call: Duration,
+    /// Calls of one connection that are served at a time.
+    pub(super) calls: u32,
+}
+
+/// Serves the callers that have proven a name, for ever.
 pub(super) async fn serve_connections<S>(
     me: TaskId,
     peers: Vec<TaskId>,
     auth: Arc<Authenticator>,
     listener: TcpListener,
-    (idle, limit): (Duration, Duration),
+    limits: ConnectionLimits,
     service: S,
 ) where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
@@ -146,11 +168,11 @@ pub(super) async fn serve_connections<S>(
         Ok(listener) => listener,
         Err(error) => return tracing::error!("{me}: the listening socket failed: {error}"),
     };
-    let (acceptor, incoming) = Acceptor::new(me.clone(), peers, auth, idle);
+    let (acceptor, incoming) = Acceptor::new(me.clone(), peers, auth, limits.idle);
     let _accepting = JoinSet::from_iter([acceptor.run(listener)]);
     let served = tonic::transport::Server::default()
-        .timeout(limit)
-        .max_concurrent_streams(MAX_CALLS)
+        .timeout(limits.call)
+        .max_concurrent_streams(limits.calls)
         .initial_stream_window_size(WINDOWS.0)
         .initial_connection_window_size(WINDOWS.1)
         .http2_max_header_list_size(MAX_HEADERS)
@@ -165,6 +187,8 @@ pub(super) async fn serve_connections<S>(
 struct Services {
     bootstrap: BootstrapServer<Server>,
     store: StoreGrpc,
+    /// If this process serves tensors.
+    tensors: Option<TensorsGrpc>,
 }
 
 impl Service<Request<Body>> for Services {
@@ -178,8 +202,9 @@ impl Service<Request<Body>> for Services {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let service = request.uri().path().strip_prefix('/').and_then(|path| path.split('/').next());
-        match service {
-            Some(SERVICE_NAME) => self.store.call(request),
+        match (service, &mut self.tensors) {
+            (Some(store::SERVICE_NAME), _) => self.store.call(request),
+            (Some(tensors::SERVICE_NAME), Some(tensors)) => tensors.call(request),
             _ => self.bootstrap.call(request),
         }
     }

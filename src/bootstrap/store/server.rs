@@ -3,7 +3,7 @@
 use super::super::BootstrapError;
 use super::super::auth::Authenticator;
 use super::super::options::Listening;
-use super::super::thread::{self, MAX_MESSAGE};
+use super::super::thread::{self, ConnectionLimits, MAX_MESSAGE};
 use super::{StoreOptions, service};
 use crate::store::MemoryStore;
 use crate::wire::TaskId;
@@ -92,7 +92,8 @@ async fn serve(
 ) {
     let peers = names.iter().filter(|name| **name != me).cloned().collect();
     let service = service(store, names, MAX_MESSAGE);
-    thread::serve_connections(me, peers, auth, listener, (IDLE, CALL_LIMIT), service).await;
+    let limits = ConnectionLimits { idle: IDLE, call: CALL_LIMIT, calls: thread::MAX_CALLS };
+    thread::serve_connections(me, peers, auth, listener, limits, service).await;
 }
 
 impl Drop for StoreServer {

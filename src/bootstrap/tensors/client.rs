@@ -1,0 +1,313 @@
+//! The tensor calls that this process makes to its peers.
+
+use super::super::auth::Authenticator;
+use super::super::connector::Connector;
+use super::super::generated as grpc;
+use super::super::shared::BootstrapShared;
+use super::super::thread::MAX_MESSAGE;
+use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, TensorPeer, TensorRequest, WINDOWS};
+use crate::wire::{Code, Incarnation, Status, TaskId};
+use grpc::tensors_client::TensorsClient;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+/// Pauses between attempts of a call that was not answered: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+/// Without a part for this long, a call is made again. Its peer answers earlier, if it lives.
+const STALLED: Duration = Duration::from_secs(10);
+/// A connection is asked for a sign of life after this time, and given up after as long again.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Time for a connection and its proofs.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// The unit in which bytes that come are counted.
+const ROOM_UNIT: u64 = 4096;
+
+/// The clients of all peers.
+pub(in crate::bootstrap) struct TensorClients {
+    handle: Handle,
+    clients: Vec<TensorClient>,
+}
+
+/// The client of one peer.
+#[derive(Clone)]
+struct TensorClient {
+    shared: Arc<BootstrapShared>,
+    peer: usize,
+    grpc: TensorsClient<Channel>,
+    /// Calls at a time.
+    calls: Arc<Semaphore>,
+    /// Bytes of large tensors that may be on their way, in units.
+    room: Arc<Semaphore>,
+    max_bytes: u64,
+}
+
+/// Why a call has no answer.
+enum NoAnswer {
+    /// It can be made again.
+    Again(tonic::Status),
+    /// It would fail again.
+    Never(Status),
+}
+
+impl TensorClients {
+    /// The clients of all peers. Must be called on the bootstrap thread. `max_bytes`: bytes of the
+    /// largest tensor, and of all that are on their way from one peer at a time.
+    pub(in crate::bootstrap) fn new(
+        shared: &Arc<BootstrapShared>,
+        auth: &Arc<Authenticator>,
+        max_bytes: u64,
+    ) -> Result<Self, tonic::transport::Error> {
+        let client = |peer| TensorClient::new(shared.clone(), auth.clone(), peer, max_bytes);
+        let clients = (0..shared.peers.len()).map(client).collect::<Result<_, _>>()?;
+        Ok(TensorClients { handle: Handle::current(), clients })
+    }
+}
+
+/// Makes tensor calls, from any thread and without blocking.
+#[derive(Clone)]
+pub struct TensorCaller(Arc<BootstrapShared>);
+
+/// A call that goes on until its answer has come. Dropping it gives it up.
+#[derive(Debug)]
+#[must_use = "dropping it gives the call up"]
+pub struct TensorCall(Option<AbortHandle>);
+
+impl Drop for TensorCall {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+impl TensorCaller {
+    pub(in crate::bootstrap) fn new(shared: Arc<BootstrapShared>) -> Self {
+        TensorCaller(shared)
+    }
+
+    fn client(&self, peer: &TaskId) -> Option<(&Handle, TensorClient)> {
+        let clients = self.0.tensor_clients.get()?;
+        let client = clients.clients.get(self.0.index_of(peer)?)?;
+        Some((&clients.handle, client.clone()))
+    }
+
+    /// Asks a peer for a value, as often as it takes. `done` is called on the bootstrap thread, and
+    /// must not block. It is not called after the call was dropped, nor after the service's end.
+    pub fn recv_tensor(
+        &self,
+        to: TensorPeer,
+        request: TensorRequest,
+        done: impl FnOnce(Result<ArrivedParts, Status>) + Send + 'static,
+    ) -> TensorCall {
+        let Some((handle, client)) = self.client(&to.name) else { return TensorCall(None) };
+        let task = handle.spawn(async move { done(client.recv_tensor(to.incarnation, request).await) });
+        TensorCall(Some(task.abort_handle()))
+    }
+
+    /// Tells a peer that a request has ended, until it has heard it or its life is over. `done` is
+    /// then called on the bootstrap thread, and must not block.
+    pub fn mark_recv_finished(
+        &self,
+        to: TensorPeer,
+        id: u64,
+        is_given_up: bool,
+        done: impl FnOnce() + Send + 'static,
+    ) {
+        let Some((handle, client)) = self.client(&to.name) else { return };
+        drop(handle.spawn(async move {
+            client.mark_recv_finished(to.incarnation, id, is_given_up).await;
+            done();
+        }));
+    }
+
+    /// Has a peer forget the requests of earlier lives and links of this process. Then calls
+    /// `done`.
+    pub fn cleanup_all(&self, to: TensorPeer, done: impl FnOnce() + Send + 'static) {
+        let Some((handle, client)) = self.client(&to.name) else { return };
+        drop(handle.spawn(async move {
+            client.cleanup_all(to.incarnation).await;
+            done();
+        }));
+    }
+}
+
+impl TensorClient {
+    fn new(
+        shared: Arc<BootstrapShared>,
+        auth: Arc<Authenticator>,
+        peer: usize,
+        max_bytes: u64,
+    ) -> Result<Self, tonic::transport::Error> {
+        let address = shared.address(peer);
+        let name = shared.peers[peer].clone();
+        let connector = Connector { auth, peer: name, address: address.clone(), limit: CONNECT_LIMIT };
+        // A connection of its own: heartbeats do not wait behind tensors.
+        let channel = Endpoint::from_shared(format!("http://{address}"))?
+            .initial_stream_window_size(WINDOWS.0)
+            .initial_connection_window_size(WINDOWS.1)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .connect_with_connector_lazy(connector);
+        let grpc = TensorsClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE)
+            .max_encoding_message_size(MAX_MESSAGE);
+        let units = usize::try_from(max_bytes / ROOM_UNIT + 1).unwrap_or(usize::MAX);
+        let (calls, room) = (MAX_CALLS as usize, units.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS));
+        let [calls, room] = [calls, room].map(|permits| Arc::new(Semaphore::new(permits)));
+        Ok(TensorClient { shared, peer, grpc, calls, room, max_bytes })
+    }
+
+    async fn recv_tensor(self, life: Incarnation, request: TensorRequest) -> Result<ArrivedParts, Status> {
+        let mut pause = PAUSES.0;
+        loop {
+            // The service has ended if there is no permit to come.
+            let Ok(permit) = self.calls.acquire().await else { return Err(stopping()) };
+            let answer = self.try_recv(life, &request).await;
+            drop(permit);
+            match answer {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => pause = PAUSES.0,
+                Err(NoAnswer::Never(status)) => return Err(status),
+                Err(NoAnswer::Again(status)) => pause = self.rest(pause, &status).await,
+            }
+        }
+    }
+
+    /// One call. `None` if the peer has no value yet.
+    async fn try_recv(
+        &self,
+        life: Incarnation,
+        request: &TensorRequest,
+    ) -> Result<Option<ArrivedParts>, NoAnswer> {
+        let request = grpc::RecvTensorRequest {
+            caller: self.shared.caller(self.peer, Some(life)),
+            step_id: request.step,
+            key: request.key.clone().into_bytes(),
+            request_id: request.id,
+        };
+        let mut grpc = self.grpc.clone();
+        let mut parts = in_time(grpc.recv_tensor(request)).await?.into_inner();
+        let Some(first) = in_time(parts.message()).await? else { return Err(cut_short()) };
+        if first.is_pending {
+            return Ok(None);
+        }
+        if let Some(failure) = first.failure {
+            return Err(NoAnswer::Never(failure_of(failure)));
+        }
+        if first.head.len() > MAX_HEAD || first.length > self.max_bytes {
+            let (head, length, max) = (first.head.len(), first.length, self.max_bytes);
+            return Err(NoAnswer::Never(Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "a tensor of {length} bytes with a head of {head}: at most {max} and {MAX_HEAD} are \
+                     received; make pool_size larger"
+                ),
+            )));
+        }
+        let units = u32::try_from(first.length / ROOM_UNIT).unwrap_or(u32::MAX);
+        let Ok(_room) = self.room.acquire_many(units).await else { return Err(NoAnswer::Never(stopping())) };
+        let (mut left, mut arrived) = (first.length, ArrivedParts { head: first.head, parts: Vec::new() });
+        let mut data = first.data;
+        loop {
+            left = left.checked_sub(data.len() as u64).ok_or_else(|| {
+                let what = format!("more than the {} bytes that the sender has announced", first.length);
+                NoAnswer::Never(Status::new(Code::DataLoss, what))
+            })?;
+            if !data.is_empty() {
+                arrived.parts.push(data);
+            }
+            if left == 0 {
+                return Ok(Some(arrived));
+            }
+            let Some(next) = in_time(parts.message()).await? else { return Err(cut_short()) };
+            if next.data.is_empty() {
+                let what = "a part without bytes behind the first one";
+                return Err(NoAnswer::Never(Status::new(Code::DataLoss, what)));
+            }
+            data = next.data;
+        }
+    }
+
+    async fn mark_recv_finished(self, life: Incarnation, request_id: u64, is_given_up: bool) {
+        self.until_heard(|client| {
+            let request = grpc::MarkRecvFinishedRequest {
+                caller: client.shared.caller(client.peer, Some(life)),
+                request_id,
+                is_given_up,
+            };
+            let mut grpc = client.grpc.clone();
+            async move { grpc.mark_recv_finished(request).await.map(drop) }
+        })
+        .await;
+    }
+
+    async fn cleanup_all(self, life: Incarnation) {
+        self.until_heard(|client| {
+            let request = grpc::CleanupAllRequest { caller: client.shared.caller(client.peer, Some(life)) };
+            let mut grpc = client.grpc.clone();
+            async move { grpc.cleanup_all(request).await.map(drop) }
+        })
+        .await;
+    }
+
+    /// Repeats a call until the peer has heard it, or says that it never will.
+    async fn until_heard<F>(&self, call: impl Fn(Self) -> F)
+    where
+        F: Future<Output = Result<(), tonic::Status>>,
+    {
+        let mut pause = PAUSES.0;
+        loop {
+            let Err(NoAnswer::Again(status)) = in_time(call(self.clone())).await else { return };
+            // The life that was meant is over.
+            if status.code() == tonic::Code::Aborted {
+                return;
+            }
+            pause = self.rest(pause, &status).await;
+        }
+    }
+
+    /// Waits before the next attempt. Returns the pause after that.
+    async fn rest(&self, pause: Duration, status: &tonic::Status) -> Duration {
+        tracing::debug!("{}: {}: {status}", self.shared.options.me, self.shared.peers[self.peer]);
+        if status.source().is_some() {
+            // The next heartbeat tells whether the peer still lives.
+            self.shared.nudges[self.peer].notify_one();
+        }
+        sleep(pause).await;
+        PAUSES.1.min(pause * 2)
+    }
+}
+
+/// Waits for a part of an answer.
+async fn in_time<T>(part: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, NoAnswer> {
+    use tonic::Code as Grpc;
+    let late = |_| NoAnswer::Again(tonic::Status::deadline_exceeded(format!("no part within {STALLED:?}")));
+    timeout(STALLED, part).await.map_err(late)?.map_err(|status| match status.code() {
+        Grpc::InvalidArgument | Grpc::Unimplemented | Grpc::PermissionDenied | Grpc::OutOfRange => {
+            let code = Code::from_number(status.code() as i32 as u8).unwrap_or(Code::Unknown);
+            NoAnswer::Never(Status::new(code, status.message()))
+        }
+        _ => NoAnswer::Again(status),
+    })
+}
+
+fn cut_short() -> NoAnswer {
+    NoAnswer::Again(tonic::Status::data_loss("the answer ends early"))
+}
+
+fn stopping() -> Status {
+    Status::new(Code::Unavailable, "this process stops")
+}
+
+fn failure_of(failure: grpc::RecvTensorFailure) -> Status {
+    let grpc::RecvTensorFailure { code, message, details, is_derived } = failure;
+    let code = u8::try_from(code).ok().and_then(Code::from_number).filter(|code| *code != Code::Ok);
+    let status = Status::new(code.unwrap_or(Code::Unknown), message).with_details(details);
+    if is_derived { status.into_derived() } else { status }
+}

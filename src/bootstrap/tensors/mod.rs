@@ -1,0 +1,106 @@
+//! Tensors over gRPC (specification 9): `RecvTensor`, `MarkRecvFinished` and `CleanupAll`.
+//!
+//! A node that names the path gives the service a [`TensorService`], and calls peers by a
+//! [`TensorCaller`]. Steps, keys and heads are opaque here, and so are the bytes. Which value
+//! answers which request is decided in [`crate::matching`].
+//!
+//! | file | content |
+//! |---|---|
+//! | `client` | calls, repeated until they are answered or dropped |
+//! | `server` | the peers' calls, and answers in parts |
+
+mod client;
+mod server;
+
+pub(super) use client::TensorClients;
+pub use client::{TensorCall, TensorCaller};
+pub(super) use server::{SERVICE_NAME, TensorsGrpc, service};
+
+use crate::wire::{Incarnation, Status, TaskId};
+use bytes::Bytes;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Bytes of a tensor in one part of an answer. The bound of messages has room for the rest.
+const PART: usize = 128 * 1024;
+
+/// Bytes of the longest head.
+const MAX_HEAD: usize = 4 * 1024;
+
+/// Bytes of the longest key: two device names, an edge name, and numbers.
+const MAX_KEY: usize = 8 * 1024;
+
+/// Bytes of the message and of the details of a failure.
+const MAX_FAILURE: usize = 16 * 1024;
+
+/// Requests of one peer that may wait or be answered at a time.
+pub(super) const MAX_CALLS: u32 = 1024;
+
+/// How long a call waits for its value before the sender answers that there is none yet. Then
+/// another call gets its place.
+const PENDING_AFTER: Duration = Duration::from_secs(1);
+
+/// Bytes of one answer, and of all answers of one peer, that may come before they are read.
+const WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
+
+/// A peer in one of its lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPeer {
+    /// The name of the peer.
+    pub name: TaskId,
+    /// The number of its life.
+    pub incarnation: Incarnation,
+}
+
+/// A request of a receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRequest {
+    /// The id of the step.
+    pub step: u64,
+    /// The rendezvous key as text (specification 2.2).
+    pub key: String,
+    /// The number that the receiver gave the request. Unique in the receiver's life.
+    pub id: u64,
+}
+
+/// The answer of a sender: a value.
+#[derive(Clone, Debug)]
+pub struct TensorBytes {
+    /// What is known before the bytes; at most 4 KiB.
+    pub head: Vec<u8>,
+    /// The bytes of the tensor, by reference.
+    pub bytes: Bytes,
+}
+
+/// A value that has arrived.
+#[derive(Clone, Debug, Default)]
+pub struct ArrivedParts {
+    /// What is known before the bytes.
+    pub head: Vec<u8>,
+    /// The bytes of the tensor, in order.
+    pub parts: Vec<Bytes>,
+}
+
+/// Takes the answer to a call of a peer.
+#[derive(Debug)]
+pub struct TensorAnswer(oneshot::Sender<Result<TensorBytes, Status>>);
+
+impl TensorAnswer {
+    /// Answers the call. Does nothing if the peer has hung up.
+    pub fn send(self, answer: Result<TensorBytes, Status>) {
+        drop(self.0.send(answer));
+    }
+}
+
+/// Serves the calls of peers. No method may block: they run on the bootstrap thread.
+pub trait TensorService: Send + Sync + 'static {
+    /// Answers a request, now or later. A request whose id is known gets the same value again. Its
+    /// earlier call has ended.
+    fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer);
+
+    /// Forgets a request. A value that was meant for it goes back in line if `is_given_up`.
+    fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool);
+
+    /// Forgets the requests of earlier lives and links of the peer.
+    fn cleanup_all(&self, from: &TensorPeer);
+}

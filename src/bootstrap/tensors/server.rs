@@ -1,0 +1,155 @@
+//! The tensor calls that peers make to this process.
+
+use super::super::acceptor::ProvenCaller;
+use super::super::generated as grpc;
+use super::super::names::shorten;
+use super::super::server::{Server, open};
+use super::super::thread::MAX_MESSAGE;
+use super::{
+    MAX_FAILURE, MAX_KEY, PART, PENDING_AFTER, TensorAnswer, TensorBytes, TensorPeer, TensorRequest,
+    TensorService,
+};
+use crate::wire::{self, Incarnation};
+use bytes::Bytes;
+use grpc::tensors_server::{self, TensorsServer};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+/// The name of the service in the paths of its calls.
+pub(in crate::bootstrap) const SERVICE_NAME: &str = tensors_server::SERVICE_NAME;
+
+/// The HTTP/2 side of the service.
+pub(in crate::bootstrap) type TensorsGrpc = TensorsServer<TensorServer>;
+
+/// Has `service` answer the peers that `server` knows.
+pub(in crate::bootstrap) fn service(server: Arc<Server>, service: Arc<dyn TensorService>) -> TensorsGrpc {
+    TensorsServer::new(TensorServer { server, service })
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE)
+}
+
+/// Serves the tensor calls of peers.
+pub(in crate::bootstrap) struct TensorServer {
+    server: Arc<Server>,
+    service: Arc<dyn TensorService>,
+}
+
+impl TensorServer {
+    /// Checks who calls. The calls of an earlier life are refused.
+    fn check(&self, proven: &ProvenCaller, caller: Option<grpc::Caller>) -> Result<TensorPeer, Status> {
+        let meant = caller.as_ref().map_or(0, |caller| caller.to_incarnation);
+        if Incarnation::new(meant).is_none() {
+            return Err(Status::invalid_argument("a tensor call names no life of the process that it calls"));
+        }
+        let (name, incarnation) = self.server.check_linked(proven, caller)?;
+        Ok(TensorPeer { name, incarnation })
+    }
+}
+
+#[tonic::async_trait]
+impl grpc::tensors_server::Tensors for TensorServer {
+    type RecvTensorStream = Parts;
+
+    async fn recv_tensor(
+        &self,
+        request: Request<grpc::RecvTensorRequest>,
+    ) -> Result<Response<Parts>, Status> {
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
+        if request.key.len() > MAX_KEY {
+            let len = request.key.len();
+            return Err(Status::invalid_argument(format!("a key of {len} bytes; at most {MAX_KEY} travel")));
+        }
+        let key = String::from_utf8(request.key)
+            .map_err(|error| Status::invalid_argument(format!("a key that is not UTF-8: {error}")))?;
+        let (answer, answered) = oneshot::channel();
+        let request = TensorRequest { step: request.step_id, key, id: request.request_id };
+        self.service.recv_tensor(&from, request, TensorAnswer(answer));
+        let parts = match timeout(PENDING_AFTER, answered).await {
+            Ok(Ok(Ok(value))) => Parts::of_value(proven, value),
+            Ok(Ok(Err(failure))) => Parts::of_failure(proven, failure),
+            // A newer call has taken the place of this one, or nothing has come yet.
+            Ok(Err(_)) | Err(_) => Parts::pending(proven),
+        };
+        Ok(Response::new(parts))
+    }
+
+    async fn mark_recv_finished(
+        &self,
+        request: Request<grpc::MarkRecvFinishedRequest>,
+    ) -> Result<Response<grpc::MarkRecvFinishedResponse>, Status> {
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
+        self.service.mark_recv_finished(&from, request.request_id, request.is_given_up);
+        Ok(Response::new(grpc::MarkRecvFinishedResponse {}))
+    }
+
+    async fn cleanup_all(
+        &self,
+        request: Request<grpc::CleanupAllRequest>,
+    ) -> Result<Response<grpc::CleanupAllResponse>, Status> {
+        let (proven, request) = open(request)?;
+        let from = self.check(&proven, request.caller)?;
+        self.service.cleanup_all(&from);
+        Ok(Response::new(grpc::CleanupAllResponse {}))
+    }
+}
+
+/// The parts of an answer. Each is made when the connection has room for it.
+pub(in crate::bootstrap) struct Parts {
+    /// Its connection is of use as long as parts leave.
+    caller: Arc<ProvenCaller>,
+    first: Option<grpc::RecvTensorPart>,
+    rest: Bytes,
+}
+
+impl Parts {
+    fn of_value(caller: Arc<ProvenCaller>, value: TensorBytes) -> Self {
+        let TensorBytes { head, bytes: mut rest } = value;
+        let length = rest.len() as u64;
+        let data = rest.split_to(rest.len().min(PART));
+        let first = grpc::RecvTensorPart { head, length, data, ..Default::default() };
+        Parts { caller, first: Some(first), rest }
+    }
+
+    fn of_failure(caller: Arc<ProvenCaller>, failure: wire::Status) -> Self {
+        let wire::Status { code, message, details, derived, .. } = failure;
+        let mut message = shorten(&message, MAX_FAILURE);
+        let mut details = details;
+        if details.len() > MAX_FAILURE {
+            message = shorten(&message, MAX_FAILURE - 100);
+            message += &format!(" ({} bytes of details are left out)", details.len());
+            details.clear();
+        }
+        let failure = grpc::RecvTensorFailure { code: code as u32, message, details, is_derived: derived };
+        let first = grpc::RecvTensorPart { failure: Some(failure), ..Default::default() };
+        Parts { caller, first: Some(first), rest: Bytes::new() }
+    }
+
+    fn pending(caller: Arc<ProvenCaller>) -> Self {
+        let first = grpc::RecvTensorPart { is_pending: true, ..Default::default() };
+        Parts { caller, first: Some(first), rest: Bytes::new() }
+    }
+}
+
+impl Stream for Parts {
+    type Item = Result<grpc::RecvTensorPart, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        if self.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        self.caller.extend();
+        let len = self.rest.len().min(PART);
+        let data = self.rest.split_to(len);
+        Poll::Ready(Some(Ok(grpc::RecvTensorPart { data, ..Default::default() })))
+    }
+}
