@@ -830,6 +830,9 @@ pub struct MarkRecvFinishedResponse {}
 pub struct CleanupAllRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
+    /// The requests of the caller's present link have this id and higher ones.
+    #[prost(uint64, tag = "2")]
+    pub first_request_id: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CleanupAllResponse {}

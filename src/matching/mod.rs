@@ -34,6 +34,7 @@ mod gone_steps;
 mod handler;
 mod outstanding;
 mod receiving;
+pub mod recv_tensor;
 mod report;
 mod sending;
 mod steps;

@@ -126,14 +126,11 @@ impl TensorCaller {
         }));
     }
 
-    /// Has a peer forget the requests of earlier lives and links of this process. Then calls
-    /// `done`.
-    pub fn cleanup_all(&self, to: TensorPeer, done: impl FnOnce() + Send + 'static) {
+    /// Has a peer forget the requests of earlier lives of this process, and of this life those
+    /// below `first_request`.
+    pub fn cleanup_all(&self, to: TensorPeer, first_request: u64) {
         let Some((handle, client)) = self.client(&to.name) else { return };
-        drop(handle.spawn(async move {
-            client.cleanup_all(to.incarnation).await;
-            done();
-        }));
+        drop(handle.spawn(client.cleanup_all(to.incarnation, first_request)));
     }
 }
 
@@ -247,9 +244,10 @@ impl TensorClient {
         .await;
     }
 
-    async fn cleanup_all(self, life: Incarnation) {
+    async fn cleanup_all(self, life: Incarnation, first_request_id: u64) {
         self.until_heard(|client| {
-            let request = grpc::CleanupAllRequest { caller: client.shared.caller(client.peer, Some(life)) };
+            let caller = client.shared.caller(client.peer, Some(life));
+            let request = grpc::CleanupAllRequest { caller, first_request_id };
             let mut grpc = client.grpc.clone();
             async move { grpc.cleanup_all(request).await.map(drop) }
         })

@@ -101,6 +101,7 @@ pub trait TensorService: Send + Sync + 'static {
     /// Forgets a request. A value that was meant for it goes back in line if `is_given_up`.
     fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool);
 
-    /// Forgets the requests of earlier lives and links of the peer.
-    fn cleanup_all(&self, from: &TensorPeer);
+    /// Forgets the requests of earlier lives of the peer, and of this life those below
+    /// `first_request`.
+    fn cleanup_all(&self, from: &TensorPeer, first_request: u64);
 }

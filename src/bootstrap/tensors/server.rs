@@ -95,7 +95,7 @@ impl grpc::tensors_server::Tensors for TensorServer {
     ) -> Result<Response<grpc::CleanupAllResponse>, Status> {
         let (proven, request) = open(request)?;
         let from = self.check(&proven, request.caller)?;
-        self.service.cleanup_all(&from);
+        self.service.cleanup_all(&from, request.first_request_id);
         Ok(Response::new(grpc::CleanupAllResponse {}))
     }
 }

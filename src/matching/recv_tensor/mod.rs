@@ -1,0 +1,209 @@
+//! The matching of the gRPC path: values with requests at the sender, answers with receives at the
+//! receiver (specification 9).
+//!
+//! A receive asks the sender for the next value of its key, by a request with a number. A key has
+//! one request at a time, so that its receives are served in their order. The sender answers a
+//! request once it has a value, and keeps the value until the receiver says that the request is
+//! finished. So a request may be repeated when its answer was lost. A receiver that gives up says
+//! so, and the value goes back in line.
+//!
+//! [`RecvTensors`] is plain state: no I/O, no clock, no threads. [`RequestLine`] carries requests.
+//!
+//! | file | |
+//! |---|---|
+//! | `sending` | values of this process, and the requests of peers |
+//! | `receiving` | receives of this process, and the answers of peers |
+//! | `ending` | the ends of calls, steps and lives |
+//! | `finished` | which requests of a peer have ended |
+//! | `head` | what an answer says before its bytes |
+//! | `report` | reports |
+
+mod ending;
+mod finished;
+mod head;
+mod receiving;
+mod report;
+mod sending;
+#[cfg(test)]
+mod tests;
+
+pub use head::AnswerHead;
+pub use sending::MAX_PEER_REQUESTS;
+
+use super::ended_steps::EndedSteps;
+use super::untaken::LostValues;
+use super::{CallId, Error, LinkTag, Members, Outcome, PeerIndex, RemoteSettings, Waiter};
+use crate::link::{Destination, TensorKey};
+use crate::memory::{Pool, Tensor};
+use crate::sync::OneshotSender;
+use crate::telemetry::CountersWriter;
+use crate::wire::{Incarnation, Status, TaskId, Time};
+use finished::FinishedRequests;
+use foldhash::HashMap;
+use receiving::{Inbound, WaitingReceive};
+use sending::Outbound;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+/// The value that answers a request.
+#[derive(Debug)]
+pub struct AnswerValue {
+    /// What is known before the bytes.
+    pub head: AnswerHead,
+    /// The bytes; `None` for a dead value.
+    pub tensor: Option<Tensor>,
+}
+
+/// Takes the answer to a request of a peer. Does nothing if the peer has hung up.
+pub type RequestAnswer = Box<dyn FnOnce(Result<AnswerValue, Status>) + Send>;
+
+/// A request that goes on until it is answered. Dropping it gives it up.
+pub type OpenRequest = Box<dyn Send>;
+
+/// A request of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnRequest {
+    /// The task that is asked, and its index.
+    pub peer: PeerIndex,
+    /// The life that is asked.
+    pub life: Incarnation,
+    /// The number of the request.
+    pub id: u64,
+    /// The id of the step.
+    pub step: u64,
+    /// The rendezvous key, with the life that is asked (specification 2.2).
+    pub key: String,
+}
+
+/// Carries requests to peers. No method blocks.
+pub trait RequestLine: Send {
+    /// Asks until the answer has come, which is then given to [`RecvTensors::answered`].
+    fn ask(&mut self, request: OwnRequest) -> OpenRequest;
+    /// Says that a request has ended. Once the peer has heard it, calls [`RecvTensors::withdrawn`]
+    /// if `is_given_up`.
+    fn finish(&mut self, peer: PeerIndex, life: Incarnation, id: u64, is_given_up: bool);
+    /// Has the peer forget requests of earlier lives, and of this one those below `id`.
+    fn clean_up(&mut self, peer: PeerIndex, life: Incarnation, id: u64);
+}
+
+/// The outcome of a receive, for its caller. It is sent when no lock is held.
+#[derive(Debug)]
+pub struct EndedReceive(OneshotSender<Outcome>, Outcome);
+
+impl EndedReceive {
+    /// Gives the caller the outcome.
+    pub fn send(self) {
+        self.0.send(self.1);
+    }
+}
+
+/// The present link with a peer.
+#[derive(Debug)]
+struct PeerState {
+    out: Outbound,
+    incoming: Inbound,
+    /// The error of calls that need the peer, while it has no link.
+    down: Option<Error>,
+    /// The present link, or the last one.
+    tag: Option<LinkTag>,
+}
+
+/// The tensors of one process and the requests for them.
+pub struct RecvTensors {
+    me: TaskId,
+    incarnation: Incarnation,
+    members: Members,
+    peers: Vec<PeerState>,
+    steps: EndedSteps,
+    calls: HashMap<CallId, (PeerIndex, TensorKey)>,
+    /// Values that were sent and not taken. Senders read it.
+    outstanding: Arc<AtomicUsize>,
+    settings: RemoteSettings,
+    pool: Pool,
+    counters: CountersWriter,
+    line: Box<dyn RequestLine>,
+    /// The fatal loss that has ended every call, if any.
+    broken: Option<Error>,
+    lost: LostValues,
+    ended: Vec<EndedReceive>,
+}
+
+impl RecvTensors {
+    /// No values and no receives. Each member is without a link.
+    pub fn new(
+        (me, incarnation): (TaskId, Incarnation),
+        members: Members,
+        settings: RemoteSettings,
+        outstanding: Arc<AtomicUsize>,
+        pool: Pool,
+        line: Box<dyn RequestLine>,
+    ) -> Self {
+        let no_link = |peer: &TaskId| PeerState {
+            out: Outbound::default(),
+            incoming: Inbound::default(),
+            down: Some(Error::NotConnected { peer: peer.clone() }),
+            tag: None,
+        };
+        RecvTensors {
+            me,
+            incarnation,
+            peers: members.all().iter().map(no_link).collect(),
+            members,
+            steps: EndedSteps::default(),
+            calls: HashMap::default(),
+            outstanding,
+            settings,
+            pool,
+            counters: CountersWriter::new(),
+            line,
+            broken: None,
+            lost: LostValues::default(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// The counters, for readers.
+    pub fn counters(&self) -> &CountersWriter {
+        &self.counters
+    }
+
+    /// The receives that have ended since the last call, for their callers.
+    pub fn take_ended(&mut self) -> Vec<EndedReceive> {
+        std::mem::take(&mut self.ended)
+    }
+
+    fn peer(&mut self, peer: PeerIndex) -> &mut PeerState {
+        &mut self.peers[peer.0 as usize]
+    }
+
+    /// Ends a waiting receive.
+    fn complete(&mut self, waiter: Waiter, result: Outcome) {
+        self.calls.remove(&waiter.id);
+        let Waiter { permit, sender, .. } = waiter;
+        drop(permit);
+        self.ended.push(EndedReceive(sender, result));
+    }
+
+    /// Ends a waiting receive with an error.
+    fn fail(&mut self, receive: WaitingReceive, error: Error) {
+        self.complete(receive.waiter, Outcome(Err(error)));
+    }
+}
+
+/// Where a receive wants its tensor: nothing is lent on this path.
+fn not_borrowed(destination: Destination) -> Destination {
+    match destination {
+        Destination::Borrow => Destination::Alloc,
+        other => other,
+    }
+}
+
+impl PeerState {
+    /// The life that requests go to.
+    fn life(&self) -> Option<Incarnation> {
+        self.tag.filter(|_| self.down.is_none()).map(|tag| tag.incarnation)
+    }
+}
+
+/// A time without a deadline.
+const NEVER: Time = Time::NEVER;

@@ -1,0 +1,438 @@
+//! The receiving side.
+
+use super::sending::request;
+use super::{AnswerHead, NEVER, OpenRequest, RecvTensors, not_borrowed};
+use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
+use crate::link::{Corruption, Destination, ReceiveError, Received, TensorKey};
+use crate::matching::{CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
+use crate::telemetry::Counter;
+use crate::wire::message::Placement;
+use crate::wire::{Code, Status, Time};
+use bytes::Bytes;
+use foldhash::HashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A receive that waits.
+#[derive(Debug)]
+pub(super) struct WaitingReceive {
+    pub destination: Destination,
+    pub waiter: Waiter,
+    /// Whether the receive counts towards the limit of receives that wait.
+    pub is_bounded: bool,
+}
+
+/// What this process receives from one peer.
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    pub keys: HashMap<TensorKey, ReceiveQueue>,
+    /// The keys of the requests that wait for an answer.
+    requests: HashMap<u64, TensorKey>,
+    next_request: u64,
+    /// Receives that wait, without those of batches.
+    waiting: u32,
+}
+
+/// The receives of a key.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveQueue {
+    pub waiting: VecDeque<WaitingReceive>,
+    /// A value that no receive could take. No request is made meanwhile.
+    pub held: Option<HeldValue>,
+    request: Option<Request>,
+}
+
+struct Request {
+    id: u64,
+    /// `None` for a request that was given up, until the peer has heard so.
+    open: Option<OpenRequest>,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").field("id", &self.id).field("is_open", &self.open.is_some()).finish()
+    }
+}
+
+/// A value that has come.
+#[derive(Debug)]
+pub(super) struct HeldValue {
+    /// The request that it has answered, which ends when a receive has taken it.
+    request: u64,
+    pub value: ArrivedValue,
+}
+
+#[derive(Debug)]
+pub(super) enum ArrivedValue {
+    Dead,
+    Tensor(ArrivedTensor),
+}
+
+impl ReceiveQueue {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.held.is_none() && self.request.is_none()
+    }
+}
+
+impl RecvTensors {
+    /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
+    pub fn receive(
+        &mut self,
+        (peer, key): (PeerIndex, TensorKey),
+        destination: Destination,
+        waiter: Waiter,
+        is_bounded: bool,
+    ) {
+        let receive = WaitingReceive { destination: not_borrowed(destination), waiter, is_bounded };
+        if let Some(end) = self.steps.end_of(key.step) {
+            let error = end.error(key.step);
+            return self.fail(receive, error);
+        }
+        if let Some(error) = self.broken.clone() {
+            return self.fail(receive, error);
+        }
+        let state = self.peer(peer);
+        if let Some(queue) = state.incoming.keys.get_mut(&key)
+            && let Some(held) = queue.held.take()
+        {
+            self.deliver(peer, &key, receive, held);
+            return self.settle(peer, &key);
+        }
+        if let Some(error) = state.down.clone() {
+            return self.fail(receive, error);
+        }
+        if receive.waiter.timeout.is_zero() {
+            // The value is for a later receive.
+            state.incoming.keys.entry(key.clone()).or_default();
+            self.ask(peer, &key);
+            return self.give_up_one(&key, receive, CancelReason::Deadline(None));
+        }
+        if is_bounded && state.incoming.waiting >= self.settings.max_requests {
+            let error = Error::too_many_receives(self.settings.max_requests);
+            return self.fail(receive, error);
+        }
+        let state = self.peer(peer);
+        state.incoming.waiting += u32::from(is_bounded);
+        let id = receive.waiter.id;
+        state.incoming.keys.entry(key.clone()).or_default().waiting.push_back(receive);
+        self.calls.insert(id, (peer, key.clone()));
+        self.ask(peer, &key);
+    }
+
+    /// Asks for the next value of a key, unless a request for it is open.
+    fn ask(&mut self, peer: PeerIndex, key: &TensorKey) {
+        let RecvTensors { peers, line, counters, .. } = self;
+        let state = &mut peers[peer.0 as usize];
+        let Some(life) = state.life() else { return };
+        let incoming = &mut state.incoming;
+        let Some(queue) = incoming.keys.get_mut(key) else { return };
+        if queue.request.is_some() || queue.held.is_some() {
+            return;
+        }
+        incoming.next_request += 1;
+        let id = incoming.next_request;
+        incoming.requests.insert(id, key.clone());
+        counters.increment(Counter::NeedsSent);
+        queue.request = Some(Request { id, open: Some(request(&mut **line, (peer, life), id, key)) });
+    }
+
+    /// Makes the next request of a key if receives wait, or forgets the key if nothing is left.
+    fn settle(&mut self, peer: PeerIndex, key: &TensorKey) {
+        let keys = &mut self.peer(peer).incoming.keys;
+        let Some(queue) = keys.get(key) else { return };
+        if queue.is_idle() {
+            keys.remove(key);
+        } else if !queue.waiting.is_empty() {
+            self.ask(peer, key);
+        }
+    }
+
+    /// The answer to a request has come.
+    pub fn answered(&mut self, (peer, id): (PeerIndex, u64), answer: Result<(Vec<u8>, Vec<Bytes>), Status>) {
+        let incoming = &mut self.peer(peer).incoming;
+        // Unknown if the request was given up.
+        let Some(key) = incoming.requests.remove(&id) else { return };
+        let Some(queue) = incoming.keys.get_mut(&key) else { return };
+        queue.request = None;
+        match answer {
+            Ok((head, parts)) => match self.arrived(&head, &parts) {
+                Ok(value) => self.hand_out(peer, &key, HeldValue { request: id, value }),
+                Err(why) => {
+                    self.finish(peer, id, false);
+                    let what = format!("the answer is not valid: {why}");
+                    self.refused(peer, &key, &Status::new(Code::DataLoss, what));
+                }
+            },
+            Err(status) => {
+                self.counters.increment(Counter::ErrorsReceived);
+                self.finish(peer, id, true);
+                self.refused(peer, &key, &status);
+            }
+        }
+        self.settle(peer, &key);
+    }
+
+    /// The value of an answer, in the pool if it has room.
+    fn arrived(&self, head: &[u8], parts: &[Bytes]) -> Result<ArrivedValue, String> {
+        let len: usize = parts.iter().map(Bytes::len).sum();
+        match AnswerHead::decode(head)? {
+            AnswerHead::Dead if len == 0 => Ok(ArrivedValue::Dead),
+            AnswerHead::Dead => Err(format!("a dead value with {len} bytes")),
+            AnswerHead::Tensor { meta, .. } if meta.bytes() != len as u64 => {
+                Err(format!("{len} bytes came for {meta}"))
+            }
+            AnswerHead::Tensor { meta, placement, checksum } => {
+                let bytes = match self.pool.landing(&meta) {
+                    Ok(mut tensor) => {
+                        let mut rest = tensor.bytes_mut();
+                        for part in parts {
+                            let (place, behind) = rest.split_at_mut(part.len());
+                            place.copy_from_slice(part);
+                            rest = behind;
+                        }
+                        ArrivedBytes::Landed(tensor.freeze())
+                    }
+                    Err(_) => ArrivedBytes::Kept(parts.concat().into()),
+                };
+                let told = Arc::new(ToldMeta { meta, sender: placement });
+                Ok(ArrivedValue::Tensor(ArrivedTensor { told, checksum, bytes }))
+            }
+        }
+    }
+
+    /// Gives a value to the first receive that can take it, or holds it.
+    fn hand_out(&mut self, peer: PeerIndex, key: &TensorKey, mut held: HeldValue) {
+        loop {
+            let incoming = &mut self.peer(peer).incoming;
+            let Some(queue) = incoming.keys.get_mut(key) else { return };
+            let Some(receive) = queue.waiting.pop_front() else {
+                queue.held = Some(held);
+                return;
+            };
+            incoming.waiting -= u32::from(receive.is_bounded);
+            match self.place(peer, key, receive, held) {
+                Some(left) => held = left,
+                None => return,
+            }
+        }
+    }
+
+    /// Gives a held value to a receive that has just begun.
+    fn deliver(&mut self, peer: PeerIndex, key: &TensorKey, receive: WaitingReceive, held: HeldValue) {
+        if let Some(left) = self.place(peer, key, receive, held)
+            && let Some(queue) = self.peer(peer).incoming.keys.get_mut(key)
+        {
+            queue.held = Some(left);
+        }
+    }
+
+    /// Ends a receive with a value. Returns a value that the receive could not take.
+    fn place(
+        &mut self,
+        peer: PeerIndex,
+        key: &TensorKey,
+        receive: WaitingReceive,
+        HeldValue { request, value }: HeldValue,
+    ) -> Option<HeldValue> {
+        let WaitingReceive { destination, waiter, .. } = receive;
+        let placed = match value {
+            ArrivedValue::Dead => {
+                let given = match destination {
+                    Destination::Into(given) => Some(given),
+                    Destination::Alloc | Destination::Borrow => None,
+                };
+                Ok((Received::Dead(given), Placement::HEAP))
+            }
+            ArrivedValue::Tensor(tensor) => tensor.place(&self.pool, &self.counters, destination),
+        };
+        match placed {
+            Ok((received, sender)) => {
+                self.count(&received);
+                self.finish(peer, request, false);
+                let delivery: Delivery<Payload> = Delivery::of(received, sender, &self.pool);
+                self.complete(waiter, Outcome(Ok(delivery)));
+                None
+            }
+            Err(rejected) => {
+                let RejectedTensor { tensor, error } = *rejected;
+                let error = self.error_of(key, error);
+                self.complete(waiter, Outcome(Err(error)));
+                let left = tensor.map(|tensor| HeldValue { request, value: ArrivedValue::Tensor(tensor) });
+                if left.is_none() {
+                    self.finish(peer, request, false);
+                }
+                left
+            }
+        }
+    }
+
+    fn count(&self, received: &Received) {
+        let bytes = match received {
+            Received::Tensor(tensor) => tensor.meta().bytes(),
+            Received::Into(given) => given.meta().bytes(),
+            Received::Dead(_) => 0,
+        };
+        self.counters.increment(Counter::TensorsReceived);
+        self.counters.add(Counter::BytesReceived, bytes);
+    }
+
+    fn error_of(&self, key: &TensorKey, error: ReceiveError) -> Error {
+        let (peer, name) = (key.edge.name.source_task().clone(), key.to_string());
+        match error {
+            ReceiveError::Remote(status) => Error::Remote { peer, key: name, status },
+            ReceiveError::NoRoom(error) => {
+                self.counters.increment(Counter::PoolExhausted);
+                Error::NoRoom { key: name, source: Arc::new(error) }
+            }
+            ReceiveError::Corrupted(Corruption { bytes, sent, actual }) => {
+                Error::Corrupted { peer, key: name, bytes, sent, actual }
+            }
+            ReceiveError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
+            ReceiveError::NoGrant { limit } => Error::too_many_grants(limit),
+        }
+    }
+
+    /// The sender has no value for a key, and will have none.
+    fn refused(&mut self, peer: PeerIndex, key: &TensorKey, status: &Status) {
+        for receive in self.take_waiting(peer, key) {
+            let error = self.error_of(key, ReceiveError::Remote(status.clone()));
+            self.fail(receive, error);
+        }
+    }
+
+    /// The receives of a key that wait, which do not wait any more.
+    pub(super) fn take_waiting(&mut self, peer: PeerIndex, key: &TensorKey) -> VecDeque<WaitingReceive> {
+        let incoming = &mut self.peer(peer).incoming;
+        let taken = incoming.keys.get_mut(key).map(|queue| std::mem::take(&mut queue.waiting));
+        let taken = taken.unwrap_or_default();
+        incoming.waiting -= taken.iter().filter(|receive| receive.is_bounded).count() as u32;
+        taken
+    }
+
+    /// Tells the peer that a request has ended, if its life has not.
+    fn finish(&mut self, peer: PeerIndex, id: u64, is_given_up: bool) {
+        if let Some(life) = self.peer(peer).life() {
+            self.line.finish(peer, life, id, is_given_up);
+        }
+    }
+
+    /// Ends the wait of one receive of a key. The last one gives up the request.
+    pub(super) fn give_up(
+        &mut self,
+        peer: PeerIndex,
+        key: &TensorKey,
+        why: CancelReason,
+        mut fits: impl FnMut(&Waiter) -> bool,
+    ) {
+        let incoming = &mut self.peer(peer).incoming;
+        let Some(queue) = incoming.keys.get_mut(key) else { return };
+        let at = queue.waiting.iter().position(|receive| fits(&receive.waiter));
+        let Some(receive) = at.and_then(|at| queue.waiting.remove(at)) else { return };
+        incoming.waiting -= u32::from(receive.is_bounded);
+        if queue.waiting.is_empty() {
+            self.withdraw(peer, key);
+        }
+        self.give_up_one(key, receive, why);
+    }
+
+    fn give_up_one(&mut self, key: &TensorKey, receive: WaitingReceive, why: CancelReason) {
+        let error = match why {
+            CancelReason::Deadline(after) => Error::DeadlineExceeded {
+                key: key.to_string(),
+                after: after.unwrap_or(receive.waiter.timeout),
+            },
+            CancelReason::Cancelled | CancelReason::Dropped => Error::Cancelled { key: key.to_string() },
+        };
+        self.fail(receive, error);
+    }
+
+    /// Gives up the request of a key: no receive waits for it. The next request follows when the
+    /// peer has heard it, so that a value on its way has gone back in line before.
+    fn withdraw(&mut self, peer: PeerIndex, key: &TensorKey) {
+        let incoming = &mut self.peer(peer).incoming;
+        let Some(request) = incoming.keys.get_mut(key).and_then(|queue| queue.request.as_mut()) else {
+            return;
+        };
+        let (id, open) = (request.id, request.open.take());
+        incoming.requests.remove(&id);
+        if open.is_some() {
+            self.finish(peer, id, true);
+        }
+    }
+
+    /// The peer has heard that a request was given up.
+    pub fn withdrawn(&mut self, peer: PeerIndex, id: u64) {
+        let keys = &mut self.peer(peer).incoming.keys;
+        let is_it = |queue: &ReceiveQueue| queue.request.as_ref().is_some_and(|request| request.id == id);
+        let Some(key) = keys.iter().find(|(_, queue)| is_it(queue)).map(|(key, _)| key.clone()) else {
+            return;
+        };
+        if let Some(queue) = keys.get_mut(&key) {
+            queue.request = None;
+        }
+        self.settle(peer, &key);
+    }
+
+    /// Drops what was to be received for ended steps. `error` makes the errors of receives.
+    pub(super) fn end_receives(&mut self, fits: impl Fn(u64) -> bool, error: impl Fn(&TensorKey) -> Error) {
+        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
+            let keys = &self.peer(peer).incoming.keys;
+            let mut ended: Vec<_> = keys.keys().filter(|key| fits(key.step)).cloned().collect();
+            // The order of the hashes would make runs differ.
+            ended.sort_unstable();
+            for key in ended {
+                for receive in self.take_waiting(peer, &key) {
+                    self.fail(receive, error(&key));
+                }
+                self.withdraw(peer, &key);
+                let queue = self.peer(peer).incoming.keys.remove(&key);
+                if let Some(held) = queue.and_then(|queue| queue.held) {
+                    self.finish(peer, held.request, false);
+                }
+            }
+        }
+    }
+
+    /// Fails the receives of a peer that is lost. Values that have come stay.
+    pub(super) fn lose_receives(&mut self, peer: PeerIndex, error: &Error) {
+        let incoming = &mut self.peer(peer).incoming;
+        incoming.requests.clear();
+        let mut keys: Vec<_> = incoming.keys.keys().cloned().collect();
+        keys.sort_unstable();
+        for key in keys {
+            for receive in self.take_waiting(peer, &key) {
+                self.fail(receive, error.clone());
+            }
+            let keys = &mut self.peer(peer).incoming.keys;
+            if let Some(queue) = keys.get_mut(&key) {
+                queue.request = None;
+            }
+            if keys.get(&key).is_some_and(ReceiveQueue::is_idle) {
+                keys.remove(&key);
+            }
+        }
+    }
+
+    /// Drops the values that came from an earlier life of a peer. Returns their number.
+    pub(super) fn drop_held(&mut self, peer: PeerIndex) -> u64 {
+        let keys = &mut self.peer(peer).incoming.keys;
+        let mut dropped = 0;
+        keys.retain(|_, queue| {
+            dropped += u64::from(queue.held.take().is_some());
+            !queue.is_idle()
+        });
+        dropped
+    }
+
+    /// The number of the next request to a peer.
+    pub(super) fn next_request(&mut self, peer: PeerIndex) -> u64 {
+        self.peer(peer).incoming.next_request + 1
+    }
+
+    /// The earliest deadline of a receive, or [`Time::NEVER`].
+    pub(super) fn next_deadline(&self) -> Time {
+        let queues = self.peers.iter().flat_map(|peer| peer.incoming.keys.values());
+        let deadlines = queues.flat_map(|queue| &queue.waiting).map(|receive| receive.waiter.deadline);
+        deadlines.min().unwrap_or(NEVER)
+    }
+}

@@ -1,0 +1,286 @@
+//! The sending side.
+
+use super::{AnswerHead, AnswerValue, FinishedRequests, OwnRequest, RecvTensors, RequestAnswer, RequestLine};
+use crate::link::windows::WindowRefusal;
+use crate::link::{EdgeKey, TensorKey, Value, placement_of};
+use crate::matching::ended_steps::StepEnd;
+use crate::matching::untaken::LostEdge;
+use crate::matching::{AskOutcome, Numbered, OfferOutcome, PeerIndex, Table};
+use crate::telemetry::Counter;
+use crate::wire::{Code, EdgeName, Incarnation, RendezvousKey, Status, Time, checksum_of};
+use foldhash::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Requests of one peer that are not finished.
+pub const MAX_PEER_REQUESTS: usize = 1 << 16;
+
+/// A value that waits for a request, or for the end of its request.
+#[derive(Clone, Debug)]
+pub(super) struct SentValue {
+    pub value: Value,
+    /// When it was sent.
+    pub since: Time,
+}
+
+/// What this process sends to one peer.
+#[derive(Default)]
+pub(super) struct Outbound {
+    /// The values, and the numbers of the requests that wait for one.
+    pub table: Table<SentValue, u64>,
+    requests: HashMap<u64, PeerRequest>,
+    finished: FinishedRequests,
+    /// The life of the peer whose requests these are.
+    life: Option<Incarnation>,
+}
+
+impl std::fmt::Debug for Outbound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outbound").field("requests", &self.requests.len()).finish_non_exhaustive()
+    }
+}
+
+/// A request of a peer.
+struct PeerRequest {
+    key: TensorKey,
+    state: RequestState,
+}
+
+enum RequestState {
+    /// No value yet.
+    Waiting(RequestAnswer),
+    /// Has this value. The answer may be lost, and is given again then.
+    Answered(Numbered<SentValue>),
+}
+
+impl Outbound {
+    /// The values that answer requests which are not finished.
+    pub fn answered(&self) -> impl Iterator<Item = &TensorKey> {
+        let answered = |request: &&PeerRequest| matches!(request.state, RequestState::Answered(_));
+        self.requests.values().filter(answered).map(|request| &request.key)
+    }
+
+    /// Forgets the requests with these numbers. Returns the keys of those that had a value.
+    fn forget(&mut self, mut fits: impl FnMut(u64) -> bool) -> Vec<TensorKey> {
+        let gone: Vec<_> = self.requests.extract_if(|id, _| fits(*id)).collect();
+        let mut had_value = Vec::new();
+        for (id, PeerRequest { key, state }) in gone {
+            match state {
+                RequestState::Waiting(_) => drop(self.table.remove_waiter(&key, |waiter| *waiter == id)),
+                RequestState::Answered(_) => had_value.push(key),
+            }
+        }
+        had_value
+    }
+}
+
+impl RecvTensors {
+    /// Sends a value that counts as outstanding. A value of a step that has ended is dropped.
+    pub fn send(&mut self, peer: PeerIndex, key: &TensorKey, value: Value, now: Time) {
+        if !self.steps.goes_on(key.step) {
+            return self.left(1);
+        }
+        match self.peer(peer).out.table.offer(key, SentValue { value, since: now }) {
+            OfferOutcome::Matched(id, value) => self.answer(peer, id, value),
+            OfferOutcome::Queued => self.counters.increment(Counter::SendsWaited),
+        }
+    }
+
+    /// Answers a waiting request.
+    fn answer(&mut self, peer: PeerIndex, id: u64, value: Numbered<SentValue>) {
+        let answered = self.answer_of(&value.value.value);
+        let Some(request) = self.peer(peer).out.requests.get_mut(&id) else { return };
+        if let RequestState::Waiting(answer) =
+            std::mem::replace(&mut request.state, RequestState::Answered(value))
+        {
+            answer(Ok(answered));
+        }
+    }
+
+    fn answer_of(&self, value: &Value) -> AnswerValue {
+        self.counters.increment(Counter::TensorsSent);
+        match value {
+            Value::Dead => AnswerValue { head: AnswerHead::Dead, tensor: None },
+            Value::Tensor(tensor) => {
+                self.counters.add(Counter::BytesSent, tensor.meta().bytes());
+                let checksum = self.settings.link.validate.then(|| checksum_of(tensor.bytes()));
+                let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
+                let head = AnswerHead::Tensor { meta, placement, checksum };
+                AnswerValue { head, tensor: Some(tensor.clone()) }
+            }
+        }
+    }
+
+    /// A peer asks for a value. A request whose number is known gets the same value again.
+    pub fn asked(
+        &mut self,
+        (peer, life): (PeerIndex, Incarnation),
+        (id, step, key): (u64, u64, &str),
+        answer: RequestAnswer,
+    ) {
+        self.meet(peer, life);
+        let key = match self.key_of_request(peer, step, key) {
+            Ok(key) => key,
+            Err(status) => return self.refuse(answer, status),
+        };
+        let out = &mut self.peer(peer).out;
+        if let Some(known) = out.requests.get_mut(&id) {
+            if known.key != key {
+                let what = format!("request {id} was for {}, and is for {key} now", known.key);
+                return self.refuse(answer, Status::new(Code::InvalidArgument, what));
+            }
+            match &mut known.state {
+                RequestState::Waiting(before) => *before = answer,
+                RequestState::Answered(value) => {
+                    let value = value.value.value.clone();
+                    answer(Ok(self.answer_of(&value)));
+                }
+            }
+            return;
+        }
+        if out.finished.contains(id) {
+            let what = format!("request {id} is finished, and can't be made again");
+            return self.refuse(answer, Status::new(Code::FailedPrecondition, what));
+        }
+        if out.requests.len() >= MAX_PEER_REQUESTS {
+            let what = format!("{MAX_PEER_REQUESTS} requests wait here, which is the limit of a peer");
+            return self.refuse(answer, Status::new(Code::ResourceExhausted, what));
+        }
+        if let Some(status) = self.end_of(&key) {
+            return self.refuse(answer, status);
+        }
+        let out = &mut self.peer(peer).out;
+        let state = RequestState::Waiting(answer);
+        out.requests.insert(id, PeerRequest { key: key.clone(), state });
+        if let AskOutcome::Matched(id, value) = out.table.ask(&key, id) {
+            self.answer(peer, id, value);
+        }
+    }
+
+    fn refuse(&self, answer: RequestAnswer, status: Status) {
+        self.counters.increment(Counter::ErrorsSent);
+        answer(Err(status));
+    }
+
+    /// Why a key gets no value any more, if its step has ended here.
+    fn end_of(&self, key: &TensorKey) -> Option<Status> {
+        Some(match self.steps.end_of(key.step)? {
+            StepEnd::Aborted(status) => status.clone().into_derived(),
+            StepEnd::CleanedUp => WindowRefusal::CleanedUp.status(key.borrowed()),
+        })
+    }
+
+    /// The key of a request, if this process is its source and the peer its destination.
+    fn key_of_request(&self, peer: PeerIndex, step: u64, key: &str) -> Result<TensorKey, Status> {
+        let invalid = |what: String| Status::new(Code::InvalidArgument, what);
+        let parsed = RendezvousKey::parse(key).map_err(|error| invalid(error.to_string()))?;
+        let (source, destination) = (parsed.source.to_string(), parsed.destination.to_string());
+        let name = EdgeName::new(&source, &destination, parsed.edge);
+        let name = name.map_err(|error| invalid(error.to_string()))?;
+        let (me, asks) = (&self.me, self.members.task(peer));
+        if name.source_task() != me {
+            return Err(invalid(format!("{name} starts at {}, and {me} was asked", name.source_task())));
+        }
+        if name.destination_task() != asks {
+            return Err(invalid(format!("{name} ends at {}, and {asks} asks", name.destination_task())));
+        }
+        if parsed.source_incarnation != self.incarnation.get() {
+            let (theirs, ours) = (parsed.source_incarnation, self.incarnation);
+            let what = format!("{name} was asked of incarnation {theirs:016x} of {me}, which is {ours} now");
+            return Err(Status::new(Code::FailedPrecondition, what));
+        }
+        let (frame, iteration) = (parsed.frame, parsed.iteration);
+        Ok(TensorKey { edge: EdgeKey { name: Arc::new(name), frame, iteration }, step })
+    }
+
+    /// A request of a peer has ended. A value that it has not taken goes back in line.
+    pub fn finished(&mut self, (peer, life): (PeerIndex, Incarnation), id: u64, is_given_up: bool) {
+        self.meet(peer, life);
+        let out = &mut self.peer(peer).out;
+        out.finished.insert(id);
+        let Some(PeerRequest { key, state }) = out.requests.remove(&id) else { return };
+        match state {
+            RequestState::Waiting(_) => drop(out.table.remove_waiter(&key, |waiter| *waiter == id)),
+            RequestState::Answered(value) if is_given_up && self.steps.goes_on(key.step) => {
+                if let OfferOutcome::Matched(next, value) = self.peer(peer).out.table.put_back(&key, value) {
+                    self.answer(peer, next, value);
+                }
+            }
+            RequestState::Answered(_) => self.left(1),
+        }
+    }
+
+    /// A peer forgets the requests of its earlier lives and links: those below `id`.
+    pub fn clean_up_peer(&mut self, (peer, life): (PeerIndex, Incarnation), id: u64) {
+        self.meet(peer, life);
+        let out = &mut self.peer(peer).out;
+        let lost = out.forget(|request| request < id);
+        out.finished.insert_below(id);
+        self.lose_values(peer, lost);
+    }
+
+    /// A life of a peer calls. The requests of another one are void.
+    fn meet(&mut self, peer: PeerIndex, life: Incarnation) {
+        let out = &mut self.peer(peer).out;
+        if out.life.replace(life) == Some(life) {
+            return;
+        }
+        out.finished = FinishedRequests::default();
+        let lost = out.forget(|_| true);
+        self.lose_values(peer, lost);
+    }
+
+    /// Forgets the requests of a peer whose link has ended. Returns how many values they had.
+    pub(super) fn drop_requests(&mut self, peer: PeerIndex) -> u64 {
+        let lost = self.peer(peer).out.forget(|_| true);
+        let count = lost.len() as u64;
+        self.lose_values(peer, lost);
+        count
+    }
+
+    fn lose_values(&mut self, peer: PeerIndex, keys: Vec<TensorKey>) {
+        self.left(keys.len());
+        for key in keys {
+            self.lost.add(LostEdge { peer, key: key.edge, values: 1 });
+        }
+    }
+
+    /// Drops the values of ended steps, and refuses the requests for them.
+    pub(super) fn end_sends(&mut self, mut fits: impl FnMut(u64) -> bool) {
+        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
+            let out = &mut self.peer(peer).out;
+            if out.table.is_empty() {
+                continue;
+            }
+            let (values, requests) = out.table.remove_steps(&mut fits);
+            let requests: Vec<_> =
+                requests.into_iter().filter_map(|(key, id)| Some((key, out.requests.remove(&id)?))).collect();
+            self.left(values.len());
+            for (key, PeerRequest { state, .. }) in requests {
+                if let (RequestState::Waiting(answer), Some(status)) = (state, self.end_of(&key)) {
+                    self.refuse(answer, status);
+                }
+            }
+        }
+    }
+
+    /// Values do not count as outstanding any more.
+    fn left(&self, count: usize) {
+        if count > 0 {
+            self.outstanding.fetch_sub(count, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Asks a peer for the next value of a key.
+pub(super) fn request(
+    line: &mut dyn RequestLine,
+    (peer, life): (PeerIndex, Incarnation),
+    id: u64,
+    key: &TensorKey,
+) -> super::OpenRequest {
+    let EdgeKey { name, frame, iteration } = &key.edge;
+    let (source, destination, edge) = (name.source(), name.destination(), name.name());
+    let text = format!("{source};{:016x};{destination};{edge};{frame}:{iteration}", life.get());
+    line.ask(OwnRequest { peer, life, id, step: key.step, key: text })
+}
