@@ -266,12 +266,15 @@ impl Format for AutoOrFabrics {
         }
         let mut kinds = Vec::new();
         for name in text.split(',').map(str::trim) {
-            let kind = FabricKind::FASTEST_FIRST.into_iter().find(|kind| kind.to_string() == name);
+            let kind = FabricKind::NAMED.into_iter().find(|kind| kind.to_string() == name);
             let kind = kind.ok_or(None)?;
             if kinds.contains(&kind) {
                 return Err(Some(format!("{name} is in the list twice: name each once")));
             }
             kinds.push(kind);
+        }
+        if kinds.len() > 1 && kinds.contains(&FabricKind::Grpc) {
+            return Err(Some("grpc is no fabric, and goes with none: name it alone, or leave it out".into()));
         }
         Ok(Some(kinds.into_iter().collect()))
     }

@@ -101,6 +101,9 @@ pub enum FabricKind {
     Verbs,
     /// TCP connections.
     Tcp,
+    /// Calls of the bootstrap service (`RecvTensor`), with no fabric. Only by name: the baseline
+    /// that the fabrics replace.
+    Grpc,
     /// A virtual network inside one process, for tests.
     #[cfg(any(test, feature = "sim"))]
     Sim,
@@ -109,6 +112,10 @@ pub enum FabricKind {
 impl FabricKind {
     /// The fabrics that a node can use, in the order in which it chooses.
     pub(crate) const FASTEST_FIRST: [FabricKind; 3] = [FabricKind::Shm, FabricKind::Verbs, FabricKind::Tcp];
+
+    /// Everything that a configuration can name.
+    pub(crate) const NAMED: [FabricKind; 4] =
+        [FabricKind::Shm, FabricKind::Verbs, FabricKind::Tcp, FabricKind::Grpc];
 }
 
 impl fmt::Display for FabricKind {
@@ -117,6 +124,7 @@ impl fmt::Display for FabricKind {
             FabricKind::Shm => "shm",
             FabricKind::Verbs => "verbs",
             FabricKind::Tcp => "tcp",
+            FabricKind::Grpc => "grpc",
             #[cfg(any(test, feature = "sim"))]
             FabricKind::Sim => "sim",
         })

@@ -25,7 +25,7 @@ impl FabricSet {
 
     /// The fabrics of the set, the fastest first.
     pub fn kinds(self) -> impl Iterator<Item = FabricKind> {
-        FabricKind::FASTEST_FIRST.into_iter().filter(move |kind| self.has(*kind))
+        FabricKind::NAMED.into_iter().filter(move |kind| self.has(*kind))
     }
 }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // start, join and stop may wait
 
 mod back_pressure;
+mod calls;
 mod clock;
 mod error;
 mod events;
@@ -13,6 +14,7 @@ mod host;
 mod meeting;
 mod offer;
 mod options;
+mod parts;
 mod peering;
 mod plan;
 mod pollers;

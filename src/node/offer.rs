@@ -62,13 +62,14 @@ fn tag(kind: FabricKind) -> u8 {
         FabricKind::Shm => b's',
         FabricKind::Verbs => b'v',
         FabricKind::Tcp => b't',
+        FabricKind::Grpc => b'g',
         #[cfg(any(test, feature = "sim"))]
         FabricKind::Sim => b'm',
     }
 }
 
 fn kind_of(tag: u8) -> Option<FabricKind> {
-    FabricKind::FASTEST_FIRST.into_iter().find(|kind| self::tag(*kind) == tag)
+    FabricKind::NAMED.into_iter().find(|kind| self::tag(*kind) == tag)
 }
 
 impl FabricOffer {

@@ -35,7 +35,7 @@ impl PeerDirectory {
     }
 
     /// Notes the transport of a new link.
-    fn note(&self, peer: PeerIndex, transport: PeerTransport) {
+    pub fn note(&self, peer: PeerIndex, transport: PeerTransport) {
         if let Some(over_verbs) = self.over_verbs.get(peer.0 as usize) {
             over_verbs.store(transport.kind == FabricKind::Verbs, Ordering::Relaxed);
         }
@@ -51,7 +51,7 @@ impl PeerDirectory {
         self.transports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index(&self, task: &TaskId) -> Option<PeerIndex> {
+    pub fn index(&self, task: &TaskId) -> Option<PeerIndex> {
         self.members.index(task)
     }
 
@@ -345,6 +345,7 @@ impl FabricPeering {
             (None, FabricKind::Shm) => "same host: shared memory".into(),
             (None, FabricKind::Verbs) => "both have an RDMA device".into(),
             (None, FabricKind::Tcp) => "TCP connections".into(),
+            (None, FabricKind::Grpc) => "calls over gRPC".into(),
             #[cfg(any(test, feature = "sim"))]
             (None, FabricKind::Sim) => "in one process".into(),
         };
@@ -427,7 +428,7 @@ impl FabricPeering {
     }
 }
 
-fn tag_of(peer: &PeerInfo) -> LinkTag {
+pub(super) fn tag_of(peer: &PeerInfo) -> LinkTag {
     LinkTag { incarnation: peer.incarnation, generation: peer.number.into() }
 }
 

@@ -5,18 +5,18 @@ use super::error::NodeError;
 use super::events::EventHistory;
 use super::host;
 use super::meeting::{Met, meet};
-use super::options::{bootstrap_options, members, region_options, remote_settings, rendezvous_settings};
-use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
+use super::options::{bootstrap_options, members, rendezvous_settings};
+use super::parts::{NodeIdentity, NodeParts, Opening};
+use super::peering::{LinkReporter, PeerDirectory};
 use super::plan::ResourcePlan;
-use super::pollers::{PollerSet, Pollers, Polling};
+use super::pollers::{PollerSet, Polling};
 use super::store::ClusterStore;
-use super::transport::OpeningFabrics;
 use crate::bootstrap::Bootstrap;
 use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
-use crate::fabric::{FabricKind, LinkOptions};
-use crate::matching::{EdgeReports, WaitReports, WindowHandler};
-use crate::memory::{BufferRing, ForkGuard, Pool, PoolOptions, Region, RegionReport, TensorMut};
+use crate::fabric::FabricKind;
+use crate::matching::{EdgeReports, WaitReports};
+use crate::memory::{BufferRing, ForkGuard, Pool, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
 use crate::telemetry::{FlightLog, Snapshot};
 use crate::wire::{DType, Generation, Incarnation, Shape, StepId, TaskId, TensorMeta};
@@ -178,33 +178,25 @@ impl Node {
         let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
         let members = members(config);
-        let opening = OpeningFabrics::begin(config)?;
-        let region = Region::create(0, &region_options(config, opening.numa_node()))?;
-        let pool = Pool::new(region, PoolOptions::default())?;
-        tracing::info!(task = %me, pages = %pool.report(), "the pool is made");
-        if let Some(shortfall) = &pool.report().numa_shortfall {
-            tracing::warn!(shortfall, "the pool is not on the NUMA node of the RDMA device: see numa_node");
-        }
-        let fabrics = opening.open(config, &pool)?;
+        let opening = Opening::begin(config)?;
+        let pool = opening.pool(config, &me)?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
         let events = EventHistory::new();
         let reporter =
             Arc::new(LinkReporter::new(me.clone(), losses.clone(), directory.clone(), events.clone()));
-        let handler = || {
-            let settings = remote_settings(config);
-            let (me, members, reporter) = (me.clone(), members.clone(), reporter.clone());
-            WindowHandler::new(me, incarnation.get(), members, settings, outstanding.clone(), reporter)
-        };
         let polling = Polling::new(config, members.all().len(), cpus);
         let host = host::identity()?;
-        let registrar = fabrics.registrar();
-        let pollers = Arc::new(Pollers::new(polling.clone(), fabrics.fabric(), &pool, handler)?);
-        let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
-        let peering =
-            FabricPeering::new(fabrics, pollers.clone(), me.clone(), directory.clone(), host.clone(), link);
-        let pollers: Arc<dyn PollerSet> = pollers;
+        let identity =
+            NodeIdentity { me: me.clone(), incarnation, members: members.clone(), host: host.clone() };
+        let NodeParts { pollers, peering, registrar, calls } = opening.open(
+            config,
+            identity,
+            &pool,
+            (polling.clone(), outstanding.clone()),
+            (reporter.clone(), directory.clone()),
+        )?;
         let executor = Executor::default();
         let context = Context::new(
             me.clone(),
@@ -227,7 +219,10 @@ impl Node {
         });
         let (listener, server) = met.map(|met| (met.listener, met.server)).unzip();
         let options = bootstrap_options(config, incarnation, host, listener);
-        let bootstrap = Arc::new(Bootstrap::new(options, Arc::new(peering))?);
+        let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
+        if let Some(calls) = calls {
+            calls.call_by(&bootstrap);
+        }
         reporter.report_to(&bootstrap, &pollers, &executor);
         events.run_on(&executor);
         pollers.start()?;

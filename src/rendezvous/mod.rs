@@ -11,6 +11,7 @@
 //! This module must not touch a fabric, nor call user code while it holds a table.
 
 mod batch;
+mod call_path;
 mod context;
 mod edge;
 mod foreign;
@@ -31,6 +32,7 @@ mod step_flags;
 
 pub use crate::matching::{Delivery, Error};
 pub use batch::Batch;
+pub use call_path::CallPath;
 pub use context::{Context, RendezvousSettings};
 pub use edge::Edge;
 pub(crate) use foreign::REGISTERED_FROM;

@@ -44,6 +44,7 @@ use receiving::{Inbound, WaitingReceive};
 use sending::Outbound;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 /// The value that answers a request.
 #[derive(Debug)]
@@ -165,6 +166,11 @@ impl RecvTensors {
     /// The counters, for readers.
     pub fn counters(&self) -> &CountersWriter {
         &self.counters
+    }
+
+    /// The setting `hung_after`.
+    pub fn hung_after(&self) -> Duration {
+        self.settings.hung_after
     }
 
     /// The receives that have ended since the last call, for their callers.

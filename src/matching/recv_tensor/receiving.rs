@@ -429,10 +429,15 @@ impl RecvTensors {
         self.peer(peer).incoming.next_request + 1
     }
 
-    /// The earliest deadline of a receive, or [`Time::NEVER`].
+    /// When the next receive is late, or has waited for so long that it is logged.
     pub(super) fn next_deadline(&self) -> Time {
+        let bound = self.settings.hung_after;
+        let due = |waiter: &Waiter| match waiter.is_logged {
+            true => waiter.deadline,
+            false => waiter.deadline.min(waiter.begun + bound),
+        };
         let queues = self.peers.iter().flat_map(|peer| peer.incoming.keys.values());
-        let deadlines = queues.flat_map(|queue| &queue.waiting).map(|receive| receive.waiter.deadline);
+        let deadlines = queues.flat_map(|queue| &queue.waiting).map(|receive| due(&receive.waiter));
         deadlines.min().unwrap_or(NEVER)
     }
 }

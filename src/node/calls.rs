@@ -1,0 +1,287 @@
+//! A node whose tensors travel by calls over gRPC: `fabric = grpc`.
+
+use super::clock::MonotonicClock;
+use super::error::NodeError;
+use super::offer::{self, FabricOffer, FabricRefusal, OfferState};
+use super::peering::{PeerDirectory, tag_of};
+use super::pollers::PollerSet;
+use super::transport::PeerTransport;
+use crate::bootstrap::{
+    ArrivedParts, Bootstrap, PeerInfo, Peering, Prepared, TensorAnswer, TensorBytes, TensorCaller,
+    TensorPeer, TensorRequest, TensorService,
+};
+use crate::engine::{PollMode, StartError};
+use crate::fabric::FabricKind;
+use crate::matching::recv_tensor::{AnswerValue, OpenRequest, OwnRequest, RecvTensors, RequestLine};
+use crate::matching::{Members, PeerIndex, PeerObserver, RemoteSettings};
+use crate::memory::{Pool, Tensor};
+use crate::rendezvous::{CallPath, Paths};
+use crate::telemetry::{Counters, Snapshot};
+use crate::wire::{Code, Incarnation, LossCause, Status, TaskId};
+use bytes::Bytes;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Name of the thread that ends late receives.
+const DEADLINES: &str = "tw-deadlines";
+
+/// The path of a node without a fabric, in the place of its pollers.
+pub(super) struct NodeCalls {
+    path: Arc<CallPath>,
+    line: Arc<OnceLock<TensorCaller>>,
+    members: Members,
+    max_bytes: u64,
+    counters: Arc<Counters>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl NodeCalls {
+    /// The path, which has no links yet.
+    pub fn new(
+        me: (TaskId, Incarnation),
+        members: &Members,
+        settings: RemoteSettings,
+        outstanding: Arc<AtomicUsize>,
+        pool: &Pool,
+        observer: Arc<dyn PeerObserver>,
+    ) -> Arc<Self> {
+        let line: Arc<OnceLock<TensorCaller>> = Arc::default();
+        let path = Arc::new_cyclic(|path: &Weak<CallPath>| {
+            let calls = Calls { path: path.clone(), caller: line.clone(), members: members.clone() };
+            let (members, pool) = (members.clone(), pool.clone());
+            let peers = members.all().len();
+            let state = RecvTensors::new(me, members, settings, outstanding, pool, Box::new(calls));
+            CallPath::new(state, peers, Arc::new(MonotonicClock::start()), observer)
+        });
+        Arc::new(NodeCalls {
+            counters: path.counters(),
+            path,
+            line,
+            members: members.clone(),
+            max_bytes: pool.region().len(),
+            thread: Mutex::default(),
+        })
+    }
+
+    /// Makes and answers calls by this service, which has not started yet.
+    pub fn call_by(&self, bootstrap: &Bootstrap) {
+        let served = Served { path: Arc::downgrade(&self.path), members: self.members.clone() };
+        let _ = self.line.set(bootstrap.serve_tensors(Arc::new(served), self.max_bytes));
+    }
+
+    /// What the bootstrap service tells of peers goes to this path.
+    pub fn peering(&self, me: TaskId, directory: PeerDirectory) -> CallPeering {
+        CallPeering { path: self.path.clone(), me, directory }
+    }
+}
+
+impl PollerSet for NodeCalls {
+    fn start(&self) -> Result<(), NodeError> {
+        let path = self.path.clone();
+        let thread = std::thread::Builder::new().name(DEADLINES.into()).spawn(move || path.keep_deadlines());
+        let thread = thread.map_err(|source| StartError::Thread { name: DEADLINES.into(), source })?;
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
+    }
+
+    /// Calls sleep while they wait, and the thread of the bootstrap service makes the progress.
+    fn mode(&self) -> PollMode {
+        PollMode::Adaptive
+    }
+
+    fn paths(&self) -> Paths {
+        Paths::new(vec![Box::new(self.path.clone())])
+    }
+
+    fn counted(&self) -> Snapshot {
+        self.counters.snapshot()
+    }
+
+    fn close(&self) {
+        self.path.close();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the deadlines panicked");
+        }
+    }
+}
+
+/// Carries requests by the calls of the bootstrap service.
+struct Calls {
+    path: Weak<CallPath>,
+    caller: Arc<OnceLock<TensorCaller>>,
+    members: Members,
+}
+
+impl Calls {
+    fn to(&self, peer: PeerIndex, incarnation: Incarnation) -> TensorPeer {
+        TensorPeer { name: self.members.task(peer).clone(), incarnation }
+    }
+}
+
+impl RequestLine for Calls {
+    fn ask(&mut self, request: OwnRequest) -> OpenRequest {
+        let OwnRequest { peer, life, id, step, key } = request;
+        let Some(caller) = self.caller.get() else { return Box::new(()) };
+        let path = self.path.clone();
+        let done = move |answer: Result<ArrivedParts, Status>| {
+            if let Some(path) = path.upgrade() {
+                path.answered((peer, id), answer.map(|ArrivedParts { head, parts }| (head, parts)));
+            }
+        };
+        Box::new(caller.recv_tensor(self.to(peer, life), TensorRequest { step, key, id }, done))
+    }
+
+    fn finish(&mut self, peer: PeerIndex, life: Incarnation, id: u64, is_given_up: bool) {
+        let Some(caller) = self.caller.get() else { return };
+        let path = self.path.clone();
+        caller.mark_recv_finished(self.to(peer, life), id, is_given_up, move || {
+            if let Some(path) = path.upgrade().filter(|_| is_given_up) {
+                path.withdrawn(peer, id);
+            }
+        });
+    }
+
+    fn clean_up(&mut self, peer: PeerIndex, life: Incarnation, id: u64) {
+        if let Some(caller) = self.caller.get() {
+            caller.cleanup_all(self.to(peer, life), id);
+        }
+    }
+}
+
+/// Answers the calls of peers.
+struct Served {
+    path: Weak<CallPath>,
+    members: Members,
+}
+
+impl Served {
+    fn with(&self, from: &TensorPeer, call: impl FnOnce(&CallPath, (PeerIndex, Incarnation))) -> bool {
+        match (self.path.upgrade(), self.members.index(&from.name)) {
+            (Some(path), Some(peer)) => {
+                call(&path, (peer, from.incarnation));
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The bytes of a tensor, which stays as long as they are sent.
+struct SentBytes(Tensor);
+
+impl AsRef<[u8]> for SentBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+fn bytes_of(AnswerValue { head, tensor }: AnswerValue) -> TensorBytes {
+    let bytes = tensor.map_or_else(Bytes::new, |tensor| Bytes::from_owner(SentBytes(tensor)));
+    TensorBytes { head: head.encode(), bytes }
+}
+
+impl TensorService for Served {
+    fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
+        let TensorRequest { step, key, id } = request;
+        let answer = Box::new(move |value: Result<AnswerValue, Status>| answer.send(value.map(bytes_of)));
+        // An answer that is dropped tells the peer to ask again.
+        self.with(from, |path, from| path.asked(from, (id, step, &key), answer));
+    }
+
+    fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool) {
+        self.with(from, |path, from| path.finished(from, id, is_given_up));
+    }
+
+    fn cleanup_all(&self, from: &TensorPeer, first_request: u64) {
+        self.with(from, |path, from| path.clean_up_peer(from, first_request));
+    }
+}
+
+/// Links members that both name the path. There is nothing to connect: the service is reached.
+pub(super) struct CallPeering {
+    path: Arc<CallPath>,
+    me: TaskId,
+    directory: PeerDirectory,
+}
+
+impl CallPeering {
+    fn index(&self, peer: &PeerInfo) -> Result<PeerIndex, Status> {
+        self.directory.index(&peer.name).ok_or_else(|| {
+            let what = format!("{} is not a member of the cluster that this node knows", peer.name);
+            Status::new(Code::NotFound, what)
+        })
+    }
+
+    fn lose(&self, peer: &PeerInfo, cause: LossCause) {
+        if let Ok(index) = self.index(peer) {
+            self.path.lost(index, &peer.name, tag_of(peer), cause);
+        }
+    }
+
+    /// Checks that a peer names the path too.
+    fn check(&self, peer: &PeerInfo, theirs: &[u8]) -> Result<(), Status> {
+        let failed = |why: String| Status::new(Code::FailedPrecondition, why);
+        let offers = offer::decode(theirs).map_err(|why| failed(format!("{} made {why}", peer.name)))?;
+        let has_grpc = |offer: &FabricOffer| {
+            offer.kind == FabricKind::Grpc && matches!(offer.state, OfferState::Offered { .. })
+        };
+        if offers.iter().any(has_grpc) {
+            return Ok(());
+        }
+        Err(failed(format!(
+            "{} and {} have no fabric in common: fabric is grpc at {}, and {} does not name it. Set fabric to \
+             the same value on all members, or leave it auto",
+            self.me, peer.name, self.me, peer.name
+        )))
+    }
+}
+
+impl Peering for CallPeering {
+    fn prepare(&self, peer: &PeerInfo, theirs: Option<&[u8]>) -> Result<Prepared, Status> {
+        self.index(peer)?;
+        if let Some(theirs) = theirs {
+            self.check(peer, theirs)?;
+        }
+        let why = || FabricRefusal { why: "fabric is grpc".into(), is_final: true };
+        let mut offers: Vec<_> =
+            FabricKind::FASTEST_FIRST.map(|kind| FabricOffer::refused(kind, why())).into();
+        let state = OfferState::Offered { depth: 0, address: Vec::new() };
+        offers.push(FabricOffer { kind: FabricKind::Grpc, state });
+        Ok(Prepared { ticket: 0, offer: offer::encode(&offers) })
+    }
+
+    fn connect(
+        &self,
+        peer: &PeerInfo,
+        _ticket: u64,
+        offer: &[u8],
+        _initiator: bool,
+        _timeout: Duration,
+    ) -> Result<(), Status> {
+        self.check(peer, offer)?;
+        let transport = PeerTransport { kind: FabricKind::Grpc, why: "fabric = grpc".into() };
+        self.directory.note(self.index(peer)?, transport);
+        Ok(())
+    }
+
+    fn abandon(&self, _peer: &PeerInfo, _ticket: u64) {}
+
+    fn ready(&self, peer: &PeerInfo, _ticket: u64) {
+        if let Ok(index) = self.index(peer) {
+            self.path.up(index, tag_of(peer));
+        }
+    }
+
+    fn lost(&self, peer: &PeerInfo, cause: LossCause) {
+        self.lose(peer, cause);
+    }
+
+    fn gone(&self, peer: &PeerInfo, cause: LossCause) {
+        self.lose(peer, cause);
+    }
+}

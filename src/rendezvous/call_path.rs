@@ -1,0 +1,354 @@
+//! The path by calls: a [`RemotePath`] without a poller, over gRPC (specification 9).
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)] // off the data path of every fabric
+
+use super::path::{DirectEnd, DirectSend, RemotePath};
+use crate::engine::{Clock, DirectWait, Unusable};
+use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
+use crate::matching::recv_tensor::{RecvTensors, RequestAnswer};
+use crate::matching::{
+    BatchReceive, BatchSend, BatchWalk, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, OfEdge,
+    PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter, WalkEnd,
+};
+use crate::memory::Tensor;
+use crate::sync::Reused;
+use crate::telemetry::{Counter, Counters, FlightLog};
+use crate::wire::{Incarnation, LossCause, Status, TaskId, Time};
+use bytes::Bytes;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The longest sleep of a wait. Every event wakes it earlier.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+
+/// The tensors of a process that travels by calls. Calls of any thread change it under one lock,
+/// and sleep until an answer has come.
+pub struct CallPath {
+    state: Mutex<RecvTensors>,
+    clock: Arc<dyn Clock>,
+    observer: Arc<dyn PeerObserver>,
+    /// The last loss of each peer that has not come back.
+    losses: Mutex<Vec<Option<LinkTag>>>,
+    /// Counts what waiting threads may wait for.
+    events: Mutex<u64>,
+    happened: Condvar,
+    /// When [`CallPath::keep_deadlines`] looks next.
+    next_look: Mutex<Time>,
+    look_earlier: Condvar,
+    is_closed: AtomicBool,
+}
+
+/// Locks. No code panics while it holds one of these locks, but for a bug.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl CallPath {
+    /// A path to `peers` peers, all without a link.
+    pub fn new(
+        state: RecvTensors,
+        peers: usize,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn PeerObserver>,
+    ) -> Self {
+        CallPath {
+            state: Mutex::new(state),
+            clock,
+            observer,
+            losses: Mutex::new(vec![None; peers]),
+            events: Mutex::new(0),
+            happened: Condvar::new(),
+            next_look: Mutex::new(Time::NEVER),
+            look_earlier: Condvar::new(),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    /// The counters of the path.
+    pub fn counters(&self) -> Arc<Counters> {
+        lock(&self.state).counters().counters()
+    }
+
+    /// Changes the state, then gives the outcomes of ended receives to their callers.
+    fn with<R>(&self, change: impl FnOnce(&mut RecvTensors) -> R) -> R {
+        let (result, ended) = {
+            let mut state = lock(&self.state);
+            (change(&mut state), state.take_ended())
+        };
+        if !ended.is_empty() {
+            ended.into_iter().for_each(|ended| ended.send());
+            self.nudge();
+        }
+        result
+    }
+
+    /// The same for a call that needs a path that is open.
+    fn with_open<R>(&self, change: impl FnOnce(&mut RecvTensors) -> R) -> Result<R, Error> {
+        self.check_open()?;
+        Ok(self.with(change))
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.is_closed.load(Ordering::Acquire) { Err(Error::Stopped) } else { Ok(()) }
+    }
+
+    /// A peer asks for a value.
+    pub fn asked(&self, from: (PeerIndex, Incarnation), request: (u64, u64, &str), answer: RequestAnswer) {
+        self.with(|state| state.asked(from, request, answer));
+    }
+
+    /// A request of a peer has ended: see [`RecvTensors::finished`].
+    pub fn finished(&self, from: (PeerIndex, Incarnation), id: u64, is_given_up: bool) {
+        self.with(|state| state.finished(from, id, is_given_up));
+        self.nudge();
+    }
+
+    /// See [`RecvTensors::clean_up_peer`].
+    pub fn clean_up_peer(&self, from: (PeerIndex, Incarnation), id: u64) {
+        self.with(|state| state.clean_up_peer(from, id));
+    }
+
+    /// The answer to a request of this process has come.
+    pub fn answered(&self, request: (PeerIndex, u64), answer: Result<(Vec<u8>, Vec<Bytes>), Status>) {
+        self.with(|state| state.answered(request, answer));
+    }
+
+    /// A peer has heard that a request was given up.
+    pub fn withdrawn(&self, peer: PeerIndex, id: u64) {
+        self.with(|state| state.withdrawn(peer, id));
+    }
+
+    /// A link with a peer is up.
+    pub fn up(&self, peer: PeerIndex, tag: LinkTag) {
+        lock(&self.losses)[peer.0 as usize] = None;
+        self.with(|state| state.up(peer, tag));
+        self.observer.up(peer, tag);
+        self.nudge();
+    }
+
+    /// A link with a peer has ended, or a life of it without a link. Each life is reported once.
+    pub fn lost(&self, peer: PeerIndex, name: &TaskId, tag: LinkTag, cause: LossCause) {
+        {
+            let mut losses = lock(&self.losses);
+            let known = &mut losses[peer.0 as usize];
+            let is_old =
+                |lost: &LinkTag| lost.incarnation == tag.incarnation || lost.generation > tag.generation;
+            if known.as_ref().is_some_and(is_old) {
+                return;
+            }
+            *known = Some(tag);
+        }
+        let error = Error::PeerLost { peer: name.clone(), incarnation: tag.incarnation, cause };
+        let values = self.with(|state| state.lost(peer, &error));
+        self.observer.down(&LostPeer { peer, tag, error, values, flight: None });
+        self.nudge();
+    }
+
+    /// Ends the waits whose deadlines pass, until the path is closed. Blocks.
+    pub fn keep_deadlines(&self) {
+        while !self.is_closed.load(Ordering::Acquire) {
+            let now = self.clock.now();
+            let (next, long) = self.with(|state| {
+                let long = state.take_long_waits(now);
+                (state.expire(now), long)
+            });
+            if let Some(waits) = long {
+                self.observer.hung(&waits);
+            }
+            let mut next_look = lock(&self.next_look);
+            // A receive that has begun meanwhile has set it.
+            *next_look = next.min(*next_look);
+            while !self.is_closed.load(Ordering::Acquire) && self.clock.now() < *next_look {
+                let sleep = LONGEST_SLEEP.min(next_look.since(self.clock.now()));
+                let woken = self.look_earlier.wait_timeout(next_look, sleep);
+                next_look = woken.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            *next_look = Time::NEVER;
+        }
+    }
+
+    /// The path ends: every call fails from now on.
+    pub fn close(&self) {
+        self.with(|state| state.end(&Error::Stopped));
+        self.is_closed.store(true, Ordering::Release);
+        drop(lock(&self.next_look));
+        self.look_earlier.notify_all();
+        self.nudge();
+    }
+
+    /// Has [`CallPath::keep_deadlines`] look at `at`, if not earlier.
+    fn look_at(&self, at: Time) {
+        let mut next_look = lock(&self.next_look);
+        if at < *next_look {
+            *next_look = at;
+            self.look_earlier.notify_one();
+        }
+    }
+}
+
+impl RemotePath for Arc<CallPath> {
+    fn send(&self, peer: PeerIndex, key: TensorKey, value: Value) -> Result<(), Error> {
+        let now = self.clock.now();
+        self.with_open(|state| state.send(peer, &key, value, now))
+    }
+
+    fn send_short(
+        &self,
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
+        _tensor: &mut Option<Tensor>,
+    ) -> Result<bool, Unusable> {
+        Ok(false)
+    }
+
+    fn send_direct(
+        &self,
+        _of: (PeerIndex, TensorKeyRef<'_>),
+        value: Value,
+        _limit: usize,
+    ) -> Result<DirectSend, Unusable> {
+        Ok(DirectSend::Elsewhere(value))
+    }
+
+    fn receive_direct(
+        &self,
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
+        _receive: &mut DirectReceive,
+        _timeout: Duration,
+    ) -> DirectWait<DirectEnd> {
+        DirectWait::Elsewhere(None)
+    }
+
+    fn receive_batch(&self, _walk: &mut BatchWalk<'_>, _timeout: Duration) -> DirectWait<WalkEnd> {
+        DirectWait::Elsewhere(None)
+    }
+
+    fn receive(
+        &self,
+        peer: PeerIndex,
+        key: TensorKey,
+        destination: Destination,
+        waiter: Waiter,
+    ) -> Result<(), Error> {
+        let (begun, deadline) = (waiter.begun, waiter.deadline);
+        let hung = self.with_open(|state| {
+            state.receive((peer, key), destination, waiter, true);
+            begun + state.hung_after()
+        })?;
+        self.look_at(deadline.min(hung));
+        Ok(())
+    }
+
+    fn send_batch(&self, _values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
+        Ok(false)
+    }
+
+    fn send_all(&self, mut values: Reused<BatchSend>) -> Result<(), Error> {
+        let now = self.clock.now();
+        self.with_open(|state| {
+            state.counters().increment(Counter::Batches);
+            for BatchSend { peer, key, value, .. } in values.drain(..) {
+                state.send(peer, &key, value, now);
+            }
+        })
+    }
+
+    fn receive_all(&self, batch: ReceiveAll) -> Result<(), Error> {
+        let ReceiveAll { begun, deadline, timeout, mut receives } = batch;
+        let hung = self.with_open(|state| {
+            state.counters().increment(Counter::Batches);
+            for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
+                let (permit, cancel_reason, is_logged) = (None, None, false);
+                let waiter =
+                    Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
+                state.receive((peer, key), destination, waiter, false);
+            }
+            begun + state.hung_after()
+        })?;
+        self.look_at(deadline.min(hung));
+        Ok(())
+    }
+
+    fn cancel(&self, call: Cancel) {
+        self.with(|state| state.cancel(&call));
+    }
+
+    fn cancel_all(&self, calls: CancelAll) {
+        self.with(|state| state.cancel_all(&calls));
+    }
+
+    fn step(&self, change: StepChange) {
+        self.with(|state| state.step_changed(change));
+    }
+
+    fn clean_up(&self, step: u64) {
+        self.step(StepChange::CleanedUp { step });
+    }
+
+    /// Nothing is sent before it is asked for, so there is no window.
+    fn standing(&self, _change: StandingChange) {}
+
+    fn edges(&self, limit: usize) -> Result<EdgeReports, Error> {
+        self.with_open(|state| state.edges(limit))
+    }
+
+    fn waits(&self, limit: usize) -> Result<WaitReports, Error> {
+        let now = self.clock.now();
+        self.with_open(|state| state.waits(now, limit))
+    }
+
+    /// Calls have no flight records.
+    fn flight_logs(&self) -> Result<Vec<FlightLog>, Error> {
+        self.check_open().map(|()| Vec::new())
+    }
+
+    fn untaken(&self, _asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error> {
+        self.with_open(|state| state.untaken(since))
+    }
+
+    /// The thread of the bootstrap service makes the progress.
+    fn progress(&self) -> Result<usize, Error> {
+        self.check_open().map(|()| 0)
+    }
+
+    fn wait(&self, deadline: Time, done: &dyn Fn() -> bool) -> Result<bool, Error> {
+        loop {
+            let seen = *lock(&self.events);
+            if done() {
+                return Ok(true);
+            }
+            self.check_open()?;
+            let now = self.clock.now();
+            if now >= deadline {
+                return Ok(false);
+            }
+            let mut events = lock(&self.events);
+            if *events == seen {
+                let sleep = LONGEST_SLEEP.min(deadline.since(now));
+                events = self.happened.wait_timeout(events, sleep).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            drop(events);
+        }
+    }
+
+    fn nudge(&self) {
+        CallPath::nudge(self);
+    }
+
+    fn end(&self, error: Error) {
+        self.with(|state| state.end(&error));
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+}
+
+impl CallPath {
+    fn nudge(&self) {
+        let mut events = lock(&self.events);
+        *events = events.wrapping_add(1);
+        self.happened.notify_all();
+    }
+}
