@@ -780,39 +780,22 @@ pub struct RecvTensorRequest {
     #[prost(uint64, tag = "4")]
     pub request_id: u64,
 }
-/// The first part has what is known before the bytes: a head, a failure, or that there is no value yet.
+/// The first part has what is known before the bytes, or says that there is no value yet.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RecvTensorPart {
-    /// The receiver's own format: element type, shape, dead or not.
+    /// Element type and shape, that the value is dead, or that there is none and the data say why
+    /// (src/matching/recv_tensor/head.rs).
     #[prost(bytes = "vec", tag = "1")]
     pub head: ::prost::alloc::vec::Vec<u8>,
-    /// Bytes of the whole tensor.
+    /// Bytes of all data.
     #[prost(uint64, tag = "2")]
     pub length: u64,
-    /// The next bytes of the tensor.
+    /// The next bytes.
     #[prost(bytes = "bytes", tag = "3")]
     pub data: ::prost::bytes::Bytes,
-    /// There is no value and will be none.
-    #[prost(message, optional, tag = "4")]
-    pub failure: ::core::option::Option<RecvTensorFailure>,
     /// There is no value yet. The request stays in line: ask again with the same request_id.
-    #[prost(bool, tag = "5")]
-    pub is_pending: bool,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct RecvTensorFailure {
-    /// A canonical code of gRPC, not 0.
-    #[prost(uint32, tag = "1")]
-    pub code: u32,
-    /// At most 16 KiB.
-    #[prost(string, tag = "2")]
-    pub message: ::prost::alloc::string::String,
-    /// Any bytes; at most 16 KiB.
-    #[prost(bytes = "vec", tag = "3")]
-    pub details: ::prost::alloc::vec::Vec<u8>,
-    /// Only the consequence of another error.
     #[prost(bool, tag = "4")]
-    pub is_derived: bool,
+    pub is_pending: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MarkRecvFinishedRequest {

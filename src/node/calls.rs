@@ -12,7 +12,9 @@ use crate::bootstrap::{
 };
 use crate::engine::{PollMode, StartError};
 use crate::fabric::FabricKind;
-use crate::matching::recv_tensor::{AnswerValue, OpenRequest, OwnRequest, RecvTensors, RequestLine};
+use crate::matching::recv_tensor::{
+    AnswerBytes, AnswerValue, OpenRequest, OwnRequest, RecvTensors, RequestLine,
+};
 use crate::matching::{Members, PeerIndex, PeerObserver, RemoteSettings};
 use crate::memory::{Pool, Tensor};
 use crate::rendezvous::{CallPath, Paths};
@@ -180,15 +182,19 @@ impl AsRef<[u8]> for SentBytes {
     }
 }
 
-fn bytes_of(AnswerValue { head, tensor }: AnswerValue) -> TensorBytes {
-    let bytes = tensor.map_or_else(Bytes::new, |tensor| Bytes::from_owner(SentBytes(tensor)));
+fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> TensorBytes {
+    let bytes = match bytes {
+        AnswerBytes::Dead => Bytes::new(),
+        AnswerBytes::Tensor(tensor) => Bytes::from_owner(SentBytes(tensor)),
+        AnswerBytes::Failure(text) => text.into(),
+    };
     TensorBytes { head: head.encode(), bytes }
 }
 
 impl TensorService for Served {
     fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
         let TensorRequest { step, key, id } = request;
-        let answer = Box::new(move |value: Result<AnswerValue, Status>| answer.send(value.map(bytes_of)));
+        let answer = Box::new(move |value| answer.send(bytes_of(value)));
         // An answer that is dropped tells the peer to ask again.
         self.with(from, |path, from| path.asked(from, (id, step, &key), answer));
     }

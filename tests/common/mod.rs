@@ -101,6 +101,17 @@ pub fn lacks_processes() -> bool {
     false
 }
 
+/// Whether each value is asked for by a call, without windows of values that come unasked and
+/// without a poller. Then prints that a test of them is skipped.
+#[allow(dead_code)] // not every test needs windows
+pub fn calls_for_each_value() -> bool {
+    let calls = std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "grpc");
+    if calls {
+        println!("skipped: this path has neither windows nor pollers");
+    }
+    calls
+}
+
 /// Whether the fabric of this run does not lend. Then prints that a test of loans is skipped.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {

@@ -33,3 +33,8 @@ pub fn lends_nothing() -> bool {
     println!("skipped: this path does not lend");
     true
 }
+
+pub fn calls_for_each_value() -> bool {
+    println!("skipped: this path has neither windows nor pollers");
+    true
+}

@@ -1,5 +1,4 @@
-//! The tests of `it` again, over gRPC calls. Tests of
-//! loans, and tests with several processes, are skipped here.
+//! The tests of `it` again, over gRPC calls. Tests of loans, windows and pollers are skipped here.
 
 #[path = "../it/aborts.rs"]
 mod aborts;

@@ -194,9 +194,6 @@ impl TensorClient {
         if first.is_pending {
             return Ok(None);
         }
-        if let Some(failure) = first.failure {
-            return Err(NoAnswer::Never(failure_of(failure)));
-        }
         if first.head.len() > MAX_HEAD || first.length > self.max_bytes {
             let (head, length, max) = (first.head.len(), first.length, self.max_bytes);
             return Err(NoAnswer::Never(Status::new(
@@ -301,11 +298,4 @@ fn cut_short() -> NoAnswer {
 
 fn stopping() -> Status {
     Status::new(Code::Unavailable, "this process stops")
-}
-
-fn failure_of(failure: grpc::RecvTensorFailure) -> Status {
-    let grpc::RecvTensorFailure { code, message, details, is_derived } = failure;
-    let code = u8::try_from(code).ok().and_then(Code::from_number).filter(|code| *code != Code::Ok);
-    let status = Status::new(code.unwrap_or(Code::Unknown), message).with_details(details);
-    if is_derived { status.into_derived() } else { status }
 }

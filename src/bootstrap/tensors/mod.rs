@@ -16,7 +16,7 @@ pub(super) use client::TensorClients;
 pub use client::{TensorCall, TensorCaller};
 pub(super) use server::{SERVICE_NAME, TensorsGrpc, service};
 
-use crate::wire::{Incarnation, Status, TaskId};
+use crate::wire::{Incarnation, TaskId};
 use bytes::Bytes;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -29,9 +29,6 @@ const MAX_HEAD: usize = 4 * 1024;
 
 /// Bytes of the longest key: two device names, an edge name, and numbers.
 const MAX_KEY: usize = 8 * 1024;
-
-/// Bytes of the message and of the details of a failure.
-const MAX_FAILURE: usize = 16 * 1024;
 
 /// Requests of one peer that may wait or be answered at a time.
 pub(super) const MAX_CALLS: u32 = 1024;
@@ -63,12 +60,12 @@ pub struct TensorRequest {
     pub id: u64,
 }
 
-/// The answer of a sender: a value.
+/// The answer of a sender: a value, or why there is none.
 #[derive(Clone, Debug)]
 pub struct TensorBytes {
     /// What is known before the bytes; at most 4 KiB.
     pub head: Vec<u8>,
-    /// The bytes of the tensor, by reference.
+    /// The bytes, by reference.
     pub bytes: Bytes,
 }
 
@@ -83,11 +80,11 @@ pub struct ArrivedParts {
 
 /// Takes the answer to a call of a peer.
 #[derive(Debug)]
-pub struct TensorAnswer(oneshot::Sender<Result<TensorBytes, Status>>);
+pub struct TensorAnswer(oneshot::Sender<TensorBytes>);
 
 impl TensorAnswer {
     /// Answers the call. Does nothing if the peer has hung up.
-    pub fn send(self, answer: Result<TensorBytes, Status>) {
+    pub fn send(self, answer: TensorBytes) {
         drop(self.0.send(answer));
     }
 }

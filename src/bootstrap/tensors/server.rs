@@ -2,14 +2,12 @@
 
 use super::super::acceptor::ProvenCaller;
 use super::super::generated as grpc;
-use super::super::names::shorten;
 use super::super::server::{Server, open};
 use super::super::thread::MAX_MESSAGE;
 use super::{
-    MAX_FAILURE, MAX_KEY, PART, PENDING_AFTER, TensorAnswer, TensorBytes, TensorPeer, TensorRequest,
-    TensorService,
+    MAX_KEY, PART, PENDING_AFTER, TensorAnswer, TensorBytes, TensorPeer, TensorRequest, TensorService,
 };
-use crate::wire::{self, Incarnation};
+use crate::wire::Incarnation;
 use bytes::Bytes;
 use grpc::tensors_server::{self, TensorsServer};
 use std::pin::Pin;
@@ -71,8 +69,7 @@ impl grpc::tensors_server::Tensors for TensorServer {
         let request = TensorRequest { step: request.step_id, key, id: request.request_id };
         self.service.recv_tensor(&from, request, TensorAnswer(answer));
         let parts = match timeout(PENDING_AFTER, answered).await {
-            Ok(Ok(Ok(value))) => Parts::of_value(proven, value),
-            Ok(Ok(Err(failure))) => Parts::of_failure(proven, failure),
+            Ok(Ok(value)) => Parts::of_value(proven, value),
             // A newer call has taken the place of this one, or nothing has come yet.
             Ok(Err(_)) | Err(_) => Parts::pending(proven),
         };
@@ -115,20 +112,6 @@ impl Parts {
         let data = rest.split_to(rest.len().min(PART));
         let first = grpc::RecvTensorPart { head, length, data, ..Default::default() };
         Parts { caller, first: Some(first), rest }
-    }
-
-    fn of_failure(caller: Arc<ProvenCaller>, failure: wire::Status) -> Self {
-        let wire::Status { code, message, details, derived, .. } = failure;
-        let mut message = shorten(&message, MAX_FAILURE);
-        let mut details = details;
-        if details.len() > MAX_FAILURE {
-            message = shorten(&message, MAX_FAILURE - 100);
-            message += &format!(" ({} bytes of details are left out)", details.len());
-            details.clear();
-        }
-        let failure = grpc::RecvTensorFailure { code: code as u32, message, details, is_derived: derived };
-        let first = grpc::RecvTensorPart { failure: Some(failure), ..Default::default() };
-        Parts { caller, first: Some(first), rest: Bytes::new() }
     }
 
     fn pending(caller: Arc<ProvenCaller>) -> Self {

@@ -6,19 +6,23 @@
 //! | 8 | checksum, if it has one |
 //! | rest | the message `META` of [`crate::wire::message`], unless the value is dead |
 
-use crate::wire::TensorMeta;
 use crate::wire::message::{Message, Placement, VersionedMeta};
+use crate::wire::{Status, TensorMeta};
 
 /// The value is dead.
 const DEAD: u8 = 1;
 /// A checksum follows.
 const CHECKSUM: u8 = 2;
+/// There is no value, and the bytes say why.
+const FAILED: u8 = 4;
 
 /// A value without its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerHead {
     /// That of a branch not taken.
     Dead,
+    /// None. The bytes are those of [`encode_failure`].
+    Failed,
     /// A tensor.
     Tensor {
         /// Element type and shape.
@@ -36,6 +40,7 @@ impl AnswerHead {
         let mut out = Vec::new();
         match self {
             AnswerHead::Dead => out.push(DEAD),
+            AnswerHead::Failed => out.push(FAILED),
             AnswerHead::Tensor { meta, placement, checksum } => {
                 out.push(if checksum.is_some() { CHECKSUM } else { 0 });
                 checksum.iter().for_each(|sum| out.extend(sum.to_le_bytes()));
@@ -62,6 +67,7 @@ impl AnswerHead {
         };
         match *flags {
             DEAD if rest.is_empty() => Ok(AnswerHead::Dead),
+            FAILED if rest.is_empty() => Ok(AnswerHead::Failed),
             0 | CHECKSUM => match Message::decode(rest).map_err(|error| error.to_string())? {
                 Message::Meta(VersionedMeta { placement, meta, .. }) => {
                     Ok(AnswerHead::Tensor { meta, placement, checksum })
@@ -70,6 +76,24 @@ impl AnswerHead {
             },
             _ => Err(format!("a head with flags {flags:#x} and {} bytes behind them", rest.len())),
         }
+    }
+}
+
+/// The bytes of a failure: the message `STEPS_OVER`, whose texts are bounded.
+pub(super) fn encode_failure(status: Status) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Message::StepsOver { first: 0, last: 0, status: Some(status) }.encode(&mut bytes);
+    bytes
+}
+
+/// Reads the failure of a peer.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn decode_failure(bytes: &[u8]) -> Result<Status, String> {
+    match Message::decode(bytes).map_err(|error| error.to_string())? {
+        Message::StepsOver { status: Some(status), .. } => Ok(status),
+        _ => Err("a failure with another message than STEPS_OVER".into()),
     }
 }
 
@@ -88,7 +112,11 @@ mod tests {
             assert_eq!(AnswerHead::decode(&bytes), Ok(head));
             (0..bytes.len()).for_each(|end| assert!(AnswerHead::decode(&bytes[..end]).is_err(), "{end}"));
         }
-        assert_eq!(AnswerHead::decode(&AnswerHead::Dead.encode()), Ok(AnswerHead::Dead));
+        for head in [AnswerHead::Dead, AnswerHead::Failed] {
+            assert_eq!(AnswerHead::decode(&head.encode()), Ok(head));
+        }
+        let status = Status::new(crate::wire::Code::Aborted, "no").with_details(vec![7]).into_derived();
+        assert_eq!(decode_failure(&encode_failure(status.clone())), Ok(status));
     }
 
     proptest! {

@@ -37,7 +37,7 @@ use crate::link::{Destination, TensorKey};
 use crate::memory::{Pool, Tensor};
 use crate::sync::OneshotSender;
 use crate::telemetry::CountersWriter;
-use crate::wire::{Incarnation, Status, TaskId, Time};
+use crate::wire::{Incarnation, TaskId, Time};
 use finished::FinishedRequests;
 use foldhash::HashMap;
 use receiving::{Inbound, WaitingReceive};
@@ -51,12 +51,23 @@ use std::time::Duration;
 pub struct AnswerValue {
     /// What is known before the bytes.
     pub head: AnswerHead,
-    /// The bytes; `None` for a dead value.
-    pub tensor: Option<Tensor>,
+    /// What follows the head.
+    pub bytes: AnswerBytes,
+}
+
+/// The bytes of an answer.
+#[derive(Debug)]
+pub enum AnswerBytes {
+    /// Of a dead value: none.
+    Dead,
+    /// The elements, or the serialised form.
+    Tensor(Tensor),
+    /// Why there is no value.
+    Failure(Vec<u8>),
 }
 
 /// Takes the answer to a request of a peer. Does nothing if the peer has hung up.
-pub type RequestAnswer = Box<dyn FnOnce(Result<AnswerValue, Status>) + Send>;
+pub type RequestAnswer = Box<dyn FnOnce(AnswerValue) + Send>;
 
 /// A request that goes on until it is answered. Dropping it gives it up.
 pub type OpenRequest = Box<dyn Send>;

@@ -1,5 +1,6 @@
 //! The receiving side.
 
+use super::head::decode_failure;
 use super::sending::request;
 use super::{AnswerHead, NEVER, OpenRequest, RecvTensors, not_borrowed};
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
@@ -156,27 +157,31 @@ impl RecvTensors {
         queue.request = None;
         match answer {
             Ok((head, parts)) => match self.arrived(&head, &parts) {
-                Ok(value) => self.hand_out(peer, &key, HeldValue { request: id, value }),
+                Ok(Ok(value)) => self.hand_out(peer, &key, HeldValue { request: id, value }),
+                Ok(Err(status)) => self.failed(peer, id, &key, &status),
                 Err(why) => {
                     self.finish(peer, id, false);
                     let what = format!("the answer is not valid: {why}");
                     self.refused(peer, &key, &Status::new(Code::DataLoss, what));
                 }
             },
-            Err(status) => {
-                self.counters.increment(Counter::ErrorsReceived);
-                self.finish(peer, id, true);
-                self.refused(peer, &key, &status);
-            }
+            Err(status) => self.failed(peer, id, &key, &status),
         }
         self.settle(peer, &key);
     }
 
-    /// The value of an answer, in the pool if it has room.
-    fn arrived(&self, head: &[u8], parts: &[Bytes]) -> Result<ArrivedValue, String> {
+    fn failed(&mut self, peer: PeerIndex, id: u64, key: &TensorKey, status: &Status) {
+        self.counters.increment(Counter::ErrorsReceived);
+        self.finish(peer, id, true);
+        self.refused(peer, key, status);
+    }
+
+    /// The value of an answer, in the pool if it has room, or why there is none.
+    fn arrived(&self, head: &[u8], parts: &[Bytes]) -> Result<Result<ArrivedValue, Status>, String> {
         let len: usize = parts.iter().map(Bytes::len).sum();
         match AnswerHead::decode(head)? {
-            AnswerHead::Dead if len == 0 => Ok(ArrivedValue::Dead),
+            AnswerHead::Failed => decode_failure(&parts.concat()).map(Err),
+            AnswerHead::Dead if len == 0 => Ok(Ok(ArrivedValue::Dead)),
             AnswerHead::Dead => Err(format!("a dead value with {len} bytes")),
             AnswerHead::Tensor { meta, .. } if meta.bytes() != len as u64 => {
                 Err(format!("{len} bytes came for {meta}"))
@@ -195,7 +200,7 @@ impl RecvTensors {
                     Err(_) => ArrivedBytes::Kept(parts.concat().into()),
                 };
                 let told = Arc::new(ToldMeta { meta, sender: placement });
-                Ok(ArrivedValue::Tensor(ArrivedTensor { told, checksum, bytes }))
+                Ok(Ok(ArrivedValue::Tensor(ArrivedTensor { told, checksum, bytes })))
             }
         }
     }

@@ -1,6 +1,10 @@
 //! The sending side.
 
-use super::{AnswerHead, AnswerValue, FinishedRequests, OwnRequest, RecvTensors, RequestAnswer, RequestLine};
+use super::head::encode_failure;
+use super::{
+    AnswerBytes, AnswerHead, AnswerValue, FinishedRequests, OwnRequest, RecvTensors, RequestAnswer,
+    RequestLine,
+};
 use crate::link::windows::WindowRefusal;
 use crate::link::{EdgeKey, TensorKey, Value, placement_of};
 use crate::matching::ended_steps::StepEnd;
@@ -93,20 +97,20 @@ impl RecvTensors {
         if let RequestState::Waiting(answer) =
             std::mem::replace(&mut request.state, RequestState::Answered(value))
         {
-            answer(Ok(answered));
+            answer(answered);
         }
     }
 
     fn answer_of(&self, value: &Value) -> AnswerValue {
         self.counters.increment(Counter::TensorsSent);
         match value {
-            Value::Dead => AnswerValue { head: AnswerHead::Dead, tensor: None },
+            Value::Dead => AnswerValue { head: AnswerHead::Dead, bytes: AnswerBytes::Dead },
             Value::Tensor(tensor) => {
                 self.counters.add(Counter::BytesSent, tensor.meta().bytes());
                 let checksum = self.settings.link.validate.then(|| checksum_of(tensor.bytes()));
                 let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
                 let head = AnswerHead::Tensor { meta, placement, checksum };
-                AnswerValue { head, tensor: Some(tensor.clone()) }
+                AnswerValue { head, bytes: AnswerBytes::Tensor(tensor.clone()) }
             }
         }
     }
@@ -133,7 +137,7 @@ impl RecvTensors {
                 RequestState::Waiting(before) => *before = answer,
                 RequestState::Answered(value) => {
                     let value = value.value.value.clone();
-                    answer(Ok(self.answer_of(&value)));
+                    answer(self.answer_of(&value));
                 }
             }
             return;
@@ -159,7 +163,8 @@ impl RecvTensors {
 
     fn refuse(&self, answer: RequestAnswer, status: Status) {
         self.counters.increment(Counter::ErrorsSent);
-        answer(Err(status));
+        let bytes = AnswerBytes::Failure(encode_failure(status));
+        answer(AnswerValue { head: AnswerHead::Failed, bytes });
     }
 
     /// Why a key gets no value any more, if its step has ended here.

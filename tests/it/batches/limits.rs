@@ -50,6 +50,9 @@ fn receives_of_a_batch_may_be_more_than_max_requests() {
 /// Over verbs each of these tensors has a destination that is granted at the same time.
 #[test]
 fn many_large_tensors_of_a_batch_are_on_their_way_at_once() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     let settings = [("max_requests", "32768"), ("small_tensor_bytes", "0"), ("pool_size", "32MiB")];
     with_little_room(&settings, 16_500, 2);
 }

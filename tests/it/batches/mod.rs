@@ -214,6 +214,9 @@ fn batches_of_edges_with_a_standing_request_come_step_after_step() {
 
 #[test]
 fn a_batch_stands_by_one_call_and_for_as_long_as_it_exists() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     const STEPS: u64 = 20;
     run(2, &[], |node, task| {
         let sequence = node.sequence(1 << 40);

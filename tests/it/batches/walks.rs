@@ -182,6 +182,9 @@ fn an_error_of_a_later_edge_ends_the_wait_at_once() {
 
 #[test]
 fn a_misfit_in_the_middle_stays_and_the_values_of_the_others_are_dropped() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     let pair = Pair::new();
     let (from, to) = pair.step(2);
     let sent = (0..COUNT).map(|at| counting(&pair.sender, first_of(2, at), if at == 20 { 3 } else { 2 }));
