@@ -779,6 +779,9 @@ pub struct RecvTensorRequest {
     /// Given by the caller, unique in its life.
     #[prost(uint64, tag = "4")]
     pub request_id: u64,
+    /// The head has a checksum of the bytes.
+    #[prost(bool, tag = "5")]
+    pub wants_checksum: bool,
 }
 /// The first part has what is known before the bytes, or says that there is no value yet.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -127,7 +127,7 @@ impl Calls {
 
 impl RequestLine for Calls {
     fn ask(&mut self, request: OwnRequest) -> OpenRequest {
-        let OwnRequest { peer, life, id, step, key } = request;
+        let OwnRequest { peer, life, id, step, key, wants_checksum } = request;
         let Some(caller) = self.caller.get() else { return Box::new(()) };
         let path = self.path.clone();
         let done = move |answer: Result<ArrivedParts, Status>| {
@@ -135,7 +135,8 @@ impl RequestLine for Calls {
                 path.answered((peer, id), answer.map(|ArrivedParts { head, parts }| (head, parts)));
             }
         };
-        Box::new(caller.recv_tensor(self.to(peer, life), TensorRequest { step, key, id }, done))
+        let request = TensorRequest { step, key, id, wants_checksum };
+        Box::new(caller.recv_tensor(self.to(peer, life), request, done))
     }
 
     fn finish(&mut self, peer: PeerIndex, life: Incarnation, id: u64, is_given_up: bool) {
@@ -193,10 +194,10 @@ fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> TensorBytes {
 
 impl TensorService for Served {
     fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
-        let TensorRequest { step, key, id } = request;
+        let TensorRequest { step, key, id, wants_checksum } = request;
         let answer = Box::new(move |value| answer.send(bytes_of(value)));
         // An answer that is dropped tells the peer to ask again.
-        self.with(from, |path, from| path.asked(from, (id, step, &key), answer));
+        self.with(from, |path, from| path.asked(from, (id, step, &key, wants_checksum), answer));
     }
 
     fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool) {

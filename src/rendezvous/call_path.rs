@@ -93,7 +93,12 @@ impl CallPath {
     }
 
     /// A peer asks for a value.
-    pub fn asked(&self, from: (PeerIndex, Incarnation), request: (u64, u64, &str), answer: RequestAnswer) {
+    pub fn asked(
+        &self,
+        from: (PeerIndex, Incarnation),
+        request: (u64, u64, &str, bool),
+        answer: RequestAnswer,
+    ) {
         self.with(|state| state.asked(from, request, answer));
     }
 

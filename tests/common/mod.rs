@@ -107,7 +107,7 @@ pub fn lacks_processes() -> bool {
 pub fn calls_for_each_value() -> bool {
     let calls = std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "grpc");
     if calls {
-        println!("skipped: this path has neither windows nor pollers");
+        println!("skipped: calls have neither windows nor pollers, and bulk is slow by them");
     }
     calls
 }

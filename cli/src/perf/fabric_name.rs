@@ -15,6 +15,8 @@ pub enum FabricName {
     Verbs,
     /// TCP connections
     Tcp,
+    /// No fabric: a call over gRPC for each tensor, the baseline of rendezvous_lat
+    Grpc,
 }
 
 impl fmt::Display for FabricName {
@@ -23,6 +25,7 @@ impl fmt::Display for FabricName {
             FabricName::Shm => "shm",
             FabricName::Verbs => "verbs",
             FabricName::Tcp => "tcp",
+            FabricName::Grpc => "grpc",
         })
     }
 }

@@ -43,6 +43,7 @@ pub fn initiator(
             FabricName::Shm => initiator_on::<ShmFabric>(test, max_bytes, channel)?,
             FabricName::Verbs => initiator_on::<VerbsFabric>(test, max_bytes, channel)?,
             FabricName::Tcp => initiator_on::<TcpFabric>(test, max_bytes, channel)?,
+            FabricName::Grpc => return Err(not_bare(test)),
         },
     })
 }
@@ -84,6 +85,7 @@ pub fn responder(
             FabricName::Shm => responder_on::<ShmFabric>(test, max_bytes, channel)?,
             FabricName::Verbs => responder_on::<VerbsFabric>(test, max_bytes, channel)?,
             FabricName::Tcp => responder_on::<TcpFabric>(test, max_bytes, channel)?,
+            FabricName::Grpc => return Err(not_bare(test)),
         },
     })
 }

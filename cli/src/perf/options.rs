@@ -401,7 +401,7 @@ impl Test {
         match self {
             Test::WriteLat(options) => {
                 options.notify.get_or_insert(match options.posting.bare.fabric.fabric {
-                    FabricName::Shm | FabricName::Tcp => Notify::Immediate,
+                    FabricName::Shm | FabricName::Tcp | FabricName::Grpc => Notify::Immediate,
                     FabricName::Verbs => Notify::Memory,
                 });
             }

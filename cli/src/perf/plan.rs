@@ -218,8 +218,11 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     }
     if matches!(test, Test::RendezvousLat(_)) && name == FabricName::Tcp {
         return usage(
-            "--fabric tcp: rendezvous_lat runs on shm and verbs; write_lat and send_lat run on tcp",
+            "--fabric tcp: rendezvous_lat runs on shm, verbs and grpc; write_lat and send_lat run on tcp",
         );
+    }
+    if !matches!(test, Test::RendezvousLat(_)) && name == FabricName::Grpc {
+        return usage("--fabric grpc: only rendezvous_lat runs over gRPC calls, which are no fabric");
     }
     if matches!(test, Test::RendezvousLat(options) if options.borrow && options.inline() > Some(0)) {
         return usage("--inline: a tensor inside a message is not borrowed; leave it out");

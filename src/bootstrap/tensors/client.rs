@@ -187,6 +187,7 @@ impl TensorClient {
             step_id: request.step,
             key: request.key.clone().into_bytes(),
             request_id: request.id,
+            wants_checksum: request.wants_checksum,
         };
         let mut grpc = self.grpc.clone();
         let mut parts = in_time(grpc.recv_tensor(request)).await?.into_inner();

@@ -58,6 +58,8 @@ pub struct TensorRequest {
     pub key: String,
     /// The number that the receiver gave the request. Unique in the receiver's life.
     pub id: u64,
+    /// Whether the head of the answer has a checksum.
+    pub wants_checksum: bool,
 }
 
 /// The answer of a sender: a value, or why there is none.

@@ -85,6 +85,8 @@ pub struct OwnRequest {
     pub step: u64,
     /// The rendezvous key, with the life that is asked (specification 2.2).
     pub key: String,
+    /// Whether the answer needs a checksum of the bytes.
+    pub wants_checksum: bool,
 }
 
 /// Carries requests to peers. No method blocks.

@@ -122,7 +122,7 @@ impl RecvTensors {
 
     /// Asks for the next value of a key, unless a request for it is open.
     fn ask(&mut self, peer: PeerIndex, key: &TensorKey) {
-        let RecvTensors { peers, line, counters, .. } = self;
+        let RecvTensors { peers, line, counters, settings, .. } = self;
         let state = &mut peers[peer.0 as usize];
         let Some(life) = state.life() else { return };
         let incoming = &mut state.incoming;
@@ -134,7 +134,8 @@ impl RecvTensors {
         let id = incoming.next_request;
         incoming.requests.insert(id, key.clone());
         counters.increment(Counter::NeedsSent);
-        queue.request = Some(Request { id, open: Some(request(&mut **line, (peer, life), id, key)) });
+        let open = request(&mut **line, (peer, life), id, key, settings.link.validate);
+        queue.request = Some(Request { id, open: Some(open) });
     }
 
     /// Makes the next request of a key if receives wait, or forgets the key if nothing is left.

@@ -47,6 +47,7 @@ impl std::fmt::Debug for Outbound {
 /// A request of a peer.
 struct PeerRequest {
     key: TensorKey,
+    wants_checksum: bool,
     state: RequestState,
 }
 
@@ -68,7 +69,7 @@ impl Outbound {
     fn forget(&mut self, mut fits: impl FnMut(u64) -> bool) -> Vec<TensorKey> {
         let gone: Vec<_> = self.requests.extract_if(|id, _| fits(*id)).collect();
         let mut had_value = Vec::new();
-        for (id, PeerRequest { key, state }) in gone {
+        for (id, PeerRequest { key, state, .. }) in gone {
             match state {
                 RequestState::Waiting(_) => drop(self.table.remove_waiter(&key, |waiter| *waiter == id)),
                 RequestState::Answered(_) => had_value.push(key),
@@ -92,7 +93,9 @@ impl RecvTensors {
 
     /// Answers a waiting request.
     fn answer(&mut self, peer: PeerIndex, id: u64, value: Numbered<SentValue>) {
-        let answered = self.answer_of(&value.value.value);
+        let Some(request) = self.peer(peer).out.requests.get(&id) else { return };
+        let wants_checksum = request.wants_checksum;
+        let answered = self.answer_of(&value.value.value, wants_checksum);
         let Some(request) = self.peer(peer).out.requests.get_mut(&id) else { return };
         if let RequestState::Waiting(answer) =
             std::mem::replace(&mut request.state, RequestState::Answered(value))
@@ -101,13 +104,13 @@ impl RecvTensors {
         }
     }
 
-    fn answer_of(&self, value: &Value) -> AnswerValue {
+    fn answer_of(&self, value: &Value, wants_checksum: bool) -> AnswerValue {
         self.counters.increment(Counter::TensorsSent);
         match value {
             Value::Dead => AnswerValue { head: AnswerHead::Dead, bytes: AnswerBytes::Dead },
             Value::Tensor(tensor) => {
                 self.counters.add(Counter::BytesSent, tensor.meta().bytes());
-                let checksum = self.settings.link.validate.then(|| checksum_of(tensor.bytes()));
+                let checksum = wants_checksum.then(|| checksum_of(tensor.bytes()));
                 let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
                 let head = AnswerHead::Tensor { meta, placement, checksum };
                 AnswerValue { head, bytes: AnswerBytes::Tensor(tensor.clone()) }
@@ -119,7 +122,7 @@ impl RecvTensors {
     pub fn asked(
         &mut self,
         (peer, life): (PeerIndex, Incarnation),
-        (id, step, key): (u64, u64, &str),
+        (id, step, key, wants_checksum): (u64, u64, &str, bool),
         answer: RequestAnswer,
     ) {
         self.meet(peer, life);
@@ -136,8 +139,8 @@ impl RecvTensors {
             match &mut known.state {
                 RequestState::Waiting(before) => *before = answer,
                 RequestState::Answered(value) => {
-                    let value = value.value.value.clone();
-                    answer(self.answer_of(&value));
+                    let (value, wants_checksum) = (value.value.value.clone(), known.wants_checksum);
+                    answer(self.answer_of(&value, wants_checksum));
                 }
             }
             return;
@@ -155,7 +158,7 @@ impl RecvTensors {
         }
         let out = &mut self.peer(peer).out;
         let state = RequestState::Waiting(answer);
-        out.requests.insert(id, PeerRequest { key: key.clone(), state });
+        out.requests.insert(id, PeerRequest { key: key.clone(), wants_checksum, state });
         if let AskOutcome::Matched(id, value) = out.table.ask(&key, id) {
             self.answer(peer, id, value);
         }
@@ -203,7 +206,7 @@ impl RecvTensors {
         self.meet(peer, life);
         let out = &mut self.peer(peer).out;
         out.finished.insert(id);
-        let Some(PeerRequest { key, state }) = out.requests.remove(&id) else { return };
+        let Some(PeerRequest { key, state, .. }) = out.requests.remove(&id) else { return };
         match state {
             RequestState::Waiting(_) => drop(out.table.remove_waiter(&key, |waiter| *waiter == id)),
             RequestState::Answered(value) if is_given_up && self.steps.goes_on(key.step) => {
@@ -283,9 +286,10 @@ pub(super) fn request(
     (peer, life): (PeerIndex, Incarnation),
     id: u64,
     key: &TensorKey,
+    wants_checksum: bool,
 ) -> super::OpenRequest {
     let EdgeKey { name, frame, iteration } = &key.edge;
     let (source, destination, edge) = (name.source(), name.destination(), name.name());
     let text = format!("{source};{:016x};{destination};{edge};{frame}:{iteration}", life.get());
-    line.ask(OwnRequest { peer, life, id, step: key.step, key: text })
+    line.ask(OwnRequest { peer, life, id, step: key.step, key: text, wants_checksum })
 }

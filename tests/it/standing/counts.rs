@@ -174,6 +174,9 @@ fn a_step_is_one_loan_where_tensors_are_borrowed() {
 
 #[test]
 fn what_would_be_borrowed_and_is_not_lent_is_written_for_as_few_messages() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     check(Program { settings: &[("bulk_receive", "borrow"), ("max_lent_bytes", "0")], ..PLAIN }, 160);
     // Places for four loans while ten are held: some tensors are lent, others are not.
     let settings = &[("bulk_receive", "borrow"), ("max_lent_bytes", "32000")];
@@ -182,11 +185,17 @@ fn what_would_be_borrowed_and_is_not_lent_is_written_for_as_few_messages() {
 
 #[test]
 fn dead_values_cost_no_more() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     check(Program { what: |n| if n % 3 == 0 { What::Dead } else { What::Tensor }, ..PLAIN }, 160);
 }
 
 #[test]
 fn aborted_steps_cost_their_errors_and_skipped_ones_nothing() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     let what = |n| match n % 8 {
         2 => What::Aborted,
         5 => What::Skipped,
@@ -197,6 +206,9 @@ fn aborted_steps_cost_their_errors_and_skipped_ones_nothing() {
 
 #[test]
 fn steps_out_of_order_cost_no_more() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     let order = |n: u64| n / 8 * 8 + (n * 5 + 3) % 8;
     for window in [16, 64] {
         check(Program { window, order, ..PLAIN }, 256);

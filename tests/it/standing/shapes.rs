@@ -27,6 +27,9 @@ fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {
 
 #[test]
 fn a_new_shape_costs_one_message_and_a_known_one_none() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     pair(
         &[],
         |node, sequence| {
@@ -86,12 +89,18 @@ fn sizes(steps: u64, from: u64, size: impl Fn(u64) -> usize + Copy + Send + Sync
 
 #[test]
 fn a_short_batch_in_each_epoch_costs_one_message_once() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     let counted = sizes(160, 0, |n| if n % 20 == 19 { 1000 } else { LARGE });
     assert_eq!(counted.get(Counter::MetasSent), 2, "{counted}");
 }
 
 #[test]
 fn shapes_that_take_turns_cost_nothing_after_the_first_round() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
     for shapes in [2, 4] {
         let counted = sizes(160, 80, move |n| 1000 - 100 * (n as usize % shapes));
         assert_eq!(counted.get(Counter::MetasSent), 0, "{shapes} shapes: {counted}");
