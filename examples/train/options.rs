@@ -45,10 +45,10 @@ pub struct Options {
         value_parser = ["auto", "inline", "adaptive", "dedicated"], hide_possible_values = true
     )]
     pub poll: String,
-    /// What moves the bytes: auto, shm, verbs or tcp
+    /// What moves the bytes: auto, shm, verbs, tcp or grpc
     #[arg(
         long, value_name = "NAME", default_value = "auto",
-        value_parser = ["auto", "shm", "verbs", "tcp"], hide_possible_values = true
+        value_parser = ["auto", "shm", "verbs", "tcp", "grpc"], hide_possible_values = true
     )]
     pub fabric: String,
     /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
@@ -301,7 +301,7 @@ mod tests {
             ("--cores 1,0-5", ["core 2", "[0, 1, 5]"]),
             ("--cores 99999", ["--cores", "99999"]),
             ("--poll sometimes", ["--poll", "sometimes"]),
-            ("--fabric grpc", ["--fabric", "grpc"]),
+            ("--fabric udp", ["--fabric", "udp"]),
             ("--hosts a", ["--hosts", "ADDRESS=COMMAND"]),
             ("--standing yes", ["--standing", "yes"]),
             ("--devices a,,b", ["--devices", "comma"]),
@@ -324,7 +324,7 @@ mod tests {
     fn a_refusal_of_a_wrong_value_lists_the_allowed_ones() {
         for (line, allowed) in [
             ("--poll foo", "[possible values: auto, inline, adaptive, dedicated]"),
-            ("--fabric foo", "[possible values: auto, shm, verbs, tcp]"),
+            ("--fabric foo", "[possible values: auto, shm, verbs, tcp, grpc]"),
             ("--standing foo", "[possible values: on, off]"),
             ("--servers foo", "a whole number from 1 to 6"),
             ("--workers foo", "a whole number from 1 to 64"),

@@ -61,6 +61,6 @@ pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;
 pub use store::{RemoteStore, StoreOptions, StoreServer};
 pub use tensors::{
-    ArrivedParts, TensorAnswer, TensorBytes, TensorCall, TensorCaller, TensorPeer, TensorRequest,
+    ArrivedParts, SentAnswer, TensorAnswer, TensorCall, TensorCaller, TensorPeer, TensorRequest,
     TensorService,
 };

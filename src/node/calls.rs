@@ -7,8 +7,8 @@ use super::peering::{PeerDirectory, tag_of};
 use super::pollers::PollerSet;
 use super::transport::PeerTransport;
 use crate::bootstrap::{
-    ArrivedParts, Bootstrap, PeerInfo, Peering, Prepared, TensorAnswer, TensorBytes, TensorCaller,
-    TensorPeer, TensorRequest, TensorService,
+    ArrivedParts, Bootstrap, PeerInfo, Peering, Prepared, SentAnswer, TensorAnswer, TensorCaller, TensorPeer,
+    TensorRequest, TensorService,
 };
 use crate::engine::{PollMode, StartError};
 use crate::fabric::FabricKind;
@@ -183,13 +183,13 @@ impl AsRef<[u8]> for SentBytes {
     }
 }
 
-fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> TensorBytes {
+fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> SentAnswer {
     let bytes = match bytes {
         AnswerBytes::Dead => Bytes::new(),
         AnswerBytes::Tensor(tensor) => Bytes::from_owner(SentBytes(tensor)),
         AnswerBytes::Failure(text) => text.into(),
     };
-    TensorBytes { head: head.encode(), bytes }
+    SentAnswer { head: head.encode(), bytes }
 }
 
 impl TensorService for Served {

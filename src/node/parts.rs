@@ -33,13 +33,13 @@ pub(super) struct NodeParts {
 }
 
 /// The fabrics that a node opens; `None` if its tensors travel by calls.
-pub(super) struct Opening(Option<OpeningFabrics>);
+pub(super) struct OpeningParts(Option<OpeningFabrics>);
 
-impl Opening {
+impl OpeningParts {
     pub fn begin(config: &Config) -> Result<Self, NodeError> {
         let by_calls = config.fabric.is_some_and(|set| set.has(FabricKind::Grpc));
         let opening = if by_calls { None } else { Some(OpeningFabrics::begin(config)?) };
-        Ok(Opening(opening))
+        Ok(OpeningParts(opening))
     }
 
     /// Makes the pool, near the RDMA device if one is used.

@@ -6,7 +6,7 @@ use super::events::EventHistory;
 use super::host;
 use super::meeting::{Met, meet};
 use super::options::{bootstrap_options, members, rendezvous_settings};
-use super::parts::{NodeIdentity, NodeParts, Opening};
+use super::parts::{NodeIdentity, NodeParts, OpeningParts};
 use super::peering::{LinkReporter, PeerDirectory};
 use super::plan::ResourcePlan;
 use super::pollers::{PollerSet, Polling};
@@ -178,7 +178,7 @@ impl Node {
         let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
         let members = members(config);
-        let opening = Opening::begin(config)?;
+        let opening = OpeningParts::begin(config)?;
         let pool = opening.pool(config, &me)?;
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));

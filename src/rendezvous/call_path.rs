@@ -64,7 +64,7 @@ impl CallPath {
         }
     }
 
-    /// The counters of the path.
+    /// What the path counts, for any reader.
     pub fn counters(&self) -> Arc<Counters> {
         lock(&self.state).counters().counters()
     }

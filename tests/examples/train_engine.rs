@@ -20,6 +20,16 @@ fn processes_end_with_the_weights_of_a_single_run_bit_for_bit() {
 }
 
 #[test]
+fn processes_end_with_the_same_weights_over_grpc_calls() {
+    let args = "--servers 2 --workers 3 --steps 10 --seed 9";
+    let alone = Train::new(&format!("{args} --single")).summary();
+    let apart = Train::new(&format!("{args} --fabric grpc")).summary();
+    assert_eq!(apart["weights_digest"], alone["weights_digest"]);
+    assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]));
+    assert_eq!(apart["fabric"], "grpc");
+}
+
+#[test]
 fn processes_on_three_hosts_end_with_the_same_weights_over_tcp() {
     let Some(network) = Network::of(3) else { return };
     let host = |number| format!("{}={}", Network::address(number), network.starter(number).join(" "));

@@ -1,4 +1,4 @@
-//! The fabrics of the tests by name.
+//! The names of what a test can run on.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};

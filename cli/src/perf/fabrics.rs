@@ -1,5 +1,5 @@
 //! The fabrics that a test can run on. To add one: implement [`MeasuredFabric`], name it in
-//! [`FabricName`](super::options::FabricName), and open it in [`open`](super::open).
+//! [`FabricName`](super::fabric_name::FabricName), and open it in [`open`](super::open).
 
 use super::options::BareOptions;
 use crate::error::CliError;

@@ -2,9 +2,10 @@
 
 use super::cache_line::CacheLine;
 use super::control_channel::ControlChannel;
+use super::fabric_name::FabricName;
 use super::fabrics::MeasuredFabric;
 use super::layout::Set;
-use super::options::{FabricName, Test};
+use super::options::Test;
 use super::read_lat::{self, ReadLat};
 use super::rendezvous_batch::RendezvousBatch;
 use super::rendezvous_lat::RendezvousLat;

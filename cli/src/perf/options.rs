@@ -3,7 +3,7 @@
 //! The same structs are the command line, the settings of a workload, and what the two processes
 //! agree on. An option that means nothing to a test is no option of its subcommand.
 
-pub use super::fabric_name::FabricName;
+use super::fabric_name::FabricName;
 use super::layout::{MAX_RING_SLOTS, RING_PAYLOAD};
 use crate::error::CliError;
 use clap::builder::PossibleValuesParser;

@@ -1,7 +1,8 @@
 //! A checked command line: which role this process has, what it measures, for how long.
 
 use super::cores::{Cores, siblings};
-use super::options::{FabricName, FabricOptions, MIN_TURNS, Notify, PerfArgs, Test};
+use super::fabric_name::FabricName;
+use super::options::{FabricOptions, MIN_TURNS, Notify, PerfArgs, Test};
 use crate::error::CliError;
 use clap::parser::ValueSource;
 use serde_json::{Map, Value};

@@ -43,7 +43,7 @@ const WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
 /// A peer in one of its lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPeer {
-    /// The name of the peer.
+    /// Job and number.
     pub name: TaskId,
     /// The number of its life.
     pub incarnation: Incarnation,
@@ -64,7 +64,7 @@ pub struct TensorRequest {
 
 /// The answer of a sender: a value, or why there is none.
 #[derive(Clone, Debug)]
-pub struct TensorBytes {
+pub struct SentAnswer {
     /// What is known before the bytes; at most 4 KiB.
     pub head: Vec<u8>,
     /// The bytes, by reference.
@@ -82,11 +82,11 @@ pub struct ArrivedParts {
 
 /// Takes the answer to a call of a peer.
 #[derive(Debug)]
-pub struct TensorAnswer(oneshot::Sender<TensorBytes>);
+pub struct TensorAnswer(oneshot::Sender<SentAnswer>);
 
 impl TensorAnswer {
     /// Answers the call. Does nothing if the peer has hung up.
-    pub fn send(self, answer: TensorBytes) {
+    pub fn send(self, answer: SentAnswer) {
         drop(self.0.send(answer));
     }
 }

@@ -5,7 +5,7 @@ use super::super::generated as grpc;
 use super::super::server::{Server, open};
 use super::super::thread::MAX_MESSAGE;
 use super::{
-    MAX_KEY, PART, PENDING_AFTER, TensorAnswer, TensorBytes, TensorPeer, TensorRequest, TensorService,
+    MAX_KEY, PART, PENDING_AFTER, SentAnswer, TensorAnswer, TensorPeer, TensorRequest, TensorService,
 };
 use crate::wire::Incarnation;
 use bytes::Bytes;
@@ -107,8 +107,8 @@ pub(in crate::bootstrap) struct Parts {
 }
 
 impl Parts {
-    fn of_value(caller: Arc<ProvenCaller>, value: TensorBytes) -> Self {
-        let TensorBytes { head, bytes: mut rest } = value;
+    fn of_value(caller: Arc<ProvenCaller>, value: SentAnswer) -> Self {
+        let SentAnswer { head, bytes: mut rest } = value;
         let length = rest.len() as u64;
         let data = rest.split_to(rest.len().min(PART));
         let first = grpc::RecvTensorPart { head, length, data, ..Default::default() };

@@ -23,7 +23,7 @@ impl RecvTensors {
 
     /// Ends the waits whose deadline is `now` or earlier. Returns when there is more to end.
     pub fn expire(&mut self, now: Time) -> Time {
-        let late = |of: &super::PeerState| {
+        let late = |of: &super::CallPeer| {
             let keys = of.incoming.keys.iter();
             let waiting = keys.flat_map(|(key, queue)| queue.waiting.iter().map(move |wait| (key, wait)));
             let late = waiting.filter(|(_, receive)| receive.waiter.deadline <= now);

@@ -23,7 +23,7 @@ pub enum AnswerHead {
     Dead,
     /// None. The bytes are those of [`encode_failure`].
     Failed,
-    /// A tensor.
+    /// Its elements, or the serialised form.
     Tensor {
         /// Element type and shape.
         meta: TensorMeta,

@@ -40,7 +40,7 @@ use crate::telemetry::CountersWriter;
 use crate::wire::{Incarnation, TaskId, Time};
 use finished::FinishedRequests;
 use foldhash::HashMap;
-use receiving::{Inbound, WaitingReceive};
+use receiving::{Inbound, QueuedReceive};
 use sending::Outbound;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -55,7 +55,7 @@ pub struct AnswerValue {
     pub bytes: AnswerBytes,
 }
 
-/// The bytes of an answer.
+/// What follows the head of an answer.
 #[derive(Debug)]
 pub enum AnswerBytes {
     /// Of a dead value: none.
@@ -113,7 +113,7 @@ impl EndedReceive {
 
 /// The present link with a peer.
 #[derive(Debug)]
-struct PeerState {
+struct CallPeer {
     out: Outbound,
     incoming: Inbound,
     /// The error of calls that need the peer, while it has no link.
@@ -127,7 +127,7 @@ pub struct RecvTensors {
     me: TaskId,
     incarnation: Incarnation,
     members: Members,
-    peers: Vec<PeerState>,
+    peers: Vec<CallPeer>,
     steps: EndedSteps,
     calls: HashMap<CallId, (PeerIndex, TensorKey)>,
     /// Values that were sent and not taken. Senders read it.
@@ -152,7 +152,7 @@ impl RecvTensors {
         pool: Pool,
         line: Box<dyn RequestLine>,
     ) -> Self {
-        let no_link = |peer: &TaskId| PeerState {
+        let no_link = |peer: &TaskId| CallPeer {
             out: Outbound::default(),
             incoming: Inbound::default(),
             down: Some(Error::NotConnected { peer: peer.clone() }),
@@ -191,7 +191,7 @@ impl RecvTensors {
         std::mem::take(&mut self.ended)
     }
 
-    fn peer(&mut self, peer: PeerIndex) -> &mut PeerState {
+    fn peer(&mut self, peer: PeerIndex) -> &mut CallPeer {
         &mut self.peers[peer.0 as usize]
     }
 
@@ -204,7 +204,7 @@ impl RecvTensors {
     }
 
     /// Ends a waiting receive with an error.
-    fn fail(&mut self, receive: WaitingReceive, error: Error) {
+    fn fail(&mut self, receive: QueuedReceive, error: Error) {
         self.complete(receive.waiter, Outcome(Err(error)));
     }
 }
@@ -217,7 +217,7 @@ fn not_borrowed(destination: Destination) -> Destination {
     }
 }
 
-impl PeerState {
+impl CallPeer {
     /// The life that requests go to.
     fn life(&self) -> Option<Incarnation> {
         self.tag.filter(|_| self.down.is_none()).map(|tag| tag.incarnation)

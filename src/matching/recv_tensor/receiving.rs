@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// A receive that waits.
 #[derive(Debug)]
-pub(super) struct WaitingReceive {
+pub(super) struct QueuedReceive {
     pub destination: Destination,
     pub waiter: Waiter,
     /// Whether the receive counts towards the limit of receives that wait.
@@ -37,7 +37,7 @@ pub(super) struct Inbound {
 /// The receives of a key.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveQueue {
-    pub waiting: VecDeque<WaitingReceive>,
+    pub waiting: VecDeque<QueuedReceive>,
     /// A value that no receive could take. No request is made meanwhile.
     pub held: Option<HeldValue>,
     request: Option<Request>,
@@ -84,7 +84,7 @@ impl RecvTensors {
         waiter: Waiter,
         is_bounded: bool,
     ) {
-        let receive = WaitingReceive { destination: not_borrowed(destination), waiter, is_bounded };
+        let receive = QueuedReceive { destination: not_borrowed(destination), waiter, is_bounded };
         if let Some(end) = self.steps.end_of(key.step) {
             let error = end.error(key.step);
             return self.fail(receive, error);
@@ -97,7 +97,7 @@ impl RecvTensors {
             && let Some(held) = queue.held.take()
         {
             self.deliver(peer, &key, receive, held);
-            return self.settle(peer, &key);
+            return self.proceed(peer, &key);
         }
         if let Some(error) = state.down.clone() {
             return self.fail(receive, error);
@@ -139,7 +139,7 @@ impl RecvTensors {
     }
 
     /// Makes the next request of a key if receives wait, or forgets the key if nothing is left.
-    fn settle(&mut self, peer: PeerIndex, key: &TensorKey) {
+    fn proceed(&mut self, peer: PeerIndex, key: &TensorKey) {
         let keys = &mut self.peer(peer).incoming.keys;
         let Some(queue) = keys.get(key) else { return };
         if queue.is_idle() {
@@ -168,7 +168,7 @@ impl RecvTensors {
             },
             Err(status) => self.failed(peer, id, &key, &status),
         }
-        self.settle(peer, &key);
+        self.proceed(peer, &key);
     }
 
     fn failed(&mut self, peer: PeerIndex, id: u64, key: &TensorKey, status: &Status) {
@@ -224,7 +224,7 @@ impl RecvTensors {
     }
 
     /// Gives a held value to a receive that has just begun.
-    fn deliver(&mut self, peer: PeerIndex, key: &TensorKey, receive: WaitingReceive, held: HeldValue) {
+    fn deliver(&mut self, peer: PeerIndex, key: &TensorKey, receive: QueuedReceive, held: HeldValue) {
         if let Some(left) = self.place(peer, key, receive, held)
             && let Some(queue) = self.peer(peer).incoming.keys.get_mut(key)
         {
@@ -237,10 +237,10 @@ impl RecvTensors {
         &mut self,
         peer: PeerIndex,
         key: &TensorKey,
-        receive: WaitingReceive,
+        receive: QueuedReceive,
         HeldValue { request, value }: HeldValue,
     ) -> Option<HeldValue> {
-        let WaitingReceive { destination, waiter, .. } = receive;
+        let QueuedReceive { destination, waiter, .. } = receive;
         let placed = match value {
             ArrivedValue::Dead => {
                 let given = match destination {
@@ -307,7 +307,7 @@ impl RecvTensors {
     }
 
     /// The receives of a key that wait, which do not wait any more.
-    pub(super) fn take_waiting(&mut self, peer: PeerIndex, key: &TensorKey) -> VecDeque<WaitingReceive> {
+    pub(super) fn take_waiting(&mut self, peer: PeerIndex, key: &TensorKey) -> VecDeque<QueuedReceive> {
         let incoming = &mut self.peer(peer).incoming;
         let taken = incoming.keys.get_mut(key).map(|queue| std::mem::take(&mut queue.waiting));
         let taken = taken.unwrap_or_default();
@@ -341,7 +341,7 @@ impl RecvTensors {
         self.give_up_one(key, receive, why);
     }
 
-    fn give_up_one(&mut self, key: &TensorKey, receive: WaitingReceive, why: CancelReason) {
+    fn give_up_one(&mut self, key: &TensorKey, receive: QueuedReceive, why: CancelReason) {
         let error = match why {
             CancelReason::Deadline(after) => Error::DeadlineExceeded {
                 key: key.to_string(),
@@ -376,7 +376,7 @@ impl RecvTensors {
         if let Some(queue) = keys.get_mut(&key) {
             queue.request = None;
         }
-        self.settle(peer, &key);
+        self.proceed(peer, &key);
     }
 
     /// Drops what was to be received for ended steps. `error` makes the errors of receives.

@@ -44,7 +44,7 @@ impl std::fmt::Debug for Outbound {
     }
 }
 
-/// A request of a peer.
+/// What a peer has asked for, until it says that it is done.
 struct PeerRequest {
     key: TensorKey,
     wants_checksum: bool,

@@ -186,7 +186,7 @@ impl World {
         true
     }
 
-    fn settle(&mut self) {
+    fn deliver_all(&mut self) {
         while self.hear() || self.answer() {}
     }
 }
@@ -239,16 +239,16 @@ fn a_value_that_was_given_up_goes_back_to_its_place_in_the_line() {
     let mut world = World::new();
     let key = key("x");
     let (id, mut first) = world.receive(&key);
-    world.settle();
+    world.deliver_all();
     [1, 2].into_iter().for_each(|value| world.send(&key, value));
     world.cancel(id);
     assert!(matches!(value(&mut first), Some(Err(Error::Cancelled { .. }))));
     let (_, mut next) = world.receive(&key);
     // The answer is on its way, and nobody takes it.
-    world.settle();
+    world.deliver_all();
     assert_eq!(value(&mut next).expect("done").expect("received"), 1);
     let (_, mut last) = world.receive(&key);
-    world.settle();
+    world.deliver_all();
     assert_eq!(value(&mut last).expect("done").expect("received"), 2);
     assert_eq!(world.outstanding.load(Ordering::Relaxed), 0);
     assert!(world.sender.untaken(None).0.is_empty());
@@ -285,14 +285,14 @@ fn the_end_of_a_step_answers_who_waits_and_who_comes_later() {
     for cleans_up in [false, true] {
         let mut world = World::new();
         let (_, mut waits) = world.receive(&key("x"));
-        world.settle();
+        world.deliver_all();
         let status = Status::new(Code::Internal, "no");
         world.sender.step_changed(match cleans_up {
             true => StepChange::CleanedUp { step: STEP },
             false => StepChange::Aborted { steps: STEP..=STEP, status: status.clone() },
         });
         let (_, mut comes) = world.receive(&key("y"));
-        world.settle();
+        world.deliver_all();
         for result in [&mut waits, &mut comes] {
             let Some(Err(Error::Remote { status: told, .. })) = value(result) else { panic!("no error") };
             match cleans_up {
@@ -346,7 +346,7 @@ fn a_forged_answer_is_an_error_of_its_receive_and_of_no_other() {
         }
     }
     world.receiver.answered((SENDER, 999), Ok((Vec::new(), Vec::new())));
-    world.settle();
+    world.deliver_all();
     assert_eq!(value(&mut good).expect("done").expect("received"), 3);
 }
 
@@ -424,13 +424,13 @@ proptest! {
                 None => true,
             });
         }
-        world.settle();
+        world.deliver_all();
         for (_, mut result) in waiting {
             taken.extend(value(&mut result).and_then(Result::ok));
         }
         while taken.len() < usize::from(sent) {
             let (_, mut result) = world.receive(&key);
-            world.settle();
+            world.deliver_all();
             taken.push(value(&mut result).expect("a value is left").expect("received"));
         }
         prop_assert_eq!(taken, (0..sent).collect::<Vec<_>>());

@@ -51,6 +51,7 @@ pub const LOCKS: &[(&str, &str)] = &[
         "src/memory/pool/state",
         "the central allocator, behind the caches: where a size is new or the caches are full",
     ),
+    ("src/rendezvous/call_path", "the gRPC path, which is no data path of a fabric and has no poller"),
     ("src/rendezvous/losses", "the error of a lost peer; a send to a linked peer only loads a flag"),
     (
         "src/sync/biased_mutex",
