@@ -4,7 +4,7 @@
 use super::path::{DirectEnd, DirectSend, RemotePath};
 use crate::engine::{Clock, DirectWait, Unusable};
 use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
-use crate::matching::recv_tensor::{RecvTensors, RequestAnswer};
+use crate::matching::recv_tensor::{IDLE_GRACE, RecvTensors, RequestAnswer};
 use crate::matching::{
     BatchReceive, BatchSend, BatchWalk, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, OfEdge,
     PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter, WalkEnd,
@@ -237,11 +237,13 @@ impl RemotePath for Arc<CallPath> {
         waiter: Waiter,
     ) -> Result<(), Error> {
         let (begun, deadline) = (waiter.begun, waiter.deadline);
+        let is_try = waiter.timeout.is_zero();
         let hung = self.with_open(|state| {
             state.receive((peer, key), destination, waiter, true);
             begun + state.hung_after()
         })?;
-        self.look_at(deadline.min(hung));
+        // A try leaves its request to the next one.
+        self.look_at(if is_try { begun + IDLE_GRACE } else { deadline.min(hung) });
         Ok(())
     }
 
@@ -277,10 +279,12 @@ impl RemotePath for Arc<CallPath> {
 
     fn cancel(&self, call: Cancel) {
         self.with(|state| state.cancel(&call));
+        self.look_at(self.clock.now() + IDLE_GRACE);
     }
 
     fn cancel_all(&self, calls: CancelAll) {
         self.with(|state| state.cancel_all(&calls));
+        self.look_at(self.clock.now() + IDLE_GRACE);
     }
 
     fn step(&self, change: StepChange) {

@@ -2,6 +2,7 @@
 //! this test program in a role. A role is a test that is ignored otherwise.
 
 mod borrowed;
+mod calls;
 mod cancellation;
 #[path = "../common/mod.rs"]
 mod common;

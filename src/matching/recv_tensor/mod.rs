@@ -4,8 +4,8 @@
 //! A receive asks the sender for the next value of its key, by a request with a number. A key has
 //! one request at a time, so that its receives are served in their order. The sender answers a
 //! request once it has a value, and keeps the value until the receiver says that the request is
-//! finished. So a request may be repeated when its answer was lost. A receiver that gives up says
-//! so, and the value goes back in line.
+//! finished. So a request may be repeated when its answer was lost. A request for which no receive
+//! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line.
 //!
 //! [`RecvTensors`] is plain state: no I/O, no clock, no threads. [`RequestLine`] carries requests.
 //!
@@ -223,6 +223,10 @@ impl CallPeer {
         self.tag.filter(|_| self.down.is_none()).map(|tag| tag.incarnation)
     }
 }
+
+/// How long a request stays open without a receive that waits. The next receive of the key gets its
+/// value without another call, also if each gives up sooner than a call takes.
+pub const IDLE_GRACE: Duration = Duration::from_millis(100);
 
 /// A time without a deadline.
 const NEVER: Time = Time::NEVER;

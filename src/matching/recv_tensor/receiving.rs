@@ -2,7 +2,7 @@
 
 use super::head::decode_failure;
 use super::sending::request;
-use super::{AnswerHead, NEVER, OpenRequest, RecvTensors, not_borrowed};
+use super::{AnswerHead, IDLE_GRACE, NEVER, OpenRequest, RecvTensors, not_borrowed};
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
 use crate::link::{Corruption, Destination, ReceiveError, Received, TensorKey};
 use crate::matching::{CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
@@ -47,6 +47,8 @@ struct Request {
     id: u64,
     /// `None` for a request that was given up, until the peer has heard so.
     open: Option<OpenRequest>,
+    /// Since when no receive has waited for it, as far as [`RecvTensors::expire`] has seen.
+    idle_since: Option<Time>,
 }
 
 impl std::fmt::Debug for Request {
@@ -135,7 +137,7 @@ impl RecvTensors {
         incoming.requests.insert(id, key.clone());
         counters.increment(Counter::NeedsSent);
         let open = request(&mut **line, (peer, life), id, key, settings.link.validate);
-        queue.request = Some(Request { id, open: Some(open) });
+        queue.request = Some(Request { id, open: Some(open), idle_since: None });
     }
 
     /// Makes the next request of a key if receives wait, or forgets the key if nothing is left.
@@ -322,7 +324,7 @@ impl RecvTensors {
         }
     }
 
-    /// Ends the wait of one receive of a key. The last one gives up the request.
+    /// Ends the wait of one receive of a key. A value that still comes is for the next receive.
     pub(super) fn give_up(
         &mut self,
         peer: PeerIndex,
@@ -335,9 +337,6 @@ impl RecvTensors {
         let at = queue.waiting.iter().position(|receive| fits(&receive.waiter));
         let Some(receive) = at.and_then(|at| queue.waiting.remove(at)) else { return };
         incoming.waiting -= u32::from(receive.is_bounded);
-        if queue.waiting.is_empty() {
-            self.withdraw(peer, key);
-        }
         self.give_up_one(key, receive, why);
     }
 
@@ -352,6 +351,25 @@ impl RecvTensors {
         self.fail(receive, error);
     }
 
+    /// Gives up the requests for which no receive has waited for [`IDLE_GRACE`].
+    pub(super) fn withdraw_idle(&mut self, now: Time) {
+        for peer in (0..self.peers.len() as u32).map(PeerIndex) {
+            let mut idle = Vec::new();
+            for (key, queue) in &mut self.peer(peer).incoming.keys {
+                let Some(request) = queue.request.as_mut().filter(|request| request.open.is_some()) else {
+                    continue;
+                };
+                if !queue.waiting.is_empty() {
+                    request.idle_since = None;
+                } else if *request.idle_since.get_or_insert(now) + IDLE_GRACE <= now {
+                    idle.push(key.clone());
+                }
+            }
+            idle.sort_unstable();
+            idle.iter().for_each(|key| self.withdraw(peer, key));
+        }
+    }
+
     /// Gives up the request of a key: no receive waits for it. The next request follows when the
     /// peer has heard it, so that a value on its way has gone back in line before.
     fn withdraw(&mut self, peer: PeerIndex, key: &TensorKey) {
@@ -360,6 +378,7 @@ impl RecvTensors {
             return;
         };
         let (id, open) = (request.id, request.open.take());
+        request.idle_since = None;
         incoming.requests.remove(&id);
         if open.is_some() {
             self.finish(peer, id, true);
@@ -444,6 +463,8 @@ impl RecvTensors {
         };
         let queues = self.peers.iter().flat_map(|peer| peer.incoming.keys.values());
         let deadlines = queues.flat_map(|queue| &queue.waiting).map(|receive| due(&receive.waiter));
-        deadlines.min().unwrap_or(NEVER)
+        let requests = self.peers.iter().flat_map(|peer| peer.incoming.keys.values());
+        let idle = requests.filter_map(|queue| Some(queue.request.as_ref()?.idle_since? + IDLE_GRACE));
+        deadlines.chain(idle).min().unwrap_or(NEVER)
     }
 }

@@ -141,6 +141,14 @@ impl World {
         self.tell();
     }
 
+    /// Gives up the requests for which no receive waits.
+    fn idle(&mut self) {
+        let now = Time::from_nanos(0);
+        assert!(self.receiver.expire(now) >= now + IDLE_GRACE);
+        self.receiver.expire(now + IDLE_GRACE);
+        self.tell();
+    }
+
     /// Gives outcomes to their callers.
     fn tell(&mut self) {
         self.receiver.take_ended().into_iter().for_each(EndedReceive::send);
@@ -243,8 +251,14 @@ fn a_value_that_was_given_up_goes_back_to_its_place_in_the_line() {
     [1, 2].into_iter().for_each(|value| world.send(&key, value));
     world.cancel(id);
     assert!(matches!(value(&mut first), Some(Err(Error::Cancelled { .. }))));
-    let (_, mut next) = world.receive(&key);
+    world.idle();
+    let (untaken, _) = world.sender.untaken(None);
+    assert_eq!((untaken.waiting(), untaken.left()), (1, 1));
     // The answer is on its way, and nobody takes it.
+    world.deliver_all();
+    let (untaken, _) = world.sender.untaken(None);
+    assert_eq!((untaken.waiting(), untaken.left()), (2, 0));
+    let (_, mut next) = world.receive(&key);
     world.deliver_all();
     assert_eq!(value(&mut next).expect("done").expect("received"), 1);
     let (_, mut last) = world.receive(&key);
@@ -356,6 +370,8 @@ enum Event {
     Receive,
     /// One of the receives that wait.
     Cancel(usize),
+    /// No receive has waited for some requests for long.
+    Idle,
     Hear,
     Answer,
     /// The next answer is lost, and its call is made again.
@@ -369,6 +385,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => Just(Event::Send),
         3 => Just(Event::Receive),
         2 => (0..4_usize).prop_map(Event::Cancel),
+        1 => Just(Event::Idle),
         6 => Just(Event::Hear),
         6 => Just(Event::Answer),
         1 => Just(Event::LoseAnswer),
@@ -400,6 +417,7 @@ proptest! {
                         world.cancel(id);
                     }
                 }
+                Event::Idle => world.idle(),
                 Event::Hear => _ = world.hear(),
                 Event::Answer => _ = world.answer(),
                 Event::LoseAnswer => {
