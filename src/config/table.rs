@@ -361,8 +361,8 @@ settings! {
     /// The fabrics that may reach the peers: shared memory on one host, RDMA verbs, TCP. Each peer
     /// is reached by the fastest that both sides can use. Auto may use all of them. A fabric that
     /// is named must work: without it the start fails, and a peer that it does not reach is an
-    /// error. `grpc` stands for no fabric: each tensor is asked for by a call over gRPC. It is slow,
-    /// must be named by all members, and is never chosen otherwise.
+    /// error. `grpc` stands for no fabric: each tensor is asked for by a call over gRPC. It is slow.
+    /// All members must name it, and it is never chosen otherwise.
     fabric: FabricSet, AutoOrFabrics, auto("auto"),
         "auto, or shm, verbs, tcp or several of them: shm,tcp; or grpc", Some;
     /// The threads that poll. Inline: the calling threads. Adaptive: the calling threads and a

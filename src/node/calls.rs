@@ -241,8 +241,8 @@ impl CallPeering {
             return Ok(());
         }
         Err(failed(format!(
-            "{} and {} have no fabric in common: fabric is grpc at {}, and {} does not name it. Set fabric to \
-             the same value on all members, or leave it auto",
+            "{} and {} have no fabric in common: fabric is grpc at {}, and {} does not name it. Set fabric \
+             to the same value on all members, or leave it auto",
             self.me, peer.name, self.me, peer.name
         )))
     }

@@ -11,9 +11,9 @@ use std::fmt;
 const FILES: u64 = 15;
 /// Descriptors of a peer over a fabric. Each peer has a connection of the bootstrap service in each
 /// direction. Shared memory has its pool, its process and the link besides. Tcp has two connections
-/// and a socket that listens.
-const FILES_PER_PEER: [(FabricKind, u64); 3] =
-    [(FabricKind::Shm, 5), (FabricKind::Verbs, 2), (FabricKind::Tcp, 5)];
+/// and a socket that listens. Tensors by calls have a connection in each direction.
+const FILES_PER_PEER: [(FabricKind, u64); 4] =
+    [(FabricKind::Shm, 5), (FabricKind::Verbs, 2), (FabricKind::Tcp, 5), (FabricKind::Grpc, 4)];
 /// Descriptors that a link takes besides, while it is made.
 const FILES_PER_ATTEMPT: u64 = 3;
 /// Connections of the bootstrap service whose callers have not proven a name.
@@ -272,6 +272,9 @@ mod tests {
         };
         assert_eq!((need(1, "open files"), need(256, "open files")), (15, 15 + 5 * 255));
         assert!(need(256, "memory") > need(1, "memory"));
+        let calls = plan(256, &[("fabric", "grpc")], &WIDE);
+        let files = calls.resources().iter().find(|it| it.name == "open files").unwrap();
+        assert_eq!(files.need, 15 + 4 * 255);
         assert_eq!(plan(1, &[], &WIDE).check().map_err(|error| error.to_string()), Ok(()));
     }
 

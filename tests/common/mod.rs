@@ -89,6 +89,12 @@ pub fn over_tcp() -> bool {
     std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "tcp")
 }
 
+/// Whether the tensors travel by gRPC calls.
+#[allow(dead_code)] // not every test differs there
+pub fn over_grpc() -> bool {
+    std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "grpc")
+}
+
 /// Whether a large tensor is written to a destination that its receiver grants. It is lent
 /// otherwise.
 #[allow(dead_code)] // not every test sends large tensors
@@ -105,7 +111,7 @@ pub fn lacks_processes() -> bool {
 /// without a poller. Then prints that a test of them is skipped.
 #[allow(dead_code)] // not every test needs windows
 pub fn calls_for_each_value() -> bool {
-    let calls = std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "grpc");
+    let calls = over_grpc();
     if calls {
         println!("skipped: calls have neither windows nor pollers, and bulk is slow by them");
     }
@@ -115,7 +121,7 @@ pub fn calls_for_each_value() -> bool {
 /// Whether the fabric of this run does not lend. Then prints that a test of loans is skipped.
 #[allow(dead_code)] // not every test borrows
 pub fn lends_nothing() -> bool {
-    let nothing = writes_bulk();
+    let nothing = writes_bulk() || over_grpc();
     if nothing {
         println!("skipped: this fabric does not lend");
     }

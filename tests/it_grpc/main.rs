@@ -1,33 +1,17 @@
-//! The tests of `it` again, over gRPC calls. Tests of loans, windows and pollers are skipped here.
+//! Cases of `tests/it` again, over gRPC calls. The nightly checks run all of them there.
 
 #[path = "../it/aborts.rs"]
 mod aborts;
-#[path = "../it/batches/mod.rs"]
-mod batches;
 mod common;
-#[path = "../it/defaults.rs"]
-mod defaults;
 #[path = "../it/edges.rs"]
 mod edges;
 #[path = "../it/errors.rs"]
 mod errors;
 #[path = "../it/flush.rs"]
 mod flush;
-#[path = "../it/futures.rs"]
-mod futures;
-#[path = "../it/known_faults/mod.rs"]
-mod known_faults;
 #[path = "../it/receive.rs"]
 mod receive;
 #[path = "../it/rendezvous.rs"]
 mod rendezvous;
-#[path = "../it/sets.rs"]
-mod sets;
-#[path = "../it/soak.rs"]
-mod soak;
-#[path = "../it/standing/mod.rs"]
-mod standing;
-#[path = "../it/strings.rs"]
-mod strings;
 #[path = "../it/validation.rs"]
 mod validation;

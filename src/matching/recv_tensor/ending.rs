@@ -21,8 +21,8 @@ impl RecvTensors {
         }
     }
 
-    /// Ends the waits whose deadline is `now` or earlier, and requests that are idle for long. Returns
-    /// when there is more to end.
+    /// Ends the waits whose deadline is `now` or earlier, and requests that are idle for long.
+    /// Returns when there is more to end.
     pub fn expire(&mut self, now: Time) -> Time {
         let late = |of: &super::CallPeer| {
             let keys = of.incoming.keys.iter();

@@ -27,7 +27,8 @@ pub(super) struct QueuedReceive {
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
     pub keys: HashMap<TensorKey, ReceiveQueue>,
-    /// The keys of the requests that wait for an answer.
+    /// The keys of the requests that wait for an answer, or for the peer to hear that they were
+    /// given up.
     requests: HashMap<u64, TensorKey>,
     next_request: u64,
     /// Receives that wait, without those of batches.
@@ -154,10 +155,14 @@ impl RecvTensors {
     /// The answer to a request has come.
     pub fn answered(&mut self, (peer, id): (PeerIndex, u64), answer: Result<(Vec<u8>, Vec<Bytes>), Status>) {
         let incoming = &mut self.peer(peer).incoming;
-        // Unknown if the request was given up.
-        let Some(key) = incoming.requests.remove(&id) else { return };
+        let Some(key) = incoming.requests.get(&id).cloned() else { return };
         let Some(queue) = incoming.keys.get_mut(&key) else { return };
-        queue.request = None;
+        // A request that was given up ends when the peer has heard so.
+        let is_open = |request: &mut Request| request.id == id && request.open.is_some();
+        if queue.request.take_if(is_open).is_none() {
+            return;
+        }
+        incoming.requests.remove(&id);
         match answer {
             Ok((head, parts)) => match self.arrived(&head, &parts) {
                 Ok(Ok(value)) => self.hand_out(peer, &key, HeldValue { request: id, value }),
@@ -379,7 +384,6 @@ impl RecvTensors {
         };
         let (id, open) = (request.id, request.open.take());
         request.idle_since = None;
-        incoming.requests.remove(&id);
         if open.is_some() {
             self.finish(peer, id, true);
         }
@@ -387,13 +391,10 @@ impl RecvTensors {
 
     /// The peer has heard that a request was given up.
     pub fn withdrawn(&mut self, peer: PeerIndex, id: u64) {
-        let keys = &mut self.peer(peer).incoming.keys;
-        let is_it = |queue: &ReceiveQueue| queue.request.as_ref().is_some_and(|request| request.id == id);
-        let Some(key) = keys.iter().find(|(_, queue)| is_it(queue)).map(|(key, _)| key.clone()) else {
-            return;
-        };
-        if let Some(queue) = keys.get_mut(&key) {
-            queue.request = None;
+        let incoming = &mut self.peer(peer).incoming;
+        let Some(key) = incoming.requests.remove(&id) else { return };
+        if let Some(queue) = incoming.keys.get_mut(&key) {
+            queue.request.take_if(|request| request.id == id);
         }
         self.proceed(peer, &key);
     }
