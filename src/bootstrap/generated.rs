@@ -782,6 +782,9 @@ pub struct RecvTensorRequest {
     /// The head has a checksum of the bytes.
     #[prost(bool, tag = "5")]
     pub wants_checksum: bool,
+    /// Answer at once, with is_pending if there is no value yet. The request is not in line then.
+    #[prost(bool, tag = "6")]
+    pub is_try: bool,
 }
 /// The first part has what is known before the bytes, or says that there is no value yet.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -361,8 +361,8 @@ settings! {
     /// The fabrics that may reach the peers: shared memory on one host, RDMA verbs, TCP. Each peer
     /// is reached by the fastest that both sides can use. Auto may use all of them. A fabric that
     /// is named must work: without it the start fails, and a peer that it does not reach is an
-    /// error. `grpc` stands for no fabric: each tensor is asked for by a call over gRPC. It is slow.
-    /// All members must name it, and it is never chosen otherwise.
+    /// error. `grpc` stands for no fabric: each tensor is asked for by a call over gRPC, which is
+    /// slow. All members must name it, and it is never chosen otherwise.
     fabric: FabricSet, AutoOrFabrics, auto("auto"),
         "auto, or shm, verbs, tcp or several of them: shm,tcp; or grpc", Some;
     /// The threads that poll. Inline: the calling threads. Adaptive: the calling threads and a
@@ -429,7 +429,7 @@ settings! {
     /// link holds up: `Node::waits` has them.
     hung_after: Duration, DurationText, default("30s"), "1ms to 24h", up_to_a_day;
     /// How long `Step::try_recv` waits for a tensor above `small_tensor_bytes` that its sender
-    /// offers over verbs, and writes then.
+    /// offers over verbs, and writes then. Over gRPC calls, how long it waits for the answer.
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// How long a stop serves pending sends before it aborts them.
     stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);

@@ -13,7 +13,7 @@ use crate::bootstrap::{
 use crate::engine::{PollMode, StartError};
 use crate::fabric::FabricKind;
 use crate::matching::recv_tensor::{
-    AnswerBytes, AnswerValue, OpenRequest, OwnRequest, RecvTensors, RequestLine,
+    AnswerBytes, AnswerValue, AskedRequest, OpenRequest, OwnRequest, RecvTensors, RequestLine,
 };
 use crate::matching::{Members, PeerIndex, PeerObserver, RemoteSettings};
 use crate::memory::{Pool, Tensor};
@@ -127,15 +127,18 @@ impl Calls {
 
 impl RequestLine for Calls {
     fn ask(&mut self, request: OwnRequest) -> OpenRequest {
-        let OwnRequest { peer, life, id, step, key, wants_checksum } = request;
+        let OwnRequest { peer, life, id, step, key, wants_checksum, is_try } = request;
         let Some(caller) = self.caller.get() else { return Box::new(()) };
         let path = self.path.clone();
-        let done = move |answer: Result<ArrivedParts, Status>| {
-            if let Some(path) = path.upgrade() {
-                path.answered((peer, id), answer.map(|ArrivedParts { head, parts }| (head, parts)));
+        let done = move |answer: Result<Option<ArrivedParts>, Status>| {
+            let Some(path) = path.upgrade() else { return };
+            match answer {
+                Ok(Some(ArrivedParts { head, parts })) => path.answered((peer, id), Ok((head, parts))),
+                Ok(None) => path.tried(peer, id),
+                Err(status) => path.answered((peer, id), Err(status)),
             }
         };
-        let request = TensorRequest { step, key, id, wants_checksum };
+        let request = TensorRequest { step, key, id, wants_checksum, is_try };
         Box::new(caller.recv_tensor(self.to(peer, life), request, done))
     }
 
@@ -194,10 +197,11 @@ fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> SentAnswer {
 
 impl TensorService for Served {
     fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
-        let TensorRequest { step, key, id, wants_checksum } = request;
+        let TensorRequest { step, key, id, wants_checksum, is_try } = request;
         let answer = Box::new(move |value| answer.send(bytes_of(value)));
         // An answer that is dropped tells the peer to ask again.
-        self.with(from, |path, from| path.asked(from, (id, step, &key, wants_checksum), answer));
+        let asked = AskedRequest { id, step, key: &key, wants_checksum, is_try };
+        self.with(from, |path, from| path.asked(from, asked, answer));
     }
 
     fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool) {

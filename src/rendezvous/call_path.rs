@@ -4,7 +4,7 @@
 use super::path::{DirectEnd, DirectSend, RemotePath};
 use crate::engine::{Clock, DirectWait, Unusable};
 use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
-use crate::matching::recv_tensor::{IDLE_GRACE, RecvTensors, RequestAnswer};
+use crate::matching::recv_tensor::{AskedRequest, IDLE_GRACE, RecvTensors, RequestAnswer};
 use crate::matching::{
     BatchReceive, BatchSend, BatchWalk, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, OfEdge,
     PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter, WalkEnd,
@@ -93,12 +93,7 @@ impl CallPath {
     }
 
     /// A peer asks for a value.
-    pub fn asked(
-        &self,
-        from: (PeerIndex, Incarnation),
-        request: (u64, u64, &str, bool),
-        answer: RequestAnswer,
-    ) {
+    pub fn asked(&self, from: (PeerIndex, Incarnation), request: AskedRequest<'_>, answer: RequestAnswer) {
         self.with(|state| state.asked(from, request, answer));
     }
 
@@ -116,6 +111,11 @@ impl CallPath {
     /// The answer to a request of this process has come.
     pub fn answered(&self, request: (PeerIndex, u64), answer: Result<(Vec<u8>, Vec<Bytes>), Status>) {
         self.with(|state| state.answered(request, answer));
+    }
+
+    /// The peer has no value for a try of this process.
+    pub fn tried(&self, peer: PeerIndex, id: u64) {
+        self.with(|state| state.tried(peer, id));
     }
 
     /// A peer has heard that a request was given up.
@@ -237,13 +237,11 @@ impl RemotePath for Arc<CallPath> {
         waiter: Waiter,
     ) -> Result<(), Error> {
         let (begun, deadline) = (waiter.begun, waiter.deadline);
-        let is_try = waiter.timeout.is_zero();
         let hung = self.with_open(|state| {
             state.receive((peer, key), destination, waiter, true);
             begun + state.hung_after()
         })?;
-        // A try leaves its request to the next one.
-        self.look_at(if is_try { begun + IDLE_GRACE } else { deadline.min(hung) });
+        self.look_at(deadline.min(hung));
         Ok(())
     }
 

@@ -114,6 +114,9 @@ impl Step {
     /// Over verbs a tensor above `small_tensor_bytes` has arrived when its sender offers it. The
     /// call then waits until the tensor is written, for `cancel_grace` at most.
     ///
+    /// Over gRPC calls the call asks the sender, and waits for its answer for `cancel_grace` at
+    /// most.
+    ///
     /// # Errors
     /// If the step was aborted, the peer was lost, or the sender failed. If `max_requests` receives
     /// from the peer are outstanding.

@@ -97,13 +97,15 @@ impl TensorCaller {
         Some((&clients.handle, client.clone()))
     }
 
-    /// Asks a peer for a value, as often as it takes. `done` is called on the bootstrap thread, and
-    /// must not block. It is not called after the call was dropped, nor after the service's end.
+    /// Asks a peer for a value, as often as it takes. A try gets `None` if there is no value.
+    ///
+    /// `done` is called on the bootstrap thread, and must not block. It is not called after the
+    /// call was dropped, nor after the service's end.
     pub fn recv_tensor(
         &self,
         to: TensorPeer,
         request: TensorRequest,
-        done: impl FnOnce(Result<ArrivedParts, Status>) + Send + 'static,
+        done: impl FnOnce(Result<Option<ArrivedParts>, Status>) + Send + 'static,
     ) -> TensorCall {
         let Some((handle, client)) = self.client(&to.name) else { return TensorCall(None) };
         let task = handle.spawn(async move { done(client.recv_tensor(to.incarnation, request).await) });
@@ -160,7 +162,11 @@ impl TensorClient {
         Ok(TensorClient { shared, peer, grpc, calls, room, max_bytes })
     }
 
-    async fn recv_tensor(self, life: Incarnation, request: TensorRequest) -> Result<ArrivedParts, Status> {
+    async fn recv_tensor(
+        self,
+        life: Incarnation,
+        request: TensorRequest,
+    ) -> Result<Option<ArrivedParts>, Status> {
         let mut pause = PAUSES.0;
         loop {
             // The service has ended if there is no permit to come.
@@ -168,8 +174,8 @@ impl TensorClient {
             let answer = self.try_recv(life, &request).await;
             drop(permit);
             match answer {
-                Ok(Some(answer)) => return Ok(answer),
-                Ok(None) => pause = PAUSES.0,
+                Ok(None) if !request.is_try => pause = PAUSES.0,
+                Ok(answer) => return Ok(answer),
                 Err(NoAnswer::Never(status)) => return Err(status),
                 Err(NoAnswer::Again(status)) => pause = self.rest(pause, &status).await,
             }
@@ -188,6 +194,7 @@ impl TensorClient {
             key: request.key.clone().into_bytes(),
             request_id: request.id,
             wants_checksum: request.wants_checksum,
+            is_try: request.is_try,
         };
         let mut grpc = self.grpc.clone();
         let mut parts = in_time(grpc.recv_tensor(request)).await?.into_inner();

@@ -66,8 +66,13 @@ impl grpc::tensors_server::Tensors for TensorServer {
         let key = String::from_utf8(request.key)
             .map_err(|error| Status::invalid_argument(format!("a key that is not UTF-8: {error}")))?;
         let (answer, answered) = oneshot::channel();
-        let (id, wants_checksum) = (request.request_id, request.wants_checksum);
-        let request = TensorRequest { step: request.step_id, key, id, wants_checksum };
+        let request = TensorRequest {
+            step: request.step_id,
+            key,
+            id: request.request_id,
+            wants_checksum: request.wants_checksum,
+            is_try: request.is_try,
+        };
         self.service.recv_tensor(&from, request, TensorAnswer(answer));
         let parts = match timeout(PENDING_AFTER, answered).await {
             Ok(Ok(value)) => Parts::of_value(proven, value),

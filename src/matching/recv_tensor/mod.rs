@@ -5,7 +5,8 @@
 //! one request at a time, so that its receives are served in their order. The sender answers a
 //! request once it has a value, and keeps the value until the receiver says that the request is
 //! finished. So a request may be repeated when its answer was lost. A request for which no receive
-//! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line.
+//! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line. If only tries
+//! wait, the request is a try: the sender answers at once, with a value or without.
 //!
 //! [`RecvTensors`] is plain state: no I/O, no clock, no threads. [`RequestLine`] carries requests.
 //!
@@ -66,7 +67,8 @@ pub enum AnswerBytes {
     Failure(Vec<u8>),
 }
 
-/// Takes the answer to a request of a peer. Does nothing if the peer has hung up.
+/// Takes the answer to a request of a peer. Does nothing if the peer has hung up. A drop says that
+/// there is no value yet.
 pub type RequestAnswer = Box<dyn FnOnce(AnswerValue) + Send>;
 
 /// A request that goes on until it is answered. Dropping it gives it up.
@@ -87,11 +89,29 @@ pub struct OwnRequest {
     pub key: String,
     /// Whether the answer needs a checksum of the bytes.
     pub wants_checksum: bool,
+    /// Whether it asks for a value that is there already, and does not wait for one.
+    pub is_try: bool,
+}
+
+/// A request of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct AskedRequest<'a> {
+    /// The number that the peer gave it.
+    pub id: u64,
+    /// The id of the step.
+    pub step: u64,
+    /// The rendezvous key (specification 2.2).
+    pub key: &'a str,
+    /// Whether the answer needs a checksum of the bytes.
+    pub wants_checksum: bool,
+    /// Whether it asks for a value that is there already, and does not wait for one.
+    pub is_try: bool,
 }
 
 /// Carries requests to peers. No method blocks.
 pub trait RequestLine: Send {
-    /// Asks until the answer has come, which is then given to [`RecvTensors::answered`].
+    /// Asks until the answer has come, which is then given to [`RecvTensors::answered`]. A try
+    /// without a value is told to [`RecvTensors::tried`].
     fn ask(&mut self, request: OwnRequest) -> OpenRequest;
     /// Says that a request has ended. Once the peer has heard it, calls [`RecvTensors::withdrawn`]
     /// if `is_given_up`.

@@ -1,14 +1,13 @@
 //! The receiving side.
 
 use super::head::decode_failure;
-use super::sending::request;
-use super::{AnswerHead, IDLE_GRACE, NEVER, OpenRequest, RecvTensors, not_borrowed};
+use super::{AnswerHead, IDLE_GRACE, NEVER, OpenRequest, OwnRequest, RecvTensors, not_borrowed};
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
-use crate::link::{Corruption, Destination, ReceiveError, Received, TensorKey};
-use crate::matching::{CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
+use crate::link::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKey};
+use crate::matching::{CallId, CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
 use crate::telemetry::Counter;
 use crate::wire::message::Placement;
-use crate::wire::{Code, Status, Time};
+use crate::wire::{Code, Incarnation, Status, Time};
 use bytes::Bytes;
 use foldhash::HashMap;
 use std::collections::VecDeque;
@@ -21,6 +20,13 @@ pub(super) struct QueuedReceive {
     pub waiter: Waiter,
     /// Whether the receive counts towards the limit of receives that wait.
     pub is_bounded: bool,
+}
+
+impl QueuedReceive {
+    /// Whether the receive takes a value that is there, and does not wait for one.
+    fn is_try(&self) -> bool {
+        self.waiter.timeout.is_zero()
+    }
 }
 
 /// What this process receives from one peer.
@@ -48,6 +54,8 @@ struct Request {
     id: u64,
     /// `None` for a request that was given up, until the peer has heard so.
     open: Option<OpenRequest>,
+    /// The last receive of a try. `None` if the request waits for a value.
+    last_try: Option<CallId>,
     /// Since when no receive has waited for it, as far as [`RecvTensors::expire`] has seen.
     idle_since: Option<Time>,
 }
@@ -105,10 +113,10 @@ impl RecvTensors {
         if let Some(error) = state.down.clone() {
             return self.fail(receive, error);
         }
-        if receive.waiter.timeout.is_zero() {
-            // The value is for a later receive.
-            state.incoming.keys.entry(key.clone()).or_default();
-            self.ask(peer, &key);
+        let queue = state.incoming.keys.get(&key);
+        let (is_try, mut ahead) = (receive.is_try(), queue.into_iter().flat_map(|queue| &queue.waiting));
+        if is_try && !ahead.all(QueuedReceive::is_try) {
+            // The next value is for an earlier receive.
             return self.give_up_one(&key, receive, CancelReason::Deadline(None));
         }
         if is_bounded && state.incoming.waiting >= self.settings.max_requests {
@@ -120,6 +128,11 @@ impl RecvTensors {
         let id = receive.waiter.id;
         state.incoming.keys.entry(key.clone()).or_default().waiting.push_back(receive);
         self.calls.insert(id, (peer, key.clone()));
+        let request = self.peer(peer).incoming.keys.get(&key).and_then(|queue| queue.request.as_ref());
+        if is_try && request.is_some_and(|request| request.last_try.is_none()) {
+            // Nobody would say that there is no value. A try follows.
+            self.withdraw(peer, &key);
+        }
         self.ask(peer, &key);
     }
 
@@ -137,8 +150,18 @@ impl RecvTensors {
         let id = incoming.next_request;
         incoming.requests.insert(id, key.clone());
         counters.increment(Counter::NeedsSent);
-        let open = request(&mut **line, (peer, life), id, key, settings.link.validate);
-        queue.request = Some(Request { id, open: Some(open), idle_since: None });
+        let tries = queue.waiting.iter().all(QueuedReceive::is_try);
+        let last_try = queue.waiting.back().filter(|_| tries).map(|receive| receive.waiter.id);
+        let open = line.ask(OwnRequest {
+            peer,
+            life,
+            id,
+            step: key.step,
+            key: text_of(key, life),
+            wants_checksum: settings.link.validate,
+            is_try: last_try.is_some(),
+        });
+        queue.request = Some(Request { id, open: Some(open), last_try, idle_since: None });
     }
 
     /// Makes the next request of a key if receives wait, or forgets the key if nothing is left.
@@ -176,6 +199,24 @@ impl RecvTensors {
             Err(status) => self.failed(peer, id, &key, &status),
         }
         self.proceed(peer, &key);
+    }
+
+    /// The sender has no value for a try. The tries that it was for end.
+    pub fn tried(&mut self, peer: PeerIndex, id: u64) {
+        let incoming = &mut self.peer(peer).incoming;
+        let Some(key) = incoming.requests.get(&id).cloned() else { return };
+        let Some(queue) = incoming.keys.get_mut(&key) else { return };
+        let request = queue.request.as_ref().filter(|request| request.id == id && request.open.is_some());
+        let Some(last) = request.and_then(|request| request.last_try) else { return };
+        let at = queue.waiting.iter().position(|receive| receive.waiter.id == last);
+        let behind = queue.waiting.split_off(at.map_or(0, |at| at + 1));
+        let tries = std::mem::replace(&mut queue.waiting, behind);
+        incoming.waiting -= tries.iter().filter(|receive| receive.is_bounded).count() as u32;
+        // A late copy of the request takes no value once the sender has heard this.
+        self.withdraw(peer, &key);
+        for receive in tries {
+            self.give_up_one(&key, receive, CancelReason::Deadline(None));
+        }
     }
 
     fn failed(&mut self, peer: PeerIndex, id: u64, key: &TensorKey, status: &Status) {
@@ -468,4 +509,11 @@ impl RecvTensors {
         let idle = requests.filter_map(|queue| Some(queue.request.as_ref()?.idle_since? + IDLE_GRACE));
         deadlines.chain(idle).min().unwrap_or(NEVER)
     }
+}
+
+/// The key of a request to a life of its source (specification 2.2).
+fn text_of(key: &TensorKey, life: Incarnation) -> String {
+    let EdgeKey { name, frame, iteration } = &key.edge;
+    let (source, destination, edge) = (name.source(), name.destination(), name.name());
+    format!("{source};{:016x};{destination};{edge};{frame}:{iteration}", life.get())
 }

@@ -2,8 +2,7 @@
 
 use super::head::encode_failure;
 use super::{
-    AnswerBytes, AnswerHead, AnswerValue, FinishedRequests, OwnRequest, RecvTensors, RequestAnswer,
-    RequestLine,
+    AnswerBytes, AnswerHead, AnswerValue, AskedRequest, FinishedRequests, RecvTensors, RequestAnswer,
 };
 use crate::link::windows::WindowRefusal;
 use crate::link::{EdgeKey, TensorKey, Value, placement_of};
@@ -122,7 +121,7 @@ impl RecvTensors {
     pub fn asked(
         &mut self,
         (peer, life): (PeerIndex, Incarnation),
-        (id, step, key, wants_checksum): (u64, u64, &str, bool),
+        AskedRequest { id, step, key, wants_checksum, is_try }: AskedRequest<'_>,
         answer: RequestAnswer,
     ) {
         self.meet(peer, life);
@@ -159,8 +158,10 @@ impl RecvTensors {
         let out = &mut self.peer(peer).out;
         let state = RequestState::Waiting(answer);
         out.requests.insert(id, PeerRequest { key: key.clone(), wants_checksum, state });
-        if let AskOutcome::Matched(id, value) = out.table.ask(&key, id) {
-            self.answer(peer, id, value);
+        match out.table.ask(&key, id) {
+            AskOutcome::Matched(id, value) => self.answer(peer, id, value),
+            AskOutcome::Queued if is_try => drop(out.forget(|request| request == id)),
+            AskOutcome::Queued => {}
         }
     }
 
@@ -278,18 +279,4 @@ impl RecvTensors {
             self.outstanding.fetch_sub(count, Ordering::Relaxed);
         }
     }
-}
-
-/// Asks a peer for the next value of a key.
-pub(super) fn request(
-    line: &mut dyn RequestLine,
-    (peer, life): (PeerIndex, Incarnation),
-    id: u64,
-    key: &TensorKey,
-    wants_checksum: bool,
-) -> super::OpenRequest {
-    let EdgeKey { name, frame, iteration } = &key.edge;
-    let (source, destination, edge) = (name.source(), name.destination(), name.name());
-    let text = format!("{source};{:016x};{destination};{edge};{frame}:{iteration}", life.get());
-    line.ask(OwnRequest { peer, life, id, step: key.step, key: text, wants_checksum })
 }

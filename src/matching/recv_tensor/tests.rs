@@ -54,6 +54,17 @@ impl RequestLine for Line {
     }
 }
 
+/// Tells a try that there is no value if its answer is dropped: an answer without a head.
+struct NoValue(Option<(u64, Answers)>);
+
+impl Drop for NoValue {
+    fn drop(&mut self) {
+        if let Some((id, answers)) = self.0.take() {
+            answers.lock().unwrap().push_back((id, Vec::new(), Bytes::new()));
+        }
+    }
+}
+
 struct World {
     pool: Pool,
     sender: RecvTensors,
@@ -125,10 +136,18 @@ impl World {
     }
 
     fn receive(&mut self, key: &TensorKey) -> (CallId, OneshotReceiver<Outcome>) {
+        self.receive_within(key, Duration::from_secs(1))
+    }
+
+    fn attempt(&mut self, key: &TensorKey) -> (CallId, OneshotReceiver<Outcome>) {
+        self.receive_within(key, Duration::ZERO)
+    }
+
+    fn receive_within(&mut self, key: &TensorKey, timeout: Duration) -> (CallId, OneshotReceiver<Outcome>) {
         self.next_call += 1;
         let (result, sender) = self.calls.channel();
-        let (id, timeout) = (CallId(self.next_call), Duration::from_secs(1));
-        let (begun, deadline) = (Time::from_nanos(0), Time::from_nanos(0) + timeout);
+        let id = CallId(self.next_call);
+        let (begun, deadline) = (Time::from_nanos(0), Time::from_nanos(0) + Duration::from_secs(1));
         let (permit, cancel_reason, is_logged) = (None, None, false);
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
         self.receiver.receive((SENDER, key.clone()), Destination::Alloc, waiter, true);
@@ -156,7 +175,10 @@ impl World {
 
     fn ask(&mut self, request: &OwnRequest) {
         let (answers, id) = (self.answers.clone(), request.id);
+        let nothing = NoValue(request.is_try.then(|| (id, answers.clone())));
         let answer = Box::new(move |AnswerValue { head, bytes }: AnswerValue| {
+            let mut nothing = nothing;
+            nothing.0 = None;
             let bytes = match bytes {
                 AnswerBytes::Dead => Bytes::new(),
                 AnswerBytes::Tensor(tensor) => Bytes::copy_from_slice(tensor.bytes()),
@@ -164,7 +186,8 @@ impl World {
             };
             answers.lock().unwrap().push_back((id, head.encode(), bytes));
         });
-        let asked = (request.id, request.step, request.key.as_str(), request.wants_checksum);
+        let OwnRequest { id, step, ref key, wants_checksum, is_try, .. } = *request;
+        let asked = AskedRequest { id, step, key, wants_checksum, is_try };
         self.sender.asked((RECEIVER, life(RECEIVER)), asked, answer);
     }
 
@@ -189,7 +212,10 @@ impl World {
     /// The receiver gets the next answer.
     fn answer(&mut self) -> bool {
         let Some((id, head, bytes)) = self.answers.lock().unwrap().pop_front() else { return false };
-        self.receiver.answered((SENDER, id), Ok((head, vec![bytes])));
+        match head.is_empty() {
+            true => self.receiver.tried(SENDER, id),
+            false => self.receiver.answered((SENDER, id), Ok((head, vec![bytes]))),
+        }
         self.tell();
         true
     }
@@ -215,7 +241,8 @@ fn failure(world: &World) -> Status {
 }
 
 fn request(id: u64, key: String) -> OwnRequest {
-    OwnRequest { peer: SENDER, life: life(SENDER), id, step: STEP, key, wants_checksum: false }
+    let (peer, life, step, wants_checksum, is_try) = (SENDER, life(SENDER), STEP, false, false);
+    OwnRequest { peer, life, id, step, key, wants_checksum, is_try }
 }
 
 #[test]
@@ -266,6 +293,33 @@ fn a_value_that_was_given_up_goes_back_to_its_place_in_the_line() {
     assert_eq!(value(&mut last).expect("done").expect("received"), 2);
     assert_eq!(world.outstanding.load(Ordering::Relaxed), 0);
     assert!(world.sender.untaken(None).0.is_empty());
+}
+
+#[test]
+fn a_try_gets_what_was_sent_before_it_and_waits_for_nothing_else() {
+    let mut world = World::new();
+    let key = key("x");
+    let (id, mut given_up) = world.receive(&key);
+    world.deliver_all();
+    world.cancel(id);
+    assert!(matches!(value(&mut given_up), Some(Err(Error::Cancelled { .. }))));
+    let (_, mut nothing) = world.attempt(&key);
+    world.deliver_all();
+    assert!(matches!(value(&mut nothing), Some(Err(Error::DeadlineExceeded { .. }))));
+    // The answer to the first of two is on its way while a value is sent.
+    let (_, mut before) = world.attempt(&key);
+    while world.hear() {}
+    world.send(&key, 1);
+    let (_, mut behind) = world.attempt(&key);
+    world.deliver_all();
+    assert!(matches!(value(&mut before), Some(Err(Error::DeadlineExceeded { .. }))));
+    assert_eq!(value(&mut behind).expect("done").expect("received"), 1);
+    let (_, mut waits) = world.receive(&key);
+    let (_, mut late) = world.attempt(&key);
+    assert!(matches!(value(&mut late), Some(Err(Error::DeadlineExceeded { .. }))), "others are first");
+    world.send(&key, 2);
+    world.deliver_all();
+    assert_eq!(value(&mut waits).expect("done").expect("received"), 2);
 }
 
 #[test]
@@ -340,7 +394,9 @@ fn what_a_dead_client_left_is_dropped_and_the_rest_is_for_its_next_life() {
         let AnswerBytes::Tensor(tensor) = value.bytes else { panic!("no tensor") };
         answers.lock().unwrap().push_back((1, Vec::new(), Bytes::copy_from_slice(tensor.bytes())));
     });
-    world.sender.asked((RECEIVER, next), (1, STEP, &text(&key, 70), false), answer);
+    let text = text(&key, 70);
+    let asked = AskedRequest { id: 1, step: STEP, key: &text, wants_checksum: false, is_try: false };
+    world.sender.asked((RECEIVER, next), asked, answer);
     assert_eq!(world.answers.lock().unwrap()[0].2[0], 2, "the number is new in a new life");
 }
 
@@ -368,6 +424,8 @@ fn a_forged_answer_is_an_error_of_its_receive_and_of_no_other() {
 enum Event {
     Send,
     Receive,
+    /// A receive that does not wait for a value.
+    Try,
     /// One of the receives that wait.
     Cancel(usize),
     /// No receive has waited for some requests for long.
@@ -384,6 +442,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         3 => Just(Event::Send),
         3 => Just(Event::Receive),
+        2 => Just(Event::Try),
         2 => (0..4_usize).prop_map(Event::Cancel),
         1 => Just(Event::Idle),
         6 => Just(Event::Hear),
@@ -411,6 +470,7 @@ proptest! {
                     sent += 1;
                 }
                 Event::Receive => waiting.push(world.receive(&key)),
+                Event::Try => waiting.push(world.attempt(&key)),
                 Event::Cancel(at) => {
                     if let Some((id, _)) = waiting.get(at) {
                         let id = *id;
