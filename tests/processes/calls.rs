@@ -1,9 +1,14 @@
-//! Peers that die and come back while tensors travel by gRPC calls.
+//! Tensors by gRPC calls: values of every kind, errors, connections that break, and peers that die
+//! and come back.
 
 use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, member, until};
+use rustix::net::{Shutdown, getpeername, shutdown};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use std::net::SocketAddr;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
-use tensorwire::{DType, Error, FabricKind, Node, PeerState};
+use tensorwire::{Code, DType, Error, FabricKind, Node, PeerState, Status};
 
 const GRPC: (&str, &str) = ("TENSORWIRE_TEST_FABRIC", "grpc");
 /// Bytes of a tensor that takes many parts.
@@ -115,4 +120,112 @@ fn what_a_receiver_did_not_take_before_it_died_is_for_its_next_life() {
     assert!(receiver.ends_well());
     let dropped = node.stop().expect("stopped");
     assert_eq!((dropped.waiting(), dropped.left()), (1, 0), "{dropped}");
+}
+
+/// Sends all values in step 1, aborts step 2 and cleans step 3 up.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_sender() {
+    let node = start(&std::env::var("TEST_CLUSTER").expect("started by a test"), 1);
+    join(&node);
+    let edge = node.edge_to("w", 0, "x").expect("an edge");
+    let step = node.step(1).expect("new");
+    for value in 0..VALUES {
+        match bytes_of(value) {
+            None => step.send_dead(&edge).expect("sent"),
+            Some(len) => {
+                let mut tensor = node.tensor_within(DType::U8, &[len], SOON).expect("room");
+                tensor.bytes_mut().fill(value as u8);
+                step.send(&edge, tensor.freeze()).expect("sent");
+            }
+        }
+    }
+    node.step(2).expect("new").abort(failure()).expect("aborted");
+    node.step(3).expect("new");
+    node.cleanup(3);
+    println!("sent");
+    wait_to_be_told();
+    node.flush(SOON).expect("all is taken");
+    node.stop().expect("stopped");
+}
+
+const VALUES: u64 = 200;
+
+/// Each third value is dead, others are empty, small, or of several parts.
+fn bytes_of(value: u64) -> Option<u64> {
+    (!value.is_multiple_of(3)).then(|| [0, 1, 5_000, 400_000][value as usize % 4])
+}
+
+fn failure() -> Status {
+    Status::new(Code::OutOfRange, "the reader has no more").with_details(vec![1, 2, 3])
+}
+
+/// Checks that the values come once, in order and whole.
+fn receive_all(node: &Node) {
+    let edge = node.edge_from("w", 1, "x").expect("an edge");
+    let step = node.step(1).expect("new");
+    for value in 0..VALUES {
+        let got = step.recv(&edge, SOON).unwrap_or_else(|error| panic!("value {value}: {error}"));
+        let len = (!got.is_dead).then(|| got.tensor.bytes().len() as u64);
+        assert_eq!(len, bytes_of(value), "value {value}");
+        assert!(got.tensor.bytes().iter().all(|byte| u64::from(*byte) == value), "value {value}");
+    }
+    assert!(step.try_recv(&edge).expect("usable").is_none(), "nothing comes twice");
+}
+
+#[test]
+fn dead_values_and_errors_come_as_they_were_sent() {
+    let cluster = cluster(2);
+    let mut sender = Other::start("calls::role_sender", &cluster);
+    let node = start(&cluster, 0);
+    join(&node);
+    sender.wait_for("sent");
+    receive_all(&node);
+    let edge = node.edge_from("w", 1, "x").expect("an edge");
+    let error = |step| node.step(step).expect("new").recv(&edge, SOON).expect_err("the step has ended");
+    let Error::Remote { status, .. } = error(2) else { panic!("not an error of the sender") };
+    assert_eq!(status, failure().into_derived());
+    let Error::Remote { status, .. } = error(3) else { panic!("not an error of the sender") };
+    assert_eq!(status.code, Code::NotFound, "{status}");
+    sender.say("stop");
+    assert!(sender.ends_well());
+}
+
+/// Shuts the TCP connections of this process with a port down, as a network that resets them.
+fn cut_connections(port: u16) -> usize {
+    let me = pidfd_open(getpid(), PidfdFlags::empty()).expect("a pidfd");
+    let open = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
+    let numbers = open.filter_map(|file| file.file_name().to_str()?.parse().ok());
+    let cut = |number: i32| {
+        // A copy of the descriptor: it may be closed meanwhile.
+        let socket = pidfd_getfd(&me, number, PidfdGetfdFlags::empty()).ok()?;
+        let peer = SocketAddr::try_from(getpeername(&socket).ok()??).ok()?;
+        (peer.port() == port).then(|| shutdown(&socket, Shutdown::Both).ok()).flatten()
+    };
+    numbers.filter_map(cut).count()
+}
+
+#[test]
+fn calls_on_connections_that_break_are_repeated_and_bring_each_value_once() {
+    let cluster = cluster(2);
+    let port = cluster.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
+    let mut sender = Other::start("calls::role_sender", &cluster);
+    let node = start(&cluster, 0);
+    join(&node);
+    sender.wait_for("sent");
+    let (done, ends) = std::sync::mpsc::channel::<()>();
+    let cutting = std::thread::spawn(move || {
+        let mut cut = 0;
+        while ends.recv_timeout(Duration::from_millis(15)) == Err(RecvTimeoutError::Timeout) {
+            cut += cut_connections(port);
+        }
+        cut
+    });
+    receive_all(&node);
+    drop(done);
+    let cut = cutting.join().expect("no panic");
+    println!("{cut} connections were cut");
+    assert!(cut > 10, "{cut} connections were cut");
+    sender.say("stop");
+    assert!(sender.ends_well());
 }

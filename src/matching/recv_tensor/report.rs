@@ -137,7 +137,8 @@ fn empty(key: &EdgeKey, sends: bool) -> EdgeReport {
     }
 }
 
-fn bytes_of(value: &Value) -> u64 {
+/// Bytes of a value.
+pub(super) fn bytes_of(value: &Value) -> u64 {
     match value {
         Value::Tensor(tensor) => tensor.meta().bytes(),
         Value::Dead => 0,

@@ -1,6 +1,7 @@
 //! The sending side.
 
 use super::head::encode_failure;
+use super::report::bytes_of;
 use super::{
     AnswerBytes, AnswerHead, AnswerValue, AskedRequest, FinishedRequests, RecvTensors, RequestAnswer,
 };
@@ -93,27 +94,14 @@ impl RecvTensors {
     /// Answers a waiting request.
     fn answer(&mut self, peer: PeerIndex, id: u64, value: Numbered<SentValue>) {
         let Some(request) = self.peer(peer).out.requests.get(&id) else { return };
-        let wants_checksum = request.wants_checksum;
-        let answered = self.answer_of(&value.value.value, wants_checksum);
+        let answered = answer_of(&value.value.value, request.wants_checksum);
+        self.counters.increment(Counter::TensorsSent);
+        self.counters.add(Counter::BytesSent, bytes_of(&value.value.value));
         let Some(request) = self.peer(peer).out.requests.get_mut(&id) else { return };
         if let RequestState::Waiting(answer) =
             std::mem::replace(&mut request.state, RequestState::Answered(value))
         {
             answer(answered);
-        }
-    }
-
-    fn answer_of(&self, value: &Value, wants_checksum: bool) -> AnswerValue {
-        self.counters.increment(Counter::TensorsSent);
-        match value {
-            Value::Dead => AnswerValue { head: AnswerHead::Dead, bytes: AnswerBytes::Dead },
-            Value::Tensor(tensor) => {
-                self.counters.add(Counter::BytesSent, tensor.meta().bytes());
-                let checksum = wants_checksum.then(|| checksum_of(tensor.bytes()));
-                let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
-                let head = AnswerHead::Tensor { meta, placement, checksum };
-                AnswerValue { head, bytes: AnswerBytes::Tensor(tensor.clone()) }
-            }
         }
     }
 
@@ -137,10 +125,7 @@ impl RecvTensors {
             }
             match &mut known.state {
                 RequestState::Waiting(before) => *before = answer,
-                RequestState::Answered(value) => {
-                    let (value, wants_checksum) = (value.value.value.clone(), known.wants_checksum);
-                    answer(self.answer_of(&value, wants_checksum));
-                }
+                RequestState::Answered(value) => answer(answer_of(&value.value.value, known.wants_checksum)),
             }
             return;
         }
@@ -279,4 +264,15 @@ impl RecvTensors {
             self.outstanding.fetch_sub(count, Ordering::Relaxed);
         }
     }
+}
+
+/// The answer that gives a value.
+fn answer_of(value: &Value, wants_checksum: bool) -> AnswerValue {
+    let Value::Tensor(tensor) = value else {
+        return AnswerValue { head: AnswerHead::Dead, bytes: AnswerBytes::Dead };
+    };
+    let checksum = wants_checksum.then(|| checksum_of(tensor.bytes()));
+    let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
+    let head = AnswerHead::Tensor { meta, placement, checksum };
+    AnswerValue { head, bytes: AnswerBytes::Tensor(tensor.clone()) }
 }
