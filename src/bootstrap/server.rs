@@ -154,8 +154,8 @@ impl Server {
         heard.map_err(|refusal| self.refuse_life(from, refusal))
     }
 
-    /// Checks everything about a caller that is linked with this process.
-    pub(super) fn check_linked(
+    /// Checks a caller that must have introduced itself. Returns its name and life.
+    pub(super) fn check_introduced(
         &self,
         proven: &ProvenCaller,
         caller: Option<grpc::Caller>,

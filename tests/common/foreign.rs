@@ -1,7 +1,7 @@
 //! Cases of foreign memory, each with the settings that choose a fabric.
 #![allow(unsafe_code)] // an allocator that maps and unmaps memory
 
-use crate::common::{SOON, over_verbs, run, until, values};
+use crate::common::{SOON, over_grpc, over_verbs, run, until, values};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -261,9 +261,9 @@ pub fn received(settings: &'static Settings) {
         if task == 0 {
             return;
         }
-        // Small values land in the pool. A device writes the others there, too. Without a device
-        // they are copied from their sender's memory.
-        let staged = if registers(settings) { (6, 80 + 3 * 80_000) } else { (3, 80) };
+        // Small values land in the pool. A device writes the others there, too, and so do calls.
+        // Else they are copied from their sender's memory.
+        let staged = if registers(settings) || over_grpc() { (6, 80 + 3 * 80_000) } else { (3, 80) };
         let [tensors, bytes, ..] = counted(node, &before, HOW);
         assert_eq!((tensors, bytes), staged);
         until(node, "what is granted comes back", || Arc::strong_count(&buffer) == 1);
@@ -335,9 +335,9 @@ pub fn standing(settings: &'static Settings) {
             node.cleanup(step.id());
         }
         if task == 1 {
-            // A device writes only into the pool.
+            // A device writes only into the pool, and so do calls.
             let staged = node.counters().get(Counter::TensorsStaged);
-            assert_eq!(staged, if registers(settings) { 30 } else { 0 });
+            assert_eq!(staged, if registers(settings) || over_grpc() { 30 } else { 0 });
         }
     });
 }

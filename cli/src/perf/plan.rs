@@ -217,13 +217,19 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     if test.borrows() && name != FabricName::Shm {
         return usage("--borrow: only shm lends tensors; leave it out");
     }
-    if matches!(test, Test::RendezvousLat(_)) && name == FabricName::Tcp {
-        return usage(
-            "--fabric tcp: rendezvous_lat runs on shm, verbs and grpc; write_lat and send_lat run on tcp",
-        );
-    }
-    if !matches!(test, Test::RendezvousLat(_)) && name == FabricName::Grpc {
+    let is_engine = matches!(test, Test::RendezvousLat(_));
+    if !is_engine && name == FabricName::Grpc {
         return usage("--fabric grpc: only rendezvous_lat runs over gRPC calls, which are no fabric");
+    }
+    if let Some(option) = ["bind", "streams"].into_iter().find(|option| is_engine && given.contains(*option))
+    {
+        return usage(&format!("--{option}: the nodes of rendezvous_lat choose it; leave it out"));
+    }
+    let of_pollers = ["poll", "profile", "inline", "depth", "standing"];
+    if name == FabricName::Grpc
+        && let Some(option) = of_pollers.into_iter().find(|option| given.contains(*option))
+    {
+        return usage(&format!("--{option}: calls over gRPC have no poller and no queue; leave it out"));
     }
     if matches!(test, Test::RendezvousLat(options) if options.borrow && options.inline() > Some(0)) {
         return usage("--inline: a tensor inside a message is not borrowed; leave it out");
@@ -381,7 +387,9 @@ mod tests {
             ("cache_line --local --inline 8", "unexpected argument '--inline'"),
             ("cache_line --local --fabric shm", "unexpected argument '--fabric'"),
             ("write_lat --local --fabric udp", "invalid value 'udp'"),
-            ("rendezvous_lat --local --fabric tcp", "write_lat and send_lat run on tcp"),
+            ("rendezvous_lat --local --fabric tcp --streams 2", "--streams: the nodes of rendezvous_lat"),
+            ("rendezvous_lat --local --fabric grpc --poll auto", "--poll: calls over gRPC have no poller"),
+            ("write_lat --local --fabric grpc", "only rendezvous_lat runs over gRPC calls"),
             ("write_lat --local --fabric tcp -d rxe0", "--ib-dev: tcp has no device"),
             ("write_lat --local --fabric tcp -m 1024", "--mtu: tcp leaves packets to the kernel"),
             ("write_lat --local --fabric tcp --notify memory", "on tcp a write lands when"),

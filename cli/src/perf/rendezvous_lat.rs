@@ -6,6 +6,7 @@
 
 use super::control_channel::ControlChannel;
 use super::exchange::{filled, progress};
+use super::fabric_name::FabricName;
 use super::options::{FabricOptions, RendezvousOptions};
 use super::peer_watch::{Abort, PeerWatch, ROUND_TIMEOUT};
 use super::proofs;
@@ -231,13 +232,16 @@ fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {
     };
     let mode = if options.poll.as_deref() == Some("auto") { format!("auto ({mode})") } else { mode };
     let profile = options.profile.as_ref().map_or_else(String::new, |name| format!(", profile {name}"));
+    // Calls have no queue.
+    let has_queue = options.fabric.fabric != FabricName::Grpc;
+    let of_queue = |figure: u32| if has_queue { u64::from(figure) } else { 0 };
     Facts {
         fabric: options.fabric.fabric.to_string(),
         device: None,
         pages: node.pool_report().pages.to_string(),
         poll_mode: mode + &profile,
-        inline_bytes: u64::from(config.small_tensor_bytes),
-        depth: u64::from(config.queue_depth),
+        inline_bytes: of_queue(config.small_tensor_bytes),
+        depth: of_queue(config.queue_depth),
         mtu: None,
     }
 }

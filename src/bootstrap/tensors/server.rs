@@ -44,7 +44,7 @@ impl TensorServer {
         if Incarnation::new(meant).is_none() {
             return Err(Status::invalid_argument("a tensor call names no life of the process that it calls"));
         }
-        let (name, incarnation) = self.server.check_linked(proven, caller)?;
+        let (name, incarnation) = self.server.check_introduced(proven, caller)?;
         Ok(TensorPeer { name, incarnation })
     }
 }

@@ -11,6 +11,7 @@ mod protocol;
 mod refusals;
 mod store;
 mod strangers;
+mod tensors;
 
 use super::*;
 use crate::bootstrap::service::PROTOCOL_VERSION;

@@ -18,6 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 pub(super) struct Raw {
     pub(super) runtime: tokio::runtime::Runtime,
     pub(super) grpc: BootstrapClient<Channel>,
+    pub(super) channel: Channel,
     pub(super) caller: grpc::Caller,
 }
 
@@ -34,7 +35,8 @@ impl Raw {
         let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &me).unwrap());
         let connector = Connector { auth, peer: to.clone(), address, limit: LONG };
         let channel = channel.connect_with_connector(connector);
-        let grpc = BootstrapClient::new(runtime.block_on(channel).unwrap());
+        let channel = runtime.block_on(channel).unwrap();
+        let grpc = BootstrapClient::new(channel.clone());
         let caller = grpc::Caller {
             version: PROTOCOL_VERSION,
             cluster_digest: cluster.digest(),
@@ -43,7 +45,7 @@ impl Raw {
             to: Some(task(&to)),
             to_incarnation: 0,
         };
-        Raw { runtime, grpc, caller }
+        Raw { runtime, grpc, channel, caller }
     }
 
     pub(super) fn hello(&mut self) -> Result<grpc::HelloResponse, tonic::Status> {

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Files and modules that may hold locks and channels, and what for.
 pub const LOCKS: &[(&str, &str)] = &[
     ("src/node", "starts, stops and joins; a poller of its own never comes here"),
-    ("src/bootstrap", "a thread of its own that moves no tensor"),
+    ("src/bootstrap", "a thread of its own that moves no tensor of a fabric"),
     ("cli/src/launch", "waits for the processes that it has started"),
     ("src/store", "meets processes before and beside the data path"),
     ("src/engine/executor", "the queues of the threads that run callbacks and end owners"),

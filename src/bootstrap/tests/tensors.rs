@@ -1,0 +1,112 @@
+//! Tensor calls that are not valid, and those to a process that serves none.
+
+use super::super::generated as grpc;
+use super::super::generated::tensors_client::TensorsClient;
+use super::protocol::Raw;
+use super::*;
+use bytes::Bytes;
+
+/// Answers each request with its key, and notes what it was told.
+#[derive(Default)]
+struct Echo(Mutex<Vec<String>>);
+
+impl TensorService for Echo {
+    fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
+        self.0.lock().unwrap().push(format!("{} asks for {}", from.name, request.id));
+        match request.is_try {
+            true => drop(answer),
+            false => answer.send(SentAnswer { head: vec![1], bytes: Bytes::from(request.key) }),
+        }
+    }
+
+    fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool) {
+        self.0.lock().unwrap().push(format!("{} has finished {id}, {is_given_up}", from.name));
+    }
+
+    fn cleanup_all(&self, from: &TensorPeer, first_request: u64) {
+        self.0.lock().unwrap().push(format!("{} cleans up below {first_request}", from.name));
+    }
+}
+
+/// Worker 1, which serves tensors, and a peer that has introduced itself.
+fn introduced() -> (Member, Arc<Echo>, Raw) {
+    let cluster = workers(2);
+    let member = Member::new(options(&cluster, 1));
+    let echo = Arc::new(Echo::default());
+    drop(member.service.serve_tensors(echo.clone(), 1 << 20));
+    member.service.start().unwrap();
+    let mut raw = Raw::new(&cluster, 7);
+    raw.hello().unwrap();
+    raw.caller.to_incarnation = member.incarnation.get();
+    (member, echo, raw)
+}
+
+impl Raw {
+    fn recv_tensor(&self, key: Vec<u8>, is_try: bool) -> Result<Vec<grpc::RecvTensorPart>, tonic::Status> {
+        let caller = Some(self.caller.clone());
+        let request =
+            grpc::RecvTensorRequest { caller, step_id: 1, key, request_id: 3, wants_checksum: false, is_try };
+        let mut tensors = TensorsClient::new(self.channel.clone());
+        self.runtime.block_on(async {
+            let mut parts = tensors.recv_tensor(request).await?.into_inner();
+            let mut all = Vec::new();
+            while let Some(part) = parts.message().await? {
+                all.push(part);
+            }
+            Ok(all)
+        })
+    }
+}
+
+#[test]
+fn a_tensor_call_that_is_not_valid_is_refused_with_the_reason() {
+    let (member, echo, mut raw) = introduced();
+    let good = raw.caller.clone();
+    for (to_incarnation, reason) in [(0, "names no life"), (member.incarnation.get() ^ 1, "incarnation")] {
+        raw.caller.to_incarnation = to_incarnation;
+        let error = raw.recv_tensor(b"key".to_vec(), false).unwrap_err();
+        assert!(error.message().contains(reason), "{reason}: {error}");
+    }
+    raw.caller = grpc::Caller { incarnation: 8, ..good.clone() };
+    let error = raw.recv_tensor(b"key".to_vec(), false).unwrap_err();
+    assert!(matches!(error.code(), tonic::Code::Aborted | tonic::Code::AlreadyExists), "{error}");
+    raw.caller = good;
+    for (key, reason) in [
+        (vec![b'x'; 8193], "a key of 8193 bytes; at most 8192 travel"),
+        (vec![0xFF], "a key that is not UTF-8"),
+        (vec![b'x'; 200 * 1024], "too large"),
+    ] {
+        let error = raw.recv_tensor(key, false).unwrap_err();
+        assert!(error.message().contains(reason), "{reason}: {error}");
+    }
+    assert!(echo.0.lock().unwrap().is_empty(), "none of them was served");
+}
+
+#[test]
+fn an_answer_comes_in_parts_and_that_of_a_try_may_have_none() {
+    let (_member, echo, raw) = introduced();
+    let parts = raw.recv_tensor(vec![b'k'; 8000], false).unwrap();
+    assert_eq!((parts.len(), &*parts[0].head, parts[0].length), (1, &[1][..], 8000));
+    assert_eq!(parts[0].data, vec![b'k'; 8000]);
+    let parts = raw.recv_tensor(b"key".to_vec(), true).unwrap();
+    assert!(parts.len() == 1 && parts[0].is_pending && parts[0].head.is_empty());
+    let mut tensors = TensorsClient::new(raw.channel.clone());
+    let caller = Some(raw.caller.clone());
+    let finished = grpc::MarkRecvFinishedRequest { caller: caller.clone(), request_id: 3, is_given_up: true };
+    raw.runtime.block_on(tensors.mark_recv_finished(finished)).unwrap();
+    let clean_up = grpc::CleanupAllRequest { caller, first_request_id: 4 };
+    raw.runtime.block_on(tensors.cleanup_all(clean_up)).unwrap();
+    let told = ["asks for 3", "asks for 3", "has finished 3, true", "cleans up below 4"];
+    assert_eq!(*echo.0.lock().unwrap(), told.map(|what| format!("worker/0 {what}")));
+}
+
+#[test]
+fn a_process_that_serves_no_tensors_says_so() {
+    let cluster = workers(2);
+    let member = Member::start(options(&cluster, 1));
+    let mut raw = Raw::new(&cluster, 7);
+    raw.hello().unwrap();
+    raw.caller.to_incarnation = member.incarnation.get();
+    let error = raw.recv_tensor(b"key".to_vec(), false).unwrap_err();
+    assert_eq!(error.code(), tonic::Code::Unimplemented, "{error}");
+}
