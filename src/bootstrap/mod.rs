@@ -4,9 +4,9 @@
 //! has the process's [`Peering`] make one link with each. Then it sends heartbeats. It runs on one
 //! thread, `tw-bootstrap`, and on short-lived threads for calls that block.
 //!
-//! Rules of this module: it carries no tensor, except in the explicit path of `tensors`. It knows no
-//! fabric: offers are opaque bytes. No type of tokio or tonic is in its interface. A peer's message
-//! is checked before it is used, and every wait has an end. The protocol is
+//! Rules of this module: it carries no tensor, except in the explicit path of `tensors`. It knows
+//! no fabric: offers are opaque bytes. No type of tokio or tonic is in its interface. A peer's
+//! message is checked before it is used, and every wait has an end. The protocol is
 //! `proto/tensorwire/v1/bootstrap.proto`.
 //!
 //! | file | content |
