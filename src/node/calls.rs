@@ -1,30 +1,26 @@
 //! A node whose tensors travel by calls over gRPC: `fabric = grpc`.
 
+use super::call_peering::CallPeering;
 use super::clock::MonotonicClock;
 use super::error::NodeError;
-use super::offer::{self, FabricOffer, FabricRefusal, OfferState};
-use super::peering::{PeerDirectory, tag_of};
+use super::peering::PeerDirectory;
 use super::pollers::PollerSet;
-use super::transport::PeerTransport;
 use crate::bootstrap::{
-    ArrivedParts, Bootstrap, PeerInfo, Peering, Prepared, SentAnswer, TensorAnswer, TensorCaller, TensorPeer,
-    TensorRequest, TensorService,
+    ArrivedParts, Bootstrap, SentAnswer, TensorAnswer, TensorCaller, TensorPeer, TensorRequest, TensorService,
 };
 use crate::engine::{PollMode, StartError};
-use crate::fabric::FabricKind;
 use crate::matching::recv_tensor::{
-    AnswerBytes, AnswerValue, AskedRequest, OpenRequest, OwnRequest, RecvTensors, RequestLine,
+    AnswerBytes, AnswerValue, AskedRequest, OpenRequest, OwnRequest, RecvTensors, RequestChannel,
 };
 use crate::matching::{Members, PeerIndex, PeerObserver, RemoteSettings};
 use crate::memory::{Pool, Tensor};
 use crate::rendezvous::{CallPath, Paths};
 use crate::telemetry::{Counters, Snapshot};
-use crate::wire::{Code, Incarnation, LossCause, Status, TaskId};
+use crate::wire::{Incarnation, Status, TaskId};
 use bytes::Bytes;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// Name of the thread that ends late receives.
 const DEADLINES: &str = "tw-deadlines";
@@ -32,7 +28,7 @@ const DEADLINES: &str = "tw-deadlines";
 /// The path of a node without a fabric, in the place of its pollers.
 pub(super) struct NodeCalls {
     path: Arc<CallPath>,
-    line: Arc<OnceLock<TensorCaller>>,
+    caller: Arc<OnceLock<TensorCaller>>,
     members: Members,
     max_bytes: u64,
     counters: Arc<Counters>,
@@ -49,9 +45,9 @@ impl NodeCalls {
         pool: &Pool,
         observer: Arc<dyn PeerObserver>,
     ) -> Arc<Self> {
-        let line: Arc<OnceLock<TensorCaller>> = Arc::default();
+        let caller: Arc<OnceLock<TensorCaller>> = Arc::default();
         let path = Arc::new_cyclic(|path: &Weak<CallPath>| {
-            let calls = Calls { path: path.clone(), caller: line.clone(), members: members.clone() };
+            let calls = Calls { path: path.clone(), caller: caller.clone(), members: members.clone() };
             let (members, pool) = (members.clone(), pool.clone());
             let peers = members.all().len();
             let state = RecvTensors::new(me, members, settings, outstanding, pool, Box::new(calls));
@@ -60,7 +56,7 @@ impl NodeCalls {
         Arc::new(NodeCalls {
             counters: path.counters(),
             path,
-            line,
+            caller,
             members: members.clone(),
             max_bytes: pool.region().len(),
             thread: Mutex::default(),
@@ -70,12 +66,12 @@ impl NodeCalls {
     /// Makes and answers calls by this service, which has not started yet.
     pub fn call_by(&self, bootstrap: &Bootstrap) {
         let served = Served { path: Arc::downgrade(&self.path), members: self.members.clone() };
-        let _ = self.line.set(bootstrap.serve_tensors(Arc::new(served), self.max_bytes));
+        let _ = self.caller.set(bootstrap.serve_tensors(Arc::new(served), self.max_bytes));
     }
 
     /// What the bootstrap service tells of peers goes to this path.
     pub fn peering(&self, me: TaskId, directory: PeerDirectory) -> CallPeering {
-        CallPeering { path: self.path.clone(), me, directory }
+        CallPeering::new(self.path.clone(), me, directory)
     }
 }
 
@@ -125,7 +121,7 @@ impl Calls {
     }
 }
 
-impl RequestLine for Calls {
+impl RequestChannel for Calls {
     fn ask(&mut self, request: OwnRequest) -> OpenRequest {
         let OwnRequest { peer, life, id, step, key, wants_checksum, is_try } = request;
         let Some(caller) = self.caller.get() else { return Box::new(()) };
@@ -210,89 +206,5 @@ impl TensorService for Served {
 
     fn cleanup_all(&self, from: &TensorPeer, first_request: u64) {
         self.with(from, |path, from| path.clean_up_peer(from, first_request));
-    }
-}
-
-/// Links members that both name the path. There is nothing to connect: the service is reached.
-pub(super) struct CallPeering {
-    path: Arc<CallPath>,
-    me: TaskId,
-    directory: PeerDirectory,
-}
-
-impl CallPeering {
-    fn index(&self, peer: &PeerInfo) -> Result<PeerIndex, Status> {
-        self.directory.index(&peer.name).ok_or_else(|| {
-            let what = format!("{} is not a member of the cluster that this node knows", peer.name);
-            Status::new(Code::NotFound, what)
-        })
-    }
-
-    fn lose(&self, peer: &PeerInfo, cause: LossCause) {
-        if let Ok(index) = self.index(peer) {
-            self.path.lost(index, &peer.name, tag_of(peer), cause);
-        }
-    }
-
-    /// Checks that a peer names the path too.
-    fn check(&self, peer: &PeerInfo, theirs: &[u8]) -> Result<(), Status> {
-        let failed = |why: String| Status::new(Code::FailedPrecondition, why);
-        let offers = offer::decode(theirs).map_err(|why| failed(format!("{} made {why}", peer.name)))?;
-        let has_grpc = |offer: &FabricOffer| {
-            offer.kind == FabricKind::Grpc && matches!(offer.state, OfferState::Offered { .. })
-        };
-        if offers.iter().any(has_grpc) {
-            return Ok(());
-        }
-        Err(failed(format!(
-            "{} and {} have no fabric in common: fabric is grpc at {}, and {} does not name it. Set fabric \
-             to the same value on all members, or leave it auto",
-            self.me, peer.name, self.me, peer.name
-        )))
-    }
-}
-
-impl Peering for CallPeering {
-    fn prepare(&self, peer: &PeerInfo, theirs: Option<&[u8]>) -> Result<Prepared, Status> {
-        self.index(peer)?;
-        if let Some(theirs) = theirs {
-            self.check(peer, theirs)?;
-        }
-        let why = || FabricRefusal { why: "fabric is grpc".into(), is_final: true };
-        let mut offers: Vec<_> =
-            FabricKind::FASTEST_FIRST.map(|kind| FabricOffer::refused(kind, why())).into();
-        let state = OfferState::Offered { depth: 0, address: Vec::new() };
-        offers.push(FabricOffer { kind: FabricKind::Grpc, state });
-        Ok(Prepared { ticket: 0, offer: offer::encode(&offers) })
-    }
-
-    fn connect(
-        &self,
-        peer: &PeerInfo,
-        _ticket: u64,
-        offer: &[u8],
-        _initiator: bool,
-        _timeout: Duration,
-    ) -> Result<(), Status> {
-        self.check(peer, offer)?;
-        let transport = PeerTransport { kind: FabricKind::Grpc, why: "fabric = grpc".into() };
-        self.directory.note(self.index(peer)?, transport);
-        Ok(())
-    }
-
-    fn abandon(&self, _peer: &PeerInfo, _ticket: u64) {}
-
-    fn ready(&self, peer: &PeerInfo, _ticket: u64) {
-        if let Ok(index) = self.index(peer) {
-            self.path.up(index, tag_of(peer));
-        }
-    }
-
-    fn lost(&self, peer: &PeerInfo, cause: LossCause) {
-        self.lose(peer, cause);
-    }
-
-    fn gone(&self, peer: &PeerInfo, cause: LossCause) {
-        self.lose(peer, cause);
     }
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // start, join and stop may wait
 
 mod back_pressure;
+mod call_peering;
 mod calls;
 mod clock;
 mod error;

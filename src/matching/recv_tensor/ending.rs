@@ -89,7 +89,7 @@ impl RecvTensors {
             self.counters.add(Counter::ValuesLost, dropped);
         }
         let next = self.next_request(peer);
-        self.line.clean_up(peer, tag.incarnation, next);
+        self.channel.clean_up(peer, tag.incarnation, next);
     }
 
     /// The link with a peer has ended, or a life without one. Returns how many values are lost: the

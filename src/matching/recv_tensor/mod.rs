@@ -8,7 +8,7 @@
 //! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line. If only tries
 //! wait, the request is a try: the sender answers at once, with a value or without.
 //!
-//! [`RecvTensors`] is plain state: no I/O, no clock, no threads. [`RequestLine`] carries requests.
+//! [`RecvTensors`] is plain state: no I/O, no clock, no threads. [`RequestChannel`] carries requests.
 //!
 //! | file | |
 //! |---|---|
@@ -109,7 +109,7 @@ pub struct AskedRequest<'a> {
 }
 
 /// Carries requests to peers. No method blocks.
-pub trait RequestLine: Send {
+pub trait RequestChannel: Send {
     /// Asks until the answer has come, which is then given to [`RecvTensors::answered`]. A try
     /// without a value is told to [`RecvTensors::tried`].
     fn ask(&mut self, request: OwnRequest) -> OpenRequest;
@@ -155,7 +155,7 @@ pub struct RecvTensors {
     settings: RemoteSettings,
     pool: Pool,
     counters: CountersWriter,
-    line: Box<dyn RequestLine>,
+    channel: Box<dyn RequestChannel>,
     /// The fatal loss that has ended every call, if any.
     broken: Option<Error>,
     lost: LostValues,
@@ -170,7 +170,7 @@ impl RecvTensors {
         settings: RemoteSettings,
         outstanding: Arc<AtomicUsize>,
         pool: Pool,
-        line: Box<dyn RequestLine>,
+        channel: Box<dyn RequestChannel>,
     ) -> Self {
         let no_link = |peer: &TaskId| CallPeer {
             out: Outbound::default(),
@@ -189,7 +189,7 @@ impl RecvTensors {
             settings,
             pool,
             counters: CountersWriter::new(),
-            line,
+            channel,
             broken: None,
             lost: LostValues::default(),
             ended: Vec::new(),

@@ -138,7 +138,7 @@ impl RecvTensors {
 
     /// Asks for the next value of a key, unless a request for it is open.
     fn ask(&mut self, peer: PeerIndex, key: &TensorKey) {
-        let RecvTensors { peers, line, counters, settings, .. } = self;
+        let RecvTensors { peers, channel, counters, settings, .. } = self;
         let state = &mut peers[peer.0 as usize];
         let Some(life) = state.life() else { return };
         let incoming = &mut state.incoming;
@@ -152,7 +152,7 @@ impl RecvTensors {
         counters.increment(Counter::NeedsSent);
         let tries = queue.waiting.iter().all(QueuedReceive::is_try);
         let last_try = queue.waiting.back().filter(|_| tries).map(|receive| receive.waiter.id);
-        let open = line.ask(OwnRequest {
+        let open = channel.ask(OwnRequest {
             peer,
             life,
             id,
@@ -366,7 +366,7 @@ impl RecvTensors {
     /// Tells the peer that a request has ended, if its life has not.
     fn finish(&mut self, peer: PeerIndex, id: u64, is_given_up: bool) {
         if let Some(life) = self.peer(peer).life() {
-            self.line.finish(peer, life, id, is_given_up);
+            self.channel.finish(peer, life, id, is_given_up);
         }
     }
 

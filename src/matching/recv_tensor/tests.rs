@@ -27,7 +27,7 @@ enum Said {
 type Answers = Arc<Mutex<VecDeque<(u64, Vec<u8>, Bytes)>>>;
 
 #[derive(Clone, Default)]
-struct Line(Arc<Mutex<VecDeque<Said>>>);
+struct Channel(Arc<Mutex<VecDeque<Said>>>);
 
 /// A request whose answer is not wanted once this is dropped.
 struct Wanted(Arc<AtomicBool>);
@@ -38,7 +38,7 @@ impl Drop for Wanted {
     }
 }
 
-impl RequestLine for Line {
+impl RequestChannel for Channel {
     fn ask(&mut self, request: OwnRequest) -> OpenRequest {
         let wanted = Arc::new(AtomicBool::new(true));
         self.0.lock().unwrap().push_back(Said::Ask(request, wanted.clone()));
@@ -69,7 +69,7 @@ struct World {
     pool: Pool,
     sender: RecvTensors,
     receiver: RecvTensors,
-    line: Line,
+    channel: Channel,
     answers: Answers,
     calls: OneshotPool<Outcome>,
     next_call: u64,
@@ -113,18 +113,18 @@ impl World {
         };
         let hung_after = Duration::from_secs(60);
         let settings = RemoteSettings { link, max_requests: 100, hung_after, peer_loss_is_fatal: false };
-        let (line, outstanding) = (Line::default(), Arc::new(AtomicUsize::new(0)));
-        let process = |me: PeerIndex, line: &Line| {
+        let (channel, outstanding) = (Channel::default(), Arc::new(AtomicUsize::new(0)));
+        let process = |me: PeerIndex, channel: &Channel| {
             let (settings, pool) = (settings.clone(), pool.clone());
-            let (of, line) = ((task(me), life(me)), Box::new(line.clone()));
-            RecvTensors::new(of, members.clone(), settings, outstanding.clone(), pool, line)
+            let (of, channel) = ((task(me), life(me)), Box::new(channel.clone()));
+            RecvTensors::new(of, members.clone(), settings, outstanding.clone(), pool, channel)
         };
-        let mut sender = process(SENDER, &Line::default());
-        let mut receiver = process(RECEIVER, &line);
+        let mut sender = process(SENDER, &Channel::default());
+        let mut receiver = process(RECEIVER, &channel);
         sender.up(RECEIVER, tag(RECEIVER, 1));
         receiver.up(SENDER, tag(SENDER, 1));
         let (answers, calls) = (Answers::default(), OneshotPool::new(16));
-        World { pool, sender, receiver, line, answers, calls, next_call: 0, outstanding }
+        World { pool, sender, receiver, channel, answers, calls, next_call: 0, outstanding }
     }
 
     fn send(&mut self, key: &TensorKey, value: u8) {
@@ -193,7 +193,7 @@ impl World {
 
     /// The sender hears what was said next. Returns false if nothing was.
     fn hear(&mut self) -> bool {
-        let Some(said) = self.line.0.lock().unwrap().pop_front() else { return false };
+        let Some(said) = self.channel.0.lock().unwrap().pop_front() else { return false };
         let from = (RECEIVER, life(RECEIVER));
         match said {
             Said::Ask(request, wanted) if wanted.load(Ordering::Relaxed) => self.ask(&request),
@@ -461,7 +461,7 @@ proptest! {
         let (mut sent, mut taken, mut waiting) = (0_u8, Vec::new(), Vec::new());
         let mut asked: Vec<OwnRequest> = Vec::new();
         for event in events {
-            if let Some(Said::Ask(request, _)) = world.line.0.lock().unwrap().front() {
+            if let Some(Said::Ask(request, _)) = world.channel.0.lock().unwrap().front() {
                 asked.push(request.clone());
             }
             match event {
@@ -488,10 +488,10 @@ proptest! {
                     }
                 }
                 Event::HearTwice => {
-                    let said = world.line.0.lock().unwrap().front().cloned();
+                    let said = world.channel.0.lock().unwrap().front().cloned();
                     world.hear();
                     if let Some(said) = said {
-                        world.line.0.lock().unwrap().push_front(said);
+                        world.channel.0.lock().unwrap().push_front(said);
                         world.hear();
                     }
                 }
