@@ -8,7 +8,8 @@
 //! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line. If only tries
 //! wait, the request is a try: the sender answers at once, with a value or without.
 //!
-//! [`RecvTensors`] is plain state: no I/O, no clock, no threads. [`RequestChannel`] carries requests.
+//! [`RecvTensors`] is plain state: no I/O, no clock, no threads. A [`RequestChannel`] carries
+//! requests.
 //!
 //! | file | |
 //! |---|---|
