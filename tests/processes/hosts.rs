@@ -133,7 +133,9 @@ fn assert_paths(node: &Node, task: u32, between: FabricKind) {
             false => {
                 assert_eq!(peer.fabric, Some(between), "{peer:?}");
                 let parts: &[_] = match between {
-                    FabricKind::Verbs => &["both have an RDMA device; not shm: w/", "another network namespace"],
+                    FabricKind::Verbs => {
+                        &["both have an RDMA device; not shm: w/", "another network namespace"]
+                    }
                     _ => &["TCP connections; not shm: w/", "another network namespace", "; not verbs: w/"],
                 };
                 for part in parts {

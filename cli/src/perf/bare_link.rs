@@ -229,6 +229,7 @@ impl<F: MeasuredFabric> BareLink<F> {
     pub fn facts(&self) -> Facts {
         Facts {
             fabric: F::KIND.to_string(),
+            fabric_reason: None,
             device: self.fabric.device(),
             pages: self.pool.report().pages.to_string(),
             poll_mode: "spin".into(),

@@ -56,6 +56,7 @@ impl Initiator for CacheLine {
     fn facts(&self) -> Facts {
         Facts {
             fabric: "none (one shared cache line)".into(),
+            fabric_reason: None,
             device: None,
             pages: "base pages".into(),
             poll_mode: "spin".into(),

@@ -15,6 +15,8 @@ pub enum FabricName {
     Verbs,
     /// TCP connections
     Tcp,
+    /// The fastest that both sides can use, for rendezvous_lat
+    Auto,
     /// No fabric: a call over gRPC for each tensor, the baseline of rendezvous_lat
     Grpc,
 }
@@ -25,6 +27,7 @@ impl fmt::Display for FabricName {
             FabricName::Shm => "shm",
             FabricName::Verbs => "verbs",
             FabricName::Tcp => "tcp",
+            FabricName::Auto => "auto",
             FabricName::Grpc => "grpc",
         })
     }

@@ -44,7 +44,7 @@ pub fn initiator(
             FabricName::Shm => initiator_on::<ShmFabric>(test, max_bytes, channel)?,
             FabricName::Verbs => initiator_on::<VerbsFabric>(test, max_bytes, channel)?,
             FabricName::Tcp => initiator_on::<TcpFabric>(test, max_bytes, channel)?,
-            FabricName::Grpc => return Err(not_bare(test)),
+            FabricName::Auto | FabricName::Grpc => return Err(not_bare(test)),
         },
     })
 }
@@ -86,7 +86,7 @@ pub fn responder(
             FabricName::Shm => responder_on::<ShmFabric>(test, max_bytes, channel)?,
             FabricName::Verbs => responder_on::<VerbsFabric>(test, max_bytes, channel)?,
             FabricName::Tcp => responder_on::<TcpFabric>(test, max_bytes, channel)?,
-            FabricName::Grpc => return Err(not_bare(test)),
+            FabricName::Auto | FabricName::Grpc => return Err(not_bare(test)),
         },
     })
 }

@@ -401,8 +401,8 @@ impl Test {
         match self {
             Test::WriteLat(options) => {
                 options.notify.get_or_insert(match options.posting.bare.fabric.fabric {
-                    FabricName::Shm | FabricName::Tcp | FabricName::Grpc => Notify::Immediate,
                     FabricName::Verbs => Notify::Memory,
+                    _ => Notify::Immediate,
                 });
             }
             Test::WriteBw(options) => drop(options.inline.get_or_insert(0)),

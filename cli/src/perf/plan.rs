@@ -221,6 +221,9 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     if !is_engine && name == FabricName::Grpc {
         return usage("--fabric grpc: only rendezvous_lat runs over gRPC calls, which are no fabric");
     }
+    if !is_engine && name == FabricName::Auto {
+        return usage("--fabric auto: only the nodes of rendezvous_lat choose a fabric; name one");
+    }
     if let Some(option) = ["bind", "streams"].into_iter().find(|option| is_engine && given.contains(*option))
     {
         return usage(&format!("--{option}: the nodes of rendezvous_lat choose it; leave it out"));
@@ -255,6 +258,7 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     let mut others = on(FabricName::Verbs, &OF_VERBS).chain(on(FabricName::Tcp, &OF_TCP));
     match others.find(|(fabric, option, _)| *fabric != name && given.contains(*option)) {
         Some((fabric, option, why)) => {
+            let why = if name == FabricName::Auto { "takes what the nodes find" } else { why };
             usage(&format!("--{}: {name} {why}; it is for --fabric {fabric}", option.replace('_', "-")))
         }
         None => Ok(()),
@@ -389,6 +393,8 @@ mod tests {
             ("write_lat --local --fabric udp", "invalid value 'udp'"),
             ("rendezvous_lat --local --fabric tcp --streams 2", "--streams: the nodes of rendezvous_lat"),
             ("rendezvous_lat --local --fabric grpc --poll auto", "--poll: calls over gRPC have no poller"),
+            ("write_lat --local --fabric auto", "only the nodes of rendezvous_lat choose a fabric"),
+            ("rendezvous_lat --local --fabric auto -d rxe0", "--ib-dev: auto takes what the nodes find"),
             ("write_lat --local --fabric grpc", "only rendezvous_lat runs over gRPC calls"),
             ("write_lat --local --fabric tcp -d rxe0", "--ib-dev: tcp has no device"),
             ("write_lat --local --fabric tcp -m 1024", "--mtu: tcp leaves packets to the kernel"),

@@ -235,8 +235,15 @@ fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {
     // Calls have no queue.
     let has_queue = options.fabric.fabric != FabricName::Grpc;
     let of_queue = |figure: u32| if has_queue { u64::from(figure) } else { 0 };
+    let peer = node.peers().into_iter().next();
+    let chosen = peer.and_then(|peer| Some((peer.fabric?.to_string(), peer.why.to_string())));
+    let (fabric, fabric_reason) = match chosen {
+        Some((fabric, why)) => (fabric, Some(why)),
+        None => (options.fabric.fabric.to_string(), None),
+    };
     Facts {
-        fabric: options.fabric.fabric.to_string(),
+        fabric,
+        fabric_reason,
         device: None,
         pages: node.pool_report().pages.to_string(),
         poll_mode: mode + &profile,

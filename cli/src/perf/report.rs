@@ -21,6 +21,8 @@ pub struct PerfReport {
     #[serde(skip)]
     figure: Figure,
     fabric: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fabric_reason: Option<String>,
     device: Option<String>,
     pages: String,
     cores: [usize; 2],
@@ -83,6 +85,7 @@ impl PerfReport {
             test: plan.args.test.name(),
             figure: plan.args.test.figure(),
             fabric: facts.fabric,
+            fabric_reason: facts.fabric_reason,
             device: facts.device,
             pages: facts.pages,
             cores: [plan.cores.initiator, responder],
@@ -148,6 +151,13 @@ impl PerfReport {
         self.header_with(format!("{measures} (measures), {answers} (answers){note}"))
     }
 
+    fn fabric_with_reason(&self) -> String {
+        match &self.fabric_reason {
+            Some(why) => format!("{} ({why})", self.fabric),
+            None => self.fabric.clone(),
+        }
+    }
+
     fn header_with(&self, cores: String) -> String {
         let none = || "none".to_owned();
         let rule = "-".repeat(132);
@@ -158,7 +168,7 @@ impl PerfReport {
         };
         let mut text = format!("{rule}\n {} {figure}\n", self.test);
         for (name, value) in [
-            ("fabric", self.fabric.clone()),
+            ("fabric", self.fabric_with_reason()),
             ("device", self.device.clone().unwrap_or_else(none)),
             ("pages", self.pages.clone()),
             ("cores", cores),
@@ -296,6 +306,7 @@ mod tests {
         let plan = Plan::check(args, &BTreeSet::new(), &[0, 1]).unwrap();
         let facts = Facts {
             fabric: "shm".into(),
+            fabric_reason: None,
             device: None,
             pages: "2 MiB".into(),
             poll_mode: "inline".into(),

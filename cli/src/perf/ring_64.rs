@@ -99,6 +99,7 @@ impl Initiator for Ring64 {
     fn facts(&self) -> Facts {
         Facts {
             fabric: "none (a bare shared ring)".into(),
+            fabric_reason: None,
             device: None,
             pages: "base pages".into(),
             poll_mode: "spin".into(),

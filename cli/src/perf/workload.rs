@@ -107,6 +107,8 @@ pub enum KeepAlive {
 pub struct Facts {
     /// The fabric, or the bare memory.
     pub fabric: String,
+    /// Why the nodes use this fabric, where nodes choose it.
+    pub fabric_reason: Option<String>,
     /// The device, where the fabric has one.
     pub device: Option<String>,
     /// The pages that the pool got.
