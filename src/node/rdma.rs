@@ -10,6 +10,7 @@ use crate::wire::HostPort;
 pub fn rdma_settings(config: &Config) -> DeviceSettings {
     DeviceSettings {
         device: config.rdma_device.clone().map(|name| setting(config, "rdma_device", name)),
+        near: config.numa_node.or_else(|| node_of_cores(config)),
         port: config.rdma_device_port.map(|port| setting(config, "rdma_device_port", port)),
         gid_index: config.rdma_gid_index.map(|index| setting(config, "rdma_gid_index", index)),
         pkey_index: setting(config, "rdma_qp_pkey_index", config.rdma_qp_pkey_index),
@@ -17,6 +18,14 @@ pub fn rdma_settings(config: &Config) -> DeviceSettings {
         // The configuration has checked the size.
         mtu: config.rdma_qp_mtu.and_then(Mtu::from_bytes).map(|mtu| setting(config, "rdma_qp_mtu", mtu)),
     }
+}
+
+/// The NUMA node of the first CPU that a poller is pinned to; `None` if the kernel does not say.
+fn node_of_cores(config: &Config) -> Option<u32> {
+    let first = config.cores.as_ref()?.first()?;
+    let entries = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{first}")).ok()?;
+    let node = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok();
+    entries.flatten().find_map(node)
 }
 
 /// The options of the verbs fabric of this process.

@@ -157,7 +157,8 @@ fn the_settings_of_the_environment_and_of_a_file_count() {
     let why = machine.obstacle(&[]);
     assert_eq!(
         why,
-        "3 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there is \
+        "3 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE), or set it \
+         to auto for all; there is \
          mlx5_0 (port 1 ACTIVE Ethernet), mlx5_2 (port 1 ACTIVE Ethernet), mlx5_10 (port 1 ACTIVE Ethernet)"
     );
     assert_eq!(machine.json(&[])["choice"], Value::Null);

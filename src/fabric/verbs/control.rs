@@ -26,7 +26,8 @@ const SENDS: u32 = RECEIVES + 8;
 /// Requests that the send and the receive queue hold.
 pub(super) const ROOM: [u32; 2] = [SENDS, RECEIVES];
 
-/// The control queue pair's number in a request's name.
+/// The control queue pair's number in a request's name: this on the rail that both sides prefer,
+/// and one less on each further one, as long as the link is being made.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
 pub(super) const BYTES: usize = 16;
@@ -38,6 +39,8 @@ const CREDITS: u8 = 1;
 const ACK: u8 = 2;
 const DISCONNECT: u8 = 3;
 const FINAL_COUNT: u8 = 4;
+const STRIPE_LOST: u8 = 5;
+const PARTS_WRITTEN: u8 = 6;
 
 /// Why a side takes no part any more, in a disconnect message.
 const CLOSED: u8 = 0;
@@ -53,6 +56,11 @@ pub(super) enum ControlMessage {
     FinalCount { count: u32 },
     /// It takes no part any more.
     Disconnect(LinkFailure),
+    /// It uses this stripe no more. So many parts of this side have landed there, and so many of its
+    /// own are known to have.
+    StripeLost { stripe: u8, landed: u32, done: u32 },
+    /// So many parts of its own for a lost stripe have been written, there or on the main queue pair.
+    PartsWritten { stripe: u8, count: u32 },
     /// Nothing that the link must know.
     Nothing,
 }
@@ -92,7 +100,7 @@ impl ControlWindow {
     pub fn receive(&mut self, bytes: [u8; BYTES]) -> Result<ControlMessage, &'static str> {
         let [kind, code, _, _, rest @ ..] = bytes;
         let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
-        let (value, acknowledged) = (word(0), word(4));
+        let (value, acknowledged, second) = (word(0), word(4), word(8));
         if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
             return Err("it acknowledged control messages that were not sent");
         }
@@ -107,9 +115,13 @@ impl ControlWindow {
                 ),
                 _ => LinkFailure::Closed,
             })),
-            CREDITS => {
+            CREDITS | STRIPE_LOST | PARTS_WRITTEN => {
                 self.consumed = self.consumed.wrapping_add(1);
-                Ok(ControlMessage::Credits { returned: value })
+                Ok(match kind {
+                    STRIPE_LOST => ControlMessage::StripeLost { stripe: code, landed: value, done: second },
+                    PARTS_WRITTEN => ControlMessage::PartsWritten { stripe: code, count: value },
+                    _ => ControlMessage::Credits { returned: value },
+                })
             }
             _ => Err("it sent a control message of an unknown kind"),
         }
@@ -125,6 +137,7 @@ impl ControlWindow {
 pub(super) struct ControlQueue {
     pair: Option<QueuePair>,
     link: LinkId,
+    number: u8,
     places: usize,
     max_inline: usize,
     /// Requests posted and not known to be done.
@@ -141,11 +154,12 @@ pub(super) struct ControlQueue {
 }
 
 impl ControlQueue {
-    pub fn new(pair: QueuePair, link: LinkId, places: usize) -> Self {
+    pub fn new(pair: QueuePair, link: LinkId, number: u8, places: usize) -> Self {
         ControlQueue {
             max_inline: pair.max_inline,
             pair: Some(pair),
             link,
+            number,
             places,
             in_use: 0,
             send_at: 0,
@@ -155,6 +169,12 @@ impl ControlQueue {
             has_disconnected: false,
             flushed: false,
         }
+    }
+
+    /// Its number, as in the names of its requests.
+    #[inline]
+    pub fn number(&self) -> u8 {
+        self.number
     }
 
     /// Whether messages can be sent, now or later.
@@ -190,7 +210,7 @@ impl ControlQueue {
     fn post_receive(&mut self, buffer: &LinkBuffer, place: u32) -> bool {
         let mut piece = buffer.piece(self.places + place as usize * BYTES, BYTES);
         let mut request = ibv_recv_wr {
-            wr_id: name(self.link, CONTROL, true),
+            wr_id: name(self.link, self.number, true),
             next: std::ptr::null_mut(),
             sg_list: &mut piece,
             num_sge: 1,
@@ -208,7 +228,23 @@ impl ControlQueue {
 
     /// Tells the peer of receives that were returned. `false` if there is no room now.
     pub fn send_credits(&mut self, buffer: &mut LinkBuffer, returned: u32) -> bool {
-        if !self.has_room() || !self.send(buffer, [CREDITS, 0, 0, 0], returned) {
+        self.send_within_window(buffer, [CREDITS, 0, 0, 0], [returned, 0])
+    }
+
+    /// Tells the peer of a lost stripe: see [`ControlMessage::StripeLost`]. `false` if there is no
+    /// room now.
+    pub fn send_stripe_lost(&mut self, buffer: &mut LinkBuffer, stripe: u8, landed: u32, done: u32) -> bool {
+        self.send_within_window(buffer, [STRIPE_LOST, stripe, 0, 0], [landed, done])
+    }
+
+    /// Tells the peer of parts that have been written: see [`ControlMessage::PartsWritten`]. `false`
+    /// if there is no room now.
+    pub fn send_parts_written(&mut self, buffer: &mut LinkBuffer, stripe: u8, count: u32) -> bool {
+        self.send_within_window(buffer, [PARTS_WRITTEN, stripe, 0, 0], [count, 0])
+    }
+
+    fn send_within_window(&mut self, buffer: &mut LinkBuffer, head: [u8; 4], values: [u32; 2]) -> bool {
+        if !self.has_room() || !self.send(buffer, head, values) {
             return false;
         }
         self.window.sent();
@@ -222,7 +258,7 @@ impl ControlQueue {
             return;
         }
         if let Some(count) = last {
-            self.send(buffer, [FINAL_COUNT, 0, 0, 0], count);
+            self.send(buffer, [FINAL_COUNT, 0, 0, 0], [count, 0]);
         }
         let code = match why {
             LinkFailure::Completion { code, .. } if *code == IBV_WC_RNR_RETRY_EXC_ERR => NO_RECEIVE,
@@ -234,20 +270,21 @@ impl ControlQueue {
             LinkFailure::Protocol(_) => PROTOCOL,
             _ => CLOSED,
         };
-        self.is_disconnecting = self.send(buffer, [DISCONNECT, code, 0, 0], 0);
+        self.is_disconnecting = self.send(buffer, [DISCONNECT, code, 0, 0], [0; 2]);
     }
 
-    fn send(&mut self, buffer: &mut LinkBuffer, head: [u8; 4], value: u32) -> bool {
+    fn send(&mut self, buffer: &mut LinkBuffer, head: [u8; 4], [first, second]: [u32; 2]) -> bool {
         if self.flushed || self.in_use >= SENDS - 2 {
             return false;
         }
         let Some(pair) = &mut self.pair else { return false };
         let mut bytes = [0; BYTES];
         bytes[..4].copy_from_slice(&head);
-        bytes[4..8].copy_from_slice(&value.to_le_bytes());
+        bytes[4..8].copy_from_slice(&first.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.window.consumed.to_le_bytes());
+        bytes[12..16].copy_from_slice(&second.to_le_bytes());
         let mut request = ibv_send_wr::zeroed();
-        request.wr_id = name(self.link, CONTROL, false);
+        request.wr_id = name(self.link, self.number, false);
         request.opcode = IBV_WR_SEND;
         request.send_flags = IBV_SEND_SIGNALED;
         // Places are used in turn, one for each request that the queue holds, so this one is free.
@@ -295,8 +332,8 @@ impl ControlQueue {
         // A broken queue pair is reported by its outstanding requests.
         self.post_receive(buffer, place);
         let said = self.window.receive(bytes)?;
-        if matches!(said, ControlMessage::Credits { .. }) && self.window.must_acknowledge() {
-            self.send(buffer, [ACK, 0, 0, 0], 0);
+        if self.window.must_acknowledge() {
+            self.send(buffer, [ACK, 0, 0, 0], [0; 2]);
         }
         Ok(said)
     }

@@ -48,6 +48,11 @@ impl CompletionChannel {
         Ok(Arc::new(channel))
     }
 
+    /// The device.
+    pub fn context(&self) -> &DeviceContext {
+        &self.context
+    }
+
     /// Readable when a queue that was armed has something.
     pub fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel's descriptor is open as long as the channel is there.
@@ -150,6 +155,11 @@ impl CompletionQueue {
 
     pub fn as_ptr(&self) -> *mut ibv_cq {
         self.handle.as_ptr()
+    }
+
+    /// The channel by which its events come.
+    pub fn channel(&self) -> &Arc<CompletionChannel> {
+        &self.channel
     }
 
     /// Reserves `count` places, if they are free.

@@ -9,10 +9,12 @@
 //! The requests of a batch wait, in their order, and one call posts several of them. They count
 //! as posted. Requests that the device refuses then fail with the link.
 
+mod receives;
+
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};
 use super::control::next;
-use super::post_list::{AWAITED, OPCODE_SHIFT, PostList, SendRequest, name};
+use super::post_list::{AWAITED, OPCODE_SHIFT, PostList, SendRequest, name, queue_of};
 use super::qp::QueuePair;
 use super::stripes::AnnouncedLength;
 use super::sys::*;
@@ -27,8 +29,6 @@ use std::collections::VecDeque;
 pub(super) const SPARE: u32 = 4;
 /// Bytes of requests without a completion in a row, at most.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Receives that are posted by one call.
-const REFILL: usize = 32;
 
 /// The memory of an outstanding request.
 pub(super) enum PostedOp {
@@ -36,8 +36,9 @@ pub(super) enum PostedOp {
     Copied,
     /// The source of a write.
     Write(#[allow(dead_code)] Tensor),
-    /// The source of a striped write, on a stripe. The write completes on the main queue.
-    Part(#[allow(dead_code)] Tensor),
+    /// The source of a part of a striped write: on a stripe, or on the main queue if it is written
+    /// again. The write completes with the part that ends on the main queue.
+    Part(Tensor),
     /// The target of a read.
     Read(TensorMut),
 }
@@ -96,6 +97,8 @@ pub(super) struct DataQueue {
     pub expected: Option<u32>,
     /// The peer's receives, as it has reported them.
     pub returned: u32,
+    /// [Parts](PostedOp::Part) that are done, modulo 2^32.
+    pub parts_done: u32,
     /// Start of the queue's places in the link's buffer.
     places: usize,
     /// Requests that wait to be posted together.
@@ -150,6 +153,7 @@ impl DataQueue {
             consumed: 0,
             expected: None,
             returned: 0,
+            parts_done: 0,
             places,
             post_list: PostList::new(),
         }
@@ -170,6 +174,17 @@ impl DataQueue {
         self.post_list.clear();
         self.windows.end_all();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
+    }
+
+    /// Its number, as in the names of its requests.
+    pub fn number(&self) -> u8 {
+        queue_of(self.name)
+    }
+
+    /// Whether a completion of this name is one of its receives.
+    #[inline]
+    pub fn has_received(&self, name: u64) -> bool {
+        name == self.name | 1
     }
 
     /// Whether everything has come that the peer will have sent.
@@ -488,7 +503,8 @@ impl DataQueue {
         while let Some(entry) = self.outstanding.pop_front() {
             self.in_use -= entry.requests;
             match entry.op {
-                PostedOp::Copied | PostedOp::Part(_) => {}
+                PostedOp::Copied => {}
+                PostedOp::Part(_) => self.parts_done = self.parts_done.wrapping_add(1),
                 PostedOp::Write(source) => {
                     drop(source);
                     out.push(link, Event::Done);
@@ -503,6 +519,17 @@ impl DataQueue {
         }
     }
 
+    /// The sources of the parts that are outstanding, oldest first. The queue pair is destroyed
+    /// already.
+    pub fn take_parts(&mut self) -> impl Iterator<Item = Tensor> {
+        debug_assert!(self.pair.is_none() && !self.is_lost);
+        (self.in_use, self.signaled) = (0, 0);
+        self.outstanding.drain(..).filter_map(|entry| match entry.op {
+            PostedOp::Part(source) => Some(source),
+            _ => None,
+        })
+    }
+
     /// Fails all outstanding requests. The queue pair is destroyed already.
     pub fn fail_all(&mut self, link: LinkId, out: &mut Completions) {
         debug_assert!(self.pair.is_none());
@@ -515,78 +542,6 @@ impl DataQueue {
             }
         }
         self.in_use = 0;
-    }
-
-    /// Grants the peer `count` more receives.
-    pub fn allow_receives(&mut self, count: u32) {
-        self.allowed = self.allowed.saturating_add(count);
-    }
-
-    /// Posts receives that may be posted: at once where `all` or few are left, else when there are
-    /// enough for a batch. `false` if the device refuses them: completions or an event tell why.
-    #[inline]
-    pub fn refill(&mut self, buffer: &LinkBuffer, all: bool) -> bool {
-        let mut missing = (self.depth - self.posted).min(self.allowed);
-        let batch = (self.depth / 4).clamp(1, REFILL as u32);
-        if missing == 0 || !all && missing < batch && self.posted > self.depth / 2 {
-            return true;
-        }
-        while missing > 0 {
-            let count = missing.min(REFILL as u32);
-            if !self.post_batch(buffer, count as usize) {
-                return false;
-            }
-            self.posted += count;
-            self.allowed -= count;
-            missing -= count;
-        }
-        true
-    }
-
-    fn post_batch(&mut self, buffer: &LinkBuffer, count: usize) -> bool {
-        let mut pieces = [ibv_sge::default(); REFILL];
-        let empty = ibv_recv_wr {
-            wr_id: self.name | 1,
-            next: std::ptr::null_mut(),
-            sg_list: std::ptr::null_mut(),
-            num_sge: 1,
-        };
-        let mut requests = [empty; REFILL];
-        for piece in &mut pieces[..count] {
-            *piece = buffer.piece(self.places + self.tail as usize * PLACE, PLACE);
-            self.tail = next(self.tail, self.depth);
-        }
-        let (first_piece, first) = (pieces.as_mut_ptr(), requests.as_mut_ptr());
-        for k in 0..count {
-            let next = if k + 1 < count { first.wrapping_add(k + 1) } else { std::ptr::null_mut() };
-            // SAFETY: inside both arrays, which are not touched otherwise until the list is posted.
-            unsafe {
-                (*first.add(k)).sg_list = first_piece.add(k);
-                (*first.add(k)).next = next;
-            }
-        }
-        let Some(pair) = &mut self.pair else { return false };
-        // SAFETY: a list of `count` requests in a live array. Places are used in turn and this many
-        // are free, so nothing touches them before they complete.
-        unsafe { pair.post_receives(&mut *first) }
-    }
-
-    /// The place of the bytes of the receive that completes next.
-    #[inline]
-    pub fn next_received(&self) -> Option<usize> {
-        let is_posted = self.posted > 0 && self.pair.is_some();
-        is_posted.then(|| self.places + self.head as usize * PLACE)
-    }
-
-    /// Completes a receive. Returns the place of its bytes, and its number among the queue's
-    /// receives, which are used in turn.
-    #[inline]
-    pub fn received(&mut self) -> Option<(usize, u32)> {
-        self.posted = self.posted.checked_sub(1)?;
-        let number = self.head;
-        self.head = next(number, self.depth);
-        self.consumed = self.consumed.wrapping_add(1);
-        Some((self.places + number as usize * PLACE, number))
     }
 }
 

@@ -5,48 +5,43 @@
 //! address and looks at the word, so a ping needs no completion. A ping that arrives shows that the
 //! queue pair carries writes to this very endpoint. The acceptor pings when it was pinged: from
 //! then on the initiator's queue pairs are known to accept writes.
+//!
+//! With several rails, the acceptor waits a moment for the pings of all of them. The first one that
+//! works becomes the link's first rail, and its pings say so. Rails that do not work are lost from
+//! the start.
 #![allow(clippy::disallowed_methods)] // making a link may wait
 
 use super::VerbsShared;
-use super::address::{EndpointInfo, PingTarget, RemoteRegion};
-use super::buffers::LinkBuffer;
-use super::chosen::PortAddress;
-use super::context::ProtectionDomain;
-use super::control::{self, ControlQueue};
-use super::cq::CqPlaces;
-use super::data_queue::{self, DataQueue, RemoteAddr, SPARE};
-use super::failure::{os, peer, status};
+use super::address::LinkAddress;
+use super::control;
+use super::data_queue::SPARE;
+use super::device::MAX_RAILS;
+use super::failure::{os, peer};
 use super::link::{VerbsLinkInner, VerbsLinkParts};
 use super::options::refuse;
 use super::port::VerbsLink;
 use super::port_resources::{PendingLink, PortResources};
-use super::qp::QueuePair;
-use super::sys::*;
-use crate::fabric::{Endpoint, FabricError, FabricKind, LinkOptions, Role};
-use std::ffi::c_int;
+use super::rail_endpoint::{ConnectingRail, RailEndpoint};
+use super::rails::LinkDevices;
+use super::stripes::Stripe;
+use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The rights of the peer on a data queue pair.
-const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 /// Time between two polls for a ping.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// How long after the first rail is known to work the others are waited for, at most.
+const RAIL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One side of a link that is not connected yet.
 pub struct VerbsEndpoint {
-    // Dropped in this order: queue pairs, the memory that they name, their places in the completion
-    // queue.
-    pairs: Vec<QueuePair>,
-    local: LinkBuffer,
-    words: LinkBuffer,
+    // Before the rest, as it has the queue pairs.
+    rails: Vec<RailEndpoint>,
     awaited: PendingLink,
-    places: CqPlaces,
     resources: Arc<PortResources>,
     shared: Arc<VerbsShared>,
     options: LinkOptions,
-    /// Where the port is.
-    place: PortAddress,
-    own: EndpointInfo,
+    own: LinkAddress,
     address: Vec<u8>,
 }
 
@@ -62,15 +57,9 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], FabricError> {
     Ok(bytes)
 }
 
-fn not_posted(what: &str) -> FabricError {
+pub(super) fn not_posted(what: &str) -> FabricError {
     let error = std::io::Error::other("the driver refused it");
     os(format!("posting {what}"), error, "see the kernel's log (`dmesg`)")
-}
-
-/// Where the pieces of a link's buffer are: the control queue pair's, then each data queue's, last
-/// the ping to be sent.
-fn places_of(queue: usize, depth: u32) -> usize {
-    control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
 
 impl VerbsEndpoint {
@@ -80,147 +69,64 @@ impl VerbsEndpoint {
         options: &LinkOptions,
     ) -> Result<Self, FabricError> {
         let LinkOptions { depth, receives: _, generation } = *options;
-        // A striped write takes two requests of the main queue: its length and its last part. A
-        // memory window is of one queue pair.
-        let may_stripe = depth > 1 && !shared.options.memory_windows;
-        let data_queues = if may_stripe { shared.options.qps_per_peer } else { 1 };
-        let device = &shared.chosen.context;
-        let most = u32::try_from(device.attr().max_qp_wr).unwrap_or(0).saturating_sub(SPARE);
+        let max_qp_wr = shared.devices.iter().map(|device| device.chosen.context.attr().max_qp_wr);
+        let most = u32::try_from(max_qp_wr.min().unwrap_or(0)).unwrap_or(0).saturating_sub(SPARE);
         if depth == 0 || depth > most {
             let allowed = "1 to 4 less than the device's max_qp_wr (`ibv_devinfo -v`)";
             return Err(refuse("depth", depth.into(), allowed));
         }
-        let place = shared.chosen.address()?;
-        let resources = shared.ports.get(port, &shared.domain, &shared.watcher)?;
+        // A striped write takes two requests of the main queue: its length and its last part. A
+        // memory window is of one queue pair.
+        let may_stripe = depth > 1 && !shared.options.memory_windows;
+        let data_queues = if may_stripe { shared.options.qps_per_peer } else { 1 };
         let places = (u32::from(data_queues))
             .checked_mul(2 * depth + SPARE)
             .and_then(|places| places.checked_add(control::ROOM.iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
-        let places = resources.reserve(places)?;
-        // Of this link alone: this thread uses it until the link is made, and then the port's.
-        let domain = ProtectionDomain::for_one_thread(&shared.domain);
-        let make = |room, rights| {
-            QueuePair::new(&domain, &places.queue, &shared.watcher, room, rights, &shared.chosen)
-        };
-        let mut pairs = vec![make(control::ROOM, IBV_ACCESS_LOCAL_WRITE)?];
-        for _ in 0..data_queues {
-            pairs.push(make([depth + SPARE, depth], POOL_ACCESS)?);
-        }
-        let local = LinkBuffer::new(&shared.domain, places_of(usize::from(data_queues), depth) + 8, false)?;
-        let words = LinkBuffer::new(&shared.domain, 8 * (usize::from(data_queues) + depth as usize), true)?;
-        let token = u64::from_le_bytes(random()?) | 1; // a word that nobody wrote is 0
-        let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
-        let numbers =
-            pairs.iter().map(|pair| Ok((pair.number, psn()?))).collect::<Result<Vec<_>, FabricError>>()?;
-        let chosen = &shared.chosen;
-        let own = EndpointInfo {
-            gid_kind: chosen.gid_kind,
-            global: chosen.global,
-            lid: place.lid,
-            gid: place.gid,
-            mtu: place.mtu,
-            reads: u8::try_from(device.attr().max_qp_rd_atom.clamp(1, 255)).unwrap_or(1),
-            depth,
+        let resources = shared.ports.get(port, &shared.watcher)?;
+        let make = |device| RailEndpoint::new(shared, &resources, device, places, depth, data_queues);
+        let rails = working_rails(shared, make)?;
+        let own = LinkAddress {
             generation,
-            region: RemoteRegion { id: shared.region_id, base: shared.base, rkey: shared.pool_key() },
-            hello: PingTarget { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
-            pairs: numbers,
+            depth,
+            most_rails: if may_stripe { MAX_RAILS as u8 } else { 1 },
+            rails: rails.iter().map(|rail| rail.own.clone()).collect(),
         };
         let address = own.to_bytes();
         Ok(VerbsEndpoint {
-            pairs,
-            local,
-            words,
+            rails,
             awaited: resources.await_link(),
-            places,
             resources,
             shared: Arc::clone(shared),
             options: options.clone(),
-            place,
             own,
             address,
         })
     }
-
-    /// Moves each queue pair to RTS.
-    fn reach(
-        &self,
-        control: &mut ControlQueue,
-        queues: &mut [DataQueue],
-        peer: &EndpointInfo,
-    ) -> Result<(), FabricError> {
-        let (chosen, options) = (&self.shared.chosen, &self.shared.options);
-        let pairs = control.pair().into_iter().chain(queues.iter_mut().flat_map(DataQueue::pair));
-        for (at, pair) in pairs.enumerate() {
-            pair.connect(chosen, &self.place, options, self.own.pairs[at].1, peer, peer.pairs[at])?;
-        }
-        Ok(())
-    }
-
-    /// Writes the peer's token to its word for each queue pair for data.
-    fn ping(&mut self, queues: &mut [DataQueue], peer: &EndpointInfo) -> Result<(), FabricError> {
-        let at = places_of(queues.len(), self.options.depth);
-        self.local.write(at, &peer.hello.token.to_le_bytes());
-        for (index, queue) in queues.iter_mut().enumerate() {
-            let there =
-                RemoteAddr { addr: peer.hello.addr.wrapping_add(8 * index as u64), rkey: peer.hello.rkey };
-            if queue.post_ping(self.local.piece(at, 8), there).is_err() {
-                return Err(not_posted("a ping to the peer"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until the peer has written this side's token on `count` queue pairs.
-    fn wait(&self, pairs: usize, start: Instant, timeout: Duration) -> Result<(), FabricError> {
-        let token = self.own.hello.token;
-        let missing = || (0..pairs).filter(|at| self.words.look(*at) != token);
-        while missing().next().is_some() {
-            if let Some(wc) = self.awaited.failed() {
-                let (name, cause) = status(wc.status);
-                return Err(peer(format!(
-                    "a ping to it failed: {name} (error {}, vendor's {:#x}): usually {cause}",
-                    wc.status, wc.vendor_err
-                )));
-            }
-            if start.elapsed() >= timeout {
-                let (chosen, count) = (&self.shared.chosen, missing().count());
-                return Err(FabricError::Timeout {
-                    fabric: FabricKind::Verbs,
-                    tried: format!(
-                        "waiting for the peer's ping on {count} of {pairs} queue pairs of {} port {}, {} \
-                         GID index {}",
-                        chosen.context.name, chosen.port, chosen.gid_kind, self.place.gid_index
-                    ),
-                    after: timeout,
-                });
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        Ok(())
-    }
 }
 
-impl VerbsEndpoint {
-    /// Turns the queue pairs into the link's control queue and its data queues, the main one first.
-    fn queues(&mut self) -> (ControlQueue, Vec<DataQueue>) {
-        let (options, link) = (&self.options, self.awaited.link);
-        let mut pairs = self.pairs.drain(..);
-        let Some(first) = pairs.next() else { unreachable!("the control queue pair is always made") };
-        let queues = pairs.enumerate().map(|(at, pair)| {
-            let places = places_of(at, options.depth);
-            DataQueue::new(pair, link, at as u8, options.depth, places, self.shared.options.signal_every)
-        });
-        (ControlQueue::new(first, link, 0), queues.collect())
-    }
-
-    /// Posts the receives that the peer may consume at once. `false` if the device refuses them.
-    fn post_receives(&self, control: &mut ControlQueue, queues: &mut [DataQueue]) -> bool {
-        let LinkOptions { depth, receives, .. } = self.options;
-        for (at, queue) in queues.iter_mut().enumerate() {
-            queue.allow_receives(if at == 0 { receives.min(depth) } else { depth });
+/// The rails of the devices that work. Of several devices those are left out whose port is down.
+///
+/// # Errors
+/// If there is none: why the first one does not work.
+fn working_rails(
+    shared: &VerbsShared,
+    make: impl Fn(usize) -> Result<RailEndpoint, FabricError>,
+) -> Result<Vec<RailEndpoint>, FabricError> {
+    let is_alone = shared.devices.len() == 1;
+    let (mut rails, mut refused) = (Vec::new(), Vec::new());
+    for at in 0..shared.devices.len() {
+        match make(at) {
+            Ok(rail) if is_alone || rail.place.is_active => rails.push(rail),
+            Ok(_) => {}
+            Err(error) => refused.push(error),
         }
-        control.post_receives(&self.local) && queues.iter_mut().all(|queue| queue.refill(&self.local, true))
+    }
+    match (rails.is_empty(), refused.is_empty()) {
+        (false, _) => Ok(rails),
+        (true, false) => Err(refused.swap_remove(0)),
+        // All ports are down: as with one device, the link is made once one is up.
+        (true, true) => Ok(vec![make(0)?]),
     }
 }
 
@@ -233,32 +139,121 @@ impl Endpoint for VerbsEndpoint {
 
     fn connect(mut self, role: Role, peer: &[u8], timeout: Duration) -> Result<VerbsLink, FabricError> {
         let start = Instant::now();
-        let mut peer = EndpointInfo::from_bytes(peer)?;
-        peer.check_fits(&self.own)?;
+        let theirs = LinkAddress::from_bytes(peer)?;
+        let common = self.own.common(&theirs)?;
         // Both sides compute the same value: the limit of the smaller device.
-        self.options.depth = self.own.depth.min(peer.depth);
-        peer.depth = self.options.depth;
-        let stripes = self.own.stripes().min(peer.stripes());
-        self.own.keep_stripes(stripes);
-        peer.keep_stripes(stripes);
-        self.pairs.truncate(peer.pairs.len());
-        let (mut control, mut queues) = self.queues();
-        if !self.post_receives(&mut control, &mut queues) {
-            return Err(not_posted("receives for the peer"));
+        self.options.depth = self.own.depth.min(theirs.depth);
+        let mut own: Vec<_> = self.rails.drain(..).map(Some).collect();
+        let mut first_queue = 0;
+        let mut rails = Vec::new();
+        for (place, (at, of_peer)) in common.into_iter().enumerate() {
+            let Some(rail) = own[at].take() else { unreachable!("each rail is common once") };
+            let of_peer = theirs.rails[of_peer].clone();
+            let depth = self.options.depth;
+            let rail = rail.begin(of_peer, self.awaited.link, place, first_queue, depth, &self.shared);
+            first_queue += rail.queues.len() as u8;
+            rails.push(rail);
         }
-        self.reach(&mut control, &mut queues, &peer)?;
+        drop(own);
+        rails.iter_mut().for_each(|rail| rail.reach(&self.shared, self.options.receives));
         if role == Role::Initiator {
-            self.ping(&mut queues, &peer)?;
+            rails.iter_mut().for_each(|rail| rail.ping(0));
         }
-        self.wait(queues.len(), start, timeout)?;
+        let first = self.wait(&mut rails, role, start, timeout)?;
         if role == Role::Acceptor {
-            self.ping(&mut queues, &peer)?;
+            rails.iter_mut().for_each(|rail| rail.ping(first));
         }
-        let stripes = queues.split_off(1);
-        let Some(main) = queues.pop() else { unreachable!("an address has the main data queue") };
-        let VerbsEndpoint { local, words, awaited, places, resources: port, shared, options, .. } = self;
-        let parts =
-            VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, port, shared };
-        Ok(VerbsLink(Box::new(VerbsLinkInner::new(&options, parts))))
+        self.link(rails, first)
+    }
+}
+
+impl VerbsEndpoint {
+    /// Waits until the peer has written this side's token on each queue pair, or on those of some
+    /// rails and then no others. Returns the place of the rail that becomes the first.
+    fn wait(
+        &self,
+        rails: &mut [ConnectingRail],
+        role: Role,
+        start: Instant,
+        timeout: Duration,
+    ) -> Result<usize, FabricError> {
+        let mut first_works_since = None;
+        loop {
+            rails.iter_mut().for_each(|rail| rail.look_for_failure(&self.awaited));
+            let works = rails.iter().position(|rail| rail.is_pinged());
+            if works.is_some() {
+                first_works_since.get_or_insert_with(Instant::now);
+            }
+            let is_undecided = rails.iter().any(|rail| rail.failure.is_none() && !rail.is_pinged());
+            let is_late = start.elapsed() >= timeout
+                || first_works_since.is_some_and(|since: Instant| since.elapsed() >= RAIL_PATIENCE);
+            if is_undecided && !is_late {
+                std::thread::sleep(POLL_INTERVAL);
+                continue;
+            }
+            let after = if start.elapsed() >= timeout { timeout } else { RAIL_PATIENCE };
+            rails.iter_mut().for_each(|rail| rail.give_up(after));
+            // The acceptor has chosen.
+            let chosen = match (role, works) {
+                (Role::Initiator, Some(at)) => rails[at].first_of_peer(),
+                (_, works) => works,
+            };
+            let chosen = chosen.filter(|at| rails.get(*at).is_some_and(|rail| rail.failure.is_none()));
+            let failures = rails.iter_mut().filter_map(|rail| rail.failure.take_if(|_| chosen.is_none()));
+            return match (chosen, failures.into_iter().next()) {
+                (Some(chosen), _) => Ok(chosen),
+                (None, Some(error)) => Err(error),
+                (None, None) => Err(peer("its ping names a first rail that this side does not have")),
+            };
+        }
+    }
+
+    /// The link whose first rail is the one at this place.
+    fn link(self, mut rails: Vec<ConnectingRail>, first: usize) -> Result<VerbsLink, FabricError> {
+        let VerbsEndpoint { awaited, resources: port, shared, options, .. } = self;
+        let depth = options.depth;
+        let speeds_are_known = rails.iter().all(|rail| rail.megabits() > 0);
+        let mut main_rail = rails.remove(first);
+        if let Some(error) = main_rail.failure.take() {
+            return Err(error);
+        }
+        let weight_of = |rail: &ConnectingRail| {
+            let speed = if speeds_are_known { u64::from(rail.megabits()) } else { 1 };
+            // Each of the queue pairs of a rail gets the same.
+            ((speed << 8) / rail.queues.len() as u64).max(1)
+        };
+        let weight = weight_of(&main_rail);
+        let mut queues = main_rail.queues.drain(..);
+        let Some(main) = queues.next() else { unreachable!("an address has a data queue") };
+        let mut stripes: Vec<_> = queues.map(|queue| Stripe::new(queue, None, weight, depth)).collect();
+        let name = |rail: &ConnectingRail| shared.devices[rail.device].name().to_owned();
+        let names = std::iter::once(name(&main_rail)).chain(rails.iter().map(name)).collect();
+        let mut lost = Vec::new();
+        let mut others = Vec::new();
+        for (at, mut rail) in rails.into_iter().enumerate() {
+            let weight = weight_of(&rail);
+            stripes.extend(rail.queues.drain(..).map(|queue| Stripe::new(queue, Some(at), weight, depth)));
+            lost.extend(rail.failure.take().map(|why| (at, why)));
+            others.push(rail.into_link_rail());
+        }
+        let parts = VerbsLinkParts {
+            main,
+            stripes,
+            control: main_rail.control,
+            local: main_rail.local,
+            words: main_rail.words,
+            rails: others,
+            peer: main_rail.peer,
+            device: main_rail.device,
+            weight,
+            devices: LinkDevices::new(names),
+            awaited,
+            places: main_rail.places,
+            port,
+            shared,
+        };
+        let mut link = VerbsLinkInner::new(&options, parts);
+        lost.into_iter().for_each(|(at, why)| link.lose_rail(at, &why));
+        Ok(VerbsLink(Box::new(link)))
     }
 }

@@ -1,10 +1,11 @@
-//! The thread that watches a device: its asynchronous events (`ibv_get_async_event(3)`), and the
-//! completion channels of its ports. The thread publishes the meaning of an asynchronous event on a
+//! The thread that watches the devices: their asynchronous events (`ibv_get_async_event(3)`), and the
+//! completion channels of the ports. The thread publishes the meaning of an asynchronous event on a
 //! board that pollers read, and notifies a port's sleepers of a completion.
 #![allow(clippy::disallowed_types)] // tables that links and ports change when they are made or end
 
 use super::context::DeviceContext;
 use super::cq::CompletionChannel;
+use super::device::Gid;
 use super::failure::os;
 use super::sleeper::PortWakeup;
 use super::sys::*;
@@ -36,20 +37,24 @@ const PORT_DOWN: u32 = 6;
 /// The state that the thread and the pollers share.
 #[derive(Default)]
 struct EventBoard {
-    /// By address of the queue pair.
-    pairs: Mutex<HashMap<usize, Arc<AtomicU32>>>,
+    /// The place of the device and the word of each queue pair, by its address.
+    pairs: Mutex<HashMap<usize, (usize, Arc<AtomicU32>)>>,
     /// Grows with each piece of news.
     news: AtomicU32,
     /// Tenths of a second, about.
     ticks: AtomicU32,
     ports: Mutex<Vec<WatchedPort>>,
+    /// What the thread is to log for pollers, which must not block.
+    lost_rails: Mutex<Vec<LostRail>>,
     /// The thread is to end.
     is_over: AtomicBool,
 }
 
-/// A port with a completion channel that the thread watches.
+/// A completion channel of a port, which the thread watches.
 #[derive(Clone)]
 struct WatchedPort {
+    /// The place of the device.
+    device: usize,
     channel: Arc<CompletionChannel>,
     wakeup: Arc<PortWakeup>,
 }
@@ -68,8 +73,12 @@ impl WatchedPort {
 }
 
 impl EventBoard {
-    fn pairs(&self) -> MutexGuard<'_, HashMap<usize, Arc<AtomicU32>>> {
+    fn pairs(&self) -> MutexGuard<'_, HashMap<usize, (usize, Arc<AtomicU32>)>> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lost_rails(&self) -> MutexGuard<'_, Vec<LostRail>> {
+        self.lost_rails.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ports(&self) -> MutexGuard<'_, Vec<WatchedPort>> {
@@ -86,19 +95,40 @@ impl EventBoard {
     }
 
     fn tell(&self, pair: usize, what: u32) {
-        if let Some(word) = self.pairs().get(&pair) {
+        if let Some((_, word)) = self.pairs().get(&pair) {
             let _ = word.compare_exchange(FINE, what, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 
-    fn tell_all(&self, what: u32) {
-        for word in self.pairs().values() {
+    /// Tells all queue pairs of a device.
+    fn tell_all(&self, device: usize, what: u32) {
+        for (_, word) in self.pairs().values().filter(|(of, _)| *of == device) {
             let _ = word.compare_exchange(FINE, what, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 }
 
-/// The thread that watches a device.
+/// A rail that a link has lost, for the log.
+pub(super) struct LostRail {
+    pub device: String,
+    /// The GIDs of both ends.
+    pub between: [Gid; 2],
+    pub why: String,
+    /// The devices that are left.
+    pub left: String,
+}
+
+impl LostRail {
+    fn log(&self) {
+        let LostRail { device, between: [own, peer], why, left } = self;
+        tracing::warn!(
+            %device, %own, %peer, %why, %left,
+            "a link goes on without one of its rails, until it is made again"
+        );
+    }
+}
+
+/// The thread that watches the devices.
 pub(super) struct DeviceWatcher {
     board: Arc<EventBoard>,
     /// Readable when the thread is to look at the board: there is another port, or it is to end.
@@ -114,21 +144,21 @@ pub(super) struct WatchedPair {
 }
 
 impl DeviceWatcher {
-    /// Starts the thread.
-    pub fn start(context: &Arc<DeviceContext>, port: u8) -> Result<Arc<Self>, FabricError> {
+    /// Starts the thread for these devices, and the port of each.
+    pub fn start(devices: Vec<(Arc<DeviceContext>, u8)>) -> Result<Arc<Self>, FabricError> {
         let remedy = "raise the limits of open files and threads";
-        // SAFETY: the context is open, and so is its descriptor.
-        let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
-        rustix::io::ioctl_fionbio(events, true)
-            .map_err(|error| os("making asynchronous events non-blocking", error.into(), remedy))?;
+        for (context, _) in &devices {
+            rustix::io::ioctl_fionbio(events_of(context), true)
+                .map_err(|error| os("making asynchronous events non-blocking", error.into(), remedy))?;
+        }
         let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| os("making an eventfd", error.into(), remedy))?;
         let own = changed.try_clone().map_err(|error| os("copying an eventfd", error, remedy))?;
         let board = Arc::<EventBoard>::default();
-        let (context, shared) = (Arc::clone(context), Arc::clone(&board));
+        let shared = Arc::clone(&board);
         let thread = std::thread::Builder::new()
             .name("tensorwire-ibv".into())
-            .spawn(move || watch(&context, port, &shared, &own))
+            .spawn(move || watch(&devices, &shared, &own))
             .map_err(|error| os("starting the thread for asynchronous events", error, remedy))?;
         Ok(Arc::new(DeviceWatcher { board, changed, thread: Some(thread) }))
     }
@@ -144,9 +174,21 @@ impl DeviceWatcher {
         self.board.ticks.load(Ordering::Relaxed)
     }
 
-    /// The thread notifies `wakeup` of completions on `channel` from now on.
-    pub fn watch_port(&self, channel: &Arc<CompletionChannel>, wakeup: &Arc<PortWakeup>) {
-        self.board.ports().push(WatchedPort { channel: Arc::clone(channel), wakeup: Arc::clone(wakeup) });
+    /// The thread notifies `wakeup` of completions on the channels of a port, one of each device by
+    /// its place, from now on.
+    pub fn watch_port(&self, channels: &[Arc<CompletionChannel>], wakeup: &Arc<PortWakeup>) {
+        let watched = channels.iter().enumerate().map(|(device, channel)| WatchedPort {
+            device,
+            channel: Arc::clone(channel),
+            wakeup: Arc::clone(wakeup),
+        });
+        self.board.ports().extend(watched);
+        self.look();
+    }
+
+    /// The thread logs a lost rail.
+    pub fn log(&self, lost: LostRail) {
+        self.board.lost_rails().push(lost);
         self.look();
     }
 
@@ -155,10 +197,10 @@ impl DeviceWatcher {
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
     }
 
-    /// A place on the board for a new queue pair.
-    pub fn register(&self, pair: *mut ibv_qp) -> WatchedPair {
+    /// A place on the board for a new queue pair of the device at this place.
+    pub fn register(&self, device: usize, pair: *mut ibv_qp) -> WatchedPair {
         let word = Arc::new(AtomicU32::new(FINE));
-        self.board.pairs().insert(pair as usize, Arc::clone(&word));
+        self.board.pairs().insert(pair as usize, (device, Arc::clone(&word)));
         WatchedPair { board: Arc::downgrade(&self.board), pair: pair as usize, word }
     }
 }
@@ -200,8 +242,16 @@ impl WatchedPair {
     }
 }
 
-/// The thread's view of the device.
+/// The descriptor of a device's asynchronous events.
+fn events_of(context: &DeviceContext) -> BorrowedFd<'_> {
+    // SAFETY: an open device, which has the descriptor open as long.
+    unsafe { BorrowedFd::borrow_raw(context.async_fd()) }
+}
+
+/// The thread's view of a device.
 struct DeviceState<'a> {
+    /// Its place.
+    at: usize,
     context: &'a DeviceContext,
     port: u8,
     board: &'a EventBoard,
@@ -212,47 +262,74 @@ struct DeviceState<'a> {
     is_gone: bool,
 }
 
-fn watch(context: &DeviceContext, port: u8, board: &EventBoard, changed: &OwnedFd) {
-    // SAFETY: the thread holds the context, which has the descriptor open.
-    let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
-    let mut device =
-        DeviceState { context, port, board, start: Instant::now(), down_since: None, is_gone: false };
-    let mut ports: Vec<WatchedPort> = Vec::new();
+fn watch(devices: &[(Arc<DeviceContext>, u8)], board: &EventBoard, changed: &OwnedFd) {
+    let start = Instant::now();
+    let devices = devices.iter().enumerate();
+    let mut devices: Vec<_> = devices
+        .map(|(at, (context, port))| DeviceState {
+            at,
+            context,
+            port: *port,
+            board,
+            start,
+            down_since: None,
+            is_gone: false,
+        })
+        .collect();
     loop {
-        let descriptors =
-            [changed.as_fd(), events].into_iter().chain(ports.iter().map(|port| port.channel.fd()));
+        let ports = board.ports().clone();
+        watch_ports(&mut devices, &ports, changed);
+        board.lost_rails().drain(..).for_each(|lost| lost.log());
+        if board.is_over.load(Ordering::Acquire) {
+            return;
+        }
+    }
+}
+
+/// Watches the devices and the channels of these ports until the board has changed.
+fn watch_ports(devices: &mut [DeviceState<'_>], ports: &[WatchedPort], changed: &OwnedFd) {
+    loop {
+        // Those of a device that is gone are left out.
+        let ports: Vec<_> = ports.iter().filter(|port| !devices[port.device].is_gone).collect();
+        let present: Vec<_> = (0..devices.len()).filter(|at| !devices[*at].is_gone).collect();
+        let descriptors = std::iter::once(changed.as_fd())
+            .chain(present.iter().map(|at| events_of(devices[*at].context)))
+            .chain(ports.iter().map(|port| port.channel.fd()));
         let mut fds: Vec<_> = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let next_ports = loop {
-            let watched = if device.is_gone { 1 } else { fds.len() };
-            if poll(&mut fds[..watched], Some(&TICK)).is_err() {
+        let gone = devices.iter().filter(|device| device.is_gone).count();
+        while devices.iter().filter(|device| device.is_gone).count() == gone {
+            if poll(&mut fds, Some(&TICK)).is_err() {
                 continue; // a signal
             }
-            let ready = |at: usize| if at < watched { fds[at].revents() } else { PollFlags::empty() };
-            for (at, port) in ports.iter().enumerate().filter(|(at, _)| !ready(2 + at).is_empty()) {
-                if ready(2 + at).contains(PollFlags::IN) {
-                    port.take();
-                } else {
-                    device.is_gone = true;
-                    board.tell_all(DEVICE_FATAL);
-                    board.announce();
+            let ready = |at: usize| fds[at].revents();
+            for (at, port) in ports.iter().enumerate().map(|(at, port)| (1 + present.len() + at, port)) {
+                match ready(at) {
+                    flags if flags.is_empty() => {}
+                    flags if flags.contains(PollFlags::IN) => port.take(),
+                    _ => devices[port.device].is_gone_now(),
                 }
             }
-            device.look(ready(1));
+            for (at, device) in devices.iter_mut().enumerate() {
+                let place = present.iter().position(|present| *present == at);
+                device.look(place.map_or(PollFlags::empty(), |place| ready(1 + place)));
+            }
             if !ready(0).is_empty() {
-                // Read first: an end that is told between the two makes the descriptor readable
-                // again.
+                // Before the board is looked at: a later change makes the descriptor readable again.
                 let _ = rustix::io::read(changed, &mut [0; 8]);
-                if board.is_over.load(Ordering::Acquire) {
-                    return;
-                }
-                break board.ports().clone();
+                return;
             }
-        };
-        ports = next_ports;
+        }
     }
 }
 
 impl DeviceState<'_> {
+    /// The device is gone: its links fail.
+    fn is_gone_now(&mut self) {
+        self.is_gone = true;
+        self.board.tell_all(self.at, DEVICE_FATAL);
+        self.board.announce();
+    }
+
     /// Publishes asynchronous events on the board. `ready` is the result of `poll` for their
     /// descriptor.
     fn look(&mut self, ready: PollFlags) {
@@ -262,15 +339,15 @@ impl DeviceState<'_> {
         let mut told = false;
         if !self.is_gone && ready.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
             self.is_gone = true;
-            board.tell_all(DEVICE_FATAL);
+            board.tell_all(self.at, DEVICE_FATAL);
             told = true;
         }
         while let Some(event) = AsyncEvent::next(self.context) {
-            told |= event.tell(self.port, board, &mut self.down_since, ticks);
+            told |= event.tell(self, ticks);
         }
         if self.down_since.is_some_and(|since| ticks.wrapping_sub(since) > PORT_DOWN_TICKS) {
             self.down_since = None;
-            board.tell_all(PORT_DOWN);
+            board.tell_all(self.at, PORT_DOWN);
             told = true;
         }
         if told {
@@ -296,7 +373,8 @@ impl<'a> AsyncEvent<'a> {
     }
 
     /// Publishes the meaning of an event. Returns whether it is new.
-    fn tell(&self, port: u8, board: &EventBoard, down_since: &mut Option<u32>, ticks: u32) -> bool {
+    fn tell(&self, device: &mut DeviceState<'_>, ticks: u32) -> bool {
+        let (board, port, name) = (device.board, device.port, &device.context.name);
         // SAFETY: the pointer is of this event type; it is compared, not followed.
         let pair = || unsafe { self.event.element.qp } as usize;
         // SAFETY: the number is of this event type.
@@ -306,26 +384,22 @@ impl<'a> AsyncEvent<'a> {
             IBV_EVENT_QP_REQ_ERR => board.tell(pair(), QP_REQ_ERR),
             IBV_EVENT_QP_ACCESS_ERR => board.tell(pair(), QP_ACCESS_ERR),
             // Which links it hits can't be told: a queue is shared.
-            IBV_EVENT_CQ_ERR => board.tell_all(CQ_ERR),
-            IBV_EVENT_DEVICE_FATAL => board.tell_all(DEVICE_FATAL),
+            IBV_EVENT_CQ_ERR => board.tell_all(device.at, CQ_ERR),
+            IBV_EVENT_DEVICE_FATAL => board.tell_all(device.at, DEVICE_FATAL),
             IBV_EVENT_PORT_ERR if ours() => {
-                tracing::warn!(device = %context_name(self.context), port, "the port went down");
-                *down_since = Some(ticks);
+                tracing::warn!(device = %name, port, "the port went down");
+                device.down_since = Some(ticks);
                 return false;
             }
             IBV_EVENT_PORT_ACTIVE if ours() => {
-                tracing::info!(device = %context_name(self.context), port, "the port is up again");
-                *down_since = None;
+                tracing::info!(device = %name, port, "the port is up again");
+                device.down_since = None;
                 return false;
             }
             _ => return false,
         }
         true
     }
-}
-
-fn context_name(context: &DeviceContext) -> &str {
-    &context.name
 }
 
 impl Drop for AsyncEvent<'_> {

@@ -73,6 +73,23 @@ pub(super) fn status(status: u32) -> (&'static str, &'static str) {
     }
 }
 
+/// Whether a failed completion may be the fault of the path or a device, and not of a request or a
+/// peer.
+pub(super) fn is_of_path(status: u32) -> bool {
+    matches!(
+        status,
+        IBV_WC_WR_FLUSH_ERR
+            | IBV_WC_RETRY_EXC_ERR
+            | IBV_WC_RESP_TIMEOUT_ERR
+            | IBV_WC_LOC_QP_OP_ERR
+            | IBV_WC_BAD_RESP_ERR
+            | IBV_WC_REM_OP_ERR
+            | IBV_WC_REM_ABORT_ERR
+            | IBV_WC_FATAL_ERR
+            | IBV_WC_GENERAL_ERR
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

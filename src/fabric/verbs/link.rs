@@ -1,20 +1,24 @@
 //! One link: the meaning of its completions, and its end.
 
 use super::VerbsShared;
-use super::address::EndpointInfo;
+use super::address::RailAddress;
+use super::arrivals::{Arrivals, PartSet};
 use super::buffers::LinkBuffer;
-use super::control::{CONTROL, ControlMessage, ControlQueue};
-use super::cq::CqPlaces;
+use super::control::{ControlMessage, ControlQueue};
+use super::cq::{CompletionQueue, CqPlaces};
 use super::data_queue::DataQueue;
-use super::failure::status;
+use super::failure::{is_of_path, status};
 use super::grants::{MAX_GRANTS, VerbsGrants};
 use super::port_resources::{PendingLink, PortResources};
-use super::post_list::{name, operation};
-use super::stripes::{STRIPED, Stripes};
+use super::post_list::{operation, queue_of};
+use super::rails::{LinkDevices, LinkRail, buffer_of};
+use super::stripes::{Stripe, Stripes};
 use super::sys::*;
 use crate::fabric::{
     Accept, Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE, NextMessage,
+    PostError,
 };
+use crate::memory::Tensor;
 use crate::wire::Immediate;
 use std::iter;
 use std::sync::Arc;
@@ -26,7 +30,7 @@ const CAUSE_TICKS: u32 = 3;
 /// disconnect.
 const DETACH_TICKS: u32 = 20;
 
-enum VerbsLinkPhase {
+pub(super) enum VerbsLinkPhase {
     Up,
     /// The tick in which the peer has disconnected. Its earlier sends are still delivered.
     Draining(LinkFailure, u32),
@@ -35,10 +39,17 @@ enum VerbsLinkPhase {
     Down,
 }
 
+impl VerbsLinkPhase {
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        matches!(self, VerbsLinkPhase::Up)
+    }
+}
+
 pub(super) struct VerbsLinkInner {
     pub limits: LinkLimits,
     pub id: LinkId,
-    phase: VerbsLinkPhase,
+    pub phase: VerbsLinkPhase,
     // Dropped in this order: queue pairs, the memory that they name, their places in the completion
     // queue.
     pub main: DataQueue,
@@ -46,8 +57,17 @@ pub(super) struct VerbsLinkInner {
     pub control: ControlQueue,
     pub local: LinkBuffer,
     words: LinkBuffer,
+    /// The rails besides the first one.
+    pub rails: Vec<LinkRail>,
+    pub arrivals: Arrivals,
     pub grants: VerbsGrants,
-    pub peer: EndpointInfo,
+    /// The peer's end of the first rail.
+    pub peer: RailAddress,
+    /// The place of this side's device on the first rail.
+    pub device: usize,
+    /// The share of the main queue pair in a large write: see [`Stripe::weight`].
+    pub weight: u64,
+    pub devices: Arc<LinkDevices>,
     /// The number of returned receives that the peer is still to be told.
     unsent_credits: Option<u32>,
     /// A queue pair was flushed: the cause unless a better one is found, and the tick.
@@ -63,20 +83,24 @@ pub(super) struct VerbsLinkInner {
 
 /// Grants of a link at a time. With memory windows there are at most as many as the device has
 /// windows.
-fn most_grants(shared: &VerbsShared) -> u32 {
+fn most_grants(shared: &VerbsShared, device: usize) -> u32 {
     let most = MAX_GRANTS as u32;
-    let windows = u32::try_from(shared.chosen.context.attr().max_mw).unwrap_or(0);
+    let windows = u32::try_from(shared.devices[device].chosen.context.attr().max_mw).unwrap_or(0);
     if shared.options.memory_windows { most.min(windows) } else { most }
 }
 
 /// The parts from which an endpoint makes a link.
 pub(super) struct VerbsLinkParts {
     pub main: DataQueue,
-    pub stripes: Vec<DataQueue>,
+    pub stripes: Vec<Stripe>,
     pub control: ControlQueue,
     pub local: LinkBuffer,
     pub words: LinkBuffer,
-    pub peer: EndpointInfo,
+    pub rails: Vec<LinkRail>,
+    pub peer: RailAddress,
+    pub device: usize,
+    pub weight: u64,
+    pub devices: Arc<LinkDevices>,
     pub awaited: PendingLink,
     pub places: CqPlaces,
     pub port: Arc<PortResources>,
@@ -85,28 +109,34 @@ pub(super) struct VerbsLinkParts {
 
 impl VerbsLinkInner {
     pub fn new(options: &LinkOptions, parts: VerbsLinkParts) -> Self {
-        let VerbsLinkParts { main, stripes, control, local, words, peer, awaited, places, port, shared } =
-            parts;
+        let VerbsLinkParts { main, stripes, control, local, words, rails, peer, device, .. } = parts;
+        let VerbsLinkParts { weight, devices, awaited, places, port, shared, .. } = parts;
+        let numbers = stripes.iter().map(|stripe| stripe.queue.number());
         VerbsLinkInner {
+            arrivals: Arrivals::new(main.number(), numbers, options.depth),
             limits: LinkLimits {
                 depth: options.depth,
                 receives: options.receives.min(options.depth),
                 max_inline: MAX_MESSAGE,
                 // One request goes before a write of several, with its length.
-                max_write: u64::from((options.depth - 1).max(1)) * u64::from(shared.chosen.max_message),
+                max_write: u64::from((options.depth - 1).max(1)) * u64::from(shared.max_message),
                 lends: false,
-                grants: most_grants(&shared),
+                grants: most_grants(&shared, device),
             },
             id: awaited.link,
             phase: VerbsLinkPhase::Up,
             unsent_credits: None,
             main,
-            stripes: Stripes::new(stripes, options.depth),
+            stripes: Stripes::new(stripes, weight),
             control,
             local,
             words,
+            rails,
             grants: VerbsGrants::default(),
             peer,
+            device,
+            weight,
+            devices,
             suspect: None,
             detached_at: None,
             in_batch: false,
@@ -119,33 +149,52 @@ impl VerbsLinkInner {
 
     /// The queue pairs for data: the main one, then the stripes.
     fn queues(&mut self) -> impl Iterator<Item = &mut DataQueue> {
-        iter::once(&mut self.main).chain(&mut self.stripes.queues)
+        iter::once(&mut self.main).chain(self.stripes.queues.iter_mut().map(|stripe| &mut stripe.queue))
     }
 
-    /// The data queue of this number.
+    /// The region and the key by which the peer reaches the whole pool.
+    pub fn pool_key(&self) -> (u16, u32) {
+        (self.shared.region_id, self.shared.devices[self.device].pool_key(&self.shared.options))
+    }
+
+    /// Where `len` bytes of a source lie and by which key the first rail's device has them: in the
+    /// pool, or by themselves.
+    ///
+    /// # Errors
+    /// If they are neither in the pool nor registered.
     #[inline]
-    fn queue(&mut self, number: u8) -> Option<&mut DataQueue> {
-        match number.checked_sub(1) {
-            None => Some(&mut self.main),
-            Some(stripe) => self.stripes.queues.get_mut(usize::from(stripe)),
+    pub fn source(&self, source: &Tensor, len: u64) -> Result<(u64, u64, u32), PostError> {
+        if len == 0 {
+            return Ok((0, 0, 0));
         }
+        Ok((source.bytes().as_ptr() as u64, len, self.shared.local_key(source, self.device)?))
+    }
+
+    /// The name of this side's device on the first rail.
+    pub fn device_name(&self) -> &str {
+        self.shared.devices[self.device].name()
     }
 
     #[inline]
     pub fn is_up(&self) -> bool {
-        matches!(self.phase, VerbsLinkPhase::Up)
+        self.phase.is_up()
     }
 
     /// Whether the next poll has something to say without anything new.
     pub fn has_news(&self) -> bool {
         matches!(self.phase, VerbsLinkPhase::Draining(..) | VerbsLinkPhase::Failing(_))
             || self.suspect.is_some()
+            || self.stripes.is_unsettled
     }
 
     /// Whether a look is needed besides completions.
     #[inline]
     pub fn needs_service(&self) -> bool {
-        !self.is_up() || self.unsent_credits.is_some() || self.suspect.is_some() || self.detached_at.is_some()
+        !self.is_up()
+            || self.unsent_credits.is_some()
+            || self.suspect.is_some()
+            || self.detached_at.is_some()
+            || self.stripes.is_unsettled
     }
 
     /// Ends the link from this side; the next poll tells. From now on the device touches nothing
@@ -166,7 +215,7 @@ impl VerbsLinkInner {
     #[cold]
     pub fn refused(&mut self, queue: u8) {
         if self.is_up() && self.suspect.is_none() {
-            let why = self.completion(queue, "request", IBV_WC_GENERAL_ERR, 0);
+            let why = self.refusal_of(queue);
             self.suspect = Some((why, self.shared.watcher.ticks()));
         }
     }
@@ -185,20 +234,30 @@ impl VerbsLinkInner {
         if !std::mem::take(&mut self.in_batch) {
             return;
         }
-        let broken =
-            self.queues().map(DataQueue::end_batch).enumerate().filter(|(_, posted)| posted.is_err());
-        if let Some((queue, _)) = broken.last() {
-            self.refused(queue as u8);
+        let numbered = |queue: &mut DataQueue| queue.end_batch().is_err().then(|| queue.number());
+        // Only numbers are kept, so this does not allocate while all goes well.
+        let broken: Vec<u8> = self.queues().filter_map(numbered).collect();
+        for number in broken {
+            match self.rail_of(number) {
+                Some(rail) => {
+                    let why = self.refusal_of(number);
+                    self.lose_rail(rail, &why);
+                }
+                None => self.refused(number),
+            }
         }
     }
 
     /// A post lacks room: asks for completions of finished requests.
     pub fn make_room(&mut self) {
-        let region = self.peer.region;
-        self.queues().for_each(|queue| queue.flush(&region, true));
+        self.main.flush(&self.peer.region, true);
+        for stripe in &mut self.stripes.queues {
+            let peer = stripe.rail.map_or(&self.peer, |rail| &self.rails[rail].peer);
+            stripe.queue.flush(&peer.region, true);
+        }
     }
 
-    fn completion(&self, queue_pair: u8, operation: &'static str, code: u32, vendor: u32) -> LinkFailure {
+    pub fn completion(&self, queue_pair: u8, operation: &'static str, code: u32, vendor: u32) -> LinkFailure {
         let (name, cause) = status(code);
         LinkFailure::Completion { operation, queue_pair, status: name, code, vendor, cause }
     }
@@ -206,35 +265,39 @@ impl VerbsLinkInner {
     /// Takes a completion in.
     #[inline]
     pub fn complete(&mut self, wc: &ibv_wc, out: &mut Completions) {
-        let queue = (wc.wr_id >> 8) as u8;
+        let queue = queue_of(wc.wr_id);
         let is_receive = wc.wr_id & 1 != 0;
         if wc.status != IBV_WC_SUCCESS {
             return self.failed(queue, wc);
         }
-        if queue == CONTROL {
-            return self.control_came(is_receive, wc);
+        if queue == self.control.number() {
+            return self.control_came(is_receive, wc, out);
         }
-        let (id, region, leaves) = (self.id, self.peer.region, self.detached_at.is_some());
-        let Some(of) = self.queue(queue) else { return };
-        if of.pair().is_none() {
+        if queue != self.main.number() {
+            return self.stripe_completed(queue, is_receive, wc, out);
+        }
+        let (id, leaves) = (self.id, self.detached_at.is_some());
+        if self.main.pair().is_none() {
             return;
         }
         if !is_receive {
-            of.done(id, out);
-            of.flush(&region, leaves);
+            self.main.done(id, out);
+            self.main.flush(&self.peer.region, leaves);
             return;
         }
-        let Some((place, number)) = of.received() else { return };
-        if let Some(stripe) = queue.checked_sub(1) {
-            return self.part_came(usize::from(stripe), wc, out);
-        }
+        let Some((place, number)) = self.main.received() else { return };
         if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
             match Immediate::from_bits(u32::from_be(wc.imm_data)) {
                 Ok(immediate) => {
                     let first = self.peer.first_total();
                     let total = self.words.take_word(first + number as usize);
-                    let bytes = if total == 0 { u64::from(wc.byte_len) } else { total & !STRIPED };
-                    self.stripes.immediate(id, immediate, bytes, total & STRIPED != 0, out);
+                    let (whole, parts) = PartSet::read(total);
+                    let bytes = if total == 0 { u64::from(wc.byte_len) } else { whole };
+                    if !self.arrivals.knows(parts) {
+                        let why = "it announced parts on queue pairs that the link does not have";
+                        return self.fail(LinkFailure::Protocol(why.into()));
+                    }
+                    self.arrivals.immediate(id, immediate, bytes, parts, out);
                 }
                 Err(error) => return self.fail(LinkFailure::Protocol(error.to_string())),
             }
@@ -246,7 +309,7 @@ impl VerbsLinkInner {
             // SAFETY: this receive is complete, and its place is posted again only by a later
             // refill.
             let bytes = unsafe { self.local.bytes(place, len) };
-            self.stripes.message(id, bytes, out);
+            self.arrivals.message(id, bytes, out);
         }
         self.main.refill(&self.local, false);
     }
@@ -255,11 +318,11 @@ impl VerbsLinkInner {
     /// handled otherwise.
     #[inline]
     pub fn take_message<R>(&mut self, wc: &ibv_wc, accept: impl Accept<R>) -> Option<R> {
-        let is_message = wc.wr_id == name(self.id, 0, true)
+        let is_message = self.main.has_received(wc.wr_id)
             && wc.status == IBV_WC_SUCCESS
             && wc.opcode == IBV_WC_RECV
             && wc.byte_len as usize <= MAX_MESSAGE;
-        let is_next = self.is_up() && self.detached_at.is_none() && self.stripes.is_complete();
+        let is_next = self.is_up() && self.detached_at.is_none() && self.arrivals.is_complete();
         let place = self.main.next_received().filter(|_| is_message && is_next)?;
         // SAFETY: this receive is complete, and its place is posted again only by the refill below.
         let bytes = unsafe { self.local.bytes(place, wc.byte_len as usize) };
@@ -269,18 +332,33 @@ impl VerbsLinkInner {
         Some(taken)
     }
 
-    /// A part of a striped write has landed on the queue pair of this number.
-    fn part_came(&mut self, stripe: usize, wc: &ibv_wc, out: &mut Completions) {
+    /// A completion of a stripe came: of its requests, or of a part that has landed there.
+    fn stripe_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc, out: &mut Completions) {
+        let Some(at) = self.stripe_at(number) else { return };
+        let (id, leaves) = (self.id, self.detached_at.is_some());
+        let stripe = &mut self.stripes.queues[at];
+        if stripe.queue.pair().is_none() {
+            return;
+        }
+        if !is_receive {
+            let before = stripe.queue.parts_done;
+            stripe.queue.done(id, out);
+            stripe.forget_done(before);
+            let peer = stripe.rail.map_or(&self.peer, |rail| &self.rails[rail].peer);
+            return stripe.queue.flush(&peer.region, leaves);
+        }
+        if stripe.queue.received().is_none() {
+            return;
+        }
         if wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM {
             return self.fail(LinkFailure::Protocol("it sent a message where parts of writes come".into()));
         }
-        let queue = &mut self.stripes.queues[stripe];
-        queue.allow_receives(1);
-        queue.refill(&self.local, false);
-        self.stripes.landed(self.id, stripe, out);
+        stripe.queue.allow_receives(1);
+        stripe.queue.refill(buffer_of(stripe.rail, &mut self.local, &mut self.rails), false);
+        self.arrivals.landed(id, at, out);
     }
 
-    fn control_came(&mut self, is_receive: bool, wc: &ibv_wc) {
+    fn control_came(&mut self, is_receive: bool, wc: &ibv_wc, out: &mut Completions) {
         if !is_receive {
             return self.control.done();
         }
@@ -293,13 +371,17 @@ impl VerbsLinkInner {
                     self.phase = VerbsLinkPhase::Draining(why, self.shared.watcher.ticks());
                 }
             }
+            Ok(ControlMessage::StripeLost { stripe, landed, done }) => {
+                self.stripe_lost(stripe, landed, done, out);
+            }
+            Ok(ControlMessage::PartsWritten { stripe, count }) => self.parts_written(stripe, count, out),
             Err(why) => self.fail(LinkFailure::Protocol(why.into())),
         }
     }
 
     #[cold]
     fn failed(&mut self, queue: u8, wc: &ibv_wc) {
-        if queue == CONTROL {
+        if queue == self.control.number() {
             let why = self.completion(0, "control message", wc.status, wc.vendor_err);
             if wc.status == IBV_WC_WR_FLUSH_ERR {
                 self.control.flush()
@@ -308,11 +390,29 @@ impl VerbsLinkInner {
             }
             return self.suspected(wc, why);
         }
-        if self.queue(queue).and_then(DataQueue::pair).is_none() {
+        let is_there = |of: &mut DataQueue| of.number() == queue && of.pair().is_some();
+        if !self.queues().any(is_there) {
             return;
         }
         let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
-        self.suspected(wc, why);
+        match self.rail_of(queue) {
+            Some(rail) if is_of_path(wc.status) => self.lose_rail(rail, &why),
+            _ => self.suspected(wc, why),
+        }
+    }
+
+    /// A completion queue can't be polled.
+    #[cold]
+    pub fn broken(&mut self, queue: &Arc<CompletionQueue>, event: &'static str) {
+        let cause = "the device failed: see the kernel's log (`dmesg`)";
+        if Arc::ptr_eq(&self.places.queue, queue) {
+            return self.fail(LinkFailure::Device { device: self.device_name().to_owned(), event, cause });
+        }
+        let of_rail = |rail: &LinkRail| Arc::ptr_eq(&rail.places.queue, queue);
+        if let Some(at) = self.rails.iter().position(of_rail) {
+            let device = self.shared.devices[self.rails[at].device].name().to_owned();
+            self.lose_rail(at, &LinkFailure::Device { device, event, cause });
+        }
     }
 
     fn suspected(&mut self, wc: &ibv_wc, why: LinkFailure) {
@@ -328,12 +428,17 @@ impl VerbsLinkInner {
     pub fn service(&mut self, emptied: bool, events: bool, out: &mut Completions) -> bool {
         self.send_unsent_credits();
         if events && self.is_up() {
-            let device = &self.shared.chosen.context.name;
-            let mut queues = iter::once(&self.main).chain(&self.stripes.queues);
+            let device = self.device_name();
+            let of_first = self.stripes.queues.iter().filter(|stripe| stripe.rail.is_none());
+            let mut queues = iter::once(&self.main).chain(of_first.map(|stripe| &stripe.queue));
             let of_data = queues.find_map(|queue| queue.failure(device));
-            if let Some(why) = of_data.or_else(|| self.control.failure(device)) {
-                self.fail(why);
+            match of_data.or_else(|| self.control.failure(device)) {
+                Some(why) => self.fail(why),
+                None => self.look_at_rails(),
             }
+        }
+        if self.stripes.is_unsettled {
+            self.settle_losses();
         }
         let ticks = self.shared.watcher.ticks();
         if let Some((why, since)) = &self.suspect
@@ -362,7 +467,7 @@ impl VerbsLinkInner {
 
     /// Whether everything has come that the peer will have sent.
     fn has_all(&self) -> bool {
-        self.main.has_all() && self.stripes.is_complete()
+        self.main.has_all() && self.arrivals.is_complete()
     }
 
     #[cold]
@@ -382,12 +487,19 @@ impl VerbsLinkInner {
             std::mem::forget((std::mem::take(&mut self.grants), Arc::clone(&self.shared)));
             self.local.keep();
             self.words.keep();
+            for rail in &mut self.rails {
+                rail.local.keep();
+                rail.words.keep();
+            }
         }
     }
 
     /// Continues a detached link. Returns whether it has ended.
     fn finish_detach(&mut self, ticks: u32) -> bool {
         if self.is_up() {
+            if self.stripes.is_unsettled && ticks <= DETACH_TICKS {
+                return false;
+            }
             // At once, because the port may not be polled for a while.
             let last = Some(self.main.consuming);
             self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
@@ -404,7 +516,7 @@ impl VerbsLinkInner {
         // Receives are posted before the peer is told of them.
         self.main.refill(&self.local, true);
         for stripe in &mut self.stripes.queues {
-            stripe.refill(&self.local, true);
+            stripe.queue.refill(buffer_of(stripe.rail, &mut self.local, &mut self.rails), true);
         }
         if !self.is_up() {
             return;

@@ -7,7 +7,7 @@ use crate::fabric::{FabricError, FabricKind};
 /// Options of a verbs fabric: the device, and the attributes of queue pairs (specification 4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Which device, port, GID, partition key and MTU.
+    /// Which devices, port, GID, partition key and MTU.
     pub device_settings: DeviceSettings,
     /// Service level, 0 to 7.
     pub service_level: u8,
@@ -33,8 +33,8 @@ pub struct VerbsOptions {
     /// Whether each grant gets a key of its own, by a memory window of type 2. A link then has one
     /// data queue pair.
     pub memory_windows: bool,
-    /// Queue pairs to each peer that large writes are striped over, 1 to 16; between two ends the
-    /// smaller number counts. One queue pair is enough for most NICs; several help where one can't
+    /// Queue pairs to each peer, on each device, that large writes are striped over, 1 to 16, and
+    /// 16 with all devices together; between two ends the smaller number counts. One queue pair is enough for most NICs; several help where one can't
     /// fill the network, as over several paths of a fabric.
     pub qps_per_peer: u8,
     /// Completions that each completion queue holds, at most what the device permits. A port
@@ -101,6 +101,14 @@ impl VerbsOptions {
             return Err(refuse("signal_every", 0, "at least 1"));
         }
         Ok(())
+    }
+
+    /// Refuses more queue pairs for data than a link can have with this many devices.
+    pub(super) fn check_pairs(&self, devices: usize) -> Result<(), FabricError> {
+        if self.memory_windows || usize::from(self.qps_per_peer) * devices <= usize::from(MAX_STRIPES) + 1 {
+            return Ok(());
+        }
+        Err(refuse("qps_per_peer", self.qps_per_peer.into(), "times the number of devices, at most 16"))
     }
 }
 

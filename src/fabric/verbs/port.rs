@@ -6,6 +6,7 @@ use super::data_queue::{PostedOp, RemoteAddr};
 use super::link::VerbsLinkInner;
 use super::options::refuse;
 use super::port_resources::PortResources;
+use super::rails::LinkDevices;
 use super::sleeper::VerbsSleeper;
 use super::stripes::AnnouncedLength;
 use super::sys::ibv_wc;
@@ -35,6 +36,13 @@ static NOTHING: LinkLimits =
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next
 /// operation.
 pub struct VerbsLink(pub(super) Box<VerbsLinkInner>);
+
+impl VerbsLink {
+    /// This side's devices on the rails of the link, also after it was attached.
+    pub fn devices(&self) -> Arc<LinkDevices> {
+        Arc::clone(&self.0.devices)
+    }
+}
 
 /// The links that one poller owns. See [`Port`].
 ///
@@ -67,7 +75,7 @@ pub struct VerbsPort {
 
 impl VerbsPort {
     pub(super) fn new(shared: Arc<VerbsShared>) -> Result<Self, FabricError> {
-        let resources = shared.ports.next(&shared.domain, &shared.watcher)?;
+        let resources = shared.ports.next(&shared.watcher)?;
         let news = shared.watcher.news();
         Ok(VerbsPort {
             shared,
@@ -169,13 +177,7 @@ impl VerbsPort {
     pub(super) fn broken(&mut self, queue: &Arc<CompletionQueue>) {
         self.needs_service = true;
         for link in &mut self.links {
-            if Arc::ptr_eq(&link.places.queue, queue) {
-                link.fail(LinkFailure::Device {
-                    device: self.shared.chosen.context.name.clone(),
-                    event: "a completion queue can't be polled",
-                    cause: "the device failed: see the kernel's log (`dmesg`)",
-                });
-            }
+            link.broken(queue, "a completion queue can't be polled");
         }
     }
 
@@ -210,33 +212,19 @@ impl VerbsPort {
         match why {
             PostError::Full => link.make_room(),
             PostError::Down => {
-                link.refused(0);
+                link.refused(link.main.number());
                 self.needs_service = true;
             }
             PostError::Refused(_) => {}
         }
     }
 
-    /// Where the bytes of a source lie and by which key, if they are registered: in the pool, or by
-    /// themselves.
+    /// Whether so many bytes of a source can be written.
     #[inline]
-    fn source(shared: &VerbsShared, source: &Tensor, len: u64) -> Result<(u64, u64, u32), PostError> {
-        let bytes = source.bytes();
-        if len > bytes.len() as u64 {
-            return Err(PostError::Refused("the source has fewer bytes"));
-        }
-        if len == 0 {
-            return Ok((0, 0, 0));
-        }
-        let addr = bytes.as_ptr() as u64;
-        if shared.is_ours(addr, bytes.len() as u64) {
-            return Ok((addr, len, shared.region.lkey));
-        }
-        match shared.registrations.key_of(source) {
-            Some(key) => Ok((addr, len, key)),
-            None => Err(PostError::Refused(
-                "the source is not in the pool that this fabric shares, nor registered",
-            )),
+    fn check_source(source: &Tensor, len: u64) -> Result<(), PostError> {
+        match len > source.bytes().len() as u64 {
+            true => Err(PostError::Refused("the source has fewer bytes")),
+            false => Ok(()),
         }
     }
 
@@ -477,14 +465,18 @@ impl Port for VerbsPort {
         if len > target.len {
             return Err(PostError::Refused("the grant is for fewer bytes"));
         }
-        let bytes = Self::source(&self.shared, source, len)?;
-        let longest = self.shared.chosen.max_message;
+        Self::check_source(source, len)?;
+        let longest = self.shared.max_message;
         let link = self.usable(id)?;
         let remote = Self::remote(link, target, len);
+        let bytes = link.source(source, len)?;
         let op = PostedOp::Write(source.clone());
         let posted = match immediate {
-            Some(immediate) if link.stripes.takes(len) => {
-                link.write_striped(source, bytes, remote, immediate, longest, op)
+            Some(immediate) if link.stripes.takes(len) && remote.rkey == link.peer.region.rkey => {
+                let posted = link.write_striped(source, bytes, remote, immediate, op);
+                let needs_service = link.needs_service();
+                self.needs_service |= needs_service;
+                posted
             }
             _ => {
                 let total = AnnouncedLength::IfSplit(link.peer.totals());
@@ -506,11 +498,12 @@ impl Port for VerbsPort {
                 target,
             ));
         }
-        let (longest, lkey) = (self.shared.chosen.max_message, self.shared.region.lkey);
+        let longest = self.shared.max_message;
         let link = match self.usable(id) {
             Ok(link) => link,
             Err(error) => return Err((error, target)),
         };
+        let lkey = link.shared.devices[link.device].region.lkey;
         let remote = Self::remote(link, source, len);
         let of = &mut link.main;
         let posted = of.post_read(target, (len, lkey), remote, longest);
@@ -540,7 +533,6 @@ impl Port for VerbsPort {
     }
 
     fn grant(&mut self, id: LinkId, target: TensorMut) -> Result<Grant, (PostError, TensorMut)> {
-        let (region, key) = (self.shared.region_id, self.shared.pool_key());
         if !self.reaches(id, &target) {
             return Err((
                 PostError::Refused("the target is not in the pool that this fabric shares"),
@@ -551,7 +543,10 @@ impl Port for VerbsPort {
             return self.grant_window(id, target);
         }
         match self.link(id).filter(|link| link.is_up()) {
-            Some(link) => link.grants.add(target, region, key),
+            Some(link) => {
+                let (region, key) = link.pool_key();
+                link.grants.add(target, region, key)
+            }
             None => Err((PostError::Down, target)),
         }
     }
@@ -570,7 +565,6 @@ impl Port for VerbsPort {
     }
 
     fn expose(&mut self, id: LinkId, source: &Tensor) -> Result<Grant, PostError> {
-        let (region, key) = (self.shared.region_id, self.shared.pool_key());
         let has_windows = self.shared.options.memory_windows;
         let len = source.bytes().len() as u64;
         let is_ours = len == 0 || self.shared.is_ours(source.as_ptr() as u64, len);
@@ -581,6 +575,7 @@ impl Port for VerbsPort {
         if has_windows && len > 0 {
             return self.expose_window(id, source);
         }
+        let (region, key) = link.pool_key();
         link.grants.expose(source, region, key)
     }
 

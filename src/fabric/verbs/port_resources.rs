@@ -1,29 +1,31 @@
-//! The resources of one port: completion queues, their channel, the wake-ups. They exist before
-//! the port, because a link's queue pairs are bound to a completion queue when they are created.
+//! The resources of one port: completion queues, a channel of each device, the wake-ups. They exist
+//! before the port, because a link's queue pairs are bound to a completion queue when they are created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
 use super::context::ProtectionDomain;
 use super::cq::{CompletionChannel, CompletionQueue, CqPlaces};
 use super::events::DeviceWatcher;
+use super::post_list::queue_of;
 use super::sleeper::PortWakeup;
 use super::sys::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 use crate::fabric::{FabricError, LinkId};
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) struct PortResources {
     pub number: usize,
     pub wakeup: Arc<PortWakeup>,
-    domain: Arc<ProtectionDomain>,
-    channel: Arc<CompletionChannel>,
+    /// Of each device, by its place.
+    channels: Vec<Arc<CompletionChannel>>,
     queues: Mutex<Vec<Arc<CompletionQueue>>>,
     /// The number of `queues`.
     count: AtomicUsize,
     cq_entries: u32,
-    /// The completion vector of the queues.
-    vector: c_int,
+    /// The completion vector of the queues, modulo the number that a device has.
+    vector: u64,
     /// The number of the next link.
     next: AtomicU32,
     /// Links that are not attached yet, with their completions.
@@ -44,10 +46,12 @@ impl PendingLink {
 }
 
 impl PendingLink {
-    /// The failed completions of the link so far.
-    pub fn failed(&self) -> Option<ibv_wc> {
+    /// A failed completion of one of these queue pairs of the link so far.
+    pub fn failed(&self, queues: Range<u8>) -> Option<ibv_wc> {
         let awaited = self.resources.awaited();
-        let failed = |wc: &&ibv_wc| ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status);
+        let failed = |wc: &&ibv_wc| {
+            ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status) && queues.contains(&queue_of(wc.wr_id))
+        };
         awaited.get(&self.link)?.iter().find(failed).copied()
     }
 }
@@ -61,19 +65,19 @@ impl Drop for PendingLink {
 impl PortResources {
     fn new(
         number: usize,
-        domain: &Arc<ProtectionDomain>,
+        domains: &[Arc<ProtectionDomain>],
         watcher: &DeviceWatcher,
         cq_entries: u32,
-        vector: c_int,
+        vector: u64,
     ) -> Result<Self, FabricError> {
-        let channel = CompletionChannel::new(&domain.context)?;
+        let channels = domains.iter().map(|domain| CompletionChannel::new(&domain.context));
+        let channels = channels.collect::<Result<Vec<_>, _>>()?;
         let wakeup = Arc::new(PortWakeup::new());
-        watcher.watch_port(&channel, &wakeup);
+        watcher.watch_port(&channels, &wakeup);
         Ok(PortResources {
             number,
             wakeup,
-            domain: Arc::clone(domain),
-            channel,
+            channels,
             queues: Mutex::default(),
             count: AtomicUsize::new(0),
             cq_entries,
@@ -119,13 +123,15 @@ impl PortResources {
         known.extend(queues[known.len()..].iter().map(Arc::clone));
     }
 
-    /// Places for a link's completions, in a queue that has them or in a new one.
+    /// Places for a link's completions, in a queue of the device that has them or in a new one.
     ///
     /// # Errors
     /// If the device has no queue of that size, or no more queues.
-    pub fn reserve(&self, places: u32) -> Result<CqPlaces, FabricError> {
+    pub fn reserve(&self, device: usize, places: u32) -> Result<CqPlaces, FabricError> {
+        let channel = &self.channels[device];
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reserved) = queues.iter().find_map(|queue| queue.reserve(places)) {
+        let mut of_device = queues.iter().filter(|queue| Arc::ptr_eq(queue.channel(), channel));
+        if let Some(reserved) = of_device.find_map(|queue| queue.reserve(places)) {
             return Ok(reserved);
         }
         // The port may not have polled for long while endpoints failed: completions of those need
@@ -134,8 +140,11 @@ impl PortResources {
             queues.pop();
             self.count.store(queues.len(), Ordering::Release);
         }
-        let most = u32::try_from(self.domain.context.attr().max_cqe).unwrap_or(u32::MAX);
-        let queue = CompletionQueue::new(&self.channel, self.cq_entries.min(most).max(places), self.vector)?;
+        let context = channel.context();
+        let most = u32::try_from(context.attr().max_cqe).unwrap_or(u32::MAX);
+        // Less than a count of type `c_int`.
+        let vector = (self.vector % context.vectors()) as c_int;
+        let queue = CompletionQueue::new(channel, self.cq_entries.min(most).max(places), vector)?;
         let reserved = queue.reserve(places);
         queues.push(queue);
         self.count.store(queues.len(), Ordering::Release);
@@ -149,45 +158,37 @@ impl PortResources {
 /// The resources of all ports of a fabric, in the order of the ports.
 pub(super) struct PortTable {
     all: Mutex<(Vec<Arc<PortResources>>, usize)>,
+    /// Of each device, by its place.
+    domains: Vec<Arc<ProtectionDomain>>,
     cq_entries: u32,
     /// [`VerbsOptions::comp_vector`](super::VerbsOptions::comp_vector).
     first_vector: u32,
 }
 
 impl PortTable {
-    pub fn new(cq_entries: u32, first_vector: u32) -> Self {
-        PortTable { all: Mutex::default(), cq_entries, first_vector }
+    pub fn new(domains: Vec<Arc<ProtectionDomain>>, cq_entries: u32, first_vector: u32) -> Self {
+        PortTable { all: Mutex::default(), domains, cq_entries, first_vector }
     }
 
     /// The resources of the port with this number.
-    pub fn get(
-        &self,
-        number: usize,
-        domain: &Arc<ProtectionDomain>,
-        watcher: &DeviceWatcher,
-    ) -> Result<Arc<PortResources>, FabricError> {
+    pub fn get(&self, number: usize, watcher: &DeviceWatcher) -> Result<Arc<PortResources>, FabricError> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         while all.0.len() <= number {
             let at = all.0.len();
-            let vector = (u64::from(self.first_vector) + at as u64) % domain.context.vectors();
-            // Less than a count of type `c_int`.
-            let resources = PortResources::new(at, domain, watcher, self.cq_entries, vector as c_int)?;
+            let vector = u64::from(self.first_vector) + at as u64;
+            let resources = PortResources::new(at, &self.domains, watcher, self.cq_entries, vector)?;
             all.0.push(Arc::new(resources));
         }
         Ok(Arc::clone(&all.0[number]))
     }
 
     /// The resources of the next port.
-    pub fn next(
-        &self,
-        domain: &Arc<ProtectionDomain>,
-        watcher: &DeviceWatcher,
-    ) -> Result<Arc<PortResources>, FabricError> {
+    pub fn next(&self, watcher: &DeviceWatcher) -> Result<Arc<PortResources>, FabricError> {
         let number = {
             let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
             all.1 += 1;
             all.1 - 1
         };
-        self.get(number, domain, watcher)
+        self.get(number, watcher)
     }
 }

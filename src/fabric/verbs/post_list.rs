@@ -23,6 +23,12 @@ pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {
     u64::from(link.0) << 32 | u64::from(queue) << 8 | u64::from(receive)
 }
 
+/// The number of the queue pair in a request's name.
+#[inline]
+pub(super) fn queue_of(name: u64) -> u8 {
+    (name >> 8) as u8
+}
+
 /// The text for a request with this name, for messages.
 pub(super) fn operation(name: u64) -> &'static str {
     match (name & 1, (name >> OPCODE_SHIFT) as u8 as u32) {

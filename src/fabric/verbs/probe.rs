@@ -3,7 +3,7 @@
 use super::context::{DeviceContext, DeviceList};
 use super::device::{
     Device, DevicePort, Gid, GidEntry, GidKind, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState,
-    Pkey, PortState, numa_node,
+    Pkey, PortState, Speed, numa_node,
 };
 use super::library::Library;
 use super::sys::*;
@@ -124,7 +124,7 @@ fn port(context: &DeviceContext, number: u8) -> Result<DevicePort, FabricError> 
         },
         physical: PhysicalState::from_code(attr.phys_state),
         link,
-        speed: None,
+        speed: speed(attr.active_speed, attr.active_width),
         lid: if link == LinkLayer::Ethernet { 0 } else { attr.lid },
         active_mtu: Mtu::from_code(attr.active_mtu),
         max_mtu: Mtu::from_code(attr.max_mtu),
@@ -136,6 +136,30 @@ fn port(context: &DeviceContext, number: u8) -> Result<DevicePort, FabricError> 
         pkey_table: attr.pkey_tbl_len.into(),
         pkeys: (0..attr.pkey_tbl_len).filter_map(|index| pkey(context, number, index)).collect(),
     })
+}
+
+/// The speed of a port by the codes of libibverbs (`ibv_query_port(3)`); `None` for unknown ones.
+pub(super) fn speed(lane: u8, width: u8) -> Option<Speed> {
+    let (tenths, generation) = match lane {
+        1 => (25, "SDR"),
+        2 => (50, "DDR"),
+        4 => (100, "QDR"),
+        8 => (100, "FDR10"),
+        16 => (140, "FDR"),
+        32 => (250, "EDR"),
+        64 => (500, "HDR"),
+        128 => (1000, "NDR"),
+        _ => return None,
+    };
+    let width = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => return None,
+    };
+    Some(Speed { megabits: tenths * 100 * u32::from(width), width, generation: generation.into() })
 }
 
 fn interfaces(gids: &[GidEntry]) -> Vec<Interface> {

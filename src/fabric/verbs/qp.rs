@@ -1,7 +1,7 @@
 //! Reliable-connection queue pairs, from RESET to RTS (InfiniBand specification, 10.3;
 //! `ibv_modify_qp(3)`).
 
-use super::address::EndpointInfo;
+use super::address::RailAddress;
 use super::chosen::{Chosen, PortAddress};
 use super::context::ProtectionDomain;
 use super::cq::CompletionQueue;
@@ -107,7 +107,7 @@ impl QueuePair {
             queue: Arc::clone(queue),
             max_inline: granted.max_inline_data as usize,
             number,
-            news: watcher.register(handle.as_ptr()),
+            news: watcher.register(chosen.at, handle.as_ptr()),
             is_ended: false,
         };
         let mut attr = ibv_qp_attr {
@@ -154,7 +154,7 @@ impl QueuePair {
         place: &PortAddress,
         options: &VerbsOptions,
         own_psn: u32,
-        peer: &EndpointInfo,
+        peer: &RailAddress,
         (peer_number, peer_psn): (u32, u32),
     ) -> Result<(), FabricError> {
         let context = Arc::clone(&self.domain.context);
@@ -243,7 +243,7 @@ impl QueuePair {
 }
 
 /// Whether an InfiniBand peer is in another subnet, which packets reach by routers only.
-fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &EndpointInfo) -> bool {
+fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &RailAddress) -> bool {
     let (ours, theirs) = (&place.gid.raw, &peer.gid.raw);
     chosen.gid_kind == GidKind::InfiniBand
         && *ours != [0; 16]

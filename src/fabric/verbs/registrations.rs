@@ -1,6 +1,8 @@
 //! Memory outside the pool, registered once and kept for the next send: a cache by address range
 //! and owner.
 //!
+//! With several devices a range is registered with each of them.
+//!
 //! The sending threads do this work, since a registration enters the kernel and pins each page.
 //! Ports only take the key that comes with a tensor.
 //!
@@ -39,7 +41,8 @@ const FORK_UNNEEDED: u32 = 2;
 
 /// The registrations of a fabric.
 pub(super) struct Registrations {
-    domain: Arc<ProtectionDomain>,
+    /// Of each device, by its place.
+    domains: Vec<Arc<ProtectionDomain>>,
     /// This fabric's number, which no other of the process has.
     fabric: u64,
     limits: CacheLimits,
@@ -49,18 +52,27 @@ pub(super) struct Registrations {
     /// Ended registrations that [`Registrar::take_ended`] has not returned yet.
     uncounted: AtomicU64,
     fork_guard: ForkGuard,
-    ranges: Mutex<RangeCache<MemoryRegion>>,
+    ranges: Mutex<RangeCache<RegionSet>>,
+}
+
+/// The registrations of a range with each device, by its place.
+struct RegionSet(Vec<MemoryRegion>);
+
+impl RegionSet {
+    fn key(&self, device: usize) -> Option<u32> {
+        self.0.get(device).map(|region| region.lkey)
+    }
 }
 
 impl Registrations {
     /// An empty cache.
-    pub fn new(domain: &Arc<ProtectionDomain>, limits: CacheLimits) -> Arc<Self> {
+    pub fn new(domains: Vec<Arc<ProtectionDomain>>, limits: CacheLimits) -> Arc<Self> {
         static FABRICS: AtomicU64 = AtomicU64::new(0);
         let registrations = Arc::new(Registrations {
-            domain: Arc::clone(domain),
             fabric: FABRICS.fetch_add(1, Ordering::Relaxed),
             limits,
-            survives_forks: survives_forks(domain.context.library),
+            survives_forks: domains.iter().all(|domain| survives_forks(domain.context.library)),
+            domains,
             is_logged: AtomicBool::new(false),
             uncounted: AtomicU64::new(0),
             fork_guard: ForkGuard::of_this_process(),
@@ -78,11 +90,14 @@ impl Registrations {
         self.limits.count > 0 && self.limits.bytes > 0
     }
 
-    /// The key of a tensor's memory, if this fabric has registered it.
+    /// The key of a tensor's memory for the device at this place, if this fabric has registered it.
     #[inline]
-    pub fn key_of(&self, tensor: &Tensor) -> Option<u32> {
-        let registered = tensor.registered()?;
-        (registered.fabric == self.fabric).then_some(registered.key)
+    pub fn key_of(&self, tensor: &Tensor, device: usize) -> Option<u32> {
+        let registered = tensor.registered().filter(|registered| registered.fabric == self.fabric)?;
+        if device == 0 {
+            return Some(registered.key);
+        }
+        registered.hold.downcast_ref::<RegionSet>()?.key(device)
     }
 
     /// Registers a tensor's memory and keeps the registration. `ended` counts the registrations
@@ -92,7 +107,7 @@ impl Registrations {
         place: ForeignLocation<'_>,
         bytes: &Range<usize>,
         ended: &mut u64,
-    ) -> Option<Arc<MemoryRegion>> {
+    ) -> Option<Arc<RegionSet>> {
         if !self.survives_forks {
             self.refused(
                 &"after a fork the device would have other pages than this process: that takes Linux \
@@ -126,14 +141,15 @@ impl Registrations {
         kept
     }
 
-    /// Asks the device to register. If the device lacks room, evicts as many bytes and asks once
+    /// Asks the devices to register. If one lacks room, evicts as many bytes and asks once
     /// more.
-    fn ask(&self, range: &Range<usize>, ended: &mut u64) -> Option<MemoryRegion> {
+    fn ask(&self, range: &Range<usize>, ended: &mut u64) -> Option<RegionSet> {
         let base = NonNull::new(without_provenance_mut(range.start))?;
         // SAFETY: the memory is mapped, as its owner lives. Peers have no access. The device reads
         // the memory for requests of this side only, which are posted with a tensor that holds the
         // owner.
-        let register = || unsafe { MemoryRegion::new(&self.domain, base, range.len(), 0) };
+        let of = |domain| unsafe { MemoryRegion::new(domain, base, range.len(), 0) };
+        let register = || self.domains.iter().map(of).collect::<Result<_, _>>().map(RegionSet);
         let error = match register() {
             Ok(region) => return Some(region),
             Err(error) => error,
@@ -152,7 +168,7 @@ impl Registrations {
     fn evicting<T>(
         &self,
         ended: &mut u64,
-        work: impl FnOnce(&mut RangeCache<MemoryRegion>, &mut Vec<CachedRange<MemoryRegion>>) -> T,
+        work: impl FnOnce(&mut RangeCache<RegionSet>, &mut Vec<CachedRange<RegionSet>>) -> T,
     ) -> T {
         let mut out = Vec::new();
         let done = work(&mut self.ranges(), &mut out);
@@ -161,7 +177,7 @@ impl Registrations {
     }
 
     /// Ends ranges outside of a registration, and counts them for [`Registrar::take_ended`].
-    fn end(&self, work: impl FnOnce(&mut RangeCache<MemoryRegion>, &mut Vec<CachedRange<MemoryRegion>>)) {
+    fn end(&self, work: impl FnOnce(&mut RangeCache<RegionSet>, &mut Vec<CachedRange<RegionSet>>)) {
         // In a forked child the lock may be held for ever, and the registrations are the parent's.
         if self.fork_guard.in_child() {
             return;
@@ -174,7 +190,7 @@ impl Registrations {
     fn refused(&self, why: &dyn Display) {
         if !self.is_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                device = %self.domain.context.name,
+                devices = self.domains.iter().map(|domain| &*domain.context.name).collect::<Vec<_>>().join(","),
                 %why,
                 "memory outside the pool can't be registered and is copied through the pool; further \
                  refusals are only counted"
@@ -182,7 +198,7 @@ impl Registrations {
         }
     }
 
-    fn ranges(&self) -> MutexGuard<'_, RangeCache<MemoryRegion>> {
+    fn ranges(&self) -> MutexGuard<'_, RangeCache<RegionSet>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -199,7 +215,7 @@ impl Registrar for Registrations {
         let is_known = found.is_some();
         let region = found.or_else(|| self.make(place, &range, &mut ended));
         let tensor = region.map(|hold| {
-            let key = hold.lkey;
+            let key = hold.key(0).unwrap_or_default();
             tensor.with_registration(pool, ForeignRegistration { fabric: self.fabric, key, hold })
         });
         Registration { tensor, is_known, ended }

@@ -1,22 +1,21 @@
-//! Large writes over several queue pairs at a time (`qps_per_peer`).
+//! Large writes over several queue pairs at a time: of one device (`qps_per_peer`), and of several
+//! (`rails`).
 //!
-//! A striped write has one part for each data queue pair of the link. Each part ends with an
-//! immediate on its own queue pair. The part on the main queue pair is announced by a word. Its
-//! event waits until the parts of the other queue pairs have landed. Later events of the main queue
-//! pair wait behind it. So the order within the link is that of one queue pair, and the modules
-//! above need not know of stripes. A message that was sent behind a write arrives behind all of it.
+//! A striped write has a part on the main queue pair and parts on others, the stripes. Each part
+//! ends with an immediate on its own queue pair. The part on the main queue pair is announced by a
+//! word, which names the queue pairs that have parts. `arrivals` is the peer's side.
 
+use super::arrivals::PartSet;
 use super::data_queue::{DataQueue, PostedOp, RemoteAddr};
 use super::link::VerbsLinkInner;
-use crate::fabric::{Completions, Event, LinkId, MAX_MESSAGE, PostError};
+use super::rails::{PartBounds, RailLoss, buffer_of};
+use crate::fabric::PostError;
 use crate::memory::Tensor;
 use crate::wire::Immediate;
 use std::collections::VecDeque;
 
 /// Queue pairs for data that a link can have besides the main one.
 pub(super) const MAX_STRIPES: u8 = 15;
-/// The bit of a write's announced length that says that it is striped.
-pub(super) const STRIPED: u64 = 1 << 63;
 /// Bytes of a part, at least: below, a second queue pair costs more than it saves.
 const SMALLEST: u64 = 64 << 10;
 /// Parts begin on multiples of this, which is one of every MTU.
@@ -30,7 +29,7 @@ pub(super) enum AnnouncedLength {
     /// The length, if the write takes more than one request: the first of the words.
     IfSplit(RemoteAddr),
     /// The length of the whole of which the write is the last part.
-    Striped { place: RemoteAddr, whole: u64 },
+    Striped { place: RemoteAddr, whole: u64, parts: PartSet },
 }
 
 impl AnnouncedLength {
@@ -38,215 +37,169 @@ impl AnnouncedLength {
     pub fn word(&self, len: u64, chunks: u64) -> Option<(RemoteAddr, u64)> {
         match *self {
             AnnouncedLength::IfSplit(place) if chunks > 1 => Some((place, len)),
-            AnnouncedLength::Striped { place, whole } => Some((place, whole | STRIPED)),
+            AnnouncedLength::Striped { place, whole, parts } => Some((place, parts.announce(whole))),
             AnnouncedLength::None | AnnouncedLength::IfSplit(_) => None,
         }
     }
 }
 
-/// The data queue pairs besides the main one, and events that wait for their parts.
+/// A data queue pair besides the main one.
+pub(super) struct Stripe {
+    pub queue: DataQueue,
+    /// The place of its rail among those of the link; `None` on the first rail.
+    pub rail: Option<usize>,
+    /// Its share of the bytes of a write, beside those of the others.
+    pub weight: u64,
+    /// The outstanding parts, oldest first. On the first rail none are kept.
+    pub parts: VecDeque<PartBounds>,
+    /// Its rail is lost.
+    pub loss: Option<RailLoss>,
+}
+
+impl Stripe {
+    pub fn new(queue: DataQueue, rail: Option<usize>, weight: u64, depth: u32) -> Self {
+        let parts = if rail.is_some() { VecDeque::with_capacity(depth as usize) } else { VecDeque::new() };
+        Stripe { queue, rail, weight, parts, loss: None }
+    }
+
+    /// Forgets the parts that are done.
+    pub fn forget_done(&mut self, before: u32) {
+        let done = self.queue.parts_done.wrapping_sub(before) as usize;
+        self.parts.drain(..done.min(self.parts.len()));
+    }
+}
+
+/// The data queue pairs besides the main one.
 #[derive(Default)]
 pub(super) struct Stripes {
-    pub queues: Vec<DataQueue>,
-    /// Of each, the parts that have landed, modulo 2^32.
-    landed: Vec<u32>,
-    /// Number of striped writes whose part on the main queue pair has landed, modulo 2^32.
-    begun: u32,
-    held: VecDeque<HeldArrival>,
-}
-
-/// Something that came on the main queue behind a striped write that is not whole, or its own end.
-struct HeldArrival {
-    /// How many striped writes must be whole.
-    needs: u32,
-    what: StripeArrival,
-}
-
-#[allow(clippy::large_enum_variant)] // in a box, each message would allocate
-enum StripeArrival {
-    Immediate { immediate: Immediate, bytes: u64 },
-    Message { len: usize, bytes: [u8; MAX_MESSAGE] },
+    pub queues: Vec<Stripe>,
+    /// Bytes from which a write is striped.
+    threshold: u64,
+    /// The weights of the main queue pair and of all others that are not lost.
+    weights: u64,
+    /// A lost rail needs the link's service.
+    pub is_unsettled: bool,
+    /// Parts that were written again, modulo 2^32.
+    pub again: u32,
 }
 
 impl Stripes {
-    pub fn new(queues: Vec<DataQueue>, depth: u32) -> Self {
-        // Each held event has consumed a receive, so their number is bounded.
-        let held = if queues.is_empty() { VecDeque::new() } else { VecDeque::with_capacity(depth as usize) };
-        Stripes { landed: vec![0; queues.len()], queues, begun: 0, held }
+    /// `weight`: of the main queue pair.
+    pub fn new(queues: Vec<Stripe>, weight: u64) -> Self {
+        let mut stripes = Stripes { queues, ..Stripes::default() };
+        stripes.weigh(weight);
+        stripes
+    }
+
+    /// Shares the bytes of later writes among the queue pairs that are not lost.
+    pub fn weigh(&mut self, weight_of_main: u64) {
+        let left = self.queues.iter().filter(|stripe| stripe.loss.is_none());
+        let count = left.clone().count() as u64;
+        self.weights = weight_of_main + left.map(|stripe| stripe.weight).sum::<u64>();
+        self.threshold = if count == 0 { u64::MAX } else { (count + 1) * SMALLEST };
     }
 
     /// Whether a write with immediate of `len` bytes is striped.
     #[inline]
     pub fn takes(&self, len: u64) -> bool {
-        let parts = self.queues.len() as u64 + 1;
-        parts > 1 && len >= parts * SMALLEST
+        len >= self.threshold
     }
 
-    fn is_whole(&self, needs: u32) -> bool {
-        self.landed.iter().all(|landed| landed.wrapping_sub(needs) as i32 >= 0)
-    }
-
-    /// Whether nothing waits for parts.
-    pub fn is_complete(&self) -> bool {
-        self.held.is_empty()
-    }
-
-    /// An immediate came on the main queue.
-    #[inline]
-    pub fn immediate(
-        &mut self,
-        link: LinkId,
-        immediate: Immediate,
-        bytes: u64,
-        striped: bool,
-        out: &mut Completions,
-    ) {
-        self.begun = self.begun.wrapping_add(u32::from(striped));
-        if self.held.is_empty() && (!striped || self.is_whole(self.begun)) {
-            return out.push(link, Event::Immediate { immediate, bytes });
+    /// The length of each stripe's part of a write; 0 if it gets none. The main queue pair gets the
+    /// rest.
+    fn shares(&self, len: u64) -> [u64; MAX_STRIPES as usize] {
+        let mut shares = [0; MAX_STRIPES as usize];
+        for (share, stripe) in shares.iter_mut().zip(&self.queues).filter(|(_, it)| it.loss.is_none()) {
+            let exact = u128::from(len) * u128::from(stripe.weight) / u128::from(self.weights);
+            // Not more than `len`, as no weight is more than all together.
+            let aligned = exact as u64 / ALIGN * ALIGN;
+            *share = if aligned >= SMALLEST { aligned } else { 0 };
         }
-        self.held.push_back(HeldArrival {
-            needs: self.begun,
-            what: StripeArrival::Immediate { immediate, bytes },
-        });
-    }
-
-    /// A message of at most [`MAX_MESSAGE`] bytes came on the main queue.
-    #[inline]
-    pub fn message(&mut self, link: LinkId, message: &[u8], out: &mut Completions) {
-        if self.held.is_empty() {
-            return out.push_message(link, message);
-        }
-        let mut bytes = [0; MAX_MESSAGE];
-        bytes[..message.len()].copy_from_slice(message);
-        let what = StripeArrival::Message { len: message.len(), bytes };
-        self.held.push_back(HeldArrival { needs: self.begun, what });
-    }
-
-    /// A part has landed on one of the queue pairs.
-    pub fn landed(&mut self, link: LinkId, at: usize, out: &mut Completions) {
-        self.landed[at] = self.landed[at].wrapping_add(1);
-        while self.held.front().is_some_and(|held| self.is_whole(held.needs)) {
-            match self.held.pop_front().map(|held| held.what) {
-                Some(StripeArrival::Immediate { immediate, bytes }) => {
-                    out.push(link, Event::Immediate { immediate, bytes });
-                }
-                Some(StripeArrival::Message { len, bytes }) => {
-                    out.push_message(link, &bytes[..len]);
-                }
-                None => {}
-            }
-        }
+        shares
     }
 }
 
 impl VerbsLinkInner {
-    /// Writes `bytes` (address, length, key) of `source` in parts; `op` is its operation, on the
-    /// main queue. All or nothing is posted, unless a queue pair is broken, and then the link ends.
+    /// Writes `len` bytes of `source` (by `lkey` on the first rail) in parts; `op` is its operation,
+    /// on the main queue. All or nothing is posted, unless a queue pair of the first rail is broken,
+    /// and then the link ends. Parts of another rail that is broken are posted later on the first.
     pub fn write_striped(
         &mut self,
         source: &Tensor,
         (addr, len, lkey): (u64, u64, u32),
         remote: RemoteAddr,
         immediate: Immediate,
-        longest: u32,
         op: PostedOp,
     ) -> Result<(), PostError> {
-        let part = len.div_ceil(self.stripes.queues.len() as u64 + 1).next_multiple_of(ALIGN);
-        // Parts are large enough that rounding up leaves bytes for the last one.
-        let last = len - part * self.stripes.queues.len() as u64;
-        let totals = AnnouncedLength::Striped { place: self.peer.totals(), whole: len };
-        for stripe in &self.stripes.queues {
-            stripe.has_room(part, longest, &AnnouncedLength::None)?;
-        }
-        self.main.has_room(last, longest, &totals)?;
-        let from = |skip: u64| RemoteAddr { addr: remote.addr.wrapping_add(skip), rkey: remote.rkey };
-        let mut skip = 0;
-        for stripe in &mut self.stripes.queues {
-            let bytes = (addr + skip, part, lkey);
-            let op = PostedOp::Part(source.clone());
-            stripe.post_write(
-                &mut self.local,
-                bytes,
-                from(skip),
-                Some(immediate),
-                longest,
-                AnnouncedLength::None,
-                op,
-            )?;
-            skip += part;
-        }
-        let bytes = (addr + skip, last, lkey);
-        self.main.post_write(&mut self.local, bytes, from(skip), Some(immediate), longest, totals, op)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::Slot;
-
-    const LINK: LinkId = LinkId(3);
-
-    fn immediate(slot: u32) -> Immediate {
-        Immediate { generation: 0, slot: Slot::new(slot).expect("fits") }
-    }
-
-    /// Slots of immediates, and lengths of messages plus 1,000.
-    fn told(out: &mut Completions) -> Vec<u32> {
-        let number = |event: &Event, message: &[u8]| match event {
-            Event::Immediate { immediate, .. } => immediate.slot.index(),
-            _ => 1000 + message.len() as u32,
-        };
-        let told = out.drain().map(|(completion, message)| number(&completion.event, message)).collect();
-        out.clear();
-        told
-    }
-
-    fn stripes(count: usize) -> Stripes {
-        Stripes { landed: vec![0; count], ..Stripes::default() }
-    }
-
-    #[test]
-    fn a_striped_write_is_told_once_all_its_parts_have_landed_whatever_comes_first() {
-        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-            let (mut stripes, mut out) = (stripes(2), Completions::default());
-            for (at, part) in order.into_iter().enumerate() {
-                match part {
-                    2 => stripes.immediate(LINK, immediate(7), 5, true, &mut out),
-                    part => stripes.landed(LINK, part, &mut out),
-                }
-                let expected = if at == 2 { vec![7] } else { vec![] };
-                assert_eq!(told(&mut out), expected, "{order:?} at {at}");
+        let longest = self.shared.max_message;
+        let shares = self.stripes.shares(len);
+        let last = len - shares.iter().sum::<u64>();
+        let mut parts = PartSet::of(self.main.number());
+        for (stripe, share) in self.stripes.queues.iter().zip(shares).filter(|(_, share)| *share > 0) {
+            stripe.queue.has_room(share, longest, &AnnouncedLength::None)?;
+            if let Some(rail) = stripe.rail {
+                self.shared.local_key(source, self.rails[rail].device)?;
             }
-            assert!(stripes.is_complete());
+            parts = parts.with(stripe.queue.number());
         }
+        let totals = AnnouncedLength::Striped { place: self.peer.totals(), whole: len, parts };
+        self.main.has_room(last, longest, &totals)?;
+        let mut skip = 0;
+        for (at, share) in shares.into_iter().enumerate().filter(|(_, share)| *share > 0) {
+            let bounds = PartBounds { skip, len: share, to: remote.addr.wrapping_add(skip) };
+            self.write_part(at, source, bounds, (addr, lkey), remote.rkey, immediate)?;
+            skip += share;
+        }
+        let (bytes, to) = ((addr + skip, last, lkey), remote.addr.wrapping_add(skip));
+        let to = RemoteAddr { addr: to, rkey: remote.rkey };
+        self.main.post_write(&mut self.local, bytes, to, Some(immediate), longest, totals, op)
     }
 
-    #[test]
-    fn what_comes_behind_a_striped_write_stays_behind_it() {
-        let (mut stripes, mut out) = (stripes(1), Completions::default());
-        stripes.immediate(LINK, immediate(1), 5, false, &mut out);
-        stripes.immediate(LINK, immediate(2), 5, true, &mut out);
-        stripes.message(LINK, &[0; 10], &mut out);
-        stripes.immediate(LINK, immediate(3), 5, true, &mut out);
-        stripes.immediate(LINK, immediate(4), 5, false, &mut out);
-        assert_eq!(told(&mut out), [1]);
-        stripes.landed(LINK, 0, &mut out);
-        assert_eq!(told(&mut out), [2, 1010]);
-        stripes.message(LINK, &[0; 20], &mut out);
-        stripes.landed(LINK, 0, &mut out);
-        assert_eq!(told(&mut out), [3, 4, 1020]);
-        assert!(stripes.is_complete());
-    }
-
-    #[test]
-    fn counts_may_wrap() {
-        let (mut stripes, mut out) = (stripes(1), Completions::default());
-        (stripes.begun, stripes.landed[0]) = (u32::MAX, u32::MAX);
-        stripes.immediate(LINK, immediate(1), 5, true, &mut out);
-        assert!(!stripes.is_complete());
-        stripes.landed(LINK, 0, &mut out);
-        assert_eq!(told(&mut out), [1]);
+    /// Writes a part on the stripe at this place. There is room.
+    fn write_part(
+        &mut self,
+        at: usize,
+        source: &Tensor,
+        bounds: PartBounds,
+        (addr, lkey): (u64, u32),
+        rkey: u32,
+        immediate: Immediate,
+    ) -> Result<(), PostError> {
+        let stripe = &mut self.stripes.queues[at];
+        if stripe.loss.is_some() {
+            self.lose_part(at, source, bounds);
+            return Ok(());
+        }
+        let keys = match stripe.rail {
+            None => (lkey, rkey),
+            Some(rail) => {
+                let rail = &self.rails[rail];
+                (self.shared.local_key(source, rail.device)?, rail.peer.region.rkey)
+            }
+        };
+        let PartBounds { skip, len, to } = bounds;
+        let posted = stripe.queue.post_write(
+            buffer_of(stripe.rail, &mut self.local, &mut self.rails),
+            (addr + skip, len, keys.0),
+            RemoteAddr { addr: to, rkey: keys.1 },
+            Some(immediate),
+            self.shared.max_message,
+            AnnouncedLength::None,
+            PostedOp::Part(source.clone()),
+        );
+        match (posted, stripe.rail) {
+            (Ok(()), None) => Ok(()),
+            (Ok(()), Some(_)) => {
+                stripe.parts.push_back(bounds);
+                Ok(())
+            }
+            (Err(error), None) => Err(error),
+            (Err(_), Some(rail)) => {
+                let why = self.refusal_of(self.stripes.queues[at].queue.number());
+                self.lose_rail(rail, &why);
+                self.lose_part(at, source, bounds);
+                Ok(())
+            }
+        }
     }
 }

@@ -18,7 +18,7 @@ use super::library::returned;
 use super::port::VerbsPort;
 use super::post_list::{AWAITED, OPCODE_BITS, name};
 use super::sys::*;
-use super::{Chosen, VerbsShared};
+use super::{Chosen, FabricDevice};
 use crate::fabric::{FabricError, LinkFailure, LinkId, PostError};
 use crate::memory::{Tensor, TensorMut};
 use crate::wire::Grant;
@@ -139,15 +139,15 @@ struct Bound {
 impl DataQueue {
     /// Binds a window to bytes of the pool. If the queue is full, the request takes the place that
     /// is kept for those that are waited for.
-    fn bind(&mut self, shared: &VerbsShared, addr: u64, len: u64, rights: c_int) -> Result<Bound, PostError> {
+    fn bind(&mut self, device: &FabricDevice, addr: u64, len: u64, rights: c_int) -> Result<Bound, PostError> {
         let is_awaited = match self.room(1) {
             Ok(()) => false,
             Err(PostError::Full) => true,
             Err(error) => return Err(error),
         };
-        let at = self.windows.take(&shared.domain).ok_or(PostError::Full)?;
+        let at = self.windows.take(&device.domain).ok_or(PostError::Full)?;
         let window = &self.windows.all[at];
-        let (Some(handle), Some(mr)) = (window.handle, shared.region.as_ptr()) else {
+        let (Some(handle), Some(mr)) = (window.handle, device.region.as_ptr()) else {
             return Err(PostError::Down);
         };
         let key = window.next;
@@ -189,7 +189,7 @@ impl VerbsPort {
         if !link.grants.has_room() {
             return Err(PostError::Full);
         }
-        let bound = link.main.bind(&shared, addr, len, rights);
+        let bound = link.main.bind(&shared.devices[link.device], addr, len, rights);
         let bound = bound.inspect_err(|error| self.note_refusal(id, *error))?;
         if bound.is_awaited && !self.await_request(id) {
             self.end_window(id, bound.at);
@@ -262,10 +262,9 @@ impl VerbsPort {
 
     #[cold]
     fn fail_window(&mut self, id: LinkId, event: &'static str) {
-        let device = self.shared.chosen.context.name.clone();
         let cause = "the peer takes nothing in, or the device failed: see the kernel's log (`dmesg`)";
         if let Some(link) = self.link(id) {
-            link.fail(LinkFailure::Device { device, event, cause });
+            link.fail(LinkFailure::Device { device: link.device_name().to_owned(), event, cause });
         }
         self.needs_service = true;
     }
@@ -278,7 +277,7 @@ impl VerbsPort {
         let shared = Arc::clone(&self.shared);
         loop {
             let Some(link) = self.link(id) else { return false };
-            if link.main.pair().is_none() || link.main.failure(&shared.chosen.context.name).is_some() {
+            if link.main.pair().is_none() || link.main.failure(link.device_name()).is_some() {
                 return false;
             }
             let queue = Arc::clone(&link.places.queue);

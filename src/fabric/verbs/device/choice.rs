@@ -2,6 +2,7 @@
 
 use super::gid::GidEntry;
 use super::model::{LinkLayer, Mtu};
+use super::refusal::Refusal;
 use std::fmt;
 
 /// Why this device.
@@ -12,6 +13,8 @@ pub enum DeviceReason {
     Asked(String),
     /// It is the only one with an active port.
     OnlyActive,
+    /// It has an active port, and the configuration asks for all such devices, there.
+    OneOfActive(String),
 }
 
 /// Why this port.
@@ -53,6 +56,9 @@ impl fmt::Display for DeviceReason {
         match self {
             DeviceReason::Asked(origin) => asked(f, origin),
             DeviceReason::OnlyActive => f.write_str("the only one with an active port"),
+            DeviceReason::OneOfActive(origin) => {
+                write!(f, "one of those with an active port, which {origin} asks for")
+            }
         }
     }
 }
@@ -80,11 +86,15 @@ impl fmt::Display for GidReason {
     }
 }
 
-/// The device, port and GID of a process, and the attributes of its queue pairs.
+/// A device of a process, its port and GID, and the attributes of its queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The device's name.
     pub device: String,
+    /// The number of the rail: devices of two processes with the same number make one.
+    pub rail: u8,
+    /// Whether it is on the NUMA node that the settings prefer, or they prefer none.
+    pub is_near: bool,
     /// Why it.
     pub device_reason: DeviceReason,
     /// The NUMA node that the device is next to; `None` if the machine does not say.
@@ -113,6 +123,22 @@ pub struct Choice {
     pub queue_depth: u32,
     /// The path MTU; `None` without a setting if the port's active MTU is unknown.
     pub mtu: Option<Mtu>,
+}
+
+/// The devices of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choices {
+    /// At least one, by the numbers of their rails.
+    pub rails: Vec<Choice>,
+    /// Why other devices that the configuration asks for are not used now.
+    pub passed_over: Vec<Refusal>,
+}
+
+impl Choice {
+    /// The choice of which the NUMA node counts: the first near one, else the first.
+    pub fn nearest<'a>(mut choices: impl Iterator<Item = &'a Choice> + Clone) -> Option<&'a Choice> {
+        choices.clone().find(|choice| choice.is_near).or_else(|| choices.next())
+    }
 }
 
 impl fmt::Display for Choice {

@@ -1,22 +1,99 @@
 //! The choice itself.
 
-use super::choice::{Choice, DeviceReason, GidReason, PortReason};
+use super::choice::{Choice, Choices, DeviceReason, GidReason, PortReason};
 use super::gid::{GidEntry, GidKind};
 use super::model::{Device, DevicePort, LinkLayer};
 use super::refusal::{self, Refusal};
-use super::settings::{DeviceSetting, DeviceSettings};
+use super::settings::{AUTO, DeviceSetting, DeviceSettings, MAX_RAILS};
+use super::sysfs::natural;
 
-/// Chooses device, port and GID, and checks the other settings against their limits.
+/// Chooses devices, and for each its port and GID, and checks the other settings against their
+/// limits.
 ///
 /// The default device is the only one with an active port. The default port is the first active
 /// one. The default GID is the first of the best kind: RoCE v2 with an IPv4 address, v2 with a
 /// global IPv6 address, v2 link-local, v1; on InfiniBand entry 0. Unknown values of a device (see
 /// [`Device`]) are not checked.
 ///
+/// A list of devices is numbered as it is written: a device and the peer's of the same number make
+/// a rail. [`AUTO`] numbers all usable devices in the order of their names, those without an active
+/// port too. So two hosts with the same devices number them alike, whatever is down.
+///
+/// A device of several that is down is passed over, as long as another one is left.
+///
 /// # Errors
 /// The first setting that the devices can't fulfil, or that must be set for the choice to be clear.
-pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Choice, Refusal> {
-    let (device, device_reason) = choose_device(devices, device_settings.device.as_ref())?;
+pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Choices, Refusal> {
+    let Some(setting) = &device_settings.device else {
+        let device = only_active(devices)?;
+        let choice = choose_one(devices, device, DeviceReason::OnlyActive, 0, device_settings)?;
+        return Ok(Choices { rails: vec![choice], passed_over: Vec::new() });
+    };
+    let origin = || setting.origin().to_owned();
+    if setting.value == AUTO {
+        let reason = || DeviceReason::OneOfActive(origin());
+        let active = numbered(devices).filter(|(_, device)| device.active_ports().next().is_some());
+        let chosen = active.map(|(rail, device)| choose_one(devices, device, reason(), rail, device_settings));
+        return collect(chosen, |_| true).and_then(|found| found.ok_or_else(|| no_active(devices)));
+    }
+    let named: Vec<_> = setting.value.split(',').map(|name| named(devices, setting, name)).collect();
+    let is_alone = named.len() == 1;
+    let chosen = named.into_iter().zip(0..).map(|(named, rail)| {
+        let (device, setting) = named?;
+        let of_device = DeviceSettings { device: Some(setting), ..device_settings.clone() };
+        choose_one(devices, device, DeviceReason::Asked(origin()), rail, &of_device)
+    });
+    let is_down = |why: &Refusal| matches!(why, Refusal::DeviceDown { .. } | Refusal::PortDown { .. });
+    collect(chosen, |why| !is_alone && is_down(why)).and_then(|found| found.ok_or_else(|| no_active(devices)))
+}
+
+/// The choices, at most as many as a process can use; `None` if there is none. A refusal that may
+/// not be passed over is the whole result, and so is one without a choice beside it.
+fn collect(
+    chosen: impl Iterator<Item = Result<Choice, Refusal>>,
+    may_pass_over: impl Fn(&Refusal) -> bool,
+) -> Result<Option<Choices>, Refusal> {
+    let (mut rails, mut passed_over) = (Vec::new(), Vec::new());
+    for choice in chosen {
+        match choice {
+            Ok(choice) if rails.len() < MAX_RAILS => rails.push(choice),
+            Ok(_) => break,
+            Err(refusal) if may_pass_over(&refusal) => passed_over.push(refusal),
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    match (rails.is_empty(), passed_over.pop()) {
+        (true, Some(refusal)) => Err(refusal),
+        (true, None) => Ok(None),
+        (false, last) => {
+            passed_over.extend(last);
+            Ok(Some(Choices { rails, passed_over }))
+        }
+    }
+}
+
+/// The usable devices by their names, with the numbers of their rails.
+fn numbered(devices: &[Device]) -> impl Iterator<Item = (u8, &Device)> {
+    let mut usable: Vec<_> = devices.iter().filter(|device| device.unusable().is_none()).collect();
+    usable.sort_by_cached_key(|device| natural(&device.name));
+    (0..=u8::MAX).zip(usable)
+}
+
+fn no_active(devices: &[Device]) -> Refusal {
+    if devices.is_empty() {
+        return Refusal::NoDevice;
+    }
+    Refusal::NoActivePort { devices: refusal::devices(devices) }
+}
+
+/// The choice of port and GID on a device.
+fn choose_one(
+    devices: &[Device],
+    device: &Device,
+    device_reason: DeviceReason,
+    rail: u8,
+    device_settings: &DeviceSettings,
+) -> Result<Choice, Refusal> {
     let (port, port_reason) = choose_port(devices, device, device_settings)?;
     let by_lid = uses_lid(port);
     let global = !by_lid || port.grh_required == Some(true) || device_settings.gid_index.is_some();
@@ -32,6 +109,8 @@ pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Ch
     let pkey = choose_pkey(device, port, &device_settings.pkey_index)?;
     Ok(Choice {
         device: device.name.clone(),
+        rail,
+        is_near: device_settings.near.is_none_or(|near| device.numa_node == Some(near)),
         device_reason,
         numa_node: device.numa_node,
         port: port.number,
@@ -54,29 +133,30 @@ pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Ch
     })
 }
 
-fn choose_device<'a>(
-    devices: &'a [Device],
-    setting: Option<&DeviceSetting<String>>,
-) -> Result<(&'a Device, DeviceReason), Refusal> {
-    let listed = || refusal::devices(devices);
-    if devices.is_empty() && setting.is_none() {
-        return Err(Refusal::NoDevice);
-    }
-    if let Some(setting) = setting {
-        let Some(device) = devices.iter().find(|device| device.name == setting.value) else {
-            return Err(Refusal::UnknownDevice { setting: setting.to_string(), devices: listed() });
-        };
-        if let Some(why) = device.unusable() {
-            return Err(Refusal::UnusableDevice { setting: setting.to_string(), why, devices: listed() });
-        }
-        return Ok((device, DeviceReason::Asked(setting.origin().into())));
-    }
+fn only_active(devices: &[Device]) -> Result<&Device, Refusal> {
     let active: Vec<_> = devices.iter().filter(|device| device.active_ports().next().is_some()).collect();
     match active[..] {
-        [] => Err(Refusal::NoActivePort { devices: listed() }),
-        [device] => Ok((device, DeviceReason::OnlyActive)),
-        _ => Err(Refusal::SeveralDevices { count: active.len(), devices: listed() }),
+        [] => Err(no_active(devices)),
+        [device] => Ok(device),
+        _ => Err(Refusal::SeveralDevices { count: active.len(), devices: refusal::devices(devices) }),
     }
+}
+
+/// A device that the setting names, and the setting with this name alone.
+fn named<'a>(
+    devices: &'a [Device],
+    setting: &DeviceSetting<String>,
+    name: &str,
+) -> Result<(&'a Device, DeviceSetting<String>), Refusal> {
+    let one = DeviceSetting { value: name.trim().to_owned(), ..setting.clone() };
+    let listed = || refusal::devices(devices);
+    let Some(device) = devices.iter().find(|device| device.name == one.value) else {
+        return Err(Refusal::UnknownDevice { setting: one.to_string(), devices: listed() });
+    };
+    if let Some(why) = device.unusable() {
+        return Err(Refusal::UnusableDevice { setting: one.to_string(), why, devices: listed() });
+    }
+    Ok((device, one))
 }
 
 fn choose_port<'a>(

@@ -4,8 +4,8 @@
 //! tables, and its limits. [`read`] fills it from sysfs, where the kernel shows nearly all of it
 //! without a library. Values that only `ibv_query_device(3)` and `ibv_query_port(3)` report are
 //! `None` until they are queried. `choose` takes the devices and the [`DeviceSettings`] of the
-//! configuration. It returns a [`Choice`], each part with its reason, or a [`Refusal`] that lists
-//! the choices.
+//! configuration. It returns a [`Choice`] for each device to use, each part with its reason, or a
+//! [`Refusal`] that lists the choices.
 //!
 //! Nothing here opens a device, loads a library or holds `unsafe` code. The choice is a function of
 //! plain values, so tests can write down tables that no machine at hand has.
@@ -22,14 +22,14 @@ mod refusal;
 mod settings;
 mod sysfs;
 
-pub use choice::{Choice, DeviceReason, GidReason, PortReason};
+pub use choice::{Choice, Choices, DeviceReason, GidReason, PortReason};
 pub use choose::choose;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use model::{
     Device, DevicePort, Interface, Limits, LinkLayer, Mtu, NodeType, PhysicalState, Pkey, PortState, Speed,
 };
 pub use refusal::Refusal;
-pub use settings::{DeviceSetting, DeviceSettings};
+pub use settings::{AUTO, DeviceSetting, DeviceSettings, MAX_RAILS};
 pub(super) use sysfs::numa_node;
 pub use sysfs::{Found, UserAccess, device_file, read, user_access};
 

@@ -25,8 +25,8 @@ pub enum Refusal {
     },
     /// Several could be meant.
     #[error(
-        "{count} RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); \
-         there is {devices}"
+        "{count} RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE), or \
+         set it to auto for all; there is {devices}"
     )]
     SeveralDevices {
         /// How many have an active port.

@@ -3,6 +3,12 @@
 use super::model::Mtu;
 use std::fmt;
 
+/// Devices of a process, and rails of a link, at most.
+pub const MAX_RAILS: usize = 4;
+
+/// The name that stands for all devices with an active port, at most [`MAX_RAILS`].
+pub const AUTO: &str = "auto";
+
 /// The value of a setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSetting<T> {
@@ -41,8 +47,11 @@ impl<T: fmt::Display> fmt::Display for DeviceSetting<T> {
 /// The settings of the configuration that depend on the devices of this machine and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSettings {
-    /// The device's name; otherwise the only one with an active port.
+    /// The device's name, several names with commas between them, or [`AUTO`]; otherwise the only
+    /// one with an active port.
     pub device: Option<DeviceSetting<String>>,
+    /// The NUMA node near which the process works.
+    pub near: Option<u32>,
     /// The port's number; otherwise the first active one.
     pub port: Option<DeviceSetting<u8>>,
     /// The place in the port's GID table; otherwise the best.
@@ -59,6 +68,7 @@ impl Default for DeviceSettings {
     fn default() -> Self {
         DeviceSettings {
             device: None,
+            near: None,
             port: None,
             gid_index: None,
             pkey_index: DeviceSetting::default_of("rdma_qp_pkey_index", 0),

@@ -103,7 +103,7 @@ fn hex(file: &Path) -> Option<u16> {
 }
 
 /// A name split into text and numbers, so that `mlx5_10` sorts behind `mlx5_9`.
-fn natural(name: &str) -> Vec<(String, u64)> {
+pub(super) fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts: Vec<(String, u64)> = vec![(String::new(), 0)];
     let mut in_number = false;
     for c in name.chars() {

@@ -4,7 +4,9 @@ use super::testing::{device, down, entry, ethernet, infiniband, limits, roce};
 use super::*;
 
 fn chosen(devices: &[Device], device_settings: &DeviceSettings) -> Choice {
-    choose(devices, device_settings).unwrap_or_else(|refusal| panic!("refused: {refusal}"))
+    let mut choices = choose(devices, device_settings).unwrap_or_else(|refusal| panic!("refused: {refusal}"));
+    assert_eq!((choices.rails.len(), &choices.passed_over[..]), (1, &[][..]));
+    choices.rails.remove(0)
 }
 
 fn free(devices: &[Device]) -> Choice {
@@ -243,4 +245,65 @@ fn the_mtu_is_the_active_one_or_a_smaller_one_that_is_asked_for() {
     let device_settings =
         DeviceSettings { mtu: setting("rdma_qp_mtu", Mtu::B4096), ..DeviceSettings::default() };
     assert_eq!(chosen(&[device("a", vec![roce(1)])], &device_settings).mtu, Some(Mtu::B4096));
+}
+
+/// The devices of rails and their numbers, and the refusals of those that are passed over.
+fn rails(devices: &[Device], names: &str) -> (Vec<(String, u8)>, usize) {
+    let settings = DeviceSettings { device: setting("rdma_device", names.into()), ..Default::default() };
+    let choices = choose(devices, &settings).unwrap_or_else(|refusal| panic!("refused: {refusal}"));
+    let rails = choices.rails.into_iter().map(|choice| (choice.device, choice.rail));
+    (rails.collect(), choices.passed_over.len())
+}
+
+fn named<const N: usize>(rails: [(&str, u8); N]) -> Vec<(String, u8)> {
+    rails.map(|(name, rail)| (name.to_owned(), rail)).into()
+}
+
+#[test]
+fn a_list_of_devices_numbers_its_rails_and_passes_over_one_that_is_down() {
+    let devices =
+        [device("a", vec![roce(1)]), device("b", vec![down(roce(1))]), device("c", vec![roce(1), roce(2)])];
+    assert_eq!(rails(&devices, "a,c"), (named([("a", 0), ("c", 1)]), 0));
+    assert_eq!(rails(&devices, "c, a"), (named([("c", 0), ("a", 1)]), 0));
+    assert_eq!(rails(&devices, "c,b,a"), (named([("c", 0), ("a", 2)]), 1));
+    let settings = DeviceSettings { device: setting("rdma_device", "b,b".into()), ..Default::default() };
+    let refusal = choose(&devices, &settings).expect_err("both are down").to_string();
+    assert!(refusal.contains("rdma_device is \"b\" (a test): none of its ports is active"), "{refusal}");
+    let settings = DeviceSettings { device: setting("rdma_device", "a,d".into()), ..Default::default() };
+    let refusal = choose(&devices, &settings).expect_err("one is not there").to_string();
+    assert!(refusal.contains("rdma_device is \"d\" (a test): there is no such"), "{refusal}");
+}
+
+#[test]
+fn auto_takes_the_active_devices_and_numbers_them_as_if_all_were() {
+    let mut iwarp = device("mlx5_0", vec![roce(1)]);
+    iwarp.node_type = NodeType::Rnic;
+    let unaddressed = ethernet(1, Vec::new());
+    let devices = [
+        device("mlx5_10", vec![roce(1)]),
+        iwarp,
+        device("mlx5_1", vec![down(roce(1))]),
+        device("mlx5_9", vec![roce(1)]),
+        device("mlx5_3", vec![unaddressed]),
+    ];
+    assert_eq!(rails(&devices, "auto"), (named([("mlx5_9", 2), ("mlx5_10", 3)]), 1));
+    let many: Vec<_> = (0..6).map(|k| device(&format!("mlx5_{k}"), vec![roce(1)])).collect();
+    assert_eq!(rails(&many, "auto").0, named([("mlx5_0", 0), ("mlx5_1", 1), ("mlx5_2", 2), ("mlx5_3", 3)]));
+    let settings = DeviceSettings { device: setting("rdma_device", "auto".into()), ..Default::default() };
+    let refusal = choose(&devices[2..3], &settings).expect_err("none is active").to_string();
+    assert!(refusal.contains("no RDMA device has an active port"), "{refusal}");
+    assert!(matches!(choose(&[], &settings), Err(Refusal::NoDevice)));
+}
+
+#[test]
+fn the_nearest_device_is_the_first_on_the_preferred_numa_node() {
+    let on = |name: &str, node| Device { numa_node: node, ..device(name, vec![roce(1)]) };
+    let devices = [on("a", Some(0)), on("b", Some(1)), on("c", Some(1))];
+    for (near, nearest) in [(None, "a"), (Some(0), "a"), (Some(1), "b"), (Some(7), "a")] {
+        let device = setting("rdma_device", "auto".into());
+        let choices = choose(&devices, &DeviceSettings { device, near, ..Default::default() });
+        let choices = choices.unwrap_or_else(|refusal| panic!("refused: {refusal}"));
+        let found = Choice::nearest(choices.rails.iter()).expect("three devices");
+        assert_eq!(found.device, nearest, "{near:?}");
+    }
 }

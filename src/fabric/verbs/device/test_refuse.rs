@@ -65,7 +65,8 @@ fn several_devices_with_active_ports() {
     assert_eq!(
         free(&devices),
         format!(
-            "2 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE); there \
+            "2 RDMA devices have an active port: name one of them with rdma_device (RDMA_DEVICE), or set it \
+             to auto for all; there \
              is {SOME}, rxe0 \
              (port 1 ACTIVE Ethernet)"
         )

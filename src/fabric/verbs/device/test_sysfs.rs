@@ -114,6 +114,7 @@ fn everything_that_the_kernel_shows_is_read() {
     assert_eq!(ethernet.interfaces, [interface("ens1", Some(9000)), interface("ens1.5", None)]);
 
     let choice = choose(&found.devices, &DeviceSettings::default()).expect("choice");
+    let choice = &choice.rails[0];
     assert_eq!((choice.port, choice.lid, choice.global), (1, 0x1a, false));
 }
 
