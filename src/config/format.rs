@@ -1,6 +1,7 @@
 //! The text form of each kind of value, and its TOML form.
 
 use super::choice::NamedValues;
+use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
 use crate::fabric::{FabricKind, FabricSet};
 use crate::wire::{Cluster, ClusterError, HostPort, TaskId};
 use std::borrow::Cow;
@@ -65,24 +66,52 @@ impl Format for JobName {
     }
 }
 
-/// The name of an RDMA device: a folder of `/sys/class/infiniband`.
-pub(super) struct RdmaDeviceName;
+/// Names of RDMA devices, which are folders of `/sys/class/infiniband`, or `auto`.
+pub(super) struct RdmaDeviceNames;
 
 /// Bytes of the longest device name in the kernel (`IB_DEVICE_NAME_MAX` without the final zero).
 const NIC_NAME: usize = 63;
 
-impl Format for RdmaDeviceName {
+impl Format for RdmaDeviceNames {
     type Value = String;
-    const KIND: &'static str = "name";
+    const KIND: &'static str = "names";
 
     fn read(text: &str) -> Result<String, InvalidValue> {
-        let wrong = |c: char| c == '/' || !c.is_ascii_graphic();
-        let is_name = (1..=NIC_NAME).contains(&text.len()) && ![".", ".."].contains(&text);
-        (is_name && !text.contains(wrong)).then(|| text.to_string()).ok_or(None)
+        let mut names: Vec<&str> = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            let wrong = |c: char| c == '/' || !c.is_ascii_graphic();
+            let is_name = (1..=NIC_NAME).contains(&name.len()) && ![".", ".."].contains(&name);
+            if !is_name || name.contains(wrong) {
+                return Err(None);
+            }
+            if names.contains(&name) {
+                return Err(Some(format!("{name} is in the list twice: name each device once")));
+            }
+            names.push(name);
+        }
+        if names.len() > MAX_RAILS || names.len() > 1 && names.contains(&AUTO) {
+            return Err(None);
+        }
+        Ok(names.join(","))
     }
 
     fn write(value: &String) -> String {
         value.clone()
+    }
+
+    fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
+        list_or_text(value)
+    }
+}
+
+/// The text form of a TOML text, or of a list of texts.
+fn list_or_text(value: &DeValue<'_>) -> Result<String, InvalidToml> {
+    match value.as_array() {
+        Some(names) => {
+            let names: Option<Vec<_>> = names.iter().map(|name| name.get_ref().as_str()).collect();
+            Ok(names.ok_or(InvalidToml::Value)?.join(","))
+        }
+        None => value.as_str().map(str::to_string).ok_or(InvalidToml::Value),
     }
 }
 
@@ -284,13 +313,7 @@ impl Format for AutoOrFabrics {
     }
 
     fn from_toml(value: &DeValue<'_>) -> Result<String, InvalidToml> {
-        match value.as_array() {
-            Some(names) => {
-                let names: Option<Vec<_>> = names.iter().map(|name| name.get_ref().as_str()).collect();
-                Ok(names.ok_or(InvalidToml::Value)?.join(","))
-            }
-            None => value.as_str().map(str::to_string).ok_or(InvalidToml::Value),
-        }
+        list_or_text(value)
     }
 }
 

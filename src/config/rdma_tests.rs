@@ -30,8 +30,13 @@ const KNOWN: &[(&str, &str)] = &[
 pub(super) const SAMPLES: &[Sample] = &[
     sample(
         "rdma_device",
-        &[("mlx5_0", "mlx5_0"), ("rocep59s0f0", "rocep59s0f0")],
-        &["", ".", "..", "a/b", "a b", "a\n", "m\u{f6}"],
+        &[
+            ("mlx5_0", "mlx5_0"),
+            ("rocep59s0f0", "rocep59s0f0"),
+            ("auto", "auto"),
+            ("mlx5_0, mlx5_1", "mlx5_0,mlx5_1"),
+        ],
+        &["", ".", "..", "a/b", "a b", "a\tb", "m\u{f6}", "a,", "a,,b", "a,b,a", "a,auto", "a,b,c,d,e"],
         NO_STRING,
     ),
     sample("rdma_device_port", &[("1", "1"), ("255", "255")], &["", "0", "256", "-1", "one"], NO_NUMBER),

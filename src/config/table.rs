@@ -10,7 +10,7 @@ use super::choice::{BulkReceive, MemoryWindows, PeerLoss};
 use super::error::{ConfigError, Origin};
 use super::format::{
     AutoOr, AutoOrFabrics, Bool, ByteSize, CpuList, DurationText, FilePath, Format, InvalidToml,
-    InvalidValue, JobName, Number, OneOf, RdmaDeviceName, SocketAddress,
+    InvalidValue, JobName, Number, OneOf, RdmaDeviceNames, SocketAddress,
 };
 use super::meeting::{MAX_SIZE, StoreAddress};
 use super::profile::Profile;
@@ -436,10 +436,15 @@ settings! {
     /// The effect of a peer's loss on calls that do not need the peer: none, or they fail too.
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
 
-    /// The RDMA device. Without it the only device with an active port.
-    rdma_device: String, RdmaDeviceName, optional,
-        "the name of a device, as `tensorwire devices` lists them", Some, ["RDMA_DEVICE"];
-    /// The port of `rdma_device`. Without it the first active port.
+    /// The RDMA device, or several: `auto` stands for all with an active port, at most four. A link
+    /// has a rail for each pair of devices that both members have: those at the same place of the
+    /// list, or of the same number among all devices with `auto`. Large tensors are striped over all
+    /// rails. The rest goes over the one whose devices are near to the CPUs in `cores`, or on
+    /// `numa_node`. Without it the only device with an active port.
+    rdma_device: String, RdmaDeviceNames, optional,
+        "the name of a device, as `tensorwire devices` lists them, 2 to 4 names with commas between them, \
+         or auto", Some, ["RDMA_DEVICE"];
+    /// The port of each device in `rdma_device`. Without it the first active port.
     rdma_device_port: u8, Number<u8>, optional, "1 to 255, only with `rdma_device`",
         |port| (port >= 1).then_some(port), ["RDMA_DEVICE_PORT"];
     /// The entry of the port's GID table that is this process's address. Without it the first entry
@@ -473,8 +478,9 @@ settings! {
     /// Specification, chapter 9.7.5.2.8, has the codes.
     rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
         ["RDMA_QP_MIN_RNR_TIMER"];
-    /// Queue pairs to each peer, over which large tensors are striped. Two members use the smaller
-    /// number, and one if `rdma_memory_windows` is on.
+    /// Queue pairs to each peer on each device, over which large tensors are striped. Two members use
+    /// the smaller number, and one if `rdma_memory_windows` is on. All devices together have 16 at
+    /// most.
     rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to \
         16", |count| (1..=16).contains(&count).then_some(count),
         ["RDMA_QPS_PER_PEER"];
@@ -484,9 +490,9 @@ settings! {
     /// Whether a memory window of type 2 gives each grant a key of its own. A peer then reaches
     /// only the bytes that it was granted, until the grant is revoked. Each grant and each
     /// revocation is one more request of the link's queue pair, and a revocation waits for what was
-    /// sent before it. A link has one queue pair for data, whatever `rdma_qps_per_peer` says. A
-    /// device without such windows is refused. Each member protects its own pool: the others may
-    /// have another value.
+    /// sent before it. A link has one queue pair for data, whatever `rdma_qps_per_peer` and
+    /// `rdma_device` say. A device without such windows is refused. Each member protects its own
+    /// pool: the others may have another value.
     rdma_memory_windows: MemoryWindows, OneOf<MemoryWindows>, default("off"), "off or on", Some;
     /// Ranges of memory outside the pool that stay registered, so that their tensors are sent
     /// without a copy. With 0 they are copied through the pool.

@@ -77,7 +77,7 @@ impl Peering for CallPeering {
         _timeout: Duration,
     ) -> Result<(), Status> {
         self.check(peer, offer)?;
-        let transport = PeerTransport { kind: FabricKind::Grpc, why: "fabric = grpc".into() };
+        let transport = PeerTransport { kind: FabricKind::Grpc, why: "fabric = grpc".into(), devices: None };
         self.directory.note(self.index(peer)?, transport);
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::matching::{Members, WindowHandler};
 use crate::memory::{Pool, PoolOptions, Region};
 use crate::wire::{Incarnation, TaskId};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// What a node is made of before it knows its fabrics.
 pub(super) struct NodeIdentity {
@@ -28,6 +28,8 @@ pub(super) struct NodeParts {
     pub pollers: Arc<dyn PollerSet>,
     pub peering: Arc<dyn Peering>,
     pub registrar: Option<Arc<dyn Registrar>>,
+    /// How many rails links over RDMA have lost.
+    pub lost_rails: Arc<AtomicU64>,
     /// Makes calls, if no fabric moves the tensors.
     pub calls: Option<Arc<NodeCalls>>,
 }
@@ -68,7 +70,8 @@ impl OpeningParts {
             let calls =
                 NodeCalls::new((me.clone(), incarnation), &members, settings, outstanding, pool, reporter);
             let peering = Arc::new(calls.peering(me, directory));
-            return Ok(NodeParts { pollers: calls.clone(), peering, registrar: None, calls: Some(calls) });
+            let (pollers, lost_rails) = (calls.clone(), Arc::default());
+            return Ok(NodeParts { pollers, peering, registrar: None, lost_rails, calls: Some(calls) });
         };
         let fabrics = opening.open(config, pool)?;
         let handler = || {
@@ -82,10 +85,10 @@ impl OpeningParts {
                 reporter,
             )
         };
-        let registrar = fabrics.registrar();
+        let (registrar, lost_rails) = (fabrics.registrar(), fabrics.lost_rails());
         let pollers = Arc::new(Pollers::new(polling, fabrics.fabric(), pool, handler)?);
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
         let peering = FabricPeering::new(fabrics, pollers.clone(), me.clone(), directory, host, link);
-        Ok(NodeParts { pollers, peering: Arc::new(peering), registrar, calls: None })
+        Ok(NodeParts { pollers, peering: Arc::new(peering), registrar, lost_rails, calls: None })
     }
 }

@@ -82,6 +82,7 @@ fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -
         incarnation: tag.map(|tag| tag.incarnation),
         generation: tag.map_or(Generation::NONE, |tag| tag.generation),
         fabric: transport.as_ref().map(|transport| transport.kind),
+        devices: transport.as_ref().map_or_else(Vec::new, PeerTransport::device_names),
         why: transport.map_or_else(|| "".into(), |transport| transport.why),
         state,
     }
@@ -149,7 +150,11 @@ impl PeerObserver for LinkReporter {
         self.losses.up(peer, tag);
         let Some(event) = self.events.up(self.event_peer(peer, tag)) else { return };
         let transport = self.directory.transports().get(&peer).cloned();
-        let over = transport.map_or(String::new(), |found| format!(" by {} ({})", found.kind, found.why));
+        let over = transport.map_or(String::new(), |found| {
+            let devices = found.device_names().join(" and ");
+            let devices = if devices.is_empty() { devices } else { format!(" over {devices}") };
+            format!(" by {}{devices} ({})", found.kind, found.why)
+        });
         let me = self.me.clone();
         self.log(move || tracing::info!("{me}: {event}: connected{over}"));
     }
@@ -352,7 +357,7 @@ impl FabricPeering {
         for (kind, refusal) in refused.iter().filter(|(kind, _)| named.is_none_or(|set| set.has(*kind))) {
             why += &format!("; not {kind}: {}", refusal.why);
         }
-        PeerTransport { kind, why: why.into() }
+        PeerTransport { kind, why: why.into(), devices: None }
     }
 
     fn nothing_in_common(&self, peer: &PeerInfo, refused: &[(FabricKind, FabricRefusal)]) -> Status {
@@ -460,7 +465,7 @@ impl Peering for FabricPeering {
         let waiting = self.endpoints().waiting.remove(&ticket);
         let waiting =
             waiting.ok_or_else(|| Status::new(Code::Internal, "the endpoint of this link is gone"))?;
-        let (endpoint, address, transport) = self.matched(peer, waiting, offer)?;
+        let (endpoint, address, mut transport) = self.matched(peer, waiting, offer)?;
         let role = if initiator { Role::Initiator } else { Role::Acceptor };
         let started = Instant::now();
         let link = endpoint.connect(role, &address, timeout).map_err(|error| {
@@ -471,6 +476,7 @@ impl Peering for FabricPeering {
             let code = if is_final { Code::FailedPrecondition } else { Code::Unavailable };
             Status::new(code, error.to_string())
         })?;
+        transport.devices = link.devices();
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
         let index = self.index(&peer.name)?;
         self.directory.note(index, transport);

@@ -2,6 +2,7 @@
 
 use super::error::NodeError;
 use crate::config::{Config, MemoryWindows};
+use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
 use crate::fabric::{FabricKind, shm};
 use crate::memory::LockPolicy;
 use rustix::process::{Resource, getrlimit};
@@ -116,6 +117,7 @@ impl ResourcePlan {
 
     fn with(config: &Config, limits: &SystemLimits) -> Self {
         let peers = config.cluster.members().count() as u64 - 1;
+        let devices = devices(config);
         let may_use = |kind| config.fabric.is_none_or(|set| set.has(kind));
         let is_verbs = config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Verbs]));
         let per_peer = FILES_PER_PEER.into_iter().filter(|(kind, _)| may_use(*kind));
@@ -168,9 +170,17 @@ impl ResourcePlan {
                 unit: Unit::Bytes,
                 ..count(
                     "locked memory",
-                    if config.pool_lock == LockPolicy::No && !is_verbs { 0 } else { config.pool_size },
+                    match (is_verbs, config.pool_lock) {
+                        // The kernel counts what each device locks.
+                        (true, _) => config.pool_size * devices,
+                        (false, LockPolicy::No) => 0,
+                        (false, _) => config.pool_size,
+                    },
                     limits.locked,
-                    "the pool".into(),
+                    match (is_verbs, devices) {
+                        (true, 2..) => format!("the pool, by each of {devices} devices"),
+                        _ => "the pool".into(),
+                    },
                     "raise `ulimit -l`, or LimitMEMLOCK of the service; without RDMA pool_lock = no also does"
                         .into(),
                     is_verbs || config.pool_lock == LockPolicy::Require,
@@ -182,9 +192,17 @@ impl ResourcePlan {
                 MemoryWindows::On => 1,
                 MemoryWindows::Off => u64::from(config.rdma_qps_per_peer),
             };
-            let because = format!("1 for messages and {data} for data of each of {peers} peers");
+            let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
+            let because = format!("1 for messages and {data} for data of each of {peers} peers{of_each}");
             let remedy = "lower rdma_qps_per_peer; `tensorwire devices` has the device's limit".into();
             resources.push(count("queue pairs", (1 + data) * peers, None, because, remedy, false));
+            let outside = u64::from(config.rdma_registrations);
+            let because = format!(
+                "the pool, 2 for each of {peers} peers, {outside} of memory outside the pool{of_each}"
+            );
+            let remedy = "lower rdma_registrations; `tensorwire devices` has the device's limit".into();
+            let regions = 1 + 2 * peers + outside;
+            resources.push(count("memory regions", regions, None, because, remedy, false));
         } else {
             let because = format!("{}, and {} for each of {peers} peers", MAPS.0, MAPS.1);
             let remedy = "raise vm.max_map_count (sysctl)".into();
@@ -212,6 +230,15 @@ impl ResourcePlan {
             Some(short) => Err(NodeError::Limit { peers: self.peers, resource: Box::new(short.clone()) }),
             None => Ok(()),
         }
+    }
+}
+
+/// The RDMA devices that a process uses at most.
+fn devices(config: &Config) -> u64 {
+    match config.rdma_device.as_deref() {
+        None => 1,
+        Some(AUTO) => MAX_RAILS as u64,
+        Some(names) => names.split(',').count() as u64,
     }
 }
 
@@ -304,5 +331,20 @@ mod tests {
         };
         assert_eq!((of(&[]), of(&[("rdma_qps_per_peer", "4")])), (8, 20));
         assert_eq!(of(&[("rdma_qps_per_peer", "4"), ("rdma_memory_windows", "on")]), 8);
+    }
+
+    #[test]
+    fn what_each_device_takes_is_counted_for_each() {
+        let of = |device: &str, name: &str| {
+            let settings = [("fabric", "verbs"), ("rdma_device", device), ("rdma_registrations", "10")];
+            let plan = plan(5, &settings, &WIDE);
+            plan.resources().iter().find(|it| it.name == name).unwrap().clone()
+        };
+        assert_eq!(of("a", "queue pairs").need, of("a,b", "queue pairs").need);
+        assert!(of("a,b", "queue pairs").because.contains("on each of 2 devices"));
+        assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
+        let locked = |device| of(device, "locked memory").need;
+        assert_eq!((locked("a,b"), locked("auto")), (2 * locked("a"), 4 * locked("a")));
+        assert_eq!(of("a,b", "locked memory").because, "the pool, by each of 2 devices");
     }
 }

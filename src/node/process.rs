@@ -18,10 +18,10 @@ use crate::fabric::FabricKind;
 use crate::matching::{EdgeReports, WaitReports};
 use crate::memory::{BufferRing, ForkGuard, Pool, RegionReport, TensorMut};
 use crate::rendezvous::{Batch, Context, Edge, Error, Losses, Sequence, Standing, Step};
-use crate::telemetry::{FlightLog, Snapshot};
+use crate::telemetry::{Counter, FlightLog, Snapshot};
 use crate::wire::{DType, Generation, Incarnation, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,8 @@ pub struct Node {
     /// Drops owners of memory outside the pool.
     pub(super) owners: Executor,
     directory: PeerDirectory,
+    /// How many rails the links over RDMA have lost.
+    lost_rails: Arc<AtomicU64>,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) events: Arc<EventHistory>,
     pub(super) bootstrap: Arc<Bootstrap>,
@@ -93,6 +95,9 @@ pub struct PeerReport {
     pub generation: Generation,
     /// The fabric of the link; `None` if there was no link yet.
     pub fabric: Option<FabricKind>,
+    /// The RDMA devices of this process that the link uses now: first the one for small tensors.
+    /// Large tensors go over all. Empty on another fabric.
+    pub devices: Vec<String>,
     /// Why this fabric was chosen, and why each faster one was not; empty if there was no link yet.
     pub why: Arc<str>,
     /// Whether the peer is connected, or why it was lost.
@@ -190,7 +195,7 @@ impl Node {
         let host = host::identity()?;
         let identity =
             NodeIdentity { me: me.clone(), incarnation, members: members.clone(), host: host.clone() };
-        let NodeParts { pollers, peering, registrar, calls } = opening.open(
+        let NodeParts { pollers, peering, registrar, lost_rails, calls } = opening.open(
             config,
             identity,
             &pool,
@@ -247,6 +252,7 @@ impl Node {
             executor,
             owners,
             directory,
+            lost_rails,
             outstanding,
             events,
             bootstrap,
@@ -487,6 +493,7 @@ impl Node {
     pub fn counters(&self) -> Snapshot {
         let mut counted = self.pollers.counted();
         counted += &self.context.counted();
+        counted.add(Counter::RailsLost, self.lost_rails.load(Ordering::Relaxed));
         counted
     }
 

@@ -7,19 +7,29 @@ use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
-use crate::fabric::verbs::VerbsDevice;
+use crate::fabric::verbs::{LinkDevices, VerbsDevice, VerbsFabric};
 use crate::fabric::{FabricError, FabricKind, FabricSet, LinkOptions, Registrar};
 use crate::memory::Pool;
 use crate::wire::HostPort;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// The fabric to a peer, and the reason of the choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct PeerTransport {
     pub kind: FabricKind,
     pub why: Arc<str>,
+    /// The RDMA devices of the link, once there is one.
+    pub devices: Option<Arc<LinkDevices>>,
+}
+
+impl PeerTransport {
+    /// The names of the RDMA devices in use.
+    pub fn device_names(&self) -> Vec<String> {
+        self.devices.as_ref().map_or_else(Vec::new, |devices| devices.in_use())
+    }
 }
 
 /// The fabrics of a node that is starting. The RDMA device is open already: it says where the
@@ -203,6 +213,11 @@ impl NodeFabrics {
     /// Registers memory outside the pool, if one of the fabrics can.
     pub fn registrar(&self) -> Option<Arc<dyn Registrar>> {
         crate::fabric::Fabric::registrar(&self.fabric)
+    }
+
+    /// How many rails links have lost so far, without going down.
+    pub fn lost_rails(&self) -> Arc<AtomicU64> {
+        self.fabric.parts().verbs.as_ref().map_or_else(Arc::default, VerbsFabric::lost_rails)
     }
 
     /// The fabrics that the configuration names.

@@ -135,6 +135,8 @@ figures! {
         ChecksumMismatches = "checksum_mismatches",
         /// Peers that were lost.
         PeersLost = "peers_lost",
+        /// Rails that a link has lost and gone on without.
+        RailsLost = "rails_lost",
         /// Rounds of the poll loop.
         Polls = "polls",
         /// Rounds of the poll loop without an event.

@@ -123,7 +123,7 @@ pub fn tell_contexts(state: &mut State, device: usize, event_type: u32, about: A
 }
 
 /// Makes an event of the script. A fatal event of a queue pair moves it to the error state first.
-pub fn on_demand(state: &mut State, event_type: u32, qp: Option<u32>, port: c_int) {
+pub fn on_demand(state: &mut State, event_type: u32, qp: Option<u32>, port: c_int, device: usize) {
     match qp {
         Some(number) => {
             let (context, handle) = (state.qps[&number].context, state.qps[&number].handle);
@@ -137,7 +137,7 @@ pub fn on_demand(state: &mut State, event_type: u32, qp: Option<u32>, port: c_in
                 tell(state, context, event_type, About::Qp(handle));
             }
         }
-        None => tell_contexts(state, 0, event_type, About::Port(port)),
+        None => tell_contexts(state, device, event_type, About::Port(port)),
     }
 }
 

@@ -86,6 +86,7 @@ fn run(state: &mut State, line: &str) -> String {
             words.or("kind", 0) as u32,
             words.number("qp").map(|qp| qp as u32),
             words.or("port", 1) as c_int,
+            named(state, &words),
         ),
         "port_state" => {
             let (at, port) = (named(state, &words), words.or("port", 1) as usize);
@@ -102,6 +103,13 @@ fn run(state: &mut State, line: &str) -> String {
         "remove" => {
             let at = named(state, &words);
             events::remove(state, at, words.or("silently", 0) != 0);
+        }
+        // Of one device: no packet gets through, though its port is up.
+        "cut" if words.text("device").is_some() => {
+            let at = named(state, &words);
+            let is_cut = words.or("on", 1) != 0;
+            state.devices[at].ports.iter_mut().for_each(|port| port.cut = is_cut);
+            crate::engine::run_all(state);
         }
         "cut" => {
             state.cut = words.or("on", 1) != 0;
@@ -176,6 +184,9 @@ fn port(state: &mut State, words: &Words<'_>) {
         flags: number("flags", 0) as u8,
         max_msg_sz: number("max_msg_sz", 1 << 30) as u32,
         pkeys: number("pkeys", 1) as u16,
+        speed: number("speed", 32) as u8,
+        width: number("width", 2) as u8,
+        cut: false,
     });
 }
 

@@ -20,6 +20,11 @@ pub struct PortConfig {
     pub flags: u8,
     pub max_msg_sz: u32,
     pub pkeys: u16,
+    /// Codes of `ibv_query_port(3)`.
+    pub speed: u8,
+    pub width: u8,
+    /// No packet gets through.
+    pub cut: bool,
 }
 
 /// A device of the script.
@@ -299,6 +304,14 @@ impl State {
         }
         let name = &self.devices[device].name;
         due(&mut self.faults, |fault| fault.call == call && fault.device.as_ref().is_none_or(|d| d == name))
+    }
+
+    /// The scripted errno of this call, on any device or on this one, if any.
+    pub fn fault_on(&mut self, call: &str, device: Option<usize>) -> Option<c_int> {
+        let name = device.map(|device| &self.devices[device].name);
+        due(&mut self.faults, |fault| {
+            fault.call == call && fault.device.as_ref().is_none_or(|d| Some(d) == name)
+        })
     }
 
     /// The scripted errno of a call without a device, if any.

@@ -30,7 +30,7 @@ fn reaches(state: &State, from: &Qp, to: &Qp) -> bool {
     let [port, there] = [from, to].map(|qp| {
         let device = &state.devices[qp.device];
         let port = device.ports.get(usize::from(qp.attr.port_num).wrapping_sub(1));
-        port.filter(|port| port.state == IBV_PORT_ACTIVE && !device.removed)
+        port.filter(|port| port.state == IBV_PORT_ACTIVE && !port.cut && !device.removed)
     });
     let (Some(_), Some(there)) = (port, there) else { return false };
     let address = &from.attr.ah_attr;

@@ -100,7 +100,8 @@ pub unsafe extern "C" fn post_send(
     }
     // SAFETY: a list of the caller's, that ends with null.
     while let Some(wr) = unsafe { request.as_ref() } {
-        let fault = state.fault_of_any("post_send");
+        let device = state.qps.get(&number).map(|of| of.device);
+        let fault = state.fault_on("post_send", device);
         // SAFETY: the request's array; inline bytes are there until this returns.
         let errno = fault.unwrap_or_else(|| unsafe { post_one(&mut state, number, wr) });
         if errno != 0 {

@@ -23,6 +23,7 @@ mod nodes;
 mod numa;
 mod owners;
 mod queues;
+mod rails;
 mod refusals;
 mod regions;
 mod registrations;

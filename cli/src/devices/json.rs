@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 use std::net::Ipv6Addr;
 use std::path::Path;
 use tensorwire::internals::fabric::verbs::device::{
-    Choice, Device, DevicePort, GidEntry, Limits, Mtu, UserAccess,
+    Choice, Device, DevicePort, GidEntry, Limits, Mtu, Refusal, UserAccess,
 };
 
 /// The report, ready to print.
 pub fn render(report: &DeviceReport) -> Result<String, CliError> {
     let devices = report.found.devices.iter().zip(&report.files);
+    let choices = report.choices.as_ref().ok();
     let value = json!({
         "rdma_subsystem": report.found.subsystem,
         "untold": report.untold,
@@ -19,7 +20,9 @@ pub fn render(report: &DeviceReport) -> Result<String, CliError> {
         "devices": devices
             .map(|(device, (file, access))| show_device(device, file.as_deref(), access))
             .collect::<Vec<_>>(),
-        "choice": report.choice.as_ref().ok().map(show_choice),
+        "choice": choices.and_then(|of| Choice::nearest(of.rails.iter())).map(show_choice),
+        "rails": choices.map(|of| of.rails.iter().map(show_choice).collect::<Vec<_>>()),
+        "passed_over": choices.map(|of| of.passed_over.iter().map(Refusal::to_string).collect::<Vec<_>>()),
         "obstacles": report.obstacles(),
     });
     let text = serde_json::to_string_pretty(&value);
@@ -96,6 +99,8 @@ fn show_limits(limits: &Limits) -> Value {
 fn show_choice(choice: &Choice) -> Value {
     json!({
         "device": choice.device,
+        "rail": choice.rail,
+        "is_near": choice.is_near,
         "device_reason": choice.device_reason.to_string(),
         "port": choice.port,
         "port_reason": choice.port_reason.to_string(),

@@ -1,5 +1,5 @@
-//! `tensorwire devices`: the RDMA devices of this machine, and which device, port and GID would be
-//! chosen and why.
+//! `tensorwire devices`: the RDMA devices of this machine, and which devices, ports and GIDs would
+//! be chosen and why.
 //!
 //! The facts come from the kernel's files, so libibverbs need not be installed. Only limits and
 //! MTUs come from libibverbs. The exit status is 0 if the verbs fabric would start here, otherwise
@@ -13,7 +13,7 @@ use crate::error::{CliError, print};
 use std::path::{Path, PathBuf};
 use tensorwire::Config;
 use tensorwire::internals::fabric::verbs;
-use tensorwire::internals::fabric::verbs::device::{self, Choice, Found, Refusal, UserAccess};
+use tensorwire::internals::fabric::verbs::device::{self, Choices, Found, Refusal, UserAccess};
 use tensorwire::internals::fabric::verbs::library::Library;
 use tensorwire::internals::node;
 
@@ -49,7 +49,7 @@ struct DeviceReport {
     library: Option<PathBuf>,
     /// Why limits and MTUs are unknown.
     untold: Vec<String>,
-    choice: Result<Choice, Refusal>,
+    choices: Result<Choices, Refusal>,
     /// The folder of the kernel's files.
     class: PathBuf,
 }
@@ -65,7 +65,7 @@ pub fn run(args: DevicesArgs) -> Result<(), CliError> {
     let file = |device| (device::device_file(&args.dev, device), device::user_access(&args.dev, device));
     let report = DeviceReport {
         files: found.devices.iter().map(file).collect(),
-        choice: device::choose(&found.devices, &node::rdma_settings(&config)),
+        choices: device::choose(&found.devices, &node::rdma_settings(&config)),
         library: library::find(),
         untold,
         found,
@@ -111,7 +111,7 @@ impl DeviceReport {
     /// Every known reason why the verbs fabric would not start here.
     fn obstacles(&self) -> Vec<String> {
         let mut obstacles = Vec::new();
-        match &self.choice {
+        match &self.choices {
             Err(Refusal::NoDevice) if !self.found.subsystem => obstacles.push(format!(
                 "there is no RDMA device, nor the kernel's part for them ({} is not there): load the driver \
                  of the NIC (or of soft-RoCE: rdma_rxe), and see that the container, if this is one, \
@@ -119,10 +119,10 @@ impl DeviceReport {
                 self.class.display()
             )),
             Err(refusal) => obstacles.push(refusal.to_string()),
-            Ok(choice) => {
-                let at = self.found.devices.iter().position(|device| device.name == choice.device);
-                obstacles.extend(at.and_then(|at| refused(&choice.device, &self.files[at].1)));
-            }
+            Ok(choices) => obstacles.extend(choices.rails.iter().filter_map(|choice| {
+                let at = self.found.devices.iter().position(|device| device.name == choice.device)?;
+                refused(&choice.device, &self.files[at].1)
+            })),
         }
         if self.library.is_none() {
             obstacles.push(format!(

@@ -3,7 +3,7 @@
 use super::{DeviceReport, refused};
 use std::fmt::Write;
 use std::path::Path;
-use tensorwire::internals::fabric::verbs::device::{Choice, Device, DevicePort, Limits, UserAccess};
+use tensorwire::internals::fabric::verbs::device::{Choice, Choices, Device, DevicePort, Limits, UserAccess};
 
 /// Shown for facts that the kernel's files don't have.
 const ASK_LIBRARY: &str = "not shown by the kernel";
@@ -15,8 +15,14 @@ pub fn render(report: &DeviceReport) -> String {
         // Writing to a String does not fail.
         let _ = show_device(&mut text, device, file.as_deref(), access);
     }
-    if let Ok(choice) = &report.choice {
-        let _ = show_choice(&mut text, choice);
+    if let Ok(Choices { rails, passed_over }) = &report.choices {
+        for choice in rails {
+            let rail = (rails.len() > 1).then_some(choice.rail);
+            let _ = show_choice(&mut text, choice, rail);
+        }
+        for why in passed_over {
+            let _ = writeln!(text, "not used: {why}");
+        }
     }
     if let (Some(library), false) = (&report.library, report.found.devices.is_empty()) {
         let _ = writeln!(text, "libibverbs: {}", library.display());
@@ -113,8 +119,11 @@ fn show_limits(text: &mut String, limits: &Limits) -> std::fmt::Result {
     )
 }
 
-fn show_choice(text: &mut String, choice: &Choice) -> std::fmt::Result {
-    writeln!(text, "chosen: {choice}")?;
+fn show_choice(text: &mut String, choice: &Choice, rail: Option<u8>) -> std::fmt::Result {
+    match rail {
+        Some(rail) => writeln!(text, "chosen for rail {rail}: {choice}")?,
+        None => writeln!(text, "chosen: {choice}")?,
+    }
     write!(text, "  queues of {} work requests, P_Key {}", choice.queue_depth, choice.pkey_index)?;
     if let Some(key) = choice.pkey {
         write!(text, " ({key:#06x})")?;

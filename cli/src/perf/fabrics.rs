@@ -89,7 +89,7 @@ impl MeasuredFabric for VerbsFabric {
     }
 
     fn device(&self) -> Option<String> {
-        Some(self.choice().to_string())
+        Some(self.choices().map(ToString::to_string).collect::<Vec<_>>().join("; "))
     }
 
     fn mtu(&self) -> Option<u64> {

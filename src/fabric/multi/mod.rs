@@ -15,7 +15,7 @@ pub use sleeper::MultiSleeper;
 
 use super::shm::{ShmEndpoint, ShmFabric, ShmLink};
 use super::tcp::{TcpEndpoint, TcpFabric, TcpLink};
-use super::verbs::{VerbsEndpoint, VerbsFabric, VerbsLink};
+use super::verbs::{LinkDevices, VerbsEndpoint, VerbsFabric, VerbsLink};
 use super::{Endpoint, Fabric, FabricError, FabricKind, LinkId, LinkOptions, LoanLimiter, Registrar, Role};
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,6 +144,16 @@ pub enum MultiLink {
     Verbs(VerbsLink),
     /// On TCP.
     Tcp(TcpLink),
+}
+
+impl MultiLink {
+    /// This side's RDMA devices on the rails of the link; `None` if it is on another part.
+    pub fn devices(&self) -> Option<Arc<LinkDevices>> {
+        match self {
+            MultiLink::Verbs(link) => Some(link.devices()),
+            MultiLink::Shm(_) | MultiLink::Tcp(_) => None,
+        }
+    }
 }
 
 /// The numbers of the parts in the high bits of a [`LinkId`]. Shared memory has 0, so that its

@@ -154,9 +154,9 @@ impl LinkAddress {
         if pairs.is_empty() {
             pairs.push((0, 0));
         }
-        let checked = pairs.into_iter().map(|(own, of_peer)| {
-            peers.rails[of_peer].check_fits(&self.rails[own]).map(|()| (own, of_peer))
-        });
+        let checked = pairs
+            .into_iter()
+            .map(|(own, of_peer)| peers.rails[of_peer].check_fits(&self.rails[own]).map(|()| (own, of_peer)));
         let (fit, mut refused): (Vec<_>, Vec<_>) = checked.partition(Result::is_ok);
         let mut pairs: Vec<_> = fit.into_iter().flatten().collect();
         if pairs.is_empty() {
@@ -306,7 +306,9 @@ impl AddressReader<'_> {
         for _ in 0..2 + stripes {
             let pair = self.u24().zip(self.u24());
             rail.pairs.push(pair.ok_or_else(|| {
-                peer(format!("its address of {have} bytes ends early, or has a queue pair whose numbers can't be"))
+                peer(format!(
+                    "its address of {have} bytes ends early, or has a queue pair whose numbers can't be"
+                ))
             })?);
         }
         Ok(rail)
@@ -324,7 +326,8 @@ impl AddressReader<'_> {
             RemoteRegion { id: u16::from_le_bytes(self.take()?), base: self.u64()?, rkey: self.u32()? };
         let hello = PingTarget { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
         let is_mtu = (IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu));
-        if !is_mtu || global > 1 || is_far > 1 || reads == 0 || PingTarget::token(hello.token) != hello.token {
+        if !is_mtu || global > 1 || is_far > 1 || reads == 0 || PingTarget::token(hello.token) != hello.token
+        {
             return None;
         }
         let rail = RailAddress {

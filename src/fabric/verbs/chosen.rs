@@ -44,7 +44,10 @@ impl Chosen {
     ///
     /// # Errors
     /// If no device fits the settings, or none can be opened.
-    pub fn open(library: &'static Library, device_settings: &DeviceSettings) -> Result<Vec<Self>, FabricError> {
+    pub fn open(
+        library: &'static Library,
+        device_settings: &DeviceSettings,
+    ) -> Result<Vec<Self>, FabricError> {
         let is_named = |name: &str| {
             let setting = device_settings.device.as_ref();
             setting.is_some_and(|setting| setting.value.split(',').any(|named| named.trim() == name))

@@ -67,6 +67,7 @@ pub(crate) use grants::MAX_GRANTS;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;
+pub use rails::LinkDevices;
 pub use sleeper::VerbsSleeper;
 
 use super::{Fabric, FabricError, LinkOptions, Registrar};
@@ -82,7 +83,7 @@ use port_resources::PortTable;
 use range_cache::CacheLimits;
 use registrations::Registrations;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use sys::*;
 use windows::MemoryWindow;
 
@@ -107,7 +108,7 @@ struct VerbsShared {
     base: u64,
     /// Bytes of the longest work request on any device.
     max_message: u32,
-    lost_rails: AtomicU64,
+    lost_rails: Arc<AtomicU64>,
     options: VerbsOptions,
     pool: Pool,
 }
@@ -267,7 +268,7 @@ impl VerbsDevice {
             base: pool.region().base().as_ptr() as u64,
             max_message: devices.iter().map(|device| device.chosen.max_message).min().unwrap_or(0),
             devices,
-            lost_rails: AtomicU64::new(0),
+            lost_rails: Arc::default(),
             options,
             pool: pool.clone(),
         };
@@ -306,8 +307,8 @@ impl VerbsFabric {
     }
 
     /// How many rails links have lost so far, without going down.
-    pub fn lost_rails(&self) -> u64 {
-        self.shared.lost_rails.load(Ordering::Relaxed)
+    pub fn lost_rails(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.shared.lost_rails)
     }
 }
 

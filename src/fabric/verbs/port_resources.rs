@@ -50,7 +50,8 @@ impl PendingLink {
     pub fn failed(&self, queues: Range<u8>) -> Option<ibv_wc> {
         let awaited = self.resources.awaited();
         let failed = |wc: &&ibv_wc| {
-            ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status) && queues.contains(&queue_of(wc.wr_id))
+            ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&wc.status)
+                && queues.contains(&queue_of(wc.wr_id))
         };
         awaited.get(&self.link)?.iter().find(failed).copied()
     }

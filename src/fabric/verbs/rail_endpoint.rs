@@ -127,10 +127,7 @@ impl RailEndpoint {
             peer,
             depth,
             failure: None,
-            port: format!(
-                "{} port {}, {gid_kind} GID index {gid_index}",
-                chosen.context.name, chosen.port
-            ),
+            port: format!("{} port {}, {gid_kind} GID index {gid_index}", chosen.context.name, chosen.port),
         }
     }
 }

@@ -258,7 +258,9 @@ impl VerbsLinkInner {
 
     fn write_missing(&mut self, at: usize) {
         loop {
-            let Some(loss) = self.stripes.queues[at].loss.as_mut().filter(|loss| loss.is_mutual) else { return };
+            let Some(loss) = self.stripes.queues[at].loss.as_mut().filter(|loss| loss.is_mutual) else {
+                return;
+            };
             let Some((source, bounds)) = loss.missing.front() else { return };
             let (source, PartBounds { skip, len, to }) = (source.clone(), *bounds);
             let rkey = self.peer.region.rkey;

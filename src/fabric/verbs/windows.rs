@@ -139,7 +139,13 @@ struct Bound {
 impl DataQueue {
     /// Binds a window to bytes of the pool. If the queue is full, the request takes the place that
     /// is kept for those that are waited for.
-    fn bind(&mut self, device: &FabricDevice, addr: u64, len: u64, rights: c_int) -> Result<Bound, PostError> {
+    fn bind(
+        &mut self,
+        device: &FabricDevice,
+        addr: u64,
+        len: u64,
+        rights: c_int,
+    ) -> Result<Bound, PostError> {
         let is_awaited = match self.room(1) {
             Ok(()) => false,
             Err(PostError::Full) => true,

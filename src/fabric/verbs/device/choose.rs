@@ -33,7 +33,8 @@ pub fn choose(devices: &[Device], device_settings: &DeviceSettings) -> Result<Ch
     if setting.value == AUTO {
         let reason = || DeviceReason::OneOfActive(origin());
         let active = numbered(devices).filter(|(_, device)| device.active_ports().next().is_some());
-        let chosen = active.map(|(rail, device)| choose_one(devices, device, reason(), rail, device_settings));
+        let chosen =
+            active.map(|(rail, device)| choose_one(devices, device, reason(), rail, device_settings));
         return collect(chosen, |_| true).and_then(|found| found.ok_or_else(|| no_active(devices)));
     }
     let named: Vec<_> = setting.value.split(',').map(|name| named(devices, setting, name)).collect();
