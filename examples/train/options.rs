@@ -51,7 +51,7 @@ pub struct Options {
         value_parser = ["auto", "shm", "verbs", "tcp", "grpc"], hide_possible_values = true
     )]
     pub fabric: String,
-    /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are
+    /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are; a+b are two of one process
     #[arg(long, value_name = "LIST", value_parser = devices)]
     pub devices: Option<DeviceList>,
     /// Hosts such as '10.0.0.1=ssh a,10.0.0.2=ssh b', dealt out as cores are;
@@ -97,7 +97,7 @@ impl CoreList {
     }
 }
 
-/// A list of RDMA devices.
+/// A list of RDMA devices, as the setting `rdma_device` takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceList(Vec<String>);
 
@@ -109,7 +109,7 @@ impl DeviceList {
 }
 
 fn devices(text: &str) -> Result<DeviceList, String> {
-    let names: Vec<_> = text.split(',').map(str::to_string).collect();
+    let names: Vec<_> = text.split(',').map(|names| names.replace('+', ",")).collect();
     if names.iter().any(String::is_empty) {
         return Err("names with a comma between two, as mlx5_0,mlx5_1".into());
     }
@@ -278,6 +278,7 @@ mod tests {
         assert_eq!((options.poll.as_str(), options.fabric.as_str()), ("adaptive", "verbs"));
         let devices = options.devices.as_ref().expect("devices");
         assert_eq!([0, 1, 2].map(|process| devices.of(process)), ["a", "b", "a"]);
+        assert_eq!(super::devices("a+b,c").expect("a list").of(0), "a,b");
         let cores = options.cores.as_ref().expect("cores");
         assert_eq!([0, 1, 2, 3].map(|process| cores.of(process)), [0, 1, 5, 0]);
         assert!(!options.single && !options.has_standing_requests());

@@ -35,7 +35,8 @@ fn free_port() -> u16 {
 /// `TENSORWIRE_TEST_POLLERS` the number of pollers in modes that can have several.
 /// `TENSORWIRE_TEST_FABRIC` sets the fabric, and `TENSORWIRE_TEST_WINDOWS` whether it has memory
 /// windows. The same tests run in every mode and on every fabric.
-/// RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`. On a slow machine
+/// RDMA devices are taken in turns from `TENSORWIRE_TEST_DEVICES`: `a+b,c+d` are two for each. On a
+/// slow machine
 /// `TENSORWIRE_TEST_STOP` and `TENSORWIRE_TEST_SILENCE` set a longer `stop_timeout` and
 /// `silence_bound`.
 pub fn member(cluster: &str, task: u32) -> Builder {
@@ -56,7 +57,7 @@ pub fn member(cluster: &str, task: u32) -> Builder {
     let builder = match std::env::var("TENSORWIRE_TEST_DEVICES") {
         Ok(devices) => {
             let devices: Vec<_> = devices.split(',').collect();
-            builder.set("rdma_device", devices[task as usize % devices.len()])
+            builder.set("rdma_device", devices[task as usize % devices.len()].replace('+', ","))
         }
         Err(_) => builder,
     };

@@ -15,5 +15,6 @@ mod lifecycle;
 mod network_down;
 mod other_user;
 mod outages;
+mod rails;
 mod resources;
 mod returns;

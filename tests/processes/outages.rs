@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use tensorwire::{Error, Incarnation, LossCause, Node, Pending, Tensor};
 
 /// Bound for the failure of a link that carries nothing any more.
-const BOUND: Duration = Duration::from_secs(10);
+pub(crate) const BOUND: Duration = Duration::from_secs(10);
 
 /// Bound for the return of a link. An attempt in progress goes on for 5 s on both sides.
-const BACK: Duration = Duration::from_secs(60);
+pub(crate) const BACK: Duration = Duration::from_secs(60);
 
 /// Elements (`f32`) of a tensor that does not travel in a message.
 const LEN: usize = 20_000;
 
-fn shell(variable: &str) {
+pub(crate) fn shell(variable: &str) {
     let command = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} holds a shell command"));
     let status = Command::new("sh").args(["-ec", &command]).status();
     assert!(status.is_ok_and(|status| status.success()), "{variable}: {command}");
@@ -45,15 +45,15 @@ impl Drop for Outage {
 }
 
 /// A retry count that never ends on soft-RoCE, and one that fails within a second.
-const FOR_EVER: &str = "7";
-const FEW: &str = "3";
+pub(crate) const FOR_EVER: &str = "7";
+pub(crate) const FEW: &str = "3";
 
 fn start(cluster: &str, task: u32, retries: &str) -> Node {
     let node = member(cluster, task).set("join_timeout", "300ms").set("rdma_qp_retry_count", retries);
     node.start().expect("the node starts")
 }
 
-fn join(node: &Node) {
+pub(crate) fn join(node: &Node) {
     let began = Instant::now();
     while let Err(error) = node.join() {
         assert!(began.elapsed() < BACK, "{error}");
@@ -61,14 +61,14 @@ fn join(node: &Node) {
 }
 
 /// The generation of the link with a worker, and the worker's incarnation.
-fn link(node: &Node, task: u32) -> (u64, Option<Incarnation>) {
+pub(crate) fn link(node: &Node, task: u32) -> (u64, Option<Incarnation>) {
     let peers = node.peers();
     let peer = peers.iter().find(|peer| peer.task.task() == task).expect("a member");
     (peer.generation.get(), peer.incarnation)
 }
 
 /// The first step of a link. Leftovers of older links are in other steps.
-fn first_step(node: &Node, task: u32) -> u64 {
+pub(crate) fn first_step(node: &Node, task: u32) -> u64 {
     link(node, task).0 * 1000
 }
 
@@ -109,23 +109,29 @@ fn role_echo() {
 }
 
 /// An exchange that w/0 has begun with a worker.
-struct Asked {
+pub(crate) struct Asked {
     id: u64,
+    len: usize,
     answer: Pending<Tensor>,
 }
 
 fn ask(node: &Node, task: u32, id: u64) -> Result<Asked, Error> {
+    ask_for(node, task, id, LEN)
+}
+
+/// Begins an exchange of so many elements.
+pub(crate) fn ask_for(node: &Node, task: u32, id: u64, len: usize) -> Result<Asked, Error> {
     let step = node.step(id)?;
-    step.send(&node.edge_to("w", task, "ask").expect("an edge"), counting(node, id as f32, LEN))?;
+    step.send(&node.edge_to("w", task, "ask").expect("an edge"), counting(node, id as f32, len))?;
     let answer = step.receive(&node.edge_from("w", task, "answer").expect("an edge")).begin()?;
-    Ok(Asked { id, answer })
+    Ok(Asked { id, len, answer })
 }
 
 impl Asked {
-    fn result(self) -> Result<(), Error> {
+    pub(crate) fn result(self) -> Result<(), Error> {
         let got = self.answer.wait()?.tensor;
         let right = values(&got).iter().enumerate().all(|(at, value)| *value == self.id as f32 + at as f32);
-        assert!(right && values(&got).len() == LEN, "step {}: the values differ", self.id);
+        assert!(right && values(&got).len() == self.len, "step {}: the values differ", self.id);
         Ok(())
     }
 }
@@ -135,7 +141,7 @@ fn exchange(node: &Node, task: u32, id: u64) {
 }
 
 /// w/0, and a process for each of the other workers.
-fn started(others: u32, retries: &str) -> (Node, Vec<Other>) {
+pub(crate) fn started(others: u32, retries: &str) -> (Node, Vec<Other>) {
     let cluster = cluster(1 + others as usize);
     let echo = |task: u32| {
         let environment = [("TEST_TASK", &*task.to_string()), ("TEST_RETRIES", retries)];
@@ -148,14 +154,14 @@ fn started(others: u32, retries: &str) -> (Node, Vec<Other>) {
     (node, echos)
 }
 
-fn progress_for(node: &Node, time: Duration) {
+pub(crate) fn progress_for(node: &Node, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
         node.progress().expect("usable");
     }
 }
 
-fn end(node: Node, echos: Vec<Other>) {
+pub(crate) fn end(node: Node, echos: Vec<Other>) {
     node.live_steps().into_iter().for_each(|id| node.cleanup(id));
     until(&node, "the end of every tensor", || node.pool().is_empty());
     for mut echo in echos {

@@ -1,0 +1,150 @@
+//! Nodes in processes of their own, with two RDMA devices each, of which one loses its cable.
+//!
+//! These tests run alone, as root. `tests/rxe` sets the variables, each a shell command:
+//! `TENSORWIRE_TEST_CUT_FIRST` and `TENSORWIRE_TEST_MEND_FIRST` for the cable of the first devices,
+//! and the same with `SECOND`. `TENSORWIRE_TEST_INTERFACES` are the network interfaces of the two
+//! devices of w/0.
+
+use crate::outages::{
+    Asked, BACK, BOUND, FEW, FOR_EVER, ask_for, end, first_step, join, link, shell, started,
+};
+use std::time::{Duration, Instant};
+use tensorwire::{Counter, Error, LossCause, Node};
+
+/// Elements (`f32`) of a tensor that has a part on each rail.
+const BULK: usize = 100_000;
+
+/// How long traffic goes on after a cable is pulled: longer than a port may be down.
+const AFTER: Duration = Duration::from_secs(6);
+
+/// Bytes that the interfaces of both devices have sent.
+fn sent() -> [u64; 2] {
+    let names = std::env::var("TENSORWIRE_TEST_INTERFACES").expect("two names of interfaces");
+    let (first, second) = names.split_once(',').expect("two");
+    [first, second].map(|name| {
+        let text = std::fs::read_to_string(format!("/sys/class/net/{name}/statistics/tx_bytes"));
+        text.expect("an interface").trim().parse().expect("a number")
+    })
+}
+
+fn exchange(node: &Node, id: u64) -> Result<(), Error> {
+    ask_for(node, 1, id, BULK).and_then(Asked::result)
+}
+
+/// The devices of the link with w/1.
+fn devices(node: &Node) -> Vec<String> {
+    node.peers().remove(0).devices
+}
+
+/// Exchanges with w/1, during which the cable of the second devices is cut by `cut`: no call fails.
+fn lose_the_second_rail(retries: &str, cut: &str, mend: &str) {
+    let (node, echos) = started(1, retries);
+    let (mut id, before) = (first_step(&node, 1), link(&node, 1));
+    let start = sent();
+    for _ in 0..10 {
+        exchange(&node, id).expect("both rails work");
+        id += 1;
+    }
+    let moved: Vec<_> = sent().iter().zip(start).map(|(after, before)| after - before).collect();
+    println!("sent on each interface by 10 exchanges: {moved:?} bytes");
+    let half = 10 * BULK as u64 * 4 / 2;
+    assert!(moved.iter().all(|bytes| *bytes > half), "bulk goes over both: {moved:?}");
+    assert_eq!(devices(&node).len(), 2, "{:?}", devices(&node));
+
+    // A tensor is on its way when the cable is pulled.
+    let asked = ask_for(&node, 1, id, BULK).expect("begun");
+    shell(cut);
+    let cut_at = Instant::now();
+    asked.result().unwrap_or_else(|error| panic!("after {:?}: {error}", cut_at.elapsed()));
+    println!("the tensor that was on its way is back after {:?}", cut_at.elapsed());
+    let mut count = 0;
+    while cut_at.elapsed() < AFTER || count < 10 {
+        id += 1;
+        count += 1;
+        exchange(&node, id).unwrap_or_else(|error| panic!("after {:?}: {error}", cut_at.elapsed()));
+    }
+    println!("{count} more exchanges until {:?} after the cut", cut_at.elapsed());
+    assert_eq!(link(&node, 1), before, "the same link");
+    assert_eq!((devices(&node).len(), node.counters().get(Counter::RailsLost)), (1, 1));
+    assert_eq!(node.counters().get(Counter::PeersLost), 0);
+
+    // The link goes on as it is when the cable is back.
+    shell(mend);
+    for _ in 0..10 {
+        id += 1;
+        exchange(&node, id).expect("the link that is left");
+    }
+    assert_eq!(link(&node, 1), before, "the same link");
+    end(node, echos);
+}
+
+#[test]
+#[ignore = "cuts the network"]
+fn a_second_rail_without_a_cable_fails_no_call() {
+    lose_the_second_rail(FOR_EVER, "TENSORWIRE_TEST_CUT_SECOND", "TENSORWIRE_TEST_MEND_SECOND");
+}
+
+#[test]
+#[ignore = "cuts the network"]
+fn a_second_rail_that_loses_everything_fails_no_call() {
+    lose_the_second_rail(FEW, "TENSORWIRE_TEST_DROP_SECOND", "TENSORWIRE_TEST_DROP_NOT_SECOND");
+}
+
+/// Cuts the first rail of the link with w/1. The calls of the link fail, and the next link is over
+/// the other rail although the cable is not back.
+fn lose_the_first_rail(node: &Node, cut: &str) {
+    let (mut id, before) = (first_step(node, 1), link(node, 1));
+    for _ in 0..5 {
+        exchange(node, id).expect("the link works");
+        id += 1;
+    }
+    let asked = ask_for(node, 1, id, BULK).expect("begun");
+    shell(cut);
+    let cut_at = Instant::now();
+    // The tensor may have come before the cable was pulled.
+    let mut lost = asked.result().err();
+    while lost.is_none() {
+        assert!(cut_at.elapsed() < BOUND, "no call has failed");
+        id += 1;
+        lost = exchange(node, id).err();
+    }
+    println!("after {:?}: {}", cut_at.elapsed(), lost.as_ref().expect("just seen"));
+    assert!(
+        matches!(&lost, Some(Error::PeerLost { cause: LossCause::Network(_) | LossCause::Closed(_), .. })),
+        "{lost:?}"
+    );
+    node.live_steps().into_iter().for_each(|id| node.cleanup(id));
+    join(node);
+    println!("linked again {:?} after the cut, over {:?}", cut_at.elapsed(), devices(node));
+    assert!(cut_at.elapsed() < BACK);
+    let now = link(node, 1);
+    assert!(now.0 > before.0 && now.1 == before.1, "a new link, the same life: {now:?} after {before:?}");
+    let first = first_step(node, 1);
+    (first..first + 10).for_each(|id| exchange(node, id).expect("the other rail works"));
+}
+
+#[test]
+#[ignore = "cuts the network"]
+fn a_first_rail_without_a_cable_ends_a_link_and_not_the_peer() {
+    let (node, echos) = started(1, FOR_EVER);
+    let both = devices(&node);
+    lose_the_first_rail(&node, "TENSORWIRE_TEST_CUT_FIRST");
+    assert_eq!(devices(&node), both[1..]);
+    // The cable is back for the next link, which is made when the other one fails.
+    shell("TENSORWIRE_TEST_MEND_FIRST");
+    lose_the_first_rail(&node, "TENSORWIRE_TEST_CUT_SECOND");
+    assert_eq!(devices(&node), both[..1]);
+    shell("TENSORWIRE_TEST_MEND_SECOND");
+    end(node, echos);
+}
+
+#[test]
+#[ignore = "cuts the network"]
+fn a_first_rail_that_loses_everything_ends_a_link_and_not_the_peer() {
+    let (node, echos) = started(1, FEW);
+    let both = devices(&node);
+    lose_the_first_rail(&node, "TENSORWIRE_TEST_DROP_FIRST");
+    assert_eq!(devices(&node), both[1..]);
+    shell("TENSORWIRE_TEST_DROP_NOT_FIRST");
+    end(node, echos);
+}
