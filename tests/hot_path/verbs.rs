@@ -12,6 +12,7 @@ use crate::turns::Turns;
 use crate::{alone_on_the_cpus, driver, trap};
 use std::process::Command;
 use tensorwire::internals::fabric::verbs::VerbsOptions;
+use tensorwire::internals::fabric::verbs::device::{DeviceSetting, DeviceSettings};
 
 const ROLE: &str = "VERBS_HOT_PATH";
 const CALLER: &str = "caller";
@@ -24,13 +25,15 @@ struct Scenario {
     device: &'static str,
     port: &'static str,
     qps_per_peer: u8,
+    /// Devices, and so rails of the link.
+    rails: usize,
     bytes: usize,
     /// Whether the ports are armed after each turn.
     arms: bool,
 }
 
 const PLAIN: Scenario =
-    Scenario { name: "plain", device: "", port: "", qps_per_peer: 1, bytes: 4 << 10, arms: false };
+    Scenario { name: "plain", device: "", port: "", qps_per_peer: 1, rails: 1, bytes: 4 << 10, arms: false };
 
 const SCENARIOS: &[Scenario] = &[
     PLAIN,
@@ -39,6 +42,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario { name: "in_thread_domains", device: "thread_domains=1", ..PLAIN },
     Scenario { name: "split", port: "max_msg_sz=4096", bytes: 16 << 10, ..PLAIN },
     Scenario { name: "striped", qps_per_peer: 4, bytes: 512 << 10, ..PLAIN },
+    Scenario { name: "over_two_rails", rails: 2, bytes: 512 << 10, ..PLAIN },
 ];
 
 /// A scenario that is ready to run.
@@ -53,10 +57,15 @@ impl Stage {
         let script = ONE_NIC
             .replace("name=fake_0", &format!("name=fake_0 {}", scenario.device))
             .replace("\nport", &format!("\nport {}", scenario.port));
-        let fake = Fake::new(&script);
+        let devices: Vec<String> = (0..scenario.rails).map(|at| format!("fake_{at}")).collect();
+        let scripts: Vec<String> = devices.iter().map(|name| script.replace("fake_0", name)).collect();
+        let fake = Fake::new(&scripts.join("\n"));
         fake.watch(threads::gone_elsewhere, threads::came_back);
         let qps_per_peer = scenario.qps_per_peer;
-        let options = VerbsOptions { qps_per_peer, min_rnr_timer: 28, ..VerbsOptions::default() };
+        let device = DeviceSetting::asked("rdma_device", devices.join(","), "a test");
+        let device_settings = DeviceSettings { device: Some(device), ..DeviceSettings::default() };
+        let options =
+            VerbsOptions { device_settings, qps_per_peer, min_rnr_timer: 28, ..VerbsOptions::default() };
         let turns = Turns::new(&fake, options, scenario.bytes);
         Stage { scenario, fake, turns }
     }

@@ -46,7 +46,7 @@ impl Drop for Outage {
 
 /// A retry count that never ends on soft-RoCE, and one that fails within a second.
 pub(crate) const FOR_EVER: &str = "7";
-pub(crate) const FEW: &str = "3";
+const FEW: &str = "3";
 
 fn start(cluster: &str, task: u32, retries: &str) -> Node {
     let node = member(cluster, task).set("join_timeout", "300ms").set("rdma_qp_retry_count", retries);

@@ -17,6 +17,23 @@ const BULK: usize = 100_000;
 /// How long traffic goes on after a cable is pulled: longer than a port may be down.
 const AFTER: Duration = Duration::from_secs(6);
 
+/// A retry count that fails within a second, and not while a slow machine makes a link.
+const FEW: &str = "6";
+
+/// w/0, and w/1 in a process of its own, with a link that has both rails.
+fn linked(retries: &str) -> (Node, Vec<Other>) {
+    // A rail on which a ping was late is lost from the start, which happens on a busy machine.
+    for _ in 0..5 {
+        let (node, echos) = started(1, retries);
+        if devices(&node).len() == 2 {
+            return (node, echos);
+        }
+        println!("a rail was lost while the link was made");
+        end(node, echos);
+    }
+    panic!("no link has both rails");
+}
+
 /// Bytes that the interfaces of both devices have sent.
 fn sent() -> [u64; 2] {
     let names = std::env::var("TENSORWIRE_TEST_INTERFACES").expect("two names of interfaces");
@@ -38,7 +55,7 @@ fn devices(node: &Node) -> Vec<String> {
 
 /// Exchanges with w/1, during which the cable of the second devices is cut by `cut`: no call fails.
 fn lose_the_second_rail(retries: &str, cut: &str, mend: &str) {
-    let (node, echos) = started(1, retries);
+    let (node, echos) = linked(retries);
     let (mut id, before) = (first_step(&node, 1), link(&node, 1));
     let start = sent();
     for _ in 0..10 {
@@ -47,9 +64,8 @@ fn lose_the_second_rail(retries: &str, cut: &str, mend: &str) {
     }
     let moved: Vec<_> = sent().iter().zip(start).map(|(after, before)| after - before).collect();
     println!("sent on each interface by 10 exchanges: {moved:?} bytes");
-    let half = 10 * BULK as u64 * 4 / 2;
-    assert!(moved.iter().all(|bytes| *bytes > half), "bulk goes over both: {moved:?}");
-    assert_eq!(devices(&node).len(), 2, "{:?}", devices(&node));
+    let third = 10 * BULK as u64 * 4 / 3;
+    assert!(moved.iter().all(|bytes| *bytes > third), "about half goes over each: {moved:?}");
 
     // A tensor is on its way when the cable is pulled.
     let asked = ask_for(&node, 1, id, BULK).expect("begun");
@@ -65,7 +81,7 @@ fn lose_the_second_rail(retries: &str, cut: &str, mend: &str) {
     }
     println!("{count} more exchanges until {:?} after the cut", cut_at.elapsed());
     assert_eq!(link(&node, 1), before, "the same link");
-    assert_eq!((devices(&node).len(), node.counters().get(Counter::RailsLost)), (1, 1));
+    assert_eq!((devices(&node).len(), node.counters().get(Counter::RailsLost)), (1, 1), "one rail is lost");
     assert_eq!(node.counters().get(Counter::PeersLost), 0);
 
     // The link goes on as it is when the cable is back.
@@ -90,10 +106,11 @@ fn a_second_rail_that_loses_everything_fails_no_call() {
     lose_the_second_rail(FEW, "TENSORWIRE_TEST_DROP_SECOND", "TENSORWIRE_TEST_DROP_NOT_SECOND");
 }
 
-/// Cuts the first rail of the link with w/1. The calls of the link fail, and the next link is over
-/// the other rail although the cable is not back.
-fn lose_the_first_rail(node: &Node, cut: &str) {
-    let (mut id, before) = (first_step(node, 1), link(node, 1));
+/// Cuts the first rail of the link with w/1, on which `id` is the next step. The calls of the link
+/// fail, and the next link is over the other rail although the cable is not back. Returns the next
+/// step of that link.
+fn lose_the_first_rail(node: &Node, mut id: u64, cut: &str) -> u64 {
+    let before = link(node, 1);
     for _ in 0..5 {
         exchange(node, id).expect("the link works");
         id += 1;
@@ -121,18 +138,19 @@ fn lose_the_first_rail(node: &Node, cut: &str) {
     assert!(now.0 > before.0 && now.1 == before.1, "a new link, the same life: {now:?} after {before:?}");
     let first = first_step(node, 1);
     (first..first + 10).for_each(|id| exchange(node, id).expect("the other rail works"));
+    first + 10
 }
 
 #[test]
 #[ignore = "cuts the network"]
 fn a_first_rail_without_a_cable_ends_a_link_and_not_the_peer() {
-    let (node, echos) = started(1, FOR_EVER);
+    let (node, echos) = linked(FOR_EVER);
     let both = devices(&node);
-    lose_the_first_rail(&node, "TENSORWIRE_TEST_CUT_FIRST");
+    let id = lose_the_first_rail(&node, first_step(&node, 1), "TENSORWIRE_TEST_CUT_FIRST");
     assert_eq!(devices(&node), both[1..]);
     // The cable is back for the next link, which is made when the other one fails.
     shell("TENSORWIRE_TEST_MEND_FIRST");
-    lose_the_first_rail(&node, "TENSORWIRE_TEST_CUT_SECOND");
+    lose_the_first_rail(&node, id, "TENSORWIRE_TEST_CUT_SECOND");
     assert_eq!(devices(&node), both[..1]);
     shell("TENSORWIRE_TEST_MEND_SECOND");
     end(node, echos);
@@ -141,9 +159,9 @@ fn a_first_rail_without_a_cable_ends_a_link_and_not_the_peer() {
 #[test]
 #[ignore = "cuts the network"]
 fn a_first_rail_that_loses_everything_ends_a_link_and_not_the_peer() {
-    let (node, echos) = started(1, FEW);
+    let (node, echos) = linked(FEW);
     let both = devices(&node);
-    lose_the_first_rail(&node, "TENSORWIRE_TEST_DROP_FIRST");
+    lose_the_first_rail(&node, first_step(&node, 1), "TENSORWIRE_TEST_DROP_FIRST");
     assert_eq!(devices(&node), both[1..]);
     shell("TENSORWIRE_TEST_DROP_NOT_FIRST");
     end(node, echos);

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// Time between two polls for a ping.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// How long after the first rail is known to work the others are waited for, at most.
-const RAIL_PATIENCE: Duration = Duration::from_secs(1);
+const RAIL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One side of a link that is not connected yet.
 pub struct VerbsEndpoint {

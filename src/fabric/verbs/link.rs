@@ -184,7 +184,7 @@ impl VerbsLinkInner {
     pub fn has_news(&self) -> bool {
         matches!(self.phase, VerbsLinkPhase::Draining(..) | VerbsLinkPhase::Failing(_))
             || self.suspect.is_some()
-            || self.stripes.is_unsettled
+            || self.stripes.is_changed
     }
 
     /// Whether a look is needed besides completions.

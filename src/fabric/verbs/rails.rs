@@ -185,7 +185,7 @@ impl VerbsLinkInner {
         }
         self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
         self.stripes.weigh(self.weight);
-        self.stripes.is_unsettled = true;
+        (self.stripes.is_unsettled, self.stripes.is_changed) = (true, true);
         self.devices.lose(at + 1);
         self.shared.lost_rails.fetch_add(1, Ordering::Relaxed);
         let rail = &self.rails[at];
@@ -203,7 +203,7 @@ impl VerbsLinkInner {
         if let Some(loss) = &mut self.stripes.queues[at].loss {
             loss.missing.push_back((source.clone(), bounds));
             loss.total = loss.total.wrapping_add(1);
-            self.stripes.is_unsettled = true;
+            (self.stripes.is_unsettled, self.stripes.is_changed) = (true, true);
         }
     }
 
@@ -221,7 +221,7 @@ impl VerbsLinkInner {
         if let Err(why) = loss.hear(landed, own_done) {
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        self.stripes.is_unsettled = true;
+        (self.stripes.is_unsettled, self.stripes.is_changed) = (true, true);
         self.arrivals.landed_so_far(self.id, at, done, out);
     }
 
@@ -235,6 +235,8 @@ impl VerbsLinkInner {
 
     /// Continues what lost rails have left to do.
     pub fn settle_losses(&mut self) {
+        // What lacks room goes on with a completion, which makes it.
+        self.stripes.is_changed = false;
         if !self.is_up() {
             self.stripes.is_unsettled = false;
             return;

@@ -77,8 +77,10 @@ pub(super) struct Stripes {
     threshold: u64,
     /// The weights of the main queue pair and of all others that are not lost.
     weights: u64,
-    /// A lost rail needs the link's service.
+    /// Something of a lost rail is left to do, now or once the peer has answered.
     pub is_unsettled: bool,
+    /// Since the last service of the link there may be more to do.
+    pub is_changed: bool,
     /// Parts that were written again, modulo 2^32.
     pub again: u32,
 }
