@@ -5,9 +5,8 @@
 //! and the same with `SECOND`. `TENSORWIRE_TEST_INTERFACES` are the network interfaces of the two
 //! devices of w/0.
 
-use crate::outages::{
-    Asked, BACK, BOUND, FEW, FOR_EVER, ask_for, end, first_step, join, link, shell, started,
-};
+use crate::common::other::Other;
+use crate::outages::{Asked, BACK, BOUND, FOR_EVER, ask_for, end, first_step, join, link, shell, started};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, Error, LossCause, Node};
 
