@@ -43,6 +43,8 @@ pub enum Event {
         /// The memory. Its drop gives it back.
         bytes: LentBytes,
     },
+    /// Connections of the link broke and were made again. What was lost with them is sent again.
+    Repaired,
     /// The link is down. No event of this link follows.
     Down(LinkFailure),
 }

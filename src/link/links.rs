@@ -364,6 +364,11 @@ impl Link {
                 self.receive_credits.consumed();
                 self.on_lent_record(cx, message, bytes)
             }
+            Event::Repaired => {
+                cx.counters.increment(Counter::LinksRepaired);
+                self.recorder.record(FlightEvent::Repaired);
+                Ok(())
+            }
             Event::Done | Event::Failed | Event::ReadDone { .. } | Event::Down(_) => Ok(()),
         }
     }

@@ -87,6 +87,9 @@ figures! {
         ValuesLost = "values_lost",
         /// Doorbells: of a device for new requests, or of a sleeping peer for new messages.
         Doorbells = "doorbells",
+        /// Repaired links: connections broke and were made again, and what was lost with them was
+        /// sent again.
+        LinksRepaired = "links_repaired",
         /// One-sided writes posted, and on shared memory tensors that the receiver copies.
         WritesPosted = "writes_posted",
         /// Loans: tensors that the peer may read from this process's memory and keep.

@@ -32,6 +32,8 @@ pub enum FlightEvent {
     Attached,
     /// A ping has gone both ways.
     Up,
+    /// Connections of the link broke and were made again.
+    Repaired,
     /// The link has ended.
     Down,
     /// This side has announced an edge on which it receives.
@@ -205,6 +207,7 @@ impl fmt::Display for FlightEvent {
         match self {
             FlightEvent::Attached => f.write_str("the link is attached, and a ping was sent"),
             FlightEvent::Up => f.write_str("a ping has gone both ways"),
+            FlightEvent::Repaired => f.write_str("connections broke and were made again"),
             FlightEvent::Down => f.write_str("the link has ended"),
             FlightEvent::Announced { edge, limit } => {
                 write!(f, "edge {edge} is announced to the peer, which may send {limit} values")

@@ -24,8 +24,6 @@ pub trait Harness {
     const DRAWS_KEYS: bool = Self::CHECKS_GRANTS;
     /// Whether operations complete without polls of the target.
     const COMPLETES_ALONE: bool = !Self::CHECKS_GRANTS;
-    /// Whether a write is done once its bytes have left, before the target has checked it.
-    const COMPLETES_UNCHECKED: bool = false;
 
     /// The reason if the fabric cannot be tested here.
     fn skipped() -> Option<String> {
@@ -53,6 +51,7 @@ pub enum Got {
     Immediate(Immediate, u64),
     /// A loan, with its message.
     Lent(Vec<u8>, LentBytes),
+    Repaired,
     Down(LinkFailure),
 }
 
@@ -144,6 +143,7 @@ impl<F: Fabric> End<F> {
                 Event::Message(_) => Got::Message(message.to_vec()),
                 Event::Immediate { immediate, bytes } => Got::Immediate(immediate, bytes),
                 Event::Lent { bytes, .. } => Got::Lent(message.to_vec(), bytes),
+                Event::Repaired => Got::Repaired,
                 Event::Down(why) => Got::Down(why),
             };
             self.arrivals.push_back((completion.link, got));

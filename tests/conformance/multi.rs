@@ -28,8 +28,6 @@ pub struct MultiTcp;
 
 impl Harness for MultiTcp {
     type Fabric = MultiFabric;
-    const COMPLETES_ALONE: bool = true;
-    const COMPLETES_UNCHECKED: bool = true;
 
     fn fabric(pool: &Pool) -> MultiFabric {
         let parts = FabricParts { tcp: tcp(pool), ..FabricParts::default() };

@@ -311,20 +311,8 @@ pub fn a_source_is_held_until_local_completion_and_free_after<H: Harness>() {
     assert!(source.try_into_mut().is_ok(), "it may be written again");
 }
 
-/// The link failures of a peer that breaks a rule by a write, and of its victim.
-fn assert_write_refused<H: Harness>(a: &mut End<H::Fabric>, b: &mut End<H::Fabric>) {
-    assert_victim_down(a, b);
-    match a.next(b) {
-        Got::Failed => {}
-        // The source may be reused: that is all it means.
-        Got::Done if H::COMPLETES_UNCHECKED => {}
-        other => panic!("{other:?}"),
-    }
-    expect!(a.next(b), Got::Down(_) => ());
-}
-
-/// The same, by a read.
-fn assert_read_refused<F: Fabric>(a: &mut End<F>, b: &mut End<F>) {
+/// The link failures of a peer that breaks a rule by a write or a read, and of its victim.
+fn assert_refused<F: Fabric>(a: &mut End<F>, b: &mut End<F>) {
     assert_victim_down(a, b);
     expect!(a.next(b), Got::Failed => ());
     expect!(a.next(b), Got::Down(_) => ());
@@ -356,7 +344,7 @@ pub fn a_write_outside_its_grant_fails_the_link_and_writes_nothing<H: Harness>()
         let source = tensor(&a.pool, &[0xFF; 80]);
         a.port.write(a.link, &source, forged.len, &forged, None).expect("posted");
         a.port.send(a.link, b"never seen").expect("posted");
-        assert_write_refused::<H>(&mut a, &mut b);
+        assert_refused(&mut a, &mut b);
         assert_eq!(revoked(&mut b, &grant).bytes(), [0; 64], "forgery {k}");
 
         let (mut a, mut b) = pair::<H>(16);
@@ -384,7 +372,7 @@ pub fn a_write_to_a_revoked_grant_fails_the_link_and_writes_nothing<H: Harness>(
     let new = b.port.grant(b.link, tensor_again).expect("room");
     let source = tensor(&a.pool, &[0xFF; 64]);
     a.port.write(a.link, &source, 64, &old, None).expect("posted");
-    assert_write_refused::<H>(&mut a, &mut b);
+    assert_refused(&mut a, &mut b);
     assert_eq!(revoked(&mut b, &new).bytes(), [0; 64]);
 }
 
@@ -413,7 +401,7 @@ pub fn a_key_that_follows_from_earlier_ones_opens_nothing<H: Harness>() {
         let forged = Grant { key: guess(last.key, before.key), ..next };
         let source = tensor(&a.pool, &[0xFF; 64]);
         a.port.write(a.link, &source, 64, &forged, None).expect("posted");
-        assert_write_refused::<H>(&mut a, &mut b);
+        assert_refused(&mut a, &mut b);
         assert_eq!(revoked(&mut b, &next).bytes(), [0; 64], "guess {k}");
     }
 }
@@ -431,7 +419,7 @@ pub fn a_read_outside_its_grant_fails_the_link<H: Harness>() {
         let grant = forge(b.port.expose(b.link, &source).expect("room"));
         let target = tensor_mut(&a.pool, 80);
         a.port.read(a.link, target, &grant).expect("posted");
-        assert_read_refused(&mut a, &mut b);
+        assert_refused(&mut a, &mut b);
     }
 }
 
@@ -444,7 +432,7 @@ pub fn leave_to_write_is_no_leave_to_read<H: Harness>() {
     let grant = granted(&mut b, 64);
     let target = tensor_mut(&a.pool, 64);
     a.port.read(a.link, target, &grant).expect("posted");
-    assert_read_refused(&mut a, &mut b);
+    assert_refused(&mut a, &mut b);
 }
 
 pub fn a_full_queue_is_a_value_and_loses_nothing<H: Harness>() {

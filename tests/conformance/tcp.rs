@@ -23,8 +23,6 @@ pub struct Tcp;
 
 impl Harness for Tcp {
     type Fabric = TcpFabric;
-    const COMPLETES_ALONE: bool = true;
-    const COMPLETES_UNCHECKED: bool = true;
 
     fn fabric(pool: &Pool) -> TcpFabric {
         fabric(pool, TcpOptions::default())
@@ -36,8 +34,6 @@ pub struct TcpSmallPieces;
 
 impl Harness for TcpSmallPieces {
     type Fabric = TcpFabric;
-    const COMPLETES_ALONE: bool = true;
-    const COMPLETES_UNCHECKED: bool = true;
 
     fn fabric(pool: &Pool) -> TcpFabric {
         fabric(pool, TcpOptions { main_bytes: 0, poll_bytes: 64 << 10, ..TcpOptions::default() })
@@ -49,8 +45,6 @@ pub struct TcpStriped;
 
 impl Harness for TcpStriped {
     type Fabric = TcpFabric;
-    const COMPLETES_ALONE: bool = true;
-    const COMPLETES_UNCHECKED: bool = true;
 
     fn fabric(pool: &Pool) -> TcpFabric {
         let mut options = TcpOptions { streams: 4, ..TcpOptions::default() };

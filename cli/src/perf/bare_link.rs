@@ -197,7 +197,7 @@ impl<F: MeasuredFabric> BareLink<F> {
                 Event::ReadDone { target } => received.read = Some(target),
                 Event::Failed => failed = failed.or(Some("an operation failed".into())),
                 Event::Down(why) => failed = Some(format!("the link went down: {why}")),
-                Event::Lent { .. } => {}
+                Event::Lent { .. } | Event::Repaired => {}
             }
         }
         self.completions.clear();

@@ -18,6 +18,7 @@ fn told(world: &mut World, who: usize) -> Vec<String> {
             Event::Message(_) => "message".into(),
             Event::Immediate { .. } => "immediate".into(),
             Event::Lent { .. } => "lent".into(),
+            Event::Repaired => "repaired".into(),
             Event::Down(LinkFailure::PeerDied { pid }) => format!("down: died {pid}"),
             Event::Down(LinkFailure::Local(why)) => format!("down: {why}"),
             Event::Down(why) => format!("down: {why:?}"),

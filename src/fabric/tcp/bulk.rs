@@ -1,4 +1,5 @@
 //! Large payloads: how they are striped over the bulk connections, and the queue of those to send.
+//! A payload stays in the queue until the peer has acknowledged its frame.
 //!
 //! A payload has no header on a bulk connection. Both sides compute the stripes from its length and
 //! from the number of payloads before it.
@@ -41,8 +42,8 @@ struct BulkItem {
     /// Where the payload is in the tensor.
     start: usize,
     len: u64,
+    /// Bytes that are not sent.
     left: u64,
-    is_write: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,12 +54,12 @@ struct Cursor {
     done: u64,
 }
 
-/// Payloads to send, in the order of their headers on the main connection.
+/// Payloads that are not acknowledged, in the order of their headers on the main connection.
 #[derive(Debug)]
 pub(super) struct BulkQueue {
     items: VecDeque<BulkItem>,
-    /// Items that are answers to reads of the peer.
-    answers: usize,
+    /// Items that are not wholly sent.
+    unsent: usize,
     /// Number of the first item.
     base: u64,
     streams: Vec<Cursor>,
@@ -69,13 +70,13 @@ impl BulkQueue {
     /// An empty queue for so many connections.
     pub(super) fn new(streams: usize, room: usize) -> Self {
         let items = VecDeque::with_capacity(room);
-        BulkQueue { items, answers: 0, base: 0, streams: vec![Cursor::default(); streams], broken: None }
+        BulkQueue { items, unsent: 0, base: 0, streams: vec![Cursor::default(); streams], broken: None }
     }
 
     /// Whether there is nothing to send.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.unsent == 0
     }
 
     /// The error that ended a connection, if a send has met it.
@@ -85,35 +86,55 @@ impl BulkQueue {
     }
 
     /// Queues `len` bytes, at least one, of a tensor from `start` on.
-    pub(super) fn add(&mut self, tensor: Tensor, start: usize, len: u64, is_write: bool) {
-        self.answers += usize::from(!is_write);
-        self.items.push_back(BulkItem { tensor, start, len, left: len, is_write });
+    pub(super) fn add(&mut self, tensor: Tensor, start: usize, len: u64) {
+        self.unsent += 1;
+        self.items.push_back(BulkItem { tensor, start, len, left: len });
     }
 
-    /// How many answers to reads of the peer are queued.
-    #[inline]
-    pub(super) fn answers(&self) -> usize {
-        self.answers
+    /// Forgets the first item, if it is wholly sent. Returns whether it was.
+    pub(super) fn release_first(&mut self) -> bool {
+        if self.items.pop_front_if(|item| item.left == 0).is_none() {
+            return false;
+        }
+        self.base += 1;
+        // A connection without a stripe of it may not have come by yet.
+        for cursor in self.streams.iter_mut().filter(|cursor| cursor.number < self.base) {
+            *cursor = Cursor { number: self.base, done: 0 };
+        }
+        true
     }
 
-    /// Forgets what was not sent.
+    /// Begins again with the first item, on new connections.
+    pub(super) fn resume(&mut self) {
+        self.broken = None;
+        self.unsent = self.items.len();
+        self.items.iter_mut().for_each(|item| item.left = item.len);
+        self.streams.fill(Cursor { number: self.base, done: 0 });
+    }
+
+    /// Forgets what was sent: it won't be sent again.
+    pub(super) fn forget_sent(&mut self) {
+        while self.release_first() {}
+    }
+
+    /// Forgets all. Nothing may be added after that.
     pub(super) fn clear(&mut self) {
-        self.answers = 0;
+        self.unsent = 0;
         self.items.clear();
     }
 
-    /// Sends about `budget` bytes at most, as many as the kernel takes. Returns how many writes
-    /// are sent now.
-    pub(super) fn pump(&mut self, sockets: &[TcpStream], budget: u64) -> usize {
+    /// Sends about `budget` bytes at most, as many as the kernel takes.
+    pub(super) fn pump(&mut self, sockets: &[TcpStream], budget: u64) {
+        if self.broken.is_some() {
+            return;
+        }
         let mut budget = budget;
         for (at, socket) in sockets.iter().enumerate() {
             if let Err(error) = self.pump_stream(at, socket, &mut budget) {
                 self.broken = Some(error);
-                self.clear();
-                return 0;
+                return;
             }
         }
-        self.retire()
     }
 
     fn pump_stream(&mut self, at: usize, socket: &TcpStream, budget: &mut u64) -> Result<(), Errno> {
@@ -134,26 +155,13 @@ impl BulkQueue {
             let sent = io::send(socket, &item.tensor.bytes()[first..first + count as usize])? as u64;
             cursor.done += sent;
             item.left -= sent;
+            self.unsent -= usize::from(item.left == 0);
             *budget = budget.saturating_sub(sent);
             if sent < count {
                 return Ok(());
             }
         }
         Ok(())
-    }
-
-    fn retire(&mut self) -> usize {
-        let mut writes = 0;
-        while let Some(item) = self.items.pop_front_if(|item| item.left == 0) {
-            writes += usize::from(item.is_write);
-            self.answers -= usize::from(!item.is_write);
-            self.base += 1;
-            // A connection without a stripe of it may not have come by yet.
-            for cursor in self.streams.iter_mut().filter(|cursor| cursor.number < self.base) {
-                *cursor = Cursor { number: self.base, done: 0 };
-            }
-        }
-        writes
     }
 }
 

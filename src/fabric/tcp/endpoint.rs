@@ -4,10 +4,12 @@ use super::TcpShared;
 use super::connect::address::{TcpAddress, Token};
 use super::connect::deadline::ConnectDeadline;
 use super::connect::handshake::LinkPlan;
+use super::connect::repair::{SessionPlan, SessionWatch};
 use super::failure::{LIMITS, os, peer};
 use super::link::{TcpLinkInner, TcpLinkParts};
 use super::options::refuse;
 use super::port::TcpLink;
+use super::session::TcpSession;
 use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -81,10 +83,20 @@ impl Endpoint for TcpEndpoint {
         }?;
         let peer =
             sockets.main.peer_addr().map_err(|error| peer(format!("it has closed the link: {error}")))?;
+        let session = SessionPlan {
+            role,
+            options: shared.options.clone(),
+            own: own.token,
+            peer: theirs,
+            seen: peer,
+            streams,
+        };
+        let pid = session.peer.pid;
         let parts = TcpLinkParts {
             sockets,
+            session: TcpSession::new(watcher.shared(), SessionWatch::new(session, listener)),
             pool: shared.pool.clone(),
-            pid: theirs.pid,
+            pid,
             peer,
             main_bytes: shared.options.main_bytes,
             poll_bytes: shared.options.poll_bytes,

@@ -8,10 +8,11 @@
 use super::frame::FrameTarget;
 use super::violation::{TcpGrantViolation, TcpViolation};
 use crate::fabric::PostError;
+use crate::fabric::grant_keys::GrantKeys;
 use crate::memory::{Span, Tensor, TensorMut};
 use crate::wire::{Grant, Slot};
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 
 /// Grants that a link can have at a time.
 pub(crate) const MAX_GRANTS: usize = Slot::COUNT as usize;
@@ -33,14 +34,12 @@ struct TcpGrantEntry {
 /// The grants of one link.
 pub(super) struct TcpGrants {
     entries: HashMap<u32, TcpGrantEntry, foldhash::fast::RandomState>,
-    /// Makes keys of the numbers of grants: a keyed hash whose key is this process's secret.
-    secret: RandomState,
-    next: u64,
+    keys: GrantKeys<RandomState>,
 }
 
 impl Default for TcpGrants {
     fn default() -> Self {
-        TcpGrants { entries: HashMap::default(), secret: RandomState::new(), next: 0 }
+        TcpGrants { entries: HashMap::default(), keys: GrantKeys::new(RandomState::new()) }
     }
 }
 
@@ -59,8 +58,7 @@ impl TcpGrants {
         }
         let span = span.unwrap_or(Span { region: 0, offset: 0, len: 0 });
         let key = loop {
-            let key = self.secret.hash_one(self.next) as u32;
-            self.next += 1;
+            let key = self.keys.draw();
             if !self.entries.contains_key(&key) {
                 break key;
             }

@@ -37,7 +37,7 @@ pub(super) enum Progress {
 pub(super) struct IncomingPayload {
     pub purpose: PayloadPurpose,
     pub len: u64,
-    by: PayloadCarrier,
+    pub by: PayloadCarrier,
     /// Number of the payload among those by bulk.
     number: u64,
     left: u64,

@@ -32,6 +32,12 @@ impl Sockets {
         // An error is a connection that has ended already.
         self.all().for_each(|socket| _ = socket.shutdown(Shutdown::Write));
     }
+
+    /// Ends them in both directions.
+    pub(super) fn abandon(&self) {
+        // An error is a connection that has ended already.
+        self.all().for_each(|socket| _ = socket.shutdown(Shutdown::Both));
+    }
 }
 
 /// Sends the bytes of several buffers, as many as the kernel takes now.

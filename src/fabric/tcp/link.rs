@@ -1,24 +1,20 @@
-//! One link: its polls, and how it ends. `post` has the operations of its owner.
+//! One link: its state and its polls. `post` has the operations of its owner, `receiving` what its
+//! peer sends, `ending` how connections and the link end.
 
-use super::frame::{Frame, FrameTarget, GoodbyeReason, PayloadCarrier};
+use super::ending::LinkEnd;
+use super::frame::{Frame, LONG_HEADER, SHORT_HEADER};
 use super::grants::{MAX_GRANTS, TcpGrants};
-use super::incoming::{IncomingPayload, PayloadPurpose, Progress};
+use super::incoming::IncomingPayload;
 use super::io::{SocketRead, Sockets};
 use super::outgoing::Outgoing;
 use super::reads::{Answers, TcpPendingReads, TcpReadAnswer};
 use super::receive_buffer::ReceiveBuffer;
-use super::violation::TcpViolation;
+use super::session::TcpSession;
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
 use crate::memory::{Pool, Tensor};
-use crate::wire::Immediate;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-
-/// Frames that one poll handles at most.
-const POLL_FRAMES: usize = 64;
-/// Reads of the main connection that one poll makes at most.
-const POLL_READS: usize = 4;
 
 /// The limits of a link that does not exist.
 pub(super) static NOTHING: LinkLimits =
@@ -27,9 +23,14 @@ pub(super) static NOTHING: LinkLimits =
 #[derive(Debug)]
 pub(super) enum TcpLinkPhase {
     Up,
-    /// The peer sends on a bulk connection no more: what the main one still has is of no use, but
-    /// for the reason.
+    /// A bulk connection has ended amid a payload: what the main one still has is of no use, but for
+    /// a goodbye.
     Cut,
+    /// The connections are broken, and others are being made. The failure is for the case that they
+    /// can't be.
+    Broken(LinkFailure),
+    /// There are new connections, and the peer has not yet said what it lacks.
+    Resuming,
     /// This side has ended the link. The next poll reports it.
     Failing(LinkFailure),
     Down,
@@ -45,16 +46,17 @@ pub(super) enum MainEnd {
 /// A write, until its completion is reported.
 #[derive(Debug)]
 pub(super) struct HeldWrite {
-    /// Held until the kernel has all bytes, and the caller knows.
+    /// Number of its frame.
+    pub number: u64,
+    /// Held until the peer has acknowledged the frame, and the caller knows.
     #[expect(dead_code, reason = "it is only held")]
     pub tensor: Tensor,
-    /// Whether the kernel has all bytes.
-    pub is_sent: bool,
 }
 
 /// What a handshake leaves to make a link of.
 pub(super) struct TcpLinkParts {
     pub sockets: Sockets,
+    pub session: TcpSession,
     pub pool: Pool,
     /// The peer's process.
     pub pid: u32,
@@ -69,27 +71,27 @@ pub(super) struct TcpLinkInner {
     pub id: LinkId,
     pub pool: Pool,
     pub phase: TcpLinkPhase,
-    pid: u32,
-    peer: SocketAddr,
-    poll_bytes: u64,
+    pub session: TcpSession,
+    pub pid: u32,
+    pub peer: SocketAddr,
+    pub poll_bytes: u64,
     pub out: Outgoing,
     pub received: ReceiveBuffer,
     pub incoming: Option<IncomingPayload>,
-    /// Payloads by bulk that were announced so far.
-    bulk_number: u64,
+    /// Payloads by bulk that have come whole.
+    pub bulk_number: u64,
     /// Bytes of a payload that is of no use.
-    skip: u64,
+    pub skip: u64,
     pub main_end: Option<MainEnd>,
     /// Whether a read of the main connection may find something, as far as is known.
     pub may_read: bool,
     pub grants: TcpGrants,
     pub reads: TcpPendingReads,
-    answers: Answers,
+    pub answers: Answers,
     pub held: VecDeque<HeldWrite>,
     /// Sent operations without a completion, whose places the next poll frees.
     pub sent: usize,
-    /// Of those that the kernel has not taken wholly: where each ends in the bytes of the main
-    /// connection.
+    /// Of those that the kernel has not taken wholly: where each ends in the send buffer.
     pub ends: VecDeque<u64>,
     /// Whether a post has found the queue full since there last was room.
     pub wants_room: bool,
@@ -97,7 +99,9 @@ pub(super) struct TcpLinkInner {
     pub receives: u32,
     pub credits: u32,
     /// Credits that found no room.
-    unsent_credits: Option<u32>,
+    pub unsent_credits: Option<u32>,
+    /// How many frames had come and were acknowledged when the connections last broke.
+    pub progress: Option<(u64, u64)>,
     /// Whether the port's list of polled links has it, and how many of its polls found nothing.
     pub is_active: bool,
     pub quiet_polls: u32,
@@ -106,7 +110,7 @@ pub(super) struct TcpLinkInner {
 
 impl TcpLinkInner {
     pub(super) fn new(options: &LinkOptions, parts: TcpLinkParts) -> Self {
-        let TcpLinkParts { sockets, pool, pid, peer, main_bytes, poll_bytes } = parts;
+        let TcpLinkParts { sockets, session, pool, pid, peer, main_bytes, poll_bytes } = parts;
         let depth = options.depth;
         TcpLinkInner {
             limits: LinkLimits {
@@ -120,6 +124,7 @@ impl TcpLinkInner {
             id: LinkId(0),
             pool,
             phase: TcpLinkPhase::Up,
+            session,
             pid,
             peer,
             poll_bytes,
@@ -140,6 +145,7 @@ impl TcpLinkInner {
             receives: 0,
             credits: 0,
             unsent_credits: None,
+            progress: None,
             is_active: false,
             quiet_polls: 0,
             is_registered: false,
@@ -148,7 +154,13 @@ impl TcpLinkInner {
 
     #[inline]
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.phase, TcpLinkPhase::Up | TcpLinkPhase::Cut)
+        !matches!(self.phase, TcpLinkPhase::Failing(_) | TcpLinkPhase::Down)
+    }
+
+    /// Whether there are connections to read.
+    #[inline]
+    fn is_connected(&self) -> bool {
+        matches!(self.phase, TcpLinkPhase::Up | TcpLinkPhase::Resuming | TcpLinkPhase::Cut)
     }
 
     /// Operations that take a place of the queue.
@@ -160,22 +172,37 @@ impl TcpLinkInner {
     /// Polls the link. Returns whether anything was done.
     #[inline]
     pub(super) fn poll(&mut self, out: &mut Completions) -> bool {
-        if !self.is_up() {
-            return self.poll_when_not_up(out);
+        if self.session.has_outcome() {
+            self.end_repair(out);
+        }
+        if !self.is_connected() {
+            return self.poll_without_connection(out);
         }
         let before = out.len();
-        self.retire(out);
-        let received = match self.receive(out) {
-            Ok(received) => received,
-            Err(why) => {
-                self.go_down(why, out);
-                return true;
+        match self.poll_connections(out) {
+            Ok(received) => received || out.len() > before,
+            Err(LinkEnd::Broken(why)) => {
+                self.break_off(why, out);
+                true
             }
-        };
-        if self.has_output() {
-            self.send(out);
+            Err(LinkEnd::Failed(why)) => {
+                self.go_down(why, out);
+                true
+            }
         }
-        received || out.len() > before
+    }
+
+    #[inline]
+    fn poll_connections(&mut self, out: &mut Completions) -> Result<bool, LinkEnd> {
+        self.retire(out)?;
+        let received = self.receive(out)?;
+        if self.has_output() {
+            self.send(out)?;
+        }
+        if self.out.received.is_due(received) {
+            self.out.acknowledge();
+        }
+        Ok(received)
     }
 
     #[inline]
@@ -190,35 +217,51 @@ impl TcpLinkInner {
             && self.incoming.is_none()
             && self.held.is_empty()
             && self.main_end.is_none()
+            && !self.out.received.is_awaited()
+            && !matches!(self.phase, TcpLinkPhase::Broken(_))
     }
 
-    /// Completes sent writes, and frees the places of sent operations.
+    /// Completes the writes that have arrived, and frees the places of sent operations.
+    ///
+    /// # Errors
+    /// If the peer has acknowledged what was not sent.
     #[inline]
-    fn retire(&mut self, out: &mut Completions) {
+    pub(super) fn retire(&mut self, out: &mut Completions) -> Result<(), LinkEnd> {
         self.sent = 0;
         if !self.ends.is_empty() {
-            let (sent, _) = self.out.unsent.progress();
+            let (sent, _) = self.out.kept.progress();
             while self.ends.pop_front_if(|end| *end <= sent).is_some() {}
         }
-        while self.held.pop_front_if(|write| write.is_sent).is_some() {
+        self.out.release()?;
+        let (_, _, released) = self.out.kept.counts();
+        while self.held.pop_front_if(|write| write.number <= released).is_some() {
             out.push(self.id, Event::Done);
         }
         self.wants_room = false;
+        Ok(())
     }
 
     /// Whether a poll has something to report, or to free for somebody who found the queue full,
     /// without anything new from the peer.
     #[inline]
     pub(super) fn has_completion(&self) -> bool {
-        self.held.front().is_some_and(|write| write.is_sent)
-            || self.wants_room && self.sent > 0
+        let (_, acknowledged, released) = self.out.kept.counts();
+        self.held.front().is_some_and(|write| write.number <= acknowledged)
+            || self.wants_room && (self.sent > 0 || acknowledged > released)
             || matches!(self.phase, TcpLinkPhase::Failing(_))
     }
 
     /// Whether a poll would find something. Looks at the main connection if it may have something.
     pub(super) fn has_news(&mut self) -> bool {
-        if !self.is_up() {
+        if self.session.has_outcome() {
+            return true;
+        }
+        if !self.is_connected() {
             return matches!(self.phase, TcpLinkPhase::Failing(_));
+        }
+        // Before a sleep.
+        if self.out.received.is_awaited() {
+            self.out.acknowledge();
         }
         if self.may_read && self.incoming.is_none() {
             self.fill();
@@ -244,244 +287,32 @@ impl TcpLinkInner {
         false
     }
 
-    /// Handles what has come. Returns whether anything had.
-    #[inline]
-    fn receive(&mut self, out: &mut Completions) -> Result<bool, LinkFailure> {
-        let mut budget = self.poll_bytes;
-        let (mut frames, mut reads, mut any) = (0, 0, false);
-        loop {
-            if self.incoming.is_some() {
-                any = true;
-                if !self.pull(&mut budget, out)? {
-                    return Ok(any);
-                }
-            }
-            if frames == POLL_FRAMES {
-                return Ok(any);
-            }
-            if self.next_frame(out)? {
-                frames += 1;
-                any = true;
-                continue;
-            }
-            // Without bytes for another frame.
-            if let Some(end) = self.main_end {
-                return Err(self.ended(end));
-            }
-            if reads == POLL_READS
-                || reads > 0 && !self.received.is_full() && self.received.bytes().is_empty()
-            {
-                return Ok(any);
-            }
-            reads += 1;
-            let had = self.received.bytes().len();
-            if !self.fill() && self.main_end.is_none() {
-                self.check_sending()?;
-                return Ok(any);
-            }
-            any |= self.received.bytes().len() > had;
-        }
-    }
-
-    /// A connection that can't send any more ends the link, once nothing more is received.
-    fn check_sending(&mut self) -> Result<(), LinkFailure> {
-        match self.out.error() {
-            Some(error) => Err(self.ended(MainEnd::Broken(error))),
-            None => Ok(()),
-        }
-    }
-
-    /// Handles the next frame, if its header is complete.
-    #[inline]
-    fn next_frame(&mut self, out: &mut Completions) -> Result<bool, LinkFailure> {
-        let bytes = self.received.bytes();
-        if self.skip > 0 {
-            let count = self.skip.min(bytes.len() as u64);
-            self.skip -= count;
-            self.received.consume(count as usize);
-            return Ok(count > 0);
-        }
-        let Some((frame, header)) = Frame::decode(bytes)? else { return Ok(false) };
-        if let Frame::Send { len } = frame {
-            let Some(message) = bytes.get(header..header + len) else { return Ok(false) };
-            if matches!(self.phase, TcpLinkPhase::Up) {
-                self.receives = self.receives.checked_sub(1).ok_or(LinkFailure::NoReceive)?;
-                out.push_message(self.id, message);
-            }
-            self.received.consume(header + len);
-            return Ok(true);
-        }
-        self.received.consume(header);
-        self.handle(frame)?;
-        Ok(true)
-    }
-
-    /// Handles a frame other than a message.
-    fn handle(&mut self, frame: Frame) -> Result<(), LinkFailure> {
-        if matches!(self.phase, TcpLinkPhase::Cut) {
-            return self.handle_when_cut(frame);
-        }
-        match frame {
-            Frame::Send { .. } => {}
-            Frame::Credits { returned } => self.credits = returned,
-            Frame::Goodbye { reason } => return Err(self.goodbye(reason)),
-            Frame::Write { target, len, immediate, by } => {
-                // Before anything is written.
-                if immediate.is_some() && self.receives == 0 {
-                    return Err(LinkFailure::NoReceive);
-                }
-                self.expect(PayloadPurpose::Write { target, immediate }, len, by)?;
-            }
-            Frame::Answer { ticket, len, by } => self.expect(PayloadPurpose::Answer { ticket }, len, by)?,
-            Frame::Read { source, len, ticket } => self.asked(source, len, ticket)?,
-        }
-        Ok(())
-    }
-
-    fn handle_when_cut(&mut self, frame: Frame) -> Result<(), LinkFailure> {
-        match frame {
-            Frame::Goodbye { reason } => return Err(self.goodbye(reason)),
-            Frame::Write { len, by: PayloadCarrier::Main, .. }
-            | Frame::Answer { len, by: PayloadCarrier::Main, .. } => {
-                self.skip = len;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn goodbye(&self, reason: GoodbyeReason) -> LinkFailure {
-        if !self.received.bytes().is_empty() {
-            return TcpViolation::AfterGoodbye.into();
-        }
-        match reason {
-            GoodbyeReason::Closed => LinkFailure::Closed,
-            GoodbyeReason::Resources => LinkFailure::PeerResources,
-            GoodbyeReason::Protocol => {
-                LinkFailure::Protocol("the peer says so of this side, and its error says how".into())
-            }
-            GoodbyeReason::NoReceive => LinkFailure::NoReceive,
-        }
-    }
-
-    /// Begins to receive a payload, if it is allowed.
-    fn expect(&mut self, purpose: PayloadPurpose, len: u64, by: PayloadCarrier) -> Result<(), LinkFailure> {
-        let number = self.bulk_number;
-        self.bulk_number += u64::from(by == PayloadCarrier::Bulk);
-        let incoming = IncomingPayload::new(purpose, len, by, number);
-        incoming.room(&mut self.grants, &mut self.reads)?;
-        self.incoming = Some(incoming);
-        Ok(())
-    }
-
-    /// The peer reads.
-    fn asked(&mut self, source: FrameTarget, len: u64, ticket: u32) -> Result<(), LinkFailure> {
-        let source = match len {
-            0 => None,
-            len => {
-                let (tensor, start) = self.grants.readable(source, len)?;
-                Some((tensor.clone(), start))
-            }
-        };
-        let queued = self.out.bulk.answers();
-        Ok(self.answers.add(TcpReadAnswer { ticket, len, source }, queued)?)
-    }
-
-    /// Receives more of the present payload. Returns whether that was the rest.
-    #[inline]
-    fn pull(&mut self, budget: &mut u64, out: &mut Completions) -> Result<bool, LinkFailure> {
-        let Some(incoming) = &mut self.incoming else { return Ok(true) };
-        let room = incoming.room(&mut self.grants, &mut self.reads)?;
-        let pulled = incoming.pull(room, &mut self.received, &self.out.sockets, budget);
-        match pulled {
-            Ok(Progress::Complete) => {}
-            Ok(Progress::More | Progress::Waiting) => {
-                self.may_read = true;
-                return Ok(false);
-            }
-            Ok(Progress::Drained) => {
-                self.may_read = false;
-                self.check_sending()?;
-                return Ok(false);
-            }
-            Err(error) if !matches!(error, Errno::CONNRESET | Errno::PIPE) => {
-                return Err(self.ended(MainEnd::Broken(error)));
-            }
-            Ok(Progress::Cut) | Err(_) => {
-                self.phase = TcpLinkPhase::Cut;
-                self.incoming = None;
-                self.may_read = true;
-                return Ok(true);
-            }
-        }
-        let IncomingPayload { purpose, len, .. } = *incoming;
-        self.incoming = None;
-        self.landed(purpose, len, out)?;
-        Ok(true)
-    }
-
-    #[inline]
-    fn landed(
-        &mut self,
-        purpose: PayloadPurpose,
-        len: u64,
-        out: &mut Completions,
-    ) -> Result<(), LinkFailure> {
-        match purpose {
-            PayloadPurpose::Write { immediate: None, .. } => {}
-            PayloadPurpose::Write { immediate: Some(immediate), .. } => self.signal(immediate, len, out)?,
-            PayloadPurpose::Answer { .. } => {
-                if let Some(target) = self.reads.take() {
-                    out.push(self.id, Event::ReadDone { target });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn signal(&mut self, immediate: Immediate, bytes: u64, out: &mut Completions) -> Result<(), LinkFailure> {
-        self.receives = self.receives.checked_sub(1).ok_or(LinkFailure::NoReceive)?;
-        out.push(self.id, Event::Immediate { immediate, bytes });
-        Ok(())
-    }
-
     /// Sends what waits: posted operations, answers to reads, credits.
-    fn send(&mut self, out: &mut Completions) {
+    fn send(&mut self, out: &mut Completions) -> Result<(), LinkEnd> {
         self.post_answers();
         if let Some(returned) = self.unsent_credits.take() {
             self.publish_credits(returned);
         }
         if self.out.in_batch {
-            return;
+            return Ok(());
         }
         self.pump();
         // Not in the next poll: that one may be long after, if the caller sleeps now.
-        self.retire(out);
+        self.retire(out)
     }
 
     /// Sends what is posted.
     pub(super) fn pump(&mut self) {
-        let mut sent = self.out.pump(self.poll_bytes);
-        for write in self.held.iter_mut().filter(|write| !write.is_sent) {
-            if sent == 0 {
-                return;
-            }
-            sent -= 1;
-            write.is_sent = true;
-        }
+        self.out.pump(self.poll_bytes);
     }
 
-    fn post_answers(&mut self) {
+    pub(super) fn post_answers(&mut self) {
         while let Some(answer) = self.answers.front() {
             let &TcpReadAnswer { ticket, len, ref source } = answer;
             if !self.out.has_room(len) {
                 return;
             }
-            let frame = Frame::Answer { ticket, len, by: self.out.carrier(len) };
-            match source {
-                Some((tensor, start)) => _ = self.out.post_payload(frame, tensor, (*start, len), false),
-                None => self.out.post(frame, &[]),
-            }
+            self.out.post_answer(ticket, len, source.as_ref());
             self.answers.pop();
         }
     }
@@ -491,109 +322,10 @@ impl TcpLinkInner {
         if !self.is_up() {
             return;
         }
-        if self.out.unsent.has_room_for_last(super::frame::SHORT_HEADER + super::frame::LONG_HEADER) {
+        if self.out.kept.has_room_for_last(SHORT_HEADER + LONG_HEADER) {
             self.out.post(Frame::Credits { returned }, &[]);
         } else {
             self.unsent_credits = Some(returned);
-        }
-    }
-
-    /// Ends the link from this side. The next poll reports it.
-    #[cold]
-    pub(super) fn fail(&mut self, why: LinkFailure) {
-        if self.is_up() {
-            self.leave(&why);
-            self.phase = TcpLinkPhase::Failing(why);
-        }
-    }
-
-    /// Says goodbye. What was not sent of large writes never will be.
-    fn leave(&mut self, why: &LinkFailure) {
-        let reason = match why {
-            LinkFailure::Resources(_) => GoodbyeReason::Resources,
-            LinkFailure::Protocol(_) => GoodbyeReason::Protocol,
-            LinkFailure::NoReceive => GoodbyeReason::NoReceive,
-            _ => GoodbyeReason::Closed,
-        };
-        self.out.bulk.clear();
-        self.answers.clear();
-        self.out.say_goodbye(reason);
-        self.out.sockets.bulk.iter().for_each(|socket| _ = socket.shutdown(std::net::Shutdown::Write));
-        self.finish_leaving();
-    }
-
-    /// Ends the main connection once all is sent.
-    fn finish_leaving(&mut self) {
-        self.out.unsent.flush(&self.out.sockets.main);
-        if self.out.is_done() {
-            self.out.sockets.shut_down();
-        }
-    }
-
-    #[cold]
-    fn poll_when_not_up(&mut self, out: &mut Completions) -> bool {
-        self.finish_leaving();
-        match &self.phase {
-            TcpLinkPhase::Failing(why) => {
-                let why = why.clone();
-                self.report_down(why, out);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Ends the link: everything outstanding completes, then `Down`.
-    #[cold]
-    fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
-        self.leave(&why);
-        self.report_down(why, out);
-    }
-
-    fn report_down(&mut self, why: LinkFailure, out: &mut Completions) {
-        let failed = self.held.len() + self.reads.fail_all();
-        self.held.clear();
-        self.sent = 0;
-        self.ends.clear();
-        self.incoming = None;
-        self.phase = TcpLinkPhase::Down;
-        (0..failed).for_each(|_| out.push(self.id, Event::Failed));
-        out.push(self.id, Event::Down(why));
-    }
-
-    /// Why the main connection has ended without a goodbye.
-    fn ended(&self, end: MainEnd) -> LinkFailure {
-        let error = match (end, self.out.error()) {
-            // The cause, if a send has met it before.
-            (MainEnd::Closed, Some(error)) | (MainEnd::Broken(error), _) => error,
-            (MainEnd::Closed, None) => return LinkFailure::PeerDied { pid: self.pid },
-        };
-        match error {
-            Errno::CONNRESET | Errno::PIPE => LinkFailure::PeerDied { pid: self.pid },
-            Errno::NOBUFS | Errno::NOMEM => LinkFailure::Resources(format!(
-                "the connection to {} was given up: {error}; raise net.ipv4.tcp_mem, or free memory",
-                self.peer
-            )),
-            Errno::TIMEDOUT => LinkFailure::Connection {
-                peer: self.peer,
-                error: error.to_string(),
-                cause: "its host is down or cut off: check the network, and user_timeout",
-            },
-            error => LinkFailure::Connection {
-                peer: self.peer,
-                error: error.to_string(),
-                cause: "a change of routes, addresses or firewalls: check the network",
-            },
-        }
-    }
-
-    /// Tells the peer of the end of a link that is let go, unless it knows. What was posted before
-    /// still leaves.
-    pub(super) fn say_last_goodbye(&mut self) {
-        if self.is_up() {
-            self.post_answers();
-            self.out.say_goodbye(GoodbyeReason::Closed);
-            self.out.pump(u64::MAX);
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::link::TcpLinkInner;
 use super::options::refuse;
-use super::watcher::PortWatch;
+use super::watcher::{PortWatch, REPAIRED};
 use crate::fabric::{Completions, FabricError, LinkId};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
@@ -155,7 +155,12 @@ impl TcpPortLinks {
             // An error is a signal.
             let Ok((found, _)) = epoll::wait(&watched.epoll, &mut events, Some(&NOW)) else { return };
             for event in &*found {
-                let id = LinkId({ event.data }.u64() as u32);
+                let data = { event.data }.u64();
+                if data == REPAIRED {
+                    self.look_at_repairs(watched);
+                    continue;
+                }
+                let id = LinkId(data as u32);
                 if let Some(link) = self.get_mut(id) {
                     link.may_read = true;
                     self.activate(id);
@@ -165,6 +170,17 @@ impl TcpPortLinks {
                 return;
             }
         }
+    }
+
+    /// Makes the links active whose repairs have ended.
+    #[cold]
+    fn look_at_repairs(&mut self, watched: &PortWatch) {
+        // Read first: a repair that ends between the two makes it readable again.
+        let _ = rustix::io::read(&watched.repaired, &mut [0; 8]);
+        let links = self.places.iter().filter_map(|place| place.link.as_deref());
+        let ended: Vec<LinkId> =
+            links.filter(|link| link.session.has_outcome()).map(|link| link.id).collect();
+        ended.into_iter().for_each(|id| self.activate(id));
     }
 
     /// Whether a poll would find something.
@@ -182,7 +198,7 @@ impl TcpPortLinks {
         {
             self.look(watched);
         }
-        let mut at = 0;
+        let (mut at, mut has_new) = (0, false);
         while let Some(&place) = self.active.get(at) {
             let Some(link) = &mut self.places[usize::from(place)].link else { unreachable!("it is active") };
             if link.poll(out) {
@@ -190,12 +206,16 @@ impl TcpPortLinks {
             } else {
                 link.quiet_polls += 1;
             }
+            has_new |= !link.is_registered;
             if link.quiet_polls >= QUIET_POLLS && link.is_registered && link.is_idle() {
                 link.is_active = false;
                 self.active.swap_remove(at);
             } else {
                 at += 1;
             }
+        }
+        if has_new && self.count > 1 {
+            self.register(watched);
         }
     }
 }

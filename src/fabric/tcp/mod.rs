@@ -7,6 +7,10 @@
 //! tensor to the kernel, and from the kernel to the destination, with no copy in between. A frame
 //! behind a payload is handled when the payload has come whole: so order holds within a link.
 //!
+//! Frames are numbered and acknowledged. If a connection breaks while both processes live, all of
+//! the link's are made again, and what was not acknowledged is sent again. The owner sees nothing of
+//! it.
+//!
 //! The target checks the key and the bounds of each access. A peer that breaks a rule loses the
 //! link and does no damage. The bytes of a link can be read and changed by who controls the
 //! network: see `docs/security.md`.
@@ -16,12 +20,15 @@
 //! | `options`, `failure`, `violation` | settings, errors, the rules that a peer can break |
 //! | `connect`, `endpoint` | how a link is made |
 //! | `frame` | what the main connection carries |
-//! | `io`, `send_buffer`, `bulk`, `outgoing` | sending |
-//! | `receive_buffer`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
-//! | `link`, `post`, `short`, `links`, `port` | links and ports |
-//! | `watcher`, `sleeper` | sleeping, and the end of links that were detached |
+//! | `io`, `byte_ring`, `send_buffer`, `bulk`, `outgoing` | sending, and sending again |
+//! | `receive_buffer`, `received_frames`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
+//! | `link`, `post`, `short`, `receiving`, `ending`, `links`, `port` | links and ports |
+//! | `session` | what outlives the connections of a link |
+//! | `watcher`, `sleeper` | sleeping, new connections for broken ones, and the end of links that were detached |
 mod bulk;
+mod byte_ring;
 mod connect;
+mod ending;
 mod endpoint;
 mod failure;
 mod frame;
@@ -36,7 +43,10 @@ mod port;
 mod post;
 mod reads;
 mod receive_buffer;
+mod received_frames;
+mod receiving;
 mod send_buffer;
+mod session;
 mod short;
 mod sleeper;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -28,8 +28,8 @@ pub struct TcpOptions {
     /// How long a read of an empty socket polls the NIC (`SO_BUSY_POLL`), at most a second; 0 for
     /// not at all. A kernel or a process without the right to set it goes without.
     pub busy_poll: Duration,
-    /// How long sent bytes may stay unacknowledged, and a connection silent, before it counts as
-    /// broken (`TCP_USER_TIMEOUT`, keep-alive). 1 s to an hour.
+    /// How long a peer may be out of reach before its link ends, 1 s to an hour. Half of it is for
+    /// each connection to notice (`TCP_USER_TIMEOUT`, keep-alive), and half for new connections.
     pub user_timeout: Duration,
 }
 
@@ -53,6 +53,17 @@ pub(super) fn refuse(option: &'static str, value: u64, allowed: &'static str) ->
 }
 
 impl TcpOptions {
+    /// How long sent bytes may stay unacknowledged, and a connection silent, before it counts as
+    /// broken.
+    pub(super) fn time_to_notice(&self) -> Duration {
+        self.user_timeout / 2
+    }
+
+    /// How long both sides try to replace connections that broke.
+    pub(super) fn time_to_repair(&self) -> Duration {
+        self.user_timeout - self.time_to_notice()
+    }
+
     /// The addresses that peers are told.
     pub(super) fn advertised(&self) -> &[IpAddr] {
         if self.advertise.is_empty() { std::slice::from_ref(&self.bind) } else { &self.advertise }

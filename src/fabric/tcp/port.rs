@@ -126,6 +126,7 @@ impl Port for TcpPort {
 
     fn attach(&mut self, mut link: TcpLink) -> Result<LinkId, FabricError> {
         let Some(inner) = link.link.take() else { unreachable!("only this takes it") };
+        inner.session.attached(&self.watched.repaired);
         let id = self.links.insert(inner).map_err(|(error, inner)| {
             link.link = Some(inner);
             error
@@ -221,13 +222,15 @@ impl Port for TcpPort {
     #[inline]
     fn take_short<R>(&mut self, link: LinkId, accept: impl Accept<R>) -> ShortTake<R> {
         let Some(link) = self.links.get_active(link) else { return ShortTake::Other };
-        let (taken, bytes) = match link.next_message() {
+        let (taken, len, acknowledged) = match link.next_message() {
             None => return ShortTake::Other,
             Some(None) => return ShortTake::Nothing,
-            Some(Some((message, bytes))) => (accept.accept(NextMessage::Bytes(message)), bytes),
+            Some(Some((message, acknowledged))) => {
+                (accept.accept(NextMessage::Bytes(message)), message.len(), acknowledged)
+            }
         };
         if taken.is_some() {
-            link.take_message(bytes);
+            link.take_message(len, acknowledged);
         }
         taken.into()
     }

@@ -1,6 +1,6 @@
 //! Posting on a link: every operation of [`Port`](crate::fabric::Port) but polls.
 
-use super::frame::{Frame, FrameTarget};
+use super::frame::{Frame, FrameTarget, PayloadCarrier};
 use super::grants::TcpGranted;
 use super::link::{HeldWrite, TcpLinkInner};
 use super::reads::TcpPendingRead;
@@ -25,10 +25,10 @@ impl TcpLinkInner {
     /// Notes an operation without a completion, whose frame is posted.
     #[inline]
     fn posted(&mut self) {
-        if self.out.unsent.is_empty() {
+        if self.out.kept.is_empty() {
             self.sent += 1;
         } else {
-            self.ends.push_back(self.out.unsent.progress().1);
+            self.ends.push_back(self.out.kept.progress().1);
         }
     }
 
@@ -38,12 +38,7 @@ impl TcpLinkInner {
             return Err(PostError::Refused("a message has at most 224 bytes"));
         }
         self.room(bytes.len() as u64)?;
-        let header = Frame::Send { len: bytes.len() }.header();
-        let mut frame = [0; super::frame::SHORT_HEADER + MAX_MESSAGE];
-        let len = header.len() + bytes.len();
-        frame[..header.len()].copy_from_slice(&header);
-        frame[header.len()..len].copy_from_slice(bytes);
-        self.out.post_copied(&frame[..len]);
+        self.out.post(Frame::Send { len: bytes.len() }, bytes);
         self.posted();
         Ok(())
     }
@@ -60,13 +55,8 @@ impl TcpLinkInner {
         }
         let target = target(grant, bytes.len() as u64)?;
         self.room(bytes.len() as u64)?;
-        let by = super::frame::PayloadCarrier::Main;
-        let header = Frame::Write { target, len: bytes.len() as u64, immediate, by }.header();
-        let mut frame = [0; super::frame::LONG_HEADER + MAX_MESSAGE];
-        let len = header.len() + bytes.len();
-        frame[..header.len()].copy_from_slice(&header);
-        frame[header.len()..len].copy_from_slice(bytes);
-        self.out.post_copied(&frame[..len]);
+        let by = PayloadCarrier::Main;
+        self.out.post(Frame::Write { target, len: bytes.len() as u64, immediate, by }, bytes);
         self.posted();
         Ok(())
     }
@@ -81,10 +71,11 @@ impl TcpLinkInner {
         let target = target(grant, len)?;
         self.check_source(source, len)?;
         self.room(len)?;
-        let frame = Frame::Write { target, len, immediate, by: self.out.carrier(len) };
-        let is_sent = self.out.post_payload(frame, source, (0, len), true);
-        self.held.push_back(HeldWrite { tensor: source.clone(), is_sent });
-        if !is_sent && !self.out.in_batch {
+        let by = self.out.carrier(len);
+        self.out.post_payload(Frame::Write { target, len, immediate, by }, source, (0, len));
+        let (number, ..) = self.out.kept.counts();
+        self.held.push_back(HeldWrite { number, tensor: source.clone() });
+        if by == PayloadCarrier::Bulk && !self.out.in_batch {
             self.pump();
         }
         Ok(())

@@ -91,12 +91,12 @@ impl Answers {
         self.waiting.is_empty()
     }
 
-    /// Adds one. `queued`: answers that are posted and not sent.
+    /// Adds one. `posted`: answers that are posted and not acknowledged.
     ///
     /// # Errors
     /// If the peer has more reads under way than it may.
-    pub(super) fn add(&mut self, answer: TcpReadAnswer, queued: usize) -> Result<(), TcpViolation> {
-        if self.waiting.len() + queued >= self.most {
+    pub(super) fn add(&mut self, answer: TcpReadAnswer, posted: usize) -> Result<(), TcpViolation> {
+        if self.waiting.len() + posted >= self.most {
             return Err(TcpViolation::TooManyReads(self.most));
         }
         self.waiting.push_back(answer);

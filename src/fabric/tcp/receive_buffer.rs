@@ -36,6 +36,11 @@ impl ReceiveBuffer {
         debug_assert!(self.start <= self.end);
     }
 
+    /// Forgets all bytes.
+    pub(super) fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
     /// Moves as many bytes as there are into `room`. Returns their number.
     #[inline]
     pub(super) fn take(&mut self, room: &mut [u8]) -> usize {

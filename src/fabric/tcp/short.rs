@@ -1,14 +1,14 @@
 //! Messages of a thread that holds the poller: from the main connection to the caller, without a
 //! completion in between.
 
-use super::frame::Frame;
+use super::frame::{DecodedFrame, Frame, SHORT_HEADER};
 use super::link::{TcpLinkInner, TcpLinkPhase};
 
 impl TcpLinkInner {
-    /// The next message, if it is complete, the next to be handled, and has a receive. Its header's
-    /// and its own length come with it.
+    /// The next message, if it is complete, the next to be handled, and has a receive. With its
+    /// length comes what its header acknowledges.
     #[inline]
-    pub(super) fn next_message(&mut self) -> Option<Option<(&[u8], usize)>> {
+    pub(super) fn next_message(&mut self) -> Option<Option<(&[u8], u32)>> {
         let is_plain = matches!(self.phase, TcpLinkPhase::Up)
             && self.incoming.is_none()
             && self.receives > 0
@@ -23,8 +23,10 @@ impl TcpLinkInner {
         }
         let bytes = self.received.bytes();
         match Frame::decode(bytes) {
-            Ok(Some((Frame::Send { len }, header))) => {
-                Some(Some((bytes.get(header..header + len)?, header + len)))
+            Ok(Some(DecodedFrame { frame: Frame::Send { len }, header, acknowledged: Some(number) }))
+                if self.out.kept.may_acknowledge(number) =>
+            {
+                Some(Some((bytes.get(header..header + len)?, number)))
             }
             _ => None,
         }
@@ -32,8 +34,11 @@ impl TcpLinkInner {
 
     /// Takes the message of [`TcpLinkInner::next_message`].
     #[inline]
-    pub(super) fn take_message(&mut self, bytes: usize) {
-        self.received.consume(bytes);
+    pub(super) fn take_message(&mut self, len: usize, acknowledged: u32) {
+        self.received.consume(SHORT_HEADER + len);
+        // It was checked.
+        let _ = self.out.kept.acknowledge(acknowledged);
+        self.out.received.add_message(len);
         self.receives = self.receives.saturating_sub(1);
         self.quiet_polls = 0;
         // Its place is free: a look is a poll as well.

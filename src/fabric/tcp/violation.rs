@@ -17,6 +17,10 @@ pub(super) enum TcpViolation {
     ReadLength { asked: u64, answered: u64 },
     #[error("it sent more after its goodbye")]
     AfterGoodbye,
+    #[error("it acknowledged {number} frames, where {from} to {to} can be")]
+    Acknowledgement { number: u32, from: u32, to: u32 },
+    #[error("it resumed a connection that had not broken, or did not resume one that had")]
+    Resume,
 }
 
 /// Why no grant allows an access.

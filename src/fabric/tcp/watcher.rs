@@ -7,18 +7,22 @@
 //! It also finishes links that were detached: it sends what was posted before, and reads until the
 //! peer has closed too. A socket that is closed with unread bytes would be reset, and the peer
 //! would lose what it has not read yet.
+//!
+//! And it makes new connections for links whose connections broke: see `session`.
 #![allow(clippy::disallowed_types)] // tables that ports and links change when they are made or end
 
+use super::connect::repair::{SessionEvents, SessionWatch};
 use super::failure::{LIMITS, os};
 use super::io::{self, SocketRead};
 use super::outgoing::Outgoing;
+use super::session::SessionOrder;
 use crate::fabric::FabricError;
 use crate::memory::ForkGuard;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +32,10 @@ pub type Notifier = Arc<dyn Fn() + Send + Sync>;
 
 /// Event of the eventfd. Ports count from 1.
 const CHANGED: u64 = 0;
+/// Events of sessions: their numbers are above this.
+const SESSIONS: u64 = 1 << 32;
+/// Event of a port's own eventfd among those of its links.
+pub(super) const REPAIRED: u64 = u64::MAX;
 /// How long a detached link has to send what was posted, and the peer to close.
 const LEAVE: Duration = Duration::from_secs(2);
 /// How long links have to send what was posted when the fabric ends.
@@ -60,12 +68,15 @@ impl WatcherOfPorts {
     }
 }
 
-struct TcpWatcherShared {
+pub(super) struct TcpWatcherShared {
     epoll: OwnedFd,
     /// Readable when the thread is to look: a link was detached, or the thread is to end.
     changed: OwnedFd,
     ports: Mutex<HashMap<u64, Arc<ArmedPort>>>,
     detached: Mutex<Vec<Outgoing>>,
+    orders: Mutex<Vec<SessionOrder>>,
+    /// Sessions so far.
+    sessions: AtomicU64,
     is_over: AtomicBool,
     /// A forked child inherits the descriptors, and must not touch them.
     fork_guard: ForkGuard,
@@ -84,6 +95,8 @@ pub(super) struct PortWatch {
     number: u64,
     /// Has the sockets of the port's links.
     pub epoll: OwnedFd,
+    /// Readable when the repair of a link has ended. The epoll has it too.
+    pub repaired: Arc<OwnedFd>,
 }
 
 impl Watcher {
@@ -100,6 +113,8 @@ impl Watcher {
             changed,
             ports: Mutex::default(),
             detached: Mutex::default(),
+            orders: Mutex::default(),
+            sessions: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             fork_guard: ForkGuard::of_this_process(),
         });
@@ -122,17 +137,28 @@ impl Watcher {
     pub(super) fn watch(self: &Arc<Self>, notify: Notifier) -> Result<PortWatch, FabricError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| os("making the epoll of a port", error, LIMITS))?;
+        let repaired = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| os("making the eventfd of a port", error, LIMITS))?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &repaired, epoll::EventData::new_u64(REPAIRED), flags)
+            .map_err(|error| os("watching the eventfd of a port", error, LIMITS))?;
         let state = Arc::new(ArmedPort { notify, has_fired: AtomicBool::new(false) });
         let mut ports = self.shared.ports();
         let number = (1..).find(|number| !ports.contains_key(number)).unwrap_or(u64::MAX);
         ports.insert(number, Arc::clone(&state));
         drop(ports);
-        let port = PortWatch { watcher: Arc::clone(self), state, number, epoll };
+        let port =
+            PortWatch { watcher: Arc::clone(self), state, number, epoll, repaired: Arc::new(repaired) };
         // Without a flag: not before it is armed.
         let flags = epoll::EventFlags::ONESHOT;
         epoll::add(&self.shared.epoll, &port.epoll, epoll::EventData::new_u64(number), flags)
             .map_err(|error| os("watching the epoll of a port", error, LIMITS))?;
         Ok(port)
+    }
+
+    /// What sessions know of the watcher.
+    pub(super) fn shared(&self) -> &Arc<TcpWatcherShared> {
+        &self.shared
     }
 
     /// Finishes a detached link. In a forked child the link is only forgotten: it is the parent's.
@@ -204,6 +230,19 @@ impl TcpWatcherShared {
         self.detached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A number for a new session.
+    pub(super) fn next_session(&self) -> u64 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Tells the thread what to do for a session. A forked child has no part in sessions.
+    pub(super) fn order(&self, order: SessionOrder) {
+        if !self.fork_guard.in_child() {
+            self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+            self.look();
+        }
+    }
+
     /// Wakes the thread.
     fn look(&self) {
         // It fails only where the count is full, and then the thread looks anyway.
@@ -213,8 +252,9 @@ impl TcpWatcherShared {
     fn run(&self) {
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 16];
         let mut links: Vec<LeavingLink> = Vec::new();
+        let mut sessions = Sessions::default();
         loop {
-            let tick = (!links.is_empty()).then_some(&TICK);
+            let tick = (!links.is_empty() || !sessions.due.is_empty()).then_some(&TICK);
             let ready = match epoll::wait(self.epoll.as_fd(), &mut events, tick) {
                 Ok((ready, _)) => &*ready,
                 Err(_) => continue, // a signal
@@ -226,6 +266,7 @@ impl TcpWatcherShared {
                         // Read first: an end that is told between the two makes it readable again.
                         let _ = rustix::io::read(&self.changed, &mut [0; 8]);
                     }
+                    number if number >= SESSIONS => sessions.due.push(number - SESSIONS),
                     number => self.fire(number),
                 }
             }
@@ -234,6 +275,8 @@ impl TcpWatcherShared {
                 return finish(links);
             }
             links.retain_mut(|link| !link.step());
+            let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+            sessions.step(orders, &self.epoll);
         }
     }
 
@@ -244,6 +287,42 @@ impl TcpWatcherShared {
             (port.notify)();
         }
     }
+}
+
+/// The sessions of the links.
+#[derive(Default)]
+struct Sessions {
+    all: HashMap<u64, SessionWatch>,
+    /// Those to be looked at, soon or with the next tick.
+    due: Vec<u64>,
+}
+
+impl Sessions {
+    fn step(&mut self, orders: Vec<SessionOrder>, epoll: &OwnedFd) {
+        for order in orders {
+            match order {
+                SessionOrder::Watch(id, session) => {
+                    session.start(events(epoll, id));
+                    self.all.insert(id, *session);
+                }
+                SessionOrder::Repair { session: id, broken, has_progress } => {
+                    if let Some(session) = self.all.get_mut(&id) {
+                        session.broken(broken, has_progress);
+                        self.due.push(id);
+                    }
+                }
+                SessionOrder::Forget(id) => _ = self.all.remove(&id),
+            }
+        }
+        self.due.sort_unstable();
+        self.due.dedup();
+        let all = &mut self.all;
+        self.due.retain(|id| all.get_mut(id).is_some_and(|session| session.step(events(epoll, *id))));
+    }
+}
+
+fn events(epoll: &OwnedFd, session: u64) -> SessionEvents<'_> {
+    SessionEvents { epoll, data: epoll::EventData::new_u64(SESSIONS + session) }
 }
 
 /// Gives the links a moment to send what was posted.

@@ -19,9 +19,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// Connections that have not said their hello yet, of one endpoint. More wait in the kernel.
-const HALF_OPEN: usize = 32;
+pub(super) const HALF_OPEN: usize = 32;
 /// How long a connection may take to say its hello.
-const HELLO_TIME: Duration = Duration::from_secs(1);
+pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
 
 /// What both sides know of the link that is made.
 pub(in super::super) struct LinkPlan<'a> {
@@ -46,7 +46,7 @@ impl LinkPlan<'_> {
             // The first one finds the address that works.
             let known = sockets.first().and_then(|first: &TcpStream| first.peer_addr().ok());
             let mut socket = self.open(known)?;
-            let hello = Hello { speaker: Speaker::Initiator, stream, token: self.peer.token };
+            let hello = Hello { speaker: Speaker::Initiator, stream, number: 0, token: self.peer.token };
             // The socket's buffer is empty, so that the hello fits.
             socket
                 .write_all(&hello.to_bytes())
@@ -108,7 +108,7 @@ impl LinkPlan<'_> {
 
     fn is_right(&self, hello: &Hello, speaker: Speaker) -> bool {
         // The token first, whatever else is wrong.
-        hello.token.is(&self.own) && hello.speaker == speaker
+        hello.token.is(&self.own) && hello.speaker == speaker && hello.number == 0
     }
 
     /// Waits for the connections of the initiator.
@@ -150,7 +150,7 @@ impl LinkPlan<'_> {
         }
         let sockets: Vec<TcpStream> = accepted.into_iter().flatten().collect();
         for (stream, mut socket) in (0..).zip(&sockets) {
-            let hello = Hello { speaker: Speaker::Acceptor, stream, token: self.peer.token };
+            let hello = Hello { speaker: Speaker::Acceptor, stream, number: 0, token: self.peer.token };
             socket
                 .write_all(&hello.to_bytes())
                 .map_err(|error| peer(format!("answering its hello failed: {error}")))?;
@@ -175,39 +175,41 @@ impl LinkPlan<'_> {
         until.wait(fds).map_err(|error| os("waiting for a connection", error, LIMITS))
     }
 
-    /// Sets the options of the connections.
     fn ready(&self, sockets: Vec<TcpStream>) -> Result<Sockets, FabricError> {
-        for socket in &sockets {
-            self.set_up(socket).map_err(not_set)?;
-        }
-        let mut sockets = sockets.into_iter();
-        let Some(main) = sockets.next() else { unreachable!("the main connection is always made") };
-        Ok(Sockets { main, bulk: sockets.collect() })
+        into_link(sockets, self.options).map_err(not_set)
     }
+}
 
-    fn set_up(&self, socket: &TcpStream) -> io::Result<()> {
-        let timeout = self.options.user_timeout;
-        socket.set_nonblocking(true)?;
-        socket.set_nodelay(true)?;
-        sockopt::set_tcp_user_timeout(socket, timeout.as_millis() as u32)?; // at most an hour
-        // The kernel counts in seconds.
-        let interval = (timeout / 4).max(Duration::from_secs(1));
-        sockopt::set_socket_keepalive(socket, true)?;
-        sockopt::set_tcp_keepidle(socket, interval)?;
-        sockopt::set_tcp_keepintvl(socket, interval)?;
-        sockopt::set_tcp_keepcnt(socket, 3)?;
-        if !self.options.busy_poll.is_zero() {
-            let micros = self.options.busy_poll.as_micros() as u32; // at most a second
-            if let Err(error) = socket2::SockRef::from(socket).set_busy_poll(micros) {
-                tracing::debug!(
-                    micros,
-                    %error,
-                    "no busy polling: it takes CAP_NET_ADMIN, or as large a net.core.busy_read"
-                );
-            }
+/// The connections of a link, the main one first, with their options set.
+pub(super) fn into_link(sockets: Vec<TcpStream>, options: &TcpOptions) -> io::Result<Sockets> {
+    sockets.iter().try_for_each(|socket| set_up(socket, options))?;
+    let mut sockets = sockets.into_iter();
+    let Some(main) = sockets.next() else { unreachable!("the main connection is always made") };
+    Ok(Sockets { main, bulk: sockets.collect() })
+}
+
+fn set_up(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
+    let timeout = options.time_to_notice();
+    socket.set_nonblocking(true)?;
+    socket.set_nodelay(true)?;
+    sockopt::set_tcp_user_timeout(socket, timeout.as_millis() as u32)?; // at most an hour
+    // The kernel counts in seconds.
+    let interval = (timeout / 4).max(Duration::from_secs(1));
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, interval)?;
+    sockopt::set_tcp_keepintvl(socket, interval)?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    if !options.busy_poll.is_zero() {
+        let micros = options.busy_poll.as_micros() as u32; // at most a second
+        if let Err(error) = socket2::SockRef::from(socket).set_busy_poll(micros) {
+            tracing::debug!(
+                micros,
+                %error,
+                "no busy polling: it takes CAP_NET_ADMIN, or as large a net.core.busy_read"
+            );
         }
-        Ok(())
     }
+    Ok(())
 }
 
 fn not_set(error: io::Error) -> FabricError {
@@ -225,14 +227,14 @@ fn list(addresses: &[SocketAddr]) -> String {
 }
 
 /// A connection that has not said its hello yet.
-struct ArrivingConnection {
-    socket: TcpStream,
-    hello: PartialHello,
-    until: ConnectDeadline,
+pub(super) struct ArrivingConnection {
+    pub socket: TcpStream,
+    pub hello: PartialHello,
+    pub until: ConnectDeadline,
 }
 
 impl ArrivingConnection {
-    fn new(socket: TcpStream) -> Option<Self> {
+    pub(super) fn new(socket: TcpStream) -> Option<Self> {
         socket.set_nonblocking(true).ok()?;
         Some(ArrivingConnection {
             socket,
@@ -243,7 +245,7 @@ impl ArrivingConnection {
 }
 
 /// The part of a hello that has come.
-struct PartialHello {
+pub(super) struct PartialHello {
     bytes: [u8; BYTES],
     len: usize,
 }
@@ -259,7 +261,7 @@ impl PartialHello {
     ///
     /// # Errors
     /// The connection's, or none if what came is no hello.
-    fn read(&mut self, mut socket: &TcpStream) -> Result<Option<Hello>, Option<io::Error>> {
+    pub(super) fn read(&mut self, mut socket: &TcpStream) -> Result<Option<Hello>, Option<io::Error>> {
         while self.len < BYTES {
             match socket.read(&mut self.bytes[self.len..]) {
                 Ok(0) => return Err(Some(io::ErrorKind::UnexpectedEof.into())),

@@ -4,7 +4,7 @@ use super::address::{TcpByteReader, Token, VERSION};
 
 const MAGIC: [u8; 8] = *b"twtcphlo";
 /// Bytes of a hello.
-pub(in crate::fabric::tcp) const BYTES: usize = 8 + 2 + 1 + 1 + 16;
+pub(in crate::fabric::tcp) const BYTES: usize = 8 + 2 + 1 + 1 + 4 + 16;
 
 /// Who says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,9 @@ pub(in crate::fabric::tcp) struct Hello {
     pub speaker: Speaker,
     /// Number of the connection among those of the link: 0 for the main one.
     pub stream: u8,
+    /// How often the link's connections have been made before, failed attempts included. The
+    /// acceptor says it to ask for new connections: the number of those that broke.
+    pub number: u32,
     pub token: Token,
 }
 
@@ -29,7 +32,8 @@ impl Hello {
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10] = self.speaker as u8;
         bytes[11] = self.stream;
-        bytes[12..].copy_from_slice(&self.token.0);
+        bytes[12..16].copy_from_slice(&self.number.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.token.0);
         bytes
     }
 
@@ -45,7 +49,8 @@ impl Hello {
             2 => Speaker::Acceptor,
             _ => return None,
         };
-        Some(Hello { speaker, stream, token: Token(reader.take()?) })
+        let number = u32::from_le_bytes(reader.take()?);
+        Some(Hello { speaker, stream, number, token: Token(reader.take()?) })
     }
 }
 
@@ -56,10 +61,11 @@ mod tests {
     #[test]
     fn a_hello_comes_back_and_another_version_or_speaker_is_none() {
         for speaker in [Speaker::Initiator, Speaker::Acceptor] {
-            let hello = Hello { speaker, stream: 9, token: Token([5; 16]) };
+            let hello = Hello { speaker, stream: 9, number: 0x0403_0201, token: Token([5; 16]) };
             let bytes = hello.to_bytes();
             let back = Hello::from_bytes(&bytes).expect("a hello");
             assert!(back.speaker == speaker && back.stream == 9 && back.token.is(&hello.token));
+            assert_eq!(back.number, hello.number);
             for at in 0..11 {
                 let mut wrong = bytes;
                 wrong[at] ^= 0x40;

@@ -3,7 +3,7 @@
 
 use crate::fabric::tcp::connect::address::TcpAddress;
 use crate::fabric::tcp::connect::hello::{BYTES, Hello};
-use crate::fabric::tcp::frame::Frame;
+use crate::fabric::tcp::frame::{DecodedFrame, Frame};
 
 pub use super::hostile_program::hostile_peer;
 
@@ -30,9 +30,9 @@ pub fn hello(bytes: &[u8]) {
 pub fn frames(mut bytes: &[u8]) {
     loop {
         match Frame::decode(bytes) {
-            Ok(Some((frame, len))) => {
-                assert_eq!(&frame.header()[..], &bytes[..len]);
-                bytes = &bytes[len..];
+            Ok(Some(DecodedFrame { frame, header, acknowledged })) => {
+                assert_eq!(&frame.header(acknowledged.unwrap_or(0))[..], &bytes[..header]);
+                bytes = &bytes[header..];
             }
             Ok(None) => return assert!(bytes.len() < 32),
             Err(why) => return assert!(why.to_string().len() <= MAX_ERROR, "{why}"),

@@ -28,6 +28,7 @@ pub(crate) enum Got {
     Failed,
     Message(Vec<u8>),
     Immediate(Immediate, u64),
+    Repaired,
     Down(crate::fabric::LinkFailure),
 }
 
@@ -53,7 +54,9 @@ fn link_options() -> LinkOptions {
 pub(crate) fn say_hello(to: &TcpAddress, stream: u8, token: [u8; 16]) -> TcpStream {
     let mut socket = TcpStream::connect((to.hosts[0], to.port)).expect("it listens");
     let token = crate::fabric::tcp::connect::address::Token(token);
-    socket.write_all(&Hello { speaker: Speaker::Initiator, stream, token }.to_bytes()).expect("sent");
+    socket
+        .write_all(&Hello { speaker: Speaker::Initiator, stream, number: 0, token }.to_bytes())
+        .expect("sent");
     socket
 }
 
@@ -90,7 +93,7 @@ pub(crate) fn another(fabric: &TcpFabric, port: &mut TcpPort) -> (LinkId, TcpHos
 impl TcpHostilePeer {
     /// Sends a header and bytes behind it.
     pub(crate) fn send(&mut self, frame: Frame, payload: &[u8]) {
-        self.send_raw(&[&frame.header(), payload].concat());
+        self.send_raw(&[&frame.header(0), payload].concat());
     }
 
     /// Sends bytes on the main connection. A victim that has closed it does not mind.
@@ -110,6 +113,7 @@ impl Victim {
             Event::Failed => Got::Failed,
             Event::Message(_) => Got::Message(message.to_vec()),
             Event::Immediate { immediate, bytes } => Got::Immediate(immediate, bytes),
+            Event::Repaired => Got::Repaired,
             Event::Down(why) => Got::Down(why),
             Event::Lent { .. } => panic!("it does not lend"),
         });

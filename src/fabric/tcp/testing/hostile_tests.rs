@@ -212,7 +212,7 @@ fn frames_that_come_byte_by_byte_are_handled_and_a_cut_one_is_not() {
         immediate: Some(immediate()),
         by: PayloadCarrier::Main,
     };
-    let stream = [&Frame::Send { len: 3 }.header()[..], b"abc", &write.header(), &[7; 8]].concat();
+    let stream = [&Frame::Send { len: 3 }.header(0)[..], b"abc", &write.header(0), &[7; 8]].concat();
     let mut got = Vec::new();
     for byte in &stream {
         peer.send_raw(&[*byte]);
@@ -222,7 +222,7 @@ fn frames_that_come_byte_by_byte_are_handled_and_a_cut_one_is_not() {
         got.extend(victim.next());
     }
     assert_eq!(got, [Got::Message(b"abc".to_vec()), Got::Immediate(immediate(), 8)]);
-    peer.send_raw(&Frame::Send { len: 100 }.header());
+    peer.send_raw(&Frame::Send { len: 100 }.header(0));
     peer.send_raw(&[1; 99]);
     peer.main.shutdown(Shutdown::Write).expect("open");
     let got = victim.until_down();
@@ -237,7 +237,7 @@ fn a_peer_that_asks_and_never_reads_costs_a_bounded_amount_of_memory() {
     let source = tensor(&pool, &vec![1; 200_000]);
     let exposed = victim.port.expose(victim.link, &source).expect("room");
     peer.main.set_nonblocking(true).expect("set");
-    let header = Frame::Read { source: FrameTarget::from(&exposed), len: 200_000, ticket: 0 }.header();
+    let header = Frame::Read { source: FrameTarget::from(&exposed), len: 200_000, ticket: 0 }.header(0);
     let start = Instant::now();
     loop {
         let _ = peer.main.write(&header);
@@ -361,10 +361,10 @@ fn an_initiator_that_meets_another_listener_says_so() {
     let thread = std::thread::spawn(move || {
         let connections: Vec<_> = (0..2).map(|_| listener.accept().expect("the initiator").0).collect();
         for mut socket in &connections {
-            let mut hello = [0; 28];
+            let mut hello = [0; 32];
             socket.read_exact(&mut hello).expect("a hello");
             hello[10] = 2;
-            hello[12..].fill(9);
+            hello[16..].fill(9);
             let _ = socket.write_all(&hello);
         }
         connections

@@ -1,0 +1,68 @@
+//! A connection that is being opened, without waiting: to replace one that broke.
+
+use super::super::io;
+use super::handshake::PartialHello;
+use super::hello::Hello;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+use std::net::{SocketAddr, TcpStream};
+
+/// Why there is no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DialError {
+    /// The peer's host says that nobody listens there.
+    Refused,
+    /// Who listens there is not the peer.
+    OtherListener,
+    /// Another attempt may succeed.
+    Failed,
+}
+
+/// A connection that is being opened.
+pub(super) struct DialledConnection {
+    pub socket: TcpStream,
+    hello: Hello,
+    is_said: bool,
+    answer: PartialHello,
+}
+
+impl DialledConnection {
+    /// Begins to open it.
+    pub(super) fn new(to: SocketAddr, hello: Hello) -> Result<Self, DialError> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|_| DialError::Failed)?;
+        match connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(kind(error)),
+        }
+        Ok(DialledConnection {
+            socket: socket.into(),
+            hello,
+            is_said: false,
+            answer: PartialHello::default(),
+        })
+    }
+
+    /// Says the hello as soon as it can. Returns the other side's when it has come.
+    pub(super) fn step(&mut self) -> Result<Option<Hello>, DialError> {
+        if !self.is_said {
+            let hello = self.hello.to_bytes();
+            match io::send(&self.socket, &hello) {
+                Ok(0) => return Ok(None),
+                Ok(count) if count == hello.len() => self.is_said = true,
+                Ok(_) => return Err(DialError::Failed),
+                Err(error) => return Err(kind(error)),
+            }
+        }
+        match self.answer.read(&self.socket) {
+            Ok(answer) => Ok(answer),
+            Err(None) => Err(DialError::OtherListener),
+            Err(Some(_)) => Err(DialError::Failed),
+        }
+    }
+}
+
+fn kind(error: Errno) -> DialError {
+    if error == Errno::CONNREFUSED { DialError::Refused } else { DialError::Failed }
+}

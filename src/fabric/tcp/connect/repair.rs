@@ -1,0 +1,339 @@
+//! The watcher's part of a session: it listens as long as the link is up, and replaces connections
+//! that broke. No step waits.
+//!
+//! Connections are made again all together, under a number that grows. A side takes them only from
+//! who knows its token, and with a number that it has not had. The initiator opens them. The
+//! acceptor opens one to the initiator's endpoint and asks for them, so that it too learns whether
+//! the peer's process has ended.
+
+use super::super::io::Sockets;
+use super::super::options::TcpOptions;
+use super::super::session::{RepairMailbox, RepairOutcome};
+use super::address::{TcpAddress, Token};
+use super::dial::{DialError, DialledConnection};
+use super::handshake::{ArrivingConnection, HALF_OPEN, HELLO_TIME, into_link};
+use super::hello::{Hello, Speaker};
+use crate::fabric::Role;
+use rustix::event::epoll;
+use rustix::fd::OwnedFd;
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time between two attempts of which the first has failed.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// What both sides know of a link, and what this side was told to do about it.
+pub(in super::super) struct SessionPlan {
+    pub role: Role,
+    pub options: TcpOptions,
+    pub own: Token,
+    pub peer: TcpAddress,
+    /// The peer's end of the first main connection.
+    pub seen: SocketAddr,
+    /// Connections for bulk.
+    pub streams: u8,
+}
+
+impl SessionPlan {
+    /// Where the peer listens, as far as is known. One address if a connection with it was made.
+    fn candidates(&self) -> Vec<SocketAddr> {
+        let is_known = self.role == Role::Initiator || self.peer.hosts.contains(&self.seen.ip());
+        let at = |host| SocketAddr::new(host, self.peer.port);
+        if is_known { vec![at(self.seen.ip())] } else { self.peer.hosts.iter().copied().map(at).collect() }
+    }
+}
+
+/// Connections of the peer with one number, until all have come.
+struct ArrivingSet {
+    number: u32,
+    sockets: Vec<Option<TcpStream>>,
+    until: Instant,
+}
+
+/// An attempt to reach the peer.
+struct RepairAttempt {
+    connections: Vec<DialledConnection>,
+    number: u32,
+    until: Instant,
+}
+
+/// A repair that is under way.
+struct Repair {
+    until: Instant,
+    /// When the next attempt begins.
+    next: Instant,
+    attempt: Option<RepairAttempt>,
+    /// The address of the next attempt among the candidates, and how many refused in a row.
+    candidate: usize,
+    refused: usize,
+}
+
+/// The watcher's part of a session.
+pub(in super::super) struct SessionWatch {
+    plan: SessionPlan,
+    listener: TcpListener,
+    pub mailbox: Arc<RepairMailbox>,
+    /// Number of the newest connections that were made, and of the newest attempt.
+    number: u32,
+    attempts: u32,
+    arriving: Vec<ArrivingConnection>,
+    /// Whether there may be more, which this process had no descriptor for.
+    has_more: bool,
+    set: Option<ArrivingSet>,
+    /// The connection by which the peer has asked, which tells it that this process lives.
+    asking: Option<TcpStream>,
+    repair: Option<Repair>,
+    /// The end of the last repair, unless its connections have served.
+    last_until: Option<Instant>,
+}
+
+/// The watcher's epoll, and what it calls the session.
+#[derive(Clone, Copy)]
+pub(in super::super) struct SessionEvents<'a> {
+    pub epoll: &'a OwnedFd,
+    pub data: epoll::EventData,
+}
+
+impl SessionEvents<'_> {
+    fn add(self, socket: &impl rustix::fd::AsFd) {
+        let flags =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        // Without it the next tick finds what comes.
+        let _ = epoll::add(self.epoll, socket, self.data, flags);
+    }
+
+    fn delete(self, sockets: &Sockets) {
+        sockets.all().for_each(|socket| _ = epoll::delete(self.epoll, socket));
+    }
+}
+
+impl SessionWatch {
+    pub(in super::super) fn new(plan: SessionPlan, listener: TcpListener) -> Self {
+        SessionWatch {
+            plan,
+            listener,
+            mailbox: Arc::default(),
+            number: 0,
+            attempts: 0,
+            arriving: Vec::new(),
+            has_more: false,
+            set: None,
+            asking: None,
+            repair: None,
+            last_until: None,
+        }
+    }
+
+    /// Begins to watch.
+    pub(in super::super) fn start(&self, events: SessionEvents<'_>) {
+        events.add(&self.listener);
+    }
+
+    /// The connections with this number are broken.
+    pub(in super::super) fn broken(&mut self, number: u32, has_progress: bool) {
+        if number >= self.number && self.repair.is_none() {
+            self.begin(has_progress);
+        }
+    }
+
+    /// Begins a repair. Repairs without progress in between share their time.
+    fn begin(&mut self, has_progress: bool) {
+        let now = Instant::now();
+        let until = self.last_until.filter(|_| !has_progress);
+        let until = until.unwrap_or_else(|| now + self.plan.options.time_to_repair());
+        self.last_until = Some(until);
+        let next = if has_progress { now } else { now + RETRY };
+        self.repair = Some(Repair { until, next, attempt: None, candidate: 0, refused: 0 });
+    }
+
+    /// Goes on with what is under way. Returns whether to call this again within a tick.
+    pub(in super::super) fn step(&mut self, events: SessionEvents<'_>) -> bool {
+        let now = Instant::now();
+        self.accept(events);
+        self.hear(events, now);
+        self.set = self.set.take().filter(|set| set.until > now);
+        self.dial(events, now);
+        self.has_more || !self.arriving.is_empty() || self.set.is_some() || self.repair.is_some()
+    }
+
+    fn accept(&mut self, events: SessionEvents<'_>) {
+        while self.arriving.len() < HALF_OPEN {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    events.add(&socket);
+                    self.arriving.extend(ArrivingConnection::new(socket));
+                }
+                Err(error) => {
+                    self.has_more = error.kind() != ErrorKind::WouldBlock;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads hellos.
+    fn hear(&mut self, events: SessionEvents<'_>, now: Instant) {
+        let mut at = 0;
+        while let Some(stranger) = self.arriving.get_mut(at) {
+            match stranger.hello.read(&stranger.socket) {
+                Ok(None) if !stranger.until.is_over() => at += 1,
+                Ok(Some(hello)) => {
+                    let socket = self.arriving.swap_remove(at).socket;
+                    self.admit(hello, socket, events, now);
+                }
+                Ok(None) | Err(_) => _ = self.arriving.swap_remove(at),
+            }
+        }
+    }
+
+    /// Takes a connection from who knows the token, if it is newer than the present ones. Closes any
+    /// other.
+    fn admit(&mut self, hello: Hello, socket: TcpStream, events: SessionEvents<'_>, now: Instant) {
+        // The token first, whatever else is wrong.
+        let is_peer = hello.token.is(&self.plan.own);
+        match (hello.speaker, self.plan.role) {
+            (Speaker::Initiator, Role::Acceptor) if is_peer && hello.number > self.number => {
+                self.place(hello, socket, events, now);
+            }
+            (Speaker::Acceptor, Role::Initiator) if is_peer && hello.number >= self.number => {
+                self.attempts = self.attempts.max(hello.number);
+                self.asking = Some(socket);
+                if self.repair.is_none() {
+                    self.begin(true);
+                }
+            }
+            _ => tracing::debug!(
+                number = hello.number,
+                "a connection to a link was closed: its hello is not the peer's, or is old"
+            ),
+        }
+    }
+
+    fn place(&mut self, hello: Hello, socket: TcpStream, events: SessionEvents<'_>, now: Instant) {
+        let number = hello.number;
+        if self.set.as_ref().is_none_or(|set| set.number < number) {
+            let sockets = (0..=self.plan.streams).map(|_| None).collect();
+            self.set = Some(ArrivingSet { number, sockets, until: now + HELLO_TIME });
+        }
+        let Some(set) = self.set.as_mut().filter(|set| set.number == number) else { return };
+        match set.sockets.get_mut(usize::from(hello.stream)) {
+            Some(place @ None) => *place = Some(socket),
+            _ => return,
+        }
+        if set.sockets.iter().any(Option::is_none) {
+            return;
+        }
+        let sockets: Vec<TcpStream> =
+            self.set.take().into_iter().flat_map(|set| set.sockets).flatten().collect();
+        let answers = (0..).zip(&sockets).try_for_each(|(stream, mut socket)| {
+            let hello = Hello { speaker: Speaker::Acceptor, stream, number, token: self.plan.peer.token };
+            // The socket's buffer is empty, so that the hello fits.
+            socket.write_all(&hello.to_bytes())
+        });
+        if answers.is_ok() {
+            self.connected(sockets, number, events);
+        }
+    }
+
+    /// Hands new connections to the link's owner.
+    fn connected(&mut self, sockets: Vec<TcpStream>, number: u32, events: SessionEvents<'_>) {
+        let Ok(sockets) = into_link(sockets, &self.plan.options) else { return };
+        events.delete(&sockets);
+        tracing::info!(peer = %self.plan.seen, number, "the connections to a peer were made again");
+        self.number = number;
+        (self.repair, self.asking) = (None, None);
+        self.mailbox.deliver(RepairOutcome::Connected(sockets, number));
+    }
+
+    fn end(&mut self, outcome: RepairOutcome) {
+        (self.repair, self.asking) = (None, None);
+        self.mailbox.deliver(outcome);
+    }
+
+    /// Goes on with the repair.
+    fn dial(&mut self, events: SessionEvents<'_>, now: Instant) {
+        let Some(repair) = &mut self.repair else { return };
+        if now >= repair.until {
+            return self.end(RepairOutcome::GivenUp);
+        }
+        let step = match &mut repair.attempt {
+            Some(attempt) if now < attempt.until => attempt.step(&self.plan),
+            Some(_) => Err(DialError::Failed),
+            None if now < repair.next => return,
+            None => {
+                let candidates = self.plan.candidates();
+                self.attempts = self.attempts.max(self.number) + 1;
+                let to = candidates[repair.candidate % candidates.len()];
+                let asks = self.number;
+                let begun = RepairAttempt::begin(&self.plan, to, asks, self.attempts, now);
+                begun.and_then(|mut attempt| {
+                    attempt.connections.iter().for_each(|connection| events.add(&connection.socket));
+                    let step = attempt.step(&self.plan);
+                    repair.attempt = Some(attempt);
+                    step
+                })
+            }
+        };
+        match step {
+            Ok(false) => {}
+            Ok(true) => {
+                let Some(attempt) = repair.attempt.take() else { return };
+                let sockets = attempt.connections.into_iter().map(|connection| connection.socket).collect();
+                repair.next = now + RETRY;
+                self.connected(sockets, attempt.number, events);
+            }
+            Err(DialError::OtherListener) => self.end(RepairOutcome::Gone),
+            Err(error) => {
+                repair.attempt = None;
+                repair.candidate += 1;
+                repair.refused = if error == DialError::Refused { repair.refused + 1 } else { 0 };
+                if repair.refused >= self.plan.candidates().len() {
+                    return self.end(RepairOutcome::Gone);
+                }
+                repair.next = now + RETRY;
+            }
+        }
+    }
+}
+
+impl RepairAttempt {
+    /// Begins to open the connections with this number, or the one that asks for others than those
+    /// with the number `asks`.
+    fn begin(
+        plan: &SessionPlan,
+        to: SocketAddr,
+        asks: u32,
+        number: u32,
+        now: Instant,
+    ) -> Result<Self, DialError> {
+        let (speaker, streams, number) = match plan.role {
+            Role::Initiator => (Speaker::Initiator, plan.streams, number),
+            Role::Acceptor => (Speaker::Acceptor, 0, asks),
+        };
+        let hello = |stream| Hello { speaker, stream, number, token: plan.peer.token };
+        let open = |stream| DialledConnection::new(to, hello(stream));
+        let connections = (0..=streams).map(open).collect::<Result<_, _>>()?;
+        Ok(RepairAttempt { connections, number, until: now + HELLO_TIME })
+    }
+
+    /// Goes on. Returns whether all connections are made.
+    fn step(&mut self, plan: &SessionPlan) -> Result<bool, DialError> {
+        let mut all = true;
+        for (stream, connection) in (0..).zip(&mut self.connections) {
+            match connection.step()? {
+                None => all = false,
+                Some(answer) => {
+                    let is_peer = answer.token.is(&plan.own);
+                    let is_answer = (answer.speaker, answer.stream, answer.number)
+                        == (Speaker::Acceptor, stream, self.number);
+                    if !is_peer || !is_answer || plan.role == Role::Acceptor {
+                        return Err(DialError::OtherListener);
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,207 @@
+//! How connections break and are replaced, and how a link ends.
+
+use super::frame::FrameError;
+use super::frame::GoodbyeReason;
+use super::io::Sockets;
+use super::link::{MainEnd, TcpLinkInner, TcpLinkPhase};
+use super::session::RepairOutcome;
+use super::violation::TcpViolation;
+use crate::fabric::{Completions, Event, LinkFailure};
+use rustix::io::Errno;
+use std::net::Shutdown;
+
+/// Why a poll can't go on.
+pub(super) enum LinkEnd {
+    /// The connections are broken. The failure is for the case that they can't be replaced.
+    Broken(LinkFailure),
+    /// The link ends.
+    Failed(LinkFailure),
+}
+
+impl From<LinkFailure> for LinkEnd {
+    fn from(why: LinkFailure) -> Self {
+        LinkEnd::Failed(why)
+    }
+}
+
+impl From<TcpViolation> for LinkEnd {
+    fn from(violation: TcpViolation) -> Self {
+        LinkEnd::Failed(violation.into())
+    }
+}
+
+impl From<FrameError> for LinkEnd {
+    fn from(error: FrameError) -> Self {
+        LinkEnd::Failed(error.into())
+    }
+}
+
+impl TcpLinkInner {
+    /// The connections are of no use any more. The link waits for others.
+    #[cold]
+    pub(super) fn break_off(&mut self, why: LinkFailure, out: &mut Completions) {
+        if let Err(LinkEnd::Failed(why) | LinkEnd::Broken(why)) = self.retire(out) {
+            return self.go_down(why, out);
+        }
+        tracing::debug!(peer = %self.peer, %why, "the connections to a peer broke");
+        self.out.abandon();
+        self.forget_incoming();
+        let (_, acknowledged, _) = self.out.kept.counts();
+        let progress = Some((self.out.received.count(), acknowledged));
+        let has_progress = std::mem::replace(&mut self.progress, progress) != progress;
+        self.phase = TcpLinkPhase::Broken(why);
+        self.session.repair(has_progress);
+    }
+
+    /// What has come of a frame that is not complete comes again.
+    fn forget_incoming(&mut self) {
+        self.received.clear();
+        (self.incoming, self.skip, self.main_end) = (None, 0, None);
+    }
+
+    /// Takes the outcome of a repair.
+    #[cold]
+    pub(super) fn end_repair(&mut self, out: &mut Completions) {
+        let Some(outcome) = self.session.take_outcome().filter(|_| self.is_up()) else { return };
+        match (outcome, &self.phase) {
+            (RepairOutcome::Connected(sockets, _), _) => self.replace_connections(sockets, out),
+            (RepairOutcome::Gone, TcpLinkPhase::Broken(_)) => {
+                self.go_down(LinkFailure::PeerDied { pid: self.pid }, out);
+            }
+            (RepairOutcome::GivenUp, TcpLinkPhase::Broken(why)) => self.go_down(why.clone(), out),
+            // The connections will say so themselves, behind what they still have.
+            (RepairOutcome::Gone | RepairOutcome::GivenUp, _) => {}
+        }
+    }
+
+    /// Goes on with connections that the peer has proven to be its own.
+    fn replace_connections(&mut self, sockets: Sockets, out: &mut Completions) {
+        self.forget_incoming();
+        self.may_read = true;
+        self.is_registered = false;
+        self.phase = TcpLinkPhase::Resuming;
+        if !self.out.replace(sockets) {
+            self.break_off(self.broken("it ended at once".into()), out);
+        }
+    }
+
+    /// The peer has said what it lacks.
+    pub(super) fn resume(&mut self, out: &mut Completions) -> Result<(), LinkEnd> {
+        self.out.release()?;
+        self.out.resume();
+        self.phase = TcpLinkPhase::Up;
+        out.push(self.id, Event::Repaired);
+        Ok(())
+    }
+
+    /// Ends the link from this side. The next poll reports it.
+    #[cold]
+    pub(super) fn fail(&mut self, why: LinkFailure) {
+        if self.is_up() {
+            self.leave(&why);
+            self.phase = TcpLinkPhase::Failing(why);
+        }
+    }
+
+    /// Says goodbye. What was not sent of large writes never will be.
+    fn leave(&mut self, why: &LinkFailure) {
+        let reason = match why {
+            LinkFailure::Resources(_) => GoodbyeReason::Resources,
+            LinkFailure::Protocol(_) => GoodbyeReason::Protocol,
+            LinkFailure::NoReceive => GoodbyeReason::NoReceive,
+            _ => GoodbyeReason::Closed,
+        };
+        self.session.end();
+        self.out.bulk.clear();
+        self.out.kept.release_tensors();
+        self.answers.clear();
+        self.out.say_goodbye(reason);
+        self.out.sockets.bulk.iter().for_each(|socket| _ = socket.shutdown(Shutdown::Write));
+        self.finish_leaving();
+    }
+
+    /// Ends the main connection once all is sent.
+    fn finish_leaving(&mut self) {
+        self.out.kept.flush(&self.out.sockets.main);
+        if self.out.is_done() {
+            self.out.sockets.shut_down();
+        }
+    }
+
+    #[cold]
+    pub(super) fn poll_without_connection(&mut self, out: &mut Completions) -> bool {
+        match &self.phase {
+            TcpLinkPhase::Failing(why) => {
+                let why = why.clone();
+                self.finish_leaving();
+                self.report_down(why, out);
+                true
+            }
+            TcpLinkPhase::Down => {
+                self.finish_leaving();
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends the link: everything outstanding completes, then `Down`.
+    #[cold]
+    pub(super) fn go_down(&mut self, why: LinkFailure, out: &mut Completions) {
+        // What is wrong with an acknowledgement matters no more.
+        let _ = self.retire(out);
+        self.leave(&why);
+        self.report_down(why, out);
+    }
+
+    fn report_down(&mut self, why: LinkFailure, out: &mut Completions) {
+        let failed = self.held.len() + self.reads.fail_all();
+        self.held.clear();
+        self.sent = 0;
+        self.ends.clear();
+        self.incoming = None;
+        self.phase = TcpLinkPhase::Down;
+        (0..failed).for_each(|_| out.push(self.id, Event::Failed));
+        out.push(self.id, Event::Down(why));
+    }
+
+    /// What follows from the end of the main connection without a goodbye.
+    pub(super) fn ended(&self, end: MainEnd) -> LinkEnd {
+        let error = match (end, self.out.error()) {
+            // The cause, if a send has met it before.
+            (MainEnd::Closed, Some(error)) | (MainEnd::Broken(error), _) => error,
+            (MainEnd::Closed, None) => return LinkEnd::Broken(self.broken("it ended".into())),
+        };
+        match error {
+            Errno::NOBUFS | Errno::NOMEM => LinkEnd::Failed(LinkFailure::Resources(format!(
+                "the connection to {} was given up: {error}; raise net.ipv4.tcp_mem, or free memory",
+                self.peer
+            ))),
+            error => LinkEnd::Broken(self.broken(error.to_string())),
+        }
+    }
+
+    /// The failure of connections that nothing replaces.
+    fn broken(&self, error: String) -> LinkFailure {
+        LinkFailure::Connection {
+            peer: self.peer,
+            error: format!("{error}, and no new connection could be made"),
+            cause: "its host is down or cut off: check the network, and user_timeout",
+        }
+    }
+
+    /// Tells the peer of the end of a link that is let go, unless it knows. What was posted before
+    /// still leaves.
+    pub(super) fn say_last_goodbye(&mut self) {
+        if !self.is_up() {
+            return;
+        }
+        if !self.out.kept.is_open() {
+            return self.leave(&LinkFailure::Closed);
+        }
+        self.post_answers();
+        self.out.forget_sent();
+        self.out.say_goodbye(GoodbyeReason::Closed);
+        self.out.pump(u64::MAX);
+    }
+}
