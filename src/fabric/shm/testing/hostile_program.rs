@@ -326,6 +326,7 @@ impl HonestOwner {
                     Event::Message(_) | Event::Immediate { .. } => {
                         self.honest.port.post_receives(self.honest.link, 1);
                     }
+                    Event::Repaired => panic!("nothing of it is repaired"),
                     Event::Down(_) => self.is_down = true,
                 }
             }
