@@ -59,7 +59,11 @@ impl Outgoing {
     /// Posts a frame that there is room for. The payload is copied.
     #[inline]
     pub(super) fn post(&mut self, frame: Frame, payload: &[u8]) {
-        let header = frame.header(self.received.tell());
+        let header = match frame {
+            // They acknowledge nothing.
+            Frame::Credits { .. } => frame.header(0),
+            _ => frame.header(self.received.tell()),
+        };
         self.kept.post(&self.sockets.main, &header, payload, self.in_batch);
     }
 

@@ -70,6 +70,12 @@ impl TcpPort {
         })
     }
 
+    /// A link, for tests that break its connections.
+    #[cfg(test)]
+    pub(super) fn link_mut(&mut self, id: LinkId) -> &mut TcpLinkInner {
+        self.links.get_mut(id).expect("its link")
+    }
+
     /// Whether there is no link.
     #[inline]
     pub(in crate::fabric) fn is_vacant(&self) -> bool {

@@ -79,7 +79,7 @@ pub(in super::super) struct SessionWatch {
     number: u32,
     attempts: u32,
     arriving: Vec<ArrivingConnection>,
-    /// Whether there may be more, which this process had no descriptor for.
+    /// Whether more may wait: there was no place or no descriptor for them.
     has_more: bool,
     set: Option<ArrivingSet>,
     /// The connection by which the peer has asked, which tells it that this process lives.
@@ -171,6 +171,7 @@ impl SessionWatch {
                 }
             }
         }
+        self.has_more = true;
     }
 
     /// Reads hellos.
@@ -264,7 +265,8 @@ impl SessionWatch {
             None if now < repair.next => return,
             None => {
                 let candidates = self.plan.candidates();
-                self.attempts = self.attempts.max(self.number) + 1;
+                // A peer that uses the numbers up gets no more connections.
+                self.attempts = self.attempts.max(self.number).saturating_add(1);
                 let to = candidates[repair.candidate % candidates.len()];
                 let asks = self.number;
                 let begun = RepairAttempt::begin(&self.plan, to, asks, self.attempts, now);

@@ -55,6 +55,8 @@ struct ProgramScene {
     peer: TcpHostilePeer,
     granted: Grant,
     exposed: Grant,
+    /// How often the peer has made its connections again.
+    dials: u32,
     is_down: bool,
 }
 
@@ -70,7 +72,7 @@ impl ProgramScene {
 
     fn step(&mut self, program: &mut Program<'_>) {
         let by = if program.byte() & 1 == 0 { PayloadCarrier::Main } else { PayloadCarrier::Bulk };
-        match program.byte() % 10 {
+        match program.byte() % 12 {
             0 => {
                 let count = usize::from(program.byte());
                 let bytes = program.bytes(count);
@@ -110,6 +112,16 @@ impl ProgramScene {
             6 => self.victim.port.post_receives(self.victim.link, 1),
             7 => _ = self.peer.bulk[0].shutdown(Shutdown::Write),
             8 => _ = self.peer.main.shutdown(Shutdown::Write),
+            9 => {
+                self.dials = self.dials.wrapping_add(1);
+                let number = program.forged(self.dials.into());
+                drop(self.peer.dial(number as u32));
+                // Usually the victim has new connections when it is told what to send again.
+                (0..program.byte() % 4).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+                let frame = if program.byte() < 200 { Frame::Resume } else { Frame::Acknowledge };
+                self.peer.send_raw(&frame.header(program.forged(0) as u32));
+            }
+            10 => self.peer.send_raw(&Frame::Acknowledge.header(program.forged(1) as u32)),
             _ => self.poll(),
         }
     }
@@ -137,6 +149,7 @@ pub fn hostile_peer(bytes: &[u8]) {
         peer,
         granted: Grant { region: 0, key: 0, offset: 0, len: 0 },
         exposed: Grant { region: 0, key: 0, offset: 0, len: 0 },
+        dials: 0,
         is_down: false,
     };
     let port = &mut scene.victim.port;

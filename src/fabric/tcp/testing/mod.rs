@@ -6,13 +6,20 @@ pub(crate) mod hostile_peer;
 pub(crate) mod hostile_program;
 #[cfg(test)]
 mod hostile_tests;
+#[cfg(test)]
+mod repair_tests;
 
 use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::wire::{DType, Shape, TensorMeta};
 
 /// A small pool.
 pub(crate) fn pool() -> Pool {
-    let options = RegionOptions { lock: LockPolicy::No, ..RegionOptions::new(1 << 20) };
+    pool_of(1 << 20)
+}
+
+/// A pool of so many bytes.
+pub(crate) fn pool_of(bytes: u64) -> Pool {
+    let options = RegionOptions { lock: LockPolicy::No, ..RegionOptions::new(bytes) };
     Pool::new(Region::create(0, &options).expect("a region"), PoolOptions::default()).expect("a pool")
 }
 
