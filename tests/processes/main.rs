@@ -3,6 +3,7 @@
 
 mod borrowed;
 mod calls;
+mod broken_connections;
 mod cancellation;
 #[path = "../common/mod.rs"]
 mod common;

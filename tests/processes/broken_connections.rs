@@ -1,0 +1,186 @@
+//! Connections over TCP that break again and again between two members that live: nothing is lost,
+//! and no receive fails.
+//!
+//! This process takes duplicates of the members' sockets (`pidfd_getfd(2)`) and breaks them.
+
+use crate::common::other::Other;
+use crate::common::{SOON, cluster, counting, member, values};
+use rustix::net::{AddressFamily, Shutdown, connect_unspec, getpeername, getsockname, shutdown, sockopt};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::net::SocketAddr;
+use std::os::fd::{OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+use tensorwire::{Counter, Edge, Node, Step};
+
+/// Breaks that each member must have come through.
+const REPAIRS: u64 = 20;
+/// Elements (`f32`) of the values of a step: in a record, by the main connection, and by the others.
+const LENGTHS: [usize; 4] = [2, 500, 10_000, 200_000];
+/// Edges of a batch.
+const BATCH: usize = 10;
+
+/// The socket of a member's connection to another one over TCP, if that is one.
+fn connection(member: &OwnedFd, number: RawFd, ports: &[u16]) -> Option<OwnedFd> {
+    let socket = pidfd_getfd(member, number, PidfdGetfdFlags::empty()).ok()?;
+    let family = sockopt::socket_domain(&socket).ok()?;
+    if family != AddressFamily::INET || sockopt::socket_acceptconn(&socket).ok()? {
+        return None;
+    }
+    let own = SocketAddr::try_from(getsockname(&socket).ok()?).ok()?;
+    let peer = SocketAddr::try_from(getpeername(&socket).ok()??).ok()?;
+    // Those of the bootstrap service have one of its ports.
+    (!ports.contains(&own.port()) && !ports.contains(&peer.port())).then_some(socket)
+}
+
+/// The connections of a member over TCP.
+fn connections(member: &Other, ports: &[u16]) -> Vec<OwnedFd> {
+    let pid = Pid::from_raw(member.pid()).expect("a process");
+    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return Vec::new() };
+    let Ok(files) = std::fs::read_dir(format!("/proc/{}/fd", member.pid())) else { return Vec::new() };
+    let numbers = files.flatten().filter_map(|file| file.file_name().to_str()?.parse().ok());
+    numbers.filter_map(|number| connection(&handle, number, ports)).collect()
+}
+
+/// Breaks a connection in one of three ways.
+fn break_connection(socket: &OwnedFd, how: usize) {
+    // It may have ended meanwhile.
+    match how % 3 {
+        0 => _ = shutdown(socket, Shutdown::Both),
+        1 => _ = shutdown(socket, Shutdown::Write),
+        // A reset: what is under way is lost.
+        _ => _ = connect_unspec(socket),
+    }
+}
+
+#[test]
+fn values_come_once_and_in_order_over_connections_that_break_again_and_again() {
+    for poll in ["inline", "adaptive"] {
+        let cluster = cluster(2);
+        let addresses = cluster.trim_start_matches("w=").split(',');
+        let ports: Vec<u16> =
+            addresses.map(|it| it.parse::<SocketAddr>().expect("an address").port()).collect();
+        let start = |task| {
+            let environment = [("TEST_TASK", task), ("TEST_POLL", poll)];
+            Other::start_with("broken_connections::role_exchange", &cluster, &environment)
+        };
+        let mut members = ["0", "1"].map(start);
+        for member in &mut members {
+            member.wait_for("joined");
+        }
+        let (began, mut breaks) = (Instant::now(), 0);
+        while !members.iter_mut().all(Other::has_ended) {
+            assert!(began.elapsed() < 6 * SOON, "no end after {breaks} breaks");
+            let sockets = connections(&members[breaks % 2], &ports);
+            if let Some(socket) = sockets.get(breaks / 2 % sockets.len().max(1)) {
+                break_connection(socket, breaks);
+            }
+            breaks += 1;
+            std::thread::sleep(Duration::from_millis(5 + breaks as u64 % 20));
+        }
+        for member in &mut members {
+            println!("{poll}: {}", member.wait_for("repairs"));
+            assert!(member.ends_well());
+        }
+        println!("{breaks} breaks in {:?}", began.elapsed());
+    }
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_exchange() {
+    let text = |name: &str| std::env::var(name).expect("started by a test");
+    let task: u32 = text("TEST_TASK").parse().expect("a number");
+    let node = member(&text("TEST_CLUSTER"), task).set("fabric", "tcp").set("poll", text("TEST_POLL"));
+    let node = node.set("pool_size", "64MiB").set("stop_timeout", "10s").start().expect("the node starts");
+    node.join().expect("the other comes");
+    println!("joined");
+    let sequence = node.sequence(1 << 40);
+    let edges = Edges::new(&node, 1 - task);
+    let _standing = node.standing(&edges.standing.1, sequence, 16).expect("new");
+    let mut rounds = 0;
+    loop {
+        let step = node.step(sequence.step(rounds)).expect("a step");
+        // Both go on until both have seen enough. A step's first value says so.
+        let has_enough = node.counters().get(Counter::LinksRepaired) >= REPAIRS;
+        let theirs_have = edges.exchange(&node, &step, rounds, has_enough);
+        drop(step);
+        // The other side has taken its values: it sent this step's after that.
+        if rounds > 0 {
+            node.cleanup(sequence.step(rounds - 1));
+        }
+        rounds += 1;
+        if has_enough && theirs_have {
+            break;
+        }
+    }
+    let counters = node.counters();
+    assert_eq!((counters.get(Counter::PeersLost), counters.get(Counter::ValuesLost)), (0, 0));
+    println!("w/{task}: {} repairs in {rounds} steps", counters.get(Counter::LinksRepaired));
+    // The other side counts before it says this.
+    let last = node.step(1).expect("a step");
+    last.send_dead(&edges.of_lengths[0].0).expect("sent");
+    last.recv(&edges.of_lengths[0].1, SOON).expect("received");
+    node.stop().expect("the node stops");
+}
+
+/// Edges to the other member and from it.
+struct Edges {
+    standing: (Edge, Edge),
+    of_lengths: Vec<(Edge, Edge)>,
+    of_batch: Vec<(Edge, Edge)>,
+}
+
+impl Edges {
+    fn new(node: &Node, other: u32) -> Self {
+        let edge = |name: &str| {
+            let to = node.edge_to("w", other, name).expect("an edge");
+            (to, node.edge_from("w", other, name).expect("an edge"))
+        };
+        Edges {
+            standing: edge("standing"),
+            of_lengths: LENGTHS.iter().map(|len| edge(&format!("of {len}"))).collect(),
+            of_batch: (0..BATCH).map(|at| edge(&format!("batch {at}"))).collect(),
+        }
+    }
+
+    /// Sends values of each kind, and receives the other side's. Says `word`, and returns theirs.
+    fn exchange(&self, node: &Node, step: &Step, round: u64, word: bool) -> bool {
+        let first = (round % 1000) as f32;
+        let say = |at: f32| f32::from(u8::from(word)) + 2.0 * at;
+        // Several values of one edge arrive in their order.
+        for at in 0..3 {
+            step.send(&self.standing.0, counting(node, say(first + at as f32), 3)).expect("sent");
+        }
+        for (len, (to, _)) in LENGTHS.into_iter().zip(&self.of_lengths) {
+            step.send(to, counting(node, first, len)).expect("sent");
+        }
+        let batch = self.of_batch.iter().enumerate();
+        step.send_all(batch.map(|(at, (to, _))| (to, counting(node, first + at as f32, 40 * at))))
+            .expect("sent");
+        let mut theirs = false;
+        for at in 0..3 {
+            let came = step.recv(&self.standing.1, SOON).expect("received").tensor;
+            let value = values(&came)[0];
+            theirs = value % 2.0 == 1.0;
+            assert_eq!((value / 2.0).floor(), first + at as f32, "in its order, once");
+        }
+        for (len, (_, from)) in LENGTHS.into_iter().zip(&self.of_lengths) {
+            let came = step.recv(from, SOON).expect("received").tensor;
+            let all = values(&came);
+            assert_eq!(all.len(), len);
+            assert!(all.iter().enumerate().all(|(k, value)| *value == first + k as f32), "other bytes");
+        }
+        let came = step
+            .recv_all(&self.of_batch.iter().map(|(_, from)| from).collect::<Vec<_>>(), SOON)
+            .expect("received");
+        for (at, delivery) in came.iter().enumerate() {
+            let all = values(&delivery.tensor);
+            assert_eq!(all.len(), 40 * at);
+            assert!(
+                all.iter().enumerate().all(|(k, value)| *value == first + (at + k) as f32),
+                "other bytes"
+            );
+        }
+        theirs
+    }
+}
