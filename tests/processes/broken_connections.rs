@@ -12,8 +12,9 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, Edge, Node, Step};
 
-/// Breaks that each member must have come through.
+/// Repairs and steps that each member must have come through.
 const REPAIRS: u64 = 20;
+const STEPS: u64 = 20;
 /// Elements (`f32`) of the values of a step: in a record, by the main connection, and by the others.
 const LENGTHS: [usize; 4] = [2, 500, 10_000, 200_000];
 /// Edges of a batch.
@@ -75,7 +76,7 @@ fn values_come_once_and_in_order_over_connections_that_break_again_and_again() {
                 break_connection(socket, breaks);
             }
             breaks += 1;
-            std::thread::sleep(Duration::from_millis(5 + breaks as u64 % 20));
+            std::thread::sleep(Duration::from_millis(5 + breaks as u64 % 50));
         }
         for member in &mut members {
             println!("{poll}: {}", member.wait_for("repairs"));
@@ -101,7 +102,7 @@ fn role_exchange() {
     loop {
         let step = node.step(sequence.step(rounds)).expect("a step");
         // Both go on until both have seen enough. A step's first value says so.
-        let has_enough = node.counters().get(Counter::LinksRepaired) >= REPAIRS;
+        let has_enough = rounds >= STEPS && node.counters().get(Counter::LinksRepaired) >= REPAIRS;
         let theirs_have = edges.exchange(&node, &step, rounds, has_enough);
         drop(step);
         // The other side has taken its values: it sent this step's after that.
@@ -120,6 +121,9 @@ fn role_exchange() {
     let last = node.step(1).expect("a step");
     last.send_dead(&edges.of_lengths[0].0).expect("sent");
     last.recv(&edges.of_lengths[0].1, SOON).expect("received");
+    // Nothing repairs a link whose owner leaves. An error says that the other side has left, which
+    // had taken this side's word before.
+    let _ = node.flush(SOON);
     node.stop().expect("the node stops");
 }
 
