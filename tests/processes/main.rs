@@ -2,8 +2,8 @@
 //! this test program in a role. A role is a test that is ignored otherwise.
 
 mod borrowed;
-mod calls;
 mod broken_connections;
+mod calls;
 mod cancellation;
 #[path = "../common/mod.rs"]
 mod common;

@@ -8,6 +8,8 @@ pub(crate) mod hostile_program;
 mod hostile_tests;
 #[cfg(test)]
 mod repair_tests;
+#[cfg(test)]
+mod send_buffer_tests;
 
 use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::wire::{DType, Shape, TensorMeta};

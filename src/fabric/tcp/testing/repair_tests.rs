@@ -282,7 +282,9 @@ fn an_idle_link_is_repaired_while_both_sides_sleep() {
             break_connection(&link.out.sockets.main, 2);
             let start = Instant::now();
             std::thread::scope(|scope| {
-                sides.each_mut().map(|side| scope.spawn(move || sleep_until_repaired(side, round)));
+                for side in &mut sides {
+                    scope.spawn(move || sleep_until_repaired(side, round));
+                }
             });
             least = least.min(start.elapsed());
             sides.iter_mut().for_each(Side::send);
