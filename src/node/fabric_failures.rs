@@ -1,6 +1,5 @@
-//! Fabrics on which links with a peer could not be made, so that the next attempts do without them.
+//! Fabrics on which links with a peer could not be made, so that the next attempts prefer others.
 
-use super::offer::FabricRefusal;
 use crate::bootstrap::PeerInfo;
 use crate::fabric::{FabricError, FabricKind};
 use crate::wire::{Incarnation, TaskId};
@@ -9,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Failures in a row after which a fabric counts as one that does not reach the peer.
-const ENOUGH: u32 = 2;
+pub(super) const ENOUGH: u8 = 2;
 
 /// The failed attempts with each peer, in its present life.
 #[derive(Default)]
@@ -17,7 +16,16 @@ pub(super) struct FabricFailures(Mutex<HashMap<TaskId, PeerFailures>>);
 
 struct PeerFailures {
     life: Incarnation,
-    failed: Vec<(FabricKind, u32, String)>,
+    failed: HashMap<FabricKind, FailedAttempts>,
+}
+
+/// The attempts on one fabric since the last one that made a link.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FailedAttempts {
+    /// Their number, or 255 if there are more.
+    pub count: u8,
+    /// How the last one failed.
+    pub why: String,
 }
 
 impl FabricFailures {
@@ -25,29 +33,11 @@ impl FabricFailures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that links with the peer over this fabric did not fail too often. When all `kinds`
-    /// have, all of them are tried again.
-    ///
-    /// # Errors
-    /// How the last attempt failed.
-    pub fn check(
-        &self,
-        peer: &PeerInfo,
-        kind: FabricKind,
-        kinds: &[FabricKind],
-    ) -> Result<(), FabricRefusal> {
-        let mut peers = self.peers();
-        let Some(of_peer) = peers.get_mut(&peer.name).filter(|of_peer| of_peer.life == peer.incarnation)
-        else {
-            return Ok(());
-        };
-        if kinds.iter().all(|kind| of_peer.has_given_up(*kind).is_some()) {
-            of_peer.failed.clear();
-        }
-        match of_peer.has_given_up(kind) {
-            Some(why) => Err(FabricRefusal { why: format!("tried {ENOUGH} times: {why}"), is_final: false }),
-            None => Ok(()),
-        }
+    /// The failed attempts with this life of the peer over this fabric.
+    pub fn of(&self, peer: &PeerInfo, kind: FabricKind) -> FailedAttempts {
+        let peers = self.peers();
+        let of_life = peers.get(&peer.name).filter(|of_peer| of_peer.life == peer.incarnation);
+        of_life.and_then(|of_peer| of_peer.failed.get(&kind)).cloned().unwrap_or_default()
     }
 
     /// Notes that an endpoint could not be connected. Failures that say nothing of the fabric do
@@ -57,22 +47,20 @@ impl FabricFailures {
             return;
         }
         let mut peers = self.peers();
-        let fresh = || PeerFailures { life: peer.incarnation, failed: Vec::new() };
+        let fresh = || PeerFailures { life: peer.incarnation, failed: HashMap::new() };
         let of_peer = peers.entry(peer.name.clone()).or_insert_with(fresh);
         if of_peer.life != peer.incarnation {
             *of_peer = fresh();
         }
-        match of_peer.failed.iter_mut().find(|(failed, ..)| *failed == kind) {
-            Some((_, count, why)) => (*count, *why) = (*count + 1, error.to_string()),
-            None => of_peer.failed.push((kind, 1, error.to_string())),
-        }
+        let failed = of_peer.failed.entry(kind).or_default();
+        *failed = FailedAttempts { count: failed.count.saturating_add(1), why: error.to_string() };
     }
-}
 
-impl PeerFailures {
-    fn has_given_up(&self, kind: FabricKind) -> Option<&str> {
-        let found = self.failed.iter().find(|(failed, count, _)| *failed == kind && *count >= ENOUGH);
-        found.map(|(_, _, why)| why.as_str())
+    /// Forgets the failures on a fabric that has made a link.
+    pub fn forget(&self, peer: &PeerInfo, kind: FabricKind) {
+        if let Some(of_peer) = self.peers().get_mut(&peer.name) {
+            of_peer.failed.remove(&kind);
+        }
     }
 }
 
@@ -107,8 +95,6 @@ mod tests {
         }
     }
 
-    const BOTH: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
-
     fn silent() -> FabricError {
         FabricError::Timeout {
             fabric: FabricKind::Verbs,
@@ -118,25 +104,18 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_that_fails_again_is_left_out_for_that_life_of_the_peer() {
+    fn failures_count_for_one_life_until_a_link_is_made() {
         let failures = FabricFailures::default();
-        for _ in 0..ENOUGH {
-            assert_eq!(failures.check(&peer(7), FabricKind::Verbs, &BOTH), Ok(()));
+        for count in 1..=ENOUGH {
             failures.note(&peer(7), FabricKind::Verbs, &silent());
+            assert_eq!(failures.of(&peer(7), FabricKind::Verbs).count, count);
         }
-        let refusal = failures.check(&peer(7), FabricKind::Verbs, &BOTH).expect_err("it failed twice");
-        assert!(refusal.why.contains("a ping took longer") && !refusal.is_final, "{refusal:?}");
-        assert_eq!(failures.check(&peer(7), FabricKind::Shm, &BOTH), Ok(()));
-        assert_eq!(failures.check(&peer(8), FabricKind::Verbs, &BOTH), Ok(()), "another life");
-    }
-
-    #[test]
-    fn a_node_without_another_fabric_tries_the_same_again() {
-        let failures = FabricFailures::default();
-        for _ in 0..5 {
-            failures.note(&peer(7), FabricKind::Verbs, &silent());
-            assert_eq!(failures.check(&peer(7), FabricKind::Verbs, &[FabricKind::Verbs]), Ok(()));
+        assert!(failures.of(&peer(7), FabricKind::Verbs).why.contains("a ping took longer"));
+        for (life, kind) in [(7, FabricKind::Shm), (8, FabricKind::Verbs)] {
+            assert_eq!(failures.of(&peer(life), kind), FailedAttempts::default(), "{life} {kind}");
         }
+        failures.forget(&peer(7), FabricKind::Verbs);
+        assert_eq!(failures.of(&peer(7), FabricKind::Verbs), FailedAttempts::default());
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! | 1 | version |
 //! | 1 | number of fabrics |
 //! | 1, 1, 2 | of each fabric: kind, [state](OfferState), bytes that follow |
-//! | 4, rest | offered: depth of the queue, address |
+//! | 4, 1, rest | offered: depth of the queue, failed attempts, address |
 //! | all | refused: the reason, UTF-8 |
 
 use crate::fabric::FabricKind;
@@ -32,8 +32,9 @@ pub(super) struct FabricOffer {
 /// Whether a side can use a fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OfferState {
-    /// It has an endpoint there. Depth 0 stands for any.
-    Offered { depth: u32, address: Vec<u8> },
+    /// It has an endpoint there. Depth 0 stands for any. `failures` is how often in a row it could
+    /// not make a link with the peer there.
+    Offered { depth: u32, failures: u8, address: Vec<u8> },
     /// It does not use the fabric.
     Refused(FabricRefusal),
 }
@@ -85,11 +86,13 @@ pub(super) fn encode(offers: &[FabricOffer]) -> Vec<u8> {
     // There are fewer kinds than 256.
     bytes.extend([VERSION, offers.len() as u8]);
     for FabricOffer { kind, state } in offers {
-        let (state, parts): (u8, [&[u8]; 2]) = match state {
-            OfferState::Offered { depth, address } => (OFFERED, [&depth.to_le_bytes(), address]),
+        let (state, parts): (u8, [&[u8]; 3]) = match state {
+            OfferState::Offered { depth, failures, address } => {
+                (OFFERED, [&depth.to_le_bytes(), &[*failures], address])
+            }
             OfferState::Refused(FabricRefusal { why, is_final }) => {
                 let cut = why.floor_char_boundary(MAX_REASON);
-                (if *is_final { REFUSED } else { REFUSED_NOW }, [&[], &why.as_bytes()[..cut]])
+                (if *is_final { REFUSED } else { REFUSED_NOW }, [&[], &[], &why.as_bytes()[..cut]])
             }
         };
         // Addresses are shorter by far: the bootstrap service carries 64 KiB.
@@ -150,8 +153,10 @@ impl OfferReader<'_> {
         };
         let state = match state {
             OFFERED => {
-                let (depth, address) = body.split_first_chunk()?;
-                OfferState::Offered { depth: u32::from_le_bytes(*depth), address: address.into() }
+                let (depth, rest) = body.split_first_chunk()?;
+                let (failures, address) = rest.split_first()?;
+                let (depth, failures) = (u32::from_le_bytes(*depth), *failures);
+                OfferState::Offered { depth, failures, address: address.into() }
             }
             REFUSED => refused(true)?,
             REFUSED_NOW => refused(false)?,
@@ -168,7 +173,7 @@ mod tests {
 
     fn offers() -> Vec<FabricOffer> {
         let refusal = FabricRefusal { why: "no device".into(), is_final: true };
-        let offered = OfferState::Offered { depth: 256, address: vec![7; 40] };
+        let offered = OfferState::Offered { depth: 256, failures: 3, address: vec![7; 40] };
         vec![
             FabricOffer { kind: FabricKind::Shm, state: offered },
             FabricOffer::refused(FabricKind::Verbs, refusal),

@@ -1,7 +1,7 @@
 //! Makes links with peers from the addresses that the bootstrap service brings.
 
 use super::events::{EventHistory, EventPeer};
-use super::fabric_failures::FabricFailures;
+use super::fabric_failures::{ENOUGH, FabricFailures};
 use super::offer::{self, FabricOffer, FabricRefusal, OfferState};
 use super::pollers::{LinkPollers, PollerSet};
 use super::process::{PeerReport, PeerState};
@@ -273,7 +273,6 @@ impl FabricPeering {
     /// This side's endpoint on a fabric, and what the peer gets to know of it.
     fn offer(&self, peer: &PeerInfo, kind: FabricKind) -> Result<(MultiEndpoint, OfferState), FabricRefusal> {
         self.fabrics.check_open(kind)?;
-        self.failures.check(peer, kind, &self.fabrics.kinds())?;
         let port = match self.index(&peer.name) {
             Ok(index) => Paths::index_of(index, self.pollers.count()),
             Err(status) => return Err(FabricRefusal { why: status.message, is_final: true }),
@@ -281,7 +280,8 @@ impl FabricPeering {
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
         let endpoint = self.fabrics.endpoint(kind, port, &options)?;
         let (depth, address) = (common_depth(kind, &options), endpoint.address().to_vec());
-        Ok((endpoint, OfferState::Offered { depth, address }))
+        let failures = self.failures.of(peer, kind).count;
+        Ok((endpoint, OfferState::Offered { depth, failures, address }))
     }
 
     /// Offers every fabric, or says why not.
@@ -297,13 +297,32 @@ impl FabricPeering {
         (offers.into(), WaitingEndpoints { endpoints, chosen: None })
     }
 
-    /// Chooses the fastest fabric that both sides can use.
+    /// Chooses the fastest fabric that both sides can use. One on which links failed too often
+    /// comes after the others, so that the only one that both can use is tried for ever.
     fn choose(&self, peer: &PeerInfo, theirs: &[u8]) -> Result<(Vec<FabricOffer>, WaitingEndpoints), Status> {
         let theirs = self.decode(peer, theirs)?;
-        let mut refused = Vec::new();
+        let (mut refused, mut common) = (Vec::new(), Vec::new());
         for kind in FabricKind::FASTEST_FIRST {
-            match self.choose_if_common(peer, kind, &theirs) {
+            match self.check_common(peer, kind, &theirs) {
+                Ok(failures) => common.push((kind, self.given_up(peer, kind, failures))),
+                Err(refusal) => refused.push((kind, refusal)),
+            }
+        }
+        // The order among equals stays.
+        common.sort_by_key(|(_, given_up)| given_up.as_ref().map_or(0, |(failures, _)| *failures));
+        let mut candidates = common.into_iter();
+        while let Some((kind, _)) = candidates.next() {
+            match self.offer(peer, kind).map_err(|refusal| refusal.of(&self.me)) {
                 Ok((endpoint, state)) => {
+                    let left_out = candidates.filter_map(|(kind, given_up)| Some((kind, given_up?.1)));
+                    refused.extend(left_out);
+                    let is_faster = |other: &FabricKind| {
+                        FabricKind::FASTEST_FIRST
+                            .iter()
+                            .take_while(|faster| **faster != kind)
+                            .any(|it| it == other)
+                    };
+                    refused.retain(|(other, _)| is_faster(other));
                     let chosen = Some(self.transport(kind, &refused));
                     let refused = refused.into_iter();
                     let mut answer: Vec<_> =
@@ -317,16 +336,17 @@ impl FabricPeering {
         Err(self.nothing_in_common(peer, &refused))
     }
 
-    /// This side's endpoint on a fabric that both sides can use, or why they can't.
-    fn choose_if_common(
+    /// Whether both sides can use a fabric: how often the peer failed to make a link there, or why
+    /// they can't.
+    fn check_common(
         &self,
         peer: &PeerInfo,
         kind: FabricKind,
         theirs: &[FabricOffer],
-    ) -> Result<(MultiEndpoint, OfferState), FabricRefusal> {
+    ) -> Result<u8, FabricRefusal> {
         self.fabrics.check_open(kind).map_err(|refusal| refusal.of(&self.me))?;
-        let address = match theirs.iter().find(|offer| offer.kind == kind).map(|offer| &offer.state) {
-            Some(OfferState::Offered { address, .. }) => address,
+        let (failures, address) = match theirs.iter().find(|offer| offer.kind == kind).map(|it| &it.state) {
+            Some(OfferState::Offered { failures, address, .. }) => (*failures, address),
             Some(OfferState::Refused(refusal)) => return Err(refusal.clone().of(&peer.name)),
             None => {
                 let refusal = FabricRefusal { why: "it does not know this fabric".into(), is_final: true };
@@ -334,7 +354,19 @@ impl FabricPeering {
             }
         };
         self.fabrics.check_peer(kind, address).map_err(|refusal| refusal.of(&peer.name))?;
-        self.offer(peer, kind).map_err(|refusal| refusal.of(&self.me))
+        Ok(failures)
+    }
+
+    /// How often links over a fabric failed, and how, if that is too often on either side.
+    fn given_up(&self, peer: &PeerInfo, kind: FabricKind, theirs: u8) -> Option<(u8, FabricRefusal)> {
+        let ours = self.failures.of(peer, kind);
+        let (who, count, why) = match ours.count {
+            count if count >= ENOUGH => (&self.me, count, format!(": {}", ours.why)),
+            _ if theirs >= ENOUGH => (&peer.name, theirs, " in vain".into()),
+            _ => return None,
+        };
+        let refusal = FabricRefusal { why: format!("tried {count} times{why}"), is_final: false };
+        Some((count.max(theirs), refusal.of(who)))
     }
 
     fn decode(&self, peer: &PeerInfo, offer: &[u8]) -> Result<Vec<FabricOffer>, Status> {
@@ -364,13 +396,15 @@ impl FabricPeering {
         let is_final = refused.iter().all(|(_, refusal)| refusal.is_final);
         let code = if is_final { Code::FailedPrecondition } else { Code::Unavailable };
         let whys: Vec<_> = refused.iter().map(|(kind, refusal)| format!("{kind}: {}", refusal.why)).collect();
+        let remedy =
+            if is_final { ". Set fabric to the same value on all members, or leave it auto" } else { "" };
         let message = format!(
-            "{} (on host {}) and {} (on host {}) have no fabric in common: {}. Set fabric to the same value \
-             on all members, or leave it auto",
+            "{} (on host {}) and {} (on host {}) have no fabric in common{}: {}{remedy}",
             self.me,
             self.host,
             peer.name,
             peer.host_id,
+            if is_final { "" } else { " now" },
             whys.join("; ")
         );
         Status::new(code, message)
@@ -389,7 +423,7 @@ impl FabricPeering {
         let (mut refused, mut offered) = (Vec::new(), Vec::new());
         for FabricOffer { kind, state } in self.decode(peer, offer)? {
             match state {
-                OfferState::Offered { depth, address } => offered.push((kind, depth, address)),
+                OfferState::Offered { depth, address, .. } => offered.push((kind, depth, address)),
                 OfferState::Refused(refusal) => refused.push((kind, refusal)),
             }
         }
@@ -478,6 +512,7 @@ impl Peering for FabricPeering {
         })?;
         transport.devices = link.devices();
         self.try_link(peer, link, timeout.saturating_sub(started.elapsed()))?;
+        self.failures.forget(peer, transport.kind);
         let index = self.index(&peer.name)?;
         self.directory.note(index, transport);
         Ok(())

@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::Engine;
 use crate::fabric::multi::{FabricParts, MultiPort};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
+use crate::fabric::tcp::{TcpFabric, TcpOptions};
 use crate::link::LinkSettings;
 use crate::matching::{RemoteSettings, WindowHandler};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
@@ -24,13 +25,22 @@ fn members() -> Members {
     Members::new((0..2).map(|task| TaskId::new("w", task).expect("a job name")).collect())
 }
 
-/// A life of task 0 or 1, for which every loss is fatal.
+/// A life of task 0 or 1 with shared memory alone, for which every loss is fatal.
 fn side(task: u32, life: u64) -> Side {
+    side_on(task, life, |_| None)
+}
+
+/// The same with TCP.
+fn side_with_tcp(task: u32, life: u64) -> Side {
+    side_on(task, life, |pool| Some(TcpFabric::new(pool, TcpOptions::default()).expect("a fabric")))
+}
+
+fn side_on(task: u32, life: u64, tcp: impl Fn(&Pool) -> Option<TcpFabric>) -> Side {
     let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     let pool =
         Pool::new(Region::create(0, &region).expect("a region"), PoolOptions::default()).expect("a pool");
     let shm = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
-    let fabrics = NodeFabrics::of(FabricParts { shm: Some(shm), ..FabricParts::default() });
+    let fabrics = NodeFabrics::of(FabricParts { shm: Some(shm), tcp: tcp(&pool), verbs: None });
     let losses = Arc::new(Losses::new(&members(), true));
     let directory = PeerDirectory::new(members());
     let settings = RemoteSettings {
@@ -126,7 +136,7 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
 
 /// The offer of a peer with one fabric.
 fn offer_of(kind: FabricKind, depth: u32, address: &[u8]) -> Vec<u8> {
-    let state = OfferState::Offered { depth, address: address.to_vec() };
+    let state = OfferState::Offered { depth, failures: 0, address: address.to_vec() };
     let refusal = FabricRefusal { why: "fabric is set".into(), is_final: true };
     let others = FabricKind::FASTEST_FIRST.into_iter().filter(|other| *other != kind);
     let refused = others.map(|other| FabricOffer::refused(other, refusal.clone()));
@@ -189,8 +199,8 @@ fn an_offer_that_no_member_makes_is_refused() {
 
 #[test]
 fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
-    // Places of an address: a mark, the version, the boot, and the user.
-    let places = [("version", 8), ("another host", 10), ("as user", 34)];
+    // Places of an address: a mark, the version, the boot, two namespaces, and the user.
+    let places = [("version", 8), ("another host", 10), ("as user", 42)];
     let (a, b) = (side(0, 10), side(1, 20));
     for (what, place, code) in places
         .map(|(what, place)| (what, place, Code::FailedPrecondition))
@@ -206,6 +216,79 @@ fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
         let refused = refused.expect_err("another one");
         assert!(refused.message.contains(what), "{refused}");
         assert_eq!(refused.code, code, "{refused}");
+    }
+}
+
+/// The fabric that `b` chooses for a link with `a`, whose shared memory it sees as it is, or as
+/// that of another host.
+fn chosen([a, b]: [&Side; 2], other_host: bool) -> (FabricKind, String) {
+    let mut offers = offer::decode(&a.peering.prepare(&info(1, 20, 1), None).expect("endpoints").offer);
+    for offer in offers.iter_mut().flatten() {
+        if let (FabricKind::Shm, OfferState::Offered { address, .. }) = (offer.kind, &mut offer.state) {
+            // A byte of the host's boot.
+            address[10] ^= u8::from(other_host);
+        }
+    }
+    let offers = offer::encode(&offers.expect("an offer"));
+    let made = b.peering.prepare(&info(0, 10, 1), Some(&offers)).expect("a common fabric");
+    let waiting = b.peering.endpoints().waiting.remove(&made.ticket).expect("the endpoint");
+    let transport = waiting.chosen.expect("a choice");
+    (transport.kind, transport.why.to_string())
+}
+
+fn failed(kind: FabricKind) -> FabricError {
+    FabricError::Peer { fabric: kind, why: "it closed the connection".into() }
+}
+
+#[test]
+fn the_only_fabric_that_two_hosts_share_is_tried_again_however_often_it_failed() {
+    let (a, b) = (side_with_tcp(0, 10), side_with_tcp(1, 20));
+    for failures in 0..5 {
+        for other_host in [true, false] {
+            let expected = if other_host { FabricKind::Tcp } else { FabricKind::Shm };
+            assert_eq!(chosen([&a, &b], other_host).0, expected, "after {failures} failures");
+        }
+        a.peering.failures.note(&info(1, 20, 1), FabricKind::Tcp, &failed(FabricKind::Tcp));
+        b.peering.failures.note(&info(0, 10, 1), FabricKind::Tcp, &failed(FabricKind::Tcp));
+    }
+}
+
+#[test]
+fn a_fabric_that_fails_twice_comes_after_the_others_until_a_link_is_made_there() {
+    let (a, b) = (side_with_tcp(0, 10), side_with_tcp(1, 20));
+    // Whichever side has seen the failures.
+    for (at, peer, said) in
+        [(&b, info(0, 10, 1), "w/1: tried 2 times: "), (&a, info(1, 20, 1), "w/0: tried 2")]
+    {
+        at.peering.failures.note(&peer, FabricKind::Shm, &failed(FabricKind::Shm));
+        assert_eq!(chosen([&a, &b], false).0, FabricKind::Shm, "once is no pattern");
+        at.peering.failures.note(&peer, FabricKind::Shm, &failed(FabricKind::Shm));
+        let (kind, why) = chosen([&a, &b], false);
+        assert_eq!(kind, FabricKind::Tcp, "{why}");
+        assert!(why.contains(said), "{why}");
+        // When both fail, the one that failed less comes next.
+        (0..3).for_each(|_| at.peering.failures.note(&peer, FabricKind::Tcp, &failed(FabricKind::Tcp)));
+        assert_eq!(chosen([&a, &b], false).0, FabricKind::Shm);
+        at.peering.failures.forget(&peer, FabricKind::Tcp);
+        assert_eq!(chosen([&a, &b], false).0, FabricKind::Tcp);
+        at.peering.failures.forget(&peer, FabricKind::Shm);
+        assert_eq!(chosen([&a, &b], false).0, FabricKind::Shm);
+    }
+    let infos = [info(1, 20, 2), info(0, 10, 2)];
+    b.peering.failures.note(&infos[1], FabricKind::Shm, &failed(FabricKind::Shm));
+    connect([&a, &b], [&infos[0], &infos[1]]);
+    assert_eq!(b.peering.failures.of(&infos[1], FabricKind::Shm).count, 0, "a link was made");
+}
+
+#[test]
+fn a_refusal_that_may_pass_names_no_setting() {
+    let a = side(0, 10);
+    for (is_final, says_so) in [(true, true), (false, false)] {
+        let refused = FabricKind::FASTEST_FIRST
+            .map(|kind| FabricOffer::refused(kind, FabricRefusal { why: "too few files".into(), is_final }));
+        let refused = a.peering.prepare(&info(1, 20, 1), Some(&offer::encode(&refused)));
+        let message = refused.expect_err("nothing is offered").message;
+        assert_eq!(message.contains("Set fabric to the same value"), says_so, "{message}");
     }
 }
 

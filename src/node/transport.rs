@@ -206,8 +206,11 @@ impl NodeFabrics {
     /// Fabrics of these parts, of a node that leaves the choice.
     #[cfg(test)]
     pub fn of(parts: FabricParts) -> NodeFabrics {
-        let closed = [FabricKind::Verbs, FabricKind::Tcp].map(|kind| (kind, "there is none".to_owned()));
-        NodeFabrics { fabric: MultiFabric::new(parts).expect("a part"), closed: closed.into(), named: None }
+        let fabric = MultiFabric::new(parts).expect("a part");
+        let closed =
+            FabricKind::FASTEST_FIRST.into_iter().filter(|kind| fabric.kinds().all(|it| it != *kind));
+        let closed = closed.map(|kind| (kind, "there is none".to_owned())).collect();
+        NodeFabrics { fabric, closed, named: None }
     }
 
     /// Registers memory outside the pool, if one of the fabrics can.
