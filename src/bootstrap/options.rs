@@ -6,7 +6,6 @@ use super::names::shorten;
 use crate::wire::{Cluster, HostPort, Incarnation, TaskId};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How long making one link may take before the attempt is given up.
@@ -30,8 +29,6 @@ pub struct BootstrapOptions {
     /// The address to listen on instead of this process's address in the cluster. Port 0 takes any
     /// free port.
     pub bind: Option<SocketAddr>,
-    /// The socket that listens already at the address of this process.
-    pub listener: Option<Arc<TcpListener>>,
     /// How members prove who they are.
     pub auth: AuthSettings,
     /// Whether to listen on an address that other hosts reach, although `auth` does not prove who
@@ -57,7 +54,6 @@ impl BootstrapOptions {
             cluster,
             incarnation,
             bind: None,
-            listener: None,
             auth: AuthSettings::Uid,
             allow_non_loopback: false,
             heartbeat: Duration::from_millis(100),
@@ -67,14 +63,12 @@ impl BootstrapOptions {
         }
     }
 
-    /// Listens at the address of this process, unless it listens already. Refuses clusters with
-    /// addresses that are open to other hosts, unless the options permit them. Blocks while names
-    /// are looked up.
-    pub(super) fn listen(&self) -> Result<TcpListener, BootstrapError> {
-        if let Some(listener) = &self.listener {
-            let failed = |source| BootstrapError::Start { tried: "taking the socket over", source };
-            return listener.try_clone().map_err(failed);
-        }
+    /// Listens at the address of this process. Refuses clusters with addresses that are open to
+    /// other hosts, unless the options permit them. Blocks while names are looked up.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NotAMember`], `NotLoopback`, `Resolve` or `Bind`.
+    pub fn listen(&self) -> Result<TcpListener, BootstrapError> {
         let (auth, allow_non_loopback) = (self.auth.mode(), self.allow_non_loopback);
         let (me, address, bind) = (&self.me, self.my_address()?, self.bind);
         Listening { me, address, bind, auth, allow_non_loopback }.listen()

@@ -14,7 +14,7 @@ use super::thread::{self, StopOrder};
 use crate::store::MemoryStore;
 use crate::wire::TaskId;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -118,6 +118,21 @@ impl Bootstrap {
     /// then.
     /// [`BootstrapError::State`] if the service was stopped.
     pub fn start(&self) -> Result<(), BootstrapError> {
+        self.start_with(BootstrapOptions::listen)
+    }
+
+    /// The same with a socket that listens already at the address of this process.
+    ///
+    /// # Errors
+    /// As [`Bootstrap::start`].
+    pub fn start_on(&self, listener: TcpListener) -> Result<(), BootstrapError> {
+        self.start_with(|_| Ok(listener))
+    }
+
+    fn start_with(
+        &self,
+        listen: impl FnOnce(&BootstrapOptions) -> Result<TcpListener, BootstrapError>,
+    ) -> Result<(), BootstrapError> {
         let mut running = self.running();
         match self.shared.phase() {
             ServicePhase::Created => {}
@@ -128,7 +143,7 @@ impl Bootstrap {
         let options = &self.shared.options;
         let auth = Authenticator::open(&options.auth, &options.me)
             .map_err(|why| BootstrapError::Auth { me: options.me.clone(), why })?;
-        let listener = options.listen()?;
+        let listener = listen(options)?;
         listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
         let local_addr = listener.local_addr().map_err(failed("reading the socket's address"))?;
         let runtime = thread::runtime(self.shared.peers.len())?;

@@ -63,7 +63,7 @@ impl Peering for CallPeering {
         let why = || FabricRefusal { why: "fabric is grpc".into(), is_final: true };
         let mut offers: Vec<_> =
             FabricKind::FASTEST_FIRST.map(|kind| FabricOffer::refused(kind, why())).into();
-        let state = OfferState::Offered { depth: 0, address: Vec::new() };
+        let state = OfferState::Offered { depth: 0, failures: 0, address: Vec::new() };
         offers.push(FabricOffer { kind: FabricKind::Grpc, state });
         Ok(Prepared { ticket: 0, offer: offer::encode(&offers) })
     }

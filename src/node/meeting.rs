@@ -123,7 +123,7 @@ fn list(missing: &[TaskId]) -> String {
 pub(super) struct Met {
     pub cluster: Cluster,
     /// Listens at the address that was published.
-    pub listener: Arc<TcpListener>,
+    pub listener: TcpListener,
     /// Serves the store, in task 0.
     pub server: Option<StoreServer>,
 }
@@ -151,7 +151,7 @@ pub(super) fn meet(meeting: &Meeting) -> Result<Met, NodeError> {
     let cluster = if config.task == 0 { this.gather(left)? } else { this.read(left)? };
     this.leave()?;
     tracing::info!("{}: {} members have met at {}", this.me, meeting.size, meeting.store);
-    Ok(Met { cluster, listener: Arc::new(listener), server })
+    Ok(Met { cluster, listener, server })
 }
 
 fn open(meeting: &Meeting) -> Result<(Arc<dyn Store>, Option<StoreServer>), MeetingError> {

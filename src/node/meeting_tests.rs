@@ -70,6 +70,18 @@ fn members_meet_in_a_file_run_after_run() {
 }
 
 #[test]
+fn nothing_listens_where_a_member_met_the_others_once_it_has_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("file://{}/store", folder.path().display());
+    let node = member(0, 1, &[("TENSORWIRE_STORE", &store)], LONG).start().unwrap();
+    let address = node.address().unwrap();
+    assert!(std::net::TcpStream::connect(address).is_ok());
+    node.stop().unwrap();
+    let error = std::net::TcpStream::connect(address).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
 fn a_cluster_of_one_meets_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let store = format!("file://{}/store", folder.path().display());

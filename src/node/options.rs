@@ -7,9 +7,7 @@ use crate::matching::{Members, RemoteSettings};
 use crate::memory::{NumaPolicy, RegionOptions};
 use crate::rendezvous::RendezvousSettings;
 use crate::wire::Incarnation;
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// The part of the pool that holds destinations of tensors that were not sent yet, at most.
 const READY_SHARE: u64 = 4;
@@ -77,14 +75,12 @@ pub(super) fn bootstrap_options(
     config: &Config,
     incarnation: Incarnation,
     host_id: String,
-    listener: Option<Arc<TcpListener>>,
 ) -> BootstrapOptions {
     BootstrapOptions {
         me: config.task_id().clone(),
         cluster: config.cluster.clone(),
         incarnation,
         bind: config.bind,
-        listener,
         auth: auth_settings(config),
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,

@@ -12,6 +12,7 @@ use crate::fabric::{FabricKind, LinkOptions, Registrar};
 use crate::matching::{Members, WindowHandler};
 use crate::memory::{Pool, PoolOptions, Region};
 use crate::wire::{Incarnation, TaskId};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
@@ -56,12 +57,12 @@ impl OpeningParts {
         Ok(pool)
     }
 
-    /// Opens the fabrics, and makes the pollers.
+    /// Opens the fabrics, and makes the pollers. The bootstrap service has the listener.
     pub fn open(
         self,
         config: &Config,
         NodeIdentity { me, incarnation, members, host }: NodeIdentity,
-        pool: &Pool,
+        (pool, listener): (&Pool, &TcpListener),
         (polling, outstanding): (Polling, Arc<AtomicUsize>),
         (reporter, directory): (Arc<LinkReporter>, PeerDirectory),
     ) -> Result<NodeParts, NodeError> {
@@ -73,7 +74,7 @@ impl OpeningParts {
             let (pollers, lost_rails) = (calls.clone(), Arc::default());
             return Ok(NodeParts { pollers, peering, registrar: None, lost_rails, calls: Some(calls) });
         };
-        let fabrics = opening.open(config, pool)?;
+        let fabrics = opening.open(config, pool, listener)?;
         let handler = || {
             let (me, members, reporter) = (me.clone(), members.clone(), reporter.clone());
             WindowHandler::new(

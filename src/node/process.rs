@@ -185,6 +185,12 @@ impl Node {
         let members = members(config);
         let opening = OpeningParts::begin(config)?;
         let pool = opening.pool(config, &me)?;
+        let host = host::identity()?;
+        let options = bootstrap_options(config, incarnation, host.clone());
+        let (listener, server) = match met {
+            Some(met) => (met.listener, met.server),
+            None => (options.listen()?, None),
+        };
         let losses = Arc::new(Losses::new(&members, config.peer_loss == PeerLoss::FailAll));
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
@@ -192,13 +198,11 @@ impl Node {
         let reporter =
             Arc::new(LinkReporter::new(me.clone(), losses.clone(), directory.clone(), events.clone()));
         let polling = Polling::new(config, members.all().len(), cpus);
-        let host = host::identity()?;
-        let identity =
-            NodeIdentity { me: me.clone(), incarnation, members: members.clone(), host: host.clone() };
+        let identity = NodeIdentity { me: me.clone(), incarnation, members: members.clone(), host };
         let NodeParts { pollers, peering, registrar, lost_rails, calls } = opening.open(
             config,
             identity,
-            &pool,
+            (&pool, &listener),
             (polling.clone(), outstanding.clone()),
             (reporter.clone(), directory.clone()),
         )?;
@@ -222,8 +226,6 @@ impl Node {
             let owners = owners.clone();
             move |owner| owners.run_or_here(move || drop(owner))
         });
-        let (listener, server) = met.map(|met| (met.listener, met.server)).unzip();
-        let options = bootstrap_options(config, incarnation, host, listener);
         let bootstrap = Arc::new(Bootstrap::new(options, peering)?);
         if let Some(calls) = calls {
             calls.call_by(&bootstrap);
@@ -231,7 +233,7 @@ impl Node {
         reporter.report_to(&bootstrap, &pollers, &executor);
         events.run_on(&executor);
         pollers.start()?;
-        bootstrap.start()?;
+        bootstrap.start_on(listener)?;
         // The callback thread starts with its first job. It starts now, and the pin comes last, so
         // that no other thread inherits the pin.
         executor.run(|| {});
@@ -256,7 +258,7 @@ impl Node {
             outstanding,
             events,
             bootstrap,
-            store: ClusterStore::new(config, server.flatten()),
+            store: ClusterStore::new(config, server),
             stopped: Mutex::default(),
             failed_join: Mutex::default(),
             fork_guard: ForkGuard::of_this_process(),

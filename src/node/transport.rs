@@ -11,7 +11,7 @@ use crate::fabric::verbs::{LinkDevices, VerbsDevice, VerbsFabric};
 use crate::fabric::{FabricError, FabricKind, FabricSet, LinkOptions, Registrar};
 use crate::memory::Pool;
 use crate::wire::HostPort;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -54,15 +54,37 @@ fn shm_options(config: &Config, pool: &Pool) -> ShmOptions {
     ShmOptions { max_lent_bytes, borrow_grace: config.borrow_grace, ..ShmOptions::default() }
 }
 
-/// Connections are accepted at the address of the bootstrap service.
+/// Links are accepted at the address at which the bootstrap service listens, whose exposure was
+/// checked, and nowhere else. Peers are told that address alone, unless `bind` differs from the
+/// address in the cluster: then that one leads to it.
 ///
 /// # Errors
 /// If the name of this host in the cluster has no address.
-fn tcp_options(config: &Config) -> Result<TcpOptions, FabricError> {
+fn tcp_options(config: &Config, listener: &TcpListener) -> Result<TcpOptions, FabricError> {
+    let unknown = |error: std::io::Error| FabricError::Unavailable {
+        fabric: FabricKind::Tcp,
+        why: format!("the address of the bootstrap service's socket can't be read: {error}"),
+    };
+    let listening = listener.local_addr().map_err(unknown)?.ip();
+    let mut advertise = vec![listening];
+    if config.bind.is_some() {
+        let addresses = own_addresses(config)?;
+        if !addresses.contains(&listening) {
+            advertise = addresses;
+        }
+    }
+    Ok(TcpOptions { bind: listening, advertise, ..TcpOptions::default() })
+}
+
+/// The addresses of this process in the cluster.
+///
+/// # Errors
+/// If its name has none.
+fn own_addresses(config: &Config) -> Result<Vec<IpAddr>, FabricError> {
     let unknown = |why: String| FabricError::Unavailable { fabric: FabricKind::Tcp, why };
     let own = config.cluster.address(config.task_id());
     let own = own.ok_or_else(|| unknown("this process is not in the cluster".into()))?;
-    let mut advertise: Vec<IpAddr> = match (own.ip(), own.name()) {
+    let mut addresses: Vec<IpAddr> = match (own.ip(), own.name()) {
         (Some(ip), _) => vec![ip],
         (None, name) => {
             let name = name.unwrap_or_default();
@@ -71,15 +93,9 @@ fn tcp_options(config: &Config) -> Result<TcpOptions, FabricError> {
             found.map(|address| address.ip()).collect()
         }
     };
-    advertise.dedup();
-    advertise.truncate(TCP_ADDRESSES);
-    let bind = match (config.bind, advertise.as_slice()) {
-        (Some(bind), _) => bind.ip(),
-        (None, [one]) => *one,
-        (None, several) if several.iter().any(IpAddr::is_ipv6) => Ipv6Addr::UNSPECIFIED.into(),
-        (None, _) => Ipv4Addr::UNSPECIFIED.into(),
-    };
-    Ok(TcpOptions { bind, advertise, ..TcpOptions::default() })
+    addresses.dedup();
+    addresses.truncate(TCP_ADDRESSES);
+    Ok(addresses)
 }
 
 /// Addresses of this host that peers try, at most.
@@ -136,11 +152,16 @@ impl OpeningFabrics {
         self.device.as_ref().and_then(|device| device.choice().numa_node)
     }
 
-    /// Opens the fabrics.
+    /// Opens the fabrics. `listener` is the socket of the bootstrap service.
     ///
     /// # Errors
     /// If one that the configuration names can't be opened, or none can.
-    pub fn open(self, config: &Config, pool: &Pool) -> Result<NodeFabrics, NodeError> {
+    pub fn open(
+        self,
+        config: &Config,
+        pool: &Pool,
+        listener: &TcpListener,
+    ) -> Result<NodeFabrics, NodeError> {
         let OpeningFabrics { named, device, mut closed } = self;
         let mut parts = FabricParts::default();
         match named.filter(|set| !set.has(FabricKind::Shm)) {
@@ -156,7 +177,8 @@ impl OpeningFabrics {
         match named.filter(|set| !set.has(FabricKind::Tcp)) {
             Some(set) => closed.push((FabricKind::Tcp, not_named(set))),
             None => {
-                let opened = tcp_options(config).and_then(|options| TcpFabric::new(pool, options));
+                let options = tcp_options(config, listener);
+                let opened = options.and_then(|options| TcpFabric::new(pool, options));
                 parts.tcp = opened_or_closed(opened, FabricKind::Tcp, named, &mut closed)?;
             }
         }
@@ -290,3 +312,69 @@ pub(super) fn common_depth(kind: FabricKind, options: &LinkOptions) -> u32 {
 
 /// How long the trial of a peer's shared memory may take.
 const TRIAL: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Listening;
+    use crate::fabric::Endpoint;
+    use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions};
+    use std::net::{SocketAddr, TcpStream};
+
+    fn config(address: &str, more: &[(&str, &str)]) -> Config {
+        let settings = Config::builder().without_environment().member("w", 0);
+        let settings = settings.set("cluster", format!("w={address}")).set("fabric", "tcp");
+        more.iter().fold(settings, |settings, (key, value)| settings.set(*key, *value)).build().unwrap()
+    }
+
+    fn options(address: &str, more: &[(&str, &str)]) -> TcpOptions {
+        let config = config(address, more);
+        let (me, auth) = (config.task_id(), config.auth_mode());
+        let (address, bind) = (config.cluster.address(me).unwrap(), config.bind);
+        let listening = Listening { me, address, bind, auth, allow_non_loopback: config.allow_non_loopback };
+        tcp_options(&config, &listening.listen().unwrap()).unwrap()
+    }
+
+    fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    }
+
+    #[test]
+    fn links_are_accepted_where_the_bootstrap_service_listens_and_nowhere_else() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let seen = |options: TcpOptions| (options.bind, options.advertise);
+        let port = free_port();
+        // Whatever else the name stands for.
+        let (bind, advertise) = seen(options(&format!("localhost:{port}"), &[]));
+        assert!(bind.is_loopback() && advertise == [bind], "{bind} {advertise:?}");
+        let local = format!("127.0.0.1:{port}");
+        for (address, bind, expected) in [
+            (format!("localhost:{port}"), &*local, ("127.0.0.1", "127.0.0.1")),
+            // A rule of the network leads from the one to the other.
+            (format!("192.0.2.7:{port}"), &*local, ("127.0.0.1", "192.0.2.7")),
+            (local.clone(), "0.0.0.0:0", ("0.0.0.0", "127.0.0.1")),
+        ] {
+            let more = [("bind", bind), ("allow_non_loopback", "true"), ("auth", "plain")];
+            let (bind, advertise) = seen(options(&address, &more));
+            assert_eq!((bind, advertise), (ip(expected.0), vec![ip(expected.1)]), "{address}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_on_loopback_is_reached_at_its_own_address_alone() {
+        let config = config(&format!("127.0.0.1:{}", free_port()), &[]);
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+        let pool = Pool::new(Region::create(0, &region).unwrap(), PoolOptions::default()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fabrics = OpeningFabrics::begin(&config).unwrap().open(&config, &pool, &listener).unwrap();
+        let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
+        let endpoint = fabrics.endpoint(FabricKind::Tcp, 0, &link).unwrap();
+        // The port in the endpoint's address.
+        let [low, high] = *endpoint.address()[36..].first_chunk().unwrap();
+        let reached = |ip: &str| {
+            let address = SocketAddr::new(ip.parse().unwrap(), u16::from_le_bytes([low, high]));
+            TcpStream::connect(address).is_ok()
+        };
+        assert!(reached("127.0.0.1") && !reached("127.0.0.2") && !reached("::1"));
+    }
+}
