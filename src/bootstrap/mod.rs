@@ -59,7 +59,7 @@ pub use peering::{PeerInfo, Peering, Prepared};
 pub use prover::{ProvenChannel, Prover};
 pub use service::{Bootstrap, NodeState};
 pub use shared::MAX_REASON;
-pub use store::{RemoteStore, StoreOptions, StoreServer};
+pub use store::{MEETING_KEYS, RemoteStore, StoreOptions, StoreServer};
 pub use tensors::{
     ArrivedParts, SentAnswer, TensorAnswer, TensorCall, TensorCaller, TensorPeer, TensorRequest,
     TensorService,

@@ -2,12 +2,15 @@
 //!
 //! Each member takes a free port, and publishes its address under its number. Task 0 waits for all
 //! of them, checks that they fit together, and publishes the cluster, which the others wait for.
-//! The last one to read it removes the keys, so that another run can meet in the same file.
+//! The last one to read it in a file removes the keys, so that another run can meet there. A store
+//! that task 0 serves ends with it.
 
 use super::error::NodeError;
 use super::host;
 use super::options::auth_settings;
-use crate::bootstrap::{BootstrapError, Listening, RemoteStore, StoreOptions, StoreServer, resolve};
+use crate::bootstrap::{
+    BootstrapError, Listening, MEETING_KEYS, RemoteStore, StoreOptions, StoreServer, resolve,
+};
 use crate::config::{Config, Meeting, StoreAddress};
 use crate::store::{FileStore, PrefixStore, Store, StoreError};
 use crate::wire::{Cluster, HostPort, TaskId, quote};
@@ -128,8 +131,6 @@ pub(super) struct Met {
     pub server: Option<StoreServer>,
 }
 
-/// Under which every key of a meeting is.
-const PREFIX: &str = "tensorwire/meeting/";
 /// How the published outcome begins: the members make a cluster, or they don't.
 const GOOD: &str = "ok ";
 const BAD: &str = "no ";
@@ -143,7 +144,10 @@ pub(super) fn meet(meeting: &Meeting) -> Result<Met, NodeError> {
     let config = &meeting.config;
     let (listener, address) = listen(meeting)?;
     let (store, server) = open(meeting)?;
-    let of_run = if meeting.run.is_empty() { PREFIX.into() } else { format!("{PREFIX}{}/", meeting.run) };
+    let of_run = match &*meeting.run {
+        "" => MEETING_KEYS.into(),
+        run => format!("{MEETING_KEYS}{run}/"),
+    };
     let this = MeetingMember { meeting, me: config.task_id(), store: PrefixStore::new(of_run, store) };
     this.agree_on_size()?;
     this.publish(&address)?;
@@ -385,8 +389,11 @@ impl MeetingMember<'_> {
         MeetingError::Missing { me, store, waited: self.meeting.config.join_timeout, size, missing }
     }
 
-    /// The last one to read the cluster removes the keys.
+    /// The last one to read the cluster removes the keys from a file.
     fn leave(&self) -> Result<(), MeetingError> {
+        if matches!(self.meeting.store, StoreAddress::Tcp(_)) {
+            return Ok(());
+        }
         let gone = self.store.add("gone", 1).map_err(|error| self.failed(error))?;
         if gone != i64::from(self.meeting.size) {
             return Ok(());

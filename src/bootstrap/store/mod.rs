@@ -7,6 +7,7 @@
 //! | file | content |
 //! |---|---|
 //! | `service` | incoming calls |
+//! | `owners` | keys that one caller alone may change |
 //! | `server` | a server of its own |
 //! | `client` | outgoing calls |
 //!
@@ -16,10 +17,12 @@ mod client;
 #[rustfmt::skip]
 #[allow(missing_docs, unnameable_types, clippy::all, clippy::unwrap_used)]
 pub(super) mod generated;
+mod owners;
 mod server;
 mod service;
 
 pub use client::RemoteStore;
+pub use owners::MEETING_KEYS;
 pub use server::StoreServer;
 pub(super) use service::{SERVICE_NAME, StoreGrpc, service};
 

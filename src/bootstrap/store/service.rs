@@ -6,6 +6,7 @@
 use super::super::acceptor::ProvenCaller;
 use super::generated as grpc;
 use super::generated::store_server;
+use super::owners::check_owner;
 use crate::store::{MemoryStore, Store, StoreError, check_key};
 use crate::wire::TaskId;
 use std::collections::HashMap;
@@ -67,6 +68,13 @@ impl StoreService {
         }
         proven.extend();
         Ok((proven.name.clone(), request.into_inner()))
+    }
+
+    /// The request of a caller that may change the key.
+    fn open_change<M>(&self, request: Request<M>, key: impl Fn(&M) -> &str) -> Result<M, Status> {
+        let (caller, request) = self.open(request)?;
+        check_owner(&caller, key(&request))?;
+        Ok(request)
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<TaskId, usize>> {
@@ -135,7 +143,7 @@ type Answer<M> = Result<Response<M>, Status>;
 #[tonic::async_trait]
 impl store_server::Store for StoreService {
     async fn set(&self, request: Request<grpc::SetRequest>) -> Answer<grpc::SetResponse> {
-        let (_, request) = self.open(request)?;
+        let request = self.open_change(request, |request| &request.key)?;
         self.store.set(&request.key, &request.value).map_err(refused)?;
         Ok(Response::new(grpc::SetResponse {}))
     }
@@ -167,7 +175,7 @@ impl store_server::Store for StoreService {
     }
 
     async fn add(&self, request: Request<grpc::AddRequest>) -> Answer<grpc::AddResponse> {
-        let (_, request) = self.open(request)?;
+        let request = self.open_change(request, |request| &request.key)?;
         let sum = self.store.add(&request.key, request.amount).map_err(refused)?;
         Ok(Response::new(grpc::AddResponse { sum }))
     }
@@ -176,13 +184,13 @@ impl store_server::Store for StoreService {
         &self,
         request: Request<grpc::CompareAndSetRequest>,
     ) -> Answer<grpc::CompareAndSetResponse> {
-        let (_, request) = self.open(request)?;
+        let request = self.open_change(request, |request| &request.key)?;
         let set = self.store.compare_and_set(&request.key, request.expected.as_deref(), &request.desired);
         Ok(Response::new(grpc::CompareAndSetResponse { value: set.map_err(refused)? }))
     }
 
     async fn delete(&self, request: Request<grpc::DeleteRequest>) -> Answer<grpc::DeleteResponse> {
-        let (_, request) = self.open(request)?;
+        let request = self.open_change(request, |request| &request.key)?;
         let existed = self.store.delete(&request.key).map_err(refused)?;
         Ok(Response::new(grpc::DeleteResponse { existed }))
     }

@@ -171,6 +171,44 @@ fn a_member_can_t_break_the_limits_of_the_store() {
 }
 
 #[test]
+fn a_member_changes_its_own_key_of_a_meeting_alone() {
+    let address = address_of_one();
+    let server = serve(&address);
+    let [first, one, two] = [0, 1, 2].map(|me| connect(me, &address));
+    for run in ["tensorwire/meeting/", "tensorwire/meeting/job/7/"] {
+        let key = |key: &str| format!("{run}{key}");
+        let (own, outcome) = (key("member/1"), key("outcome"));
+        assert_eq!(one.compare_and_set(&own, None, b"1").unwrap(), Some(b"1".to_vec()));
+        first.set(&outcome, b"2").unwrap();
+        for (caller, key) in [(&two, &own), (&first, &own), (&one, &outcome)] {
+            let refused = [
+                caller.set(key, b"3").err(),
+                caller.add(key, 1).err(),
+                caller.compare_and_set(key, Some(b"1"), b"3").err(),
+                caller.delete(key).err(),
+            ];
+            for error in refused {
+                let error = error.expect("refused").to_string();
+                assert!(
+                    error.contains("the key is that of worker/") && error.contains("has called"),
+                    "{error}"
+                );
+            }
+        }
+        assert_eq!(
+            (two.get(&own, SHORT).unwrap(), two.get(&outcome, SHORT).unwrap()),
+            (b"1".into(), b"2".into())
+        );
+        two.set(&key("size"), b"3").unwrap();
+        assert!(one.delete(&own).unwrap() && first.delete(&outcome).unwrap());
+    }
+    // Keys of programs belong to nobody.
+    two.set("member/1", b"").unwrap();
+    one.set("outcome", b"").unwrap();
+    drop(server);
+}
+
+#[test]
 fn a_caller_s_waiting_calls_are_bounded_and_stop_nobody_else() {
     let address = address_of_one();
     let server = serve(&address);
