@@ -6,6 +6,7 @@
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
 use super::places::{Places, source};
+use super::refused::RefusedCallers;
 use crate::wire::TaskId;
 use rustix::net::SendFlags;
 use std::collections::HashMap;
@@ -69,6 +70,7 @@ pub(super) struct Acceptor {
     idle: Duration,
     proven: mpsc::Sender<AcceptedConnection>,
     log: Mutex<QuietLog>,
+    refused: RefusedCallers,
 }
 
 impl Acceptor {
@@ -77,11 +79,13 @@ impl Acceptor {
         mut peers: Vec<TaskId>,
         auth: Arc<Authenticator>,
         idle: Duration,
+        refused: RefusedCallers,
     ) -> (Arc<Self>, ProvenConnections) {
         let (proven, incoming) = mpsc::channel(WAITING);
         let (places, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
         peers.sort();
-        (Arc::new(Acceptor { me, peers, auth, places, idle, proven, log }), ProvenConnections(incoming))
+        let acceptor = Acceptor { me, peers, auth, places, idle, proven, log, refused };
+        (Arc::new(acceptor), ProvenConnections(incoming))
     }
 
     /// Accepts for ever.
@@ -164,6 +168,7 @@ impl Acceptor {
 
     /// Logs a stranger, unless the same source was refused for the same reason a short time ago.
     fn log_refusal(&self, from: SocketAddr, why: &ProofError) {
+        self.refused.note(&from.ip(), why);
         let key = LogKey::Refusal(source(from.ip()), discriminant(why));
         if let Some(unsaid) = self.log().line(key, Instant::now()) {
             let me = &self.me;
@@ -367,7 +372,8 @@ mod tests {
     fn acceptor() -> Arc<Acceptor> {
         let [me, peer] = [0, 1].map(|task| TaskId::new("worker", task).unwrap());
         let auth = Authenticator::open(&AuthSettings::Plain, &me).unwrap();
-        Acceptor::new(me, vec![peer], Arc::new(auth), Duration::from_secs(1)).0
+        let idle = Duration::from_secs(1);
+        Acceptor::new(me, vec![peer], Arc::new(auth), idle, RefusedCallers::default()).0
     }
 
     fn runtime() -> tokio::runtime::Runtime {

@@ -5,7 +5,7 @@ use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
 use super::names::shorten;
-use super::peer_table::{LifeRefusal, SAW};
+use super::peer_table::{LifeRefusal, PeerTable, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::{REFUSED_FOR_GOOD, who};
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare, task};
@@ -134,14 +134,19 @@ impl Client {
     fn not_met(&self, error: CallError, took: Duration) {
         // If the call took this long, this process itself was stopped or starved.
         let was_stopped = took > CALL_LIMIT + self.shared.options.silence / 2;
-        self.shared.step(|members| {
+        let note = |members: &mut PeerTable| {
             let events = match &error {
                 CallError::Unattended(why) => members.unattended(self.peer, why, Instant::now()),
                 CallError::Unreachable(_) if !was_stopped => members.unanswered(self.peer, Instant::now()),
                 CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
             };
             ((), events)
-        });
+        };
+        match self.shared.options.have_met {
+            // A peer that has ended ends the join.
+            true => self.shared.change(note),
+            false => self.shared.step(note),
+        }
         self.note(Some(error.into_text()));
     }
 

@@ -121,6 +121,18 @@ pub enum BootstrapError {
         /// The setting, with both values.
         why: String,
     },
+    /// Members have ended between the meeting and the join.
+    #[error(
+        "{me} can't join: since the members met, {} of them ended: {}. See their logs, and start all again",
+        ended.len(), MissingList(ended)
+    )]
+    Ended {
+        /// The name of this process.
+        me: TaskId,
+        /// The members that have ended, each with what it said when it left, or how its address
+        /// refuses calls.
+        ended: Vec<MissingPeer>,
+    },
     /// Some threads did not end in time. They end by themselves when their work has ended.
     #[error("{me}: stopping took longer than {waited:?}: {why}")]
     StopTimeout {

@@ -19,6 +19,7 @@
 //! | `thread` | the runtime |
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
+//! | `refused` | the callers that were refused last |
 //! | `places` | how many connections there are, and whose |
 //! | `store` | a key-value store that the service has beside its own calls |
 //! | `prover` | the same proofs for a connection beside the service |
@@ -42,6 +43,7 @@ mod peer_table;
 mod peering;
 mod places;
 mod prover;
+mod refused;
 mod server;
 mod service;
 mod shared;

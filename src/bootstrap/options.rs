@@ -29,6 +29,9 @@ pub struct BootstrapOptions {
     /// The address to listen on instead of this process's address in the cluster. Port 0 takes any
     /// free port.
     pub bind: Option<SocketAddr>,
+    /// Whether each member has listened at its address before this process knew the cluster. Then
+    /// one where nobody listens has ended.
+    pub have_met: bool,
     /// How members prove who they are.
     pub auth: AuthSettings,
     /// Whether to listen on an address that other hosts reach, although `auth` does not prove who
@@ -54,6 +57,7 @@ impl BootstrapOptions {
             cluster,
             incarnation,
             bind: None,
+            have_met: false,
             auth: AuthSettings::Uid,
             allow_non_loopback: false,
             heartbeat: Duration::from_millis(100),

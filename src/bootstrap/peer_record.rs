@@ -4,6 +4,7 @@ use super::peer_table::{PeerEvent, PeerIdentity};
 use super::peering::PeerInfo;
 use crate::wire::{Incarnation, LossCause, TaskId};
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Past lives of a peer that are remembered, so that late messages of theirs are refused.
@@ -34,6 +35,8 @@ pub(super) struct PeerRecord {
     pub(super) lost: Option<String>,
     /// It outlasts the life: a peer that leaves because of it leaves at once.
     pub(super) disagreement: Option<Disagreement>,
+    /// How and when its process was found to have ended for good: no other one takes its place.
+    pub(super) ended: Option<(String, Instant)>,
 }
 
 /// A disagreement with one life of a peer, which no further attempt mends.
@@ -80,6 +83,38 @@ pub(super) enum EndpointState {
     Connected(u64),
 }
 
+/// The result of a peer's offer.
+#[derive(PartialEq, Eq)]
+pub(super) enum OfferDecision {
+    /// It is new: make this side's endpoint.
+    Start(PeerInfo),
+    /// This side's endpoint is being made, or that of an older generation is being given up.
+    Wait,
+    /// This side's offer.
+    Answer(Vec<u8>),
+    Refused(String),
+}
+
+impl fmt::Debug for OfferDecision {
+    /// Without the offer, which may hold a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OfferDecision::Start(info) => f.debug_tuple("Start").field(info).finish(),
+            OfferDecision::Wait => f.write_str("Wait"),
+            OfferDecision::Answer(offer) => write!(f, "Answer({} bytes)", offer.len()),
+            OfferDecision::Refused(why) => f.debug_tuple("Refused").field(why).finish(),
+        }
+    }
+}
+
+/// The progress of this side of a generation.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum HandshakeProgress {
+    Connecting,
+    Connected,
+    Failed(String),
+}
+
 impl PeerLife {
     /// Whether it has the name of the peer.
     pub(super) fn is_alive(&self, now: Instant, silence: Duration) -> bool {
@@ -102,6 +137,7 @@ impl PeerRecord {
             logged: None,
             lost: None,
             disagreement: None,
+            ended: None,
         }
     }
 
@@ -124,6 +160,12 @@ impl PeerRecord {
 
     pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut PeerLife> {
         self.life.as_mut().filter(|life| life.who.incarnation == incarnation)
+    }
+
+    /// What its process said when it left, or how its address refuses calls, if it has ended.
+    pub(super) fn why_ended(&self) -> Option<&str> {
+        let (why, _) = self.ended.as_ref()?;
+        Some(self.lost.as_deref().unwrap_or(why))
     }
 
     /// Remembers a disagreement. The first one with a life is kept.

@@ -5,7 +5,7 @@
 //!
 //! [`Peering`]: super::Peering
 
-use super::peer_record::{EndpointState, LifeStage, PeerLife, PeerRecord};
+use super::peer_record::{EndpointState, HandshakeProgress, LifeStage, OfferDecision, PeerLife, PeerRecord};
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
 use crate::wire::{Code, Incarnation, Status};
 use crate::wire::{LossCause, TaskId};
@@ -18,6 +18,10 @@ const MAX_GENERATION: u64 = u32::MAX as u64;
 /// A peer without a link that has not called for so long does not call any more. While it lives,
 /// its pauses are half a second at most.
 pub(super) const MUTE: Duration = Duration::from_secs(2);
+
+/// Between the first peer that has ended and the end of the join: the longest pause between two
+/// calls to a peer. So those that left because of another one do not hide it.
+pub(super) const LOOK_ROUND: Duration = Duration::from_millis(500);
 
 /// Between the cause of a failed attempt, in the words of the peer, and what this side saw.
 pub(super) const SAW: &str = "; this side saw: ";
@@ -49,35 +53,17 @@ pub(super) struct PeerIdentity {
     pub(super) host_id: String,
 }
 
-/// The result of a peer's offer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum OfferDecision {
-    /// It is new: make this side's endpoint.
-    Start(PeerInfo),
-    /// This side's endpoint is being made, or that of an older generation is being given up.
-    Wait,
-    /// This side's offer.
-    Answer(Vec<u8>),
-    Refused(String),
-}
-
-/// The progress of this side of a generation.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum HandshakeProgress {
-    Connecting,
-    Connected,
-    Failed(String),
-}
-
 /// All peers of this process, by index.
 pub(super) struct PeerTable {
     peers: Vec<PeerRecord>,
     silence: Duration,
+    /// Each peer has listened at its address before this process knew it.
+    have_met: bool,
 }
 
 impl PeerTable {
-    pub(super) fn new(names: impl IntoIterator<Item = TaskId>, silence: Duration) -> Self {
-        PeerTable { peers: names.into_iter().map(PeerRecord::new).collect(), silence }
+    pub(super) fn new(names: impl IntoIterator<Item = TaskId>, silence: Duration, have_met: bool) -> Self {
+        PeerTable { peers: names.into_iter().map(PeerRecord::new).collect(), silence, have_met }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &TaskId> {
@@ -540,15 +526,31 @@ impl PeerTable {
         peer.retire_and_tell(cause)
     }
 
-    /// Nothing listens at the peer's address. If a life of it has answered there before, its
-    /// process has ended. A life that has only called may listen elsewhere: its process has ended
-    /// if it does not call any more either.
+    /// Whether a process was found to have ended for good, so long ago that all such were found.
+    pub(super) fn has_ended(&self, now: Instant) -> bool {
+        let ended = self.peers.iter().filter_map(|peer| peer.ended.as_ref());
+        ended.map(|(_, since)| *since).min().is_some_and(|since| now.duration_since(since) >= LOOK_ROUND)
+    }
+
+    /// The peers whose processes have ended for good, and why.
+    pub(super) fn ended(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.peers.iter().enumerate().filter_map(|(index, peer)| Some((index, peer.why_ended()?)))
+    }
+
+    /// Nothing listens at the peer's address. Its process has ended if a life of it has answered
+    /// there before, or if members have met. Else a life that has only called may listen elsewhere:
+    /// its process has ended if it does not call any more either.
     pub(super) fn unattended(&mut self, index: usize, why: &str, now: Instant) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
-        let Some(life) = &peer.life else { return Vec::new() };
+        let Some(life) = &peer.life else {
+            if self.have_met && peer.ended.is_none() {
+                peer.ended = Some((why.to_owned(), now));
+            }
+            return Vec::new();
+        };
         let is_linked = matches!(life.stage, LifeStage::Linked(_));
         let is_mute = !is_linked && now.duration_since(life.heard) >= MUTE;
-        match life.dialed || is_mute {
+        match life.dialed || is_mute || self.have_met {
             true => peer.retire_and_tell(&LossCause::Died(why.to_owned())),
             false => Vec::new(),
         }

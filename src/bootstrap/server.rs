@@ -7,7 +7,8 @@ use super::acceptor::ProvenCaller;
 use super::generated as grpc;
 use super::names::shorten;
 use super::options::MAX_HOST_ID;
-use super::peer_table::{HandshakeProgress, LifeRefusal, OfferDecision, PeerIdentity};
+use super::peer_record::{HandshakeProgress, OfferDecision};
+use super::peer_table::{LifeRefusal, PeerIdentity};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{
     BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,

@@ -5,6 +5,7 @@ use super::auth::Authenticator;
 use super::error::MissingPeer;
 use super::names::shorten;
 use super::options::BootstrapOptions;
+use super::peer_table::{LOOK_ROUND, PeerTable};
 #[cfg(test)]
 use super::peering::PeerInfo;
 use super::peering::Peering;
@@ -167,13 +168,17 @@ impl Bootstrap {
     ///
     /// # Errors
     /// [`BootstrapError::Missing`] names who is missing after `timeout`, and why.
-    /// [`BootstrapError::Disagreement`] comes at once.
+    /// [`BootstrapError::Disagreement`] and `Ended` come at once.
     /// [`BootstrapError::State`] if the service is not started, or was stopped.
     pub fn join(&self, timeout: Duration) -> Result<(), BootstrapError> {
         let begin = Instant::now();
-        match self.joined_within(timeout)? {
-            true => Ok(()),
-            false => self.missing(begin.elapsed()),
+        loop {
+            let left = timeout.saturating_sub(begin.elapsed());
+            match self.joined_within(left.min(LOOK_ROUND))? {
+                true => return Ok(()),
+                false if left.is_zero() => return self.missing(begin.elapsed()),
+                false => {}
+            }
         }
     }
 
@@ -181,26 +186,35 @@ impl Bootstrap {
     /// not say who is missing.
     ///
     /// # Errors
-    /// [`BootstrapError::Disagreement`]. [`BootstrapError::State`].
+    /// [`BootstrapError::Disagreement`], `Ended` or `State`.
     pub fn joined_within(&self, timeout: Duration) -> Result<bool, BootstrapError> {
         let over = self.shared.wait(timeout, |members, phase| {
-            phase != ServicePhase::Started || members.all_linked() || members.disagreement().is_some()
+            let is_final = members.disagreement().is_some() || members.has_ended(Instant::now());
+            phase != ServicePhase::Started || members.all_linked() || is_final
         });
         if self.shared.phase() != ServicePhase::Started {
             return Err(self.shared.state_error("join"));
         }
-        let disagreement = self.shared.see(|members| {
-            members.disagreement().map(|(peer, why)| BootstrapError::Disagreement {
-                me: self.shared.options.me.clone(),
-                peer: self.shared.peers[peer].clone(),
-                address: self.shared.address(peer),
-                why: why.to_owned(),
-            })
-        });
-        match disagreement {
+        match self.shared.see(|members| self.obstacle(members)) {
             Some(error) => Err(error),
             None => Ok(over),
         }
+    }
+
+    /// What no further attempt mends.
+    fn obstacle(&self, members: &PeerTable) -> Option<BootstrapError> {
+        let me = self.shared.options.me.clone();
+        let peer = |index: usize| (self.shared.peers[index].clone(), self.shared.address(index));
+        if let Some((index, why)) = members.disagreement() {
+            let ((peer, address), why) = (peer(index), why.to_owned());
+            return Some(BootstrapError::Disagreement { me, peer, address, why });
+        }
+        let missing = |(index, why): (usize, &str)| {
+            let (name, address) = peer(index);
+            MissingPeer { name, address, last_error: why.to_owned() }
+        };
+        let has_ended = members.has_ended(Instant::now());
+        has_ended.then(|| BootstrapError::Ended { me, ended: members.ended().map(missing).collect() })
     }
 
     /// The error of a [`Bootstrap::join`] that has waited for `waited`, with the peers that are

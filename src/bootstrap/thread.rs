@@ -5,6 +5,7 @@ use super::acceptor::Acceptor;
 use super::auth::Authenticator;
 use super::client::Client;
 use super::generated::bootstrap_server::BootstrapServer;
+use super::refused::RefusedCallers;
 use super::server::Server;
 use super::shared::{BootstrapShared, ServicePhase};
 use super::store::{self, StoreGrpc};
@@ -138,8 +139,11 @@ async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener
     let bootstrap = BootstrapServer::from_arc(server)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let store = store::service(shared.store.clone(), names, MAX_MESSAGE);
-    serve_connections(me, peers, auth, listener, limits, Services { bootstrap, store, tensors }).await;
+    // The errors of a join have the last attempt with each peer.
+    let refused = RefusedCallers::default();
+    let store = store::service(shared.store.clone(), names, MAX_MESSAGE, refused.clone());
+    let services = Services { bootstrap, store, tensors };
+    serve_connections(me, peers, (auth, refused), listener, limits, services).await;
 }
 
 /// What callers may do.
@@ -152,11 +156,11 @@ pub(super) struct ConnectionLimits {
     pub(super) calls: u32,
 }
 
-/// Serves the callers that have proven a name, for ever.
+/// Serves the callers that have proven a name, for ever, and notes those that were refused.
 pub(super) async fn serve_connections<S>(
     me: TaskId,
     peers: Vec<TaskId>,
-    auth: Arc<Authenticator>,
+    (auth, refused): (Arc<Authenticator>, RefusedCallers),
     listener: TcpListener,
     limits: ConnectionLimits,
     service: S,
@@ -168,7 +172,7 @@ pub(super) async fn serve_connections<S>(
         Ok(listener) => listener,
         Err(error) => return tracing::error!("{me}: the listening socket failed: {error}"),
     };
-    let (acceptor, incoming) = Acceptor::new(me.clone(), peers, auth, limits.idle);
+    let (acceptor, incoming) = Acceptor::new(me.clone(), peers, auth, limits.idle, refused);
     let _accepting = JoinSet::from_iter([acceptor.run(listener)]);
     let served = tonic::transport::Server::default()
         .timeout(limits.call)

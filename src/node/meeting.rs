@@ -57,9 +57,9 @@ pub enum MeetingError {
     },
     /// Not all members came in time.
     #[error(
-        "{me} waited {waited:?} at {store} for the other members; {} of {size} have not come: {}. Do all \
+        "{me} waited {waited:?} at {store} for the other members; {} of {size} have not come: {}. {}Do all \
          run, with the same store and size?",
-        missing.len(), list(missing)
+        missing.len(), list(missing), refusals(refused)
     )]
     Missing {
         /// The name of this process.
@@ -71,7 +71,10 @@ pub enum MeetingError {
         /// The number of members.
         size: u32,
         /// Those that have not come.
-        missing: Vec<TaskId>,
+        missing: Box<[TaskId]>,
+        /// The last callers that the store has refused, by address or name, with the reasons. Task
+        /// 0 knows them.
+        refused: Box<[String]>,
     },
     /// Another process has the name.
     #[error(
@@ -122,6 +125,10 @@ fn list(missing: &[TaskId]) -> String {
     }
 }
 
+fn refusals(refused: &[String]) -> String {
+    if refused.is_empty() { String::new() } else { format!("Callers were refused: {}. ", refused.join("; ")) }
+}
+
 /// What a member has of a meeting.
 pub(super) struct Met {
     pub cluster: Cluster,
@@ -148,7 +155,12 @@ pub(super) fn meet(meeting: &Meeting) -> Result<Met, NodeError> {
         "" => MEETING_KEYS.into(),
         run => format!("{MEETING_KEYS}{run}/"),
     };
-    let this = MeetingMember { meeting, me: config.task_id(), store: PrefixStore::new(of_run, store) };
+    let this = MeetingMember {
+        meeting,
+        me: config.task_id(),
+        store: PrefixStore::new(of_run, store),
+        server: server.as_ref(),
+    };
     this.agree_on_size()?;
     this.publish(&address)?;
     let left = config.join_timeout.saturating_sub(begin.elapsed());
@@ -255,6 +267,8 @@ struct MeetingMember<'a> {
     meeting: &'a Meeting,
     me: &'a TaskId,
     store: PrefixStore,
+    /// In task 0, if it serves the store.
+    server: Option<&'a StoreServer>,
 }
 
 /// What a member publishes: where it listens, on which host, as which process.
@@ -381,12 +395,20 @@ impl MeetingMember<'_> {
         let is_missing =
             |task: u32| keys.iter().any(|missing| missing.rsplit('/').next() == Some(&task.to_string()));
         let all = (0..self.meeting.size).filter(|task| is_missing(*task));
-        let missing: Vec<TaskId> = all.filter_map(|task| task_of(&self.meeting.config, task)).collect();
+        let missing: Box<[TaskId]> = all.filter_map(|task| task_of(&self.meeting.config, task)).collect();
         let (me, store, size) = (self.me.clone(), self.meeting.store.clone(), self.meeting.size);
         if missing.is_empty() {
             return self.failed(error);
         }
-        MeetingError::Missing { me, store, waited: self.meeting.config.join_timeout, size, missing }
+        let (waited, refused) = (self.meeting.config.join_timeout, self.server.map(StoreServer::refused));
+        MeetingError::Missing {
+            me,
+            store,
+            waited,
+            size,
+            missing,
+            refused: refused.unwrap_or_default().into(),
+        }
     }
 
     /// The last one to read the cluster removes the keys from a file.

@@ -82,6 +82,39 @@ fn nothing_listens_where_a_member_met_the_others_once_it_has_stopped() {
 }
 
 #[test]
+fn a_member_that_ends_after_the_meeting_ends_the_joins_of_the_others_at_once() {
+    let port = free_port().to_string();
+    for more in [&[][..], &[("TENSORWIRE_PEER_LOSS", "fail_all")]] {
+        let master = [&[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)], more].concat();
+        let victim = {
+            let builder = member(2, 3, &master, LONG);
+            std::thread::spawn(move || {
+                let meeting = builder.meeting().unwrap().unwrap();
+                // It has published its address, and ends before it has called anybody.
+                drop(meet(&meeting).unwrap());
+            })
+        };
+        let joined = |rank| {
+            let builder = member(rank, 3, &master, "60s");
+            std::thread::spawn(move || {
+                let node = builder.start().unwrap();
+                let begin = Instant::now();
+                let error = node.join().unwrap_err().to_string();
+                (error, begin.elapsed())
+            })
+        };
+        let joins = [0, 1].map(joined);
+        victim.join().unwrap();
+        for join in joins {
+            let (error, took) = join.join().unwrap();
+            assert!(took < Duration::from_secs(3), "{took:?}: {error}");
+            // Another one may have left because of it.
+            assert!(error.contains("since the members met") && error.contains("worker/2 at"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_cluster_of_one_meets_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let store = format!("file://{}/store", folder.path().display());
@@ -103,6 +136,38 @@ fn whoever_has_not_come_is_named_by_all() {
             assert!(error.contains("3 of 5 have not come: worker/1, worker/3, worker/4"), "{error}");
         }
     }
+}
+
+#[test]
+fn whoever_was_refused_at_the_store_is_in_the_error_of_task_0_with_the_reason() {
+    let port = free_port().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let secret = |text: &str| {
+        let path = folder.path().join(text);
+        std::fs::write(&path, text.repeat(40)).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        path.display().to_string()
+    };
+    let (right, wrong) = (secret("right"), secret("wrong"));
+    let with =
+        |secret| [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port), ("TENSORWIRE_SECRET_FILE", secret)];
+    // One has another secret, and one another size.
+    let builders = vec![
+        member(0, 2, &with(&*right), "900ms"),
+        member(1, 2, &with(&*wrong), "300ms"),
+        member(2, 3, &with(&*right), "300ms"),
+    ];
+    let errors: Vec<String> = join_all(builders).into_iter().map(Result::unwrap_err).collect();
+    let [first, one, two] = &errors[..] else { panic!("{errors:?}") };
+    for part in [
+        "1 of 2 have not come: worker/1. Callers were refused: ",
+        "127.0.0.1: ",
+        "worker/2: it is none of those who meet here",
+    ] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    assert!(one.contains("what listens there is not proven to be worker/0"), "{one}");
+    assert!(two.contains("worker/2 is none of those who meet here"), "{two}");
 }
 
 #[test]
@@ -166,7 +231,7 @@ fn members_of_different_hosts_do_not_meet_at_loopback_addresses() {
     let meeting = builder.meeting().unwrap().unwrap();
     let me = meeting.config.task_id();
     let store = PrefixStore::new("", Arc::new(crate::store::MemoryStore::new()));
-    let this = MeetingMember { meeting: &meeting, me, store };
+    let this = MeetingMember { meeting: &meeting, me, store, server: None };
     let entry =
         |address: &str, host: &str| PublishedMember { address: address.parse().unwrap(), host: host.into() };
     let two = |first: &str, second: &str| this.cluster(vec![entry(first, "a"), entry(second, "b")]);

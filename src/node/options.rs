@@ -75,12 +75,14 @@ pub(super) fn bootstrap_options(
     config: &Config,
     incarnation: Incarnation,
     host_id: String,
+    have_met: bool,
 ) -> BootstrapOptions {
     BootstrapOptions {
         me: config.task_id().clone(),
         cluster: config.cluster.clone(),
         incarnation,
         bind: config.bind,
+        have_met,
         auth: auth_settings(config),
         allow_non_loopback: config.allow_non_loopback,
         heartbeat: config.heartbeat_interval,

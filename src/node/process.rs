@@ -186,7 +186,7 @@ impl Node {
         let opening = OpeningParts::begin(config)?;
         let pool = opening.pool(config, &me)?;
         let host = host::identity()?;
-        let options = bootstrap_options(config, incarnation, host.clone());
+        let options = bootstrap_options(config, incarnation, host.clone(), met.is_some());
         let (listener, server) = match met {
             Some(met) => (met.listener, met.server),
             None => (options.listen()?, None),

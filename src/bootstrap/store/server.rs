@@ -3,6 +3,7 @@
 use super::super::BootstrapError;
 use super::super::auth::Authenticator;
 use super::super::options::Listening;
+use super::super::refused::RefusedCallers;
 use super::super::thread::{self, ConnectionLimits, MAX_MESSAGE};
 use super::{StoreOptions, service};
 use crate::store::MemoryStore;
@@ -27,6 +28,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(6);
 pub struct StoreServer {
     store: MemoryStore,
     local_addr: SocketAddr,
+    refused: RefusedCallers,
     /// The process that has the thread.
     home: u32,
     stop: Option<oneshot::Sender<()>>,
@@ -58,10 +60,11 @@ impl StoreServer {
         let runtime = thread::runtime(0)?;
         let (stop, stopped) = oneshot::channel();
         let names: Vec<TaskId> = names.into_iter().collect();
-        let (me, served) = (options.me.clone(), store.clone());
+        let (me, served, refused) = (options.me.clone(), store.clone(), RefusedCallers::default());
+        let auth = (Arc::new(auth), refused.clone());
         let run = move || {
             runtime.block_on(async {
-                let _serving = JoinSet::from_iter([serve(me, names, Arc::new(auth), listener, served)]);
+                let _serving = JoinSet::from_iter([serve(me, names, auth, listener, served)]);
                 // Fails when the server is dropped.
                 let _ = stopped.await;
             });
@@ -69,12 +72,18 @@ impl StoreServer {
         };
         let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
         let thread = Some(thread.map_err(failed("starting a thread"))?);
-        Ok(StoreServer { store, local_addr, home: std::process::id(), stop: Some(stop), thread })
+        let (home, stop) = (std::process::id(), Some(stop));
+        Ok(StoreServer { store, local_addr, refused, home, stop, thread })
     }
 
     /// The entries, for this process.
     pub fn store(&self) -> &MemoryStore {
         &self.store
+    }
+
+    /// The last callers that were refused, by address or name, each with the reason.
+    pub fn refused(&self) -> Vec<String> {
+        self.refused.lines()
     }
 
     /// Where it listens.
@@ -86,14 +95,14 @@ impl StoreServer {
 async fn serve(
     me: TaskId,
     names: Vec<TaskId>,
-    auth: Arc<Authenticator>,
+    (auth, refused): (Arc<Authenticator>, RefusedCallers),
     listener: TcpListener,
     store: MemoryStore,
 ) {
     let peers = names.iter().filter(|name| **name != me).cloned().collect();
-    let service = service(store, names, MAX_MESSAGE);
+    let service = service(store, names, MAX_MESSAGE, refused.clone());
     let limits = ConnectionLimits { idle: IDLE, call: CALL_LIMIT, calls: thread::MAX_CALLS };
-    thread::serve_connections(me, peers, auth, listener, limits, service).await;
+    thread::serve_connections(me, peers, (auth, refused), listener, limits, service).await;
 }
 
 impl Drop for StoreServer {

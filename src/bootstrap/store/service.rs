@@ -4,6 +4,7 @@
 //! [`LONGEST_WAIT`] at most.
 
 use super::super::acceptor::ProvenCaller;
+use super::super::refused::RefusedCallers;
 use super::generated as grpc;
 use super::generated::store_server;
 use super::owners::check_owner;
@@ -30,12 +31,17 @@ pub(in crate::bootstrap) const SERVICE_NAME: &str = store_server::SERVICE_NAME;
 /// The HTTP/2 side of the service.
 pub(in crate::bootstrap) type StoreGrpc = store_server::StoreServer<StoreService>;
 
-/// Serves `store` to the callers of these names.
-pub(in crate::bootstrap) fn service(store: MemoryStore, names: Vec<TaskId>, max_message: usize) -> StoreGrpc {
+/// Serves `store` to the callers of these names, and notes others.
+pub(in crate::bootstrap) fn service(
+    store: MemoryStore,
+    names: Vec<TaskId>,
+    max_message: usize,
+    refused: RefusedCallers,
+) -> StoreGrpc {
     let changed = watch::Sender::new(());
     let observed = changed.clone();
     store.observe(move || observed.send_replace(()));
-    let service = StoreService { store, names, changed, waiting: Mutex::default() };
+    let service = StoreService { store, names, changed, waiting: Mutex::default(), refused };
     store_server::StoreServer::new(service)
         .max_decoding_message_size(max_message)
         .max_encoding_message_size(max_message)
@@ -49,6 +55,7 @@ pub(in crate::bootstrap) struct StoreService {
     changed: watch::Sender<()>,
     /// The number of waiting calls of each caller.
     waiting: Mutex<HashMap<TaskId, usize>>,
+    refused: RefusedCallers,
 }
 
 /// A place among the waiting calls of a caller.
@@ -64,6 +71,8 @@ impl StoreService {
             return Err(Status::unauthenticated("the connection has proven no name"));
         };
         if !self.names.contains(&proven.name) {
+            let why = "it is none of those who meet here";
+            self.refused.note(&proven.name, &why);
             return Err(Status::permission_denied(format!("{} is none of those who meet here", proven.name)));
         }
         proven.extend();

@@ -188,7 +188,7 @@ fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on(
 #[test]
 fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     let now = Instant::now();
-    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(5));
+    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(5), false);
     let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into() };
     assert!(members.unattended(0, "nobody", now).is_empty(), "nobody was ever there");
     members.meet(0, &who, false, now).unwrap();
