@@ -1,6 +1,7 @@
 //! The trait by which the bootstrap service makes links and reports peers.
 
 use crate::wire::{Incarnation, LossCause, Status, TaskId};
+use std::fmt;
 use std::time::Duration;
 
 /// Bytes of the longest offer.
@@ -22,12 +23,19 @@ pub struct PeerInfo {
 }
 
 /// An endpoint of a link that is not connected yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Prepared {
     /// The implementer's number for it. Later calls pass it back.
     pub ticket: u64,
     /// The address for the peer; at most [`MAX_OFFER`] bytes, opaque to the bootstrap service.
     pub offer: Vec<u8>,
+}
+
+impl fmt::Debug for Prepared {
+    /// Without the offer, which may hold a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Prepared({}, {} bytes)", self.ticket, self.offer.len())
+    }
 }
 
 /// Makes links for the bootstrap service, and is told of changes of peers.

@@ -15,6 +15,7 @@
 
 use crate::fabric::FabricKind;
 use crate::wire::TaskId;
+use std::fmt;
 
 const MAGIC: [u8; 4] = *b"twof";
 const VERSION: u8 = 1;
@@ -30,13 +31,25 @@ pub(super) struct FabricOffer {
 }
 
 /// Whether a side can use a fabric.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) enum OfferState {
     /// It has an endpoint there. Depth 0 stands for any. `failures` is how often in a row it could
     /// not make a link with the peer there.
     Offered { depth: u32, failures: u8, address: Vec<u8> },
     /// It does not use the fabric.
     Refused(FabricRefusal),
+}
+
+impl fmt::Debug for OfferState {
+    /// Without the address, which may hold a token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OfferState::Offered { depth, failures, address } => {
+                write!(f, "Offered(depth {depth}, {failures} failures, {} bytes)", address.len())
+            }
+            OfferState::Refused(refusal) => f.debug_tuple("Refused").field(refusal).finish(),
+        }
+    }
 }
 
 /// Why a fabric is not used.
@@ -189,6 +202,12 @@ mod tests {
             panic!("{cut:?}")
         };
         assert_eq!(*why, "ä".repeat(MAX_REASON / 2));
+    }
+
+    #[test]
+    fn the_text_of_an_offer_has_no_byte_of_an_address() {
+        let text = format!("{:?}", offers());
+        assert!(text.contains("Offered(depth 256, 3 failures, 40 bytes)"), "{text}");
     }
 
     #[test]
