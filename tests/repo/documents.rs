@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 const SPECIFICATION: &str = "docs/design/specification.md";
 const SUMMARY: &str = "docs/SUMMARY.md";
 const TESTING: &str = "docs/testing.md";
+const SECURITY: &str = "docs/security.md";
 
 /// Top-level folders whose files are named in text.
 const FOLDERS: &[&str] =
@@ -181,6 +182,54 @@ fn every_known_fault_has_tests_that_are_there() {
     }
     assert!(faults > 15, "the table of {TESTING} is not where it is read");
     assert!(!has_test("fn helper() {}", "helper") && has_test("#[test]\nfn real() {}", "real"));
+}
+
+/// Whether a function of this name is a test, also with arguments or with more attributes.
+fn has_attributed(text: &str, name: &str) -> bool {
+    text.match_indices(&format!("fn {name}(")).any(|(at, _)| {
+        let before = text[..at].lines().rev().map(str::trim);
+        let mut attributes =
+            before.skip_while(|line| line.is_empty()).take_while(|line| line.starts_with("#["));
+        attributes.any(|line| line == "#[test]")
+    })
+}
+
+/// The tests that a line of a page names.
+fn named_tests(line: &str) -> impl Iterator<Item = &str> {
+    let is_name = |span: &&str| {
+        let is_word = span.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        is_word && span.matches('_').count() > 3
+    };
+    line.split('`').skip(1).step_by(2).filter(is_name)
+}
+
+/// Whether a row of a table leads to a test: by its name, by a file of tests, or by the row before.
+fn shows_tests(row: &str) -> bool {
+    let leads = ["as above", "the same", "](#", ".rs`"];
+    named_tests(row).next().is_some() || leads.iter().any(|lead| row.contains(lead))
+}
+
+#[test]
+fn every_line_of_the_page_on_security_names_tests_that_are_there() {
+    let page = text(SECURITY);
+    let texts: Vec<String> = files(RUST, "rs").into_iter().map(|(_, text)| text).collect();
+    let is_test = |name: &str| texts.iter().any(|text| has_test(text, name) || has_attributed(text, name));
+    let named: Vec<&str> = prose(&page).flat_map(named_tests).collect();
+    let gone: Vec<_> = named.iter().filter(|name| !is_test(name)).collect();
+    assert!(gone.is_empty(), "{SECURITY} names tests that are not there: {gone:?}");
+    assert!(named.len() > 80, "{} tests are named", named.len());
+    let mut has_column = false;
+    for line in prose(&page) {
+        has_column &= line.starts_with("| ") || line.starts_with("|---");
+        has_column |= line.starts_with("| ") && (line.contains("| test |") || line.contains("| test in "));
+        assert!(
+            !has_column || line.starts_with("|---") || line.contains("| test") || shows_tests(line),
+            "{line}"
+        );
+    }
+    let page = "`a_b_c` is a setting, `a_test_with_a_name` and `src/x.rs` are none";
+    assert_eq!(named_tests(page).collect::<Vec<_>>(), ["a_test_with_a_name"]);
+    assert!(!shows_tests("| does this | it fails |") && !is_test("a_test_with_another_name"));
 }
 
 #[test]
