@@ -453,7 +453,7 @@ fn a_side_that_leaves_sends_what_a_lost_rail_has_left() {
     write(&mut a, &large, 3);
     // The loss is known, and not settled: the peer has not been polled.
     let start = Instant::now();
-    while pairs_of(&fake, "a_1").iter().any(|left| *left == pair) {
+    while pairs_of(&fake, "a_1").contains(&pair) {
         assert!(start.elapsed() < TIMEOUT);
         a.poll();
     }
