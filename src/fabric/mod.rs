@@ -274,9 +274,6 @@ pub trait Port: Send + 'static {
     type Link: Send + 'static;
     /// Blocks threads while nothing arrives.
     type Sleeper: Sleeper;
-    /// Whether a short message is written and read as the words of a slot. [`Port::send_short`]
-    /// costs more than [`Port::send`] otherwise.
-    const HAS_SLOTS: bool = false;
 
     /// Blocks threads while nothing arrives on this port's links.
     fn sleeper(&self) -> Self::Sleeper;
@@ -348,10 +345,18 @@ pub trait Port: Send + 'static {
     /// [`PostError`]; nothing was sent then.
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError>;
 
-    /// As [`Port::send`], for a short message.
+    /// Whether short messages of a link are written and read as the words of a slot, by
+    /// [`Port::send_short`].
+    fn has_slots(&self, link: LinkId) -> bool {
+        let _ = link;
+        false
+    }
+
+    /// As [`Port::send`], for a short message. For links that [have slots](Port::has_slots).
     ///
     /// # Errors
-    /// [`PostError`]; nothing was sent then.
+    /// [`PostError`]; nothing was sent then. [`PostError::Down`] if the link has no slots and the
+    /// port can't do without.
     fn send_short(
         &mut self,
         link: LinkId,
@@ -457,7 +462,7 @@ pub enum NextMessage<'a> {
     /// A message alone.
     Short(&'a ShortMessage),
     /// A message alone, in memory that does not change. Longer than a [`ShortMessage`], or of a
-    /// fabric without [slots](Port::HAS_SLOTS).
+    /// fabric without [slots](Port::has_slots).
     Bytes(&'a [u8]),
     /// The message of a loan.
     Lent(&'a ShortMessage, NextLoan<'a>),

@@ -88,8 +88,9 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
 
     #[inline(always)] // on the short path
     fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
+        let Record { edge, n, step, .. } = record;
         match self.connections.present(peer) {
-            Some(link) => self.links.send_short(link, record, tensor),
+            Some(link) => self.links.send_short(link, edge, n, step, tensor),
             None => false,
         }
     }

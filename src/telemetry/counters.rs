@@ -218,10 +218,20 @@ impl CountersWriter {
     /// Counts `amount`; after 2^64-1 it starts again at 0.
     #[inline]
     pub fn add(&self, counter: Counter, amount: u64) {
-        let value = &self.counters.values[counter as usize];
-        // Relaxed: a counter publishes nothing but itself. Not `fetch_add`: there is no other
-        // writer, and a locked instruction costs some 20 cycles and holds back the loads behind it.
-        value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+        self.add_all([(counter, amount)]);
+    }
+
+    /// As [`CountersWriter::add`], for several counters.
+    #[inline]
+    pub fn add_all<const N: usize>(&self, amounts: [(Counter, u64); N]) {
+        let values = &self.counters.values;
+        for (counter, amount) in amounts {
+            let value = &values[counter as usize];
+            // Relaxed: a counter publishes nothing but itself. Not `fetch_add`: there is no other
+            // writer, and a locked instruction costs some 20 cycles and holds back the loads behind
+            // it.
+            value.store(value.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+        }
     }
 
     /// Adds to a gauge.

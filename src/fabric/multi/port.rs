@@ -40,6 +40,8 @@ pub struct MultiPort {
     now: Time,
     /// Nothing has come since the port was armed.
     is_armed: bool,
+    /// Whether another part than shared memory may have links.
+    polls_beside: bool,
 }
 
 /// Calls the port of a link's part with the id that the part knows, or returns something else if
@@ -103,58 +105,33 @@ impl MultiPort {
             tcp_turns: PollTurns::new(TCP_EVERY),
             now: Time::ZERO,
             is_armed: false,
+            polls_beside: false,
         })
     }
 
-    /// Whether a faster part has links that are polled each time.
-    #[inline]
-    fn has_faster_links(&self) -> bool {
-        !self.is_armed && self.shm.as_ref().is_some_and(ShmPort::has_active_links)
-    }
-
-    /// Polls verbs if it is its turn.
-    #[inline]
-    fn poll_verbs(&mut self, out: &mut Completions) {
-        let is_beside = self.has_faster_links();
-        let Some(verbs) = &mut self.verbs else { return };
-        if verbs.is_vacant() && !self.is_armed || is_beside && !self.verbs_turns.take(self.now) {
-            return;
-        }
-        let before = out.len();
-        verbs.poll(out);
-        if out.len() > before {
+    /// Polls the parts beside shared memory, as far as they have links, and it is their turn. After
+    /// [`Port::arm`] they all are polled.
+    #[inline(never)] // keeps polls of shared memory alone short
+    fn poll_beside(&mut self, out: &mut Completions) {
+        let has_verbs = self.verbs.as_ref().is_some_and(|verbs| !verbs.is_vacant());
+        let has_tcp = self.tcp.as_ref().is_some_and(|tcp| !tcp.is_vacant());
+        self.polls_beside = has_verbs || has_tcp;
+        let is_armed = self.is_armed;
+        let is_beside = !is_armed && self.shm.as_ref().is_some_and(ShmPort::has_active_links);
+        if (is_armed || has_verbs && (!is_beside || self.verbs_turns.take(self.now)))
+            && let Some(verbs) = &mut self.verbs
+        {
+            let before = out.len();
+            verbs.poll(out);
             out.relabel(before, |link| of_part(VERBS, link));
         }
-    }
-
-    /// Polls TCP if it is its turn.
-    #[inline]
-    fn poll_tcp(&mut self, out: &mut Completions) {
-        let is_beside = self.has_faster_links()
-            || !self.is_armed && self.verbs.as_ref().is_some_and(|verbs| !verbs.is_vacant());
-        let Some(tcp) = &mut self.tcp else { return };
-        if tcp.is_vacant() && !self.is_armed || is_beside && !self.tcp_turns.take(self.now) {
-            return;
-        }
-        let before = out.len();
-        tcp.poll(out);
-        if out.len() > before {
+        let is_beside = is_beside || !is_armed && has_verbs;
+        if (is_armed || has_tcp && (!is_beside || self.tcp_turns.take(self.now)))
+            && let Some(tcp) = &mut self.tcp
+        {
+            let before = out.len();
+            tcp.poll(out);
             out.relabel(before, |link| of_part(TCP, link));
-        }
-    }
-}
-
-impl MultiPort {
-    #[inline(never)] // keeps the path of shared memory short
-    fn send_short_beside(
-        &mut self,
-        id: LinkId,
-        message: &UnreadMessage<impl Fn(usize) -> u64>,
-    ) -> Result<(), PostError> {
-        match (part_of(id), &mut self.verbs, &mut self.tcp) {
-            (VERBS, Some(verbs), _) => verbs.send_short(within_part(id), message),
-            (TCP, _, Some(tcp)) => tcp.send_short(within_part(id), message),
-            _ => Err(PostError::Down),
         }
     }
 
@@ -193,7 +170,6 @@ fn numbered(fabric: FabricKind, part: u32, port: &mut impl Port, id: LinkId) -> 
 impl Port for MultiPort {
     type Link = MultiLink;
     type Sleeper = MultiSleeper;
-    const HAS_SLOTS: bool = true;
 
     fn sleeper(&self) -> MultiSleeper {
         match (&self.shm, &self.verbs, &self.tcp) {
@@ -222,10 +198,12 @@ impl Port for MultiPort {
             }
             (MultiLink::Verbs(link), _, Some(port), _) => {
                 let id = port.attach(link)?;
+                self.polls_beside = true;
                 numbered(FabricKind::Verbs, VERBS, port, id)
             }
             (MultiLink::Tcp(link), .., Some(port)) => {
                 let id = port.attach(link)?;
+                self.polls_beside = true;
                 numbered(FabricKind::Tcp, TCP, port, id)
             }
             (MultiLink::Shm(_), None, ..) => Err(of_other_fabric(FabricKind::Shm)),
@@ -257,15 +235,11 @@ impl Port for MultiPort {
         if let Some(shm) = &mut self.shm {
             shm.poll(completions);
         }
-        if self.verbs.is_some() {
-            self.poll_verbs(completions);
+        if self.is_armed || self.polls_beside {
+            self.poll_beside(completions);
+            self.is_armed &= completions.len() == before;
         }
-        if self.tcp.is_some() {
-            self.poll_tcp(completions);
-        }
-        let count = completions.len() - before;
-        self.is_armed &= count == 0;
-        count
+        completions.len() - before
     }
 
     fn post_receives(&mut self, id: LinkId, count: u32) {
@@ -315,6 +289,11 @@ impl Port for MultiPort {
         on_part!(self.as_mut, id, |port, link| port.send(link, bytes), Err(PostError::Down))
     }
 
+    #[inline]
+    fn has_slots(&self, id: LinkId) -> bool {
+        part_of(id) == SHM
+    }
+
     #[inline(always)] // on the short path
     fn send_short(
         &mut self,
@@ -323,7 +302,7 @@ impl Port for MultiPort {
     ) -> Result<(), PostError> {
         match &mut self.shm {
             Some(shm) if part_of(id) == SHM => shm.send_short(id, message),
-            _ => self.send_short_beside(id, message),
+            _ => Err(PostError::Down),
         }
     }
 

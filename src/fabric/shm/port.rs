@@ -94,7 +94,6 @@ impl Drop for ShmPort {
 impl Port for ShmPort {
     type Link = ShmLink;
     type Sleeper = ShmSleeper;
-    const HAS_SLOTS: bool = true;
 
     fn sleeper(&self) -> ShmSleeper {
         ShmSleeper::new(Arc::clone(&self.doorbell))
@@ -171,6 +170,11 @@ impl Port for ShmPort {
     #[inline]
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
         self.post(link, |link| link.send(bytes))
+    }
+
+    #[inline]
+    fn has_slots(&self, _link: LinkId) -> bool {
+        true
     }
 
     #[inline(always)] // on the short path

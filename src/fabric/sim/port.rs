@@ -83,8 +83,11 @@ impl SimPort {
 impl Port for SimPort {
     type Link = SimLink;
     type Sleeper = SimSleeper;
+
     // Messages are bytes here. With `true` the simulation covers short messages as words, too.
-    const HAS_SLOTS: bool = true;
+    fn has_slots(&self, _link: LinkId) -> bool {
+        true
+    }
 
     fn sleeper(&self) -> SimSleeper {
         self.sleeper.clone()

@@ -209,6 +209,12 @@ impl SendQueue {
         self.queue.is_empty() && self.pack.is_empty() && self.has_credit(port)
     }
 
+    /// Whether the link takes short messages.
+    #[inline]
+    pub fn has_slots<P: Port>(&self, port: &P) -> bool {
+        port.has_slots(self.link)
+    }
+
     /// Posts a short message, unless something waits or the post is refused. Returns whether it
     /// did.
     #[inline(always)] // on the short path

@@ -26,7 +26,8 @@ impl<P: Port> Links<P> {
     #[inline(never)] // keeps the path of single tensors short
     pub fn send_packed(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
         if !self.batch.is_open {
-            return self.send_short(link, record, tensor);
+            let Record { edge, n, step, .. } = record;
+            return self.send_short(link, edge, n, step, tensor);
         }
         let (Some(found), Some(tensor)) = (self.links.get_mut(link), tensor) else { return false };
         let Some(plain) = found.plain(record, tensor) else { return false };
@@ -95,10 +96,8 @@ impl<P: Port> Links<P> {
 /// The first message in `bytes`, of which `taken` were taken, and the number of bytes behind it.
 #[inline]
 fn first_of(bytes: &[u8], taken: usize) -> Option<(&[u8], usize)> {
-    if !is_packed(bytes) {
-        return Some((bytes, 0));
-    }
     let mut messages = match taken {
+        0 if !is_packed(bytes) => return Some((bytes, 0)),
         // The general way reports a pack that is not correct.
         0 => unpack(bytes).ok()?,
         _ => Unpacked::of_rest(&bytes[taken..]),

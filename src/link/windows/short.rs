@@ -11,15 +11,22 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::Record;
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{LentRecord, Placement, PlainRecord};
-use crate::wire::{ShortMessage, UnreadMessage};
+use crate::wire::{EdgeId, ShortMessage, UnreadMessage};
 
 impl<P: Port> Links<P> {
     /// Sends the record of a tensor, if the link needs nothing else for it. Returns whether it did.
     /// [`Links::window_to_receiver`] sends any value. A tensor that is lent is taken.
     #[inline(never)] // one copy, so that the compiler inlines each of its parts
-    pub fn send_short(&mut self, link: LinkId, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
+    pub fn send_short(
+        &mut self,
+        link: LinkId,
+        edge: EdgeId,
+        n: u16,
+        step: u64, // not a `Record`, which would be passed in memory
+        tensor: &mut Option<Tensor>,
+    ) -> bool {
         let Some(link) = self.links.get_mut(link) else { return false };
-        link.send_short(&mut self.port, (&self.pool, &self.counters), record, tensor)
+        link.send_short(&mut self.port, (&self.pool, &self.counters), (edge, n, step), tensor)
     }
 
     /// Gives the value of a record to its receive without a poll, if the record is the next
@@ -67,10 +74,9 @@ impl Link {
         &mut self,
         port: &mut P,
         (pool, counters): (&Pool, &CountersWriter),
-        record: Record<()>,
+        (edge, n, step): (EdgeId, u16, u64),
         source: &mut Option<Tensor>,
     ) -> bool {
-        let Record { edge, n, step, .. } = record;
         let Some(tensor) = source.as_ref() else { return false };
         let placement = match tensor.is_in_pool() {
             true => Placement::POOL,
@@ -88,23 +94,15 @@ impl Link {
             let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
             return pool.has(tensor) && self.lend_short(port, counters, record, source);
         }
-        self.send_plain(port, counters, PlainRecord { edge, n, step, meta, data })
-    }
-
-    #[inline(always)] // on the short path
-    fn send_plain<P: Port>(
-        &mut self,
-        port: &mut P,
-        counters: &CountersWriter,
-        plain: PlainRecord<'_>,
-    ) -> bool {
-        let has_left = match plain.to_short().filter(|_| P::HAS_SLOTS) {
+        // Made where it is used, so that it need not be in memory for a short message.
+        let plain = || PlainRecord { edge, n, step, meta, data };
+        let has_left = match plain().to_short().filter(|_| self.out.has_slots(port)) {
             Some(message) => self.out.short(port, &message),
-            None => self.send_bytes(port, plain),
+            None => self.send_bytes(port, plain()),
         };
         if has_left {
             counters.increment(Counter::SmallTensorsSent);
-            count_sent(counters, plain.data.len() as u64);
+            count_sent(counters, data.len() as u64);
         }
         has_left
     }
@@ -238,7 +236,5 @@ impl<'a> ExpectedValue<'a> {
 /// Counts a tensor that has left by its record alone.
 #[inline]
 pub(super) fn count_sent(counters: &CountersWriter, bytes: u64) {
-    counters.increment(Counter::TensorsSent);
-    counters.add(Counter::BytesSent, bytes);
-    counters.increment(Counter::MessagesSent);
+    counters.add_all([(Counter::TensorsSent, 1), (Counter::BytesSent, bytes), (Counter::MessagesSent, 1)]);
 }

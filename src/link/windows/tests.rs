@@ -187,8 +187,9 @@ fn tensors_of_the_pool_and_those_without_bytes_take_the_short_path() {
         let record = Record { edge: EDGE, n: 1, step: 1, answers_need: false, value };
         scene.links.window_to_receiver(scene.link, ToReceiver::Record(record));
         (0..1000).for_each(|_| _ = scene.links.poll());
-        let next = Record { n: 2, ..expected(0) };
-        assert_eq!(scene.links.send_short(scene.link, next, &mut Some(tensor)), is_short, "a tensor {what}");
+        let Record { edge, step, .. } = expected(0);
+        let has_left = scene.links.send_short(scene.link, edge, 2, step, &mut Some(tensor));
+        assert_eq!(has_left, is_short, "a tensor {what}");
     }
 }
 

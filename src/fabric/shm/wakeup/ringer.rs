@@ -30,7 +30,7 @@ impl Ringer {
     /// Rings if the peer has marked the link idle. To be called after each change that the peer's
     /// poll must see. Changes are slots, the number of consumed slots, credits, returned loans, and
     /// the end of this side.
-    #[inline]
+    #[inline(always)] // on the short path
     pub(crate) fn ring_if_idle(&self) {
         if let Some(to) = idle::idle_doorbell(&self.line, barrier::light) {
             self.ring(to);
