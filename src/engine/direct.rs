@@ -91,9 +91,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     ) -> DirectWait<R> {
         let mut waited = DirectWait::Elsewhere(None);
         let ran = self.with_poller_once(|poller| {
-            waited = match poller.direct(|handler, links| wait.take_next(handler, links)) {
+            let taken = poller.direct(|handler, links| match wait.take_next(handler, links) {
+                None => wait.take(handler, links),
+                next => next,
+            });
+            waited = match taken {
                 Some(result) => DirectWait::Ready(result),
-                None => self.take_or_poll(poller, timeout, &mut wait),
+                None => self.poll_for(poller, timeout, &mut wait),
             };
             // A result that was stored counts, also if this poll fails.
             if let DirectWait::Ready(_) = waited
@@ -214,21 +218,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let _ = self.with_poller(|_| {});
     }
 
-    /// Takes a result that is not simply the next message, or polls for it.
-    #[inline(never)] // keeps the path of a message that is there short
-    fn take_or_poll<R>(
-        &self,
-        poller: &mut Poller<P, H>,
-        timeout: Duration,
-        wait: &mut impl DirectTake<P, H, Taken = R>,
-    ) -> DirectWait<R> {
-        match poller.direct(|handler, links| wait.take(handler, links)) {
-            Some(result) => DirectWait::Ready(result),
-            None => self.poll_for(poller, timeout, wait),
-        }
-    }
-
     /// Polls for a result that has not come yet.
+    #[inline(never)] // keeps the path of a message that is there short
     fn poll_for<R>(
         &self,
         poller: &mut Poller<P, H>,

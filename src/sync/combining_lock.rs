@@ -199,6 +199,7 @@ impl CombiningLock {
     ///
     /// # Errors
     /// If the lock is poisoned; or busy, and its holder sees the work that `has_work` finds now.
+    #[inline(always)] // within the call of `Engine::acquire`, which is cold
     pub fn acquire(&self, has_work: impl Fn() -> bool) -> Result<LockGuard<'_>, LockOutcome> {
         self.acquire_as(this_thread(), &has_work)
     }
