@@ -16,7 +16,9 @@
 //! A place that was not used for long can hold the sequence number of 2^31 orders before. Before
 //! the producer posts an order, it replaces such a number in the place of the next order.
 
-use super::slot::{FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, SLOT_WORDS, SlotKind, first_word};
+use super::slot::{
+    EXTENSION_WORDS, FIRST, FirstWord, IN_SLOT, MAX_WORDS, RingShape, SLOT_WORDS, SlotKind, first_word,
+};
 use crate::fabric::words::{LoadWords, StoreWords};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -281,14 +283,14 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// If they end behind the longest order.
     #[inline]
     pub(crate) fn bytes(&self, from: usize, out: &mut [u8]) {
-        let (chunks, rest) = out.as_chunks_mut::<8>();
-        let mut k = from;
-        for chunk in chunks {
-            *chunk = self.word(k).to_le_bytes();
-            k += 1;
-        }
-        if !rest.is_empty() {
-            rest.copy_from_slice(&self.word(k).to_le_bytes()[..rest.len()]);
+        let in_slot = (8 * IN_SLOT.saturating_sub(from)).min(out.len());
+        let (near, far) = out.split_at_mut(in_slot);
+        let word = self.short();
+        copy_words(near, |k| word(from + k));
+        if !far.is_empty() {
+            let place = self.shape.word(self.slot, IN_SLOT);
+            let (words, from) = (self.slots.words::<EXTENSION_WORDS>(place), from.saturating_sub(IN_SLOT));
+            copy_words(far, |k| words(from + k, Relaxed));
         }
     }
 
@@ -330,6 +332,18 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// Publishes the credits of the layer above on the line.
     pub(crate) fn publish_credits(&self, credits: u32) {
         self.line.store(CREDITS, u64::from(credits), Release);
+    }
+}
+
+/// Fills `out` with the bytes of words, from word 0 on.
+#[inline]
+fn copy_words(out: &mut [u8], word: impl Fn(usize) -> u64) {
+    let (chunks, rest) = out.as_chunks_mut::<8>();
+    for (k, chunk) in chunks.iter_mut().enumerate() {
+        *chunk = word(k).to_le_bytes();
+    }
+    if !rest.is_empty() {
+        rest.copy_from_slice(&word(chunks.len()).to_le_bytes()[..rest.len()]);
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) const SLOT_WORDS: usize = 8;
 /// Words of an order that its slot holds.
 pub(crate) const IN_SLOT: usize = SLOT_WORDS - 1;
 /// Words of a slot's extension.
-const EXTENSION_WORDS: usize = 24;
+pub(super) const EXTENSION_WORDS: usize = 24;
 /// Words of the longest order.
 pub(crate) const MAX_WORDS: usize = IN_SLOT + EXTENSION_WORDS;
 /// Hot slots of a deep ring: 2 KiB, so that two rings fill an eighth of a first-level cache.
