@@ -437,10 +437,10 @@ settings! {
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
 
     /// The RDMA device, or several: `auto` stands for all with an active port, at most four. A link
-    /// has a rail for each pair of devices that both members have: those at the same place of the
-    /// list, or of the same number among all devices with `auto`. Large tensors are striped over all
-    /// rails. The rest goes over the one whose devices are near to the CPUs in `cores`, or on
-    /// `numa_node`. Without it the only device with an active port.
+    /// has a rail for each pair of devices that both members have. Those at the same place of both
+    /// lists make a pair. With `auto` the place is that among all devices. Large tensors are
+    /// striped over all rails. The rest goes over the one whose devices are near to the CPUs in
+    /// `cores`, or on `numa_node`. Without it the only device with an active port.
     rdma_device: String, RdmaDeviceNames, optional,
         "the name of a device, as `tensorwire devices` lists them, 2 to 4 names with commas between them, \
          or auto", Some, ["RDMA_DEVICE"];
@@ -478,9 +478,9 @@ settings! {
     /// Specification, chapter 9.7.5.2.8, has the codes.
     rdma_qp_min_rnr_timer: u8, Number<u8>, default("22"), "0 to 31", |code| (code <= 31).then_some(code),
         ["RDMA_QP_MIN_RNR_TIMER"];
-    /// Queue pairs to each peer on each device, over which large tensors are striped. Two members use
-    /// the smaller number, and one if `rdma_memory_windows` is on. All devices together have 16 at
-    /// most.
+    /// Queue pairs to each peer on each device, over which large tensors are striped. Two members
+    /// use the smaller number, and one if `rdma_memory_windows` is on. All devices together have 16
+    /// at most.
     rdma_qps_per_peer: u8, Number<u8>, default("1"), "1 to \
         16", |count| (1..=16).contains(&count).then_some(count),
         ["RDMA_QPS_PER_PEER"];

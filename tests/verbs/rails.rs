@@ -21,10 +21,8 @@ const SEND: u64 = 2;
 fn four_nics(ports: [&str; 2]) -> String {
     let nic = |host: char, at: usize| {
         let number = 16 * (host as usize - 'a' as usize) + at + 1;
-        format!(
-            "device name={host}_{at}\nport {}\ngid index=1 type=2 gid=00000000000000000000ffff0a0000{number:02x}\n",
-            ports[at]
-        )
+        let gid = format!("gid index=1 type=2 gid=00000000000000000000ffff0a0000{number:02x}");
+        format!("device name={host}_{at}\nport {}\n{gid}\n", ports[at])
     };
     ['a', 'b'].iter().flat_map(|host| [nic(*host, 0), nic(*host, 1)]).collect()
 }
@@ -192,7 +190,8 @@ fn assert_survives(script: &str, damage: impl Fn(&Fake, u32)) {
         }
         for got in [got_a, got_b] {
             let Ok([first, second]) = <[Got; 2]>::try_from(got) else { panic!("more than was sent") };
-            expect!(first, Got::Immediate(of, bytes) => assert_eq!((of, bytes), (immediate(round), LARGE as u64)));
+            let got = expect!(first, Got::Immediate(of, bytes) => (of, bytes));
+            assert_eq!(got, (immediate(round), LARGE as u64));
             expect!(second, Got::Message(m) => assert_eq!(m, round.to_le_bytes()));
         }
     }

@@ -135,9 +135,9 @@ impl LinkAddress {
         reader.link(bytes.len())
     }
 
-    /// The rails that this end and the peer's have in common, each by its places here and there. The
-    /// one that both prefer is the first: near both, and of the lowest number. Both ends get the
-    /// same ones in the same order.
+    /// The rails that this end and the peer's have in common, each by its places here and there.
+    /// The one that both prefer is the first: near both, and of the lowest number. Both ends get
+    /// the same ones in the same order.
     ///
     /// # Errors
     /// Why no link can be made.

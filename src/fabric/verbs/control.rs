@@ -26,8 +26,8 @@ const SENDS: u32 = RECEIVES + 8;
 /// Requests that the send and the receive queue hold.
 pub(super) const ROOM: [u32; 2] = [SENDS, RECEIVES];
 
-/// The control queue pair's number in a request's name: this on the rail that both sides prefer,
-/// and one less on each further one, as long as the link is being made.
+/// The control queue pair's number in a request's name. While a link is made, each further rail has
+/// one, with a number that is one less.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
 pub(super) const BYTES: usize = 16;
@@ -56,10 +56,11 @@ pub(super) enum ControlMessage {
     FinalCount { count: u32 },
     /// It takes no part any more.
     Disconnect(LinkFailure),
-    /// It uses this stripe no more. So many parts of this side have landed there, and so many of its
-    /// own are known to have.
+    /// It uses this stripe no more. So many parts of this side have landed there, and so many of
+    /// its own are known to have.
     StripeLost { stripe: u8, landed: u32, done: u32 },
-    /// So many parts of its own for a lost stripe have been written, there or on the main queue pair.
+    /// So many parts of its own for a lost stripe have been written, there or on the main queue
+    /// pair.
     PartsWritten { stripe: u8, count: u32 },
     /// Nothing that the link must know.
     Nothing,
@@ -237,8 +238,8 @@ impl ControlQueue {
         self.send_within_window(buffer, [STRIPE_LOST, stripe, 0, 0], [landed, done])
     }
 
-    /// Tells the peer of parts that have been written: see [`ControlMessage::PartsWritten`]. `false`
-    /// if there is no room now.
+    /// Tells the peer of parts that have been written: see [`ControlMessage::PartsWritten`].
+    /// `false` if there is no room now.
     pub fn send_parts_written(&mut self, buffer: &mut LinkBuffer, stripe: u8, count: u32) -> bool {
         self.send_within_window(buffer, [PARTS_WRITTEN, stripe, 0, 0], [count, 0])
     }

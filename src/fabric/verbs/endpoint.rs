@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// Time between two polls for a ping.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// How long after the first rail is known to work the others are waited for, at most.
-const RAIL_PATIENCE: Duration = Duration::from_secs(2);
+const RAIL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One side of a link that is not connected yet.
 pub struct VerbsEndpoint {
@@ -186,12 +186,12 @@ impl VerbsEndpoint {
             }
             let is_undecided = rails.iter().any(|rail| rail.failure.is_none() && !rail.is_pinged());
             let is_late = start.elapsed() >= timeout
-                || first_works_since.is_some_and(|since: Instant| since.elapsed() >= RAIL_PATIENCE);
+                || first_works_since.is_some_and(|since: Instant| since.elapsed() >= RAIL_TIMEOUT);
             if is_undecided && !is_late {
                 std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
-            let after = if start.elapsed() >= timeout { timeout } else { RAIL_PATIENCE };
+            let after = if start.elapsed() >= timeout { timeout } else { RAIL_TIMEOUT };
             rails.iter_mut().for_each(|rail| rail.give_up(after));
             // The acceptor has chosen.
             let chosen = match (role, works) {

@@ -1,6 +1,6 @@
-//! The thread that watches the devices: their asynchronous events (`ibv_get_async_event(3)`), and the
-//! completion channels of the ports. The thread publishes the meaning of an asynchronous event on a
-//! board that pollers read, and notifies a port's sleepers of a completion.
+//! The thread that watches the devices: their asynchronous events (`ibv_get_async_event(3)`), and
+//! the completion channels of the ports. The thread publishes the meaning of an asynchronous event
+//! on a board that pollers read, and notifies a port's sleepers of a completion.
 #![allow(clippy::disallowed_types)] // tables that links and ports change when they are made or end
 
 use super::context::DeviceContext;
@@ -314,7 +314,7 @@ fn watch_ports(devices: &mut [DeviceState<'_>], ports: &[WatchedPort], changed: 
                 device.look(place.map_or(PollFlags::empty(), |place| ready(1 + place)));
             }
             if !ready(0).is_empty() {
-                // Before the board is looked at: a later change makes the descriptor readable again.
+                // Before the board is looked at: a later change makes it readable again.
                 let _ = rustix::io::read(changed, &mut [0; 8]);
                 return;
             }

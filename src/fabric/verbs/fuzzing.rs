@@ -11,8 +11,8 @@ fn is_short(why: &dyn std::fmt::Display) {
     assert!(why.to_string().len() <= MAX_ERROR, "{why}");
 }
 
-/// An address: reading and writing it gives the same bytes, each word lies inside its tables, and an
-/// end finds its own rails.
+/// An address: reading and writing it gives the same bytes, each word lies inside its tables, and
+/// an end finds its own rails.
 pub fn address(bytes: &[u8]) {
     let mut end = match LinkAddress::from_bytes(bytes) {
         Ok(end) => end,

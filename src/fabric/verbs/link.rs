@@ -194,7 +194,7 @@ impl VerbsLinkInner {
             || self.unsent_credits.is_some()
             || self.suspect.is_some()
             || self.detached_at.is_some()
-            || self.stripes.is_unsettled
+            || self.stripes.is_recovering
     }
 
     /// Ends the link from this side; the next poll tells. From now on the device touches nothing
@@ -437,8 +437,8 @@ impl VerbsLinkInner {
                 None => self.look_at_rails(),
             }
         }
-        if self.stripes.is_unsettled {
-            self.settle_losses();
+        if self.stripes.is_recovering {
+            self.recover_losses();
         }
         let ticks = self.shared.watcher.ticks();
         if let Some((why, since)) = &self.suspect
@@ -497,7 +497,7 @@ impl VerbsLinkInner {
     /// Continues a detached link. Returns whether it has ended.
     fn finish_detach(&mut self, ticks: u32) -> bool {
         if self.is_up() {
-            if self.stripes.is_unsettled && ticks <= DETACH_TICKS {
+            if self.stripes.is_recovering && ticks <= DETACH_TICKS {
                 return false;
             }
             // At once, because the port may not be polled for a while.

@@ -5,8 +5,8 @@
 //! is received there. A link has one queue pair for data or several (stripes). One more carries
 //! control messages between the two fabrics: returned receives, and the disconnect of a side that
 //! leaves. With several devices a link has a rail for each pair of them: large writes go over all,
-//! and the rest over the first. Completions of all links of a port come by one completion queue, or a few, which can't
-//! overrun.
+//! and the rest over the first. Completions of all links of a port come by one completion queue of
+//! each device, or a few, which can't overrun.
 //!
 //! The device checks that an access has the key of the pool and lies inside it. It cannot check
 //! which part was granted, or that a grant was revoked. Peers are trusted with the pool, as they

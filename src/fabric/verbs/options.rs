@@ -33,9 +33,10 @@ pub struct VerbsOptions {
     /// Whether each grant gets a key of its own, by a memory window of type 2. A link then has one
     /// data queue pair.
     pub memory_windows: bool,
-    /// Queue pairs to each peer, on each device, that large writes are striped over, 1 to 16, and
-    /// 16 with all devices together; between two ends the smaller number counts. One queue pair is enough for most NICs; several help where one can't
-    /// fill the network, as over several paths of a fabric.
+    /// Queue pairs to each peer, on each device, that large writes are striped over: 1 to 16, and
+    /// 16 with all devices together. Between two ends the smaller number counts. One queue pair is
+    /// enough for most NICs. Several help where one can't fill the network, as over several paths
+    /// of a fabric.
     pub qps_per_peer: u8,
     /// Completions that each completion queue holds, at most what the device permits. A port
     /// creates another queue when its links need more, so that no queue can overrun.

@@ -1,5 +1,6 @@
 //! The resources of one port: completion queues, a channel of each device, the wake-ups. They exist
-//! before the port, because a link's queue pairs are bound to a completion queue when they are created.
+//! before the port, because a link's queue pairs are bound to a completion queue when they are
+//! created.
 #![allow(clippy::disallowed_types)] // making links and ports
 
 use super::context::ProtectionDomain;

@@ -4,11 +4,11 @@
 //! that is short. A large write has a part on each rail (`stripes`).
 //!
 //! **A lost rail is not a lost link.** A side that can't use a rail any more destroys its queue
-//! pairs there. So nothing of the peer lands there from then on. It tells the peer, for each stripe,
-//! how many parts have landed, and how many of its own are known to have. The peer does the same.
-//! Then each side knows which of its parts are missing. It writes these again on the first rail, and
-//! says so when they are done. No write whose part is missing was reported to anyone. So the grant
-//! stands, and the same bytes are written to it.
+//! pairs there. So nothing of the peer lands there from then on. It tells the peer, for each
+//! stripe, how many parts have landed, and how many of its own are known to have. The peer does the
+//! same. Then each side knows which of its parts are missing. It writes these again on the first
+//! rail, and says so when they are done. No write whose part is missing was reported to anyone. So
+//! the grant stands, and the same bytes are written to it.
 //!
 //! A part that has landed is never written again, as its memory may have another owner by now.
 
@@ -93,7 +93,7 @@ pub(super) struct RailLoss {
 }
 
 impl RailLoss {
-    fn is_settled(&self) -> bool {
+    fn is_recovered(&self) -> bool {
         !self.is_untold && self.is_mutual && self.missing.is_empty() && self.told_after.is_none()
     }
 
@@ -185,7 +185,7 @@ impl VerbsLinkInner {
         }
         self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
         self.stripes.weigh(self.weight);
-        (self.stripes.is_unsettled, self.stripes.is_changed) = (true, true);
+        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
         self.devices.lose(at + 1);
         self.shared.lost_rails.fetch_add(1, Ordering::Relaxed);
         let rail = &self.rails[at];
@@ -203,11 +203,12 @@ impl VerbsLinkInner {
         if let Some(loss) = &mut self.stripes.queues[at].loss {
             loss.missing.push_back((source.clone(), bounds));
             loss.total = loss.total.wrapping_add(1);
-            (self.stripes.is_unsettled, self.stripes.is_changed) = (true, true);
+            (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
         }
     }
 
-    /// The peer has lost a stripe: see [`ControlMessage::StripeLost`](super::control::ControlMessage).
+    /// The peer has lost a stripe. So many parts of this side have landed there, and so many of the
+    /// peer's own are done.
     pub fn stripe_lost(&mut self, number: u8, landed: u32, done: u32, out: &mut Completions) {
         let at = self.stripe_at(number);
         let Some((at, rail)) = at.and_then(|at| Some((at, self.stripes.queues[at].rail?))) else {
@@ -221,7 +222,7 @@ impl VerbsLinkInner {
         if let Err(why) = loss.hear(landed, own_done) {
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        (self.stripes.is_unsettled, self.stripes.is_changed) = (true, true);
+        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
         self.arrivals.landed_so_far(self.id, at, done, out);
     }
 
@@ -234,11 +235,11 @@ impl VerbsLinkInner {
     }
 
     /// Continues what lost rails have left to do.
-    pub fn settle_losses(&mut self) {
+    pub fn recover_losses(&mut self) {
         // What lacks room goes on with a completion, which makes it.
         self.stripes.is_changed = false;
         if !self.is_up() {
-            self.stripes.is_unsettled = false;
+            self.stripes.is_recovering = false;
             return;
         }
         for at in 0..self.stripes.queues.len() {
@@ -247,7 +248,7 @@ impl VerbsLinkInner {
             self.tell_of_written(at);
         }
         let losses = self.stripes.queues.iter().filter_map(|stripe| stripe.loss.as_ref());
-        self.stripes.is_unsettled = losses.into_iter().any(|loss| !loss.is_settled());
+        self.stripes.is_recovering = losses.into_iter().any(|loss| !loss.is_recovered());
     }
 
     fn tell_of_loss(&mut self, at: usize) {

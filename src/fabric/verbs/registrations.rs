@@ -189,8 +189,9 @@ impl Registrations {
 
     fn refused(&self, why: &dyn Display) {
         if !self.is_logged.swap(true, Ordering::Relaxed) {
+            let devices: Vec<_> = self.domains.iter().map(|domain| &*domain.context.name).collect();
             tracing::warn!(
-                devices = self.domains.iter().map(|domain| &*domain.context.name).collect::<Vec<_>>().join(","),
+                devices = devices.join(","),
                 %why,
                 "memory outside the pool can't be registered and is copied through the pool; further \
                  refusals are only counted"

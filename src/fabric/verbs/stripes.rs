@@ -78,7 +78,7 @@ pub(super) struct Stripes {
     /// The weights of the main queue pair and of all others that are not lost.
     weights: u64,
     /// Something of a lost rail is left to do, now or once the peer has answered.
-    pub is_unsettled: bool,
+    pub is_recovering: bool,
     /// Since the last service of the link there may be more to do.
     pub is_changed: bool,
     /// Parts that were written again, modulo 2^32.
@@ -122,9 +122,10 @@ impl Stripes {
 }
 
 impl VerbsLinkInner {
-    /// Writes `len` bytes of `source` (by `lkey` on the first rail) in parts; `op` is its operation,
-    /// on the main queue. All or nothing is posted, unless a queue pair of the first rail is broken,
-    /// and then the link ends. Parts of another rail that is broken are posted later on the first.
+    /// Writes `len` bytes of `source` (by `lkey` on the first rail) in parts. `op` is its
+    /// operation, on the main queue. All or nothing is posted, unless a queue pair of the first
+    /// rail is broken, and then the link ends. Parts of another rail that is broken are posted
+    /// later on the first.
     pub fn write_striped(
         &mut self,
         source: &Tensor,
