@@ -104,7 +104,7 @@ impl Bootstrap {
     /// tensor has at most `max_bytes`. Must be called before the start.
     pub fn serve_tensors(&self, service: Arc<dyn TensorService>, max_bytes: u64) -> TensorCaller {
         let _ = self.shared.tensors.set((service, max_bytes));
-        TensorCaller::new(self.shared.clone())
+        TensorCaller::new(&self.shared)
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {

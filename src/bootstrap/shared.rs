@@ -47,8 +47,8 @@ pub(super) struct BootstrapShared {
     /// Serves the tensor calls of peers, with the bytes of the largest tensor. Set before the
     /// start, if at all.
     pub(super) tensors: OnceLock<(Arc<dyn TensorService>, u64)>,
-    /// The clients for tensor calls. Set by the bootstrap thread.
-    pub(super) tensor_clients: OnceLock<TensorClients>,
+    /// The clients for tensor calls, while the bootstrap thread runs: they refer to this.
+    pub(super) tensor_clients: Mutex<Option<TensorClients>>,
 }
 
 struct Inner {
@@ -94,7 +94,7 @@ impl BootstrapShared {
             changed: watch::Sender::new(()),
             threads: Mutex::default(),
             tensors: OnceLock::new(),
-            tensor_clients: OnceLock::new(),
+            tensor_clients: Mutex::default(),
         }
     }
 
@@ -260,6 +260,11 @@ impl BootstrapShared {
 
     pub(super) fn index_of(&self, name: &TaskId) -> Option<usize> {
         self.peers.binary_search(name).ok()
+    }
+
+    /// The clients for tensor calls.
+    pub(super) fn tensor_clients(&self) -> MutexGuard<'_, Option<TensorClients>> {
+        self.tensor_clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The address of that peer, as the cluster says it.

@@ -83,6 +83,8 @@ struct ThreadEnd(Arc<BootstrapShared>);
 
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
+        // Each has a reference to what refers to them.
+        drop(self.0.tensor_clients().take());
         self.0.advance(&[ServicePhase::Started, ServicePhase::Stopping], ServicePhase::Stopped);
     }
 }
@@ -106,7 +108,7 @@ async fn serve(
     }
     if let Some((_, max_bytes)) = shared.tensors.get() {
         match TensorClients::new(shared, auth, *max_bytes) {
-            Ok(clients) => drop(shared.tensor_clients.set(clients)),
+            Ok(clients) => *shared.tensor_clients() = Some(clients),
             Err(error) => tracing::error!("{}: no clients for tensors: {error}", shared.options.me),
         }
     }

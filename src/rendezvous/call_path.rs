@@ -144,8 +144,13 @@ impl CallPath {
             *known = Some(tag);
         }
         let error = Error::PeerLost { peer: name.clone(), incarnation: tag.incarnation, cause };
-        let values = self.with(|state| state.lost(peer, &error));
+        let (values, ended) = {
+            let mut state = lock(&self.state);
+            (state.lost(peer, &error), state.take_ended())
+        };
+        // Who hears of the loss may send at once, and that send must fail.
         self.observer.down(&LostPeer { peer, tag, error, values, flight: None });
+        ended.into_iter().for_each(|ended| ended.send());
         self.nudge();
     }
 

@@ -32,6 +32,19 @@ fn a_peer_that_returns_many_times_is_a_new_life_each_time() {
 }
 
 #[test]
+fn after_a_stop_nothing_is_left() {
+    let cluster = cluster(2);
+    let mut other = Other::start_with("lifecycle::role_tidy", &cluster, &[GRPC]);
+    let node = start(&cluster, 0);
+    join(&node);
+    let step = node.step(0).expect("new");
+    step.send_dead(&node.edge_to("w", 1, "x").expect("an edge")).expect("sent");
+    step.recv(&node.edge_from("w", 1, "x").expect("an edge"), SOON).expect("received");
+    other.wait_for("nothing is left");
+    assert!(other.ends_well());
+}
+
+#[test]
 #[ignore = "a role, not a test"]
 fn role_large_sender() {
     let node = start(&std::env::var("TEST_CLUSTER").expect("started by a test"), 1);

@@ -90,7 +90,7 @@ fn role_tidy() {
         assert_eq!(holdings().0, before.0, "a thread has outlived the stop");
     }
     assert_eq!(holdings(), before, "something of the node is left");
-    println!("tidy");
+    println!("nothing is left");
 }
 
 #[test]
@@ -102,7 +102,8 @@ fn after_a_stop_no_thread_socket_memfd_or_mapping_is_left() {
     step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(&node, 0.0, 5000)).expect("sent");
     step.recv(&node.edge_from("w", 1, "x").expect("edge"), SOON).expect("received");
     until(&node, "the peer's stop", || node.peers()[0].state.error().is_some());
-    other.wait_for("tidy");
+    other.wait_for("nothing is left");
+    assert!(other.ends_well());
 }
 
 /// Waits for the loss of the peer, and checks its cause.

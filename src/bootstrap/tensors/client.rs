@@ -9,7 +9,7 @@ use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, TensorPeer, TensorRequest, WINDOW
 use crate::wire::{Code, Incarnation, Status, TaskId};
 use grpc::tensors_client::TensorsClient;
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -69,9 +69,10 @@ impl TensorClients {
     }
 }
 
-/// Makes tensor calls, from any thread and without blocking.
+/// Makes tensor calls, from any thread and without blocking. Does nothing once the service is gone,
+/// whose peering may refer to this.
 #[derive(Clone)]
-pub struct TensorCaller(Arc<BootstrapShared>);
+pub struct TensorCaller(Weak<BootstrapShared>);
 
 /// A call that goes on until its answer has come. Dropping it gives it up.
 #[derive(Debug)]
@@ -87,14 +88,15 @@ impl Drop for TensorCall {
 }
 
 impl TensorCaller {
-    pub(in crate::bootstrap) fn new(shared: Arc<BootstrapShared>) -> Self {
-        TensorCaller(shared)
+    pub(in crate::bootstrap) fn new(shared: &Arc<BootstrapShared>) -> Self {
+        TensorCaller(Arc::downgrade(shared))
     }
 
-    fn client(&self, peer: &TaskId) -> Option<(&Handle, TensorClient)> {
-        let clients = self.0.tensor_clients.get()?;
-        let client = clients.clients.get(self.0.index_of(peer)?)?;
-        Some((&clients.handle, client.clone()))
+    fn client(&self, peer: &TaskId) -> Option<(Handle, TensorClient)> {
+        let shared = self.0.upgrade()?;
+        let clients = shared.tensor_clients();
+        let TensorClients { handle, clients } = clients.as_ref()?;
+        Some((handle.clone(), clients.get(shared.index_of(peer)?)?.clone()))
     }
 
     /// Asks a peer for a value, as often as it takes. A try gets `None` if there is no value.
