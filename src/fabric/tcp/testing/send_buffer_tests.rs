@@ -73,7 +73,7 @@ impl Exchange {
         }
         // What it acknowledges of the other side's says which connection it was posted for.
         let header = frame.header(7);
-        let in_batch = len % 3 == 0;
+        let in_batch = len.is_multiple_of(3);
         if is_copied {
             self.buffer.post(&self.sender, &header, payload, in_batch);
         } else {
