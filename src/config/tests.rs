@@ -164,8 +164,8 @@ const SAMPLES: &[Sample] = &[
     sample("numa_node", &[("0", "0"), ("1023", "1023")], &["", "-1", "1024", "a"], NO_NUMBER),
     sample(
         "fabric",
-        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs"), ("tcp, shm", "shm,tcp")],
-        &["", "SHM", "grpc", "shm,", "auto,shm", "shm,shm"],
+        &[("auto", "auto"), ("shm", "shm"), ("verbs", "verbs"), ("tcp, shm", "shm,tcp"), ("grpc", "grpc")],
+        &["", "SHM", "udp", "shm,grpc", "shm,", "auto,shm", "shm,shm"],
         NO_STRING,
     ),
     sample(
@@ -542,9 +542,9 @@ fn there_are_as_many_pollers_as_are_said_or_as_cpus_for_them() {
 #[test]
 fn a_fabric_that_is_not_there_is_refused_by_name() {
     // No setting names the fabric of the tests.
-    for name in ["grpc", "sim"] {
+    for name in ["udp", "sim"] {
         let error = base().set("fabric", name).build().expect_err("refused").to_string();
-        let allowed = "auto, or shm, verbs, tcp or several of them: shm,tcp";
+        let allowed = "auto, or shm, verbs, tcp or several of them: shm,tcp; or grpc";
         assert_eq!(error, format!("fabric is {name:?} (the builder): it must be {allowed}"));
     }
 }
