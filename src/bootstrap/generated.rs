@@ -785,6 +785,10 @@ pub struct RecvTensorRequest {
     /// Answer at once, with is_pending if there is no value yet. The request is not in line then.
     #[prost(bool, tag = "6")]
     pub is_try: bool,
+    /// The generation of the link that the request was made on. UNAVAILABLE answers one of another link: ask
+    /// again, until the present link is known to both sides.
+    #[prost(uint64, tag = "7")]
+    pub link: u64,
 }
 /// The first part has what is known before the bytes, or says that there is no value yet.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

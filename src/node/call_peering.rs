@@ -6,6 +6,7 @@ use super::transport::PeerTransport;
 use crate::bootstrap::{PeerInfo, Peering, Prepared};
 use crate::fabric::FabricKind;
 use crate::matching::PeerIndex;
+use crate::matching::recv_tensor::CallLink;
 use crate::rendezvous::CallPath;
 use crate::wire::{Code, LossCause, Status, TaskId};
 use std::sync::Arc;
@@ -86,7 +87,7 @@ impl Peering for CallPeering {
 
     fn ready(&self, peer: &PeerInfo, _ticket: u64) {
         if let Ok(index) = self.index(peer) {
-            self.path.up(index, tag_of(peer));
+            self.path.up(index, CallLink { tag: tag_of(peer), generation: peer.generation });
         }
     }
 

@@ -123,7 +123,7 @@ impl Calls {
 
 impl RequestChannel for Calls {
     fn ask(&mut self, request: OwnRequest) -> OpenRequest {
-        let OwnRequest { peer, life, id, step, key, wants_checksum, is_try } = request;
+        let OwnRequest { peer, life, id, step, key, wants_checksum, is_try, link } = request;
         let Some(caller) = self.caller.get() else { return Box::new(()) };
         let path = self.path.clone();
         let done = move |answer: Result<Option<ArrivedParts>, Status>| {
@@ -134,7 +134,7 @@ impl RequestChannel for Calls {
                 Err(status) => path.answered((peer, id), Err(status)),
             }
         };
-        let request = TensorRequest { step, key, id, wants_checksum, is_try };
+        let request = TensorRequest { step, key, id, wants_checksum, is_try, link };
         Box::new(caller.recv_tensor(self.to(peer, life), request, done))
     }
 
@@ -193,10 +193,10 @@ fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> SentAnswer {
 
 impl TensorService for Served {
     fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
-        let TensorRequest { step, key, id, wants_checksum, is_try } = request;
+        let TensorRequest { step, key, id, wants_checksum, is_try, link } = request;
         let answer = Box::new(move |value| answer.send(bytes_of(value)));
         // An answer that is dropped tells the peer to ask again.
-        let asked = AskedRequest { id, step, key: &key, wants_checksum, is_try };
+        let asked = AskedRequest { id, step, key: &key, wants_checksum, is_try, link };
         self.with(from, |path, from| path.asked(from, asked, answer));
     }
 

@@ -4,7 +4,7 @@
 use super::path::{DirectEnd, DirectSend, RemotePath};
 use crate::engine::{Clock, DirectWait, Unusable};
 use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
-use crate::matching::recv_tensor::{AskedRequest, IDLE_GRACE, RecvTensors, RequestAnswer};
+use crate::matching::recv_tensor::{AskedRequest, CallLink, IDLE_GRACE, RecvTensors, RequestAnswer};
 use crate::matching::{
     BatchReceive, BatchSend, BatchWalk, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, OfEdge,
     PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter, WalkEnd,
@@ -124,10 +124,10 @@ impl CallPath {
     }
 
     /// A link with a peer is up.
-    pub fn up(&self, peer: PeerIndex, tag: LinkTag) {
+    pub fn up(&self, peer: PeerIndex, link: CallLink) {
         lock(&self.losses)[peer.0 as usize] = None;
-        self.with(|state| state.up(peer, tag));
-        self.observer.up(peer, tag);
+        self.with(|state| state.up(peer, link));
+        self.observer.up(peer, link.tag);
         self.nudge();
     }
 
@@ -146,6 +146,9 @@ impl CallPath {
         let error = Error::PeerLost { peer: name.clone(), incarnation: tag.incarnation, cause };
         let (values, ended) = {
             let mut state = lock(&self.state);
+            if state.is_over(peer, tag) {
+                return;
+            }
             (state.lost(peer, &error), state.take_ended())
         };
         // Who hears of the loss may send at once, and that send must fail.

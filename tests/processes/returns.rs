@@ -295,7 +295,8 @@ fn a_process_that_is_stopped_for_too_long_is_silent_not_dead_and_both_find_each_
         let own_error = echo.wait_for("a call failed");
         println!("its own call: {own_error}");
         assert!(own_error.contains("w/0") && own_error.contains("lost"), "{own_error}");
-        assert!(!own_error.contains("silence_bound"), "it was silent itself: {own_error}");
+        let blames_itself = own_error.contains("w/0 says: nothing was heard from it");
+        assert!(blames_itself || !own_error.contains("silence_bound"), "it was silent itself: {own_error}");
         join(&node);
         println!("joined again {:?} after the SIGCONT", resumed.elapsed());
         assert!(resumed.elapsed() < bound() * 5);

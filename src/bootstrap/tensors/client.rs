@@ -197,6 +197,7 @@ impl TensorClient {
             request_id: request.id,
             wants_checksum: request.wants_checksum,
             is_try: request.is_try,
+            link: request.link,
         };
         let mut grpc = self.grpc.clone();
         let mut parts = in_time(grpc.recv_tensor(request)).await?.into_inner();

@@ -62,6 +62,8 @@ pub struct TensorRequest {
     pub wants_checksum: bool,
     /// Whether the request asks for a value that is there already, and does not wait for one.
     pub is_try: bool,
+    /// The generation of the link that it was made on.
+    pub link: u64,
 }
 
 /// The answer of a sender: a value, or why there is none.
@@ -96,7 +98,8 @@ impl TensorAnswer {
 /// Serves the calls of peers. No method may block: they run on the bootstrap thread.
 pub trait TensorService: Send + Sync + 'static {
     /// Answers a request, now or later. A request whose id is known gets the same value again. Its
-    /// earlier call has ended. The answer to a try without a value is dropped.
+    /// earlier call has ended. The answer is dropped for a try without a value, and for a request
+    /// of another link than the present one.
     fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer);
 
     /// Forgets a request. A value that was meant for it goes back in line if `is_given_up`.

@@ -72,14 +72,17 @@ impl grpc::tensors_server::Tensors for TensorServer {
             id: request.request_id,
             wants_checksum: request.wants_checksum,
             is_try: request.is_try,
+            link: request.link,
         };
+        let is_try = request.is_try;
         self.service.recv_tensor(&from, request, TensorAnswer(answer));
-        let parts = match timeout(PENDING_AFTER, answered).await {
-            Ok(Ok(value)) => Parts::of_value(proven, value),
-            // A newer call has taken the place of this one, or nothing has come yet.
-            Ok(Err(_)) | Err(_) => Parts::pending(proven),
-        };
-        Ok(Response::new(parts))
+        match timeout(PENDING_AFTER, answered).await {
+            Ok(Ok(value)) => Ok(Response::new(Parts::of_value(proven, value))),
+            Ok(Err(_)) if !is_try => {
+                Err(Status::unavailable("another link, or a newer call of the same request"))
+            }
+            Ok(Err(_)) | Err(_) => Ok(Response::new(Parts::pending(proven))),
+        }
     }
 
     async fn mark_recv_finished(

@@ -44,8 +44,9 @@ fn introduced() -> (Member, Arc<Echo>, Raw) {
 impl Raw {
     fn recv_tensor(&self, key: Vec<u8>, is_try: bool) -> Result<Vec<grpc::RecvTensorPart>, tonic::Status> {
         let caller = Some(self.caller.clone());
+        let (step_id, request_id, wants_checksum, link) = (1, 3, false, 1);
         let request =
-            grpc::RecvTensorRequest { caller, step_id: 1, key, request_id: 3, wants_checksum: false, is_try };
+            grpc::RecvTensorRequest { caller, step_id, key, request_id, wants_checksum, is_try, link };
         let mut tensors = TensorsClient::new(self.channel.clone());
         self.runtime.block_on(async {
             let mut parts = tensors.recv_tensor(request).await?.into_inner();

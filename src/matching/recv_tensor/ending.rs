@@ -1,6 +1,6 @@
 //! The ends of calls, steps and lives.
 
-use super::RecvTensors;
+use super::{CallLink, RecvTensors};
 use crate::link::TensorKey;
 use crate::matching::ended_steps::StepEnd;
 use crate::matching::{Cancel, CancelAll, CancelReason, Error, LinkTag, PeerIndex, StepChange, WaitReports};
@@ -80,16 +80,23 @@ impl RecvTensors {
     }
 
     /// A link with a peer is up.
-    pub fn up(&mut self, peer: PeerIndex, tag: LinkTag) {
+    pub fn up(&mut self, peer: PeerIndex, link: CallLink) {
         let state = self.peer(peer);
-        let before = state.tag.replace(tag);
+        let before = state.link.replace(link);
         state.down = None;
-        if before.is_some_and(|before| before.incarnation != tag.incarnation) {
+        let life = link.tag.incarnation;
+        if before.is_some_and(|before| before.tag.incarnation != life) {
             let dropped = self.drop_held(peer);
             self.counters.add(Counter::ValuesLost, dropped);
         }
         let next = self.next_request(peer);
-        self.channel.clean_up(peer, tag.incarnation, next);
+        self.channel.clean_up(peer, life, next);
+    }
+
+    /// Whether a later link than this one is up.
+    pub fn is_over(&self, peer: PeerIndex, tag: LinkTag) -> bool {
+        let present = self.peers[peer.0 as usize].present();
+        present.is_some_and(|present| present.tag.generation > tag.generation)
     }
 
     /// The link with a peer has ended, or a life without one. Returns how many values are lost: the

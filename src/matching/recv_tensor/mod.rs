@@ -92,6 +92,8 @@ pub struct OwnRequest {
     pub wants_checksum: bool,
     /// Whether it asks for a value that is there already, and does not wait for one.
     pub is_try: bool,
+    /// The generation of the link that it is made on.
+    pub link: u64,
 }
 
 /// A request of a peer.
@@ -107,6 +109,8 @@ pub struct AskedRequest<'a> {
     pub wants_checksum: bool,
     /// Whether it asks for a value that is there already, and does not wait for one.
     pub is_try: bool,
+    /// The generation of the link that it is made on.
+    pub link: u64,
 }
 
 /// Carries requests to peers. No method blocks.
@@ -140,7 +144,16 @@ struct CallPeer {
     /// The error of calls that need the peer, while it has no link.
     down: Option<Error>,
     /// The present link, or the last one.
-    tag: Option<LinkTag>,
+    link: Option<CallLink>,
+}
+
+/// A link with a peer: nothing but the news that both sides are ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallLink {
+    /// Names the link on this side.
+    pub tag: LinkTag,
+    /// The number that both sides know it by, among the links of two lives.
+    pub generation: u64,
 }
 
 /// The tensors of one process and the requests for them.
@@ -177,7 +190,7 @@ impl RecvTensors {
             out: Outbound::default(),
             incoming: Inbound::default(),
             down: Some(Error::NotConnected { peer: peer.clone() }),
-            tag: None,
+            link: None,
         };
         RecvTensors {
             me,
@@ -239,9 +252,9 @@ fn not_borrowed(destination: Destination) -> Destination {
 }
 
 impl CallPeer {
-    /// The life that requests go to.
-    fn life(&self) -> Option<Incarnation> {
-        self.tag.filter(|_| self.down.is_none()).map(|tag| tag.incarnation)
+    /// The present link.
+    fn present(&self) -> Option<CallLink> {
+        self.link.filter(|_| self.down.is_none())
     }
 }
 

@@ -140,7 +140,8 @@ impl RecvTensors {
     fn ask(&mut self, peer: PeerIndex, key: &TensorKey) {
         let RecvTensors { peers, channel, counters, settings, .. } = self;
         let state = &mut peers[peer.0 as usize];
-        let Some(life) = state.life() else { return };
+        let Some(link) = state.present() else { return };
+        let life = link.tag.incarnation;
         let incoming = &mut state.incoming;
         let Some(queue) = incoming.keys.get_mut(key) else { return };
         if queue.request.is_some() || queue.held.is_some() {
@@ -160,6 +161,7 @@ impl RecvTensors {
             key: text_of(key, life),
             wants_checksum: settings.link.validate,
             is_try: last_try.is_some(),
+            link: link.generation,
         });
         queue.request = Some(Request { id, open: Some(open), last_try, idle_since: None });
     }
@@ -365,8 +367,8 @@ impl RecvTensors {
 
     /// Tells the peer that a request has ended, if its life has not.
     fn finish(&mut self, peer: PeerIndex, id: u64, is_given_up: bool) {
-        if let Some(life) = self.peer(peer).life() {
-            self.channel.finish(peer, life, id, is_given_up);
+        if let Some(link) = self.peer(peer).present() {
+            self.channel.finish(peer, link.tag.incarnation, id, is_given_up);
         }
     }
 

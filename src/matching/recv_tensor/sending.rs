@@ -109,9 +109,15 @@ impl RecvTensors {
     pub fn asked(
         &mut self,
         (peer, life): (PeerIndex, Incarnation),
-        AskedRequest { id, step, key, wants_checksum, is_try }: AskedRequest<'_>,
+        AskedRequest { id, step, key, wants_checksum, is_try, link }: AskedRequest<'_>,
         answer: RequestAnswer,
     ) {
+        // A request of an earlier link would take a value of this one for nobody. One of a later link
+        // comes before the news of that link.
+        let present = self.peer(peer).present();
+        if present.is_none_or(|present| (present.tag.incarnation, present.generation) != (life, link)) {
+            return;
+        }
         self.meet(peer, life);
         let key = match self.key_of_request(peer, step, key) {
             Ok(key) => key,

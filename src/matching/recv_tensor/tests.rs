@@ -80,8 +80,9 @@ fn life(of: PeerIndex) -> Incarnation {
     Incarnation::new(u64::from(of.0) + 70).unwrap()
 }
 
-fn tag(of: PeerIndex, generation: u64) -> LinkTag {
-    LinkTag { incarnation: life(of), generation: generation.into() }
+fn linked(of: PeerIndex, generation: u64) -> CallLink {
+    let tag = LinkTag { incarnation: life(of), generation: generation.into() };
+    CallLink { tag, generation }
 }
 
 fn task(of: PeerIndex) -> TaskId {
@@ -121,8 +122,8 @@ impl World {
         };
         let mut sender = process(SENDER, &Channel::default());
         let mut receiver = process(RECEIVER, &channel);
-        sender.up(RECEIVER, tag(RECEIVER, 1));
-        receiver.up(SENDER, tag(SENDER, 1));
+        sender.up(RECEIVER, linked(RECEIVER, 1));
+        receiver.up(SENDER, linked(SENDER, 1));
         let (answers, calls) = (Answers::default(), OneshotPool::new(16));
         World { pool, sender, receiver, channel, answers, calls, next_call: 0, outstanding }
     }
@@ -186,8 +187,8 @@ impl World {
             };
             answers.lock().unwrap().push_back((id, head.encode(), bytes));
         });
-        let OwnRequest { id, step, ref key, wants_checksum, is_try, .. } = *request;
-        let asked = AskedRequest { id, step, key, wants_checksum, is_try };
+        let OwnRequest { id, step, ref key, wants_checksum, is_try, link, .. } = *request;
+        let asked = AskedRequest { id, step, key, wants_checksum, is_try, link };
         self.sender.asked((RECEIVER, life(RECEIVER)), asked, answer);
     }
 
@@ -241,8 +242,8 @@ fn failure(world: &World) -> Status {
 }
 
 fn request(id: u64, key: String) -> OwnRequest {
-    let (peer, life, step, wants_checksum, is_try) = (SENDER, life(SENDER), STEP, false, false);
-    OwnRequest { peer, life, id, step, key, wants_checksum, is_try }
+    let (peer, life, step, link) = (SENDER, life(SENDER), STEP, 1);
+    OwnRequest { peer, life, id, step, key, wants_checksum: false, is_try: false, link }
 }
 
 #[test]
@@ -386,7 +387,8 @@ fn what_a_dead_client_left_is_dropped_and_the_rest_is_for_its_next_life() {
     let (untaken, losses) = world.sender.untaken(Some(0));
     assert_eq!((untaken.waiting(), untaken.left(), untaken.lost(), losses), (1, 0, 1, 1));
     let next = Incarnation::new(99).unwrap();
-    world.sender.up(RECEIVER, LinkTag { incarnation: next, generation: 2.into() });
+    let tag = LinkTag { incarnation: next, generation: 2.into() };
+    world.sender.up(RECEIVER, CallLink { tag, generation: 1 });
     world.sender.clean_up_peer((RECEIVER, next), 1);
     world.answers.lock().unwrap().clear();
     let answers = world.answers.clone();
@@ -395,9 +397,32 @@ fn what_a_dead_client_left_is_dropped_and_the_rest_is_for_its_next_life() {
         answers.lock().unwrap().push_back((1, Vec::new(), Bytes::copy_from_slice(tensor.bytes())));
     });
     let text = text(&key, 70);
-    let asked = AskedRequest { id: 1, step: STEP, key: &text, wants_checksum: false, is_try: false };
+    let asked = AskedRequest { id: 1, step: STEP, key: &text, wants_checksum: false, is_try: false, link: 1 };
     world.sender.asked((RECEIVER, next), asked, answer);
     assert_eq!(world.answers.lock().unwrap()[0].2[0], 2, "the number is new in a new life");
+}
+
+#[test]
+fn a_request_of_an_earlier_or_a_later_link_takes_no_value() {
+    let mut world = World::new();
+    let key = key("x");
+    let cause = LossCause::Closed("x".into());
+    let error = Error::PeerLost { peer: task(RECEIVER), incarnation: life(RECEIVER), cause };
+    let of = |link| OwnRequest { link, ..request(7, text(&key, 70)) };
+    world.ask(&of(1));
+    assert_eq!(world.sender.lost(RECEIVER, &error), 0);
+    world.ask(&of(1));
+    world.ask(&of(2));
+    world.sender.up(RECEIVER, linked(RECEIVER, 2));
+    // The receiver has not heard yet that its link has ended.
+    world.ask(&of(1));
+    world.send(&key, 1);
+    assert!(world.answers.lock().unwrap().is_empty());
+    assert!(world.sender.is_over(RECEIVER, linked(RECEIVER, 1).tag), "its end is no news");
+    assert!(!world.sender.is_over(RECEIVER, linked(RECEIVER, 2).tag));
+    world.sender.clean_up_peer((RECEIVER, life(RECEIVER)), 8);
+    world.ask(&OwnRequest { link: 2, ..request(8, text(&key, 70)) });
+    assert_eq!(world.answers.lock().unwrap().pop_front().expect("answered").2[0], 1);
 }
 
 #[test]
