@@ -15,7 +15,7 @@ use tensorwire::{Counter, Edge, Node, Step};
 /// Repairs and steps that each member must have come through.
 const REPAIRS: u64 = 20;
 const STEPS: u64 = 20;
-/// Elements (`f32`) of the values of a step: in a record, by the main connection, and by the others.
+/// Elements (`f32`) of the values of a step: in a record, by the main connection, by the others.
 const LENGTHS: [usize; 4] = [2, 500, 10_000, 200_000];
 /// Edges of a batch.
 const BATCH: usize = 10;

@@ -93,7 +93,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_come_back_at_their_positions(steps in proptest::collection::vec((0usize..40, 0usize..40), 0..60)) {
+        fn bytes_come_back_at_their_positions(
+            steps in proptest::collection::vec((0usize..40, 0usize..40), 0..60),
+        ) {
             let (mut ring, mut all) = (ByteRing::new(64), Vec::new());
             for (pushed, released) in steps {
                 let new: Vec<u8> = (0..pushed.min(ring.room())).map(|k| (all.len() + k) as u8).collect();

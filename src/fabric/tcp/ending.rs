@@ -14,7 +14,7 @@ use std::net::Shutdown;
 pub(super) enum LinkEnd {
     /// The connections are broken. The failure is for the case that they can't be replaced.
     Broken(LinkFailure),
-    /// The link ends.
+    /// Nothing can be repaired, or the peer has said goodbye.
     Failed(LinkFailure),
 }
 

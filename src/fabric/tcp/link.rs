@@ -23,8 +23,8 @@ pub(super) static NOTHING: LinkLimits =
 #[derive(Debug)]
 pub(super) enum TcpLinkPhase {
     Up,
-    /// A bulk connection has ended amid a payload: what the main one still has is of no use, but for
-    /// a goodbye.
+    /// A bulk connection has ended amid a payload. What the main one still has is of no use, but
+    /// for a goodbye.
     Cut,
     /// The connections are broken, and others are being made. The failure is for the case that they
     /// can't be.

@@ -8,8 +8,8 @@
 //! behind a payload is handled when the payload has come whole: so order holds within a link.
 //!
 //! Frames are numbered and acknowledged. If a connection breaks while both processes live, all of
-//! the link's are made again, and what was not acknowledged is sent again. The owner sees nothing of
-//! it.
+//! the link's are made again, and what was not acknowledged is sent again. The owner only hears
+//! that it was so.
 //!
 //! The target checks the key and the bounds of each access. A peer that breaks a rule loses the
 //! link and does no damage. The bytes of a link can be read and changed by who controls the
@@ -21,10 +21,11 @@
 //! | `connect`, `endpoint` | how a link is made |
 //! | `frame` | what the main connection carries |
 //! | `io`, `byte_ring`, `send_buffer`, `bulk`, `outgoing` | sending, and sending again |
-//! | `receive_buffer`, `received_frames`, `incoming`, `grants`, `reads` | receiving, and checking what a peer may access |
+//! | `receive_buffer`, `received_frames` | what has come |
+//! | `incoming`, `grants`, `reads` | payloads, and what a peer may access |
 //! | `link`, `post`, `short`, `receiving`, `ending`, `links`, `port` | links and ports |
 //! | `session` | what outlives the connections of a link |
-//! | `watcher`, `sleeper` | sleeping, new connections for broken ones, and the end of links that were detached |
+//! | `watcher`, `sleeper` | sleeping, repairs, and the end of links that were detached |
 mod bulk;
 mod byte_ring;
 mod connect;

@@ -1,7 +1,7 @@
 //! What has come of the peer's frames, and when the peer is told.
 //!
-//! Each frame that goes anyway tells the peer. A frame of its own does so if the peer keeps much, if
-//! it waits for the end of a write, or before this side sleeps.
+//! Each frame that goes anyway tells the peer. A frame of its own does so if the peer keeps much,
+//! or waits for the end of a write.
 
 use super::frame::{Frame, LONG_HEADER, PayloadCarrier, SHORT_HEADER};
 use super::send_buffer::{COPIED_PAYLOAD, KEPT_BYTES};
@@ -12,13 +12,13 @@ const UNTOLD_BYTES: usize = KEPT_BYTES / 4;
 const UNTOLD_TENSORS: u64 = 256 << 10;
 /// Polls that find nothing before it is told that its tensors have come. An answer of this side's
 /// owner usually comes first.
-const PATIENCE: u32 = 16;
+const IDLE_POLLS: u32 = 16;
 
 /// The frames of the peer that have come whole.
 #[derive(Debug)]
 pub(super) struct ReceivedFrames {
     count: u64,
-    /// Of what the peer was not told: bytes of its send buffer, writes and answers, and their bytes.
+    /// What the peer was not told of: bytes of its send buffer, writes and answers, their bytes.
     copied: usize,
     payloads: u32,
     tensors: u64,
@@ -83,7 +83,7 @@ impl ReceivedFrames {
             return self.copied >= UNTOLD_BYTES;
         }
         self.idle_polls += u32::from(!found);
-        self.idle_polls >= PATIENCE
+        self.idle_polls >= IDLE_POLLS
             || self.payloads >= self.most_payloads
             || self.tensors >= UNTOLD_TENSORS
             || self.copied >= UNTOLD_BYTES
@@ -104,14 +104,14 @@ mod tests {
         assert_eq!(messages, Some(UNTOLD_BYTES as u32 / 32 - 1));
         assert!(!frames.is_awaited());
         assert_eq!(u64::from(frames.tell()), frames.count());
-        assert!(!(0..10 * PATIENCE).any(|_| frames.is_due(false)), "nobody waits for it");
+        assert!(!(0..10 * IDLE_POLLS).any(|_| frames.is_due(false)), "nobody waits for it");
     }
 
     #[test]
     fn a_write_is_told_of_after_some_polls_or_with_others_at_once() {
         let mut frames = ReceivedFrames::new(1024);
         frames.add_payload(10, PayloadCarrier::Main);
-        assert!(frames.is_awaited() && !(1..PATIENCE).any(|_| frames.is_due(false)));
+        assert!(frames.is_awaited() && !(1..IDLE_POLLS).any(|_| frames.is_due(false)));
         assert!(!frames.is_due(true) && frames.is_due(false));
         frames.tell();
         frames.add_payload(UNTOLD_TENSORS, PayloadCarrier::Bulk);

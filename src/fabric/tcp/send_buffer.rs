@@ -417,7 +417,7 @@ impl SendBuffer {
     }
 }
 
-/// A frame that is kept.
+/// A frame in the ring, and what belongs to it elsewhere.
 struct KeptFrame {
     frame: Frame,
     /// Position behind it.

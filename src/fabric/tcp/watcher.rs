@@ -276,7 +276,7 @@ impl TcpWatcherShared {
             }
             links.retain_mut(|link| !link.step());
             let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
-            sessions.step(orders, &self.epoll);
+            sessions.step(orders, &self.epoll, Instant::now());
         }
     }
 
@@ -298,7 +298,7 @@ struct Sessions {
 }
 
 impl Sessions {
-    fn step(&mut self, orders: Vec<SessionOrder>, epoll: &OwnedFd) {
+    fn step(&mut self, orders: Vec<SessionOrder>, epoll: &OwnedFd, now: Instant) {
         for order in orders {
             match order {
                 SessionOrder::Watch(id, session) => {
@@ -307,7 +307,7 @@ impl Sessions {
                 }
                 SessionOrder::Repair { session: id, broken, has_progress } => {
                     if let Some(session) = self.all.get_mut(&id) {
-                        session.broken(broken, has_progress);
+                        session.broken(broken, has_progress, now);
                         self.due.push(id);
                     }
                 }
@@ -317,7 +317,7 @@ impl Sessions {
         self.due.sort_unstable();
         self.due.dedup();
         let all = &mut self.all;
-        self.due.retain(|id| all.get_mut(id).is_some_and(|session| session.step(events(epoll, *id))));
+        self.due.retain(|id| all.get_mut(id).is_some_and(|session| session.step(events(epoll, *id), now)));
     }
 }
 

@@ -30,6 +30,10 @@ pub const LOCKS: &[(&str, &str)] = &[
         "loans that outlived their link; tried, never waited for, and only if there are any",
     ),
     (
+        "src/fabric/tcp/session",
+        "connections that broke were made again, or a link begins or ends; a poller only loads a word",
+    ),
+    (
         "src/fabric/tcp/watcher",
         "the watcher's thread, and when a port is made or a link detached; a poller only loads a word",
     ),

@@ -44,7 +44,10 @@ const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[
         "each read and write of a link's set-up counts against the caller's timeout",
     ),
     ("src/fabric/tcp/connect/deadline", "making a link counts against the caller's timeout"),
-    ("src/fabric/tcp/watcher", "a thread of its own bounds how long detached links take to end"),
+    (
+        "src/fabric/tcp/watcher",
+        "a thread of its own bounds how long repairs, and the ends of detached links, take",
+    ),
     ("src/fabric/verbs/events", "a thread of its own measures how long ports are down and links take to end"),
     ("src/fabric/verbs/endpoint", "the wait for the peer's ping counts against the caller's timeout"),
 ];

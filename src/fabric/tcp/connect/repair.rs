@@ -83,7 +83,7 @@ pub(in super::super) struct SessionWatch {
     has_more: bool,
     set: Option<ArrivingSet>,
     /// The connection by which the peer has asked, which tells it that this process lives.
-    asking: Option<TcpStream>,
+    asker: Option<TcpStream>,
     repair: Option<Repair>,
     /// The end of the last repair, unless its connections have served.
     last_until: Option<Instant>,
@@ -120,7 +120,7 @@ impl SessionWatch {
             arriving: Vec::new(),
             has_more: false,
             set: None,
-            asking: None,
+            asker: None,
             repair: None,
             last_until: None,
         }
@@ -132,15 +132,14 @@ impl SessionWatch {
     }
 
     /// The connections with this number are broken.
-    pub(in super::super) fn broken(&mut self, number: u32, has_progress: bool) {
+    pub(in super::super) fn broken(&mut self, number: u32, has_progress: bool, now: Instant) {
         if number >= self.number && self.repair.is_none() {
-            self.begin(has_progress);
+            self.begin(has_progress, now);
         }
     }
 
     /// Begins a repair. Repairs without progress in between share their time.
-    fn begin(&mut self, has_progress: bool) {
-        let now = Instant::now();
+    fn begin(&mut self, has_progress: bool, now: Instant) {
         let until = self.last_until.filter(|_| !has_progress);
         let until = until.unwrap_or_else(|| now + self.plan.options.time_to_repair());
         self.last_until = Some(until);
@@ -149,8 +148,7 @@ impl SessionWatch {
     }
 
     /// Goes on with what is under way. Returns whether to call this again within a tick.
-    pub(in super::super) fn step(&mut self, events: SessionEvents<'_>) -> bool {
-        let now = Instant::now();
+    pub(in super::super) fn step(&mut self, events: SessionEvents<'_>, now: Instant) -> bool {
         self.accept(events);
         self.hear(events, now);
         self.set = self.set.take().filter(|set| set.until > now);
@@ -189,8 +187,8 @@ impl SessionWatch {
         }
     }
 
-    /// Takes a connection from who knows the token, if it is newer than the present ones. Closes any
-    /// other.
+    /// Takes a connection from who knows the token, if it is newer than the present ones. Closes
+    /// any other.
     fn admit(&mut self, hello: Hello, socket: TcpStream, events: SessionEvents<'_>, now: Instant) {
         // The token first, whatever else is wrong.
         let is_peer = hello.token.is(&self.plan.own);
@@ -200,9 +198,9 @@ impl SessionWatch {
             }
             (Speaker::Acceptor, Role::Initiator) if is_peer && hello.number >= self.number => {
                 self.attempts = self.attempts.max(hello.number);
-                self.asking = Some(socket);
+                self.asker = Some(socket);
                 if self.repair.is_none() {
-                    self.begin(true);
+                    self.begin(true, now);
                 }
             }
             _ => tracing::debug!(
@@ -244,12 +242,12 @@ impl SessionWatch {
         events.delete(&sockets);
         tracing::info!(peer = %self.plan.seen, number, "the connections to a peer were made again");
         self.number = number;
-        (self.repair, self.asking) = (None, None);
+        (self.repair, self.asker) = (None, None);
         self.mailbox.deliver(RepairOutcome::Connected(sockets, number));
     }
 
     fn end(&mut self, outcome: RepairOutcome) {
-        (self.repair, self.asking) = (None, None);
+        (self.repair, self.asker) = (None, None);
         self.mailbox.deliver(outcome);
     }
 

@@ -196,7 +196,7 @@ fn two_sides(pool: &Pool, options: &TcpOptions) -> ([Side; 2], [TcpAddress; 2]) 
 }
 
 /// Polls both sides until all has come.
-fn settle([a, b]: &mut [Side; 2]) {
+fn drain([a, b]: &mut [Side; 2]) {
     let start = Instant::now();
     let is_open = |side: &Side| side.writes > 0 || !side.reads.is_empty();
     while (a.received, b.received) != (b.sent, a.sent) || is_open(a) || is_open(b) {
@@ -243,7 +243,7 @@ fn what_connections_lose_is_sent_again_once_and_in_order() {
             }
             assert!(start.elapsed() < 6 * TIMEOUT, "{breaks} breaks made no 50 repairs");
         }
-        settle(&mut sides);
+        drain(&mut sides);
         let [a, b] = &sides;
         println!(
             "{breaks} breaks, {} and {} repairs, {} and {} values, after {:?}",
@@ -288,7 +288,7 @@ fn an_idle_link_is_repaired_while_both_sides_sleep() {
             });
             least = least.min(start.elapsed());
             sides.iter_mut().for_each(Side::send);
-            settle(&mut sides);
+            drain(&mut sides);
         }
         println!("repaired after {least:?}");
         // A sleep that nobody ends takes 100 ms.
@@ -336,7 +336,7 @@ fn who_is_not_the_peer_or_says_an_old_number_takes_no_connection_over() {
         sides.iter_mut().for_each(Side::send);
         sides.iter_mut().for_each(Side::poll);
     }
-    settle(&mut sides);
+    drain(&mut sides);
     assert!(sides.iter().all(|side| side.repairs == 1), "a stranger broke the link");
     for mut stranger in strangers {
         stranger.set_read_timeout(Some(TIMEOUT)).expect("set");
