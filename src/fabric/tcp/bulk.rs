@@ -104,9 +104,13 @@ impl BulkQueue {
         true
     }
 
+    /// Forgets the error of connections that are replaced.
+    pub(super) fn forget_error(&mut self) {
+        self.broken = None;
+    }
+
     /// Begins again with the first item, on new connections.
     pub(super) fn resume(&mut self) {
-        self.broken = None;
         self.unsent = self.items.len();
         self.items.iter_mut().for_each(|item| item.left = item.len);
         self.streams.fill(Cursor { number: self.base, done: 0 });

@@ -160,6 +160,7 @@ impl Outgoing {
     /// work.
     pub(super) fn replace(&mut self, sockets: Sockets) -> bool {
         self.kept.pause();
+        self.bulk.forget_error();
         self.sockets = sockets;
         self.send_alone(Frame::Resume)
     }

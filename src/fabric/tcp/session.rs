@@ -29,6 +29,11 @@ pub(super) struct RepairMailbox {
 }
 
 impl RepairMailbox {
+    #[inline]
+    pub(super) fn has_outcome(&self) -> bool {
+        self.has_outcome.load(Ordering::Acquire)
+    }
+
     pub(super) fn deliver(&self, outcome: RepairOutcome) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.has_outcome.store(true, Ordering::Release);
@@ -76,7 +81,7 @@ impl TcpSession {
 
     #[inline]
     pub(super) fn has_outcome(&self) -> bool {
-        self.mailbox.has_outcome.load(Ordering::Acquire)
+        self.mailbox.has_outcome()
     }
 
     pub(super) fn take_outcome(&mut self) -> Option<RepairOutcome> {

@@ -133,7 +133,9 @@ impl SessionWatch {
 
     /// The connections with this number are broken.
     pub(in super::super) fn broken(&mut self, number: u32, has_progress: bool, now: Instant) {
-        if number >= self.number && self.repair.is_none() {
+        // The owner may not have taken the newest ones yet.
+        let has_newer = number < self.number && self.mailbox.has_outcome();
+        if !has_newer && self.repair.is_none() {
             self.begin(has_progress, now);
         }
     }
