@@ -7,7 +7,7 @@ use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
-use tensorwire::internals::fabric::{Endpoint, Fabric, LinkFailure, LinkOptions, Port, Role};
+use tensorwire::internals::fabric::{Endpoint, Fabric, LinkFailure, LinkOptions, Port, PostError, Role};
 use tensorwire::internals::wire::Grant;
 use tensorwire::{DType, ForeignMemory, Shape, Tensor, TensorMeta};
 
@@ -172,10 +172,19 @@ fn assert_survives(script: &str, damage: impl Fn(&Fake, u32)) {
     }
     for round in 0..ROUNDS {
         damage(&fake, round);
-        write(&mut a, &to_b, round);
-        write(&mut b, &to_a, round);
-        for end in [&mut a, &mut b] {
-            end.port.send(end.link, &round.to_le_bytes()).expect("room");
+        let at_both = [(&mut a, &to_b), (&mut b, &to_a)];
+        for (end, (source, grant)) in at_both {
+            // A queue that is full has completions to come, of this side's earlier requests.
+            let mut post = |what: &dyn Fn(&mut Verbs) -> Result<(), PostError>| {
+                let start = Instant::now();
+                while let Err(error) = what(end) {
+                    assert!(error == PostError::Full && start.elapsed() < TIMEOUT, "round {round}: {error}");
+                    end.poll();
+                }
+            };
+            let immediate = Some(immediate(round));
+            post(&|end| end.port.write(end.link, source, LARGE as u64, grant, immediate));
+            post(&|end| end.port.send(end.link, &round.to_le_bytes()));
         }
         let (mut got_a, mut got_b) = (Vec::new(), Vec::new());
         let start = Instant::now();
