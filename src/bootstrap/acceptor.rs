@@ -5,9 +5,9 @@
 //! request, for example HTTP/2 pings, keep no connection alive.
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
-use super::places::{Places, source};
+use super::places::Places;
 use super::refused::RefusedCallers;
-use crate::wire::TaskId;
+use crate::wire::{TaskId, source_of};
 use rustix::net::SendFlags;
 use std::collections::HashMap;
 use std::io;
@@ -169,7 +169,7 @@ impl Acceptor {
     /// Logs a stranger, unless the same source was refused for the same reason a short time ago.
     fn log_refusal(&self, from: SocketAddr, why: &ProofError) {
         self.refused.note(&from.ip(), why);
-        let key = LogKey::Refusal(source(from.ip()), discriminant(why));
+        let key = LogKey::Refusal(source_of(from.ip()), discriminant(why));
         if let Some(unsaid) = self.log().line(key, Instant::now()) {
             let me = &self.me;
             tracing::warn!("{me}: a connection from {from} was refused: {why}{}", more(unsaid));

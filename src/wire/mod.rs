@@ -17,6 +17,7 @@ mod loss;
 pub mod message;
 mod shape;
 mod short_message;
+mod source;
 mod status;
 mod step_id;
 mod text;
@@ -37,6 +38,7 @@ pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, Rendezvo
 pub use loss::LossCause;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use short_message::{SHORT_MESSAGE, SHORT_WORDS, ShortMessage, UnreadMessage};
+pub use source::source_of;
 pub use status::{Code, Status};
 pub use step_id::StepId;
 pub(crate) use text::quote;

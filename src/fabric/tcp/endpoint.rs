@@ -2,6 +2,7 @@
 
 use super::TcpShared;
 use super::connect::address::{TcpAddress, Token};
+use super::connect::arrivals::BACKLOG;
 use super::connect::deadline::ConnectDeadline;
 use super::connect::handshake::LinkPlan;
 use super::connect::repair::{SessionPlan, SessionWatch};
@@ -38,6 +39,8 @@ impl TcpEndpoint {
                 "set `bind` to an address of this host, or raise the limit of open files (ulimit -n)";
             os(format!("listening on {bind}"), error, remedy)
         })?;
+        // Without it, strangers could fill the queue of the kernel before they are turned away.
+        let _ = rustix::net::listen(&listener, BACKLOG);
         listener.set_nonblocking(true).map_err(|error| os("setting up a listener", error, LIMITS))?;
         let port = listener.local_addr().map_err(|error| os("finding its port", error, LIMITS))?.port();
         let own = TcpAddress {

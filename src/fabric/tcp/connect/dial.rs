@@ -1,7 +1,7 @@
 //! A connection that is being opened, without waiting: to replace one that broke.
 
 use super::super::io;
-use super::handshake::PartialHello;
+use super::arrivals::PartialHello;
 use super::hello::Hello;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};

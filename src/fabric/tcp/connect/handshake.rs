@@ -8,20 +8,18 @@ use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
+use super::arrivals::{ArrivingConnections, LeftWaiting, PartialHello, is_own_limit};
 use super::deadline::ConnectDeadline;
-use super::hello::{BYTES, Hello, Speaker};
+use super::hello::{Hello, Speaker};
 use crate::fabric::{FabricError, FabricKind};
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
 use rustix::net::sockopt;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Connections that have not said their hello yet, of one endpoint. More wait in the kernel.
-pub(super) const HALF_OPEN: usize = 32;
-/// How long a connection may take to say its hello.
-pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
+/// Pause before the next look for connections while descriptors lack.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What both sides know of the link that is made.
 pub(in super::super) struct LinkPlan<'a> {
@@ -113,40 +111,29 @@ impl LinkPlan<'_> {
 
     /// Waits for the connections of the initiator.
     pub(in super::super) fn accept(&self, listener: &TcpListener) -> Result<Sockets, FabricError> {
-        let mut strangers: Vec<ArrivingConnection> = Vec::new();
+        let mut arriving = ArrivingConnections::default();
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
+        let mut lack = None;
         while accepted.iter().any(Option::is_none) {
-            let until = strangers.iter().fold(self.deadline, |until, it| until.or_earlier(it.until));
-            let mut fds: Vec<PollFd<'_>> =
-                strangers.iter().map(|it| PollFd::new(&it.socket, PollFlags::IN)).collect();
-            if strangers.len() < HALF_OPEN {
-                fds.push(PollFd::new(listener, PollFlags::IN));
+            let mut until = arriving.until(self.deadline);
+            let sockets = arriving.sockets().chain(accepted.iter().flatten());
+            let mut fds: Vec<PollFd<'_>> = sockets.map(|it| PollFd::new(it, PollFlags::IN)).collect();
+            match lack {
+                None => fds.push(PollFd::new(listener, PollFlags::IN)),
+                // The listener stays readable.
+                Some(_) => until = until.or_earlier(ConnectDeadline::after(PAUSE)),
             }
             self.wait(&mut fds, until)?;
-            if self.deadline.is_over() {
-                let missing = accepted.iter().filter(|socket| socket.is_none()).count();
-                let of = accepted.len();
-                return Err(self.timeout(format!("waiting for {missing} of {of} connections of the peer")));
-            }
             drop(fds);
-            while strangers.len() < HALF_OPEN {
-                match listener.accept() {
-                    Ok((socket, _)) => strangers.extend(ArrivingConnection::new(socket)),
-                    Err(error) if is_own_limit(&error) => {
-                        return Err(os("accepting a connection", error, LIMITS));
-                    }
-                    // Nobody more, or somebody who has left again.
-                    Err(_) => break,
-                }
+            if self.deadline.is_over() {
+                return Err(self.not_all_came(&accepted, arriving.strangers(), lack));
             }
-            strangers.retain_mut(|stranger| match stranger.hello.read(&stranger.socket) {
-                Ok(None) => !stranger.until.is_over(),
-                Ok(Some(hello)) => {
-                    self.admit(&hello, stranger, &mut accepted);
-                    false
-                }
-                Err(_) => false,
-            });
+            let admit = |hello: Hello, socket| self.admit(&hello, socket, &mut accepted);
+            lack = match arriving.take(|| listener.accept(), |_| {}, admit) {
+                LeftWaiting::Lack(error) => Some(error),
+                LeftWaiting::Nothing | LeftWaiting::More => None,
+            };
+            accepted.iter().flatten().try_for_each(check_open)?;
         }
         let sockets: Vec<TcpStream> = accepted.into_iter().flatten().collect();
         for (stream, mut socket) in (0..).zip(&sockets) {
@@ -158,17 +145,37 @@ impl LinkPlan<'_> {
         self.ready(sockets)
     }
 
-    /// Takes a connection that said the right hello for a place that is free. Closes any other.
-    fn admit(&self, hello: &Hello, stranger: &mut ArrivingConnection, accepted: &mut [Option<TcpStream>]) {
+    /// Takes a connection that said the right hello for a place that is free. Returns whether it is
+    /// the peer's.
+    fn admit(&self, hello: &Hello, socket: TcpStream, accepted: &mut [Option<TcpStream>]) -> bool {
         let is_right = self.is_right(hello, Speaker::Initiator);
         let place = accepted.get_mut(usize::from(hello.stream)).filter(|place| place.is_none());
         match place {
-            Some(place) if is_right => *place = stranger.socket.try_clone().ok(),
-            _ => tracing::debug!(
-                stream = hello.stream,
-                "a connection was closed: its hello is not the peer's, or came twice"
-            ),
+            Some(place) if is_right => *place = Some(socket),
+            _ if is_right => {
+                tracing::debug!(stream = hello.stream, "a connection was closed: it came twice, or is none")
+            }
+            _ => {}
         }
+        is_right
+    }
+
+    /// The error of a wait that has taken too long: what this process lacked, else who came.
+    fn not_all_came(
+        &self,
+        accepted: &[Option<TcpStream>],
+        strangers: u64,
+        lack: Option<io::Error>,
+    ) -> FabricError {
+        if let Some(error) = lack {
+            return os("accepting a connection", error, LIMITS);
+        }
+        let missing = accepted.iter().filter(|socket| socket.is_none()).count();
+        let others = match strangers {
+            0 => String::new(),
+            count => format!(", while {count} came that are not the peer's"),
+        };
+        self.timeout(format!("waiting for {missing} of {} connections of the peer{others}", accepted.len()))
     }
 
     fn wait(&self, fds: &mut [PollFd<'_>], until: ConnectDeadline) -> Result<bool, FabricError> {
@@ -216,61 +223,18 @@ fn not_set(error: io::Error) -> FabricError {
     os("setting the options of a socket", error, "use a kernel of Linux 5.10 or later")
 }
 
-/// Whether this process or host lacks something, rather than the peer.
-fn is_own_limit(error: &io::Error) -> bool {
-    let limits = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-    Errno::from_io_error(error).is_some_and(|error| limits.contains(&error))
+/// Fails if the peer has closed a connection before all had come, or says more than its hello.
+fn check_open(socket: &TcpStream) -> Result<(), FabricError> {
+    match socket.peek(&mut [0]) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(())
+        }
+        Ok(0) => Err(peer("it has closed a connection of the link before all had come")),
+        Ok(_) => Err(peer("it has sent more than its hello before all connections had come")),
+        Err(error) => Err(peer(format!("a connection of the link ended before all had come: {error}"))),
+    }
 }
 
 fn list(addresses: &[SocketAddr]) -> String {
     addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// A connection that has not said its hello yet.
-pub(super) struct ArrivingConnection {
-    pub socket: TcpStream,
-    pub hello: PartialHello,
-    pub until: ConnectDeadline,
-}
-
-impl ArrivingConnection {
-    pub(super) fn new(socket: TcpStream) -> Option<Self> {
-        socket.set_nonblocking(true).ok()?;
-        Some(ArrivingConnection {
-            socket,
-            hello: PartialHello::default(),
-            until: ConnectDeadline::after(HELLO_TIME),
-        })
-    }
-}
-
-/// The part of a hello that has come.
-pub(super) struct PartialHello {
-    bytes: [u8; BYTES],
-    len: usize,
-}
-
-impl Default for PartialHello {
-    fn default() -> Self {
-        PartialHello { bytes: [0; BYTES], len: 0 }
-    }
-}
-
-impl PartialHello {
-    /// Reads what has come, and nothing behind the hello. `Ok(None)`: there is more to come.
-    ///
-    /// # Errors
-    /// The connection's, or none if what came is no hello.
-    pub(super) fn read(&mut self, mut socket: &TcpStream) -> Result<Option<Hello>, Option<io::Error>> {
-        while self.len < BYTES {
-            match socket.read(&mut self.bytes[self.len..]) {
-                Ok(0) => return Err(Some(io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => self.len += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(Some(error)),
-            }
-        }
-        Hello::from_bytes(&self.bytes).map(Some).ok_or(None)
-    }
 }

@@ -10,6 +10,7 @@
 //! the connection says that the peer's process has ended.
 
 pub(super) mod address;
+pub(super) mod arrivals;
 pub(super) mod deadline;
 mod dial;
 pub(super) mod handshake;

@@ -10,13 +10,14 @@ use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::super::session::{RepairMailbox, RepairOutcome};
 use super::address::{TcpAddress, Token};
+use super::arrivals::{ArrivingConnections, HELLO_TIME, LeftWaiting};
 use super::dial::{DialError, DialledConnection};
-use super::handshake::{ArrivingConnection, HALF_OPEN, HELLO_TIME, into_link};
+use super::handshake::into_link;
 use super::hello::{Hello, Speaker};
 use crate::fabric::Role;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ pub(in super::super) struct SessionWatch {
     /// Number of the newest connections that were made, and of the newest attempt.
     number: u32,
     attempts: u32,
-    arriving: Vec<ArrivingConnection>,
+    arriving: ArrivingConnections,
     /// Whether more may wait: there was no place or no descriptor for them.
     has_more: bool,
     set: Option<ArrivingSet>,
@@ -117,7 +118,7 @@ impl SessionWatch {
             mailbox: Arc::default(),
             number: 0,
             attempts: 0,
-            arriving: Vec::new(),
+            arriving: ArrivingConnections::default(),
             has_more: false,
             set: None,
             asker: None,
@@ -151,54 +152,40 @@ impl SessionWatch {
 
     /// Goes on with what is under way. Returns whether to call this again within a tick.
     pub(in super::super) fn step(&mut self, events: SessionEvents<'_>, now: Instant) -> bool {
-        self.accept(events);
-        self.hear(events, now);
+        self.accept(events, now);
         self.set = self.set.take().filter(|set| set.until > now);
         self.dial(events, now);
         self.has_more || !self.arriving.is_empty() || self.set.is_some() || self.repair.is_some()
     }
 
-    fn accept(&mut self, events: SessionEvents<'_>) {
-        while self.arriving.len() < HALF_OPEN {
-            match self.listener.accept() {
-                Ok((socket, _)) => {
-                    events.add(&socket);
-                    self.arriving.extend(ArrivingConnection::new(socket));
+    /// Takes the connections that have come, and those of the peer among them.
+    fn accept(&mut self, events: SessionEvents<'_>, now: Instant) {
+        let (own, listener, mut of_peer) = (self.plan.own, &self.listener, Vec::new());
+        let left = self.arriving.take(
+            || listener.accept(),
+            |socket| events.add(socket),
+            |hello, socket| {
+                // The token first, whatever else is wrong.
+                let is_peer = hello.token.is(&own);
+                if is_peer {
+                    of_peer.push((hello, socket));
                 }
-                Err(error) => {
-                    self.has_more = error.kind() != ErrorKind::WouldBlock;
-                    return;
-                }
-            }
-        }
-        self.has_more = true;
-    }
-
-    /// Reads hellos.
-    fn hear(&mut self, events: SessionEvents<'_>, now: Instant) {
-        let mut at = 0;
-        while let Some(stranger) = self.arriving.get_mut(at) {
-            match stranger.hello.read(&stranger.socket) {
-                Ok(None) if !stranger.until.is_over() => at += 1,
-                Ok(Some(hello)) => {
-                    let socket = self.arriving.swap_remove(at).socket;
-                    self.admit(hello, socket, events, now);
-                }
-                Ok(None) | Err(_) => _ = self.arriving.swap_remove(at),
-            }
+                is_peer
+            },
+        );
+        self.has_more = !matches!(left, LeftWaiting::Nothing);
+        for (hello, socket) in of_peer {
+            self.admit(hello, socket, events, now);
         }
     }
 
-    /// Takes a connection from who knows the token, if it is newer than the present ones. Closes
-    /// any other.
+    /// Takes a connection of the peer, if it is newer than the present ones. Closes any other.
     fn admit(&mut self, hello: Hello, socket: TcpStream, events: SessionEvents<'_>, now: Instant) {
-        // The token first, whatever else is wrong.
-        let is_peer = hello.token.is(&self.plan.own);
         match (hello.speaker, self.plan.role) {
-            (Speaker::Initiator, Role::Acceptor) if is_peer && hello.number > self.number => {
+            (Speaker::Initiator, Role::Acceptor) if hello.number > self.number => {
                 self.place(hello, socket, events, now);
             }
-            (Speaker::Acceptor, Role::Initiator) if is_peer && hello.number >= self.number => {
+            (Speaker::Acceptor, Role::Initiator) if hello.number >= self.number => {
                 self.attempts = self.attempts.max(hello.number);
                 self.asker = Some(socket);
                 if self.repair.is_none() {
@@ -207,7 +194,7 @@ impl SessionWatch {
             }
             _ => tracing::debug!(
                 number = hello.number,
-                "a connection to a link was closed: its hello is not the peer's, or is old"
+                "a connection to a link was closed: its hello is old, or out of place"
             ),
         }
     }

@@ -10,6 +10,8 @@ mod hostile_tests;
 mod repair_tests;
 #[cfg(test)]
 mod send_buffer_tests;
+#[cfg(test)]
+mod stranger_tests;
 
 use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::wire::{DType, Shape, TensorMeta};

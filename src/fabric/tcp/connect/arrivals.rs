@@ -1,0 +1,308 @@
+//! The connections that have come to an endpoint, until each has said its hello.
+//!
+//! Anybody can connect. So all that wait in the kernel are taken at once, and silent ones make way
+//! for newer ones: nobody waits behind strangers. The peer says its hello when it connects, so that
+//! it is read before its connection could make way.
+
+use super::deadline::ConnectDeadline;
+use super::hello::{BYTES, Hello};
+use crate::wire::source_of;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Connections that have not said their hello yet, of one endpoint.
+pub(in super::super) const HALF_OPEN: usize = 128;
+/// Connections that may wait in the kernel.
+pub(in super::super) const BACKLOG: i32 = 1024;
+/// How long a connection may take to say its hello.
+pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
+/// Connections that one look takes. More are left to the next look.
+const TAKEN: usize = 256;
+/// An endpoint logs strangers once in this time.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// The connections of one endpoint that have not said their hello yet, the oldest first.
+#[derive(Default)]
+pub(super) struct ArrivingConnections {
+    waiting: Vec<ArrivingConnection>,
+    /// Connections that were closed, as they were not the peer's.
+    strangers: u64,
+    /// When strangers are logged again, and how many the log had last.
+    quiet: Option<ConnectDeadline>,
+}
+
+/// What a look at an endpoint has left.
+pub(super) enum LeftWaiting {
+    Nothing,
+    /// More connections may wait in the kernel.
+    More,
+    /// This process or host lacks descriptors or memory for more of them.
+    Lack(io::Error),
+}
+
+impl ArrivingConnections {
+    /// Takes the connections that wait in the kernel, by `accept`, tells `admit` of each with a whole hello, and
+    /// closes those that are too late. `admit` says whether it was the peer's. `watch` is told of
+    /// each that is taken.
+    pub(super) fn take(
+        &mut self,
+        accept: impl FnMut() -> io::Result<(TcpStream, SocketAddr)>,
+        watch: impl Fn(&TcpStream),
+        mut admit: impl FnMut(Hello, TcpStream) -> bool,
+    ) -> LeftWaiting {
+        let left = self.accept(accept, watch, &mut admit);
+        for arrived in std::mem::take(&mut self.waiting) {
+            self.read(arrived, &mut admit);
+        }
+        left
+    }
+
+    fn accept(
+        &mut self,
+        mut accept: impl FnMut() -> io::Result<(TcpStream, SocketAddr)>,
+        watch: impl Fn(&TcpStream),
+        admit: &mut impl FnMut(Hello, TcpStream) -> bool,
+    ) -> LeftWaiting {
+        for _ in 0..TAKEN {
+            match accept() {
+                Ok((socket, from)) => {
+                    watch(&socket);
+                    let Some(arrived) = ArrivingConnection::new(socket, from.ip()) else { continue };
+                    self.read(arrived, admit);
+                    if self.waiting.len() > HALF_OPEN {
+                        self.make_way(admit);
+                    }
+                }
+                // The place of a stranger is better used by whoever comes.
+                Err(error) if is_own_limit(&error) && !self.waiting.is_empty() => self.make_way(admit),
+                Err(error) if is_own_limit(&error) => return LeftWaiting::Lack(error),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return LeftWaiting::Nothing,
+                // Somebody has left again.
+                Err(_) => {}
+            }
+        }
+        LeftWaiting::More
+    }
+
+    /// Reads what has come of a hello. The connection waits on for the rest.
+    fn read(&mut self, mut arrived: ArrivingConnection, admit: &mut impl FnMut(Hello, TcpStream) -> bool) {
+        match arrived.hello.read(&arrived.socket) {
+            Ok(None) if !arrived.until.is_over() => self.waiting.push(arrived),
+            Ok(None) => self.turn_away(arrived.source, "it said no hello in time"),
+            Ok(Some(hello)) => {
+                if !admit(hello, arrived.socket) {
+                    self.turn_away(arrived.source, "its hello is not the peer's");
+                }
+            }
+            Err(_) => self.turn_away(arrived.source, "it said no hello, or has ended"),
+        }
+    }
+
+    /// Closes a connection: the oldest one of the address with the most of them. So those of other
+    /// addresses stay.
+    fn make_way(&mut self, admit: &mut impl FnMut(Hello, TcpStream) -> bool) {
+        let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for arrived in &self.waiting {
+            *counts.entry(arrived.source).or_default() += 1;
+        }
+        let most = counts.values().max().copied();
+        let is_of_busiest = |arrived: &ArrivingConnection| counts.get(&arrived.source).copied() == most;
+        let Some(at) = self.waiting.iter().position(is_of_busiest) else { return };
+        let mut arrived = self.waiting.remove(at);
+        // Its hello may have come meanwhile.
+        match arrived.hello.read(&arrived.socket) {
+            Ok(Some(hello)) if admit(hello, arrived.socket) => {}
+            _ => self.turn_away(arrived.source, "it was silent, and newer ones took its place"),
+        }
+    }
+
+    fn turn_away(&mut self, from: IpAddr, why: &str) {
+        self.strangers += 1;
+        if self.quiet.is_none_or(ConnectDeadline::is_over) {
+            self.quiet = Some(ConnectDeadline::after(QUIET));
+            tracing::warn!(
+                "a connection from {from} to the port of a link was closed: {why}. It is not the peer's; {} \
+                 were closed there so far. Which process calls the ports of this one?",
+                self.strangers
+            );
+        }
+    }
+
+    /// The connections that were closed, as they were not the peer's.
+    pub(super) fn strangers(&self) -> u64 {
+        self.strangers
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn sockets(&self) -> impl Iterator<Item = &TcpStream> {
+        self.waiting.iter().map(|arrived| &arrived.socket)
+    }
+
+    /// The earlier of `deadline` and the end of the first connection that waits.
+    pub(super) fn until(&self, deadline: ConnectDeadline) -> ConnectDeadline {
+        self.waiting.iter().fold(deadline, |until, arrived| until.or_earlier(arrived.until))
+    }
+}
+
+/// Whether this process or host lacks something, rather than the peer.
+pub(super) fn is_own_limit(error: &io::Error) -> bool {
+    let limits = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|error| limits.contains(&error))
+}
+
+/// A connection that has not said its hello yet.
+struct ArrivingConnection {
+    socket: TcpStream,
+    source: IpAddr,
+    hello: PartialHello,
+    until: ConnectDeadline,
+}
+
+impl ArrivingConnection {
+    fn new(socket: TcpStream, from: IpAddr) -> Option<Self> {
+        socket.set_nonblocking(true).ok()?;
+        let (source, hello) = (source_of(from), PartialHello::default());
+        Some(ArrivingConnection { socket, source, hello, until: ConnectDeadline::after(HELLO_TIME) })
+    }
+}
+
+/// The part of a hello that has come.
+pub(super) struct PartialHello {
+    bytes: [u8; BYTES],
+    len: usize,
+}
+
+impl Default for PartialHello {
+    fn default() -> Self {
+        PartialHello { bytes: [0; BYTES], len: 0 }
+    }
+}
+
+impl PartialHello {
+    /// Reads what has come, and nothing behind the hello. `Ok(None)`: there is more to come.
+    ///
+    /// # Errors
+    /// The connection's, or none if what came is no hello.
+    pub(super) fn read(&mut self, mut socket: &TcpStream) -> Result<Option<Hello>, Option<io::Error>> {
+        while self.len < BYTES {
+            match socket.read(&mut self.bytes[self.len..]) {
+                Ok(0) => return Err(Some(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => self.len += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(Some(error)),
+            }
+        }
+        Hello::from_bytes(&self.bytes).map(Some).ok_or(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::address::Token;
+    use super::super::hello::Speaker;
+    use super::*;
+    use std::collections::VecDeque;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    /// Connections that come from addresses of a test's choice, and their other ends.
+    struct Coming {
+        listener: TcpListener,
+        next: VecDeque<io::Result<(TcpStream, SocketAddr)>>,
+    }
+
+    impl Coming {
+        fn new() -> Self {
+            Coming { listener: TcpListener::bind("127.0.0.1:0").expect("a port"), next: VecDeque::new() }
+        }
+
+        /// One more, which has said these bytes.
+        fn from(&mut self, ip: [u8; 4], says: &[u8]) -> TcpStream {
+            let mut other =
+                TcpStream::connect(self.listener.local_addr().expect("bound")).expect("it listens");
+            other.write_all(says).expect("sent");
+            let (socket, _) = self.listener.accept().expect("a connection");
+            self.next.push_back(Ok((socket, (ip, 1).into())));
+            other
+        }
+
+        fn fails(&mut self, errno: Errno) {
+            self.next.push_back(Err(errno.into()));
+        }
+
+        /// What a look takes: the numbers of the connections that said a hello.
+        fn taken(&mut self, arriving: &mut ArrivingConnections) -> (LeftWaiting, Vec<u8>) {
+            let mut said = Vec::new();
+            let none = || Err(io::ErrorKind::WouldBlock.into());
+            let accept = || self.next.pop_front().unwrap_or_else(none);
+            let left = arriving.take(
+                accept,
+                |_| {},
+                |hello, _| {
+                    said.push(hello.stream);
+                    true
+                },
+            );
+            (left, said)
+        }
+    }
+
+    fn is_open(mut other: &TcpStream) -> bool {
+        other.set_nonblocking(true).expect("set");
+        other.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    fn hello(stream: u8) -> [u8; BYTES] {
+        Hello { speaker: Speaker::Initiator, stream, number: 0, token: Token([7; 16]) }.to_bytes()
+    }
+
+    #[test]
+    fn the_oldest_of_the_busiest_address_makes_way_unless_its_hello_has_come() {
+        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::default());
+        let far = coming.from([10, 0, 0, 2], &[]);
+        let mut near: Vec<TcpStream> = (1..HALF_OPEN).map(|_| coming.from([10, 0, 0, 1], &[])).collect();
+        let (left, said) = coming.taken(&mut arriving);
+        assert!(matches!(left, LeftWaiting::Nothing) && said.is_empty());
+        assert_eq!((arriving.sockets().count(), arriving.strangers()), (HALF_OPEN, 0));
+        near[1].write_all(&hello(3)).expect("sent");
+        near.extend((0..3).map(|_| coming.from([10, 0, 0, 1], &[])));
+        assert_eq!(coming.taken(&mut arriving).1, [3]);
+        let open: Vec<bool> = near.iter().map(is_open).collect();
+        assert!(!open[0] && !open[2] && open[3..].iter().all(|it| *it), "{open:?}");
+        assert!(is_open(&far), "another address");
+        assert_eq!((arriving.sockets().count(), arriving.strangers()), (HALF_OPEN, 2));
+    }
+
+    #[test]
+    fn a_stranger_makes_way_while_descriptors_lack() {
+        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::default());
+        let silent = coming.from([10, 0, 0, 1], &[]);
+        coming.taken(&mut arriving);
+        coming.fails(Errno::MFILE);
+        coming.fails(Errno::CONNABORTED);
+        let _peer = coming.from([10, 0, 0, 1], &hello(0));
+        assert_eq!(coming.taken(&mut arriving).1, [0]);
+        assert!(!is_open(&silent));
+        // Nobody makes way any more.
+        coming.fails(Errno::NFILE);
+        let (left, _) = coming.taken(&mut arriving);
+        assert!(
+            matches!(left, LeftWaiting::Lack(error) if Errno::from_io_error(&error) == Some(Errno::NFILE))
+        );
+    }
+
+    #[test]
+    fn a_look_leaves_connections_to_the_next_one() {
+        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::default());
+        (0..=TAKEN).for_each(|_| coming.fails(Errno::CONNABORTED));
+        assert!(matches!(coming.taken(&mut arriving).0, LeftWaiting::More));
+        assert!(matches!(coming.taken(&mut arriving).0, LeftWaiting::Nothing));
+    }
+}
