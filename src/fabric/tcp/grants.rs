@@ -190,6 +190,20 @@ mod tests {
     }
 
     #[test]
+    fn no_key_of_a_revoked_grant_comes_again() {
+        // Keys that are drawn one by one would meet about eight times.
+        const KEYS: usize = 1 << 18;
+        let (mut grants, mut keys) = (TcpGrants::default(), std::collections::HashSet::new());
+        let source = tensor(&pool(), &[7; 16]);
+        for _ in 0..KEYS {
+            let grant = grants.add(TcpGranted::Read(source.clone()), source.span()).expect("room");
+            grants.withdraw(&grant);
+            keys.insert(grant.key);
+        }
+        assert_eq!(keys.len(), KEYS);
+    }
+
+    #[test]
     fn a_grant_to_read_does_not_allow_a_write_nor_the_reverse() {
         let pool = pool();
         let mut grants = TcpGrants::default();

@@ -4,7 +4,7 @@
 use super::hostile_peer::{DEPTH, Got, POLLS, TIMEOUT, TcpHostilePeer, Victim, another, meet, say_hello};
 use super::hostile_program::hostile_peer;
 use super::{pool, tensor, tensor_mut};
-use crate::fabric::forging::{ForgedField, changes, forgeries, image};
+use crate::fabric::forging::{ForgedField, Forgery, changes, forgeries, image};
 use crate::fabric::tcp::connect::address::{TcpAddress, Token};
 use crate::fabric::tcp::frame::{Frame, FrameTarget, GoodbyeReason, PayloadCarrier};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
@@ -166,6 +166,145 @@ fn forged_fields_get_only_what_the_rules_allow() {
         println!("to read {to_read}: {given} were allowed, {refused} refused");
         assert!(given > 3 && refused > 100);
     }
+}
+
+fn header_of(frame: Frame) -> Vec<u8> {
+    let header = frame.header(0);
+    let bytes: &[u8] = header.as_ref();
+    bytes.to_vec()
+}
+
+/// Every kind of frame as an honest peer may send it in a scene, by the main connection or by bulk.
+fn honest_frames(scene: &Scene) -> Vec<Frame> {
+    let granted = scene.granted.part(8, PART).expect("inside");
+    let (target, source) = (FrameTarget::from(&granted), FrameTarget::from(&scene.exposed));
+    let carriers = [PayloadCarrier::Main, PayloadCarrier::Bulk];
+    let write = |by| Frame::Write { target, len: PART, immediate: Some(immediate()), by };
+    let answer = |by| Frame::Answer { ticket: 0, len: PART, by };
+    let mut frames: Vec<Frame> = carriers.map(write).into();
+    frames.extend(carriers.map(answer));
+    frames.extend([
+        Frame::Read { source, len: PART, ticket: 0 },
+        Frame::Send { len: 3 },
+        Frame::Credits { returned: 1 },
+        Frame::Goodbye { reason: GoodbyeReason::Closed },
+        Frame::Acknowledge,
+        Frame::Resume,
+    ]);
+    frames
+}
+
+/// The fields of a header: names, first bytes and bits.
+fn header_fields(scene: &Scene, header: &[u8]) -> Vec<ForgedField> {
+    let grants = [scene.granted, scene.exposed, scene.revoked, scene.other];
+    let places: &[(&'static str, usize, usize)] = if header.len() > 8 {
+        &[
+            ("kind", 0, 1),
+            ("flags", 1, 1),
+            ("region", 2, 2),
+            ("key", 4, 4),
+            ("offset", 8, 8),
+            ("length", 16, 8),
+            ("ticket", 24, 4),
+            ("acknowledgement", 28, 4),
+        ]
+    } else {
+        &[("kind", 0, 1), ("flags", 1, 1), ("own", 2, 2), ("acknowledgement", 4, 4)]
+    };
+    let field = |(name, at, len): &(&'static str, usize, usize)| {
+        let mut honest = [0; 8];
+        honest[..*len].copy_from_slice(&header[*at..at + len]);
+        let known = match *name {
+            "kind" => (0..=9).collect(),
+            "flags" => (0..=3).collect(),
+            "key" => grants.iter().map(|grant| grant.key.into()).collect(),
+            "offset" => grants.iter().map(|grant| grant.offset).collect(),
+            "length" => vec![8, GRANTED - 8, GRANTED - 7, GRANTED, 225, 1 << 20],
+            "ticket" => vec![2, 1 << 24, 1 << 28],
+            _ => vec![2, 3, 224, 225, 4, 5],
+        };
+        ForgedField { name, bits: 8 * *len as u32, honest: u64::from_le_bytes(honest), known }
+    };
+    places.iter().map(field).collect()
+}
+
+fn place_of(name: &str) -> usize {
+    match name {
+        "kind" => 0,
+        "flags" => 1,
+        "own" | "region" => 2,
+        "key" => 4,
+        "offset" => 8,
+        "length" => 16,
+        "ticket" => 24,
+        _ => 28,
+    }
+}
+
+/// Sends a header with payload bytes behind it and on the bulk connection, and ends the
+/// connections. Asserts that the link ends, and that no byte changed which was not granted.
+fn send_forged(mut scene: Scene, header: &[u8], reads: bool, what: &str) {
+    const SECRET: u8 = 0x66;
+    let secret = tensor(&scene.pool, &[SECRET; 64]);
+    if reads {
+        let (nowhere, target) =
+            (Grant { region: 0, key: 0, offset: 0, len: PART }, tensor_mut(&scene.pool, PART as usize));
+        scene.victim.port.read(scene.victim.link, target, &nowhere).expect("posted");
+    }
+    let mut expected = image(&scene.pool);
+    let payload = [HOSTILE; 200];
+    scene.peer.send_raw(&[header, &payload].concat());
+    let _ = scene.peer.bulk[0].write_all(&payload);
+    // The victim may have closed them.
+    let sockets = [&scene.peer.main, &scene.peer.bulk[0]];
+    sockets.into_iter().for_each(|socket| _ = socket.shutdown(Shutdown::Write));
+    let why = scene.victim.until_down().pop();
+    let (from, to) = (scene.granted.offset as usize, (scene.granted.offset + GRANTED) as usize);
+    let after = image(&scene.pool);
+    expected[from..to].copy_from_slice(&after[from..to]);
+    // The target of the read has gone back to the pool, which writes its links there.
+    let is_same = reads || expected == after;
+    assert!(is_same && secret.bytes() == [SECRET; 64], "{what}: other bytes changed ({why:?})");
+    let mut told = Vec::new();
+    scene.peer.main.set_nonblocking(true).expect("set");
+    let _ = scene.peer.main.read_to_end(&mut told);
+    assert!(!told.windows(8).any(|bytes| bytes == [SECRET; 8]), "{what}: other bytes were read");
+}
+
+#[test]
+fn forged_headers_get_only_what_the_rules_allow() {
+    let pool = pool();
+    let mut count = 0;
+    for nth in 0..honest_frames(&scene(&pool)).len() {
+        let table = {
+            let scene = scene(&pool);
+            header_fields(&scene, &header_of(honest_frames(&scene).swap_remove(nth)))
+        };
+        // Of writes each kind and each flag with each other field. The test above has the others.
+        let is_one = |forgery: &Forgery| forgery.len() < 2 || (nth < 2 && forgery[0].0 < 2);
+        for forgery in forgeries(&table).into_iter().filter(is_one) {
+            let scene = scene(&pool);
+            let frame = honest_frames(&scene).swap_remove(nth);
+            let mut header = header_of(frame);
+            let Some(changed) = changes(&header_fields(&scene, &header), &forgery) else { continue };
+            let is_short = header.len() == 8;
+            for (name, value) in &changed {
+                let (at, field) = match *name {
+                    "acknowledgement" if is_short => (4, 4),
+                    name => {
+                        (place_of(name), table.iter().find(|it| it.name == name).map_or(0, |it| it.bits / 8))
+                    }
+                };
+                let len = field as usize;
+                header[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+            }
+            let reads = matches!(frame, Frame::Answer { .. });
+            send_forged(scene, &header, reads, &format!("{frame:?} with {changed:x?}"));
+            count += 1;
+        }
+    }
+    println!("{count} forged headers");
+    assert!(count > 500);
 }
 
 #[test]
