@@ -18,17 +18,23 @@ const ROUND_TRIP: Duration = Duration::from_millis(1);
 const MEASURED: Duration = Duration::from_millis(800);
 /// Connections that the flood keeps open at a time, to all ports together.
 const OPEN: usize = 400;
+/// Time between two looks for new ports of links.
+const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two connections of the flood.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// A flood on the bootstrap ports. That on the sockets of the handshakes is `RENDEZVOUS`.
+/// A flood on the bootstrap ports. That on the sockets of the handshakes is `RENDEZVOUS`, and that on
+/// the ports of links over TCP `LINKS`.
 const PORTS: [&str; 4] = ["silent", "pings", "garbage", "calls"];
 const RENDEZVOUS: &str = "rendezvous";
+const LINKS: &str = "links";
 
 /// A cluster of three, and the file of the secret by which its members prove their names. Without
 /// one they prove them by their user.
 struct Guarded {
     cluster: String,
+    /// Ports that are no links': those of the cluster, and those at which others listened before.
+    known: String,
     secret: Option<tempfile::NamedTempFile>,
 }
 
@@ -39,7 +45,10 @@ impl Guarded {
             secret.write_all(&b"0123456789abcdef".repeat(4)).expect("written");
             secret
         });
-        Guarded { cluster, secret }
+        let of_cluster = cluster.split(',').filter_map(|address| address.rsplit(':').next());
+        let known = listening().into_iter().map(|port| port.to_string());
+        let known: Vec<String> = known.chain(of_cluster.map(str::to_owned)).collect();
+        Guarded { known: known.join(","), cluster, secret }
     }
 
     fn path(&self) -> &str {
@@ -49,9 +58,10 @@ impl Guarded {
 
     /// Starts a flood, by another user if there is one.
     fn flood(&self, kind: &str, user: Option<u32>) -> Other {
+        let environment = [("TEST_KIND", kind), ("TEST_KNOWN", &self.known)];
         match user {
-            Some(user) => Other::start_as(user, "floods::role_flood", &self.cluster, &[("TEST_KIND", kind)]),
-            None => self.other("role_flood", ("TEST_KIND", kind)),
+            Some(user) => Other::start_as(user, "floods::role_flood", &self.cluster, &environment),
+            None => Other::start_with("floods::role_flood", &self.cluster, &environment),
         }
     }
 
@@ -152,10 +162,17 @@ fn flooded(environment: &[(&str, &str)]) {
     Other::run_alone("floods::role_flooded", &cluster(3), environment);
 }
 
+/// The same over TCP alone. The ports of links are those at which somebody listens later on, and
+/// which the cluster does not have.
+fn flooded_over_tcp(user: &str) {
+    flooded(&[("TEST_AUTH", "secret"), ("TEST_USER", user), ("TENSORWIRE_TEST_FABRIC", "tcp")]);
+}
+
 #[test]
 #[ignore = "takes long: tests/nightly"]
 fn a_flood_on_any_port_stops_no_link_and_keeps_no_member_out() {
     flooded(&[("TEST_AUTH", "secret"), ("TEST_USER", "")]);
+    flooded_over_tcp("");
 }
 
 #[test]
@@ -165,6 +182,7 @@ fn a_flood_by_another_user_stops_no_link_and_keeps_no_member_out() {
     for auth in ["uid", "secret"] {
         flooded(&[("TEST_AUTH", auth), ("TEST_USER", &user.to_string())]);
     }
+    flooded_over_tcp(&user.to_string());
 }
 
 /// In a process of its own: the flood finds the sockets of its handshakes.
@@ -182,7 +200,11 @@ fn role_flooded() {
     let (before, count) = exchange.median(|| true);
     println!("auth = {auth}, by user {user:?}. Before: p50 {before:?} of {count} round trips");
     // Another user does not see which sockets are this process's: see the tests of `shm/connect`.
-    let kinds = PORTS.into_iter().chain((!over_verbs() && user.is_none()).then_some(RENDEZVOUS));
+    let is_tcp = std::env::var("TENSORWIRE_TEST_FABRIC").is_ok_and(|fabric| fabric == "tcp");
+    let kinds: Vec<&str> = match is_tcp {
+        true => vec![LINKS],
+        false => PORTS.into_iter().chain((!over_verbs() && user.is_none()).then_some(RENDEZVOUS)).collect(),
+    };
     for kind in kinds {
         let mut flood = guarded.flood(kind, user);
         flood.wait_for("flooding");
@@ -237,7 +259,8 @@ fn opening(kind: &str) -> Vec<u8> {
     }
 }
 
-/// Connects with the ports of all members in turns, or with each socket of w/0's handshakes.
+/// Connects with the ports of all members in turns, or with each socket of w/0's handshakes, or with
+/// each port of a link.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_flood() {
@@ -247,6 +270,7 @@ fn role_flood() {
     let begin = Instant::now();
     let count = match kind.as_str() {
         RENDEZVOUS => flood_handshakes(|| orders.is_finished()),
+        LINKS => flood_links(&variable("TEST_KNOWN"), || orders.is_finished()),
         port => flood_ports(&cluster, &opening(port), || orders.is_finished()),
     };
     println!("flooded with {count} connections in {:?}", begin.elapsed());
@@ -272,6 +296,41 @@ fn flood_ports(cluster: &str, bytes: &[u8], is_over: impl Fn() -> bool) -> usize
         std::thread::sleep(PAUSE);
     }
     unreachable!("there are addresses");
+}
+
+/// The ports on loopback at which somebody listens, as the kernel lists them.
+fn listening() -> Vec<u16> {
+    const LISTEN: &str = "0A";
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("procfs");
+    let port = |line: &str| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (local, _, state) = (words.next()?, words.next()?, words.next()?);
+        let port = local.strip_prefix("0100007F:").filter(|_| state == LISTEN)?;
+        u16::from_str_radix(port, 16).ok()
+    };
+    table.lines().filter_map(port).collect()
+}
+
+/// Silent connections to every port but the known ones.
+fn flood_links(known: &str, is_over: impl Fn() -> bool) -> usize {
+    let known: HashSet<u16> = known.split(',').filter_map(|port| port.parse().ok()).collect();
+    let (mut open, mut count) = (VecDeque::new(), 0);
+    while !is_over() {
+        let found: Vec<u16> = listening().into_iter().filter(|port| !known.contains(port)).collect();
+        // A look at all connections takes the kernel's time.
+        let looked = Instant::now();
+        for port in found.iter().cycle().take_while(|_| looked.elapsed() < LOOK && !is_over()) {
+            if let Ok(stream) = TcpStream::connect(("127.0.0.1", *port)) {
+                open.push_back(stream);
+                count += 1;
+            }
+            if open.len() > OPEN {
+                open.pop_front();
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+    count
 }
 
 /// The sockets of this process's parent, as the kernel names them.
