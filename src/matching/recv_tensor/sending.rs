@@ -112,8 +112,8 @@ impl RecvTensors {
         AskedRequest { id, step, key, wants_checksum, is_try, link }: AskedRequest<'_>,
         answer: RequestAnswer,
     ) {
-        // A request of an earlier link would take a value of this one for nobody. One of a later link
-        // comes before the news of that link.
+        // A request of an earlier link would take a value of this one for nobody. One of a later
+        // link comes before the news of that link.
         let present = self.peer(peer).present();
         if present.is_none_or(|present| (present.tag.incarnation, present.generation) != (life, link)) {
             return;
