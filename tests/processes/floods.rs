@@ -23,8 +23,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two connections of the flood.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// A flood on the bootstrap ports. That on the sockets of the handshakes is `RENDEZVOUS`, and that on
-/// the ports of links over TCP `LINKS`.
+/// A flood on the bootstrap ports. That on the sockets of the handshakes is `RENDEZVOUS`, and that
+/// on the ports of links over TCP `LINKS`.
 const PORTS: [&str; 4] = ["silent", "pings", "garbage", "calls"];
 const RENDEZVOUS: &str = "rendezvous";
 const LINKS: &str = "links";
@@ -259,8 +259,8 @@ fn opening(kind: &str) -> Vec<u8> {
     }
 }
 
-/// Connects with the ports of all members in turns, or with each socket of w/0's handshakes, or with
-/// each port of a link.
+/// Connects with the ports of all members in turns, or with each socket of w/0's handshakes, or
+/// with each port of a link.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_flood() {

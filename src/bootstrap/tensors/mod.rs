@@ -18,6 +18,7 @@ pub(super) use server::{SERVICE_NAME, TensorsGrpc, service};
 
 use crate::wire::{Incarnation, TaskId};
 use bytes::Bytes;
+use std::fmt;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -67,7 +68,7 @@ pub struct TensorRequest {
 }
 
 /// The answer of a sender: a value, or why there is none.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SentAnswer {
     /// What is known before the bytes; at most 4 KiB.
     pub head: Vec<u8>,
@@ -76,12 +77,27 @@ pub struct SentAnswer {
 }
 
 /// A value that has arrived.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ArrivedParts {
     /// What is known before the bytes.
     pub head: Vec<u8>,
     /// The bytes of the tensor, in order.
     pub parts: Vec<Bytes>,
+}
+
+impl fmt::Debug for SentAnswer {
+    /// Without the bytes, which are a tensor's.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SentAnswer({} and {} bytes)", self.head.len(), self.bytes.len())
+    }
+}
+
+impl fmt::Debug for ArrivedParts {
+    /// Without the bytes, which are a tensor's.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: usize = self.parts.iter().map(Bytes::len).sum();
+        write!(f, "ArrivedParts({} and {bytes} bytes)", self.head.len())
+    }
 }
 
 /// Takes the answer to a call of a peer.

@@ -39,7 +39,7 @@ impl TcpEndpoint {
                 "set `bind` to an address of this host, or raise the limit of open files (ulimit -n)";
             os(format!("listening on {bind}"), error, remedy)
         })?;
-        // Without it, strangers could fill the queue of the kernel before they are turned away.
+        // Without it, strangers could fill the queue of the kernel before they are closed.
         let _ = rustix::net::listen(&listener, BACKLOG);
         listener.set_nonblocking(true).map_err(|error| os("setting up a listener", error, LIMITS))?;
         let port = listener.local_addr().map_err(|error| os("finding its port", error, LIMITS))?.port();

@@ -1,6 +1,7 @@
 //! A hostile peer forges each field of each message, one at a time and in pairs, on every fabric of
-//! software. On TCP, where a link takes two connections, it forges one at a time. Its link ends, or the message is handled as any honest one. No byte of the pool
-//! changes beside what was granted, and nothing stays behind.
+//! software. On TCP, where a link takes two connections, it forges one at a time. Its link ends, or
+//! the message is handled as any honest one. No byte of the pool changes beside what was granted,
+//! and nothing stays behind.
 
 use super::*;
 use crate::fabric::forging::{ForgedField, changes, forgeries};
@@ -432,8 +433,8 @@ impl<F: Fabric> Scene<F> {
     }
 }
 
-/// `fabrics` makes two processes. At most `at_a_time` fields are forged in one message. So many messages are
-/// obeyed as they are; the others don't fit now.
+/// `fabrics` makes two processes. At most `at_a_time` fields are forged in one message. So many
+/// messages are obeyed as they are; the others don't fit now.
 fn forge_all<F: Fabric, S: Borrow<[F; 2]>>(
     pools: &[Pool; 2],
     (at_a_time, honest_kinds): (usize, usize),

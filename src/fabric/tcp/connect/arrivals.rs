@@ -44,9 +44,9 @@ pub(super) enum LeftWaiting {
 }
 
 impl ArrivingConnections {
-    /// Takes the connections that wait in the kernel, by `accept`, tells `admit` of each with a whole hello, and
-    /// closes those that are too late. `admit` says whether it was the peer's. `watch` is told of
-    /// each that is taken.
+    /// Takes the connections that wait in the kernel, by `accept`, and tells `watch` of each. Tells
+    /// `admit` of those with a whole hello, which says whether it was the peer's. Closes those that
+    /// are too late.
     pub(super) fn take(
         &mut self,
         accept: impl FnMut() -> io::Result<(TcpStream, SocketAddr)>,
@@ -91,13 +91,13 @@ impl ArrivingConnections {
     fn read(&mut self, mut arrived: ArrivingConnection, admit: &mut impl FnMut(Hello, TcpStream) -> bool) {
         match arrived.hello.read(&arrived.socket) {
             Ok(None) if !arrived.until.is_over() => self.waiting.push(arrived),
-            Ok(None) => self.turn_away(arrived.source, "it said no hello in time"),
+            Ok(None) => self.close(arrived.source, "it said no hello in time"),
             Ok(Some(hello)) => {
                 if !admit(hello, arrived.socket) {
-                    self.turn_away(arrived.source, "its hello is not the peer's");
+                    self.close(arrived.source, "its hello is not the peer's");
                 }
             }
-            Err(_) => self.turn_away(arrived.source, "it said no hello, or has ended"),
+            Err(_) => self.close(arrived.source, "it said no hello, or has ended"),
         }
     }
 
@@ -115,11 +115,11 @@ impl ArrivingConnections {
         // Its hello may have come meanwhile.
         match arrived.hello.read(&arrived.socket) {
             Ok(Some(hello)) if admit(hello, arrived.socket) => {}
-            _ => self.turn_away(arrived.source, "it was silent, and newer ones took its place"),
+            _ => self.close(arrived.source, "it was silent, and newer ones took its place"),
         }
     }
 
-    fn turn_away(&mut self, from: IpAddr, why: &str) {
+    fn close(&mut self, from: IpAddr, why: &str) {
         self.strangers += 1;
         if self.quiet.is_none_or(ConnectDeadline::is_over) {
             self.quiet = Some(ConnectDeadline::after(QUIET));
