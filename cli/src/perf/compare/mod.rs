@@ -49,7 +49,9 @@ pub struct CompareOptions {
     /// Which peers run
     #[arg(
         long, value_enum, value_delimiter = ',',
-        default_values_t = [Peer::UcxPosix, Peer::Ucx, Peer::UcxPut, Peer::Iceoryx2, Peer::UcxTcp, Peer::Perftest]
+        default_values_t = [
+            Peer::UcxPosix, Peer::Ucx, Peer::UcxPut, Peer::Iceoryx2, Peer::UcxTcp, Peer::Perftest
+        ]
     )]
     peers: Vec<Peer>,
     /// UCX's ucx_perftest [default: the variable UCX_PERFTEST, else the one on PATH]
