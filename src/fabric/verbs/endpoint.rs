@@ -180,11 +180,12 @@ impl VerbsEndpoint {
         let mut first_works_since = None;
         loop {
             rails.iter_mut().for_each(|rail| rail.look_for_failure(&self.awaited));
+            // Before the look for a rail that works: a ping may come in between.
+            let is_undecided = rails.iter().any(|rail| rail.failure.is_none() && !rail.is_pinged());
             let works = rails.iter().position(|rail| rail.is_pinged());
             if works.is_some() {
                 first_works_since.get_or_insert_with(Instant::now);
             }
-            let is_undecided = rails.iter().any(|rail| rail.failure.is_none() && !rail.is_pinged());
             let is_late = start.elapsed() >= timeout
                 || first_works_since.is_some_and(|since: Instant| since.elapsed() >= RAIL_TIMEOUT);
             if is_undecided && !is_late {
