@@ -51,8 +51,9 @@ pub struct Options {
         value_parser = ["auto", "shm", "verbs", "tcp", "grpc"], hide_possible_values = true
     )]
     pub fabric: String,
-    /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are; a+b are two of one process
-    #[arg(long, value_name = "LIST", value_parser = devices)]
+    /// RDMA devices such as mlx5_0,mlx5_1, dealt out as cores are;
+    /// a+b are two of one process
+    #[arg(long, value_name = "LIST", value_parser = devices, verbatim_doc_comment)]
     pub devices: Option<DeviceList>,
     /// Hosts such as '10.0.0.1=ssh a,10.0.0.2=ssh b', dealt out as cores are;
     /// they share this program's file and the folder of temporary files

@@ -52,9 +52,18 @@ fn the_peers_on_path_are_compared_in_turns_as_text_json_and_picture() {
         serde_json::from_str(&std::fs::read_to_string(json).expect("the report")).expect("JSON");
     assert_eq!(
         names(&report, "latency"),
-        ["cache_line", "iceoryx2", "ring_64", "tensorwire", "tensorwire-borrow", "ucx", "ucx-posix"]
+        [
+            "cache_line",
+            "iceoryx2",
+            "ring_64",
+            "tensorwire",
+            "tensorwire-borrow",
+            "ucx",
+            "ucx-posix",
+            "ucx-tcp"
+        ]
     );
-    assert_eq!(names(&report, "bandwidth"), ["tensorwire", "ucx", "ucx-posix", "ucx-put"]);
+    assert_eq!(names(&report, "bandwidth"), ["tensorwire", "ucx", "ucx-posix", "ucx-put", "ucx-tcp"]);
     let figures = report["figures"].as_array().expect("figures");
     let of = |name: &str, measure: &str| {
         let of = figures.iter().filter(|figure| figure["name"] == name && figure["measure"] == measure);
@@ -96,7 +105,7 @@ fn a_peer_that_hangs_and_one_that_is_missing_are_named_and_the_rest_runs() {
 fn a_comparison_that_makes_no_sense_is_refused() {
     for (options, reason) in [
         ("--turns 4", "4 is not in 5..=1000"),
-        ("--peers nccl", "[possible values: ucx-posix, ucx, ucx-put, iceoryx2, perftest]"),
+        ("--peers nccl", "[possible values: ucx-posix, ucx, ucx-put, ucx-tcp, iceoryx2, perftest]"),
         ("--svg /no/such/folder/x.svg", "--svg: /no/such/folder/x.svg can't be written"),
         ("--json /no/such/folder/x", "--json: /no/such/folder/x can't be written"),
         ("--cores 1,1", "named twice"),
