@@ -44,17 +44,27 @@ fn flood(to: SocketAddr, filled: &AtomicBool, is_over: &AtomicBool) -> usize {
     count
 }
 
+/// Ends a flood, also where a test fails.
+struct FloodEnd<'a>(&'a AtomicBool);
+
+impl Drop for FloodEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Floods a port as long as `during` runs.
 fn flooded<R>(to: &TcpAddress, during: impl FnOnce() -> R) -> R {
     let (to, filled, is_over) =
         ((to.hosts[0], to.port).into(), AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let flooding = scope.spawn(|| flood(to, &filled, &is_over));
+        let end = FloodEnd(&is_over);
         while !filled.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
         let result = during();
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         let count = flooding.join().expect("no panic");
         println!("{count} strangers came");
         assert!(count >= STRANGERS, "{count}");
