@@ -436,4 +436,4 @@ fn key(task: u32) -> String {
 
 #[cfg(test)]
 #[path = "meeting_tests.rs"]
-mod tests;
+pub(super) mod tests;

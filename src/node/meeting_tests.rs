@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const LONG: &str = "20s";
 
 /// A free port below those that the kernel chooses, of which other tests take many.
-fn free_port() -> u16 {
+pub(in crate::node) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let port = 10_000 + (std::process::id() * 131 + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
@@ -161,9 +161,9 @@ fn whoever_was_refused_at_the_store_is_in_the_error_of_task_0_with_the_reason() 
         |secret| [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port), ("TENSORWIRE_SECRET_FILE", secret)];
     // One has another secret, and one another size.
     let builders = vec![
-        member(0, 2, &with(&*right), "900ms"),
-        member(1, 2, &with(&*wrong), "300ms"),
-        member(2, 3, &with(&*right), "300ms"),
+        member(0, 2, &with(&*right), "4s"),
+        member(1, 2, &with(&*wrong), "2s"),
+        member(2, 3, &with(&*right), "2s"),
     ];
     let errors: Vec<String> = join_all(builders).into_iter().map(Result::unwrap_err).collect();
     let [first, one, two] = &errors[..] else { panic!("{errors:?}") };

@@ -9,6 +9,7 @@ use crate::link::LinkSettings;
 use crate::matching::{RemoteSettings, WindowHandler};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
 use crate::node::Node;
+use crate::node::meeting::tests::free_port;
 use crate::node::pollers::{Pollers, Polling};
 use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
@@ -355,8 +356,7 @@ fn a_new_life_that_came_before_the_news_of_the_old_ones_end_makes_that_a_loss() 
 
 #[test]
 fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
-    let sockets = [0; 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
-    let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
+    let ports = [0; 2].map(|_| free_port());
     let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
     let nodes = [0, 1].map(|task| {
         let node = Node::builder().without_environment().member("w", task).set("cluster", &cluster);

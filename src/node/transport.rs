@@ -319,6 +319,7 @@ mod tests {
     use crate::bootstrap::Listening;
     use crate::fabric::Endpoint;
     use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions};
+    use crate::node::meeting::tests::free_port;
     use std::net::{SocketAddr, TcpStream};
 
     fn config(address: &str, more: &[(&str, &str)]) -> Config {
@@ -333,10 +334,6 @@ mod tests {
         let (address, bind) = (config.cluster.address(me).unwrap(), config.bind);
         let listening = Listening { me, address, bind, auth, allow_non_loopback: config.allow_non_loopback };
         tcp_options(&config, &listening.listen().unwrap()).unwrap()
-    }
-
-    fn free_port() -> u16 {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
 
     #[test]
