@@ -1,15 +1,14 @@
 //! The path by calls: a [`RemotePath`] without a poller, over gRPC (specification 9).
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // off the data path of every fabric
 
-use super::path::{DirectEnd, DirectSend, RemotePath};
-use crate::engine::{Clock, DirectWait, Unusable};
-use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
+use super::path::RemotePath;
+use crate::engine::Clock;
+use crate::link::{Destination, TensorKey, Value};
 use crate::matching::recv_tensor::{AskedRequest, CallLink, IDLE_GRACE, RecvTensors, RequestAnswer};
 use crate::matching::{
-    BatchReceive, BatchSend, BatchWalk, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, OfEdge,
-    PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter, WalkEnd,
+    BatchReceive, BatchSend, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, PeerIndex,
+    PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter,
 };
-use crate::memory::Tensor;
 use crate::sync::Reused;
 use crate::telemetry::{Counter, Counters, FlightLog};
 use crate::wire::{Incarnation, LossCause, Status, TaskId, Time};
@@ -205,38 +204,6 @@ impl RemotePath for Arc<CallPath> {
         self.with_open(|state| state.send(peer, &key, value, now))
     }
 
-    fn send_short(
-        &self,
-        _peer: PeerIndex,
-        _key: TensorKeyRef<'_>,
-        _tensor: &mut Option<Tensor>,
-    ) -> Result<bool, Unusable> {
-        Ok(false)
-    }
-
-    fn send_direct(
-        &self,
-        _of: (PeerIndex, TensorKeyRef<'_>),
-        value: Value,
-        _limit: usize,
-    ) -> Result<DirectSend, Unusable> {
-        Ok(DirectSend::Elsewhere(value))
-    }
-
-    fn receive_direct(
-        &self,
-        _peer: PeerIndex,
-        _key: TensorKeyRef<'_>,
-        _receive: &mut DirectReceive,
-        _timeout: Duration,
-    ) -> DirectWait<DirectEnd> {
-        DirectWait::Elsewhere(None)
-    }
-
-    fn receive_batch(&self, _walk: &mut BatchWalk<'_>, _timeout: Duration) -> DirectWait<WalkEnd> {
-        DirectWait::Elsewhere(None)
-    }
-
     fn receive(
         &self,
         peer: PeerIndex,
@@ -251,10 +218,6 @@ impl RemotePath for Arc<CallPath> {
         })?;
         self.look_at(deadline.min(hung));
         Ok(())
-    }
-
-    fn send_batch(&self, _values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
-        Ok(false)
     }
 
     fn send_all(&self, mut values: Reused<BatchSend>) -> Result<(), Error> {

@@ -90,6 +90,9 @@ pub enum DirectSend {
 pub type DirectEnd = Result<(), Box<Error>>;
 
 /// The path to the tensors of other processes, over one poller.
+///
+/// A path whose poller the calling thread can't take has no direct sends and receives. Its calls
+/// are commands, as the default methods say.
 pub trait RemotePath: Send + Sync {
     /// Sends a value to a peer.
     ///
@@ -104,10 +107,12 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn send_short(
         &self,
-        peer: PeerIndex,
-        key: TensorKeyRef<'_>,
-        tensor: &mut Option<Tensor>,
-    ) -> Result<bool, Unusable>;
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
+        _tensor: &mut Option<Tensor>,
+    ) -> Result<bool, Unusable> {
+        Ok(false)
+    }
 
     /// Sends a value on the poller itself, without a command. The value does not count as
     /// outstanding yet, and `limit` values can be.
@@ -116,23 +121,29 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn send_direct(
         &self,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        _of: (PeerIndex, TensorKeyRef<'_>),
         value: Value,
-        limit: usize,
-    ) -> Result<DirectSend, Unusable>;
+        _limit: usize,
+    ) -> Result<DirectSend, Unusable> {
+        Ok(DirectSend::Elsewhere(value))
+    }
 
     /// Waits for a tensor of a peer on the poller itself, without a command. A receive that is
     /// ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
         &self,
-        peer: PeerIndex,
-        key: TensorKeyRef<'_>,
-        receive: &mut DirectReceive,
-        timeout: Duration,
-    ) -> DirectWait<DirectEnd>;
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
+        _receive: &mut DirectReceive,
+        _timeout: Duration,
+    ) -> DirectWait<DirectEnd> {
+        DirectWait::Elsewhere(None)
+    }
 
     /// Walks over the edges of a batch on the poller itself, without a command.
-    fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd>;
+    fn receive_batch(&self, _walk: &mut BatchWalk<'_>, _timeout: Duration) -> DirectWait<WalkEnd> {
+        DirectWait::Elsewhere(None)
+    }
 
     /// Begins to receive a tensor of a peer.
     ///
@@ -151,7 +162,9 @@ pub trait RemotePath: Send + Sync {
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
-    fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable>;
+    fn send_batch(&self, _values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
+        Ok(false)
+    }
 
     /// Sends several values to peers.
     ///

@@ -1,15 +1,14 @@
 //! Calls on edges between processes, with scripted paths: they leave the process's own tables
 //! alone, and wait for each path.
 
-use super::path::{DirectEnd, DirectSend, Paths, RemotePath};
+use super::path::{Paths, RemotePath};
 use super::{Batch, Context, Edge, Losses, RendezvousSettings, Step};
-use crate::engine::{DirectWait, Executor, Unusable};
-use crate::link::{Destination, DirectReceive, TensorKey, TensorKeyRef, Value};
+use crate::engine::Executor;
+use crate::link::{Destination, TensorKey, Value};
 use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, Outcome,
     Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, Waiter,
 };
-use crate::matching::{BatchWalk, OfEdge, WalkEnd};
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
 use crate::wire::message::Placement;
@@ -71,42 +70,6 @@ impl RemotePath for Scripted {
 
     fn untaken(&self, _asks: bool, _since: Option<u64>) -> Result<(Untaken, u64), Error> {
         Ok((Untaken::default(), 0))
-    }
-
-    fn send_short(
-        &self,
-        _peer: PeerIndex,
-        _key: TensorKeyRef<'_>,
-        _tensor: &mut Option<Tensor>,
-    ) -> Result<bool, Unusable> {
-        Ok(false)
-    }
-
-    fn send_direct(
-        &self,
-        _of: (PeerIndex, TensorKeyRef<'_>),
-        value: Value,
-        _limit: usize,
-    ) -> Result<DirectSend, Unusable> {
-        Ok(DirectSend::Elsewhere(value))
-    }
-
-    fn receive_direct(
-        &self,
-        _peer: PeerIndex,
-        _key: TensorKeyRef<'_>,
-        _receive: &mut DirectReceive,
-        _timeout: Duration,
-    ) -> DirectWait<DirectEnd> {
-        DirectWait::Elsewhere(None)
-    }
-
-    fn send_batch(&self, _values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
-        Ok(false)
-    }
-
-    fn receive_batch(&self, _walk: &mut BatchWalk<'_>, _timeout: Duration) -> DirectWait<WalkEnd> {
-        DirectWait::Elsewhere(None)
     }
 
     fn send(&self, _peer: PeerIndex, _key: TensorKey, _value: Value) -> Result<(), Error> {

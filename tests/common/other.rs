@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A process in a role. Its drop kills it.
 pub struct Other {
@@ -162,6 +163,19 @@ pub fn holdings() -> (BTreeSet<String>, BTreeSet<String>, usize) {
         .collect();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
     (threads, files, maps.lines().filter(|line| line.contains("memfd:")).count())
+}
+
+/// The [`holdings`] once no thread of the library is listed, or a second later. The kernel lists a
+/// thread that was joined for a moment.
+pub fn holdings_after_joins() -> (BTreeSet<String>, BTreeSet<String>, usize) {
+    let end = Instant::now() + Duration::from_secs(1);
+    loop {
+        let now = holdings();
+        if now.0.is_empty() || Instant::now() > end {
+            return now;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Counts the library's threads, the file descriptors and the mappings of memfds of a process.

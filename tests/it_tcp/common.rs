@@ -2,31 +2,14 @@
 
 #[path = "../common/mod.rs"]
 mod shared;
+#[path = "../common/with_settings.rs"]
+mod with_settings;
 
 pub use shared::*;
-use tensorwire::{Builder, Node};
+pub use with_settings::{member, run, run_each, two_members};
 
-const ON_TCP: (&str, &str) = ("fabric", "tcp");
-
-#[allow(dead_code)] // the cases of this part make their members in the other ways
-pub fn member(cluster: &str, task: u32) -> Builder {
-    shared::member(cluster, task).set(ON_TCP.0, ON_TCP.1)
-}
-
-pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
-    run_each(members, |_| settings.to_vec(), body);
-}
-
-pub fn run_each<'a>(
-    members: usize,
-    settings: impl Fn(u32) -> Vec<(&'a str, &'a str)>,
-    body: impl Fn(&Node, u32) + Send + Sync + 'static,
-) {
-    shared::run_each(members, |task| [vec![ON_TCP], settings(task)].concat(), body);
-}
-
-pub fn two_members(settings: &[(&str, &str)]) -> [Node; 2] {
-    shared::two_members(&[&[ON_TCP], settings].concat())
+fn settings() -> &'static [(&'static str, &'static str)] {
+    &[("fabric", "tcp")]
 }
 
 pub fn writes_bulk() -> bool {

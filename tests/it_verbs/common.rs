@@ -2,43 +2,21 @@
 
 #[path = "../common/mod.rs"]
 mod shared;
+#[path = "../common/with_settings.rs"]
+mod with_settings;
 
 use crate::driver::{Fake, ONE_NIC};
 pub use shared::*;
 use std::sync::OnceLock;
-use tensorwire::{Builder, Node};
+pub use with_settings::{member, run, run_each, two_members};
 
 /// The settings of a member whose device is scripted.
-const ON_FAKE: [(&str, &str); 2] = [("fabric", "verbs"), ("rdma_device", "fake_0")];
-
-fn load_fake() {
+fn settings() -> &'static [(&'static str, &'static str)] {
     static FAKE: OnceLock<Fake> = OnceLock::new();
     // With memory windows, for `TENSORWIRE_TEST_WINDOWS=on`.
     let script = || ONE_NIC.replace("name=fake_0", "name=fake_0 caps=0x1000000");
     FAKE.get_or_init(|| Fake::system(&script()));
-}
-
-pub fn member(cluster: &str, task: u32) -> Builder {
-    load_fake();
-    ON_FAKE.into_iter().fold(shared::member(cluster, task), |builder, (key, value)| builder.set(key, value))
-}
-
-pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
-    run_each(members, |_| settings.to_vec(), body);
-}
-
-pub fn run_each<'a>(
-    members: usize,
-    settings: impl Fn(u32) -> Vec<(&'a str, &'a str)>,
-    body: impl Fn(&Node, u32) + Send + Sync + 'static,
-) {
-    load_fake();
-    shared::run_each(members, |task| [ON_FAKE.to_vec(), settings(task)].concat(), body);
-}
-
-pub fn two_members(settings: &[(&str, &str)]) -> [Node; 2] {
-    load_fake();
-    shared::two_members(&[&ON_FAKE, settings].concat())
+    &[("fabric", "verbs"), ("rdma_device", "fake_0")]
 }
 
 pub fn over_verbs() -> bool {

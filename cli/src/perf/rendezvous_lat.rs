@@ -268,9 +268,10 @@ fn device(options: &FabricOptions) -> impl Iterator<Item = (&'static str, String
 
 /// The `cluster` setting of the two: each finds a free port and tells the other.
 fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
-    let ip = channel.local_ip()?;
-    let free = TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr());
-    let own = free.map_err(|error| CliError::failed("looking for a free port", error))?.to_string();
+    let failed = |error| CliError::failed("looking for a free port", error);
+    // Held until the peer has one of its own: two processes of one host must not find the same.
+    let held = TcpListener::bind((channel.local_ip()?, 0)).map_err(failed)?;
+    let own = held.local_addr().map_err(failed)?.to_string();
     let theirs = String::from_utf8_lossy(&channel.swap(own.as_bytes())?).into_owned();
     let (first, second) = if me == 0 { (own, theirs) } else { (theirs, own) };
     Ok(format!("perf={first},{second}"))
