@@ -228,7 +228,12 @@ pub fn values(tensor: &Tensor) -> &[f32] {
 pub fn until(node: &Node, what: &str, done: impl Fn() -> bool) {
     let end = std::time::Instant::now() + SOON;
     while !done() {
-        assert!(std::time::Instant::now() < end, "{what} did not happen within {SOON:?}");
+        assert!(
+            std::time::Instant::now() < end,
+            "{what} did not happen within {SOON:?}: {:?}, {:?}",
+            node.counters(),
+            node.peers()
+        );
         let _ = node.progress();
         std::thread::yield_now();
     }
