@@ -1,0 +1,84 @@
+//! Times joins of processes of this host: from the end of `Node::start` to the end of `Node::join`.
+//!
+//! ```text
+//! cargo bench --bench join             # 2 processes, 60 times, and 64 processes, 3 times
+//! cargo bench --bench join -- 16 5     # 16 processes, 5 times
+//! ```
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tensorwire::Node;
+
+const CLUSTER: &str = "JOIN_CLUSTER";
+const TASK: &str = "JOIN_TASK";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let (Ok(cluster), Ok(task)) = (std::env::var(CLUSTER), std::env::var(TASK)) {
+        return member(&cluster, task.parse()?);
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let runs = match arguments.as_slice() {
+        [] => vec![(2, 60), (64, 3)],
+        [processes, rounds] => vec![(processes.parse()?, rounds.parse()?)],
+        _ => return Err("usage: cargo bench --bench join -- [PROCESSES ROUNDS]".into()),
+    };
+    println!("{:>9} {:>6} {:>12} {:>12} {:>12}  ms", "processes", "rounds", "median", "90 %", "largest");
+    for (processes, rounds) in runs {
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            times.extend(joined(processes)?);
+        }
+        times.sort_unstable();
+        let of = |share: usize| times[(times.len() * share / 100).min(times.len() - 1)].as_secs_f64() * 1e3;
+        println!("{processes:>9} {rounds:>6} {:>12.1} {:>12.1} {:>12.1}", of(50), of(90), of(100));
+    }
+    Ok(())
+}
+
+/// One process: joins, prints the nanoseconds, and serves its peers until its standard input ends.
+fn member(cluster: &str, task: u32) -> Result<(), Box<dyn Error>> {
+    let node = Node::builder()
+        .without_environment()
+        .member("worker", task)
+        .set("cluster", cluster)
+        .set("pool_size", "4MiB")
+        .set("join_timeout", "120s")
+        .start()?;
+    let start = Instant::now();
+    node.join()?;
+    println!("{}", start.elapsed().as_nanos());
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    node.stop()?;
+    Ok(())
+}
+
+/// The times of the processes of one join.
+fn joined(processes: usize) -> Result<Vec<Duration>, Box<dyn Error>> {
+    // Held until all are found, so that all differ.
+    let held = (0..processes).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    let addresses = held.iter().map(|socket| Ok(socket.local_addr()?.to_string()));
+    let cluster = format!("worker={}", addresses.collect::<std::io::Result<Vec<_>>>()?.join(","));
+    drop(held);
+    let spawn = |task: usize| {
+        let mut child = Command::new(std::env::current_exe()?);
+        child.env(CLUSTER, &cluster).env(TASK, task.to_string());
+        child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
+    };
+    let mut children = (0..processes).map(spawn).collect::<Result<Vec<Child>, _>>()?;
+    let times = children.iter_mut().map(time_of).collect::<Result<Vec<_>, _>>()?;
+    children.iter_mut().for_each(|child| drop(child.stdin.take()));
+    for child in &mut children {
+        child.wait()?;
+    }
+    Ok(times)
+}
+
+fn time_of(child: &mut Child) -> Result<Duration, Box<dyn Error>> {
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().ok_or("no pipe")?).read_line(&mut line)?;
+    let nanos = line.trim().parse().map_err(|_| "a process did not join; its error is above")?;
+    Ok(Duration::from_nanos(nanos))
+}
