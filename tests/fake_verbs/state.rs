@@ -244,6 +244,8 @@ pub struct State {
     pub tds: HashSet<usize>,
     pub mrs: HashMap<usize, Mr>,
     pub mws: HashMap<usize, Mw>,
+    /// The window of each key without its low byte, which alone changes.
+    pub mw_of_key: HashMap<u32, usize>,
     pub lkeys: HashMap<u32, usize>,
     pub rkeys: HashMap<u32, usize>,
     pub channels: HashMap<usize, Channel>,

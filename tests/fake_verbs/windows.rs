@@ -26,8 +26,9 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: u32) -> *mut ibv_mw {
     if let Some(errno) = state.fault("alloc_mw", device) {
         return refuse(errno);
     }
-    let count = state.mws.values().filter(|mw| mw.device == device).count();
-    if count >= state.devices[device].max_mw as usize {
+    let most = state.devices[device].max_mw as usize;
+    let of_device = |mw: &&Mw| mw.device == device;
+    if state.mws.len() >= most && state.mws.values().filter(of_device).count() >= most {
         return refuse(ENOMEM);
     }
     let rkey = state.fresh() << 8;
@@ -35,6 +36,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: u32) -> *mut ibv_mw {
     (mw.context, mw.pd, mw.rkey) = (context as _, pd, rkey);
     let handle = hand_out(mw);
     state.mws.insert(handle as usize, Mw { pd: root, device, rkey, bound: None });
+    state.mw_of_key.insert(rkey >> 8, handle as usize);
     state.log.push(format!("alloc_mw rkey={rkey}"));
     handle
 }
@@ -48,6 +50,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
         state.misuse("a window was ended that there is not");
         return EINVAL;
     };
+    state.mw_of_key.remove(&(of.rkey >> 8));
     state.log.push(format!("dealloc_mw rkey={}", of.rkey));
     // SAFETY: handed out above, and it was still there.
     unsafe { take_back(mw) };
@@ -118,7 +121,8 @@ fn may_bind(state: &State, qp: u32, bind: &Bind) -> Result<(), &'static str> {
 /// Ends the key of a window.
 pub fn invalidate(state: &mut State, send: &Send) -> Outcome {
     let key = send.imm;
-    let found = state.mws.values_mut().find(|mw| mw.rkey == key && mw.bound.is_some());
+    let mw = state.mw_of_key.get(&(key >> 8)).and_then(|handle| state.mws.get_mut(handle));
+    let found = mw.filter(|mw| mw.rkey == key && mw.bound.is_some());
     if found.map(|mw| mw.bound = None).is_none() {
         state.misuse("a key was ended that is of no bound window: some drivers crash");
         return failed(IBV_WC_LOC_QP_OP_ERR);
@@ -131,7 +135,8 @@ pub fn invalidate(state: &mut State, send: &Send) -> Outcome {
 
 /// Whether a window lets a request through that comes on a queue pair.
 pub fn leave(state: &State, to: &Qp, rkey: u32, needed: c_int, addr: u64, len: u64) -> bool {
-    let Some(mw) = state.mws.values().find(|mw| mw.rkey == rkey) else { return false };
+    let mw = state.mw_of_key.get(&(rkey >> 8)).and_then(|handle| state.mws.get(handle));
+    let Some(mw) = mw.filter(|mw| mw.rkey == rkey) else { return false };
     mw.bound.as_ref().is_some_and(|bound| {
         state.qps.get(&bound.qp).is_some_and(|qp| qp.handle == to.handle)
             && bound.access & needed != 0
