@@ -1,8 +1,9 @@
-//! The round trip of a small tensor over shared memory, alone and beside links over TCP: idle ones,
-//! and one under load. One poller drives all links of a member.
+//! The round trip of a small tensor over shared memory, alone and beside links over another fabric:
+//! an idle one, and one under load. One poller drives all links of a member.
 //!
 //! ```text
-//! cargo bench --bench several_fabrics
+//! cargo bench --bench several_fabrics             # beside links over TCP
+//! cargo bench --bench several_fabrics -- verbs    # beside links over an RDMA device
 //! ```
 //!
 //! The members are threads of this process. Run it with a CPU for each of the two that exchange;
@@ -20,17 +21,18 @@ const PAUSE: Duration = Duration::from_micros(200);
 const SOON: Duration = Duration::from_secs(20);
 
 fn main() {
+    let other = std::env::args().skip(1).find(|word| word != "--bench").unwrap_or_else(|| "tcp".into());
     println!("round trip of 8 bytes over shared memory, {ROUNDS} times");
-    let cases: [(&str, u32, Option<u64>); 5] = [
-        ("shm alone, no other fabric open", 2, None),
-        ("shm, tcp open without links", 2, None),
-        ("beside an idle link over tcp", 3, None),
-        ("beside 4 KiB each 200 us over tcp", 3, Some(4 << 10)),
-        ("beside 256 KiB each 200 us over tcp", 3, Some(256 << 10)),
+    let cases: [(String, u32, Option<u64>); 5] = [
+        ("shm alone, no other fabric open".into(), 2, None),
+        (format!("shm, {other} open without links"), 2, None),
+        (format!("beside an idle link over {other}"), 3, None),
+        (format!("beside 4 KiB each 200 us over {other}"), 3, Some(4 << 10)),
+        (format!("beside 256 KiB each 200 us over {other}"), 3, Some(256 << 10)),
     ];
     for round in 0..2 {
         for (number, (name, members, load)) in cases.iter().enumerate() {
-            let figures = measure(number, *members, *load);
+            let figures = measure(&other, number, *members, *load);
             if round > 0 {
                 println!("{name:40} {figures}");
             }
@@ -46,7 +48,13 @@ fn start(cluster: &str, task: u32, fabric: &str) -> Node {
     node.start().expect("it starts")
 }
 
-fn measure(case: usize, members: u32, load: Option<u64>) -> String {
+fn measure(other: &str, case: usize, members: u32, load: Option<u64>) -> String {
+    let both = format!("shm,{other}");
+    let of = |task: u32| match (case, task) {
+        (0, _) => "shm",
+        (_, 0 | 1) => &both,
+        _ => other,
+    };
     let sockets: Vec<_> = (0..members).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
     let address = |socket: &TcpListener| socket.local_addr().expect("bound").to_string();
     let cluster = format!("w={}", sockets.iter().map(address).collect::<Vec<_>>().join(","));
@@ -54,13 +62,8 @@ fn measure(case: usize, members: u32, load: Option<u64>) -> String {
     let (is_over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for task in 1..members {
-            let (cluster, is_over, sent) = (&cluster, &is_over, &sent);
+            let (cluster, is_over, sent, fabric) = (&cluster, &is_over, &sent, of(task));
             scope.spawn(move || {
-                let fabric = match (case, task) {
-                    (0, _) => "shm",
-                    (_, 1) => "shm,tcp",
-                    _ => "tcp",
-                };
                 let node = start(cluster, task, fabric);
                 node.join().expect("all come");
                 let sequence = node.sequence(1 << 40);
@@ -76,7 +79,7 @@ fn measure(case: usize, members: u32, load: Option<u64>) -> String {
                 node.stop().expect("it stops");
             });
         }
-        let node = start(&cluster, 0, if case == 0 { "shm" } else { "shm,tcp" });
+        let node = start(&cluster, 0, of(0));
         node.join().expect("all come");
         let began = Instant::now();
         let mut times = exchange(&node, node.sequence(1 << 40), load.is_some());
