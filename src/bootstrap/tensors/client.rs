@@ -5,7 +5,7 @@ use super::super::connector::Connector;
 use super::super::generated as grpc;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
-use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, TensorPeer, TensorRequest, WINDOWS};
+use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, MIN_PART, TensorPeer, TensorRequest, WINDOWS};
 use crate::wire::{Code, Incarnation, Status, TaskId};
 use grpc::tensors_client::TensorsClient;
 use std::error::Error;
@@ -220,21 +220,23 @@ impl TensorClient {
         let (mut left, mut arrived) = (first.length, ArrivedParts { head: first.head, parts: Vec::new() });
         let mut data = first.data;
         loop {
-            left = left.checked_sub(data.len() as u64).ok_or_else(|| {
-                let what = format!("more than the {} bytes that the sender has announced", first.length);
-                NoAnswer::Never(Status::new(Code::DataLoss, what))
+            let len = data.len();
+            left = left.checked_sub(len as u64).ok_or_else(|| {
+                broken(format!("more than the {} bytes that the sender has announced", first.length))
             })?;
-            if !data.is_empty() {
+            if left > 0 && len < MIN_PART {
+                return Err(broken(format!(
+                    "a part of {len} bytes, with {left} bytes to come: a part that is not the last has at \
+                     least {MIN_PART}"
+                )));
+            }
+            if len > 0 {
                 arrived.parts.push(data);
             }
             if left == 0 {
                 return Ok(Some(arrived));
             }
             let Some(next) = in_time(parts.message()).await? else { return Err(cut_short()) };
-            if next.data.is_empty() {
-                let what = "a part without bytes behind the first one";
-                return Err(NoAnswer::Never(Status::new(Code::DataLoss, what)));
-            }
             data = next.data;
         }
     }
@@ -301,6 +303,11 @@ async fn in_time<T>(part: impl Future<Output = Result<T, tonic::Status>>) -> Res
         }
         _ => NoAnswer::Again(status),
     })
+}
+
+/// The answer breaks the rules of its parts.
+fn broken(what: String) -> NoAnswer {
+    NoAnswer::Never(Status::new(Code::DataLoss, what))
 }
 
 fn cut_short() -> NoAnswer {

@@ -25,6 +25,10 @@ use tokio::sync::oneshot;
 /// Bytes of a tensor in one part of an answer. The bound of messages has room for the rest.
 const PART: usize = 128 * 1024;
 
+/// Bytes of the shortest part that is not the last. Each part holds its frame, which has at most
+/// 160 KiB, so many short ones would take much more memory than their bytes.
+const MIN_PART: usize = PART / 2;
+
 /// Bytes of the longest head.
 const MAX_HEAD: usize = 4 * 1024;
 

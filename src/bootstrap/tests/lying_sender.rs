@@ -1,0 +1,192 @@
+//! What a sender that lies gets from `TensorCaller`: an error, or calls with pauses between them.
+
+use super::super::auth::{AuthSettings, Authenticator};
+use super::super::generated as grpc;
+use super::super::refused::RefusedCallers;
+use super::super::thread::{self, ConnectionLimits, MAX_CALLS, serve_connections};
+use super::*;
+use bytes::Bytes;
+use grpc::tensors_server::TensorsServer;
+use grpc::{RecvTensorPart, RecvTensorRequest};
+use std::sync::mpsc;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tonic::codegen::tokio_stream::{self, Iter};
+use tonic::{Request, Response};
+
+type Part = Result<RecvTensorPart, tonic::Status>;
+type Parts = Box<dyn Iterator<Item = Part> + Send>;
+
+/// Bytes of the largest tensor that the receiver takes.
+const MAX_BYTES: u64 = 1 << 20;
+/// Bytes of the shortest part that is not the last.
+const MIN_PART: usize = 64 * 1024;
+
+/// Answers each call as its script says for the number of the call.
+struct Liar<F> {
+    script: F,
+    calls: Arc<AtomicU32>,
+}
+
+#[tonic::async_trait]
+impl<F> grpc::tensors_server::Tensors for Liar<F>
+where
+    F: Fn(u32) -> Vec<RecvTensorPart> + Send + Sync + 'static,
+{
+    type RecvTensorStream = Iter<Parts>;
+
+    async fn recv_tensor(
+        &self,
+        _request: Request<RecvTensorRequest>,
+    ) -> Result<Response<Self::RecvTensorStream>, tonic::Status> {
+        let parts = (self.script)(self.calls.fetch_add(1, Ordering::SeqCst));
+        let parts: Parts = Box::new(parts.into_iter().map(Ok));
+        Ok(Response::new(tokio_stream::iter(parts)))
+    }
+
+    async fn mark_recv_finished(
+        &self,
+        _request: Request<grpc::MarkRecvFinishedRequest>,
+    ) -> Result<Response<grpc::MarkRecvFinishedResponse>, tonic::Status> {
+        Ok(Response::new(grpc::MarkRecvFinishedResponse {}))
+    }
+
+    async fn cleanup_all(
+        &self,
+        _request: Request<grpc::CleanupAllRequest>,
+    ) -> Result<Response<grpc::CleanupAllResponse>, tonic::Status> {
+        Ok(Response::new(grpc::CleanupAllResponse {}))
+    }
+}
+
+/// Serves nobody.
+struct Nothing;
+
+impl TensorService for Nothing {
+    fn recv_tensor(&self, _from: &TensorPeer, _request: TensorRequest, _answer: TensorAnswer) {}
+
+    fn mark_recv_finished(&self, _from: &TensorPeer, _id: u64, _is_given_up: bool) {}
+
+    fn cleanup_all(&self, _from: &TensorPeer, _first_request: u64) {}
+}
+
+type Answer = Result<Option<ArrivedParts>, Status>;
+
+/// Worker 0, which receives from a liar: worker 1.
+struct Victim {
+    caller: TensorCaller,
+    /// Calls that the liar has got.
+    calls: Arc<AtomicU32>,
+    _member: Member,
+    /// Ends the liar's thread.
+    _end: oneshot::Sender<()>,
+}
+
+impl Victim {
+    fn of(script: impl Fn(u32) -> Vec<RecvTensorPart> + Send + Sync + 'static) -> Self {
+        let (cluster, calls) = (workers(2), Arc::new(AtomicU32::new(0)));
+        let (me, other) = (name("worker", 1), name("worker", 0));
+        let listener = TcpListener::bind(address(&cluster, "worker", 1)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &me).unwrap());
+        let limits = ConnectionLimits { idle: LONG, call: LONG, calls: MAX_CALLS };
+        let service = TensorsServer::new(Liar { script, calls: calls.clone() })
+            .max_encoding_message_size(thread::MAX_MESSAGE);
+        let (end, ended) = oneshot::channel::<()>();
+        std::thread::spawn(move || {
+            let proofs = (auth, RefusedCallers::default());
+            let serving = serve_connections(me, vec![other], proofs, listener, limits, service);
+            thread::runtime(1).unwrap().block_on(async {
+                let _serving = JoinSet::from_iter([serving]);
+                // Fails when the test ends.
+                let _ = ended.await;
+            });
+        });
+        let member = Member::new(options(&cluster, 0));
+        let caller = member.service.serve_tensors(Arc::new(Nothing), MAX_BYTES);
+        member.service.start().unwrap();
+        Victim { caller, calls, _member: member, _end: end }
+    }
+
+    /// Asks for a value until the call is dropped.
+    fn ask(&self) -> (TensorCall, mpsc::Receiver<Answer>) {
+        let begin = Instant::now();
+        loop {
+            let to = TensorPeer { name: name("worker", 1), incarnation: Incarnation::new(9).unwrap() };
+            let request = TensorRequest {
+                step: 1,
+                key: "key".into(),
+                id: 3,
+                wants_checksum: false,
+                is_try: false,
+                link: 1,
+            };
+            let (told, answer) = mpsc::channel();
+            let call = self.caller.recv_tensor(to, request, move |answer| drop(told.send(answer)));
+            // The thread of the service may not have its clients yet. The call is none then.
+            match answer.try_recv() {
+                Err(mpsc::TryRecvError::Empty) => return (call, answer),
+                Ok(early) => {
+                    let (told, answer) = mpsc::channel();
+                    told.send(early).unwrap();
+                    return (call, answer);
+                }
+                Err(mpsc::TryRecvError::Disconnected) => assert!(begin.elapsed() < LONG),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn answer(&self) -> Answer {
+        let (_call, answer) = self.ask();
+        answer.recv_timeout(LONG).expect("an answer")
+    }
+}
+
+/// The first part of an answer of `length` bytes, with `len` of them.
+fn first(length: u64, len: usize) -> RecvTensorPart {
+    RecvTensorPart { head: vec![1], length, data: Bytes::from(vec![7; len]), is_pending: false }
+}
+
+fn rest(len: usize) -> RecvTensorPart {
+    RecvTensorPart { data: Bytes::from(vec![7; len]), ..Default::default() }
+}
+
+/// Asserts that this answer is an error of the receive, after one call.
+fn assert_refused(parts: Vec<RecvTensorPart>, code: Code, why: &str) {
+    let victim = Victim::of(move |_| parts.clone());
+    let status = victim.answer().expect_err("the answer is a lie");
+    assert!(status.code == code && status.message.contains(why), "{why}: {status}");
+    assert_eq!(victim.calls.load(Ordering::SeqCst), 1, "{why}");
+}
+
+#[test]
+fn short_parts_are_refused_unless_they_end_the_answer() {
+    let one_byte_each = [first(MAX_BYTES, 1)].into_iter().chain((0..1000).map(|_| rest(1))).collect();
+    assert_refused(one_byte_each, Code::DataLoss, "a part of 1 bytes, with 1048575 bytes to come");
+    let short_ones_later = vec![first(MAX_BYTES, MIN_PART), rest(MIN_PART - 1), rest(MIN_PART)];
+    assert_refused(short_ones_later, Code::DataLoss, "at least 65536");
+    let empty = vec![first(MAX_BYTES, MIN_PART), rest(0), rest(0)];
+    assert_refused(empty, Code::DataLoss, "a part of 0 bytes");
+    let length = 2 * MIN_PART as u64 + 1;
+    let fair = vec![first(length, MIN_PART), rest(MIN_PART), rest(1)];
+    let arrived = Victim::of(move |_| fair.clone()).answer().unwrap().expect("a value");
+    assert_eq!(arrived.parts.iter().map(Bytes::len).collect::<Vec<_>>(), [MIN_PART, MIN_PART, 1]);
+}
+
+#[test]
+fn more_bytes_than_were_announced_are_refused() {
+    assert_refused(vec![first(10, 11)], Code::DataLoss, "more than the 10 bytes");
+    let later = vec![first(MIN_PART as u64 + 1, MIN_PART), rest(2)];
+    assert_refused(later, Code::DataLoss, "more than the 65537 bytes");
+}
+
+#[test]
+fn a_tensor_or_a_head_beyond_the_bounds_is_refused_before_its_bytes() {
+    let long_tensor = vec![first(MAX_BYTES + 1, MIN_PART)];
+    assert_refused(long_tensor, Code::ResourceExhausted, "a tensor of 1048577 bytes with a head of 1");
+    let endless = vec![first(u64::MAX, MIN_PART)];
+    assert_refused(endless, Code::ResourceExhausted, "make pool_size larger");
+    let long_head = vec![RecvTensorPart { head: vec![1; 4097], ..first(1, 1) }];
+    assert_refused(long_head, Code::ResourceExhausted, "a head of 4097");
+}
