@@ -5,7 +5,7 @@ use super::super::connector::Connector;
 use super::super::generated as grpc;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
-use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, MIN_PART, TensorPeer, TensorRequest, WINDOWS};
+use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, MIN_PART, PENDING_AFTER, TensorPeer, TensorRequest, WINDOWS};
 use crate::wire::{Code, Incarnation, Status, TaskId};
 use grpc::tensors_client::TensorsClient;
 use std::error::Error;
@@ -14,11 +14,14 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 /// Pauses between attempts of a call that was not answered: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+/// A peer that has no value says so after [`PENDING_AFTER`]. It is asked again at once then, and
+/// after a pause if it said so earlier than this.
+const SOON: Duration = PENDING_AFTER.checked_div(2).expect("not zero");
 /// Without a part for this long, a call is made again. Its peer answers earlier, if it lives.
 const STALLED: Duration = Duration::from_secs(10);
 /// A connection is asked for a sign of life after this time, and given up after as long again.
@@ -173,9 +176,14 @@ impl TensorClient {
         loop {
             // The service has ended if there is no permit to come.
             let Ok(permit) = self.calls.acquire().await else { return Err(stopping()) };
+            let asked = Instant::now();
             let answer = self.try_recv(life, &request).await;
             drop(permit);
             match answer {
+                Ok(None) if !request.is_try && asked.elapsed() < SOON => {
+                    let status = tonic::Status::unavailable("no value yet, said before its time");
+                    pause = self.rest(pause, &status).await;
+                }
                 Ok(None) if !request.is_try => pause = PAUSES.0,
                 Ok(answer) => return Ok(answer),
                 Err(NoAnswer::Never(status)) => return Err(status),

@@ -190,3 +190,32 @@ fn a_tensor_or_a_head_beyond_the_bounds_is_refused_before_its_bytes() {
     let long_head = vec![RecvTensorPart { head: vec![1; 4097], ..first(1, 1) }];
     assert_refused(long_head, Code::ResourceExhausted, "a head of 4097");
 }
+
+#[test]
+fn a_sender_that_answers_too_early_is_not_asked_without_a_pause() {
+    let pending = || vec![RecvTensorPart { is_pending: true, ..Default::default() }];
+    let cut_short = || vec![first(MAX_BYTES, MIN_PART)];
+    let nothing = Vec::new;
+    for early in [pending as fn() -> Vec<RecvTensorPart>, cut_short, nothing] {
+        let victim = Victim::of(move |_| early());
+        let (call, answer) = victim.ask();
+        assert!(answer.recv_timeout(Duration::from_secs(1)).is_err(), "it is asked again and again");
+        let calls = victim.calls.load(Ordering::SeqCst);
+        // Pauses of 5, 10, 20, 40, 80, 160 ms, then 200 ms each.
+        assert!((2..=12).contains(&calls), "{calls} calls in a second");
+        drop(call);
+    }
+}
+
+#[test]
+fn an_answer_behind_early_ones_is_taken() {
+    let pending = || vec![RecvTensorPart { is_pending: true, ..Default::default() }];
+    let victim = Victim::of(move |call| match call {
+        0 => pending(),
+        1 => vec![first(MAX_BYTES, MIN_PART)],
+        _ => vec![first(1, 1)],
+    });
+    let arrived = victim.answer().unwrap().expect("a value");
+    assert_eq!((arrived.parts.len(), &*arrived.parts[0]), (1, &[7][..]));
+    assert_eq!(victim.calls.load(Ordering::SeqCst), 3);
+}
