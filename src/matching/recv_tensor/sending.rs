@@ -19,6 +19,10 @@ use std::sync::atomic::Ordering;
 /// Requests of one peer that are not finished.
 pub const MAX_PEER_REQUESTS: usize = 1 << 16;
 
+/// Bytes of the keys of one peer's requests that are not finished. A request outlives its call, so
+/// the bound of calls does not bound them.
+pub(super) const MAX_PEER_KEY_BYTES: usize = 16 << 20;
+
 /// A value that waits for a request, or for the end of its request.
 #[derive(Clone, Debug)]
 pub(super) struct SentValue {
@@ -33,6 +37,8 @@ pub(super) struct Outbound {
     /// The values, and the numbers of the requests that wait for one.
     pub table: Table<SentValue, u64>,
     requests: HashMap<u64, PeerRequest>,
+    /// Bytes of the keys of `requests`.
+    key_bytes: usize,
     finished: FinishedRequests,
     /// The life of the peer whose requests these are.
     life: Option<Incarnation>,
@@ -58,6 +64,18 @@ enum RequestState {
     Answered(Numbered<SentValue>),
 }
 
+impl PeerRequest {
+    fn key_bytes(&self) -> usize {
+        bytes_of_key(&self.key)
+    }
+}
+
+/// Bytes of a key that depend on the peer.
+fn bytes_of_key(key: &TensorKey) -> usize {
+    let name = &key.edge.name;
+    name.source().len() + name.destination().len() + name.name().len()
+}
+
 impl Outbound {
     /// The values that answer requests which are not finished.
     pub fn answered(&self) -> impl Iterator<Item = &TensorKey> {
@@ -69,13 +87,43 @@ impl Outbound {
     fn forget(&mut self, mut fits: impl FnMut(u64) -> bool) -> Vec<TensorKey> {
         let gone: Vec<_> = self.requests.extract_if(|id, _| fits(*id)).collect();
         let mut had_value = Vec::new();
-        for (id, PeerRequest { key, state, .. }) in gone {
+        for (id, request) in gone {
+            self.key_bytes -= request.key_bytes();
+            let PeerRequest { key, state, .. } = request;
             match state {
                 RequestState::Waiting(_) => drop(self.table.remove_waiter(&key, |waiter| *waiter == id)),
                 RequestState::Answered(_) => had_value.push(key),
             }
         }
         had_value
+    }
+
+    /// Why no request for this key can be added, if a bound is reached.
+    fn full(&self, key: &TensorKey) -> Option<Status> {
+        let (held, more) = (self.key_bytes, bytes_of_key(key));
+        let what = if self.requests.len() >= MAX_PEER_REQUESTS {
+            format!("{MAX_PEER_REQUESTS} requests wait here, which is the limit of a peer")
+        } else if held + more > MAX_PEER_KEY_BYTES {
+            format!(
+                "the keys of this peer's unfinished requests have {held} bytes, and the next one {more}: \
+                 the limit is {MAX_PEER_KEY_BYTES}; receive fewer tensors at a time, or shorten \
+                 the names of edges"
+            )
+        } else {
+            return None;
+        };
+        Some(Status::new(Code::ResourceExhausted, what))
+    }
+
+    fn add(&mut self, id: u64, request: PeerRequest) {
+        self.key_bytes += request.key_bytes();
+        self.requests.insert(id, request);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<PeerRequest> {
+        let request = self.requests.remove(&id)?;
+        self.key_bytes -= request.key_bytes();
+        Some(request)
     }
 }
 
@@ -139,16 +187,15 @@ impl RecvTensors {
             let what = format!("request {id} is finished, and can't be made again");
             return self.refuse(answer, Status::new(Code::FailedPrecondition, what));
         }
-        if out.requests.len() >= MAX_PEER_REQUESTS {
-            let what = format!("{MAX_PEER_REQUESTS} requests wait here, which is the limit of a peer");
-            return self.refuse(answer, Status::new(Code::ResourceExhausted, what));
+        if let Some(status) = out.full(&key) {
+            return self.refuse(answer, status);
         }
         if let Some(status) = self.end_of(&key) {
             return self.refuse(answer, status);
         }
         let out = &mut self.peer(peer).out;
         let state = RequestState::Waiting(answer);
-        out.requests.insert(id, PeerRequest { key: key.clone(), wants_checksum, state });
+        out.add(id, PeerRequest { key: key.clone(), wants_checksum, state });
         match out.table.ask(&key, id) {
             AskOutcome::Matched(id, value) => self.answer(peer, id, value),
             AskOutcome::Queued if is_try => drop(out.forget(|request| request == id)),
@@ -198,7 +245,7 @@ impl RecvTensors {
         self.meet(peer, life);
         let out = &mut self.peer(peer).out;
         out.finished.insert(id);
-        let Some(PeerRequest { key, state, .. }) = out.requests.remove(&id) else { return };
+        let Some(PeerRequest { key, state, .. }) = out.remove(id) else { return };
         match state {
             RequestState::Waiting(_) => drop(out.table.remove_waiter(&key, |waiter| *waiter == id)),
             RequestState::Answered(value) if is_given_up && self.steps.goes_on(key.step) => {
@@ -254,7 +301,7 @@ impl RecvTensors {
             }
             let (values, requests) = out.table.remove_steps(&mut fits);
             let requests: Vec<_> =
-                requests.into_iter().filter_map(|(key, id)| Some((key, out.requests.remove(&id)?))).collect();
+                requests.into_iter().filter_map(|(key, id)| Some((key, out.remove(id)?))).collect();
             self.left(values.len());
             for (key, PeerRequest { state, .. }) in requests {
                 if let (RequestState::Waiting(answer), Some(status)) = (state, self.end_of(&key)) {

@@ -1,5 +1,6 @@
 //! Two processes whose calls are lost, repeated and late.
 
+use super::sending::MAX_PEER_KEY_BYTES;
 use super::*;
 use crate::link::{EdgeKey, LinkSettings, Value};
 use crate::matching::{Cancel, CancelReason, Payload, StepChange};
@@ -347,6 +348,50 @@ fn a_request_for_what_is_not_the_peers_is_refused_by_name() {
     assert!(world.answers.lock().unwrap().is_empty());
     world.ask(&request(9, good));
     assert_eq!(failure(&world).code, Code::ResourceExhausted);
+}
+
+/// Makes requests with the numbers from `first` on until one is refused. Returns its number.
+fn ask_until_full(world: &mut World, first: u64, step: u64, key: &TensorKey) -> u64 {
+    let text = text(key, 70);
+    for id in first.. {
+        world.ask(&OwnRequest { step, ..request(id, text.clone()) });
+        if !world.answers.lock().unwrap().is_empty() {
+            let status = failure(world);
+            assert_eq!(status.code, Code::ResourceExhausted);
+            assert!(status.message.contains("the limit is 16777216; receive fewer"), "{status}");
+            return id;
+        }
+    }
+    unreachable!("a bound was reached")
+}
+
+#[test]
+fn the_keys_of_requests_take_bounded_memory_which_is_free_again_once_they_have_ended() {
+    let mut world = World::new();
+    let key = key(&"x".repeat(2048));
+    let name = &key.edge.name;
+    let bytes = name.source().len() + name.destination().len() + name.name().len();
+    let most = (MAX_PEER_KEY_BYTES / bytes) as u64;
+    let from = (RECEIVER, life(RECEIVER));
+    for id in 0..2 * most {
+        world.ask(&OwnRequest { is_try: true, ..request(id, text(&key, 70)) });
+    }
+    world.answers.lock().unwrap().clear();
+    let first = 2 * most;
+    let full = ask_until_full(&mut world, first, STEP, &key);
+    assert_eq!(full - first, most);
+    world.ask(&request(first, text(&key, 70)));
+    assert!(world.answers.lock().unwrap().is_empty(), "a request that is made again counts once");
+    world.sender.finished(from, first, true);
+    let next = ask_until_full(&mut world, full, STEP, &key);
+    assert_eq!(next - full, 1, "one is finished");
+    world.sender.clean_up_peer(from, next);
+    let full = ask_until_full(&mut world, next, STEP, &key);
+    assert_eq!(full - next, most, "all are forgotten");
+    world.sender.step_changed(StepChange::CleanedUp { step: STEP });
+    world.answers.lock().unwrap().clear();
+    let next = ask_until_full(&mut world, full, STEP + 1, &key);
+    assert_eq!(next - full, most, "their step has ended");
 }
 
 #[test]
