@@ -12,8 +12,8 @@ use std::net::Shutdown;
 
 /// Why a poll can't go on.
 pub(super) enum LinkEnd {
-    /// The connections are broken. The failure is for the case that they can't be replaced.
-    Broken(LinkFailure),
+    /// The connections are broken, and can be replaced.
+    Broken(MainEnd),
     /// Nothing can be repaired, or the peer has said goodbye.
     Failed(LinkFailure),
 }
@@ -39,17 +39,17 @@ impl From<FrameError> for LinkEnd {
 impl TcpLinkInner {
     /// The connections are of no use any more. The link waits for others.
     #[cold]
-    pub(super) fn break_off(&mut self, why: LinkFailure, out: &mut Completions) {
-        if let Err(LinkEnd::Failed(why) | LinkEnd::Broken(why)) = self.retire(out) {
+    pub(super) fn break_off(&mut self, end: MainEnd, out: &mut Completions) {
+        if let Err(LinkEnd::Failed(why)) = self.retire(out) {
             return self.go_down(why, out);
         }
-        tracing::debug!(peer = %self.peer, %why, "the connections to a peer broke");
+        tracing::debug!(peer = %self.peer, %end, "the connections to a peer broke");
         self.out.abandon();
         self.forget_incoming();
         let (_, acknowledged, _) = self.out.kept.counts();
         let progress = Some((self.out.received.count(), acknowledged));
         let has_progress = std::mem::replace(&mut self.progress, progress) != progress;
-        self.phase = TcpLinkPhase::Broken(why);
+        self.phase = TcpLinkPhase::Broken(end);
         self.session.repair(has_progress);
     }
 
@@ -65,10 +65,8 @@ impl TcpLinkInner {
         let Some(outcome) = self.session.take_outcome().filter(|_| self.is_up()) else { return };
         match (outcome, &self.phase) {
             (RepairOutcome::Connected(sockets, _), _) => self.replace_connections(sockets, out),
-            (RepairOutcome::Gone, TcpLinkPhase::Broken(_)) => {
-                self.go_down(LinkFailure::PeerDied { pid: self.pid }, out);
-            }
-            (RepairOutcome::GivenUp, TcpLinkPhase::Broken(why)) => self.go_down(why.clone(), out),
+            (RepairOutcome::Gone, &TcpLinkPhase::Broken(end)) => self.go_down(self.refused(end), out),
+            (RepairOutcome::GivenUp, &TcpLinkPhase::Broken(end)) => self.go_down(self.given_up(end), out),
             // The connections will say so themselves, behind what they still have.
             (RepairOutcome::Gone | RepairOutcome::GivenUp, _) => {}
         }
@@ -81,7 +79,8 @@ impl TcpLinkInner {
         self.is_registered = false;
         self.phase = TcpLinkPhase::Resuming;
         if !self.out.replace(sockets) {
-            self.break_off(self.broken("it ended at once".into()), out);
+            let end = self.out.error().map_or(MainEnd::Closed, MainEnd::Broken);
+            self.break_off(end, out);
         }
     }
 
@@ -167,25 +166,39 @@ impl TcpLinkInner {
 
     /// What follows from the end of the main connection without a goodbye.
     pub(super) fn ended(&self, end: MainEnd) -> LinkEnd {
-        let error = match (end, self.out.error()) {
-            // The cause, if a send has met it before.
-            (MainEnd::Closed, Some(error)) | (MainEnd::Broken(error), _) => error,
-            (MainEnd::Closed, None) => return LinkEnd::Broken(self.broken("it ended".into())),
+        // The cause, if a send has met it before.
+        let end = match (end, self.out.error()) {
+            (MainEnd::Closed, Some(error)) => MainEnd::Broken(error),
+            _ => end,
         };
-        match error {
-            Errno::NOBUFS | Errno::NOMEM => LinkEnd::Failed(LinkFailure::Resources(format!(
-                "the connection to {} was given up: {error}; raise net.ipv4.tcp_mem, or free memory",
-                self.peer
-            ))),
-            error => LinkEnd::Broken(self.broken(error.to_string())),
+        match end {
+            MainEnd::Broken(error @ (Errno::NOBUFS | Errno::NOMEM)) => {
+                LinkEnd::Failed(LinkFailure::Resources(format!(
+                    "the connection to {} was given up: {error}; raise net.ipv4.tcp_mem, or free memory",
+                    self.peer
+                )))
+            }
+            end => LinkEnd::Broken(end),
+        }
+    }
+
+    /// The failure of connections that broke, where the peer's host refuses others.
+    fn refused(&self, end: MainEnd) -> LinkFailure {
+        if end.is_of_peer() {
+            return LinkFailure::PeerDied { pid: self.pid };
+        }
+        LinkFailure::Connection {
+            peer: self.peer,
+            error: format!("{end}, and its host refuses new connections"),
+            cause: "its process has ended, or has given the link up: see its log",
         }
     }
 
     /// The failure of connections that nothing replaces.
-    fn broken(&self, error: String) -> LinkFailure {
+    fn given_up(&self, end: MainEnd) -> LinkFailure {
         LinkFailure::Connection {
             peer: self.peer,
-            error: format!("{error}, and no new connection could be made"),
+            error: format!("{end}, and no new connection could be made"),
             cause: "its host is down or cut off: check the network, and user_timeout",
         }
     }

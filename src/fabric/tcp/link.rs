@@ -14,6 +14,7 @@ use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOpt
 use crate::memory::{Pool, Tensor};
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::SocketAddr;
 
 /// The limits of a link that does not exist.
@@ -26,9 +27,8 @@ pub(super) enum TcpLinkPhase {
     /// A bulk connection has ended amid a payload. What the main one still has is of no use, but
     /// for a goodbye.
     Cut,
-    /// The connections are broken, and others are being made. The failure is for the case that they
-    /// can't be.
-    Broken(LinkFailure),
+    /// The connections are broken, and others are being made.
+    Broken(MainEnd),
     /// There are new connections, and the peer has not yet said what it lacks.
     Resuming,
     /// This side has ended the link. The next poll reports it.
@@ -41,6 +41,23 @@ pub(super) enum TcpLinkPhase {
 pub(super) enum MainEnd {
     Closed,
     Broken(Errno),
+}
+
+impl MainEnd {
+    /// Whether the peer's host has ended it. It does so when the process ends, as then its sockets
+    /// are closed. A network that fails ends it in other ways.
+    pub(super) fn is_of_peer(self) -> bool {
+        matches!(self, MainEnd::Closed | MainEnd::Broken(Errno::CONNRESET | Errno::PIPE))
+    }
+}
+
+impl fmt::Display for MainEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MainEnd::Closed => f.write_str("it ended"),
+            MainEnd::Broken(error) => error.fmt(f),
+        }
+    }
 }
 
 /// A write, until its completion is reported.
@@ -181,8 +198,8 @@ impl TcpLinkInner {
         let before = out.len();
         match self.poll_connections(out) {
             Ok(received) => received || out.len() > before,
-            Err(LinkEnd::Broken(why)) => {
-                self.break_off(why, out);
+            Err(LinkEnd::Broken(end)) => {
+                self.break_off(end, out);
                 true
             }
             Err(LinkEnd::Failed(why)) => {

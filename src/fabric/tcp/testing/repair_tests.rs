@@ -6,11 +6,12 @@ use super::{pool, pool_of, tensor, tensor_mut};
 use crate::fabric::tcp::connect::address::{TcpAddress, Token};
 use crate::fabric::tcp::connect::hello::{Hello, Speaker};
 use crate::fabric::tcp::frame::{DecodedFrame, Frame, FrameTarget, PayloadCarrier};
-use crate::fabric::tcp::link::TcpLinkPhase;
+use crate::fabric::tcp::link::{MainEnd, TcpLinkPhase};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
-use crate::fabric::{Endpoint, Fabric, LinkFailure, Port, PostError, Role, Sleep, Sleeper};
+use crate::fabric::{Completions, Endpoint, Fabric, LinkFailure, Port, PostError, Role, Sleep, Sleeper};
 use crate::memory::Pool;
 use crate::wire::{Grant, Immediate, Slot};
+use rustix::io::Errno;
 use rustix::net::connect_unspec;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -517,6 +518,33 @@ fn a_peer_that_does_not_connect_again_is_given_up_in_time() {
     assert_eq!(victim.until_down(), [Got::Down(LinkFailure::PeerDied { pid: std::process::id() })]);
     println!("dead after {:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_millis(500));
+}
+
+#[test]
+fn a_peer_that_refuses_has_died_only_if_its_host_ended_the_connections() {
+    let pool = pool();
+    for (end, has_died) in [
+        (MainEnd::Closed, true),
+        (MainEnd::Broken(Errno::CONNRESET), true),
+        (MainEnd::Broken(Errno::PIPE), true),
+        (MainEnd::Broken(Errno::TIMEDOUT), false),
+        (MainEnd::Broken(Errno::HOSTUNREACH), false),
+    ] {
+        // Nobody listens at the peer's address, and the peer lives.
+        let (mut victim, _peer) = meet(&pool, TcpOptions::default());
+        victim.port.link_mut(victim.link).break_off(end, &mut Completions::default());
+        let got = victim.until_down();
+        let [Got::Down(why)] = &got[..] else { panic!("{got:?}") };
+        let said = why.to_string();
+        if has_died {
+            assert_eq!(*why, LinkFailure::PeerDied { pid: std::process::id() });
+        } else {
+            let MainEnd::Broken(error) = end else { unreachable!("the network's") };
+            assert!(matches!(why, LinkFailure::Connection { .. }), "{said}");
+            assert!(said.contains(&error.to_string()), "{said}");
+            assert!(said.contains("its host refuses new connections: usually its process has ended, or"));
+        }
+    }
 }
 
 #[test]
