@@ -66,9 +66,11 @@ impl TcpLinkInner {
         match (outcome, &self.phase) {
             (RepairOutcome::Connected(sockets, _), _) => self.replace_connections(sockets, out),
             (RepairOutcome::Gone, &TcpLinkPhase::Broken(end)) => self.go_down(self.refused(end), out),
-            (RepairOutcome::GivenUp, &TcpLinkPhase::Broken(end)) => self.go_down(self.given_up(end), out),
+            (RepairOutcome::GivenUp(lack), &TcpLinkPhase::Broken(end)) => {
+                self.go_down(self.given_up(end, lack), out);
+            }
             // The connections will say so themselves, behind what they still have.
-            (RepairOutcome::Gone | RepairOutcome::GivenUp, _) => {}
+            (RepairOutcome::Gone | RepairOutcome::GivenUp(_), _) => {}
         }
     }
 
@@ -195,7 +197,18 @@ impl TcpLinkInner {
     }
 
     /// The failure of connections that nothing replaces.
-    fn given_up(&self, end: MainEnd) -> LinkFailure {
+    fn given_up(&self, end: MainEnd, lack: Option<Errno>) -> LinkFailure {
+        if let Some(lack) = lack {
+            let remedy = match lack {
+                Errno::MFILE => "raise the limit of open files (ulimit -n)",
+                Errno::NFILE => "raise fs.file-max",
+                _ => "raise net.ipv4.tcp_mem, or free memory",
+            };
+            return LinkFailure::Resources(format!(
+                "the connection to {} broke: {end}, and this process could make no new one: {lack}; {remedy}",
+                self.peer
+            ));
+        }
         LinkFailure::Connection {
             peer: self.peer,
             error: format!("{end}, and no new connection could be made"),

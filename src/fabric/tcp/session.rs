@@ -6,6 +6,7 @@ use super::connect::repair::SessionWatch;
 use super::io::Sockets;
 use super::watcher::TcpWatcherShared;
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -15,8 +16,9 @@ pub(super) enum RepairOutcome {
     Connected(Sockets, u32),
     /// The peer's host refuses connections to it: its process has ended.
     Gone,
-    /// Nobody has answered in time.
-    GivenUp,
+    /// Nobody has answered in time. The error says what this process lacks for a connection, if it
+    /// does.
+    GivenUp(Option<Errno>),
 }
 
 /// Carries outcomes from the watcher to the link's owner. The newest one counts.
@@ -72,6 +74,12 @@ impl TcpSession {
         let (id, mailbox) = (watcher.next_session(), Arc::clone(&watch.mailbox));
         watcher.order(SessionOrder::Watch(id, Box::new(watch)));
         TcpSession { mailbox, watcher: Arc::clone(watcher), id, number: 0, is_over: false }
+    }
+
+    /// The mailbox, for tests that end a repair by themselves.
+    #[cfg(test)]
+    pub(super) fn mailbox(&self) -> &RepairMailbox {
+        &self.mailbox
     }
 
     /// The link has a port now, whose owner looks when this is readable.

@@ -40,7 +40,7 @@ pub(super) enum LeftWaiting {
     /// More connections may wait in the kernel.
     More,
     /// This process or host lacks descriptors or memory for more of them.
-    Lack(io::Error),
+    Lack(Errno),
 }
 
 impl ArrivingConnections {
@@ -77,11 +77,13 @@ impl ArrivingConnections {
                     }
                 }
                 // The place of a stranger is better used by whoever comes.
-                Err(error) if is_own_limit(&error) && !self.waiting.is_empty() => self.make_way(admit),
-                Err(error) if is_own_limit(&error) => return LeftWaiting::Lack(error),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return LeftWaiting::Nothing,
-                // Somebody has left again.
-                Err(_) => {}
+                Err(error) => match own_limit(&error) {
+                    Some(_) if !self.waiting.is_empty() => self.make_way(admit),
+                    Some(lack) => return LeftWaiting::Lack(lack),
+                    None if error.kind() == io::ErrorKind::WouldBlock => return LeftWaiting::Nothing,
+                    // Somebody has left again.
+                    None => {}
+                },
             }
         }
         LeftWaiting::More
@@ -150,10 +152,12 @@ impl ArrivingConnections {
     }
 }
 
-/// Whether this process or host lacks something, rather than the peer.
-pub(super) fn is_own_limit(error: &io::Error) -> bool {
-    let limits = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-    Errno::from_io_error(error).is_some_and(|error| limits.contains(&error))
+/// Errors of which this process or host is the cause, rather than the peer.
+pub(super) const OWN_LIMITS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+
+/// What this process or host lacks, if that is the error.
+pub(super) fn own_limit(error: &io::Error) -> Option<Errno> {
+    Errno::from_io_error(error).filter(|error| OWN_LIMITS.contains(error))
 }
 
 /// A connection that has not said its hello yet.
@@ -293,9 +297,7 @@ mod tests {
         // Nobody makes way any more.
         coming.fails(Errno::NFILE);
         let (left, _) = coming.taken(&mut arriving);
-        assert!(
-            matches!(left, LeftWaiting::Lack(error) if Errno::from_io_error(&error) == Some(Errno::NFILE))
-        );
+        assert!(matches!(left, LeftWaiting::Lack(Errno::NFILE)));
     }
 
     #[test]

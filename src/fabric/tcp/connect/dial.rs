@@ -1,7 +1,7 @@
 //! A connection that is being opened, without waiting: to replace one that broke.
 
 use super::super::io;
-use super::arrivals::PartialHello;
+use super::arrivals::{OWN_LIMITS, PartialHello};
 use super::hello::Hello;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
@@ -14,6 +14,8 @@ pub(super) enum DialError {
     Refused,
     /// Who listens there is not the peer.
     OtherListener,
+    /// This process or host lacks a descriptor or memory for it.
+    Lack(Errno),
     /// Another attempt may succeed.
     Failed,
 }
@@ -31,7 +33,7 @@ impl DialledConnection {
     pub(super) fn new(to: SocketAddr, hello: Hello) -> Result<Self, DialError> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|_| DialError::Failed)?;
+        let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(kind)?;
         match connect(&socket, &to) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(kind(error)),
@@ -64,5 +66,23 @@ impl DialledConnection {
 }
 
 fn kind(error: Errno) -> DialError {
-    if error == Errno::CONNREFUSED { DialError::Refused } else { DialError::Failed }
+    match error {
+        Errno::CONNREFUSED => DialError::Refused,
+        error if OWN_LIMITS.contains(&error) => DialError::Lack(error),
+        _ => DialError::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_this_process_is_told_apart_from_the_peer() {
+        for lack in OWN_LIMITS {
+            assert_eq!(kind(lack), DialError::Lack(lack));
+        }
+        assert_eq!(kind(Errno::CONNREFUSED), DialError::Refused);
+        assert_eq!(kind(Errno::HOSTUNREACH), DialError::Failed);
+    }
 }

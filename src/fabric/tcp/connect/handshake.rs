@@ -8,11 +8,12 @@ use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, LeftWaiting, PartialHello, is_own_limit};
+use super::arrivals::{ArrivingConnections, LeftWaiting, PartialHello, own_limit};
 use super::deadline::ConnectDeadline;
 use super::hello::{Hello, Speaker};
 use crate::fabric::{FabricError, FabricKind};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -69,7 +70,7 @@ impl LinkPlan<'_> {
             }
             match TcpStream::connect_timeout(address, left) {
                 Ok(socket) => return Ok(socket),
-                Err(error) if is_own_limit(&error) => {
+                Err(error) if own_limit(&error).is_some() => {
                     return Err(os(format!("connecting to {address}"), error, LIMITS));
                 }
                 Err(error) => failed.push(format!("{address}: {error}")),
@@ -165,7 +166,7 @@ impl LinkPlan<'_> {
         &self,
         accepted: &[Option<TcpStream>],
         strangers: u64,
-        lack: Option<io::Error>,
+        lack: Option<Errno>,
     ) -> FabricError {
         if let Some(error) = lack {
             return os("accepting a connection", error, LIMITS);

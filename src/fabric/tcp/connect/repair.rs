@@ -17,6 +17,7 @@ use super::hello::{Hello, Speaker};
 use crate::fabric::Role;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -69,6 +70,8 @@ struct Repair {
     /// The address of the next attempt among the candidates, and how many refused in a row.
     candidate: usize,
     refused: usize,
+    /// What this process lacked for the last attempt.
+    lack: Option<Errno>,
 }
 
 /// The watcher's part of a session.
@@ -82,6 +85,8 @@ pub(in super::super) struct SessionWatch {
     arriving: ArrivingConnections,
     /// Whether more may wait: there was no place or no descriptor for them.
     has_more: bool,
+    /// What this process lacked for them in the last look.
+    lack: Option<Errno>,
     set: Option<ArrivingSet>,
     /// The connection by which the peer has asked, which tells it that this process lives.
     asker: Option<TcpStream>,
@@ -120,6 +125,7 @@ impl SessionWatch {
             attempts: 0,
             arriving: ArrivingConnections::default(),
             has_more: false,
+            lack: None,
             set: None,
             asker: None,
             repair: None,
@@ -147,7 +153,7 @@ impl SessionWatch {
         let until = until.unwrap_or_else(|| now + self.plan.options.time_to_repair());
         self.last_until = Some(until);
         let next = if has_progress { now } else { now + RETRY };
-        self.repair = Some(Repair { until, next, attempt: None, candidate: 0, refused: 0 });
+        self.repair = Some(Repair { until, next, attempt: None, candidate: 0, refused: 0, lack: None });
     }
 
     /// Goes on with what is under way. Returns whether to call this again within a tick.
@@ -173,7 +179,11 @@ impl SessionWatch {
                 is_peer
             },
         );
-        self.has_more = !matches!(left, LeftWaiting::Nothing);
+        (self.has_more, self.lack) = match left {
+            LeftWaiting::Nothing => (false, None),
+            LeftWaiting::More => (true, None),
+            LeftWaiting::Lack(error) => (true, Some(error)),
+        };
         for (hello, socket) in of_peer {
             self.admit(hello, socket, events, now);
         }
@@ -244,7 +254,8 @@ impl SessionWatch {
     fn dial(&mut self, events: SessionEvents<'_>, now: Instant) {
         let Some(repair) = &mut self.repair else { return };
         if now >= repair.until {
-            return self.end(RepairOutcome::GivenUp);
+            let lack = repair.lack.or(self.lack);
+            return self.end(RepairOutcome::GivenUp(lack));
         }
         let step = match &mut repair.attempt {
             Some(attempt) if now < attempt.until => attempt.step(&self.plan),
@@ -275,6 +286,7 @@ impl SessionWatch {
             }
             Err(DialError::OtherListener) => self.end(RepairOutcome::Gone),
             Err(error) => {
+                repair.lack = if let DialError::Lack(error) = error { Some(error) } else { None };
                 repair.attempt = None;
                 repair.candidate += 1;
                 repair.refused = if error == DialError::Refused { repair.refused + 1 } else { 0 };

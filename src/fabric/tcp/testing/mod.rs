@@ -2,6 +2,8 @@
 
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
+#[cfg(test)]
+mod giving_up_tests;
 pub(crate) mod hostile_peer;
 pub(crate) mod hostile_program;
 #[cfg(test)]
