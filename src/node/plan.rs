@@ -19,9 +19,9 @@ const FILES_PER_PEER: [(FabricKind, u64); 4] =
 const FILES_PER_ATTEMPT: u64 = 3;
 /// Connections of the bootstrap service whose callers have not proven a name.
 const CANDIDATES: u64 = 128;
-/// Connections at the ports of links over tcp that have not said whose they are. More descriptors
-/// are better, and not needed: such connections make way.
-const ARRIVING: u64 = 128;
+/// Connections at the ports of links over tcp that have not said whose they are: 128 at all ports,
+/// and 8 more at each. More descriptors are better, and not needed: such connections make way.
+const ARRIVING: (u64, u64) = (128, 8);
 /// Mappings of a process without peers, and of a peer over shared memory.
 const MAPS: (u64, u64) = (60, 6);
 /// Threads of a process without pollers of its own.
@@ -126,7 +126,7 @@ impl ResourcePlan {
         let per_peer = FILES_PER_PEER.into_iter().filter(|(kind, _)| may_use(*kind));
         let per_peer = per_peer.map(|(_, files)| files).max().unwrap_or(0);
         let files = FILES + per_peer * peers;
-        let arriving = if may_use(FabricKind::Tcp) { ARRIVING } else { 0 };
+        let arriving = if may_use(FabricKind::Tcp) { ARRIVING.0 + ARRIVING.1 * peers } else { 0 };
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let link = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let links = link * peers;
@@ -315,10 +315,10 @@ mod tests {
         assert!(plan(202, &[], &few).check().is_ok());
         let error = plan(256, &[], &few).check().unwrap_err().to_string();
         assert!(error.contains("255 peers") && error.contains("open files: 1290"), "{error}");
-        assert!(error.contains("limit 1024: raise `ulimit -n` to 2311"), "{error}");
+        assert!(error.contains("limit 1024: raise `ulimit -n` to 4351"), "{error}");
         let of = |fabric| plan(2, &[("fabric", fabric)], &SystemLimits { files: Some(1), ..WIDE });
         let remedy = |fabric| of(fabric).check().unwrap_err().to_string();
-        assert!(remedy("shm").contains("to 151") && remedy("shm,tcp").contains("to 279"));
+        assert!(remedy("shm").contains("to 151") && remedy("shm,tcp").contains("to 287"));
         let small = SystemLimits { locked: Some(64 << 10), ..WIDE };
         assert!(plan(2, &[], &small).check().is_ok(), "best effort");
         let error = plan(2, &[("pool_lock", "require")], &small).check().unwrap_err().to_string();

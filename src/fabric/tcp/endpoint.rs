@@ -82,7 +82,7 @@ impl Endpoint for TcpEndpoint {
         let plan = LinkPlan { options: &shared.options, own: own.token, peer: &theirs, streams, deadline };
         let sockets = match role {
             Role::Initiator => plan.initiate(),
-            Role::Acceptor => plan.accept(&listener),
+            Role::Acceptor => plan.accept(&listener, &shared.arriving),
         }?;
         let peer =
             sockets.main.peer_addr().map_err(|error| peer(format!("it has closed the link: {error}")))?;
@@ -97,7 +97,10 @@ impl Endpoint for TcpEndpoint {
         let pid = session.peer.pid;
         let parts = TcpLinkParts {
             sockets,
-            session: TcpSession::new(watcher.shared(), SessionWatch::new(session, listener)),
+            session: TcpSession::new(
+                watcher.shared(),
+                SessionWatch::new(session, listener, &shared.arriving),
+            ),
             pool: shared.pool.clone(),
             pid,
             peer,

@@ -66,6 +66,7 @@ pub use watcher::Notifier;
 
 use super::{Fabric, FabricError, LinkOptions};
 use crate::memory::Pool;
+use connect::arrivals::ArrivingCount;
 use link::TcpLinkInner;
 use std::sync::Arc;
 use watcher::{Watcher, WatcherOfPorts};
@@ -82,6 +83,8 @@ struct TcpShared {
     watcher: WatcherOfPorts,
     options: TcpOptions,
     pool: Pool,
+    /// The connections of strangers at all endpoints.
+    arriving: ArrivingCount,
 }
 
 /// Ends a link that its owner has let go.
@@ -99,7 +102,8 @@ impl TcpFabric {
     /// If an option is out of range.
     pub fn new(pool: &Pool, options: TcpOptions) -> Result<Self, FabricError> {
         options.check()?;
-        let shared = TcpShared { watcher: WatcherOfPorts::default(), options, pool: pool.clone() };
+        let (watcher, arriving) = (WatcherOfPorts::default(), ArrivingCount::default());
+        let shared = TcpShared { watcher, options, pool: pool.clone(), arriving };
         Ok(TcpFabric { shared: Arc::new(shared) })
     }
 

@@ -11,10 +11,14 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Connections that have not said their hello yet, of one endpoint.
+/// Connections that have not said their hello yet, of all endpoints of a fabric.
 pub(in super::super) const HALF_OPEN: usize = 128;
+/// Those that an endpoint may have in any case, so that a flood of others leaves it some.
+pub(in super::super) const OWN_PLACES: usize = 8;
 /// Connections that may wait in the kernel.
 pub(in super::super) const BACKLOG: i32 = 1024;
 /// How long a connection may take to say its hello.
@@ -24,9 +28,35 @@ const TAKEN: usize = 256;
 /// An endpoint logs strangers once in this time.
 const QUIET: Duration = Duration::from_secs(10);
 
+/// How many connections have not said their hello yet, of all endpoints of a fabric.
+#[derive(Clone, Debug, Default)]
+pub(in super::super) struct ArrivingCount(Arc<AtomicUsize>);
+
+impl ArrivingCount {
+    fn add(&self) -> CountedArrival {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        CountedArrival(Arc::clone(&self.0))
+    }
+
+    /// Connections that wait.
+    pub(in super::super) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One connection's part of the count. The drop ends it.
+struct CountedArrival(Arc<AtomicUsize>);
+
+impl Drop for CountedArrival {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The connections of one endpoint that have not said their hello yet, the oldest first.
 #[derive(Default)]
 pub(super) struct ArrivingConnections {
+    count: ArrivingCount,
     waiting: Vec<ArrivingConnection>,
     /// Connections that were closed, as they were not the peer's.
     strangers: u64,
@@ -44,6 +74,16 @@ pub(super) enum LeftWaiting {
 }
 
 impl ArrivingConnections {
+    /// None yet. They count among all of the fabric.
+    pub(super) fn new(count: ArrivingCount) -> Self {
+        ArrivingConnections { count, ..Self::default() }
+    }
+
+    /// Whether one of them has to make way.
+    fn has_too_many(&self) -> bool {
+        self.waiting.len() > OWN_PLACES && self.count.get() > HALF_OPEN
+    }
+
     /// Takes the connections that wait in the kernel, by `accept`, and tells `watch` of each. Tells
     /// `admit` of those with a whole hello, which says whether it was the peer's. Closes those that
     /// are too late.
@@ -70,9 +110,11 @@ impl ArrivingConnections {
             match accept() {
                 Ok((socket, from)) => {
                     watch(&socket);
-                    let Some(arrived) = ArrivingConnection::new(socket, from.ip()) else { continue };
+                    let counted = self.count.add();
+                    let arrived = ArrivingConnection::new(socket, from.ip(), counted);
+                    let Some(arrived) = arrived else { continue };
                     self.read(arrived, admit);
-                    if self.waiting.len() > HALF_OPEN {
+                    if self.has_too_many() {
                         self.make_way(admit);
                     }
                 }
@@ -166,13 +208,15 @@ struct ArrivingConnection {
     source: IpAddr,
     hello: PartialHello,
     until: ConnectDeadline,
+    _counted: CountedArrival,
 }
 
 impl ArrivingConnection {
-    fn new(socket: TcpStream, from: IpAddr) -> Option<Self> {
+    fn new(socket: TcpStream, from: IpAddr, counted: CountedArrival) -> Option<Self> {
         socket.set_nonblocking(true).ok()?;
         let (source, hello) = (source_of(from), PartialHello::default());
-        Some(ArrivingConnection { socket, source, hello, until: ConnectDeadline::after(HELLO_TIME) })
+        let until = ConnectDeadline::after(HELLO_TIME);
+        Some(ArrivingConnection { socket, source, hello, until, _counted: counted })
     }
 }
 
@@ -282,6 +326,28 @@ mod tests {
         assert!(!open[0] && !open[2] && open[3..].iter().all(|it| *it), "{open:?}");
         assert!(is_open(&far), "another address");
         assert_eq!((arriving.sockets().count(), arriving.strangers()), (HALF_OPEN, 2));
+    }
+
+    #[test]
+    fn a_flood_of_several_endpoints_takes_the_places_of_one() {
+        let count = ArrivingCount::default();
+        let mut endpoints: Vec<ArrivingConnections> =
+            (0..8).map(|_| ArrivingConnections::new(count.clone())).collect();
+        let mut others = Vec::new();
+        for arriving in &mut endpoints {
+            let mut coming = Coming::new();
+            others.extend((0..HALF_OPEN + 2).map(|_| coming.from([10, 0, 0, 1], &[])));
+            coming.taken(arriving);
+        }
+        let waiting: Vec<usize> = endpoints.iter().map(|it| it.sockets().count()).collect();
+        assert_eq!(waiting, [HALF_OPEN, 8, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(count.get(), HALF_OPEN + 7 * OWN_PLACES);
+        // A flooded endpoint still takes its peer.
+        let mut coming = Coming::new();
+        let _peer = coming.from([10, 0, 0, 1], &hello(1));
+        assert_eq!(coming.taken(&mut endpoints[7]).1, [1]);
+        drop(endpoints);
+        assert_eq!(count.get(), 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, LeftWaiting, PartialHello, own_limit};
+use super::arrivals::{ArrivingConnections, ArrivingCount, LeftWaiting, PartialHello, own_limit};
 use super::deadline::ConnectDeadline;
 use super::hello::{Hello, Speaker};
 use crate::fabric::{FabricError, FabricKind};
@@ -111,8 +111,12 @@ impl LinkPlan<'_> {
     }
 
     /// Waits for the connections of the initiator.
-    pub(in super::super) fn accept(&self, listener: &TcpListener) -> Result<Sockets, FabricError> {
-        let mut arriving = ArrivingConnections::default();
+    pub(in super::super) fn accept(
+        &self,
+        listener: &TcpListener,
+        count: &ArrivingCount,
+    ) -> Result<Sockets, FabricError> {
+        let mut arriving = ArrivingConnections::new(count.clone());
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
         let mut lack = None;
         while accepted.iter().any(Option::is_none) {

@@ -10,7 +10,7 @@ use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::super::session::{RepairMailbox, RepairOutcome};
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, HELLO_TIME, LeftWaiting};
+use super::arrivals::{ArrivingConnections, ArrivingCount, HELLO_TIME, LeftWaiting};
 use super::dial::{DialError, DialledConnection};
 use super::handshake::into_link;
 use super::hello::{Hello, Speaker};
@@ -116,14 +116,14 @@ impl SessionEvents<'_> {
 }
 
 impl SessionWatch {
-    pub(in super::super) fn new(plan: SessionPlan, listener: TcpListener) -> Self {
+    pub(in super::super) fn new(plan: SessionPlan, listener: TcpListener, count: &ArrivingCount) -> Self {
         SessionWatch {
             plan,
             listener,
             mailbox: Arc::default(),
             number: 0,
             attempts: 0,
-            arriving: ArrivingConnections::default(),
+            arriving: ArrivingConnections::new(count.clone()),
             has_more: false,
             lack: None,
             set: None,
