@@ -69,8 +69,11 @@ impl TcpLinkInner {
             (RepairOutcome::GivenUp(lack), &TcpLinkPhase::Broken(end)) => {
                 self.go_down(self.given_up(end, lack), out);
             }
+            (RepairOutcome::Overdue, TcpLinkPhase::Cut) => {
+                self.break_off(MainEnd::Broken(Errno::TIMEDOUT), out);
+            }
             // The connections will say so themselves, behind what they still have.
-            (RepairOutcome::Gone | RepairOutcome::GivenUp(_), _) => {}
+            (RepairOutcome::Gone | RepairOutcome::GivenUp(_) | RepairOutcome::Overdue, _) => {}
         }
     }
 
@@ -91,6 +94,7 @@ impl TcpLinkInner {
         self.out.release()?;
         self.out.resume();
         self.phase = TcpLinkPhase::Up;
+        self.session.resumed();
         out.push(self.id, Event::Repaired);
         Ok(())
     }

@@ -211,7 +211,7 @@ impl TcpLinkInner {
     }
 
     /// Waits for a goodbye, or the end of the main connection. A peer that lives and knows nothing
-    /// of an end sees this side's.
+    /// of an end sees this side's. The watcher ends a wait that is too long.
     #[cold]
     fn cut(&mut self) {
         self.phase = TcpLinkPhase::Cut;
@@ -219,6 +219,7 @@ impl TcpLinkInner {
         self.may_read = true;
         self.out.kept.pause();
         self.out.sockets.shut_down();
+        self.session.cut();
     }
 
     #[inline]

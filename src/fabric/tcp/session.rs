@@ -19,6 +19,8 @@ pub(super) enum RepairOutcome {
     /// Nobody has answered in time. The error says what this process lacks for a connection, if it
     /// does.
     GivenUp(Option<Errno>),
+    /// The peer has not ended the rest of connections of which one was cut.
+    Overdue,
 }
 
 /// Carries outcomes from the watcher to the link's owner. The newest one counts.
@@ -26,6 +28,8 @@ pub(super) enum RepairOutcome {
 pub(super) struct RepairMailbox {
     outcome: Mutex<Option<RepairOutcome>>,
     has_outcome: AtomicBool,
+    /// Whether the peer has gone on with the newest connections.
+    pub has_resumed: AtomicBool,
     /// Readable when the port's owner is to look: see `PortWatch`.
     port: OnceLock<Arc<OwnedFd>>,
 }
@@ -55,6 +59,11 @@ pub(super) enum SessionOrder {
         broken: u32,
         /// Whether frames have come, or were acknowledged, since they were made.
         has_progress: bool,
+    },
+    /// One of the connections with this number was cut: the peer is to end the others.
+    Cut {
+        session: u64,
+        number: u32,
     },
     Forget(u64),
 }
@@ -106,6 +115,16 @@ impl TcpSession {
     pub(super) fn repair(&self, has_progress: bool) {
         let (session, broken) = (self.id, self.number);
         self.watcher.order(SessionOrder::Repair { session, broken, has_progress });
+    }
+
+    /// One of the connections was cut. An outcome follows, unless the peer ends the others in time.
+    pub(super) fn cut(&self) {
+        self.watcher.order(SessionOrder::Cut { session: self.id, number: self.number });
+    }
+
+    /// The peer has gone on with the present connections.
+    pub(super) fn resumed(&self) {
+        self.mailbox.has_resumed.store(true, Ordering::Relaxed);
     }
 
     /// Nobody listens any more, and nothing is repaired.

@@ -311,6 +311,12 @@ impl Sessions {
                         self.due.push(id);
                     }
                 }
+                SessionOrder::Cut { session: id, number } => {
+                    if let Some(session) = self.all.get_mut(&id) {
+                        session.cut(number, now);
+                        self.due.push(id);
+                    }
+                }
                 SessionOrder::Forget(id) => _ = self.all.remove(&id),
             }
         }

@@ -25,8 +25,8 @@ pub(in super::super) const BACKLOG: i32 = 1024;
 pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
 /// Connections that one look takes. More are left to the next look.
 const TAKEN: usize = 256;
-/// An endpoint logs strangers once in this time.
-const QUIET: Duration = Duration::from_secs(10);
+/// An endpoint logs strangers, and repairs, once in this time.
+pub(super) const QUIET: Duration = Duration::from_secs(10);
 
 /// How many connections have not said their hello yet, of all endpoints of a fabric.
 #[derive(Clone, Debug, Default)]

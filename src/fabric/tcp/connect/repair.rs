@@ -10,7 +10,8 @@ use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::super::session::{RepairMailbox, RepairOutcome};
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, ArrivingCount, HELLO_TIME, LeftWaiting};
+use super::arrivals::{ArrivingConnections, ArrivingCount, HELLO_TIME, LeftWaiting, QUIET};
+use super::deadline::ConnectDeadline;
 use super::dial::{DialError, DialledConnection};
 use super::handshake::into_link;
 use super::hello::{Hello, Speaker};
@@ -21,6 +22,7 @@ use rustix::io::Errno;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Time between two attempts of which the first has failed.
@@ -93,6 +95,10 @@ pub(in super::super) struct SessionWatch {
     repair: Option<Repair>,
     /// The end of the last repair, unless its connections have served.
     last_until: Option<Instant>,
+    /// When the peer must have ended connections of which one was cut.
+    cut_until: Option<Instant>,
+    /// When a repair is logged again for all to see.
+    quiet: Option<ConnectDeadline>,
 }
 
 /// The watcher's epoll, and what it calls the session.
@@ -130,6 +136,8 @@ impl SessionWatch {
             asker: None,
             repair: None,
             last_until: None,
+            cut_until: None,
+            quiet: None,
         }
     }
 
@@ -141,9 +149,17 @@ impl SessionWatch {
     /// The connections with this number are broken.
     pub(in super::super) fn broken(&mut self, number: u32, has_progress: bool, now: Instant) {
         // The owner may not have taken the newest ones yet.
+        self.cut_until = None;
         let has_newer = number < self.number && self.mailbox.has_outcome();
         if !has_newer && self.repair.is_none() {
             self.begin(has_progress, now);
+        }
+    }
+
+    /// One of the connections with this number was cut.
+    pub(in super::super) fn cut(&mut self, number: u32, now: Instant) {
+        if number == self.number {
+            self.cut_until = Some(now + self.plan.options.time_to_repair());
         }
     }
 
@@ -161,7 +177,14 @@ impl SessionWatch {
         self.accept(events, now);
         self.set = self.set.take().filter(|set| set.until > now);
         self.dial(events, now);
-        self.has_more || !self.arriving.is_empty() || self.set.is_some() || self.repair.is_some()
+        if self.cut_until.take_if(|until| *until <= now).is_some() {
+            self.mailbox.deliver(RepairOutcome::Overdue);
+        }
+        self.cut_until.is_some()
+            || self.has_more
+            || !self.arriving.is_empty()
+            || self.set.is_some()
+            || self.repair.is_some()
     }
 
     /// Takes the connections that have come, and those of the peer among them.
@@ -199,7 +222,9 @@ impl SessionWatch {
                 self.attempts = self.attempts.max(hello.number);
                 self.asker = Some(socket);
                 if self.repair.is_none() {
-                    self.begin(true, now);
+                    // One who asks again and again gets no more time than one who does not.
+                    let has_resumed = self.mailbox.has_resumed.load(Ordering::Relaxed);
+                    self.begin(has_resumed || self.number == 0, now);
                 }
             }
             _ => tracing::debug!(
@@ -239,10 +264,23 @@ impl SessionWatch {
     fn connected(&mut self, sockets: Vec<TcpStream>, number: u32, events: SessionEvents<'_>) {
         let Ok(sockets) = into_link(sockets, &self.plan.options) else { return };
         events.delete(&sockets);
-        tracing::info!(peer = %self.plan.seen, number, "the connections to a peer were made again");
+        self.log(number);
         self.number = number;
+        self.cut_until = None;
+        self.mailbox.has_resumed.store(false, Ordering::Relaxed);
         (self.repair, self.asker) = (None, None);
         self.mailbox.deliver(RepairOutcome::Connected(sockets, number));
+    }
+
+    /// Logs a repair, for all to see once in a while.
+    fn log(&mut self, number: u32) {
+        const DONE: &str = "the connections to a peer were made again";
+        if self.quiet.is_none_or(ConnectDeadline::is_over) {
+            self.quiet = Some(ConnectDeadline::after(QUIET));
+            tracing::info!(peer = %self.plan.seen, number, "{DONE}");
+        } else {
+            tracing::debug!(peer = %self.plan.seen, number, "{DONE}");
+        }
     }
 
     fn end(&mut self, outcome: RepairOutcome) {
