@@ -53,6 +53,7 @@ pub(crate) fn link_options() -> LinkOptions {
 }
 
 /// Opens a connection to an endpoint and says a hello with this token.
+#[cfg(test)]
 pub(crate) fn say_hello(to: &TcpAddress, stream: u8, token: [u8; 16]) -> TcpStream {
     say_numbered_hello(to, stream, 0, token).expect("it listens")
 }
