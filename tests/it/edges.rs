@@ -65,8 +65,11 @@ fn values_that_the_peer_has_no_room_for_wait_in_the_queue_of_the_link() {
     sender.progress().expect("usable");
     let (step, out) = (sender.step(1).expect("new"), sender.edge_to("w", 1, "x").expect("an edge"));
     (0..64).for_each(|n| step.send(&out, counting(&sender, n as f32, 2)).expect("sent"));
-    let waits = report(&sender, EdgeSide::Sender, "x");
-    assert_eq!((waits.wait, waits.waiting), (Some(EdgeWait::NoRoom), 0), "{waits}");
+    // The announcement of the edge may take a while.
+    let waits = || report(&sender, EdgeSide::Sender, "x");
+    until(&sender, "no room", || waits().wait == Some(EdgeWait::NoRoom));
+    let waits = waits();
+    assert_eq!(waits.waiting, 0, "{waits}");
     assert!((1..64).contains(&waits.queued), "{waits}");
     let receiving = receiver.step(1).expect("new");
     for _ in 0..64 {
