@@ -93,8 +93,9 @@ pub(in super::super) struct SessionWatch {
     /// The connection by which the peer has asked, which tells it that this process lives.
     asker: Option<TcpStream>,
     repair: Option<Repair>,
-    /// The end of the last repair, unless its connections have served.
+    /// The end of the last repair, and when it made the present connections.
     last_until: Option<Instant>,
+    made: Option<Instant>,
     /// When the peer must have ended connections of which one was cut.
     cut_until: Option<Instant>,
     /// When a repair is logged again for all to see.
@@ -136,6 +137,7 @@ impl SessionWatch {
             asker: None,
             repair: None,
             last_until: None,
+            made: None,
             cut_until: None,
             quiet: None,
         }
@@ -163,10 +165,13 @@ impl SessionWatch {
         }
     }
 
-    /// Begins a repair. Repairs without progress in between share their time.
+    /// Begins a repair. Repairs without progress in between share their time, unless the
+    /// connections in between have lived for as long: an idle link makes no progress.
     fn begin(&mut self, has_progress: bool, now: Instant) {
-        let until = self.last_until.filter(|_| !has_progress);
-        let until = until.unwrap_or_else(|| now + self.plan.options.time_to_repair());
+        let time = self.plan.options.time_to_repair();
+        let have_lived = self.made.is_some_and(|made| now.saturating_duration_since(made) >= time);
+        let until = self.last_until.filter(|_| !has_progress && !have_lived);
+        let until = until.unwrap_or_else(|| now + time);
         self.last_until = Some(until);
         let next = if has_progress { now } else { now + RETRY };
         self.repair = Some(Repair { until, next, attempt: None, candidate: 0, refused: 0, lack: None });
@@ -256,17 +261,17 @@ impl SessionWatch {
             socket.write_all(&hello.to_bytes())
         });
         if answers.is_ok() {
-            self.connected(sockets, number, events);
+            self.connected(sockets, number, events, now);
         }
     }
 
     /// Hands new connections to the link's owner.
-    fn connected(&mut self, sockets: Vec<TcpStream>, number: u32, events: SessionEvents<'_>) {
+    fn connected(&mut self, sockets: Vec<TcpStream>, number: u32, events: SessionEvents<'_>, now: Instant) {
         let Ok(sockets) = into_link(sockets, &self.plan.options) else { return };
         events.delete(&sockets);
         self.log(number);
         self.number = number;
-        self.cut_until = None;
+        (self.made, self.cut_until) = (Some(now), None);
         self.mailbox.has_resumed.store(false, Ordering::Relaxed);
         (self.repair, self.asker) = (None, None);
         self.mailbox.deliver(RepairOutcome::Connected(sockets, number));
@@ -320,7 +325,7 @@ impl SessionWatch {
                 let Some(attempt) = repair.attempt.take() else { return };
                 let sockets = attempt.connections.into_iter().map(|connection| connection.socket).collect();
                 repair.next = now + RETRY;
-                self.connected(sockets, attempt.number, events);
+                self.connected(sockets, attempt.number, events, now);
             }
             Err(DialError::OtherListener) => self.end(RepairOutcome::Gone),
             Err(error) => {

@@ -52,3 +52,30 @@ fn a_peer_that_cuts_a_payload_and_keeps_the_main_connection_loses_the_link_in_ti
     assert!(why.to_string().contains(&Errno::TIMEDOUT.to_string()), "{why}");
     assert!((Duration::from_millis(900)..Duration::from_secs(4)).contains(&start.elapsed()), "{got:?}");
 }
+
+#[test]
+fn a_peer_that_refuses_has_died_only_if_its_host_ended_the_connections() {
+    let pool = pool();
+    for (end, has_died) in [
+        (MainEnd::Closed, true),
+        (MainEnd::Broken(Errno::CONNRESET), true),
+        (MainEnd::Broken(Errno::PIPE), true),
+        (MainEnd::Broken(Errno::TIMEDOUT), false),
+        (MainEnd::Broken(Errno::HOSTUNREACH), false),
+    ] {
+        // Nobody listens at the peer's address, and the peer lives.
+        let (mut victim, _peer) = meet(&pool, TcpOptions::default());
+        victim.port.link_mut(victim.link).break_off(end, &mut Completions::default());
+        let got = victim.until_down();
+        let [Got::Down(why)] = &got[..] else { panic!("{got:?}") };
+        let said = why.to_string();
+        if has_died {
+            assert_eq!(*why, LinkFailure::PeerDied { pid: std::process::id() });
+        } else {
+            let MainEnd::Broken(error) = end else { unreachable!("the network's") };
+            assert!(matches!(why, LinkFailure::Connection { .. }), "{said}");
+            assert!(said.contains(&error.to_string()), "{said}");
+            assert!(said.contains("its host refuses new connections: usually its process has ended, or"));
+        }
+    }
+}

@@ -6,12 +6,11 @@ use super::{pool, pool_of, tensor, tensor_mut};
 use crate::fabric::tcp::connect::address::{TcpAddress, Token};
 use crate::fabric::tcp::connect::hello::{Hello, Speaker};
 use crate::fabric::tcp::frame::{DecodedFrame, Frame, FrameTarget, PayloadCarrier};
-use crate::fabric::tcp::link::{MainEnd, TcpLinkPhase};
+use crate::fabric::tcp::link::TcpLinkPhase;
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
-use crate::fabric::{Completions, Endpoint, Fabric, LinkFailure, Port, PostError, Role, Sleep, Sleeper};
+use crate::fabric::{Endpoint, Fabric, LinkFailure, Port, PostError, Role, Sleep, Sleeper};
 use crate::memory::Pool;
 use crate::wire::{Grant, Immediate, Slot};
-use rustix::io::Errno;
 use rustix::net::connect_unspec;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -521,33 +520,6 @@ fn a_peer_that_does_not_connect_again_is_given_up_in_time() {
 }
 
 #[test]
-fn a_peer_that_refuses_has_died_only_if_its_host_ended_the_connections() {
-    let pool = pool();
-    for (end, has_died) in [
-        (MainEnd::Closed, true),
-        (MainEnd::Broken(Errno::CONNRESET), true),
-        (MainEnd::Broken(Errno::PIPE), true),
-        (MainEnd::Broken(Errno::TIMEDOUT), false),
-        (MainEnd::Broken(Errno::HOSTUNREACH), false),
-    ] {
-        // Nobody listens at the peer's address, and the peer lives.
-        let (mut victim, _peer) = meet(&pool, TcpOptions::default());
-        victim.port.link_mut(victim.link).break_off(end, &mut Completions::default());
-        let got = victim.until_down();
-        let [Got::Down(why)] = &got[..] else { panic!("{got:?}") };
-        let said = why.to_string();
-        if has_died {
-            assert_eq!(*why, LinkFailure::PeerDied { pid: std::process::id() });
-        } else {
-            let MainEnd::Broken(error) = end else { unreachable!("the network's") };
-            assert!(matches!(why, LinkFailure::Connection { .. }), "{said}");
-            assert!(said.contains(&error.to_string()), "{said}");
-            assert!(said.contains("its host refuses new connections: usually its process has ended, or"));
-        }
-    }
-}
-
-#[test]
 fn repairs_that_bring_nothing_share_their_time() {
     let pool = pool_of(16 << 20);
     let options = TcpOptions { user_timeout: Duration::from_secs(2), ..TcpOptions::default() };
@@ -570,6 +542,27 @@ fn repairs_that_bring_nothing_share_their_time() {
     };
     println!("{breaks} breaks, {:?}: {why}", start.elapsed());
     assert!(breaks > 4 && matches!(why, LinkFailure::Connection { .. }), "{breaks}, {why}");
+}
+
+#[test]
+fn an_idle_link_that_breaks_again_much_later_has_the_whole_time_for_its_repair() {
+    let pool = pool_of(16 << 20);
+    let options = TcpOptions { user_timeout: Duration::from_secs(1), ..TcpOptions::default() };
+    let (mut sides, _) = two_sides(&pool, &options);
+    for _ in 0..2 {
+        let link = sides[0].victim.port.link_mut(sides[0].victim.link);
+        break_connection(&link.out.sockets.main, 2);
+        let (start, mut repaired) = (Instant::now(), 0);
+        // Longer than a repair may take.
+        while repaired < 2 || start.elapsed() < options.user_timeout * 2 {
+            for got in sides.iter_mut().flat_map(|side| side.victim.poll()) {
+                assert_eq!(got, Got::Repaired);
+                repaired += 1;
+            }
+            assert!(start.elapsed() < TIMEOUT, "{repaired} sides have new connections");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Victim {
