@@ -119,6 +119,7 @@ impl Node {
             _ => None,
         };
         self.context.end(Error::Stopped);
+        self.context.settle();
         self.events.end();
         let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
         self.pollers.close();
