@@ -5,7 +5,7 @@ pub mod other;
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 use tensorwire::{Builder, DType, FabricKind, Node, Tensor};
 
@@ -129,6 +129,30 @@ pub fn lends_nothing() -> bool {
     nothing
 }
 
+/// A member of a test. If the test fails there, all of its members print how far they have come.
+struct TestMember {
+    node: Node,
+    has_failed: Arc<AtomicBool>,
+}
+
+impl TestMember {
+    fn print_if_failed(&self) {
+        if self.has_failed.load(Ordering::SeqCst) {
+            let node = &self.node;
+            println!("{:?}\n{:?}\n{:?}", node.counters(), node.peers(), node.edges(50));
+        }
+    }
+}
+
+impl Drop for TestMember {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.has_failed.store(true, Ordering::SeqCst);
+            self.print_if_failed();
+        }
+    }
+}
+
 /// Runs `body` for each member of a cluster, on a thread of its own, joined to all others. A member
 /// whose body has ended serves its peers until all have ended.
 pub fn run(members: usize, settings: &[(&str, &str)], body: impl Fn(&Node, u32) + Send + Sync + 'static) {
@@ -144,10 +168,11 @@ pub fn run_each<'a>(
     let cluster = cluster(members);
     let body = Arc::new(body);
     let (joined, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let has_failed = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = (0..members as u32)
         .map(|task| {
             let (cluster, body) = (cluster.clone(), body.clone());
-            let (joined, ended) = (joined.clone(), ended.clone());
+            let (joined, ended, has_failed) = (joined.clone(), ended.clone(), has_failed.clone());
             let settings: Vec<(String, String)> =
                 settings(task).into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
             let thread = std::thread::Builder::new().name(format!("w/{task}"));
@@ -166,10 +191,12 @@ pub fn run_each<'a>(
                 }
                 let node = builder.start().expect("the node starts");
                 node.join().expect("the others come");
+                let this = TestMember { node, has_failed };
+                let node = &this.node;
                 // A body may stop its node. All members must have joined before that.
                 joined.fetch_add(1, Ordering::SeqCst);
-                until(&node, "everybody's join", || joined.load(Ordering::SeqCst) == members);
-                body(&node, task);
+                until(node, "everybody's join", || joined.load(Ordering::SeqCst) == members);
+                body(node, task);
                 drop(mine);
                 // Calls go on without this thread, which would only take their CPU.
                 let by_calls = node.peers().iter().any(|peer| peer.fabric == Some(FabricKind::Grpc));
@@ -180,6 +207,7 @@ pub fn run_each<'a>(
                         false => std::thread::yield_now(),
                     }
                 }
+                this.print_if_failed();
                 node.stop().expect("the node stops");
             };
             thread.spawn(run).expect("a thread")
