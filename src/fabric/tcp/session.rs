@@ -40,6 +40,13 @@ impl RepairMailbox {
         self.has_outcome.load(Ordering::Acquire)
     }
 
+    /// Takes the newest outcome, if there is one.
+    pub(super) fn take(&self) -> Option<RepairOutcome> {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_outcome.store(false, Ordering::Relaxed);
+        outcome.take()
+    }
+
     pub(super) fn deliver(&self, outcome: RepairOutcome) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.has_outcome.store(true, Ordering::Release);
@@ -102,9 +109,7 @@ impl TcpSession {
     }
 
     pub(super) fn take_outcome(&mut self) -> Option<RepairOutcome> {
-        let mut outcome = self.mailbox.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        self.mailbox.has_outcome.store(false, Ordering::Relaxed);
-        let outcome = outcome.take();
+        let outcome = self.mailbox.take();
         if let Some(RepairOutcome::Connected(_, number)) = &outcome {
             self.number = *number;
         }

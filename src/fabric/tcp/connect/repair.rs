@@ -381,3 +381,6 @@ impl RepairAttempt {
         Ok(all)
     }
 }
+
+#[cfg(test)]
+mod tests;

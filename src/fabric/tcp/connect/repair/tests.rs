@@ -1,0 +1,120 @@
+//! A session whose peer is made by hand, by a clock of the test's own.
+
+use super::*;
+use crate::fabric::tcp::connect::arrivals::PartialHello;
+use std::net::Ipv4Addr;
+
+/// Time that a look takes.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The watcher's part of an initiator's session, and its acceptor.
+struct Meeting {
+    watch: SessionWatch,
+    epoll: OwnedFd,
+    /// `None`: the acceptor's host refuses connections.
+    acceptor: Option<TcpListener>,
+    /// The connections of the acceptor whose hello has not come yet, and those that it answered.
+    arrived: Vec<(TcpStream, PartialHello)>,
+    answered: Vec<TcpStream>,
+    now: Instant,
+}
+
+fn listener() -> TcpListener {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.set_nonblocking(true).expect("set");
+    listener
+}
+
+impl Meeting {
+    fn new(user_timeout: Duration) -> Self {
+        let (own, acceptor) = (listener(), listener());
+        let seen = acceptor.local_addr().expect("bound");
+        let (token, hosts) = (Token([2; 16]), vec![seen.ip()]);
+        let peer =
+            TcpAddress { token, pid: 1, depth: 1, generation: 0, streams: 1, port: seen.port(), hosts };
+        let options = TcpOptions { user_timeout, ..TcpOptions::default() };
+        let plan =
+            SessionPlan { role: Role::Initiator, options, own: Token([1; 16]), peer, seen, streams: 1 };
+        Meeting {
+            watch: SessionWatch::new(plan, own, &ArrivingCount::default()),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll"),
+            acceptor: Some(acceptor),
+            arrived: Vec::new(),
+            answered: Vec::new(),
+            now: Instant::now(),
+        }
+    }
+
+    fn time_to_repair(&self) -> Duration {
+        self.watch.plan.options.time_to_repair()
+    }
+
+    /// The acceptor asks for other connections than the present ones.
+    fn ask(&self) -> TcpStream {
+        let to = self.watch.listener.local_addr().expect("bound");
+        let mut socket = TcpStream::connect(to).expect("it listens");
+        let (speaker, number, token) = (Speaker::Acceptor, self.watch.number, self.watch.plan.own);
+        socket.write_all(&Hello { speaker, stream: 0, number, token }.to_bytes()).expect("sent");
+        socket
+    }
+
+    /// The watcher looks once, and the acceptor answers all hellos that have come.
+    fn look(&mut self) {
+        self.now += LOOK;
+        let data = epoll::EventData::new_u64(0);
+        self.watch.step(SessionEvents { epoll: &self.epoll, data }, self.now);
+        while let Some(Ok((socket, _))) = self.acceptor.as_ref().map(TcpListener::accept) {
+            socket.set_nonblocking(true).expect("set");
+            self.arrived.push((socket, PartialHello::default()));
+        }
+        for (mut socket, mut hello) in std::mem::take(&mut self.arrived) {
+            match hello.read(&socket) {
+                Ok(Some(hello)) => {
+                    let hello = Hello { speaker: Speaker::Acceptor, token: self.watch.plan.own, ..hello };
+                    socket.write_all(&hello.to_bytes()).expect("sent");
+                    self.answered.push(socket);
+                }
+                Ok(None) => self.arrived.push((socket, hello)),
+                // The watcher has given it up.
+                Err(_) => {}
+            }
+        }
+        std::thread::yield_now();
+    }
+
+    /// Looks until there is an outcome.
+    fn outcome(&mut self) -> RepairOutcome {
+        let end = self.now + 2 * self.watch.plan.options.user_timeout;
+        while self.now < end {
+            self.look();
+            if let Some(outcome) = self.watch.mailbox.take() {
+                return outcome;
+            }
+        }
+        panic!("no outcome")
+    }
+}
+
+#[test]
+fn an_acceptor_that_asks_again_and_again_and_does_not_resume_gets_no_more_time() {
+    let mut meeting = Meeting::new(Duration::from_secs(1));
+    let (start, time) = (meeting.now, meeting.time_to_repair());
+    let mut rounds = 0;
+    for _ in 0..2 {
+        let (start, mut last) = (meeting.now, meeting.now);
+        let outcome = loop {
+            let _asks = meeting.ask();
+            match meeting.outcome() {
+                RepairOutcome::Connected(..) => (rounds, last) = (rounds + 1, meeting.now),
+                outcome => break outcome,
+            }
+            assert!(meeting.now < start + 2 * time, "{rounds} rounds, and no end");
+        };
+        assert!(matches!(outcome, RepairOutcome::GivenUp(None)));
+        assert!(last > start && last <= start + time + LOOK, "{:?}", last - start);
+        // It has the whole time again once it has gone on with the connections.
+        meeting.watch.mailbox.has_resumed.store(true, Ordering::Relaxed);
+    }
+    println!("{rounds} rounds in {:?}", meeting.now - start);
+    assert!(rounds > 4, "{rounds} rounds");
+}
