@@ -50,7 +50,7 @@ impl TcpLinkInner {
         let progress = Some((self.out.received.count(), acknowledged));
         let has_progress = std::mem::replace(&mut self.progress, progress) != progress;
         self.phase = TcpLinkPhase::Broken(end);
-        self.session.repair(has_progress);
+        self.session.repair(has_progress, end.was_silent());
     }
 
     /// What has come of a frame that is not complete comes again.

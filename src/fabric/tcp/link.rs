@@ -49,6 +49,13 @@ impl MainEnd {
     pub(super) fn is_of_peer(self) -> bool {
         matches!(self, MainEnd::Closed | MainEnd::Broken(Errno::CONNRESET | Errno::PIPE))
     }
+
+    /// Whether it may have been of no use for long before: the kernel waits for signs of life, and
+    /// then names what the network has said meanwhile.
+    pub(super) fn was_silent(self) -> bool {
+        let known = [Errno::CONNRESET, Errno::PIPE, Errno::CONNABORTED, Errno::NOTCONN];
+        matches!(self, MainEnd::Broken(error) if !known.contains(&error))
+    }
 }
 
 impl fmt::Display for MainEnd {

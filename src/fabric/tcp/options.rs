@@ -59,6 +59,17 @@ impl TcpOptions {
         self.user_timeout / 2
     }
 
+    /// Time between two signs of life of a silent connection. The kernel counts in seconds.
+    pub(super) fn keep_alive(&self) -> Duration {
+        (self.time_to_notice() / 4).max(Duration::from_secs(1))
+    }
+
+    /// How long a connection may have been of no use before the kernel breaks it. It looks at a
+    /// silent one only when a sign of life is due.
+    pub(super) fn longest_silence(&self) -> Duration {
+        self.time_to_notice() + 2 * self.keep_alive()
+    }
+
     /// How long both sides try to replace connections that broke.
     pub(super) fn time_to_repair(&self) -> Duration {
         self.user_timeout - self.time_to_notice()

@@ -66,6 +66,8 @@ pub(super) enum SessionOrder {
         broken: u32,
         /// Whether frames have come, or were acknowledged, since they were made.
         has_progress: bool,
+        /// Whether they may have been of no use for long before they broke.
+        was_silent: bool,
     },
     /// One of the connections with this number was cut: the peer is to end the others.
     Cut {
@@ -117,9 +119,9 @@ impl TcpSession {
     }
 
     /// Asks for new connections. An outcome follows.
-    pub(super) fn repair(&self, has_progress: bool) {
+    pub(super) fn repair(&self, has_progress: bool, was_silent: bool) {
         let (session, broken) = (self.id, self.number);
-        self.watcher.order(SessionOrder::Repair { session, broken, has_progress });
+        self.watcher.order(SessionOrder::Repair { session, broken, has_progress, was_silent });
     }
 
     /// One of the connections was cut. An outcome follows, unless the peer ends the others in time.

@@ -305,9 +305,9 @@ impl Sessions {
                     session.start(events(epoll, id));
                     self.all.insert(id, *session);
                 }
-                SessionOrder::Repair { session: id, broken, has_progress } => {
+                SessionOrder::Repair { session: id, broken, has_progress, was_silent } => {
                     if let Some(session) = self.all.get_mut(&id) {
-                        session.broken(broken, has_progress, now);
+                        session.broken(broken, has_progress, was_silent, now);
                         self.due.push(id);
                     }
                 }

@@ -205,8 +205,7 @@ fn set_up(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     sockopt::set_tcp_user_timeout(socket, timeout.as_millis() as u32)?; // at most an hour
-    // The kernel counts in seconds.
-    let interval = (timeout / 4).max(Duration::from_secs(1));
+    let interval = options.keep_alive();
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, interval)?;
     sockopt::set_tcp_keepintvl(socket, interval)?;

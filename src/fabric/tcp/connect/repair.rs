@@ -148,13 +148,20 @@ impl SessionWatch {
         events.add(&self.listener);
     }
 
-    /// The connections with this number are broken.
-    pub(in super::super) fn broken(&mut self, number: u32, has_progress: bool, now: Instant) {
+    /// The connections with this number are broken. `was_silent`: they had been for long before.
+    pub(in super::super) fn broken(
+        &mut self,
+        number: u32,
+        has_progress: bool,
+        was_silent: bool,
+        now: Instant,
+    ) {
         // The owner may not have taken the newest ones yet.
         self.cut_until = None;
         let has_newer = number < self.number && self.mailbox.has_outcome();
         if !has_newer && self.repair.is_none() {
-            self.begin(has_progress, now);
+            let silence = if was_silent { self.plan.options.longest_silence() } else { Duration::ZERO };
+            self.begin(has_progress, silence, now);
         }
     }
 
@@ -166,10 +173,11 @@ impl SessionWatch {
     }
 
     /// Begins a repair. Repairs without progress in between share their time, unless the
-    /// connections in between have lived for as long: an idle link makes no progress.
-    fn begin(&mut self, has_progress: bool, now: Instant) {
+    /// connections in between have lived for as long: an idle link makes no progress. At the end
+    /// they may have been of no use for as long as `silence`.
+    fn begin(&mut self, has_progress: bool, silence: Duration, now: Instant) {
         let time = self.plan.options.time_to_repair();
-        let have_lived = self.made.is_some_and(|made| now.saturating_duration_since(made) >= time);
+        let have_lived = self.made.is_some_and(|made| now.saturating_duration_since(made) >= time + silence);
         let until = self.last_until.filter(|_| !has_progress && !have_lived);
         let until = until.unwrap_or_else(|| now + time);
         self.last_until = Some(until);
@@ -229,7 +237,7 @@ impl SessionWatch {
                 if self.repair.is_none() {
                     // One who asks again and again gets no more time than one who does not.
                     let has_resumed = self.mailbox.has_resumed.load(Ordering::Relaxed);
-                    self.begin(has_resumed || self.number == 0, now);
+                    self.begin(has_resumed || self.number == 0, Duration::ZERO, now);
                 }
             }
             _ => tracing::debug!(

@@ -118,3 +118,31 @@ fn an_acceptor_that_asks_again_and_again_and_does_not_resume_gets_no_more_time()
     println!("{rounds} rounds in {:?}", meeting.now - start);
     assert!(rounds > 4, "{rounds} rounds");
 }
+
+#[test]
+fn connections_that_were_silent_to_their_end_have_not_lived() {
+    for user_timeout in [1, 2, 4, 10, 3600].map(Duration::from_secs) {
+        let mut meeting = Meeting::new(user_timeout);
+        let start = meeting.now;
+        let mut breaks = 0;
+        // A network that lets hellos through, and nothing larger.
+        let outcome = loop {
+            meeting.watch.broken(meeting.watch.number, false, true, meeting.now);
+            breaks += 1;
+            match meeting.outcome() {
+                // As long as the kernel may take to notice: see `set_up`.
+                RepairOutcome::Connected(..) => {
+                    let options = &meeting.watch.plan.options;
+                    meeting.now += options.time_to_notice() + options.keep_alive() * 3 / 2;
+                }
+                outcome => break outcome,
+            }
+            assert!(meeting.now < start + 10 * user_timeout, "{user_timeout:?}: {breaks} breaks, and no end");
+        };
+        assert!(matches!(outcome, RepairOutcome::GivenUp(None)) && breaks > 1, "{breaks} breaks");
+        // An idle link that the network broke much later has the whole time.
+        meeting.now += meeting.watch.plan.options.longest_silence() + meeting.time_to_repair();
+        meeting.watch.broken(meeting.watch.number, false, true, meeting.now);
+        assert!(matches!(meeting.outcome(), RepairOutcome::Connected(..)));
+    }
+}
