@@ -190,7 +190,8 @@ impl SessionWatch {
         self.accept(events, now);
         self.set = self.set.take().filter(|set| set.until > now);
         self.dial(events, now);
-        if self.cut_until.take_if(|until| *until <= now).is_some() {
+        // Until the owner has acted: an outcome that it has not looked at gives way to a newer one.
+        if self.cut_until.is_some_and(|until| until <= now) {
             self.mailbox.deliver(RepairOutcome::Overdue);
         }
         self.cut_until.is_some()

@@ -59,10 +59,11 @@ impl Meeting {
     }
 
     /// The watcher looks once, and the acceptor answers all hellos that have come.
-    fn look(&mut self) {
+    /// Returns whether the watcher is to look again.
+    fn look(&mut self) -> bool {
         self.now += LOOK;
         let data = epoll::EventData::new_u64(0);
-        self.watch.step(SessionEvents { epoll: &self.epoll, data }, self.now);
+        let again = self.watch.step(SessionEvents { epoll: &self.epoll, data }, self.now);
         while let Some(Ok((socket, _))) = self.acceptor.as_ref().map(TcpListener::accept) {
             socket.set_nonblocking(true).expect("set");
             self.arrived.push((socket, PartialHello::default()));
@@ -80,6 +81,7 @@ impl Meeting {
             }
         }
         std::thread::yield_now();
+        again
     }
 
     /// Looks until there is an outcome.
@@ -145,4 +147,23 @@ fn connections_that_were_silent_to_their_end_have_not_lived() {
         meeting.watch.broken(meeting.watch.number, false, true, meeting.now);
         assert!(matches!(meeting.outcome(), RepairOutcome::Connected(..)));
     }
+}
+
+#[test]
+fn the_end_of_a_cut_is_told_until_the_owner_acts_whatever_the_peer_asks_for() {
+    let mut meeting = Meeting::new(Duration::from_secs(1));
+    meeting.watch.cut(0, meeting.now);
+    meeting.now += meeting.time_to_repair();
+    meeting.look();
+    // The owner has not looked yet. The acceptor asks, and its host refuses what it asked for.
+    meeting.acceptor = None;
+    let _asks = meeting.ask();
+    while meeting.watch.last_until.is_none() || meeting.watch.repair.is_some() {
+        meeting.look();
+    }
+    assert!(matches!(meeting.outcome(), RepairOutcome::Overdue));
+    // The owner acts.
+    meeting.watch.broken(0, false, true, meeting.now);
+    assert!(matches!(meeting.outcome(), RepairOutcome::Gone));
+    assert!(!meeting.look() && meeting.watch.mailbox.take().is_none());
 }
