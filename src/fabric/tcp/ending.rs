@@ -49,6 +49,9 @@ impl TcpLinkInner {
         let (_, acknowledged, _) = self.out.kept.counts();
         let progress = Some((self.out.received.count(), acknowledged));
         let has_progress = std::mem::replace(&mut self.progress, progress) != progress;
+        if !end.is_of_peer() {
+            self.network_end = Some(end);
+        }
         self.phase = TcpLinkPhase::Broken(end);
         self.session.repair(has_progress, end.was_silent());
     }
@@ -65,7 +68,7 @@ impl TcpLinkInner {
         let Some(outcome) = self.session.take_outcome().filter(|_| self.is_up()) else { return };
         match (outcome, &self.phase) {
             (RepairOutcome::Connected(sockets, _), _) => self.replace_connections(sockets, out),
-            (RepairOutcome::Gone, &TcpLinkPhase::Broken(end)) => self.go_down(self.refused(end), out),
+            (RepairOutcome::Gone, TcpLinkPhase::Broken(_)) => self.go_down(self.refused(), out),
             (RepairOutcome::GivenUp(lack), &TcpLinkPhase::Broken(end)) => {
                 self.go_down(self.given_up(end, lack), out);
             }
@@ -94,6 +97,7 @@ impl TcpLinkInner {
         self.out.release()?;
         self.out.resume();
         self.phase = TcpLinkPhase::Up;
+        self.network_end = None;
         self.session.resumed();
         out.push(self.id, Event::Repaired);
         Ok(())
@@ -189,10 +193,11 @@ impl TcpLinkInner {
     }
 
     /// The failure of connections that broke, where the peer's host refuses others.
-    fn refused(&self, end: MainEnd) -> LinkFailure {
-        if end.is_of_peer() {
+    fn refused(&self) -> LinkFailure {
+        // A peer that gives the link up ends new connections too, if it has not resumed with them.
+        let Some(end) = self.network_end else {
             return LinkFailure::PeerDied { pid: self.pid };
-        }
+        };
         LinkFailure::Connection {
             peer: self.peer,
             error: format!("{end}, and its host refuses new connections"),

@@ -126,6 +126,8 @@ pub(super) struct TcpLinkInner {
     pub unsent_credits: Option<u32>,
     /// How many frames had come and were acknowledged when the connections last broke.
     pub progress: Option<(u64, u64)>,
+    /// How the network last ended connections, if the peer has not resumed since.
+    pub network_end: Option<MainEnd>,
     /// Whether the port's list of polled links has it, and how many of its polls found nothing.
     pub is_active: bool,
     pub quiet_polls: u32,
@@ -170,6 +172,7 @@ impl TcpLinkInner {
             credits: 0,
             unsent_credits: None,
             progress: None,
+            network_end: None,
             is_active: false,
             quiet_polls: 0,
             is_registered: false,

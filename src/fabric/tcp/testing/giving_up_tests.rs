@@ -1,10 +1,10 @@
 //! Repairs that end without new connections, and why.
 
-use super::hostile_peer::{Got, meet, meet_at};
+use super::hostile_peer::{Got, TIMEOUT, meet, meet_at};
 use super::{pool, tensor_mut};
 use crate::fabric::tcp::TcpOptions;
 use crate::fabric::tcp::frame::{Frame, FrameTarget, PayloadCarrier};
-use crate::fabric::tcp::link::MainEnd;
+use crate::fabric::tcp::link::{MainEnd, TcpLinkPhase};
 use crate::fabric::tcp::session::RepairOutcome;
 use crate::fabric::{Completions, LinkFailure, Port};
 use rustix::io::Errno;
@@ -76,6 +76,41 @@ fn a_peer_that_refuses_has_died_only_if_its_host_ended_the_connections() {
             assert!(matches!(why, LinkFailure::Connection { .. }), "{said}");
             assert!(said.contains(&error.to_string()), "{said}");
             assert!(said.contains("its host refuses new connections: usually its process has ended, or"));
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_ends_new_connections_before_it_has_resumed_is_not_reported_as_dead() {
+    let pool = pool();
+    for resumes in [false, true] {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = silent.local_addr().expect("bound").port();
+        let (mut victim, mut peer) = meet_at(&pool, TcpOptions::default(), port);
+        let link = victim.port.link_mut(victim.link);
+        link.break_off(MainEnd::Broken(Errno::TIMEDOUT), &mut Completions::default());
+        peer.dial_again(1);
+        if resumes {
+            peer.send(Frame::Resume, &[]);
+        }
+        let start = Instant::now();
+        let is_reached = |phase: &TcpLinkPhase| match phase {
+            TcpLinkPhase::Resuming => !resumes,
+            phase => resumes && matches!(phase, TcpLinkPhase::Up),
+        };
+        while !is_reached(&victim.port.link_mut(victim.link).phase) {
+            victim.poll();
+            assert!(start.elapsed() < TIMEOUT, "no new connections");
+        }
+        // It gives the link up, and listens no more.
+        drop((silent, peer));
+        let got = victim.until_down();
+        let [Got::Down(why)] = &got[..] else { panic!("{got:?}") };
+        if resumes {
+            assert_eq!(*why, LinkFailure::PeerDied { pid: std::process::id() });
+        } else {
+            assert!(matches!(why, LinkFailure::Connection { .. }), "{why}");
+            assert!(why.to_string().contains(&Errno::TIMEDOUT.to_string()), "{why}");
         }
     }
 }
