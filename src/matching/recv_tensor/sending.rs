@@ -198,7 +198,10 @@ impl RecvTensors {
         out.add(id, PeerRequest { key: key.clone(), wants_checksum, state });
         match out.table.ask(&key, id) {
             AskOutcome::Matched(id, value) => self.answer(peer, id, value),
-            AskOutcome::Queued if is_try => drop(out.forget(|request| request == id)),
+            AskOutcome::Queued if is_try => {
+                out.table.remove_waiter(&key, |waiter| *waiter == id);
+                out.remove(id);
+            }
             AskOutcome::Queued => {}
         }
     }

@@ -1,5 +1,7 @@
 //! Two processes whose calls are lost, repeated and late.
 
+mod flood;
+
 use super::sending::MAX_PEER_KEY_BYTES;
 use super::*;
 use crate::link::{EdgeKey, LinkSettings, Value};
