@@ -50,8 +50,8 @@ impl MainEnd {
         matches!(self, MainEnd::Closed | MainEnd::Broken(Errno::CONNRESET | Errno::PIPE))
     }
 
-    /// Whether it may have been of no use for long before: the kernel waits for signs of life, and
-    /// then names what the network has said meanwhile.
+    /// Whether the connection may have been of no use for long before. The kernel waits for signs
+    /// of life, and then names what the network has said meanwhile.
     pub(super) fn was_silent(self) -> bool {
         let known = [Errno::CONNRESET, Errno::PIPE, Errno::CONNABORTED, Errno::NOTCONN];
         matches!(self, MainEnd::Broken(error) if !known.contains(&error))
