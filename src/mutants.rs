@@ -142,6 +142,8 @@ mutants! {
     parts {
         /// A write of another length than its destination counts as landed.
         PartLanded,
+        /// A value that comes after its receive was dropped is lost.
+        ValueToNobody,
         /// An offered tensor whose receive gives up is lost.
         LandingDropped,
         /// The sender keeps an offered tensor whose step has ended at the receiver.

@@ -78,9 +78,11 @@ impl Matching {
         *waiting += u32::from(is_bounded);
         let step = receive.key.step;
         let waiter = self.add_waiting(receive);
-        let incoming = &mut self.peers[peer.0 as usize].incoming;
-        incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
-        self.update_ready(lanes, peer, edge);
+        let entry = &mut self.peers[peer.0 as usize];
+        entry.incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
+        if entry.offers {
+            self.update_ready_of(lanes, peer, edge);
+        }
     }
 
     /// Adds a receive that waits, which counts as waiting already.
@@ -112,11 +114,17 @@ impl Matching {
             Incoming::Nothing => {}
             Incoming::Dropped(value) => _ = self.discard(lanes, peer, value),
             Incoming::Value(edge, waiter, held) => {
-                if let Some(receive) = self.take_waiting(waiter) {
+                // Looked at where it lies: a receive that is taken out first is copied once more.
+                if self.waiting.get(waiter).is_some_and(WaitingReceive::is_dropped) {
+                    self.pass_on(lanes, waiter, held);
+                } else if let Some(receive) = self.take_waiting(waiter) {
                     self.deliver(lanes, receive, held);
                 }
-                self.send_due(lanes, peer, edge);
-                self.update_ready(lanes, peer, edge);
+                let entry = &mut self.peers[peer.0 as usize];
+                entry.incoming.send_due(edge, &mut |message| lanes.to_sender(peer, message));
+                if entry.offers {
+                    self.update_ready_of(lanes, peer, edge);
+                }
             }
             Incoming::Ended(waiters, values, refusal) => {
                 values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
@@ -146,6 +154,15 @@ impl Matching {
         }
     }
 
+    /// Gives the value of a receive that was dropped to the next one that it fits.
+    #[cold]
+    fn pass_on(&mut self, lanes: &mut impl Lanes, waiter: u32, held: Held<WindowArrival>) {
+        let Some(receive) = self.take_waiting(waiter) else { return };
+        let of = (receive.peer, receive.edge);
+        receive.abandon();
+        self.deliver_to_next(lanes, of, held);
+    }
+
     /// Gives a value that a receive could not take to the next one that it fits.
     #[cold]
     fn deliver_to_next(
@@ -159,6 +176,11 @@ impl Matching {
             let incoming = &mut self.peers[peer.0 as usize].incoming;
             let Some((waiter, put_back)) = incoming.put_back(edge, held) else { return };
             let Some(receive) = self.take_waiting(waiter) else { return };
+            if receive.is_dropped() {
+                receive.abandon();
+                held = put_back;
+                continue;
+            }
             let Some(left) = self.try_deliver(lanes, receive, put_back) else { return };
             held = left;
         }
@@ -218,6 +240,22 @@ impl Matching {
         self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
         self.calls.remove(&receive.waiter.id);
         Some(receive)
+    }
+}
+
+impl WaitingReceive {
+    /// Whether its handle was dropped. What comes then is for the next receive, even if it
+    /// overtakes the command that cancels this one.
+    #[inline]
+    pub(super) fn is_dropped(&self) -> bool {
+        self.waiter.sender.is_abandoned() && !is_on(Mutant::ValueToNobody)
+    }
+
+    /// Ends a receive whose handle was dropped.
+    #[cold]
+    pub(super) fn abandon(mut self) {
+        self.waiter.cancel_reason = Some(CancelReason::Dropped);
+        self.waiter.fail_cancelled(&self.key);
     }
 }
 

@@ -195,7 +195,7 @@ impl Matching {
     }
 
     #[cold]
-    fn update_ready_of(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
+    pub(super) fn update_ready_of(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let Some(id) = incoming.announced(edge) else { return };
         let first = incoming.edge_at(edge).and_then(|edge| edge.waiters().next());
@@ -303,7 +303,7 @@ impl Matching {
             }
             WantedBy::Receive { waiter, is_given } => {
                 let Some(receive) = self.take_waiting(waiter) else { return };
-                if is_given {
+                if is_given && !receive.is_dropped() {
                     Self::give_back(lanes, receive, &told, checksum, tensor);
                     self.peers[peer.0 as usize].incoming.remove_taken(edge, is_landing(landing));
                 } else {
@@ -342,7 +342,13 @@ impl Matching {
     ) {
         loop {
             let (peer, edge, step) = (receive.peer, receive.edge, receive.key.step);
-            let left = Self::offer(lanes, receive, value);
+            let left = match receive.is_dropped() {
+                true => {
+                    receive.abandon();
+                    Some(value)
+                }
+                false => Self::offer(lanes, receive, value),
+            };
             let incoming = &mut self.peers[peer.0 as usize].incoming;
             let Some(left) = left else { return incoming.remove_taken(edge, is_landing(landing)) };
             let Some(waiter) = incoming.leave_taken(edge, step, is_landing(landing)) else {

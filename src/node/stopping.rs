@@ -119,7 +119,9 @@ impl Node {
             _ => None,
         };
         self.context.end(Error::Stopped);
-        self.context.settle();
+        // Each poller answers after it has ended the calls. The peers hear of the stop only then,
+        // so nothing that they do becomes the reason of a call's end.
+        let _ = self.context.untaken(false, &mut Vec::new());
         self.events.end();
         let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
         self.pollers.close();

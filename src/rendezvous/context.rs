@@ -380,15 +380,6 @@ impl Context {
         self.nudge();
     }
 
-    /// Waits until the pollers have run the commands of this thread. After an [end](Context::end)
-    /// every call has its error: what the peers do next can't be the reason of a call's end.
-    pub(crate) fn settle(&self) {
-        for path in self.paths.all() {
-            // A path that is closed or poisoned has ended its calls.
-            let _ = path.untaken(false, None);
-        }
-    }
-
     /// Whether a peer is linked, or why it is lost.
     pub fn peer_status(&self, peer: PeerIndex) -> PeerStatus {
         match self.check_home() {

@@ -9,7 +9,7 @@ use super::oneshot::OneshotSender;
 use super::result_cell::ResultCell;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The results of several one-shot channels.
 pub(super) struct CompletionGroup<R> {
@@ -22,6 +22,8 @@ pub(super) struct CompletionGroup<R> {
     left: Box<[AtomicUsize]>,
     /// Number of results that are failures.
     failed: AtomicUsize,
+    /// The receiver was dropped before all results were sent.
+    is_abandoned: AtomicBool,
     /// The job that runs at the end, if nobody waits for it.
     end: Option<EndJob>,
 }
@@ -138,7 +140,9 @@ impl<R> CompletionGroup<R> {
         let first = subsets.first().copied();
         let only_subset = first.filter(|first| subsets.iter().all(|subset| subset == first)).map(usize::from);
         let failed = AtomicUsize::new(0);
-        let mut group = CompletionGroup { cells, subsets, only_subset, left, failed, end: None };
+        let is_abandoned = AtomicBool::new(false);
+        let mut group =
+            CompletionGroup { cells, subsets, only_subset, left, failed, is_abandoned, end: None };
         group.reset();
         group
     }
@@ -150,7 +154,13 @@ impl<R> CompletionGroup<R> {
             *self.left[usize::from(*subset)].get_mut() += 1;
         }
         *self.failed.get_mut() = 0;
+        *self.is_abandoned.get_mut() = false;
         self.end = None;
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        // Relaxed: only those that hear of the drop in another way rely on it.
+        self.is_abandoned.load(Ordering::Relaxed)
     }
 
     fn is_done(&self) -> bool {
@@ -263,6 +273,7 @@ impl<R> Drop for GroupReceiver<R> {
         let Some(group) = self.group.take() else { return };
         // Only a group with all results goes back to the pool. The last sender frees any other.
         if !group.is_done() {
+            group.is_abandoned.store(true, Ordering::Relaxed);
             return;
         }
         for cell in &group.cells {
@@ -350,6 +361,16 @@ mod tests {
         assert!(!receiver.has_failed());
         third.send(Answer(-7));
         assert!(receiver.has_failed() && receiver.is_done());
+    }
+
+    #[test]
+    fn a_group_whose_receiver_is_dropped_early_is_abandoned() {
+        let (receiver, senders) = pool(2).channels();
+        let mut senders: Vec<_> = senders.collect();
+        senders.remove(0).send(Answer(1));
+        assert!(!senders[0].is_abandoned());
+        drop(receiver);
+        assert!(senders[0].is_abandoned());
     }
 
     #[test]

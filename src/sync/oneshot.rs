@@ -163,6 +163,18 @@ impl<R: Canceled> OneshotSender<R> {
         OneshotSender { to: Some(SendTarget::Group(group, at)) }
     }
 
+    /// Whether the receiver was dropped before it had the result. What has come by way of the
+    /// thread that dropped it is sent to nobody then.
+    #[inline]
+    pub fn is_abandoned(&self) -> bool {
+        match &self.to {
+            // The receiver has the other reference until it is dropped.
+            Some(SendTarget::Channel(channel)) => Arc::strong_count(channel) == 1,
+            Some(SendTarget::Group(group, _)) => group.is_abandoned(),
+            Some(SendTarget::Callback(_)) | None => false,
+        }
+    }
+
     /// Sends the result.
     pub fn send(mut self, result: R) {
         self.send_to_target(result);
@@ -231,6 +243,18 @@ mod tests {
         assert!(receiver.is_done());
         assert_eq!(receiver.take(), Some(Answer(5)));
         assert_eq!(receiver.take(), None);
+    }
+
+    #[test]
+    fn a_sender_whose_receiver_is_dropped_early_is_abandoned() {
+        let pool = OneshotPool::<Answer>::new(1);
+        for _ in 0..2 {
+            let (receiver, sender) = pool.channel();
+            assert!(!sender.is_abandoned());
+            drop(receiver);
+            assert!(sender.is_abandoned());
+        }
+        assert!(!OneshotSender::<Answer>::callback(drop).is_abandoned());
     }
 
     #[test]

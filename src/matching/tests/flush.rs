@@ -73,10 +73,12 @@ fn values_that_wait_are_told_apart_from_those_that_left() {
     pair.run();
     assert_eq!(pair.flush(), counts(&[("new", 1, 2, 0), ("x", 3, 2, 0)]));
     // A value that is needed leaves outside the window.
-    assert!(pair.receive("x", 5).waits());
+    let needed = pair.receive("x", 5);
+    assert!(needed.waits());
     pair.run();
     assert_eq!(pair.flush(), counts(&[("new", 1, 2, 0), ("x", 2, 3, 0)]));
     pair.run();
+    drop(needed);
     assert_eq!(pair.flush(), counts(&[("new", 1, 2, 0), ("x", 2, 2, 0)]));
     // The end of a step drops its values, here or there.
     pair.step(RECEIVER, StepChange::CleanedUp { step: 1 });

@@ -124,6 +124,13 @@ impl Pair {
         self.run();
     }
 
+    /// The number in a value that is there, or on its way.
+    fn receive_at_once(&mut self, name: &str, step: u64) -> u32 {
+        let mut call = self.receive(name, step);
+        self.run();
+        call.number()
+    }
+
     /// A receive of a value that is on its way to it.
     fn on_its_way(&mut self, number: u32) -> Call {
         self.send("x", 1, number);
@@ -187,6 +194,47 @@ fn offered_tensors_of_an_ended_step_are_declined() {
         pair.step(side, StepChange::CleanedUp { step: 1 });
         pair.run();
         assert!(pair.offers().is_empty(), "the sender keeps the tensor");
+        pair.end(1..=1);
+    }
+}
+
+/// As for a handle that is dropped: the value can overtake the command that cancels the receive.
+#[test]
+fn a_value_that_comes_after_its_receive_was_dropped_is_for_the_next_receive() {
+    for mut pair in [Pair::new(2), Pair::offering(2)] {
+        let given = || Destination::Into(pair.tensor(RECEIVER, 0, 8));
+        for destination in [Destination::Alloc, given(), given()] {
+            let first = pair.begin("x", 1, destination, SOON);
+            let mut second = pair.receive("x", 1);
+            pair.run();
+            let id = first.id;
+            drop(first);
+            [10, 20].into_iter().for_each(|number| pair.send("x", 1, number));
+            pair.run();
+            assert_eq!((second.number(), pair.receive_at_once("x", 1)), (10, 20));
+            let late = Cancel { id, why: CancelReason::Dropped };
+            let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+            assert!(!matching.cancel(lanes, &late), "the receive has ended");
+        }
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn a_tensor_that_lands_after_its_receive_was_dropped_is_for_the_next_receive() {
+    for is_given in [false, true] {
+        let mut pair = Pair::offering(2);
+        pair.send("x", 1, 10);
+        let destination = match is_given {
+            true => Destination::Into(pair.tensor(RECEIVER, 0, 8)),
+            false => Destination::Alloc,
+        };
+        let first = pair.begin("x", 1, destination, SOON);
+        pair.run_messages();
+        assert!(first.waits(), "the tensor has not landed");
+        drop(first);
+        pair.run();
+        assert_eq!(pair.receive_at_once("x", 1), 10);
         pair.end(1..=1);
     }
 }
@@ -355,5 +403,11 @@ fn each_bug_is_found() {
     use crate::mutants::{Mutant, assert_found};
     assert_found(Mutant::DestinationNotWithdrawn, a_receive_that_waits_has_a_destination_granted_ahead);
     assert_found(Mutant::LandingDropped, a_tensor_whose_receive_gives_up_is_the_first_of_its_step);
+    for found in [
+        a_value_that_comes_after_its_receive_was_dropped_is_for_the_next_receive,
+        a_tensor_that_lands_after_its_receive_was_dropped_is_for_the_next_receive,
+    ] {
+        assert_found(Mutant::ValueToNobody, found);
+    }
     assert_found(Mutant::OfferNotDeclined, offered_tensors_of_an_ended_step_are_declined);
 }
