@@ -114,7 +114,7 @@ impl Matching {
             Incoming::Nothing => {}
             Incoming::Dropped(value) => _ = self.discard(lanes, peer, value),
             Incoming::Value(edge, waiter, held) => {
-                // Looked at where it lies: a receive that is taken out first is copied once more.
+                // Before the receive is taken out, as a borrow of it then costs one more copy.
                 if self.waiting.get(waiter).is_some_and(WaitingReceive::is_dropped) {
                     self.pass_on(lanes, waiter, held);
                 } else if let Some(receive) = self.take_waiting(waiter) {

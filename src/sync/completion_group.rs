@@ -158,8 +158,9 @@ impl<R> CompletionGroup<R> {
         self.end = None;
     }
 
+    /// Whether the receiver was dropped before all results were sent.
     pub(super) fn is_abandoned(&self) -> bool {
-        // Relaxed: only those that hear of the drop in another way rely on it.
+        // Relaxed: what tells another thread of the drop also orders this load after the store.
         self.is_abandoned.load(Ordering::Relaxed)
     }
 

@@ -163,8 +163,8 @@ impl<R: Canceled> OneshotSender<R> {
         OneshotSender { to: Some(SendTarget::Group(group, at)) }
     }
 
-    /// Whether the receiver was dropped before it had the result. What has come by way of the
-    /// thread that dropped it is sent to nobody then.
+    /// Whether the receiver was dropped before a result was sent. A thread that learns of the drop
+    /// from the thread that dropped, also by way of other processes, gets `true`.
     #[inline]
     pub fn is_abandoned(&self) -> bool {
         match &self.to {
