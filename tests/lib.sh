@@ -118,13 +118,15 @@ everything() {
         tested cargo test --locked --workspace --no-fail-fast -- --show-output
 }
 
-# main_job [OPTION...]: fifty steps of training by three processes, and the same by one process without the
-# engine. The weights must be equal bit for bit. OPTIONs are those of cargo.
+# main_job [release]: fifty steps of training by three processes, and the same by one process without the
+# engine. The weights must be equal bit for bit. The build has the features of the other steps, so that Cargo
+# builds nothing twice.
 main_job() {
-    local options=(--servers 1 --workers 2 --steps 50 --batch 32 --seed 7) engine single
-    limited cargo run --locked "$@" --example train -- "${options[@]}" --json "$work/engine.json" || return
-    limited cargo run --locked "$@" --example train -- "${options[@]}" --single \
-        --json "$work/single.json" || return
+    local train=${CARGO_TARGET_DIR:-target}/${1:-debug}/examples/train engine single
+    local options=(--servers 1 --workers 2 --steps 50 --batch 32 --seed 7)
+    limited cargo build --locked --workspace --example train --profile "${1:-dev}" || return
+    limited "$train" "${options[@]}" --json "$work/engine.json" || return
+    limited "$train" "${options[@]}" --single --json "$work/single.json" || return
     engine=$(json_text "$work/engine.json" weights_digest)
     single=$(json_text "$work/single.json" weights_digest)
     echo "weights: $engine with the engine, $single without"

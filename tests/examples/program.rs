@@ -68,30 +68,41 @@ impl Train {
     }
 }
 
-/// The built example of this name, up to date. Cargo builds examples for `cargo test` but not for
-/// `cargo test --test ...`, and only Cargo knows their paths.
+/// The built example of this name, up to date.
 pub fn example(name: &str) -> &'static Path {
-    static EXAMPLES: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
-    let built = EXAMPLES.get_or_init(|| build(&["--examples"], "example"));
-    let found = built.iter().find(|(built, _)| built == name);
-    found
-        .map(|(_, path)| path.as_path())
-        .unwrap_or_else(|| panic!("cargo built no example {name}: {built:?}"))
+    built("example", name)
 }
 
 /// The built program `tensorwire`, up to date.
 pub fn tensorwire() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let built = build(&["--package", "tensorwire-cli", "--bin", "tensorwire"], "bin");
-        built.into_iter().map(|(_, path)| path).next().expect("cargo built it")
-    })
+    built("bin", "tensorwire")
 }
 
-/// Has Cargo build targets of this kind. Returns their names and paths.
-fn build(what: &[&str], kind: &str) -> Vec<(String, PathBuf)> {
+/// The path of a program of this kind and name. Only Cargo knows it, and `cargo test --test ...` builds
+/// no examples.
+///
+/// Cargo builds everything with the features that `cargo test --workspace` has, so that it builds
+/// nothing twice.
+fn built(kind: &str, name: &str) -> &'static Path {
+    static PROGRAMS: OnceLock<Vec<Program>> = OnceLock::new();
+    let programs = PROGRAMS.get_or_init(build);
+    let found = programs.iter().find(|program| program.kind == kind && program.name == name);
+    let found = found.unwrap_or_else(|| panic!("cargo built no {kind} {name}: {programs:?}"));
+    &found.path
+}
+
+/// A program that Cargo built.
+#[derive(Debug)]
+struct Program {
+    kind: String,
+    name: String,
+    path: PathBuf,
+}
+
+fn build() -> Vec<Program> {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--message-format=json"]).args(what);
+    cargo.args(["build", "--quiet", "--message-format=json", "--workspace"]);
+    cargo.args(["--examples", "--bin", "tensorwire"]);
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
     }
@@ -99,12 +110,12 @@ fn build(what: &[&str], kind: &str) -> Vec<(String, PathBuf)> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout).expect("text");
     let messages = messages.lines().map(|line| serde_json::from_str(line).expect("json"));
-    let built = |message: Value| {
-        let is_wanted = message["target"]["kind"][0] == kind;
-        let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
-        is_wanted.then(|| (name.to_owned(), PathBuf::from(path)))
+    let program = |message: Value| {
+        let target = &message["target"];
+        let (kind, name) = (target["kind"][0].as_str()?.into(), target["name"].as_str()?.into());
+        Some(Program { kind, name, path: message["executable"].as_str()?.into() })
     };
-    messages.filter_map(built).collect()
+    messages.filter_map(program).collect()
 }
 
 /// A run in progress.

@@ -156,33 +156,39 @@ fn a_life_that_dies_before_it_is_linked_is_told_at_once_and_named_by_the_join() 
 #[test]
 fn a_life_that_dies_while_its_link_is_made_is_told_although_the_attempt_goes_on() {
     // The survivor may still connect, or wait for the other to say that it has.
-    for (victim, slow) in [(0, 1), (1, 0), (0, 0), (1, 1)] {
-        let cluster = workers(2);
-        let members: Vec<Member> = (0..2).map(|task| Member::new(options(&cluster, task))).collect();
-        let survivor = &members[1 - victim];
-        *members[slow].peering.delay.lock().unwrap() = Duration::from_secs(4);
-        members.iter().for_each(|member| member.service.start().expect("it starts"));
-        let begin = Instant::now();
-        while survivor.peering.connected.lock().unwrap().is_empty() {
-            assert!(begin.elapsed() < LONG);
-            std::thread::yield_now();
+    std::thread::scope(|scope| {
+        for (victim, slow) in [(0, 1), (1, 0), (0, 0), (1, 1)] {
+            scope.spawn(move || a_life_dies_while_its_link_is_made(victim, slow));
         }
-        let killed = Instant::now();
-        members[victim].service.kill();
-        let cause = survivor.peering.await_told(|told| match told {
-            Told::Gone(_, cause) => Some(cause.clone()),
-            _ => None,
-        });
-        let took = killed.elapsed();
-        println!("worker/{victim} died, worker/{slow} connects: known after {took:?}: {cause}");
-        assert!(matches!(cause, LossCause::Died(_)), "{cause}");
-        assert!(took < Duration::from_millis(500) * 5, "looks are 500 ms apart: {took:?}");
-        let again = Member::start(options(&cluster, victim as u32));
-        survivor.join();
-        again.join();
-        survivor.stop();
-        survivor.peering.assert_no_endpoint_is_left();
+    });
+}
+
+fn a_life_dies_while_its_link_is_made(victim: usize, slow: usize) {
+    let cluster = workers(2);
+    let members: Vec<Member> = (0..2).map(|task| Member::new(options(&cluster, task))).collect();
+    let survivor = &members[1 - victim];
+    *members[slow].peering.delay.lock().unwrap() = Duration::from_secs(4);
+    members.iter().for_each(|member| member.service.start().expect("it starts"));
+    let begin = Instant::now();
+    while survivor.peering.connected.lock().unwrap().is_empty() {
+        assert!(begin.elapsed() < LONG);
+        std::thread::yield_now();
     }
+    let killed = Instant::now();
+    members[victim].service.kill();
+    let cause = survivor.peering.await_told(|told| match told {
+        Told::Gone(_, cause) => Some(cause.clone()),
+        _ => None,
+    });
+    let took = killed.elapsed();
+    println!("worker/{victim} died, worker/{slow} connects: known after {took:?}: {cause}");
+    assert!(matches!(cause, LossCause::Died(_)), "{cause}");
+    assert!(took < Duration::from_millis(500) * 5, "looks are 500 ms apart: {took:?}");
+    let again = Member::start(options(&cluster, victim as u32));
+    survivor.join();
+    again.join();
+    survivor.stop();
+    survivor.peering.assert_no_endpoint_is_left();
 }
 
 #[test]
