@@ -15,6 +15,7 @@ const OTHER: &[&str] = &[
     "impl ",
     "type ",
     "pub use ",
+    "pub fn ",
     "pub unsafe fn ",
     "unsafe fn ",
     "/*",
