@@ -78,8 +78,8 @@ pub fn tensorwire() -> &'static Path {
     built("bin", "tensorwire")
 }
 
-/// The path of a program of this kind and name. Only Cargo knows it, and `cargo test --test ...` builds
-/// no examples.
+/// The path of a program of this kind and name. Only Cargo knows it, and `cargo test --test ...`
+/// builds no examples.
 ///
 /// Cargo builds everything with the features that `cargo test --workspace` has, so that it builds
 /// nothing twice.
