@@ -147,7 +147,10 @@ impl Client {
             true => self.shared.change(note),
             false => self.shared.step(note),
         }
-        self.note(Some(error.into_text()));
+        // The table has what it was told of an address where nothing listens.
+        if !matches!(error, CallError::Unattended(_)) {
+            self.note(Some(error.into_text()));
+        }
     }
 
     /// Asks for the identity at the peer's address.

@@ -25,6 +25,8 @@ pub(super) struct PeerRecord {
     pub(super) busy: bool,
     /// Why the last attempt to reach the peer failed, or why the peer refused.
     pub(super) reach: Option<String>,
+    /// That nothing listens at its address any more. `reach` keeps the cause before it.
+    pub(super) unattended: Option<String>,
     /// The generation that failed last, and why.
     pub(super) failed: Option<(u64, String)>,
     /// Why the one before it failed, until the two sides have compared what they know of the last.
@@ -132,6 +134,7 @@ impl PeerRecord {
             past: VecDeque::new(),
             busy: false,
             reach: None,
+            unattended: None,
             failed: None,
             failed_before: None,
             logged: None,

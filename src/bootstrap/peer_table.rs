@@ -108,9 +108,10 @@ impl PeerTable {
     /// Why the peer has no link, in words.
     pub(super) fn why_missing(&self, index: usize) -> String {
         let peer = &self.peers[index];
-        let now = match (&peer.reach, &peer.failed) {
-            (Some(reach), _) => reach.clone(),
-            (None, Some((_, why))) if peer.life.is_some() => {
+        let now = match (&peer.reach, &peer.unattended, &peer.failed) {
+            (Some(reach), Some(unattended), _) => format!("{reach}; since then: {unattended}"),
+            (Some(why), None, _) | (None, Some(why), _) => why.clone(),
+            (None, None, Some((_, why))) if peer.life.is_some() => {
                 format!("its link failed: {}", peer.failed_before.as_ref().unwrap_or(why))
             }
             _ if peer.life.is_some() => "it is up, and the link with it is still being made".into(),
@@ -127,7 +128,7 @@ impl PeerTable {
     pub(super) fn note(&mut self, index: usize, why: Option<String>) -> bool {
         let peer = &mut self.peers[index];
         let news = peer.reach != why;
-        peer.reach = why;
+        (peer.reach, peer.unattended) = (why, None);
         news
     }
 
@@ -409,8 +410,8 @@ impl PeerTable {
                 life.stage = LifeStage::Linked(attempt);
             }
         }
-        (peer.reach, peer.failed, peer.failed_before, peer.lost) = (None, None, None, None);
-        peer.logged = None;
+        (peer.reach, peer.unattended, peer.lost, peer.logged) = (None, None, None, None);
+        (peer.failed, peer.failed_before) = (None, None);
         vec![PeerEvent::Ready(info.clone(), ticket)]
     }
 
@@ -542,6 +543,7 @@ impl PeerTable {
     /// its process has ended if it does not call any more either.
     pub(super) fn unattended(&mut self, index: usize, why: &str, now: Instant) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
+        peer.unattended = Some(why.to_owned());
         let Some(life) = &peer.life else {
             if self.have_met && peer.ended.is_none() {
                 peer.ended = Some((why.to_owned(), now));

@@ -67,10 +67,9 @@ fn a_process_that_can_t_map_the_pool_of_its_peer_blames_itself() {
     assert!(other.ends_well());
 }
 
-/// A member that links by shared memory alone. Where it may, it links by TCP, which takes fewer
-/// descriptors.
-fn on_shared_memory(cluster: &str, task: u32) -> Builder {
-    member(cluster, task).set("fabric", "shm").set("join_timeout", "1s")
+/// A member that links by one fabric alone.
+fn on(fabric: &str, cluster: &str, task: u32) -> Builder {
+    member(cluster, task).set("fabric", fabric).set("join_timeout", "1s")
 }
 
 #[test]
@@ -79,7 +78,8 @@ fn role_few_files() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let task = std::env::var("TEST_ME").expect("a number").parse().expect("a number");
     let spare: u64 = std::env::var("TEST_SPARE").expect("a number").parse().expect("a number");
-    let node = on_shared_memory(&cluster, task).start().expect("the node starts");
+    let fabric = std::env::var("TEST_FABRIC").expect("a fabric");
+    let node = on(&fabric, &cluster, task).start().expect("the node starts");
     println!("started");
     wait_to_be_told();
     let open = std::fs::read_dir("/proc/self/fd").expect("procfs").count() as u64;
@@ -92,18 +92,18 @@ fn role_few_files() {
 }
 
 /// A member with few descriptors joins another one, as task `me`.
-fn join_with_few_files(me: u32, spare: u32) {
+fn join_with_few_files(fabric: &str, me: u32, spare: u32) {
     let cluster = cluster(2);
     let (me_text, spare_text) = (me.to_string(), spare.to_string());
-    let environment = [("TEST_ME", me_text.as_str()), ("TEST_SPARE", &spare_text)];
+    let environment = [("TEST_ME", me_text.as_str()), ("TEST_SPARE", &spare_text), ("TEST_FABRIC", fabric)];
     let mut other = Other::start_with("resources::role_few_files", &cluster, &environment);
     other.wait_for("started");
     other.say("go");
     other.wait_for("limited");
-    let node = on_shared_memory(&cluster, 1 - me).start().expect("the node starts");
+    let node = on(fabric, &cluster, 1 - me).start().expect("the node starts");
     let began = Instant::now();
     let error = node.join().expect_err("the other can't link").to_string();
-    println!("task {me} has {spare} descriptors. The peer, after {:?}: {error}", began.elapsed());
+    println!("{fabric}: task {me} has {spare} descriptors. The peer, after {:?}: {error}", began.elapsed());
     println!("task {me} {}", other.wait_for("error: "));
     // Whose lack it is, and not only that an attempt is being given up.
     assert!(error.contains(&format!("w/{me}")) && error.contains("Too many open files"), "{error}");
@@ -113,14 +113,13 @@ fn join_with_few_files(me: u32, spare: u32) {
 
 #[test]
 fn a_process_with_few_descriptors_blames_itself_and_so_does_its_peer() {
-    if writes_bulk() {
-        return println!("skipped: the descriptors are those of the set-up of shared memory");
-    }
-    for me in [0, 1] {
-        for spare in [1, 2, 4] {
-            join_with_few_files(me, spare);
+    std::thread::scope(|scope| {
+        for (fabric, spares) in [("shm", [1, 2, 4]), ("tcp", [0, 1, 2])] {
+            for me in [0, 1] {
+                scope.spawn(move || spares.map(|spare| join_with_few_files(fabric, me, spare)));
+            }
         }
-    }
+    });
 }
 
 #[test]

@@ -54,8 +54,26 @@ enum AttemptError {
     Refused(String),
     /// There is no connection. The call was not sent.
     Unsent(String),
+    /// The same, as nothing listens at the address.
+    Unattended(String),
     /// The call may have been done.
     Lost(String),
+}
+
+impl AttemptError {
+    /// The error with why attempts before it were not sent, if nothing listens any more.
+    fn after(self, before: &mut Option<String>) -> Self {
+        match (self, &before) {
+            (AttemptError::Unattended(why), Some(first)) => {
+                AttemptError::Unattended(format!("{first}; since then: {why}"))
+            }
+            (AttemptError::Unsent(why), _) => {
+                *before = Some(why.clone());
+                AttemptError::Unsent(why)
+            }
+            (error, _) => error,
+        }
+    }
 }
 
 impl RemoteStore {
@@ -137,15 +155,15 @@ impl RemoteStore {
         let (grpc, server) = (self.grpc.clone(), self.server.clone());
         let (done, outcome) = mpsc::channel();
         self.runtime.spawn(async move {
-            let mut pause = PAUSES.0;
+            let (mut pause, mut before) = (PAUSES.0, None);
             let outcome = loop {
                 let error = match attempt(&server, waits, call(grpc.clone())).await {
                     Ok(answer) => break Ok(answer),
-                    Err(error) => error,
+                    Err(error) => error.after(&mut before),
                 };
                 let again = match &error {
                     AttemptError::Refused(_) => false,
-                    AttemptError::Unsent(_) => true,
+                    AttemptError::Unsent(_) | AttemptError::Unattended(_) => true,
                     AttemptError::Lost(_) => is_read,
                 };
                 let left = within.saturating_sub(begin.elapsed());
@@ -164,7 +182,9 @@ impl RemoteStore {
             let (store, waited) = (self.name.clone(), begin.elapsed());
             match error {
                 AttemptError::Refused(why) => StoreError::Refused { store, tried, why },
-                AttemptError::Unsent(why) => StoreError::Unreachable { store, tried, why, waited },
+                AttemptError::Unsent(why) | AttemptError::Unattended(why) => {
+                    StoreError::Unreachable { store, tried, why, waited }
+                }
                 AttemptError::Lost(why) => {
                     let why = if is_read { why } else { format!("{why}; the call may have been done") };
                     StoreError::Unreachable { store, tried, why, waited }
@@ -231,13 +251,16 @@ fn unanswered(server: &TaskId, status: &Status) -> AttemptError {
         innermost = source;
         // Every error of the connector is one: the connection was not made.
         if let Some(why) = innermost.downcast_ref::<ProofError>() {
-            return AttemptError::Unsent(match why {
+            return match why {
                 ProofError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                    "nobody listens there (connection refused): is the process running?".into()
+                    let why = "nobody listens there (connection refused): is the process running?";
+                    AttemptError::Unattended(why.into())
                 }
-                ProofError::Io(error) => format!("it could not be reached: {error}"),
-                why => format!("what listens there is not proven to be {server}: {why}"),
-            });
+                ProofError::Io(error) => AttemptError::Unsent(format!("it could not be reached: {error}")),
+                why => {
+                    AttemptError::Unsent(format!("what listens there is not proven to be {server}: {why}"))
+                }
+            };
         }
     }
     AttemptError::Lost(format!("the connection was lost: {innermost}"))

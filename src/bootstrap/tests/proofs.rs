@@ -66,6 +66,10 @@ fn another_secret_is_refused_on_both_sides() {
         assert!(!error.contains("0123"), "{error}");
         assert!(member.peering.told().is_empty());
     }
+    // The one that gives up first does not hide why the other one waits.
+    drop(second);
+    let error = first.await_missing("nobody listens");
+    assert!(error.contains("is not proven to be worker/1: TLS failed"), "{error}");
 }
 
 #[test]

@@ -286,13 +286,25 @@ fn another_secret_reaches_no_store() {
         options.auth = AuthSettings::Secret(path);
         options
     };
-    let _server = StoreServer::start(&with(0, "right"), [0, 1].map(|task| name("worker", task))).unwrap();
+    let server = StoreServer::start(&with(0, "right"), [0, 1].map(|task| name("worker", task))).unwrap();
     RemoteStore::connect(&with(1, "right")).unwrap().set("k", b"v").unwrap();
     for mut options in [with(1, "wrong"), store_options(1, &address)] {
         options.timeout = SHORT;
         let error = RemoteStore::connect(&options).unwrap_err().to_string();
         assert!(error.contains("what listens there is not proven to be worker/0"), "{error}");
     }
+    // The end of the server does not hide it.
+    let mut options = with(1, "wrong");
+    options.timeout = 10 * SHORT;
+    let error = std::thread::scope(|scope| {
+        let caller = scope.spawn(|| RemoteStore::connect(&options).unwrap_err().to_string());
+        std::thread::sleep(SHORT);
+        drop(server);
+        caller.join().unwrap()
+    });
+    let first = error.find("what listens there is not proven to be worker/0");
+    let then = error.find("; since then: nobody listens there");
+    assert!(first.is_some() && first < then, "{error}");
 }
 
 #[test]

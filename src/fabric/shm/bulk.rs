@@ -51,7 +51,10 @@ fn not_mapped(region: u16, error: &PeerRegionError) -> ShmViolation {
         _ => None,
     };
     match code {
-        Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => ShmViolation::RegionNotMapped(error.to_string()),
+        // EAGAIN is mmap's word for RLIMIT_MEMLOCK, after mlockall(MCL_FUTURE).
+        Some(Errno::NOMEM | Errno::AGAIN | Errno::MFILE | Errno::NFILE) => {
+            ShmViolation::RegionNotMapped(error.to_string())
+        }
         _ => ShmViolation::RegionRefused { region, why: error.to_string() },
     }
 }
@@ -140,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_lack_of_memory_or_descriptors_is_this_process_s_own() {
-        for code in [Errno::NOMEM, Errno::MFILE, Errno::NFILE] {
+        for code in [Errno::NOMEM, Errno::AGAIN, Errno::MFILE, Errno::NFILE] {
             let LinkFailure::Resources(why) = failure(code.into()) else { panic!("{code}") };
             assert!(why.contains("mapping the peer's region"), "{why}");
         }

@@ -29,7 +29,10 @@ pub(crate) enum ShmViolation {
     #[error("its region {region}: {why}")]
     RegionRefused { region: u16, why: String },
     /// No rule of the peer's: a system call of this process failed.
-    #[error("{0}; raise the limit of address space (ulimit -v), free memory, or use smaller pools")]
+    #[error(
+        "{0}; raise the limits of address space and of locked memory (ulimit -v, ulimit -l), free memory, \
+         or use smaller pools"
+    )]
     RegionNotMapped(String),
     #[error(
         "it named {} bytes at {} of its region {}, which has {region_len}",

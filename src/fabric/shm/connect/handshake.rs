@@ -97,7 +97,17 @@ fn few_files(tried: &'static str, error: Errno) -> FabricError {
 
 /// Whether an error says that this process lacks something, whatever the peer does.
 fn is_lack(error: Errno) -> bool {
-    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
+    // ETOOMANYREFS: descriptors that this user has sent and nobody has taken count as open files.
+    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::TOOMANYREFS)
+}
+
+/// The error of a message of the handshake that could not be sent or waited for.
+fn talking(error: Errno) -> FabricError {
+    const TALK: &str = "talking to the peer";
+    match is_lack(error) {
+        true => few_files(TALK, error),
+        false => os(TALK, "if the peer's process has ended, start over")(error),
+    }
 }
 
 fn refused(why: String) -> FabricError {
@@ -141,9 +151,8 @@ pub(crate) fn initiate(
     };
     let identified = identify_peer(socket.as_fd(), side, address);
     let (pid, process) = identified.map_err(Rejection::into_error)?;
-    let talk = os("talking to the peer", "if the peer's process has ended, start over");
-    socket::send(&socket, &side.hello(address), &side.files()).map_err(&talk)?;
-    if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(&talk)? {
+    socket::send(&socket, &side.hello(address), &side.files()).map_err(talking)?;
+    if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(talking)? {
         return Err(timeout("waiting for the peer's hello", deadline));
     }
     let peer = match socket::receive(&socket).map_err(Rejection::from) {
@@ -156,7 +165,7 @@ pub(crate) fn initiate(
     };
     match peer {
         Ok(peer) => {
-            socket::send(&socket, &HandshakeMessage::Ready, &[]).map_err(&talk)?;
+            socket::send(&socket, &HandshakeMessage::Ready, &[]).map_err(talking)?;
             Ok(peer)
         }
         Err(rejection) => {
@@ -312,7 +321,10 @@ impl Candidate {
                     }
                 };
                 let peer = peer?;
-                answer.map_err(|error| Rejection::Candidate(format!("it can't be answered: {error}")))?;
+                answer.map_err(|error| match is_lack(error) {
+                    true => Rejection::Local(talking(error)),
+                    false => Rejection::Candidate(format!("it can't be answered: {error}")),
+                })?;
                 Ok(CandidateProgress::Waits(Candidate {
                     socket: self.socket,
                     state: CandidateState::Known(peer),

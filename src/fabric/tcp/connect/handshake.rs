@@ -1,8 +1,9 @@
 //! The connections of a link: opening or accepting them, and their hellos.
 //!
-//! The initiator says all its hellos before it waits for an answer. The acceptor answers when it
-//! has every connection of the link, so an initiator that is through knows that the acceptor is
-//! too.
+//! The initiator opens all connections before it says a hello on one: if it lacks descriptors, the
+//! acceptor has seen nothing of the link that ends. It says all its hellos before it waits for an
+//! answer. The acceptor answers when it has every connection of the link, so an initiator that is
+//! through knows that the acceptor is too.
 
 use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
@@ -21,6 +22,8 @@ use std::time::Duration;
 
 /// Pause before the next look for connections while descriptors lack.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long descriptors may lack before the acceptor gives up.
+const LACK_TIME: Duration = Duration::from_millis(200);
 
 /// What both sides know of the link that is made.
 pub(in super::super) struct LinkPlan<'a> {
@@ -41,21 +44,24 @@ impl LinkPlan<'_> {
     /// Opens the connections.
     pub(in super::super) fn initiate(&self) -> Result<Sockets, FabricError> {
         let mut sockets = Vec::with_capacity(1 + usize::from(self.streams));
-        for stream in 0..=self.streams {
+        for _ in 0..=self.streams {
             // The first one finds the address that works.
             let known = sockets.first().and_then(|first: &TcpStream| first.peer_addr().ok());
-            let mut socket = self.open(known)?;
-            let hello = Hello { speaker: Speaker::Initiator, stream, number: 0, token: self.peer.token };
-            // The socket's buffer is empty, so that the hello fits.
-            socket
-                .write_all(&hello.to_bytes())
-                .map_err(|error| peer(format!("saying hello to it failed: {error}")))?;
-            sockets.push(socket);
+            sockets.push(self.open(known)?);
+        }
+        for (stream, socket) in (0..).zip(&sockets) {
+            self.say(socket, Speaker::Initiator, stream)?;
         }
         for (stream, socket) in (0..).zip(&sockets) {
             self.await_answer(socket, stream)?;
         }
         self.ready(sockets)
+    }
+
+    fn say(&self, mut socket: &TcpStream, speaker: Speaker, stream: u8) -> Result<(), FabricError> {
+        let hello = Hello { speaker, stream, number: 0, token: self.peer.token };
+        // The socket's buffer is empty, so that the hello fits.
+        socket.write_all(&hello.to_bytes()).map_err(|error| broken("saying hello to it", error))
     }
 
     fn open(&self, known: Option<SocketAddr>) -> Result<TcpStream, FabricError> {
@@ -80,7 +86,8 @@ impl LinkPlan<'_> {
             return Err(self.timeout(format!("connecting to {}", list(&candidates))));
         }
         Err(peer(format!(
-            "nobody listens there ({}): is its process running, and does a firewall let its ports through?",
+            "none of its addresses takes a connection ({}): is its process running, does a firewall let its \
+             ports through, and has this host a free port (net.ipv4.ip_local_port_range)?",
             failed.join(", ")
         )))
     }
@@ -96,7 +103,7 @@ impl LinkPlan<'_> {
                 Ok(Some(_)) | Err(None) => {
                     return Err(peer("who listens at its address is not it: another process has the port"));
                 }
-                Err(Some(error)) => return Err(peer(format!("reading its hello failed: {error}"))),
+                Err(Some(error)) => return Err(broken("reading its hello", error)),
                 Ok(None) => {}
             }
             if !self.wait(&mut [PollFd::new(socket, PollFlags::IN)], self.deadline)? {
@@ -118,7 +125,7 @@ impl LinkPlan<'_> {
     ) -> Result<Sockets, FabricError> {
         let mut arriving = ArrivingConnections::new(count.clone());
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
-        let mut lack = None;
+        let mut lack: Option<(Errno, ConnectDeadline)> = None;
         while accepted.iter().any(Option::is_none) {
             let mut until = arriving.until(self.deadline);
             let sockets = arriving.sockets().chain(accepted.iter().flatten());
@@ -130,22 +137,27 @@ impl LinkPlan<'_> {
             }
             self.wait(&mut fds, until)?;
             drop(fds);
+            if let Some((error, until)) = lack
+                && (until.is_over() || self.deadline.is_over())
+            {
+                return Err(os("accepting a connection", error, LIMITS));
+            }
             if self.deadline.is_over() {
-                return Err(self.not_all_came(&accepted, arriving.strangers(), lack));
+                return Err(self.not_all_came(&accepted, arriving.strangers()));
             }
             let admit = |hello: Hello, socket| self.admit(&hello, socket, &mut accepted);
             lack = match arriving.take(|| listener.accept(), |_| {}, admit) {
-                LeftWaiting::Lack(error) => Some(error),
+                LeftWaiting::Lack(error) => {
+                    let until = lack.map_or_else(|| ConnectDeadline::after(LACK_TIME), |(_, until)| until);
+                    Some((error, until))
+                }
                 LeftWaiting::Nothing | LeftWaiting::More => None,
             };
             accepted.iter().flatten().try_for_each(check_open)?;
         }
         let sockets: Vec<TcpStream> = accepted.into_iter().flatten().collect();
-        for (stream, mut socket) in (0..).zip(&sockets) {
-            let hello = Hello { speaker: Speaker::Acceptor, stream, number: 0, token: self.peer.token };
-            socket
-                .write_all(&hello.to_bytes())
-                .map_err(|error| peer(format!("answering its hello failed: {error}")))?;
+        for (stream, socket) in (0..).zip(&sockets) {
+            self.say(socket, Speaker::Acceptor, stream)?;
         }
         self.ready(sockets)
     }
@@ -165,16 +177,8 @@ impl LinkPlan<'_> {
         is_right
     }
 
-    /// The error of a wait that has taken too long: what this process lacked, else who came.
-    fn not_all_came(
-        &self,
-        accepted: &[Option<TcpStream>],
-        strangers: u64,
-        lack: Option<Errno>,
-    ) -> FabricError {
-        if let Some(error) = lack {
-            return os("accepting a connection", error, LIMITS);
-        }
+    /// The error of a wait that has taken too long: who came.
+    fn not_all_came(&self, accepted: &[Option<TcpStream>], strangers: u64) -> FabricError {
         let missing = accepted.iter().filter(|socket| socket.is_none()).count();
         let others = match strangers {
             0 => String::new(),
@@ -224,7 +228,16 @@ fn set_up(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
 }
 
 fn not_set(error: io::Error) -> FabricError {
-    os("setting the options of a socket", error, "use a kernel of Linux 5.10 or later")
+    let remedy = if own_limit(&error).is_some() { LIMITS } else { "use a kernel of Linux 5.10 or later" };
+    os("setting the options of a socket", error, remedy)
+}
+
+/// A connection with the peer failed: what this process lacked, else the peer ended it.
+fn broken(tried: &str, error: io::Error) -> FabricError {
+    match own_limit(&error) {
+        Some(_) => os(tried, error, LIMITS),
+        None => peer(format!("{tried} failed: {error}")),
+    }
 }
 
 /// Fails if the peer has closed a connection before all had come, or says more than its hello.

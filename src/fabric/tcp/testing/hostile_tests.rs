@@ -514,7 +514,7 @@ fn an_initiator_that_meets_another_listener_says_so() {
     let (_fabric, initiator, own) = endpoint(&pool);
     let nobody = TcpAddress { port: 1, ..own };
     let error = initiator.connect(Role::Initiator, &nobody.to_bytes(), TIMEOUT).expect_err("refused");
-    assert!(error.to_string().contains("nobody listens there (127.0.0.1:1"), "{error}");
+    assert!(error.to_string().contains("takes a connection (127.0.0.1:1"), "{error}");
 }
 
 #[test]
