@@ -80,7 +80,9 @@ impl Authority {
                 private_file::check(&private).map_err(|why| format!("{}: {why}", private.display()))?;
                 let key = Ed25519Key::read(&private)?;
                 CertificateFacts::read(&certificate)
-                    .and_then(|facts| facts.check(&key.public, OffsetDateTime::now_utc()))
+                    .and_then(|facts| {
+                        facts.check(&key.public, &authority_name(&key), OffsetDateTime::now_utc())
+                    })
                     .map_err(|why| format!("{}: {why}", certificate.display()))?;
                 Ok(Authority(Issuer::new(authority_params(&key)?, key)))
             }
@@ -119,9 +121,16 @@ impl Authority {
     }
 }
 
+/// The name of the authority with this key. A verifier looks for an authority by its name, so that two
+/// of one name in a tls_ca, while one replaces the other, would be tried by turns.
+fn authority_name(key: &Ed25519Key) -> String {
+    let digits: String = key.public[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("tensorwire authority {digits}")
+}
+
 /// The same for each run, so that a later run signs for the same authority.
 fn authority_params(key: &Ed25519Key) -> Result<CertificateParams, String> {
-    let mut params = params("tensorwire authority", CA_DAYS)?;
+    let mut params = params(&authority_name(key), CA_DAYS)?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.key_identifier_method = KeyIdMethod::PreSpecified(key.public[..20].to_vec());

@@ -14,6 +14,8 @@ const GENERALIZED_TIME: u8 = 0x18;
 
 /// Parts of a certificate.
 pub struct CertificateFacts {
+    /// In DER.
+    subject: Vec<u8>,
     key: Vec<u8>,
     not_after: OffsetDateTime,
 }
@@ -24,10 +26,14 @@ impl CertificateFacts {
         parse(&der).ok_or_else(|| "it is no certificate".into())
     }
 
-    /// Fails unless the certificate is for this Ed25519 key, and holds at `now`.
-    pub fn check(&self, key: &[u8; 32], now: OffsetDateTime) -> Result<(), String> {
+    /// Fails unless the certificate is for this Ed25519 key and this common name, and holds at `now`.
+    pub fn check(&self, key: &[u8; 32], name: &str, now: OffsetDateTime) -> Result<(), String> {
         if self.key != [&ED25519[..], key].concat() {
             return Err("it is for another key than that of ca.key".into());
+        }
+        // The name is the last part of a subject that has no other.
+        if !self.subject.ends_with(name.as_bytes()) {
+            return Err(format!("its subject is not {name}: remove it and ca.key for a new authority"));
         }
         if self.not_after <= now {
             return Err(format!(
@@ -52,8 +58,8 @@ fn parse(der: &[u8]) -> Option<CertificateFacts> {
     let mut validity = value(&mut fields, SEQUENCE)?;
     any(&mut validity)?;
     let not_after = moment(any(&mut validity)?)?;
-    value(&mut fields, SEQUENCE)?; // the subject
-    Some(CertificateFacts { key: value(&mut fields, SEQUENCE)?.to_vec(), not_after })
+    let subject = value(&mut fields, SEQUENCE)?.to_vec();
+    Some(CertificateFacts { subject, key: value(&mut fields, SEQUENCE)?.to_vec(), not_after })
 }
 
 /// Takes the next value, which has this tag.

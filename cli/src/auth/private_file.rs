@@ -40,6 +40,15 @@ pub fn check(path: &Path) -> Result<(), String> {
     }
 }
 
+/// Fails if others may put files of their own into the folder.
+pub fn check_folder(path: &Path) -> Result<(), String> {
+    let mode = std::fs::metadata(path).map_err(|error| error.to_string())?.mode() & 0o7777;
+    match mode & 0o022 {
+        0 => Ok(()),
+        _ => Err(format!("others may write it (mode {mode:04o}): chmod 755 {}", path.display())),
+    }
+}
+
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;

@@ -134,4 +134,22 @@ fn an_authority_with_an_open_key_another_key_or_no_time_left_signs_nothing() {
     fs::write(own.join("ca.pem"), ended).expect("written");
     let error = refusal();
     assert!(error.contains("ca.pem: it held until 1999"), "{error}");
+    // Each authority has a name of its own, at the end of its subject.
+    let mut der = pem::parse(&good).expect("PEM").into_contents();
+    let at = der.windows(9).rposition(|part| part == b"authority").expect("a name");
+    der[at + 9..at + 26].copy_from_slice(b" 0000000000000000");
+    fs::write(own.join("ca.pem"), pem::encode(&pem::Pem::new("CERTIFICATE", der))).expect("written");
+    let error = refusal();
+    assert!(error.contains("ca.pem: its subject is not tensorwire authority "), "{error}");
+}
+
+#[test]
+fn a_folder_that_others_may_write_holds_no_authority() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("own folder");
+    let refused = auth(&["certificates", text(folder.path()), "--member", "worker/1"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("others may write it (mode 0777): chmod 755"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).expect("own folder").count(), 0);
 }

@@ -94,6 +94,22 @@ impl ProofError {
             (_, AuthMode::Uid | AuthMode::Plain) => "see its log",
         })
     }
+
+    /// A failed handshake with what to look at, whatever TLS says of it.
+    pub(super) fn with_remedy(self, mode: AuthMode) -> Self {
+        let remedy = match mode {
+            AuthMode::Secret => "do all members have the same secret_file?",
+            AuthMode::Tls => {
+                "were the certificates of both members made by an authority that is in the tls_ca of both, do \
+                 they name these members, and do they hold now?"
+            }
+            AuthMode::Uid | AuthMode::Plain => return self,
+        };
+        match self {
+            ProofError::Tls(why) => ProofError::Tls(format!("{why}; {remedy}")),
+            error => error,
+        }
+    }
 }
 
 impl From<io::Error> for ProofError {

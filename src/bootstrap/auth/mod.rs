@@ -208,7 +208,11 @@ impl Authenticator {
     }
 
     /// Greets a caller and has it prove its name. The caller of this function bounds its time.
-    pub(super) async fn accept(&self, mut stream: TcpStream) -> Result<Admitted, ProofError> {
+    pub(super) async fn accept(&self, stream: TcpStream) -> Result<Admitted, ProofError> {
+        self.admit(stream).await.map_err(|error| error.with_remedy(self.mode()))
+    }
+
+    async fn admit(&self, mut stream: TcpStream) -> Result<Admitted, ProofError> {
         let mut nonce = [0; NONCE];
         getrandom::fill(&mut nonce).map_err(|error| ProofError::Io(io::Error::other(error.to_string())))?;
         let greeting = Greeting { mode: self.mode(), verdict: Verdict::Welcome, nonce };
@@ -232,7 +236,7 @@ impl Authenticator {
     pub(super) async fn connect(&self, stream: TcpStream, to: &TaskId) -> Result<AuthStream, ProofError> {
         self.prove(stream, to).await.map_err(|error| match error {
             ProofError::Io(error) if was_cut(&error) => ProofError::Cut(error),
-            error => error,
+            error => error.with_remedy(self.mode()),
         })
     }
 

@@ -13,7 +13,6 @@ use graviola::hashing::hmac::Hmac;
 use graviola::signing::eddsa::Ed25519SigningKey;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer};
 use rustls::sign::CertifiedKey;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpStream;
@@ -66,7 +65,7 @@ impl ClusterSecret {
         from: &TaskId,
     ) -> Result<TlsStream<TcpStream>, ProofError> {
         let config = keys::server_with_key(self.own.clone(), self.key_of(from)?)?;
-        Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await.map_err(with_remedy)?.into())
+        Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await?.into())
     }
 
     pub(super) async fn connect(
@@ -76,15 +75,7 @@ impl ClusterSecret {
     ) -> Result<TlsStream<TcpStream>, ProofError> {
         let config = keys::client_with_key(self.own.clone(), self.key_of(to)?)?;
         let connected = TlsConnector::from(Arc::new(config)).connect(keys::no_server_name(), stream).await;
-        Ok(connected.map_err(with_remedy)?.into())
-    }
-}
-
-/// A handshake fails between two secrets, whatever TLS says of it.
-fn with_remedy(error: io::Error) -> ProofError {
-    match ProofError::from(error) {
-        ProofError::Tls(why) => ProofError::Tls(format!("{why}; do all members have the same secret_file?")),
-        error => error,
+        Ok(connected?.into())
     }
 }
 

@@ -168,6 +168,11 @@ impl Loaded {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| ca()(error.to_string()))?;
+        let (own, between) = chain.split_first().expect("a file has a certificate, or is refused");
+        // Each role has its own extended key usage.
+        let is_server_s = verify(own, between, &roots, UnixTime::now(), &provider);
+        let is_client_s = verifier.verify_client_cert(own, between, UnixTime::now());
+        is_server_s.and(is_client_s.map(drop)).map_err(|error| certificate()(not_good(&error, &files.ca)))?;
         let server = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| key()(error.to_string()))?
@@ -215,6 +220,29 @@ fn names(certificate: &CertificateDer<'_>, name: &TaskId) -> Result<bool, Error>
     Ok(certificate.valid_uri_names().any(|found| found == wanted))
 }
 
+/// Fails unless an authority of `roots` has signed a certificate for a server, and it holds now.
+fn verify(
+    certificate: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    roots: &RootCertStore,
+    now: UnixTime,
+    provider: &CryptoProvider,
+) -> Result<(), Error> {
+    let parsed = ParsedCertificate::try_from(certificate)?;
+    let algorithms = provider.signature_verification_algorithms.all;
+    verify_server_cert_signed_by_trust_anchor(&parsed, roots, intermediates, now, algorithms)
+}
+
+/// Why this member's certificate is none that its peers with the same authorities would believe.
+fn not_good(error: &Error, ca: &Path) -> String {
+    match error {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            format!("no authority of tls_ca = {} has signed it", ca.display())
+        }
+        error => format!("its peers would refuse it: {error}"),
+    }
+}
+
 /// Accepts the certificate of one member.
 #[derive(Debug)]
 struct MemberCertificate {
@@ -232,9 +260,7 @@ impl ServerCertVerifier for MemberCertificate {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let parsed = ParsedCertificate::try_from(certificate)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
+        verify(certificate, intermediates, &self.roots, now, &self.provider)?;
         match names(certificate, &self.name)? {
             true => Ok(ServerCertVerified::assertion()),
             false => Err(Error::InvalidCertificate(CertificateError::NotValidForName)),

@@ -54,11 +54,12 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Writes the files of a member, whose certificate has `uri` as its name.
-    pub(in crate::bootstrap) fn issue(&self, folder: &Path, uri: &str, until: i32) -> TlsFiles {
+    /// Writes the files of a member, whose certificate has `uri` as its name and holds until a time
+    /// since 1970.
+    pub(in crate::bootstrap) fn issue(&self, folder: &Path, uri: &str, until: Duration) -> TlsFiles {
         let key = Key::new();
         let mut params = CertificateParams::default();
-        params.not_after = date_time_ymd(until, 1, 1);
+        params.not_after = date_time_ymd(1970, 1, 1) + until;
         params.serial_number = Some(u64::from(u32::from_ne_bytes([key.1[0], key.1[1], key.1[2], 0])).into());
         params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
         params.extended_key_usages =
@@ -76,12 +77,14 @@ impl Authority {
 
     /// The same for worker `task`.
     pub(in crate::bootstrap) fn worker(&self, folder: &Path, task: u32) -> TlsFiles {
-        self.issue(folder, &format!("tensorwire:worker/{task}"), 4000)
+        let in_2500_years = Duration::from_secs(2500 * 365 * 24 * 3600);
+        self.issue(folder, &format!("tensorwire:worker/{task}"), in_2500_years)
     }
 
-    /// Writes the authority's certificate in place of another's.
-    pub(in crate::bootstrap) fn replace(&self, ca: &Path) {
-        write(ca, self.pem.as_bytes());
+    /// Adds the authority's certificate to a file that has another's.
+    pub(in crate::bootstrap) fn add(&self, ca: &Path) {
+        let others = fs::read_to_string(ca).unwrap();
+        write(ca, (others + &self.pem).as_bytes());
     }
 }
 

@@ -8,6 +8,7 @@ use crate::bootstrap::places::MAX_CANDIDATES;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::SystemTime;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -281,14 +282,14 @@ fn members_with_certificates_join_and_renewed_certificates_need_no_restart() {
     let fresh = Authority::new();
     fresh.worker(folders[0].path(), 0);
     // So that it is the member that refuses.
-    fresh.replace(&files[1].ca);
+    fresh.add(&files[1].ca);
     let begin = Instant::now();
     loop {
-        let error = connect(&AuthSettings::Tls(files[1].clone()), &cluster, 1, 0).unwrap_err();
-        if error.contains("received fatal alert") {
+        let outcome = connect(&AuthSettings::Tls(files[1].clone()), &cluster, 1, 0);
+        if outcome.as_ref().is_err_and(|error| error.contains("received fatal alert")) {
             break;
         }
-        assert!(begin.elapsed() < LONG, "the member still has its old files: {error}");
+        assert!(begin.elapsed() < LONG, "the member still has its old files: {outcome:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
     fresh.worker(folders[1].path(), 1);
@@ -321,13 +322,22 @@ fn a_certificate_of_another_authority_another_member_or_the_past_is_refused() {
     let stranger = Authority::new();
     let error = refused(stranger.worker(theirs.path(), 1), 1);
     assert!(error.contains("TLS failed: invalid peer certificate"), "{error}");
+    assert!(error.contains("an authority that is in the tls_ca of both"), "{error}");
     let files = stranger.worker(theirs.path(), 1);
-    authority.replace(&files.ca);
+    authority.add(&files.ca);
     let error = refused(files, 1);
     // It has seen the certificate of worker/0, and found it good, before it is refused itself.
     assert!(error.contains("TLS failed: received fatal alert"), "{error}");
-    // A certificate of the past.
-    assert!(!refused(authority.issue(theirs.path(), "tensorwire:worker/1", 2001), 1).is_empty());
+    assert!(error.contains("an authority that is in the tls_ca of both"), "{error}");
+    // A certificate that was good when this process read it.
+    let until = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + Duration::from_secs(2);
+    let files = authority.issue(theirs.path(), "tensorwire:worker/1", until);
+    let auth = Arc::new(Authenticator::open(&AuthSettings::Tls(files), &name("worker", 1)).unwrap());
+    std::thread::sleep(Duration::from_secs(3));
+    let (peer, at) = (name("worker", 0), address(&cluster, "worker", 0));
+    let connector = Connector { auth, peer, address: at, limit: LONG };
+    let error = runtime().block_on(connector.connect()).unwrap_err().to_string();
+    assert!(error.contains("TLS failed: received fatal alert: CertificateExpired"), "{error}");
     // worker/1 says that it is worker/7. This program does not even start so; it is done by hand.
     let error =
         Authenticator::open(&AuthSettings::Tls(authority.worker(theirs.path(), 1)), &name("worker", 7));
@@ -352,6 +362,33 @@ fn impostor(files: &TlsFiles, address: &str) -> String {
     let (peer, address) = (name("worker", 0), address.to_owned());
     let connector = Connector { auth: Arc::new(auth), peer, address, limit: LONG };
     runtime().block_on(connector.connect()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_certificate_that_no_peer_would_believe_stops_the_start() {
+    let (cluster, folder, authority) = (workers(1), folder(), Authority::new());
+    let open = |files: &TlsFiles| Authenticator::open(&AuthSettings::Tls(files.clone()), &name("worker", 0));
+    let refusal = |files: &TlsFiles| {
+        let member = Member::new(with(&AuthSettings::Tls(files.clone()), &cluster, 0));
+        let error = member.service.start().unwrap_err().to_string();
+        println!("{error}");
+        assert!(error.contains(&format!("tls_certificate = {}", files.certificate.display())), "{error}");
+        error
+    };
+    let files = authority.worker(folder.path(), 0);
+    assert!(open(&files).is_ok());
+    let (ca, good) = (std::fs::read(&files.ca).unwrap(), std::fs::read(&files.certificate).unwrap());
+    Authority::new().worker(folder.path(), 0);
+    write(&files.ca, &ca);
+    let signer = format!("no authority of tls_ca = {} has signed it", files.ca.display());
+    assert!(refusal(&files).contains(&signer));
+    let past = Duration::from_secs(1_000_000_000);
+    authority.issue(folder.path(), "tensorwire:worker/0", past);
+    assert!(refusal(&files).contains("certificate expired"));
+    // A key of another certificate.
+    write(&files.certificate, &good);
+    let error = open(&files).err().unwrap().to_string();
+    assert!(error.contains("tls_key = "), "{error}");
 }
 
 #[test]
