@@ -48,10 +48,9 @@ impl NodeCalls {
         let caller: Arc<OnceLock<TensorCaller>> = Arc::default();
         let path = Arc::new_cyclic(|path: &Weak<CallPath>| {
             let calls = Calls { path: path.clone(), caller: caller.clone(), members: members.clone() };
-            let (members, pool) = (members.clone(), pool.clone());
-            let peers = members.all().len();
-            let state = RecvTensors::new(me, members, settings, outstanding, pool, Box::new(calls));
-            CallPath::new(state, peers, Arc::new(MonotonicClock::start()), observer)
+            let (pool, calls) = (pool.clone(), Box::new(calls));
+            let state = RecvTensors::new(me, members.clone(), settings, outstanding, pool, calls);
+            CallPath::new(state, members.clone(), Arc::new(MonotonicClock::start()), observer)
         });
         Arc::new(NodeCalls {
             counters: path.counters(),

@@ -1,16 +1,17 @@
 //! The path by calls: a [`RemotePath`] without a poller, over gRPC (specification 9).
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // off the data path of every fabric
 
+use super::call_flights::CallFlights;
 use super::path::RemotePath;
 use crate::engine::Clock;
 use crate::link::{Destination, TensorKey, Value};
 use crate::matching::recv_tensor::{AskedRequest, CallLink, IDLE_GRACE, RecvTensors, RequestAnswer};
 use crate::matching::{
-    BatchReceive, BatchSend, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, PeerIndex,
+    BatchReceive, BatchSend, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, Members, PeerIndex,
     PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter,
 };
 use crate::sync::Reused;
-use crate::telemetry::{Counter, Counters, FlightLog};
+use crate::telemetry::{Counter, Counters, FlightEvent, FlightLog};
 use crate::wire::{Incarnation, LossCause, Status, TaskId, Time};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,7 @@ pub struct CallPath {
     observer: Arc<dyn PeerObserver>,
     /// The last loss of each peer that has not come back.
     losses: Mutex<Vec<Option<LinkTag>>>,
+    flights: Mutex<CallFlights>,
     /// Counts what waiting threads may wait for.
     events: Mutex<u64>,
     happened: Condvar,
@@ -43,14 +45,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CallPath {
-    /// A path to `peers` peers, all without a link.
+    /// A path to all members, which are without a link.
     pub fn new(
         state: RecvTensors,
-        peers: usize,
+        members: Members,
         clock: Arc<dyn Clock>,
         observer: Arc<dyn PeerObserver>,
     ) -> Self {
+        let (peers, times) = (members.all().len(), clock.clone());
+        let flights = CallFlights::new(members, Arc::new(move || times.now()));
         CallPath {
+            flights: Mutex::new(flights),
             state: Mutex::new(state),
             clock,
             observer,
@@ -99,6 +104,9 @@ impl CallPath {
     /// A request of a peer has ended: see [`RecvTensors::finished`].
     pub fn finished(&self, from: (PeerIndex, Incarnation), id: u64, is_given_up: bool) {
         self.with(|state| state.finished(from, id, is_given_up));
+        if is_given_up {
+            lock(&self.flights).record(from.0, FlightEvent::WithdrawalCame { request: id });
+        }
         self.nudge();
     }
 
@@ -109,6 +117,10 @@ impl CallPath {
 
     /// The answer to a request of this process has come.
     pub fn answered(&self, request: (PeerIndex, u64), answer: Result<(Vec<u8>, Vec<Bytes>), Status>) {
+        if answer.is_err() {
+            let (peer, request) = request;
+            lock(&self.flights).record(peer, FlightEvent::RequestFailed { request });
+        }
         self.with(|state| state.answered(request, answer));
     }
 
@@ -120,12 +132,14 @@ impl CallPath {
     /// A peer has heard that a request was given up.
     pub fn withdrawn(&self, peer: PeerIndex, id: u64) {
         self.with(|state| state.withdrawn(peer, id));
+        lock(&self.flights).record(peer, FlightEvent::Withdrawn { request: id });
     }
 
     /// A link with a peer is up.
     pub fn up(&self, peer: PeerIndex, link: CallLink) {
         lock(&self.losses)[peer.0 as usize] = None;
         self.with(|state| state.up(peer, link));
+        lock(&self.flights).up(peer, link.tag);
         self.observer.up(peer, link.tag);
         self.nudge();
     }
@@ -150,8 +164,9 @@ impl CallPath {
             }
             (state.lost(peer, &error), state.take_ended())
         };
+        let flight = lock(&self.flights).end(peer).filter(|log| log.generation == tag.generation);
         // Who hears of the loss may send at once, and that send must fail.
-        self.observer.down(&LostPeer { peer, tag, error, values, flight: None });
+        self.observer.down(&LostPeer { peer, tag, error, values, flight });
         ended.into_iter().for_each(|ended| ended.send());
         self.nudge();
     }
@@ -214,7 +229,7 @@ impl RemotePath for Arc<CallPath> {
         let (begun, deadline) = (waiter.begun, waiter.deadline);
         let hung = self.with_open(|state| {
             state.receive((peer, key), destination, waiter, true);
-            begun + state.hung_after()
+            begun + state.logged_after()
         })?;
         self.look_at(deadline.min(hung));
         Ok(())
@@ -240,7 +255,7 @@ impl RemotePath for Arc<CallPath> {
                     Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
                 state.receive((peer, key), destination, waiter, false);
             }
-            begun + state.hung_after()
+            begun + state.logged_after()
         })?;
         self.look_at(deadline.min(hung));
         Ok(())
@@ -257,6 +272,10 @@ impl RemotePath for Arc<CallPath> {
     }
 
     fn step(&self, change: StepChange) {
+        if let StepChange::Aborted { steps, .. } = &change {
+            let (first, last) = ((*steps.start()).into(), (*steps.end()).into());
+            lock(&self.flights).record_all(FlightEvent::Aborted { first, last });
+        }
         self.with(|state| state.step_changed(change));
     }
 
@@ -276,9 +295,8 @@ impl RemotePath for Arc<CallPath> {
         self.with_open(|state| state.waits(now, limit))
     }
 
-    /// Calls have no flight records.
     fn flight_logs(&self) -> Result<Vec<FlightLog>, Error> {
-        self.check_open().map(|()| Vec::new())
+        self.check_open().map(|()| lock(&self.flights).logs())
     }
 
     fn untaken(&self, _asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error> {

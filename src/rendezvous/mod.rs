@@ -11,6 +11,7 @@
 //! This module must not touch a fabric, nor call user code while it holds a table.
 
 mod batch;
+mod call_flights;
 mod call_path;
 mod context;
 mod edge;

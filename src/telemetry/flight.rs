@@ -30,7 +30,7 @@ pub type FlightClock = Arc<dyn Fn() -> Time + Send + Sync>;
 pub enum FlightEvent {
     /// The link was attached to its poller, which has sent a ping.
     Attached,
-    /// A ping has gone both ways.
+    /// A ping has gone both ways; over gRPC, both sides are ready.
     Up,
     /// Connections of the link broke and were made again.
     Repaired,
@@ -113,6 +113,21 @@ pub enum FlightEvent {
     },
     /// All edges were announced again after a repair of the link.
     Resumed,
+    /// Over gRPC: no receive waits any more for the answer to a request, and the peer has heard it.
+    Withdrawn {
+        /// The number of the request.
+        request: u64,
+    },
+    /// Over gRPC: the peer has given a request up.
+    WithdrawalCame {
+        /// The number of the request.
+        request: u64,
+    },
+    /// Over gRPC: the call of a request failed. Its receives have the error.
+    RequestFailed {
+        /// The number of the request.
+        request: u64,
+    },
 }
 
 /// An event of a link, with its time.
@@ -129,7 +144,7 @@ pub enum FlightEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlightRecord {
-    /// Time since the node has started its pollers.
+    /// Time since the node has started its pollers, or its tensor calls.
     pub at: Duration,
     /// What has happened.
     pub event: FlightEvent,
@@ -180,7 +195,10 @@ impl FlightRecorder {
     pub fn record(&mut self, event: FlightEvent) {
         let at = (self.clock)().since(Time::ZERO);
         let records = match event {
-            FlightEvent::WaitBegan { .. } | FlightEvent::WaitEnded { .. } => &mut self.waits,
+            FlightEvent::WaitBegan { .. }
+            | FlightEvent::WaitEnded { .. }
+            | FlightEvent::Withdrawn { .. }
+            | FlightEvent::WithdrawalCame { .. } => &mut self.waits,
             _ => &mut self.link,
         };
         records.add(self.count, FlightRecord { at, event });
@@ -206,7 +224,7 @@ impl fmt::Display for FlightEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FlightEvent::Attached => f.write_str("the link is attached, and a ping was sent"),
-            FlightEvent::Up => f.write_str("a ping has gone both ways"),
+            FlightEvent::Up => f.write_str("both sides are ready"),
             FlightEvent::Repaired => f.write_str("connections broke and were made again"),
             FlightEvent::Down => f.write_str("the link has ended"),
             FlightEvent::Announced { edge, limit } => {
@@ -239,6 +257,9 @@ impl fmt::Display for FlightEvent {
                 write!(f, "steps {first} to {last} are aborted at the peer")
             }
             FlightEvent::Resumed => f.write_str("all edges are announced again"),
+            FlightEvent::Withdrawn { request } => write!(f, "request {request} is given up"),
+            FlightEvent::WithdrawalCame { request } => write!(f, "the peer gives request {request} up"),
+            FlightEvent::RequestFailed { request } => write!(f, "the call of request {request} failed"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a program and its log see of failures: events, waits, and flight records.
 
 use crate::common::other::Other;
-use crate::common::{SOON, cluster, counting, member, run, two_members, until};
+use crate::common::{SOON, cluster, counting, member, over_grpc, run, two_members, until};
 use crate::known_faults::log;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -184,10 +184,38 @@ fn a_flight_recorder_has_what_is_rare_and_stays_after_the_loss() {
 }
 
 #[test]
-fn each_event_has_one_line_in_the_log_that_says_what_to_do() {
-    if crate::common::calls_for_each_value() {
+fn a_flight_recorder_of_calls_has_what_is_rare_and_stays_after_the_loss() {
+    if !over_grpc() {
         return;
     }
+    let [sender, receiver] = two_members(&[]);
+    let here = receiver.edge_from("w", 0, "x").expect("an edge");
+    let [sending, receiving] = [&sender, &receiver].map(|node| node.step(1).expect("new"));
+    assert_eq!((flight(&sender), flight(&receiver)), (vec![FlightEvent::Up], vec![FlightEvent::Up]));
+    receiving.recv(&here, Duration::from_millis(10)).expect_err("nothing was sent");
+    let has = |of: &Node, is: fn(&FlightEvent) -> bool| flight(of).iter().any(is);
+    until(&sender, "the end of the request", || {
+        has(&receiver, |event| matches!(event, FlightEvent::Withdrawn { .. }))
+            && has(&sender, |event| matches!(event, FlightEvent::WithdrawalCame { .. }))
+    });
+    // Values leave no record.
+    let before = (flight(&sender).len(), flight(&receiver).len());
+    let out = sender.edge_to("w", 1, "x").expect("an edge");
+    for _ in 0..10 {
+        sending.send(&out, counting(&sender, 0.0, 1)).expect("sent");
+        drop(receiving.recv(&here, SOON).expect("received"));
+    }
+    assert_eq!((flight(&sender).len(), flight(&receiver).len()), before);
+    sending.abort(tensorwire::Status::new(tensorwire::Code::Aborted, "enough")).expect("an error");
+    assert!(has(&sender, |event| matches!(event, FlightEvent::Aborted { .. })));
+    receiver.fail("on purpose").expect("in time");
+    until(&sender, "the loss", || sender.peers()[0].state.error().is_some());
+    let ended = flight(&sender);
+    assert_eq!(ended.last(), Some(&FlightEvent::Down), "{}", sender.flight_logs().expect("usable")[0]);
+}
+
+#[test]
+fn each_event_has_one_line_in_the_log_that_says_what_to_do() {
     // The process has one subscriber, which records every event.
     Other::run_alone("watching::role_logs_each_event_once", "", &[]);
 }
@@ -239,11 +267,15 @@ fn role_logs_each_event_once() {
     let receiving = other.step(1).expect("new");
     let here = other.edge_from("w", 0, "x").expect("an edge");
     assert!(receiving.try_recv(&here).expect("usable").is_none(), "the edge is announced");
-    until(&node, "the announcement", || node.flight_logs().expect("usable")[0].records.len() > 2);
+    if !over_grpc() {
+        until(&node, "the announcement", || node.flight_logs().expect("usable")[0].records.len() > 2);
+    }
     step.send(&node.edge_to("w", 1, "x").expect("an edge"), counting(&node, 0.0, 1)).expect("sent");
     other.fail("the disk is full").expect("in time");
     let lost = next(2);
-    for part in ["s after the start: w/1 was lost", "the disk is full", "at most 1 values", "What to do: "] {
+    // Over gRPC no value leaves before it is asked for.
+    let values = if over_grpc() { "" } else { "at most 1 values" };
+    for part in ["s after the start: w/1 was lost", "the disk is full", values, "What to do: "] {
         assert!(lost[0].starts_with("WARN") && lost[0].contains(part), "{part}: {lost:?}");
     }
     assert!(lost[1].starts_with("INFO") && lost[1].contains("the link has ended"), "{lost:?}");

@@ -41,7 +41,12 @@ impl RecvTensors {
 
     /// Receives that have waited for longer than `hung_after`, each once.
     pub fn take_long_waits(&mut self, now: Time) -> Option<WaitReports> {
-        let bound = self.settings.hung_after;
+        let (bound, logged_after) = (self.settings.hung_after, self.logged_after());
+        let queues = self.peers.iter().flat_map(|peer| peer.incoming.keys.values());
+        let mut waiters = queues.flat_map(|queue| &queue.waiting).map(|receive| &receive.waiter);
+        if !waiters.any(|waiter| !waiter.is_logged && now.since(waiter.begun) >= logged_after) {
+            return None;
+        }
         let mut reports = WaitReports::default();
         for peer in &mut self.peers {
             let wait = super::report::receive_wait(&peer.down);

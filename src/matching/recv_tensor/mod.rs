@@ -215,9 +215,11 @@ impl RecvTensors {
         &self.counters
     }
 
-    /// The setting `hung_after`.
-    pub fn hung_after(&self) -> Duration {
-        self.settings.hung_after
+    /// How long a receive waits before it is logged: a sixteenth more than the setting `hung_after`,
+    /// so that one report has the receives that began together.
+    pub fn logged_after(&self) -> Duration {
+        let bound = self.settings.hung_after;
+        bound.saturating_add(bound / 16)
     }
 
     /// The receives that have ended since the last call, for their callers.

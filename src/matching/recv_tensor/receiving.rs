@@ -500,10 +500,10 @@ impl RecvTensors {
 
     /// When the next receive is late, or has waited for so long that it is logged.
     pub(super) fn next_deadline(&self) -> Time {
-        let bound = self.settings.hung_after;
+        let logged_after = self.logged_after();
         let due = |waiter: &Waiter| match waiter.is_logged {
             true => waiter.deadline,
-            false => waiter.deadline.min(waiter.begun + bound),
+            false => waiter.deadline.min(waiter.begun + logged_after),
         };
         let queues = self.peers.iter().flat_map(|peer| peer.incoming.keys.values());
         let deadlines = queues.flat_map(|queue| &queue.waiting).map(|receive| due(&receive.waiter));
