@@ -15,6 +15,7 @@ mod foreign;
 mod foreign_cases;
 mod futures;
 mod known_faults;
+mod log;
 mod receive;
 mod rendezvous;
 mod serialized;

@@ -2,7 +2,7 @@
 
 use crate::common::other::Other;
 use crate::common::{SOON, cluster, counting, member, over_grpc, run, two_members, until};
-use crate::known_faults::log;
+use crate::log;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tensorwire::{EdgeSide, EdgeWait, Events, FlightEvent, LossCause, Node, NodeEventKind};

@@ -9,9 +9,13 @@ mod edges;
 mod errors;
 #[path = "../it/flush.rs"]
 mod flush;
+#[path = "../it/log.rs"]
+mod log;
 #[path = "../it/receive.rs"]
 mod receive;
 #[path = "../it/rendezvous.rs"]
 mod rendezvous;
 #[path = "../it/validation.rs"]
 mod validation;
+#[path = "../it/watching.rs"]
+mod watching;

@@ -20,6 +20,8 @@ mod flush;
 mod futures;
 #[path = "../it/known_faults/mod.rs"]
 mod known_faults;
+#[path = "../it/log.rs"]
+mod log;
 #[path = "../it/receive.rs"]
 mod receive;
 #[path = "../it/rendezvous.rs"]

@@ -2,12 +2,12 @@
 //! `docs/testing.md` names the tests of each fault.
 
 mod bulk;
-pub mod log;
 
 use crate::common::other::Other;
 use crate::common::{
     SOON, cluster, counting, member, over_grpc, over_verbs, run, until, values, writes_bulk,
 };
+use crate::log;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -346,8 +346,10 @@ fn role_logs_its_set_up() {
         assert_eq!(nodes.each_ref().map(|(joined, _)| *joined), [connects; 2], "{job}");
         // The executor writes the log, and a stop waits for it.
         nodes.iter().for_each(|(_, node)| drop(node.stop().expect("a clean stop")));
-        let success =
-            log::logged_of(job).into_iter().filter(|line| line.contains("connected")).collect::<Vec<_>>();
+        let success = log::logged_with(&format!("{job}/"))
+            .into_iter()
+            .filter(|line| line.contains("connected"))
+            .collect::<Vec<_>>();
         assert_eq!(success.is_empty(), !connects, "{job}: {success:?}");
     }
 }

@@ -38,11 +38,6 @@ impl tracing::Subscriber for &'static Log {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// The recorded events of a task of this job.
-pub fn logged_of(job: &str) -> Vec<String> {
-    logged_with(&format!("{job}/"))
-}
-
 /// The recorded events whose text contains `part`.
 pub fn logged_with(part: &str) -> Vec<String> {
     let lines = log().0.lock().unwrap_or_else(PoisonError::into_inner);
