@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tensorwire::{Edge, Node, PeerState};
 
-/// A round trip during a flood, which shares the processors: its median is at most so many times that
-/// before the flood, or [`ROUND_TRIP`] if that is longer.
+/// A flood shares the processors with a round trip. The median of that is at most so many times the
+/// one before the flood, or [`ROUND_TRIP`] if that is longer.
 const SLOWER: u32 = 20;
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 /// Bound for a member to start and join during a flood: five times what it takes.

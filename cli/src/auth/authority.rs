@@ -121,8 +121,8 @@ impl Authority {
     }
 }
 
-/// The name of the authority with this key. A verifier looks for an authority by its name, so that two
-/// of one name in a tls_ca, while one replaces the other, would be tried by turns.
+/// The name of the authority with this key. Verifiers look for an authority by its name, and
+/// operators tell two by theirs while one replaces the other.
 fn authority_name(key: &Ed25519Key) -> String {
     let digits: String = key.public[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("tensorwire authority {digits}")

@@ -26,7 +26,8 @@ impl CertificateFacts {
         parse(&der).ok_or_else(|| "it is no certificate".into())
     }
 
-    /// Fails unless the certificate is for this Ed25519 key and this common name, and holds at `now`.
+    /// Fails unless the certificate is for this Ed25519 key and this common name, and holds at
+    /// `now`.
     pub fn check(&self, key: &[u8; 32], name: &str, now: OffsetDateTime) -> Result<(), String> {
         if self.key != [&ED25519[..], key].concat() {
             return Err("it is for another key than that of ca.key".into());

@@ -100,8 +100,8 @@ impl ProofError {
         let remedy = match mode {
             AuthMode::Secret => "do all members have the same secret_file?",
             AuthMode::Tls => {
-                "were the certificates of both members made by an authority that is in the tls_ca of both, do \
-                 they name these members, and do they hold now?"
+                "were the certificates of both members made by an authority that is in the tls_ca of both, \
+                 do they name these members, and do they hold now?"
             }
             AuthMode::Uid | AuthMode::Plain => return self,
         };

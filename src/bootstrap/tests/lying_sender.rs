@@ -8,10 +8,13 @@ use super::*;
 use bytes::Bytes;
 use grpc::tensors_server::TensorsServer;
 use grpc::{RecvTensorPart, RecvTensorRequest};
+use std::convert::Infallible;
 use std::sync::mpsc;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tonic::body::Body;
 use tonic::codegen::tokio_stream::{self, Iter};
+use tonic::codegen::{Service, http};
 use tonic::{Request, Response};
 
 type Part = Result<RecvTensorPart, tonic::Status>;
@@ -59,6 +62,31 @@ where
     }
 }
 
+/// Serves worker 0 in place of worker 1, until the end is dropped.
+pub(super) fn serve<S>(cluster: &Cluster, service: S) -> oneshot::Sender<()>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send,
+{
+    let (me, other) = (name("worker", 1), name("worker", 0));
+    let listener = TcpListener::bind(address(cluster, "worker", 1)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &me).unwrap());
+    let limits = ConnectionLimits { idle: LONG, call: LONG, calls: MAX_CALLS };
+    let (end, ended) = oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let proofs = (auth, RefusedCallers::default());
+        let serving = serve_connections(me, vec![other], proofs, listener, limits, service);
+        thread::runtime(1).unwrap().block_on(async {
+            let _serving = JoinSet::from_iter([serving]);
+            // Fails when the test ends.
+            let _ = ended.await;
+        });
+    });
+    end
+}
+
 /// Serves nobody.
 struct Nothing;
 
@@ -85,23 +113,9 @@ struct Victim {
 impl Victim {
     fn of(script: impl Fn(u32) -> Vec<RecvTensorPart> + Send + Sync + 'static) -> Self {
         let (cluster, calls) = (workers(2), Arc::new(AtomicU32::new(0)));
-        let (me, other) = (name("worker", 1), name("worker", 0));
-        let listener = TcpListener::bind(address(&cluster, "worker", 1)).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &me).unwrap());
-        let limits = ConnectionLimits { idle: LONG, call: LONG, calls: MAX_CALLS };
         let service = TensorsServer::new(Liar { script, calls: calls.clone() })
             .max_encoding_message_size(thread::MAX_MESSAGE);
-        let (end, ended) = oneshot::channel::<()>();
-        std::thread::spawn(move || {
-            let proofs = (auth, RefusedCallers::default());
-            let serving = serve_connections(me, vec![other], proofs, listener, limits, service);
-            thread::runtime(1).unwrap().block_on(async {
-                let _serving = JoinSet::from_iter([serving]);
-                // Fails when the test ends.
-                let _ = ended.await;
-            });
-        });
+        let end = serve(&cluster, service);
         let member = Member::new(options(&cluster, 0));
         let caller = member.service.serve_tensors(Arc::new(Nothing), MAX_BYTES);
         member.service.start().unwrap();

@@ -5,6 +5,7 @@ mod early_deaths;
 mod lifecycle;
 mod limits;
 mod losses;
+mod lying_member;
 mod lying_sender;
 mod meeting;
 mod proofs;

@@ -215,8 +215,8 @@ impl RecvTensors {
         &self.counters
     }
 
-    /// How long a receive waits before it is logged: a sixteenth more than the setting `hung_after`,
-    /// so that one report has the receives that began together.
+    /// How long a receive waits before it is logged: a little more than `hung_after`, so that one
+    /// report has the receives that began together.
     pub fn logged_after(&self) -> Duration {
         let bound = self.settings.hung_after;
         bound.saturating_add(bound / 16)

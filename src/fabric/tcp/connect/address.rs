@@ -178,8 +178,14 @@ mod tests {
     #[test]
     fn values_out_of_range_and_other_versions_are_refused() {
         type Change = fn(&mut TcpAddress);
-        let changes: [Change; 5] =
-            [|a| a.depth = 0, |a| a.streams = 0, |a| a.streams = 16, |a| a.port = 0, |a| a.hosts.clear()];
+        let changes: [Change; 6] = [
+            |a| a.depth = 0,
+            |a| a.streams = 0,
+            |a| a.streams = 16,
+            |a| a.port = 0,
+            |a| a.hosts.clear(),
+            |a| a.hosts = vec![Ipv4Addr::LOCALHOST.into(); MAX_ADDRESSES + 1],
+        ];
         for change in changes {
             let mut wrong = address();
             change(&mut wrong);
@@ -194,6 +200,11 @@ mod tests {
     fn a_token_is_itself_alone_and_in_no_text() {
         let (one, other) = (Token::draw().expect("random"), Token::draw().expect("random"));
         assert!(one.is(&one) && !one.is(&other));
+        for bit in 0..128 {
+            let mut close = one;
+            close.0[bit / 8] ^= 1 << (bit % 8);
+            assert!(!one.is(&close), "bit {bit}");
+        }
         assert_eq!(format!("{one:?}"), "Token");
     }
 

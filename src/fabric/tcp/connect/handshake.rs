@@ -1,9 +1,9 @@
 //! The connections of a link: opening or accepting them, and their hellos.
 //!
-//! The initiator opens all connections before it says a hello on one: if it lacks descriptors, the
-//! acceptor has seen nothing of the link that ends. It says all its hellos before it waits for an
-//! answer. The acceptor answers when it has every connection of the link, so an initiator that is
-//! through knows that the acceptor is too.
+//! The initiator opens all connections before it says a hello on one. So the acceptor has seen
+//! nothing of a link for which the initiator lacks descriptors. The initiator says all its hellos
+//! before it waits for an answer. The acceptor answers when it has every connection of the link, so
+//! an initiator that is through knows that the acceptor is too.
 
 use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;

@@ -6,6 +6,7 @@ use super::hostile_program::hostile_peer;
 use super::{pool, tensor, tensor_mut};
 use crate::fabric::forging::{ForgedField, Forgery, changes, forgeries, image};
 use crate::fabric::tcp::connect::address::{TcpAddress, Token};
+use crate::fabric::tcp::connect::hello::{Hello, Speaker};
 use crate::fabric::tcp::frame::{Frame, FrameTarget, GoodbyeReason, PayloadCarrier};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
 use crate::fabric::{Endpoint, Fabric, LinkFailure, LinkId, LinkOptions, Port, PostError, Role};
@@ -475,6 +476,13 @@ fn strangers_neither_get_a_link_nor_keep_the_peer_from_it() {
         (0..40).map(|_| TcpStream::connect((to.hosts[0], to.port)).expect("it listens")).collect();
     strangers.extend([0, 1, 7].map(|stream| say_hello(&to, stream, wrong)));
     strangers.push(say_hello(&to, 200, to.token.0));
+    // The peer's token, in a hello of the other side or of a later connection.
+    for (speaker, number) in [(Speaker::Acceptor, 0), (Speaker::Initiator, 1)] {
+        let mut socket = TcpStream::connect((to.hosts[0], to.port)).expect("it listens");
+        let hello = Hello { speaker, stream: 0, number, token: to.token };
+        socket.write_all(&hello.to_bytes()).expect("said");
+        strangers.push(socket);
+    }
     let _ = strangers[0].write_all(&[0xFF; 100]);
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let start = Instant::now();
@@ -494,23 +502,29 @@ fn strangers_neither_get_a_link_nor_keep_the_peer_from_it() {
 #[test]
 fn an_initiator_that_meets_another_listener_says_so() {
     let pool = pool();
-    let (_fabric, initiator, own) = endpoint(&pool);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let there = TcpAddress { port: listener.local_addr().expect("bound").port(), ..own };
-    let thread = std::thread::spawn(move || {
-        let connections: Vec<_> = (0..2).map(|_| listener.accept().expect("the initiator").0).collect();
-        for mut socket in &connections {
-            let mut hello = [0; 32];
-            socket.read_exact(&mut hello).expect("a hello");
-            hello[10] = 2;
-            hello[16..].fill(9);
-            let _ = socket.write_all(&hello);
-        }
-        connections
-    });
-    let error = initiator.connect(Role::Initiator, &there.to_bytes(), TIMEOUT).expect_err("refused");
-    assert!(error.to_string().contains("another process has the port"), "{error}");
-    drop(thread.join().expect("no panic"));
+    let right = |token| Hello { speaker: Speaker::Acceptor, stream: 0, number: 0, token };
+    let answers: [fn(Hello) -> Hello; 4] = [
+        |right| Hello { token: Token([9; 16]), ..right },
+        |right| Hello { speaker: Speaker::Initiator, ..right },
+        |right| Hello { number: 1, ..right },
+        |right| Hello { stream: 1, ..right },
+    ];
+    for answer in answers {
+        let (_fabric, initiator, own) = endpoint(&pool);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let answer = answer(right(own.token));
+        let there = TcpAddress { port: listener.local_addr().expect("bound").port(), ..own };
+        let thread = std::thread::spawn(move || {
+            let connections: Vec<_> = (0..2).map(|_| listener.accept().expect("the initiator").0).collect();
+            for mut socket in &connections {
+                let _ = socket.write_all(&answer.to_bytes());
+            }
+            connections
+        });
+        let error = initiator.connect(Role::Initiator, &there.to_bytes(), TIMEOUT).expect_err("refused");
+        assert!(error.to_string().contains("another process has the port"), "{answer:?}: {error}");
+        drop(thread.join().expect("no panic"));
+    }
     let (_fabric, initiator, own) = endpoint(&pool);
     let nobody = TcpAddress { port: 1, ..own };
     let error = initiator.connect(Role::Initiator, &nobody.to_bytes(), TIMEOUT).expect_err("refused");

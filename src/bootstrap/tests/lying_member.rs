@@ -1,0 +1,86 @@
+//! What a member that lies gets from the one that calls it: an error with its words, cut.
+
+use super::super::generated as grpc;
+use super::super::peering::MAX_OFFER;
+use super::super::shared::MAX_REASON;
+use super::lying_sender::serve;
+use super::*;
+use grpc::bootstrap_server::{Bootstrap, BootstrapServer};
+use tonic::{Request, Response, Status};
+
+/// Worker 1. Each field is one of its answers.
+#[derive(Clone, Default)]
+struct Liar {
+    refusal: Option<String>,
+    offer_len: usize,
+    reason: String,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Bootstrap for Liar {
+    async fn hello(&self, _request: Request<grpc::HelloRequest>) -> Answer<grpc::HelloResponse> {
+        match &self.refusal {
+            Some(refusal) => Err(Status::permission_denied(refusal.clone())),
+            None => Ok(Response::new(grpc::HelloResponse {
+                member: Some(grpc::Member { incarnation: 9, host_id: "there".into() }),
+            })),
+        }
+    }
+
+    async fn get_remote_address(
+        &self,
+        request: Request<grpc::GetRemoteAddressRequest>,
+    ) -> Answer<grpc::GetRemoteAddressResponse> {
+        let mut offer = format!("generation {}", request.get_ref().generation).into_bytes();
+        offer.resize(self.offer_len.max(offer.len()), b'.');
+        Ok(Response::new(grpc::GetRemoteAddressResponse { offer }))
+    }
+
+    async fn ready(&self, _request: Request<grpc::ReadyRequest>) -> Answer<grpc::ReadyResponse> {
+        let (progress, reason) = (grpc::Progress::Failed as i32, self.reason.clone());
+        Ok(Response::new(grpc::ReadyResponse { progress, reason, is_final: false }))
+    }
+
+    async fn heartbeat(&self, _request: Request<grpc::HeartbeatRequest>) -> Answer<grpc::HeartbeatResponse> {
+        Err(Status::unimplemented("it has no link"))
+    }
+
+    async fn leave(&self, _request: Request<grpc::LeaveRequest>) -> Answer<grpc::LeaveResponse> {
+        Ok(Response::new(grpc::LeaveResponse {}))
+    }
+}
+
+/// The error of worker 0's join with this liar, which contains `part`.
+fn error_with(liar: &Liar, part: &str) -> String {
+    let cluster = workers(2);
+    let _end = serve(&cluster, BootstrapServer::new(liar.clone()));
+    Member::start(options(&cluster, 0)).await_missing(part)
+}
+
+#[test]
+fn the_words_of_a_refusal_are_cut_and_control_no_terminal() {
+    let refusal = format!("\x1b[2J{}", "no".repeat(2 * MAX_REASON));
+    let error = error_with(&Liar { refusal: Some(refusal), ..Liar::default() }, "refused this process");
+    assert!(error.contains("\\u{1b}[2Jno") && error.contains("...") && !error.contains('\x1b'), "{error}");
+    assert!(error.len() < 3 * MAX_REASON, "{} bytes", error.len());
+}
+
+#[test]
+fn an_offer_beyond_the_bound_is_not_taken() {
+    let liar = Liar { offer_len: MAX_OFFER + 1, ..Liar::default() };
+    let error = error_with(&liar, "its link failed");
+    assert!(error.contains(&format!("an offer of {} bytes; at most {MAX_OFFER}", MAX_OFFER + 1)), "{error}");
+    // The longest one is taken, and what follows fails.
+    let liar = Liar { offer_len: MAX_OFFER, reason: "it is a lie".into(), ..Liar::default() };
+    error_with(&liar, "worker/1 says: it is a lie");
+}
+
+#[test]
+fn the_reason_of_a_failed_attempt_is_cut_and_controls_no_terminal() {
+    let liar = Liar { reason: format!("\x1b[2J{}", "no".repeat(MAX_REASON)), ..Liar::default() };
+    let error = error_with(&liar, "nono");
+    assert!(error.contains("\\u{1b}[2Jno") && error.contains("...") && !error.contains('\x1b'), "{error}");
+    assert!(error.len() < 2 * MAX_REASON, "{} bytes", error.len());
+}
