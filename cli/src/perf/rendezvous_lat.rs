@@ -180,7 +180,7 @@ pub fn joined(
 ) -> Result<(Node, Facts), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
     let mut builder = Node::builder()
-        .without_environment()
+        .environment(proofs::variables(channel.local_ip()?)?)
         .member("perf", me)
         .set("cluster", cluster(me, channel)?)
         .set("pool_size", options.fabric.pool.to_string())
@@ -198,9 +198,6 @@ pub fn joined(
         ("small_tensor_bytes", small),
     ];
     for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
-        builder = builder.set(key, value);
-    }
-    for (key, value) in proofs::settings(channel.local_ip()?)? {
         builder = builder.set(key, value);
     }
     for (key, value) in device(&options.fabric) {

@@ -214,6 +214,18 @@ fn a_server_beyond_loopback_needs_a_proof_or_is_told_not_to() {
 }
 
 #[test]
+fn a_setting_of_proofs_that_is_wrong_is_named_by_its_variable() {
+    for (variable, value) in [("TENSORWIRE_AUTH", "maybe"), ("TENSORWIRE_TLS_KEY", "/nowhere")] {
+        for test in ["write_lat", "rendezvous_lat"] {
+            let mut program = with(&format!("perf {test} -s 8 --listen 127.0.0.1"), &[(variable, value)]);
+            let output = program.output().expect("it starts");
+            let said = text(&output.stderr);
+            assert!(output.status.code() == Some(1) && said.contains(variable), "{test}: {said}");
+        }
+    }
+}
+
+#[test]
 fn a_server_and_its_client_prove_a_secret_and_another_secret_is_refused() {
     let _alone = alone();
     if !two_cores() {
