@@ -76,6 +76,7 @@ fn a_tensor_of_more_than_4_gib_is_borrowed_whole() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_tensor_of_more_than_4_gib_is_copied_whole() {
     if crate::common::calls_for_each_value() {
         return;
