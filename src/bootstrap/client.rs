@@ -1,6 +1,6 @@
 //! The calls that this process makes to one peer: meeting it, making the link, watching over it.
 
-use super::auth::{Authenticator, ProofError};
+use super::auth::{Authenticator, ProofError, was_cut};
 use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
@@ -43,6 +43,8 @@ enum CallError {
     Refused(String),
     /// No answer.
     Unreachable(String),
+    /// The connection ended. What was there may have stopped, so this says nothing of the cause.
+    Cut(String),
     /// Nothing listens at the peer's address.
     Unattended(String),
 }
@@ -50,7 +52,10 @@ enum CallError {
 impl CallError {
     fn into_text(self) -> String {
         match self {
-            CallError::Refused(what) | CallError::Unreachable(what) | CallError::Unattended(what) => what,
+            CallError::Refused(what)
+            | CallError::Unreachable(what)
+            | CallError::Cut(what)
+            | CallError::Unattended(what) => what,
         }
     }
 }
@@ -137,8 +142,10 @@ impl Client {
         let note = |members: &mut PeerTable| {
             let events = match &error {
                 CallError::Unattended(why) => members.unattended(self.peer, why, Instant::now()),
-                CallError::Unreachable(_) if !was_stopped => members.unanswered(self.peer, Instant::now()),
-                CallError::Unreachable(_) | CallError::Refused(_) => Vec::new(),
+                CallError::Unreachable(_) | CallError::Cut(_) if !was_stopped => {
+                    members.unanswered(self.peer, Instant::now())
+                }
+                CallError::Unreachable(_) | CallError::Cut(_) | CallError::Refused(_) => Vec::new(),
             };
             ((), events)
         };
@@ -147,9 +154,11 @@ impl Client {
             true => self.shared.change(note),
             false => self.shared.step(note),
         }
-        // The table has what it was told of an address where nothing listens.
-        if !matches!(error, CallError::Unattended(_)) {
-            self.note(Some(error.into_text()));
+        let is_end = matches!(error, CallError::Unattended(_) | CallError::Cut(_));
+        let why = error.into_text();
+        match is_end {
+            true => self.shared.step(|members| (members.note_end(self.peer, why), Vec::new())),
+            false => self.note(Some(why)),
         }
     }
 
@@ -222,7 +231,7 @@ impl Client {
             Ok(life) if life != info.incarnation => {
                 Err(format!("{} has been started anew, as incarnation {life}", info.name))
             }
-            Ok(_) | Err(CallError::Refused(_) | CallError::Unreachable(_)) => Ok(()),
+            Ok(_) | Err(CallError::Refused(_) | CallError::Unreachable(_) | CallError::Cut(_)) => Ok(()),
         }
     }
 
@@ -252,7 +261,7 @@ impl Client {
                     ));
                 }
                 Ok(answer) => return Ok(answer.offer),
-                Err(CallError::Unreachable(_) | CallError::Unattended(_)) if left > 0 => {
+                Err(CallError::Unreachable(_) | CallError::Cut(_) | CallError::Unattended(_)) if left > 0 => {
                     sleep(PAUSES.0).await
                 }
                 Err(error) => return Err(error.into_text()),
@@ -270,7 +279,7 @@ impl Client {
                 Ok((_, answer)) => return Err(format!("{} says: {}", info.name, answer.reason)),
                 Err(CallError::Refused(why)) => return Err(why),
                 Err(CallError::Unattended(why)) => return Err(self.died(why)),
-                Err(CallError::Unreachable(why)) => {
+                Err(CallError::Unreachable(why) | CallError::Cut(why)) => {
                     sleep(PAUSES.0).await;
                     why
                 }
@@ -457,11 +466,16 @@ fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
         }
         // It counts as silent: what answers there is not the peer.
         if let Some(why) = proof.filter(|why| !matches!(why, ProofError::Io(_))) {
-            return CallError::Unreachable(format!("{address} is not proven to be {name}: {why}"));
+            let is_cut = matches!(why, ProofError::Cut(_));
+            let why = format!("{address} is not proven to be {name}: {why}");
+            return if is_cut { CallError::Cut(why) } else { CallError::Unreachable(why) };
         }
         if system.map(std::io::Error::kind) == Some(ErrorKind::ConnectionRefused) {
             let why = format!("nobody listens at {address} (connection refused): is the process running?");
             return CallError::Unattended(why);
+        }
+        if system.is_some_and(was_cut) {
+            return CallError::Cut(format!("{address} has ended the connection: {innermost}"));
         }
     }
     CallError::Unreachable(format!("{address} could not be reached: {innermost}"))

@@ -25,8 +25,9 @@ pub(super) struct PeerRecord {
     pub(super) busy: bool,
     /// Why the last attempt to reach the peer failed, or why the peer refused.
     pub(super) reach: Option<String>,
-    /// That nothing listens at its address any more. `reach` keeps the cause before it.
-    pub(super) unattended: Option<String>,
+    /// How its address ended a connection since, or that nothing listens there any more. Both follow
+    /// from a peer that has stopped, so `reach` keeps the cause.
+    pub(super) end: Option<String>,
     /// The generation that failed last, and why.
     pub(super) failed: Option<(u64, String)>,
     /// Why the one before it failed, until the two sides have compared what they know of the last.
@@ -134,7 +135,7 @@ impl PeerRecord {
             past: VecDeque::new(),
             busy: false,
             reach: None,
-            unattended: None,
+            end: None,
             failed: None,
             failed_before: None,
             logged: None,

@@ -108,8 +108,8 @@ impl PeerTable {
     /// Why the peer has no link, in words.
     pub(super) fn why_missing(&self, index: usize) -> String {
         let peer = &self.peers[index];
-        let now = match (&peer.reach, &peer.unattended, &peer.failed) {
-            (Some(reach), Some(unattended), _) => format!("{reach}; since then: {unattended}"),
+        let now = match (&peer.reach, &peer.end, &peer.failed) {
+            (Some(reach), Some(end), _) => format!("{reach}; since then: {end}"),
             (Some(why), None, _) | (None, Some(why), _) => why.clone(),
             (None, None, Some((_, why))) if peer.life.is_some() => {
                 format!("its link failed: {}", peer.failed_before.as_ref().unwrap_or(why))
@@ -128,8 +128,13 @@ impl PeerTable {
     pub(super) fn note(&mut self, index: usize, why: Option<String>) -> bool {
         let peer = &mut self.peers[index];
         let news = peer.reach != why;
-        (peer.reach, peer.unattended) = (why, None);
+        (peer.reach, peer.end) = (why, None);
         news
+    }
+
+    /// Remembers that the peer's address has ended a connection, or that nothing listens there.
+    pub(super) fn note_end(&mut self, index: usize, why: String) {
+        self.peers[index].end = Some(why);
     }
 
     /// Whether the log lacks this failure of an attempt. Attempts follow each other quickly.
@@ -410,7 +415,7 @@ impl PeerTable {
                 life.stage = LifeStage::Linked(attempt);
             }
         }
-        (peer.reach, peer.unattended, peer.lost, peer.logged) = (None, None, None, None);
+        (peer.reach, peer.end, peer.lost, peer.logged) = (None, None, None, None);
         (peer.failed, peer.failed_before) = (None, None);
         vec![PeerEvent::Ready(info.clone(), ticket)]
     }
@@ -543,7 +548,6 @@ impl PeerTable {
     /// its process has ended if it does not call any more either.
     pub(super) fn unattended(&mut self, index: usize, why: &str, now: Instant) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
-        peer.unattended = Some(why.to_owned());
         let Some(life) = &peer.life else {
             if self.have_met && peer.ended.is_none() {
                 peer.ended = Some((why.to_owned(), now));

@@ -279,7 +279,7 @@ impl Authenticator {
 }
 
 /// Whether the other side has ended the connection.
-fn was_cut(error: &io::Error) -> bool {
+pub(super) fn was_cut(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }

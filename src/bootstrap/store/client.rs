@@ -1,6 +1,6 @@
 //! The store of another process.
 
-use super::super::auth::{Authenticator, ProofError};
+use super::super::auth::{Authenticator, ProofError, was_cut};
 use super::super::connector::Connector;
 use super::super::names::shorten;
 use super::super::shared::MAX_REASON;
@@ -54,18 +54,19 @@ enum AttemptError {
     Refused(String),
     /// There is no connection. The call was not sent.
     Unsent(String),
-    /// The same, as nothing listens at the address.
-    Unattended(String),
+    /// The same, as the address has ended the connection, or nothing listens there. Both follow from
+    /// a server that has stopped.
+    Ended(String),
     /// The call may have been done.
     Lost(String),
 }
 
 impl AttemptError {
-    /// The error with why attempts before it were not sent, if nothing listens any more.
+    /// The error with why attempts before it were not sent, if it says nothing of the cause.
     fn after(self, before: &mut Option<String>) -> Self {
         match (self, &before) {
-            (AttemptError::Unattended(why), Some(first)) => {
-                AttemptError::Unattended(format!("{first}; since then: {why}"))
+            (AttemptError::Ended(why), Some(first)) => {
+                AttemptError::Ended(format!("{first}; since then: {why}"))
             }
             (AttemptError::Unsent(why), _) => {
                 *before = Some(why.clone());
@@ -163,7 +164,7 @@ impl RemoteStore {
                 };
                 let again = match &error {
                     AttemptError::Refused(_) => false,
-                    AttemptError::Unsent(_) | AttemptError::Unattended(_) => true,
+                    AttemptError::Unsent(_) | AttemptError::Ended(_) => true,
                     AttemptError::Lost(_) => is_read,
                 };
                 let left = within.saturating_sub(begin.elapsed());
@@ -182,7 +183,7 @@ impl RemoteStore {
             let (store, waited) = (self.name.clone(), begin.elapsed());
             match error {
                 AttemptError::Refused(why) => StoreError::Refused { store, tried, why },
-                AttemptError::Unsent(why) | AttemptError::Unattended(why) => {
+                AttemptError::Unsent(why) | AttemptError::Ended(why) => {
                     StoreError::Unreachable { store, tried, why, waited }
                 }
                 AttemptError::Lost(why) => {
@@ -254,8 +255,12 @@ fn unanswered(server: &TaskId, status: &Status) -> AttemptError {
             return match why {
                 ProofError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                     let why = "nobody listens there (connection refused): is the process running?";
-                    AttemptError::Unattended(why.into())
+                    AttemptError::Ended(why.into())
                 }
+                ProofError::Io(error) if was_cut(error) => {
+                    AttemptError::Ended(format!("it has ended the connection: {error}"))
+                }
+                ProofError::Cut(_) => AttemptError::Ended(why.to_string()),
                 ProofError::Io(error) => AttemptError::Unsent(format!("it could not be reached: {error}")),
                 why => {
                     AttemptError::Unsent(format!("what listens there is not proven to be {server}: {why}"))
