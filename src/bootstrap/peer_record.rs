@@ -1,6 +1,6 @@
 //! The entry of one peer: its lives, and the link with the present one.
 
-use super::peer_table::{PeerEvent, PeerIdentity};
+use super::peer_table::{PeerEvent, PeerIdentity, SAW};
 use super::peering::PeerInfo;
 use crate::wire::{Incarnation, LossCause, TaskId};
 use std::collections::VecDeque;
@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 /// Past lives of a peer that are remembered, so that late messages of theirs are refused.
 pub(super) const PAST_LIVES: usize = 64;
+
+/// A peer's refusals are logged once in this time.
+const QUIET: Duration = Duration::from_secs(10);
 
 /// Another member of the cluster.
 pub(super) struct PeerRecord {
@@ -32,6 +35,8 @@ pub(super) struct PeerRecord {
     pub(super) failed: Option<(u64, String)>,
     /// Why the one before it failed, until the two sides have compared what they know of the last.
     pub(super) failed_before: Option<String>,
+    /// When a further refusal of it is logged.
+    pub(super) quiet_until: Option<Instant>,
     /// The failure of an attempt that the log has.
     pub(super) logged: Option<String>,
     /// How the last link that was up has ended.
@@ -136,6 +141,7 @@ impl PeerRecord {
             busy: false,
             reach: None,
             end: None,
+            quiet_until: None,
             failed: None,
             failed_before: None,
             logged: None,
@@ -254,6 +260,57 @@ impl PeerRecord {
             self.past.push_back(life.who.incarnation);
         }
         events
+    }
+
+    /// Why the peer has no link, in words.
+    pub(super) fn why_missing(&self) -> String {
+        let now = match (&self.reach, &self.end, &self.failed) {
+            (Some(reach), Some(end), _) => format!("{reach}; since then: {end}"),
+            (Some(why), None, _) | (None, Some(why), _) => why.clone(),
+            (None, None, Some((_, why))) if self.life.is_some() => {
+                format!("its link failed: {}", self.failed_before.as_ref().unwrap_or(why))
+            }
+            _ if self.life.is_some() => "it is up, and the link with it is still being made".into(),
+            _ => "it has not been reached yet".into(),
+        };
+        match &self.lost {
+            Some(lost) => format!("it was lost ({lost}); since then: {now}"),
+            None => now,
+        }
+    }
+
+    /// Remembers why the peer could not be reached, or refused. Returns whether that is new.
+    pub(super) fn note(&mut self, why: Option<String>) -> bool {
+        let is_new = self.reach != why;
+        (self.reach, self.end) = (why, None);
+        is_new
+    }
+
+    /// Remembers why this process has refused the peer. Returns whether to log it: peers try again
+    /// and again, and one that lies has a new reason each time.
+    pub(super) fn note_refusal(&mut self, why: String, is_final: bool, now: Instant) -> bool {
+        let is_new = self.note(Some(why));
+        if is_final {
+            return self.is_new_disagreement();
+        }
+        let is_news = is_new && self.quiet_until.is_none_or(|until| now >= until);
+        if is_news {
+            self.quiet_until = Some(now + QUIET);
+        }
+        is_news
+    }
+
+    /// Whether the log lacks that the two disagree for good.
+    pub(super) fn is_new_disagreement(&mut self) -> bool {
+        self.is_news("a disagreement")
+    }
+
+    /// Whether the log lacks this failure of an attempt.
+    pub(super) fn is_news(&mut self, why: &str) -> bool {
+        let cause = why.split(SAW).next().unwrap_or_default();
+        let is_news = self.logged.as_deref() != Some(cause);
+        self.logged = Some(cause.to_owned());
+        is_news
     }
 
     pub(super) fn failure_of(&self, generation: u64) -> String {

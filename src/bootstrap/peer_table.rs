@@ -107,29 +107,12 @@ impl PeerTable {
 
     /// Why the peer has no link, in words.
     pub(super) fn why_missing(&self, index: usize) -> String {
-        let peer = &self.peers[index];
-        let now = match (&peer.reach, &peer.end, &peer.failed) {
-            (Some(reach), Some(end), _) => format!("{reach}; since then: {end}"),
-            (Some(why), None, _) | (None, Some(why), _) => why.clone(),
-            (None, None, Some((_, why))) if peer.life.is_some() => {
-                format!("its link failed: {}", peer.failed_before.as_ref().unwrap_or(why))
-            }
-            _ if peer.life.is_some() => "it is up, and the link with it is still being made".into(),
-            _ => "it has not been reached yet".into(),
-        };
-        match &peer.lost {
-            Some(lost) => format!("it was lost ({lost}); since then: {now}"),
-            None => now,
-        }
+        self.peers[index].why_missing()
     }
 
-    /// Remembers why the peer could not be reached, or refused; `None` once it answers. Returns
-    /// whether that is new.
-    pub(super) fn note(&mut self, index: usize, why: Option<String>) -> bool {
-        let peer = &mut self.peers[index];
-        let news = peer.reach != why;
-        (peer.reach, peer.end) = (why, None);
-        news
+    /// Remembers why the peer could not be reached, or refused; `None` once it answers.
+    pub(super) fn note(&mut self, index: usize, why: Option<String>) {
+        self.peers[index].note(why);
     }
 
     /// Remembers that the peer's address has ended a connection, or that nothing listens there.
@@ -137,13 +120,19 @@ impl PeerTable {
         self.peers[index].end = Some(why);
     }
 
+    /// Remembers why this process has refused the peer. Returns whether to log it.
+    pub(super) fn note_refusal(&mut self, index: usize, why: String, is_final: bool, now: Instant) -> bool {
+        self.peers[index].note_refusal(why, is_final, now)
+    }
+
     /// Whether the log lacks this failure of an attempt. Attempts follow each other quickly.
     pub(super) fn is_news(&mut self, index: usize, why: &str) -> bool {
-        let cause = why.split(SAW).next().unwrap_or_default();
-        let logged = &mut self.peers[index].logged;
-        let is_news = logged.as_deref() != Some(cause);
-        *logged = Some(cause.to_owned());
-        is_news
+        self.peers[index].is_news(why)
+    }
+
+    /// Whether the log lacks that the two disagree for good, whichever side has found it.
+    pub(super) fn is_new_disagreement(&mut self, index: usize) -> bool {
+        self.peers[index].is_new_disagreement()
     }
 
     /// A life of the peer has introduced itself, by a call or (`dialed`) by an answer. An answer at

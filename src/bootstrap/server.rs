@@ -107,7 +107,8 @@ impl Server {
             self.shared.options.me,
             self.shared.shown_cluster()
         );
-        Err(self.refuse(from, REFUSED_FOR_GOOD, what))
+        // A Hello, which comes first, is refused with both clusters.
+        Err(Status::new(REFUSED_FOR_GOOD, what))
     }
 
     /// Refuses a Hello. The join of this process ends too, if no further attempt changes that.
@@ -191,8 +192,10 @@ impl Server {
     fn refuse(&self, from: &TaskId, code: tonic::Code, what: String) -> Status {
         if let Some(peer) = self.shared.index_of(from) {
             let note = format!("it was refused: {what}");
-            // Peers try again and again: one line in the log for each new reason is enough.
-            if self.shared.step(|members| (members.note(peer, Some(note)), Vec::new())) {
+            let (is_final, now) = (code == REFUSED_FOR_GOOD, Instant::now());
+            let is_news =
+                self.shared.step(|members| (members.note_refusal(peer, note, is_final, now), Vec::new()));
+            if is_news {
                 tracing::warn!("{}: refused {from}: {what}", self.shared.options.me);
             }
         }

@@ -178,10 +178,15 @@ impl BootstrapShared {
     /// the cause of all that follows.
     pub(super) fn log_attempt(&self, peer: usize, why: &str) {
         let (me, name, disagreement) = (&self.options.me, &self.peers[peer], self.disagreement_with(peer));
-        let cause = disagreement.as_deref().unwrap_or(why);
-        if self.step(|members| (members.is_news(peer, cause), Vec::new())) {
-            let next = if disagreement.is_some() { "not tried again" } else { "tried again" };
-            tracing::warn!("{me}: the link with {name} failed, and is {next}: {cause}");
+        let is_news = match &disagreement {
+            Some(_) => self.step(|members| (members.is_new_disagreement(peer), Vec::new())),
+            None => self.step(|members| (members.is_news(peer, why), Vec::new())),
+        };
+        if is_news {
+            let next =
+                if disagreement.is_some() { "no other attempt mends that" } else { "it is tried again" };
+            let cause = disagreement.as_deref().unwrap_or(why);
+            tracing::warn!("{me}: the link with {name} failed, and {next}: {cause}");
         }
     }
 

@@ -308,6 +308,31 @@ fn role_logs_each_event_once() {
 }
 
 #[test]
+fn a_disagreement_has_one_line_in_the_log_of_each_side() {
+    Other::run_alone("watching::role_disagrees", "", &[]);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_disagrees() {
+    log::log();
+    let cluster = cluster(2);
+    let other = format!("{cluster};x=127.0.0.1:9");
+    let nodes = [member(&cluster, 0), member(&other, 1)].map(|it| it.start().expect("the node starts"));
+    std::thread::scope(|scope| {
+        let joins = nodes.each_ref().map(|node| scope.spawn(|| node.join().expect_err("two clusters")));
+        joins.map(|join| println!("{}", join.join().expect("no panic")));
+    });
+    // Both say Hello again and again.
+    std::thread::sleep(Duration::from_secs(2));
+    for task in ["w/0", "w/1"] {
+        let warnings: Vec<_> = lines(task).into_iter().filter(|line| line.starts_with("WARN")).collect();
+        println!("{warnings:#?}");
+        assert!(warnings.len() == 1 && warnings[0].contains("cluster"), "{warnings:#?}");
+    }
+}
+
+#[test]
 fn a_call_that_waits_longer_than_hung_after_is_not_ended_by_it() {
     run(2, &[("hung_after", "20ms")], |node, task| {
         let step = node.step(1).expect("new");

@@ -232,6 +232,22 @@ fn an_address_where_nothing_listens_any_more_does_not_hide_the_cause_before() {
 }
 
 #[test]
+fn a_peer_that_is_refused_again_and_again_is_logged_once_in_a_while() {
+    let (mut members, begin) = (table(), Instant::now());
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    assert!(members.note_refusal(0, "version 7".into(), false, at(0)));
+    assert!(!members.note_refusal(0, "version 7".into(), false, at(1)));
+    assert!(!members.note_refusal(0, "version 8".into(), false, at(9)), "a new reason each time");
+    assert!(members.why_missing(0).contains("version 8"));
+    assert!(members.note_refusal(0, "version 9".into(), false, at(10)));
+    // A disagreement is one line, whichever side finds it, and in whichever words.
+    assert!(members.note_refusal(0, "another cluster".into(), true, at(11)));
+    assert!(!members.note_refusal(0, "another cluster, which is this".into(), true, at(60)));
+    assert!(!members.is_new_disagreement(0));
+    assert!(members.is_news(0, "the cable is cut") && members.is_new_disagreement(0));
+}
+
+#[test]
 fn only_the_last_lives_are_remembered_so_that_memory_is_bounded() {
     let now = Instant::now();
     let mut members = table();
