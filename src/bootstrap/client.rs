@@ -4,13 +4,13 @@ use super::auth::{Authenticator, ProofError, was_cut};
 use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
-use super::names::shorten;
 use super::peer_table::{LifeRefusal, PeerTable, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::{REFUSED_FOR_GOOD, who};
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare, task};
 use super::thread::MAX_MESSAGE;
-use crate::wire::{Incarnation, LossCause, TaskId};
+use crate::wire::shorten;
+use crate::wire::{Incarnation, LACK_REMEDY, LossCause, TaskId, is_lack};
 use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -447,8 +447,6 @@ fn final_refusal(status: &Status) -> Option<String> {
 
 /// Why a peer could not be reached, in words.
 fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
-    /// The errors of a process that lacks descriptors or memory: EMFILE, ENFILE, ENOMEM, ENOBUFS.
-    const LACKS: [i32; 4] = [24, 23, 12, 105];
     let mut innermost: &dyn Error = status;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -458,11 +456,9 @@ fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
             Some(_) => None,
             None => innermost.downcast_ref::<std::io::Error>(),
         };
-        if system.and_then(std::io::Error::raw_os_error).is_some_and(|code| LACKS.contains(&code)) {
-            return CallError::Unreachable(format!(
-                "this process can't call {address}: {innermost}; raise its limit of open files (ulimit -n), \
-                 or free memory"
-            ));
+        if system.is_some_and(is_lack) {
+            let why = format!("this process can't call {address}: {innermost}; {LACK_REMEDY}");
+            return CallError::Unreachable(why);
         }
         // It counts as silent: what answers there is not the peer.
         if let Some(why) = proof.filter(|why| !matches!(why, ProofError::Io(_))) {

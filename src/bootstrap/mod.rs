@@ -36,7 +36,7 @@ pub mod fuzzing;
 #[rustfmt::skip]
 #[allow(missing_docs, unnameable_types, clippy::all, clippy::unwrap_used)]
 mod generated;
-mod names;
+mod incarnation;
 mod options;
 mod peer_record;
 mod peer_table;

@@ -2,7 +2,7 @@
 
 use super::BootstrapError;
 use super::auth::{AuthMode, AuthSettings};
-use super::names::shorten;
+use crate::wire::shorten;
 use crate::wire::{Cluster, HostPort, Incarnation, TaskId};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};

@@ -28,8 +28,8 @@ pub(super) struct PeerRecord {
     pub(super) busy: bool,
     /// Why the last attempt to reach the peer failed, or why the peer refused.
     pub(super) reach: Option<String>,
-    /// How its address ended a connection since, or that nothing listens there any more. Both follow
-    /// from a peer that has stopped, so `reach` keeps the cause.
+    /// How its address ended a connection since, or that nothing listens there any more. Both
+    /// follow from a peer that has stopped, so `reach` keeps the cause.
     pub(super) end: Option<String>,
     /// The generation that failed last, and why.
     pub(super) failed: Option<(u64, String)>,

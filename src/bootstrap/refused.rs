@@ -1,6 +1,6 @@
 //! The callers that were refused last, for the error of a process that waits for callers.
 
-use super::names::shorten;
+use crate::wire::shorten;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};

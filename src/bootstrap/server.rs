@@ -5,7 +5,6 @@
 
 use super::acceptor::ProvenCaller;
 use super::generated as grpc;
-use super::names::shorten;
 use super::options::MAX_HOST_ID;
 use super::peer_record::{HandshakeProgress, OfferDecision};
 use super::peer_table::{LifeRefusal, PeerIdentity};
@@ -13,6 +12,7 @@ use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{
     BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,
 };
+use crate::wire::shorten;
 use crate::wire::{Incarnation, LossCause, TaskId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -466,6 +466,9 @@ pub(super) fn who(member: Option<grpc::Member>) -> Result<PeerIdentity, &'static
     let member = member.ok_or("the message lacks what its sender tells of itself")?;
     if member.host_id.is_empty() || member.host_id.len() > MAX_HOST_ID {
         return Err("the host id must have 1 to 128 bytes");
+    }
+    if member.host_id.contains(char::is_control) {
+        return Err("the host id has control characters");
     }
     Ok(PeerIdentity { incarnation: incarnation(member.incarnation)?, host_id: member.host_id })
 }

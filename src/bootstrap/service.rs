@@ -3,7 +3,6 @@
 use super::BootstrapError;
 use super::auth::Authenticator;
 use super::error::MissingPeer;
-use super::names::shorten;
 use super::options::BootstrapOptions;
 use super::peer_table::{LOOK_ROUND, PeerTable};
 #[cfg(test)]
@@ -14,6 +13,7 @@ use super::tensors::{TensorCaller, TensorService};
 use super::thread::{self, StopOrder};
 use crate::store::MemoryStore;
 use crate::wire::TaskId;
+use crate::wire::shorten;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

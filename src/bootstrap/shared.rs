@@ -2,7 +2,6 @@
 
 use super::BootstrapError;
 use super::generated as grpc;
-use super::names::shorten;
 use super::options::BootstrapOptions;
 use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
@@ -10,6 +9,7 @@ use super::service::NodeState;
 use super::tensors::{TensorClients, TensorService};
 use super::thread::BLOCKING_NAME;
 use crate::store::MemoryStore;
+use crate::wire::shorten;
 use crate::wire::{Code, HostPort, Incarnation, Status, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};

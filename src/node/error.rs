@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 use crate::fabric::FabricError;
 use crate::memory::{PoolError, RegionError};
 use crate::store::StoreError;
-use crate::wire::TaskId;
+use crate::wire::{LACK_REMEDY, TaskId, is_lack};
 use std::fmt;
 
 /// Why a node could not start, join or stop.
@@ -39,7 +39,10 @@ pub enum NodeError {
         missing: Vec<TaskId>,
     },
     /// The identity of this host could not be read.
-    #[error("reading {path}, which tells this host from others, failed: {source}; mount /proc")]
+    #[error(
+        "reading {path}, which tells this host from others, failed: {source}; {}",
+        if is_lack(source) { LACK_REMEDY } else { "mount /proc" }
+    )]
     Host {
         /// The file that was read.
         path: &'static str,

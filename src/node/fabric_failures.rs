@@ -2,8 +2,7 @@
 
 use crate::bootstrap::PeerInfo;
 use crate::fabric::{FabricError, FabricKind};
-use crate::wire::{Incarnation, TaskId};
-use rustix::io::Errno;
+use crate::wire::{Incarnation, TaskId, is_lack};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -67,14 +66,11 @@ impl FabricFailures {
 /// Whether a failure may be the fabric's, and not that of a peer that is stopped, ends or lacks
 /// something.
 fn tells_of_fabric(kind: FabricKind, error: &FabricError) -> bool {
-    const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
     match (kind, error) {
         (_, FabricError::Peer { .. } | FabricError::Disagreement { .. }) => true,
         // The kernel connects the socket of a peer that lives: only its process may be slow.
         (FabricKind::Shm, _) => false,
-        (_, FabricError::Os { source, .. }) => {
-            Errno::from_io_error(source).is_none_or(|e| !LACKS.contains(&e))
-        }
+        (_, FabricError::Os { source, .. }) => !is_lack(source),
         (_, FabricError::Timeout { .. } | FabricError::Unavailable { .. }) => true,
         (_, FabricError::Option { .. }) => false,
     }
@@ -83,6 +79,7 @@ fn tells_of_fabric(kind: FabricKind, error: &FabricError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
     use std::time::Duration;
 
     fn peer(life: u64) -> PeerInfo {

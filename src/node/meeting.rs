@@ -13,8 +13,11 @@ use crate::bootstrap::{
 };
 use crate::config::{Config, Meeting, StoreAddress};
 use crate::store::{FileStore, PrefixStore, Store, StoreError};
-use crate::wire::{Cluster, HostPort, TaskId, quote};
+use crate::wire::{Cluster, HostPort, TaskId, quote, shorten};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,6 +107,28 @@ pub enum MeetingError {
         /// What the other one was told, in quotes.
         theirs: String,
     },
+    /// A member has ended before all had met.
+    #[error(
+        "{who} (process {pid} of this host) has ended before all members had met at {store}: see its log"
+    )]
+    Died {
+        /// The member.
+        who: TaskId,
+        /// Its process.
+        pid: u32,
+        /// Where they meet.
+        store: StoreAddress,
+    },
+    /// All have come, and task 0 has not told the cluster.
+    #[error("{by} has come to {store}, and has not told the cluster within {waited:?}: see its log")]
+    Untold {
+        /// Task 0.
+        by: TaskId,
+        /// Where they meet.
+        store: StoreAddress,
+        /// The time waited.
+        waited: Duration,
+    },
     /// The members make no cluster.
     #[error("the members that met at {store} make no cluster: {why}")]
     Cluster {
@@ -140,6 +165,10 @@ pub(super) struct Met {
 
 /// How the published outcome begins: the members make a cluster, or they don't.
 const GOOD: &str = "ok ";
+/// How long a member waits before it looks whether others have ended.
+const TURN: Duration = Duration::from_secs(1);
+/// Bytes of the words of task 0 in an error.
+const MAX_WORDS: usize = 1024;
 const BAD: &str = "no ";
 
 /// Meets the other members.
@@ -275,15 +304,30 @@ struct MeetingMember<'a> {
 struct PublishedMember {
     address: HostPort,
     host: String,
+    pid: u32,
+    /// The namespace of its process ids.
+    pids: String,
 }
 
 impl PublishedMember {
     fn read(value: &[u8]) -> Option<PublishedMember> {
         let mut lines = str::from_utf8(value).ok()?.lines();
-        let entry = PublishedMember { address: lines.next()?.parse().ok()?, host: lines.next()?.into() };
-        lines.next()?.parse::<u32>().ok()?;
-        Some(entry)
+        let mut line = || lines.next();
+        let (address, host) = (line()?.parse().ok()?, line()?.into());
+        Some(PublishedMember { address, host, pid: line()?.parse().ok()?, pids: line()?.into() })
     }
+
+    /// Whether it was a process of this host that is gone. `false` if this process can't tell.
+    fn has_ended(&self) -> bool {
+        let is_here = || host::identity().is_ok_and(|here| here == self.host) && pids() == self.pids;
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        pid.is_some_and(|pid| is_here() && test_kill_process(pid) == Err(Errno::SRCH))
+    }
+}
+
+/// The namespace of process ids of this process; empty if `/proc` does not tell.
+fn pids() -> String {
+    std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |it| it.display().to_string())
 }
 
 impl MeetingMember<'_> {
@@ -313,7 +357,7 @@ impl MeetingMember<'_> {
     }
 
     fn publish(&self, address: &HostPort) -> Result<(), NodeError> {
-        let entry = format!("{address}\n{}\n{}", host::identity()?, std::process::id());
+        let entry = format!("{address}\n{}\n{}\n{}", host::identity()?, std::process::id(), pids());
         let said = self.store.compare_and_set(&key(self.me.task()), None, entry.as_bytes());
         match said.map_err(|error| self.failed(error))? {
             Some(said) if said != entry.as_bytes() => {
@@ -330,11 +374,12 @@ impl MeetingMember<'_> {
         let end = Instant::now() + left;
         let keys: Vec<String> = (0..self.meeting.size).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        self.store.wait(&keys, left).map_err(|error| self.missing(error))?;
+        self.in_turns(left, 0..self.meeting.size, |turn| self.store.wait(&keys, turn))
+            .inspect_err(|error| self.tell_death(error))?;
         let mut entries = Vec::new();
         for key in keys {
             let left = end.saturating_duration_since(Instant::now());
-            let value = self.store.get(key, left).map_err(|error| self.missing(error))?;
+            let value = self.store.get(key, left).map_err(|error| self.failed(error))?;
             entries
                 .push(PublishedMember::read(&value).ok_or_else(|| format!("{key} has published nonsense")));
         }
@@ -369,19 +414,53 @@ impl MeetingMember<'_> {
 
     /// Waits for the cluster that task 0 publishes.
     fn read(&self, left: Duration) -> Result<Cluster, MeetingError> {
-        let outcome = match self.store.get("outcome", left) {
-            Ok(outcome) => String::from_utf8_lossy(&outcome).into_owned(),
-            Err(error @ StoreError::Timeout { .. }) => {
-                let keys: Vec<String> = (0..self.meeting.size).map(key).collect();
-                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                let missing = self.store.wait(&keys, Duration::ZERO);
-                return Err(self.missing(missing.err().unwrap_or(error)));
-            }
-            Err(error) => return Err(self.failed(error)),
-        };
+        let outcome = self.in_turns(left, 0..1, |turn| self.store.get("outcome", turn))?;
+        let outcome = String::from_utf8_lossy(&outcome).into_owned();
         match outcome.strip_prefix(GOOD) {
             Some(cluster) => cluster.parse().map_err(|error| self.no_cluster(format!("{error}"))),
-            None => Err(self.no_cluster(outcome.strip_prefix(BAD).unwrap_or(&outcome).to_owned())),
+            None => Err(self.no_cluster(shorten(outcome.strip_prefix(BAD).unwrap_or(&outcome), MAX_WORDS))),
+        }
+    }
+
+    /// Waits a while at a time, and looks in between whether one of these members has ended. A
+    /// store that is gone for a whole turn does not come back.
+    fn in_turns<T>(
+        &self,
+        left: Duration,
+        needed: Range<u32>,
+        wait: impl Fn(Duration) -> Result<T, StoreError>,
+    ) -> Result<T, MeetingError> {
+        let end = Instant::now() + left;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match wait(left.min(TURN)) {
+                Ok(value) => return Ok(value),
+                Err(StoreError::Timeout { .. }) if left > TURN => self.look_for_deaths(needed.clone())?,
+                Err(StoreError::Timeout { .. }) => return Err(self.missing()),
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+    }
+
+    /// Fails if one of these members has come and ended.
+    fn look_for_deaths(&self, members: Range<u32>) -> Result<(), MeetingError> {
+        for task in members {
+            let Ok(entry) = self.store.get(&key(task), Duration::ZERO) else { continue };
+            let entry = PublishedMember::read(&entry).filter(PublishedMember::has_ended);
+            if let (Some(entry), Some(who)) = (entry, task_of(&self.meeting.config, task)) {
+                let store = self.meeting.store.clone();
+                return Err(MeetingError::Died { who, pid: entry.pid, store });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the others that one has ended, so that they do not wait either.
+    fn tell_death(&self, error: &MeetingError) {
+        if matches!(error, MeetingError::Died { .. })
+            && let Err(error) = self.store.set("outcome", format!("{BAD}{error}").as_bytes())
+        {
+            tracing::debug!("{}: {error}", self.me);
         }
     }
 
@@ -389,26 +468,26 @@ impl MeetingMember<'_> {
         MeetingError::Cluster { store: self.meeting.store.clone(), why }
     }
 
-    /// The error of a wait for the others.
-    fn missing(&self, error: StoreError) -> MeetingError {
-        let StoreError::Timeout { missing: keys, .. } = &error else { return self.failed(error) };
-        let is_missing =
-            |task: u32| keys.iter().any(|missing| missing.rsplit('/').next() == Some(&task.to_string()));
-        let all = (0..self.meeting.size).filter(|task| is_missing(*task));
-        let missing: Box<[TaskId]> = all.filter_map(|task| task_of(&self.meeting.config, task)).collect();
+    /// The error of a wait that is over: who has not come, or has not told the cluster.
+    fn missing(&self) -> MeetingError {
         let (me, store, size) = (self.me.clone(), self.meeting.store.clone(), self.meeting.size);
-        if missing.is_empty() {
-            return self.failed(error);
+        let waited = self.meeting.config.join_timeout;
+        let keys: Vec<String> = (0..size).map(key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let missing = match self.store.wait(&keys, Duration::ZERO) {
+            Ok(()) => Vec::new(),
+            Err(StoreError::Timeout { missing, .. }) => missing,
+            Err(error) => return self.failed(error),
+        };
+        let is_missing =
+            |task: u32| missing.iter().any(|missing| missing.rsplit('/').next() == Some(&task.to_string()));
+        let all = (0..size).filter(|task| is_missing(*task));
+        let missing: Box<[TaskId]> = all.filter_map(|task| task_of(&self.meeting.config, task)).collect();
+        if let (true, Some(by)) = (missing.is_empty(), task_of(&self.meeting.config, 0)) {
+            return MeetingError::Untold { by, store, waited };
         }
-        let (waited, refused) = (self.meeting.config.join_timeout, self.server.map(StoreServer::refused));
-        MeetingError::Missing {
-            me,
-            store,
-            waited,
-            size,
-            missing,
-            refused: refused.unwrap_or_default().into(),
-        }
+        let refused = self.server.map(StoreServer::refused).unwrap_or_default().into();
+        MeetingError::Missing { me, store, waited, size, missing, refused }
     }
 
     /// The last one to read the cluster removes the keys from a file.

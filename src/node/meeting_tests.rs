@@ -240,8 +240,12 @@ fn members_of_different_hosts_do_not_meet_at_loopback_addresses() {
     let me = meeting.config.task_id();
     let store = PrefixStore::new("", Arc::new(crate::store::MemoryStore::new()));
     let this = MeetingMember { meeting: &meeting, me, store, server: None };
-    let entry =
-        |address: &str, host: &str| PublishedMember { address: address.parse().unwrap(), host: host.into() };
+    let entry = |address: &str, host: &str| PublishedMember {
+        address: address.parse().unwrap(),
+        host: host.into(),
+        pid: 1,
+        pids: pids(),
+    };
     let two = |first: &str, second: &str| this.cluster(vec![entry(first, "a"), entry(second, "b")]);
     let error = two("10.0.0.1:1", "127.0.0.1:2").unwrap_err();
     assert!(error.contains("worker/1 is at 127.0.0.1:2") && error.contains("TENSORWIRE_BIND"), "{error}");
@@ -251,9 +255,95 @@ fn members_of_different_hosts_do_not_meet_at_loopback_addresses() {
 
 #[test]
 fn nonsense_in_the_store_is_refused() {
-    for nonsense in ["", "here", "127.0.0.1:1", "127.0.0.1:1\nhost\nme", "127.0.0.1:0\nhost\n1"] {
+    for nonsense in ["", "here", "127.0.0.1:1", "127.0.0.1:1\nhost\nme", "127.0.0.1:0\nhost\n1\npid"] {
         assert!(PublishedMember::read(nonsense.as_bytes()).is_none(), "{nonsense}");
     }
     assert!(PublishedMember::read(&[0xff, 0xfe]).is_none());
-    assert!(PublishedMember::read(b"127.0.0.1:1\nhost\n17").is_some());
+    assert!(PublishedMember::read(b"127.0.0.1:1\nhost\n17").is_none(), "of an earlier release");
+    assert!(PublishedMember::read(b"127.0.0.1:1\nhost\n17\npid").is_some());
+}
+
+/// The error of worker/1, which meets in a file that has these keys already.
+fn error_in_a_file_with(keys: &[(&str, String)], timeout: &str) -> (String, Duration) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::open(&path, Duration::from_secs(20)).unwrap();
+    for (key, value) in keys {
+        store.set(&format!("{MEETING_KEYS}{key}"), value.as_bytes()).unwrap();
+    }
+    let begin = Instant::now();
+    let file = format!("file://{}", path.display());
+    let error = member(1, 2, &[("TENSORWIRE_STORE", &*file)], timeout).start().unwrap_err().to_string();
+    (error, begin.elapsed())
+}
+
+/// What task 0 publishes, as a process of this host.
+fn published(pid: u32) -> String {
+    format!("127.0.0.1:9\n{}\n{pid}\n{}", host::identity().unwrap(), pids())
+}
+
+#[test]
+fn the_outcome_that_task_0_tells_is_cut_and_controls_no_terminal() {
+    let outcome = format!("{BAD}\x1b[2J{}", "no".repeat(MAX_WORDS));
+    let (error, _) = error_in_a_file_with(&[("outcome", outcome)], LONG);
+    assert!(error.contains("\\u{1b}[2Jno") && error.contains("...") && !error.contains('\x1b'), "{error}");
+    assert!(error.len() < 2 * MAX_WORDS, "{} bytes", error.len());
+}
+
+#[test]
+fn a_task_0_that_has_come_and_ended_is_named_at_once() {
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let (error, took) = error_in_a_file_with(&[("member/0", published(ended.id()))], LONG);
+    println!("after {took:?}: {error}");
+    assert!(error.contains(&format!("worker/0 (process {} of this host) has ended", ended.id())), "{error}");
+    assert!(took < 5 * TURN, "{took:?}");
+}
+
+#[test]
+fn a_task_0_that_lives_and_tells_nothing_is_named() {
+    let (error, _) = error_in_a_file_with(&[("member/0", published(std::process::id()))], "200ms");
+    assert!(error.contains("worker/0 has come") && error.contains("has not told the cluster"), "{error}");
+    // One of another host, or of another namespace of process ids, may live.
+    let far = published(u32::MAX / 4).replace("pid:", "other:");
+    let (error, _) = error_in_a_file_with(&[("member/0", far)], "1500ms");
+    assert!(error.contains("has not told the cluster"), "{error}");
+}
+
+#[test]
+fn a_member_that_has_come_and_ended_ends_the_meeting_of_all() {
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::open(&path, Duration::from_secs(20)).unwrap();
+    store.set(&format!("{MEETING_KEYS}member/2"), published(ended.id()).as_bytes()).unwrap();
+    let file = format!("file://{}", path.display());
+    let place = [("TENSORWIRE_STORE", &*file)];
+    let begin = Instant::now();
+    let errors = join_all(vec![member(0, 4, &place, LONG), member(1, 4, &place, LONG)]);
+    for error in errors.into_iter().map(Result::unwrap_err) {
+        assert!(error.contains("worker/2 (process ") && error.contains("has ended"), "{error}");
+    }
+    assert!(begin.elapsed() < 5 * TURN, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_store_that_ends_with_task_0_ends_the_meeting() {
+    let port = free_port();
+    let address: HostPort = format!("127.0.0.1:{port}").parse().unwrap();
+    let name = |task| TaskId::new("worker", task).unwrap();
+    let server = StoreOptions::new(name(0), name(0), address.clone());
+    let server = StoreServer::start(&server, [0, 1].map(name)).unwrap();
+    let place = format!("tcp://{address}");
+    let waits = std::thread::spawn(move || {
+        member(1, 2, &[("TENSORWIRE_STORE", &*place)], LONG).start().unwrap_err().to_string()
+    });
+    let published = format!("{MEETING_KEYS}member/1");
+    server.store().get(&published, Duration::from_secs(20)).unwrap();
+    drop(server);
+    let begin = Instant::now();
+    let error = waits.join().unwrap();
+    assert!(error.contains("the store of worker/0") && error.contains("nobody listens there"), "{error}");
+    assert!(begin.elapsed() < 5 * TURN, "{:?}: {error}", begin.elapsed());
 }

@@ -14,7 +14,7 @@
 //! | all | refused: the reason, UTF-8 |
 
 use crate::fabric::FabricKind;
-use crate::wire::TaskId;
+use crate::wire::{TaskId, shorten};
 use std::fmt;
 
 const MAGIC: [u8; 4] = *b"twof";
@@ -162,7 +162,7 @@ impl OfferReader<'_> {
         self.0 = rest;
         let refused = |is_final| {
             let why = std::str::from_utf8(body).ok().filter(|why| why.len() <= MAX_REASON)?;
-            Some(OfferState::Refused(FabricRefusal { why: why.into(), is_final }))
+            Some(OfferState::Refused(FabricRefusal { why: shorten(why, MAX_REASON), is_final }))
         };
         let state = match state {
             OFFERED => {
@@ -202,6 +202,14 @@ mod tests {
             panic!("{cut:?}")
         };
         assert_eq!(*why, "ä".repeat(MAX_REASON / 2));
+    }
+
+    #[test]
+    fn a_reason_controls_no_terminal_and_has_one_line() {
+        let refusal = FabricRefusal { why: "no\nERROR \x1b[2J".into(), is_final: true };
+        let offers = decode(&encode(&[FabricOffer::refused(FabricKind::Verbs, refusal)])).expect("valid");
+        let OfferState::Refused(FabricRefusal { why, .. }) = &offers[0].state else { panic!("{offers:?}") };
+        assert_eq!(why, "no\\nERROR \\u{1b}[2J");
     }
 
     #[test]

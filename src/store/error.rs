@@ -83,6 +83,14 @@ pub enum StoreError {
         /// The time that the call took.
         waited: Duration,
     },
+    /// This process can't call the server of the store.
+    #[error("{store} can't be called: {why}")]
+    Local {
+        /// The server, with its address.
+        store: String,
+        /// What was tried, why it failed, and what to change.
+        why: String,
+    },
     /// The server of the store has refused the call.
     #[error("{store}: {tried} was refused: {why}")]
     Refused {

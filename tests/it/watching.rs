@@ -321,7 +321,7 @@ fn role_disagrees() {
     let nodes = [member(&cluster, 0), member(&other, 1)].map(|it| it.start().expect("the node starts"));
     std::thread::scope(|scope| {
         let joins = nodes.each_ref().map(|node| scope.spawn(|| node.join().expect_err("two clusters")));
-        joins.map(|join| println!("{}", join.join().expect("no panic")));
+        joins.into_iter().for_each(|join| println!("{}", join.join().expect("no panic")));
     });
     // Both say Hello again and again.
     std::thread::sleep(Duration::from_secs(2));

@@ -12,11 +12,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use tensorwire::internals::bootstrap::ProvenChannel;
+use tensorwire::internals::wire::shorten;
 
 /// How long a process waits for a message: opening a large pool takes some seconds.
 pub const CHANNEL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a message at most.
 const MAX_MESSAGE: usize = 1 << 20;
+/// Bytes of the other side's words in an error.
+const MAX_WORDS: usize = 1024;
 
 /// Why the expected message did not come.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +166,7 @@ impl ControlChannel {
         let mut body = vec![0; length];
         self.read_exact(&mut body, until)?;
         match serde_json::from_slice(&body).map_err(|error| ChannelError::Unexpected(error.to_string()))? {
-            ChannelMessage::Failed(why) => Err(ChannelError::Failed(why)),
+            ChannelMessage::Failed(why) => Err(ChannelError::Failed(shorten(&why, MAX_WORDS))),
             message => Ok(message),
         }
     }
@@ -247,6 +250,18 @@ mod tests {
         left.send(&ChannelMessage::Rounds(3)).unwrap();
         right.expect(&ChannelMessage::Ready).unwrap();
         assert_eq!(right.receive().unwrap(), ChannelMessage::Rounds(3));
+    }
+
+    #[test]
+    fn the_words_of_the_other_side_are_cut_and_control_no_terminal() {
+        let (mut left, mut right) = pair(CHANNEL_TIMEOUT);
+        left.send(&ChannelMessage::Failed(format!("\x1b[2J{}", "no".repeat(MAX_WORDS)))).unwrap();
+        let error = right.receive().unwrap_err().to_string();
+        assert!(
+            error.contains("\\u{1b}[2Jno") && error.contains("...") && !error.contains('\x1b'),
+            "{error}"
+        );
+        assert!(error.len() < 2 * MAX_WORDS, "{} bytes", error.len());
     }
 
     #[test]

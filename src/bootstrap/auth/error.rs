@@ -1,7 +1,7 @@
 //! Errors of proofs. No message has a secret or a key in it.
 
 use super::{AuthMode, Verdict};
-use crate::wire::TaskId;
+use crate::wire::{LACK_REMEDY, TaskId};
 use std::io;
 use std::path::PathBuf;
 
@@ -25,6 +25,12 @@ pub enum AuthError {
          need"
     )]
     Cpu,
+    /// This process or its host lacks descriptors or memory.
+    #[error("the kernel was asked for the users of connections, which failed: {source}; {LACK_REMEDY}")]
+    Lack {
+        /// The error of the system.
+        source: io::Error,
+    },
     /// The kernel does not tell the users of connections.
     #[error(
         "the kernel does not tell the users of connections here: {why}; set secret_file (`tensorwire auth \

@@ -6,6 +6,7 @@
 //! has no such socket here.
 
 use super::error::AuthError;
+use crate::wire::is_lack;
 use rustix::fd::OwnedFd;
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
@@ -62,11 +63,12 @@ impl SocketOwners {
                 why: format!("user {me} of this user namespace stands for all users outside of it"),
             });
         }
-        let probe = Probe::new().map_err(|error| AuthError::Kernel { why: error.to_string() })?;
+        let probe = Probe::new().map_err(not_told)?;
         let mut failures = Vec::new();
         for source in [Source::sock_diag(), Ok(Source::Tables)] {
             let owners = match source {
                 Ok(source) => SocketOwners { source, me },
+                Err(error) if is_lack(&error) => return Err(not_told(error)),
                 Err(error) => {
                     failures.push(error.to_string());
                     continue;
@@ -75,6 +77,7 @@ impl SocketOwners {
             match probe.ask(&owners) {
                 Ok(SocketOwner::ThisUser) => return Ok(owners),
                 Ok(other) => failures.push(format!("a connection of this process is {other:?}'s")),
+                Err(error) if is_lack(&error) => return Err(not_told(error)),
                 Err(error) => failures.push(error.to_string()),
             }
         }
@@ -96,6 +99,13 @@ impl SocketOwners {
             Some(uid) => SocketOwner::OtherUser(uid),
             None => SocketOwner::Nobody,
         })
+    }
+}
+
+fn not_told(source: io::Error) -> AuthError {
+    match is_lack(&source) {
+        true => AuthError::Lack { source },
+        false => AuthError::Kernel { why: source.to_string() },
     }
 }
 

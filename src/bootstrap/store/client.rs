@@ -2,7 +2,6 @@
 
 use super::super::auth::{Authenticator, ProofError, was_cut};
 use super::super::connector::Connector;
-use super::super::names::shorten;
 use super::super::shared::MAX_REASON;
 use super::super::thread::MAX_MESSAGE;
 use super::StoreOptions;
@@ -10,7 +9,8 @@ use super::generated as grpc;
 use super::generated::store_client::StoreClient;
 use super::service::{LONGEST_WAIT, MAX_KEYS_OF_CALL};
 use crate::store::{MAX_VALUE, Store, StoreError, check_key, check_value};
-use crate::wire::{TaskId, quote};
+use crate::wire::shorten;
+use crate::wire::{LACK_REMEDY, TaskId, is_lack, quote};
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ enum AttemptError {
     Refused(String),
     /// There is no connection. The call was not sent.
     Unsent(String),
-    /// The same, as the address has ended the connection, or nothing listens there. Both follow from
-    /// a server that has stopped.
+    /// The same, as the address has ended the connection, or nothing listens there. Both follow
+    /// from a server that has stopped.
     Ended(String),
     /// The call may have been done.
     Lost(String),
@@ -82,8 +82,8 @@ impl RemoteStore {
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if it can't be reached in time, and why.
-    /// [`StoreError::Refused`] if this process can't prove who it is, or is none of those whom the
-    /// server serves.
+    /// [`StoreError::Local`] if this process can't call it, or can't prove who it is.
+    /// [`StoreError::Refused`] if it is none of those whom the server serves.
     pub fn connect(options: &StoreOptions) -> Result<Self, StoreError> {
         let store = Self::unchecked(options)?;
         store.count("")?;
@@ -94,9 +94,8 @@ impl RemoteStore {
     pub(in crate::bootstrap) fn unchecked(options: &StoreOptions) -> Result<Self, StoreError> {
         let StoreOptions { me, server, address, timeout, .. } = options;
         let name = format!("the store of {server} at {address}");
-        let refused =
-            |why: String| StoreError::Refused { store: name.clone(), tried: "connecting".into(), why };
-        let auth = Authenticator::open(&options.auth, me).map_err(|why| refused(why.to_string()))?;
+        let local = |why: String| StoreError::Local { store: name.clone(), why };
+        let auth = Authenticator::open(&options.auth, me).map_err(|why| local(why.to_string()))?;
         let connector = Connector {
             auth: Arc::new(auth),
             peer: server.clone(),
@@ -104,8 +103,8 @@ impl RemoteStore {
             limit: CALL_LIMIT,
         };
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
-        let endpoint = endpoint.map_err(|error| refused(error.to_string()))?;
-        let runtime = super::super::thread::runtime(0).map_err(|error| refused(error.to_string()))?;
+        let endpoint = endpoint.map_err(|error| local(error.to_string()))?;
+        let runtime = super::super::thread::runtime(0).map_err(|error| local(error.to_string()))?;
         let channel = {
             let _entered = runtime.enter();
             endpoint.connect_with_connector_lazy(connector)
@@ -121,7 +120,7 @@ impl RemoteStore {
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
-        let thread = Some(thread.map_err(|error| refused(format!("starting a thread failed: {error}")))?);
+        let thread = Some(thread.map_err(|error| local(format!("starting a thread failed: {error}")))?);
         let (timeout, server) = (*timeout, server.clone());
         Ok(RemoteStore {
             name,
@@ -253,6 +252,9 @@ fn unanswered(server: &TaskId, status: &Status) -> AttemptError {
         // Every error of the connector is one: the connection was not made.
         if let Some(why) = innermost.downcast_ref::<ProofError>() {
             return match why {
+                ProofError::Io(error) | ProofError::Unknown(error) if is_lack(error) => {
+                    AttemptError::Unsent(format!("this process can't call it: {error}; {LACK_REMEDY}"))
+                }
                 ProofError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                     let why = "nobody listens there (connection refused): is the process running?";
                     AttemptError::Ended(why.into())

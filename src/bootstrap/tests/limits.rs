@@ -10,15 +10,18 @@ fn a_host_id_beyond_its_bound_is_refused() {
     let cluster = workers(2);
     let _member = Member::start(options(&cluster, 1));
     let mut raw = Raw::new(&cluster, 7);
-    let mut hello = |len: usize| {
-        let member = grpc::Member { incarnation: 7, host_id: "h".repeat(len) };
+    let mut hello = |host_id: String| {
+        let member = grpc::Member { incarnation: 7, host_id };
         let caller = Some(raw.caller.clone());
         let request = grpc::HelloRequest { caller, member: Some(member), cluster: String::new() };
         raw.runtime.block_on(raw.grpc.hello(request)).map(|_| ())
     };
     for len in [0, MAX_HOST_ID + 1] {
-        let error = hello(len).unwrap_err();
+        let error = hello("h".repeat(len)).unwrap_err();
         assert!(error.message().contains("1 to 128 bytes"), "{error}");
     }
-    hello(MAX_HOST_ID).expect("the longest");
+    // It is part of log lines and of errors.
+    let error = hello("here\nERROR a line of its own".into()).unwrap_err();
+    assert!(error.message().contains("control characters"), "{error}");
+    hello("h".repeat(MAX_HOST_ID)).expect("the longest");
 }
