@@ -111,10 +111,10 @@ documented() {
     RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --package tensorwire
 }
 
-# With examples and doctests. Where spinning threads share a CPU the hot path takes sixty rounds per
+# With examples and doctests. Where spinning threads share a CPU the hot path takes a hundred rounds per
 # scenario.
 everything() {
-    TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=60 \
+    TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=100 \
         tested cargo test --locked --workspace --no-fail-fast -- --show-output
 }
 

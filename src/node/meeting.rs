@@ -165,11 +165,11 @@ pub(super) struct Met {
 
 /// How the published outcome begins: the members make a cluster, or they don't.
 const GOOD: &str = "ok ";
+const BAD: &str = "no ";
 /// How long a member waits before it looks whether others have ended.
 const TURN: Duration = Duration::from_secs(1);
 /// Bytes of the words of task 0 in an error.
 const MAX_WORDS: usize = 1024;
-const BAD: &str = "no ";
 
 /// Meets the other members.
 ///
@@ -423,20 +423,25 @@ impl MeetingMember<'_> {
     }
 
     /// Waits a while at a time, and looks in between whether one of these members has ended. A
-    /// store that is gone for a whole turn does not come back.
+    /// store that gives no answer for `silence_bound` counts as ended, as a member does.
     fn in_turns<T>(
         &self,
         left: Duration,
         needed: Range<u32>,
         wait: impl Fn(Duration) -> Result<T, StoreError>,
     ) -> Result<T, MeetingError> {
-        let end = Instant::now() + left;
+        let (end, mut answered) = (Instant::now() + left, Instant::now());
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match wait(left.min(TURN)) {
                 Ok(value) => return Ok(value),
-                Err(StoreError::Timeout { .. }) if left > TURN => self.look_for_deaths(needed.clone())?,
+                Err(StoreError::Timeout { .. }) if left > TURN => {
+                    answered = Instant::now();
+                    self.look_for_deaths(needed.clone())?;
+                }
                 Err(StoreError::Timeout { .. }) => return Err(self.missing()),
+                Err(StoreError::Unreachable { .. })
+                    if left > TURN && answered.elapsed() < self.meeting.config.silence_bound => {}
                 Err(error) => return Err(self.failed(error)),
             }
         }

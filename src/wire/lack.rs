@@ -7,9 +7,10 @@ use std::io;
 pub(crate) const LACK_REMEDY: &str =
     "raise the limit of open files of this process (ulimit -n), or free memory";
 
-/// Whether an error says that this process or its host lacks descriptors or memory, whatever its
-/// peers do.
+/// The errors of a process or host that lacks descriptors or memory, whatever its peers do.
+pub(crate) const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+
+/// Whether an error is one of them.
 pub(crate) fn is_lack(error: &io::Error) -> bool {
-    const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
     Errno::from_io_error(error).is_some_and(|error| LACKS.contains(&error))
 }

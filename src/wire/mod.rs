@@ -36,7 +36,7 @@ pub use grant::Grant;
 pub use immediate::{Immediate, ImmediateError, Slot};
 pub use incarnation::Incarnation;
 pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, RendezvousKey};
-pub(crate) use lack::{LACK_REMEDY, is_lack};
+pub(crate) use lack::{LACK_REMEDY, LACKS, is_lack};
 pub use loss::LossCause;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use short_message::{SHORT_MESSAGE, SHORT_WORDS, ShortMessage, UnreadMessage};

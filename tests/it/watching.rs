@@ -139,6 +139,14 @@ fn flight(node: &Node) -> Vec<FlightEvent> {
     last.records.iter().map(|record| record.event).collect()
 }
 
+/// The receiver ends, and the sender keeps the records of the link.
+fn assert_records_stay(sender: &Node, receiver: &Node) {
+    receiver.fail("on purpose").expect("in time");
+    until(sender, "the loss", || sender.peers()[0].state.error().is_some());
+    let ended = flight(sender);
+    assert_eq!(ended.last(), Some(&FlightEvent::Down), "{}", sender.flight_logs().expect("usable")[0]);
+}
+
 #[test]
 fn a_flight_recorder_has_what_is_rare_and_stays_after_the_loss() {
     if crate::common::calls_for_each_value() {
@@ -177,10 +185,7 @@ fn a_flight_recorder_has_what_is_rare_and_stays_after_the_loss() {
         sender.progress().is_ok()
             && has(&flight(&receiver), |event| matches!(event, FlightEvent::AbortCame { .. }))
     });
-    receiver.fail("on purpose").expect("in time");
-    until(&sender, "the loss", || sender.peers()[0].state.error().is_some());
-    let ended = flight(&sender);
-    assert_eq!(ended.last(), Some(&FlightEvent::Down), "{}", sender.flight_logs().expect("usable")[0]);
+    assert_records_stay(&sender, &receiver);
 }
 
 #[test]
@@ -208,10 +213,7 @@ fn a_flight_recorder_of_calls_has_what_is_rare_and_stays_after_the_loss() {
     assert_eq!((flight(&sender).len(), flight(&receiver).len()), before);
     sending.abort(tensorwire::Status::new(tensorwire::Code::Aborted, "enough")).expect("an error");
     assert!(has(&sender, |event| matches!(event, FlightEvent::Aborted { .. })));
-    receiver.fail("on purpose").expect("in time");
-    until(&sender, "the loss", || sender.peers()[0].state.error().is_some());
-    let ended = flight(&sender);
-    assert_eq!(ended.last(), Some(&FlightEvent::Down), "{}", sender.flight_logs().expect("usable")[0]);
+    assert_records_stay(&sender, &receiver);
 }
 
 #[test]

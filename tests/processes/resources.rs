@@ -189,3 +189,41 @@ fn a_join_without_address_space_is_blamed_on_the_process_that_lacks_it() {
         assert!(other.ends_well());
     }
 }
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_meet_with_few_files() {
+    let store = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let spare: u64 = std::env::var("TEST_SPARE").expect("a number").parse().expect("a number");
+    let open = std::fs::read_dir("/proc/self/fd").expect("procfs").count() as u64;
+    // The look at the folder has opened one.
+    limit(Resource::Nofile, open - 1 + spare);
+    let variables = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("TENSORWIRE_STORE", &*store),
+        ("TENSORWIRE_POOL_SIZE", "4MiB"),
+        ("TENSORWIRE_JOIN_TIMEOUT", "1s"),
+    ];
+    let variables = variables.map(|(name, value)| (name.into(), value.into()));
+    let error = Node::builder().environment(variables).start().expect_err("too few").to_string();
+    println!("{spare} descriptors: {error}");
+    assert!(error.contains("Too many open files") && error.contains("open files"), "{error}");
+    for wrong in ["set secret_file", "mount /proc", "was refused"] {
+        assert!(!error.contains(wrong), "{error}");
+    }
+}
+
+#[test]
+fn a_member_that_meets_others_with_few_descriptors_blames_itself() {
+    // Task 0, which has served the store and tells nothing.
+    let address = cluster(1).trim_start_matches("w=").to_owned();
+    let address: tensorwire::HostPort = address.parse().expect("an address");
+    let name = |task| tensorwire::TaskId::new("worker", task).expect("a job name");
+    let options = tensorwire::StoreOptions::new(name(0), name(0), address.clone());
+    let _server = tensorwire::StoreServer::start(&options, [0, 1].map(name)).expect("a free port");
+    let store = format!("tcp://{address}");
+    for spare in ["0", "1", "2", "3", "4"] {
+        Other::run_alone("resources::role_meet_with_few_files", &store, &[("TEST_SPARE", spare)]);
+    }
+}

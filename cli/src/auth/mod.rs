@@ -73,8 +73,7 @@ fn secret(file: &Path) -> Result<(), CliError> {
 
 fn certificates(folder: &Path, members: &[TaskId], days: u32) -> Result<(), CliError> {
     let failed = |error| CliError::failed(format!("making certificates in {}", folder.display()), error);
-    std::fs::create_dir_all(folder).map_err(|error| failed(error.to_string()))?;
-    private_file::check_folder(folder).map_err(failed)?;
+    private_file::make_folder(folder).map_err(failed)?;
     let authority = Authority::of(folder).map_err(failed)?;
     for member in members {
         authority.issue(folder, member, days).map_err(failed)?;

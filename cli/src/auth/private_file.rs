@@ -1,8 +1,8 @@
 //! Files that only their owner can read, from their first byte on.
 
-use std::fs::{OpenOptions, rename};
+use std::fs::{DirBuilder, OpenOptions, rename};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Makes a new file. One that exists is left alone.
@@ -40,8 +40,12 @@ pub fn check(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Fails if others may put files of their own into the folder.
-pub fn check_folder(path: &Path) -> Result<(), String> {
+/// Makes a folder, unless it exists, into which others can't put files of their own. Fails if they
+/// can.
+pub fn make_folder(path: &Path) -> Result<(), String> {
+    // Where the umask lets the group write, too.
+    let made = DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.map_err(|error| error.to_string())?;
     let mode = std::fs::metadata(path).map_err(|error| error.to_string())?.mode() & 0o7777;
     match mode & 0o022 {
         0 => Ok(()),

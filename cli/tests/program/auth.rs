@@ -152,4 +152,10 @@ fn a_folder_that_others_may_write_holds_no_authority() {
     let error = String::from_utf8_lossy(&refused.stderr);
     assert!(error.contains("others may write it (mode 0777): chmod 755"), "{error}");
     assert_eq!(fs::read_dir(folder.path()).expect("own folder").count(), 0);
+    // One that the program makes is good, whatever the umask.
+    let made = folder.path().join("fresh");
+    let script = r#"umask 0; exec "$0" auth certificates "$1" --member worker/1"#;
+    let program = env!("CARGO_BIN_EXE_tensorwire");
+    let output = Command::new("sh").args(["-c", script, program, text(&made)]).output().expect("a shell");
+    assert!(output.status.success() && mode(&made) == 0o755, "{output:?}");
 }

@@ -14,6 +14,7 @@ use crate::fabric::shm::memory::segment::SharedSegment;
 use crate::fabric::shm::wakeup::doorbells;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
 use crate::memory::verify_seals;
+use crate::wire::LACKS;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -98,7 +99,7 @@ fn few_files(tried: &'static str, error: Errno) -> FabricError {
 /// Whether an error says that this process lacks something, whatever the peer does.
 fn is_lack(error: Errno) -> bool {
     // ETOOMANYREFS: descriptors that this user has sent and nobody has taken count as open files.
-    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::TOOMANYREFS)
+    LACKS.contains(&error) || error == Errno::TOOMANYREFS
 }
 
 /// The error of a message of the handshake that could not be sent or waited for.

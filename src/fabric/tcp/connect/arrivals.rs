@@ -6,7 +6,7 @@
 
 use super::deadline::ConnectDeadline;
 use super::hello::{BYTES, Hello};
-use crate::wire::source_of;
+use crate::wire::{LACKS, source_of};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -194,12 +194,9 @@ impl ArrivingConnections {
     }
 }
 
-/// Errors of which this process or host is the cause, rather than the peer.
-pub(super) const OWN_LIMITS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-
 /// What this process or host lacks, if that is the error.
 pub(super) fn own_limit(error: &io::Error) -> Option<Errno> {
-    Errno::from_io_error(error).filter(|error| OWN_LIMITS.contains(error))
+    Errno::from_io_error(error).filter(|error| LACKS.contains(error))
 }
 
 /// A connection that has not said its hello yet.

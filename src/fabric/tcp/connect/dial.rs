@@ -1,8 +1,9 @@
 //! A connection that is being opened, without waiting: to replace one that broke.
 
 use super::super::io;
-use super::arrivals::{OWN_LIMITS, PartialHello};
+use super::arrivals::PartialHello;
 use super::hello::Hello;
+use crate::wire::LACKS;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use std::net::{SocketAddr, TcpStream};
@@ -68,7 +69,7 @@ impl DialledConnection {
 fn kind(error: Errno) -> DialError {
     match error {
         Errno::CONNREFUSED => DialError::Refused,
-        error if OWN_LIMITS.contains(&error) => DialError::Lack(error),
+        error if LACKS.contains(&error) => DialError::Lack(error),
         _ => DialError::Failed,
     }
 }
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_lack_of_this_process_is_told_apart_from_the_peer() {
-        for lack in OWN_LIMITS {
+        for lack in LACKS {
             assert_eq!(kind(lack), DialError::Lack(lack));
         }
         assert_eq!(kind(Errno::CONNREFUSED), DialError::Refused);
