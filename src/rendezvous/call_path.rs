@@ -105,7 +105,7 @@ impl CallPath {
     pub fn finished(&self, from: (PeerIndex, Incarnation), id: u64, is_given_up: bool) {
         self.with(|state| state.finished(from, id, is_given_up));
         if is_given_up {
-            lock(&self.flights).record(from.0, FlightEvent::WithdrawalCame { request: id });
+            lock(&self.flights).record(from.0, FlightEvent::GiveUpCame { request: id });
         }
         self.nudge();
     }
@@ -132,7 +132,7 @@ impl CallPath {
     /// A peer has heard that a request was given up.
     pub fn withdrawn(&self, peer: PeerIndex, id: u64) {
         self.with(|state| state.withdrawn(peer, id));
-        lock(&self.flights).record(peer, FlightEvent::Withdrawn { request: id });
+        lock(&self.flights).record(peer, FlightEvent::GaveUp { request: id });
     }
 
     /// A link with a peer is up.

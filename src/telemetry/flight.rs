@@ -114,12 +114,12 @@ pub enum FlightEvent {
     /// All edges were announced again after a repair of the link.
     Resumed,
     /// Over gRPC: no receive waits any more for the answer to a request, and the peer has heard it.
-    Withdrawn {
+    GaveUp {
         /// The number of the request.
         request: u64,
     },
     /// Over gRPC: the peer has given a request up.
-    WithdrawalCame {
+    GiveUpCame {
         /// The number of the request.
         request: u64,
     },
@@ -197,8 +197,8 @@ impl FlightRecorder {
         let records = match event {
             FlightEvent::WaitBegan { .. }
             | FlightEvent::WaitEnded { .. }
-            | FlightEvent::Withdrawn { .. }
-            | FlightEvent::WithdrawalCame { .. } => &mut self.waits,
+            | FlightEvent::GaveUp { .. }
+            | FlightEvent::GiveUpCame { .. } => &mut self.waits,
             _ => &mut self.link,
         };
         records.add(self.count, FlightRecord { at, event });
@@ -257,8 +257,8 @@ impl fmt::Display for FlightEvent {
                 write!(f, "steps {first} to {last} are aborted at the peer")
             }
             FlightEvent::Resumed => f.write_str("all edges are announced again"),
-            FlightEvent::Withdrawn { request } => write!(f, "request {request} is given up"),
-            FlightEvent::WithdrawalCame { request } => write!(f, "the peer gives request {request} up"),
+            FlightEvent::GaveUp { request } => write!(f, "request {request} is given up"),
+            FlightEvent::GiveUpCame { request } => write!(f, "the peer gives request {request} up"),
             FlightEvent::RequestFailed { request } => write!(f, "the call of request {request} failed"),
         }
     }

@@ -200,8 +200,8 @@ fn a_flight_recorder_of_calls_has_what_is_rare_and_stays_after_the_loss() {
     receiving.recv(&here, Duration::from_millis(10)).expect_err("nothing was sent");
     let has = |of: &Node, is: fn(&FlightEvent) -> bool| flight(of).iter().any(is);
     until(&sender, "the end of the request", || {
-        has(&receiver, |event| matches!(event, FlightEvent::Withdrawn { .. }))
-            && has(&sender, |event| matches!(event, FlightEvent::WithdrawalCame { .. }))
+        has(&receiver, |event| matches!(event, FlightEvent::GaveUp { .. }))
+            && has(&sender, |event| matches!(event, FlightEvent::GiveUpCame { .. }))
     });
     // Values leave no record.
     let before = (flight(&sender).len(), flight(&receiver).len());
