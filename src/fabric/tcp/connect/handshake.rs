@@ -140,12 +140,13 @@ impl LinkPlan<'_> {
             if let Some((error, until)) = lack
                 && (until.is_over() || self.deadline.is_over())
             {
-                return Err(os("accepting a connection", error, LIMITS));
+                return Err(lacking(error));
             }
             if self.deadline.is_over() {
                 return Err(self.not_all_came(&accepted, arriving.strangers()));
             }
             let admit = |hello: Hello, socket| self.admit(&hello, socket, &mut accepted);
+            let before = lack;
             lack = match arriving.take(|| listener.accept(), |_| {}, admit) {
                 LeftWaiting::Lack(error) => {
                     let until = lack.map_or_else(|| ConnectDeadline::after(LACK_TIME), |(_, until)| until);
@@ -153,7 +154,9 @@ impl LinkPlan<'_> {
                 }
                 LeftWaiting::Nothing | LeftWaiting::More => None,
             };
-            accepted.iter().flatten().try_for_each(check_open)?;
+            // An initiator that goes while this process lacks descriptors goes because of it.
+            let gone = accepted.iter().flatten().try_for_each(check_open);
+            gone.map_err(|error| lack.or(before).map_or(error, |(lack, _)| lacking(lack)))?;
         }
         let sockets: Vec<TcpStream> = accepted.into_iter().flatten().collect();
         for (stream, socket) in (0..).zip(&sockets) {
@@ -230,6 +233,11 @@ fn set_up(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
 fn not_set(error: io::Error) -> FabricError {
     let remedy = if own_limit(&error).is_some() { LIMITS } else { "use a kernel of Linux 5.10 or later" };
     os("setting the options of a socket", error, remedy)
+}
+
+/// The peer's connection could not be accepted for so long.
+fn lacking(lack: Errno) -> FabricError {
+    os("accepting a connection", lack, LIMITS)
 }
 
 /// A connection with the peer failed: what this process lacked, else the peer ended it.
