@@ -67,7 +67,7 @@ pub enum BootstrapError {
     },
     /// A thread or the sockets' event queue could not be made.
     #[error(
-        "the bootstrap service can't start: {tried} failed: {source}; check the limits on threads and open \
+        "the bootstrap thread can't start: {tried} failed: {source}; check the limits on threads and open \
          files"
     )]
     Start {

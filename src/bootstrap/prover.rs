@@ -230,6 +230,17 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_of_this_host_that_has_gone_is_not_taken_for_one_of_another() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        drop(TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens"));
+        let (mut accepted, _) = listener.accept().expect("a caller");
+        assert_eq!(accepted.read(&mut [0]).expect("its end"), 0);
+        let prover = Prover::open(&AuthSettings::Uid, &name(1)).expect("good");
+        let why = prover.screen(&accepted).expect_err("nobody's").to_string();
+        assert!(why.contains("has ended the connection") && !why.contains("secret_file"), "{why}");
+    }
+
+    #[test]
     fn another_secret_another_mode_and_another_name_are_refused() {
         let (_one, first) = secret("0123456789");
         let (_two, second) = secret("abcdefghij");

@@ -28,7 +28,7 @@ pub enum ChannelError {
     #[error("the other process has ended")]
     Gone,
     /// No message came in time.
-    #[error("the other process sent no message within {0:?}")]
+    #[error("the other process sent no message within {0:.0?}")]
     Silent(Duration),
     /// The other process gave up.
     #[error("the other process failed: {0}")]

@@ -25,8 +25,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const FIRST_MESSAGE: Duration = Duration::from_secs(5);
 /// Connections without a first message at a time. A further one takes the place of the oldest.
 const MAX_STRANGERS: usize = 64;
-/// A connection that is closed for the same reason as the last one is not said within this time.
+/// In this time, each reason why a connection was closed is said once, and so many reasons.
 const QUIET: Duration = Duration::from_secs(1);
+const MAX_SAID: usize = 4;
 /// The numbers of the two processes.
 const CLIENT: u32 = 0;
 const SERVER: u32 = 1;
@@ -119,8 +120,8 @@ struct Strangers {
     /// The name that a client must prove.
     client: TaskId,
     all: Vec<Stranger>,
-    /// What was said of a connection last, and when.
-    said: Option<(String, Instant)>,
+    /// What was said of connections, and since when.
+    said: (Vec<String>, Instant),
 }
 
 struct Stranger {
@@ -135,9 +136,19 @@ struct Stranger {
 /// A client, or what is wrong with the connection.
 type Heard = Result<Box<FirstMessage>, String>;
 
+/// What a look for a connection has found.
+enum AcceptOutcome {
+    Nothing,
+    Connection(Stranger),
+    /// One that was closed at once, and why.
+    Closed(SocketAddr, String),
+    /// Why this process could take none. It waits in the system's queue.
+    Unable(String),
+}
+
 impl Strangers {
     fn new(prover: Prover, client: TaskId) -> Self {
-        Strangers { prover, client, all: Vec::new(), said: None }
+        Strangers { prover, client, all: Vec::new(), said: (Vec::new(), Instant::now()) }
     }
 
     /// Waits for a connection whose first message is that of a client. Any other is closed and
@@ -150,14 +161,18 @@ impl Strangers {
                     // The threads of the others end by themselves.
                     Ok(Ok(first)) => return Ok(*first),
                     Ok(Err(_)) if is_evicted => {}
-                    Ok(Err(why)) => self.say(from, why),
+                    Ok(Err(why)) => self.say_closed(from, why),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
             match self.accept(listener) {
-                Some(Ok(stranger)) => self.all.push(stranger),
-                Some(Err((from, why))) => self.say(from, why),
-                None => std::thread::sleep(LOOK),
+                AcceptOutcome::Connection(stranger) => self.all.push(stranger),
+                AcceptOutcome::Closed(from, why) => self.say_closed(from, why),
+                AcceptOutcome::Unable(why) => {
+                    self.say(&why, || format!("no connection can be taken: {why}; the server waits on"));
+                    std::thread::sleep(LOOK);
+                }
+                AcceptOutcome::Nothing => std::thread::sleep(LOOK),
             }
             if self.all.iter().filter(|one| !one.is_evicted).count() > MAX_STRANGERS {
                 self.evict();
@@ -165,14 +180,26 @@ impl Strangers {
         }
     }
 
-    /// Says why a connection was closed. A flood is not said line by line.
-    fn say(&mut self, from: SocketAddr, why: String) {
-        let now = Instant::now();
-        if self.said.as_ref().is_some_and(|(what, when)| *what == why && now < *when + QUIET) {
-            return;
+    fn say_closed(&mut self, from: SocketAddr, why: String) {
+        self.say(&why, || {
+            format!(
+                "the connection from {from} is no client's: {why}: it was closed, and the server waits on"
+            )
+        });
+    }
+
+    /// Says a line, unless its reason or too many others were said just now: a flood is not said
+    /// line by line.
+    fn say(&mut self, why: &str, line: impl FnOnce() -> String) {
+        let (said, since) = &mut self.said;
+        if since.elapsed() >= QUIET {
+            said.clear();
+            *since = Instant::now();
         }
-        eprintln!("the connection from {from} is no client's: {why}: it was closed, and the server waits on");
-        self.said = Some((why, now));
+        if said.len() < MAX_SAID && said.iter().all(|one| one != why) {
+            said.push(why.to_owned());
+            eprintln!("{}", line());
+        }
     }
 
     /// Closes the oldest connection, among those without a proof if there are any. A client speaks
@@ -189,24 +216,44 @@ impl Strangers {
         }
     }
 
-    /// Accepts a connection, on a thread of its own, unless the first look refuses it. `None`
-    /// without one, or while the system or this process can take no more: it then waits in the
-    /// system's queue.
-    fn accept(&self, listener: &TcpListener) -> Option<Result<Stranger, (SocketAddr, String)>> {
+    /// Accepts a connection, on a thread of its own, unless the first look refuses it.
+    fn accept(&self, listener: &TcpListener) -> AcceptOutcome {
         if self.all.len() >= 2 * MAX_STRANGERS {
-            return None;
+            return AcceptOutcome::Nothing;
         }
-        let (stream, from) = listener.accept().ok()?;
-        if let Err(error) = self.prover.screen(&stream) {
-            return Some(Err((from, error.to_string())));
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) if is_passing(error.kind()) => return AcceptOutcome::Nothing,
+            Err(error) => return unable(&error),
+        };
+        match self.prover.screen(&stream) {
+            Ok(()) => {}
+            // An error of the system, and not of the proof.
+            Err(error) if error.raw_os_error().is_some() => return unable(&error),
+            Err(error) => return AcceptOutcome::Closed(from, error.to_string()),
         }
         let closer = stream.try_clone().ok();
         let (prover, client, has_proven) = (self.prover.clone(), self.client.clone(), Arc::default());
         let proven = Arc::clone(&has_proven);
         let hear = move || first_message(&prover, &client, stream, from, &proven);
-        let thread = std::thread::Builder::new().spawn(hear).ok()?;
-        Some(Ok(Stranger { from, thread, closer, is_evicted: false, has_proven }))
+        match std::thread::Builder::new().spawn(hear) {
+            Ok(thread) => {
+                AcceptOutcome::Connection(Stranger { from, thread, closer, is_evicted: false, has_proven })
+            }
+            Err(error) => unable(&error),
+        }
     }
+}
+
+/// Whether nobody waits, or who waited has gone.
+fn is_passing(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted)
+}
+
+fn unable(error: &std::io::Error) -> AcceptOutcome {
+    AcceptOutcome::Unable(format!(
+        "{error}; raise the limits of open files (ulimit -n) and threads (ulimit -u)"
+    ))
 }
 
 fn first_message(

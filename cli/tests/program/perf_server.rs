@@ -1,7 +1,8 @@
 //! The server of `tensorwire perf`, its client, and strangers that connect to it.
 
 use crate::perf::{SOON, alone, program, report, run, text, ticks, two_cores};
-use std::io::{Read, Write};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
@@ -188,6 +189,61 @@ fn a_server_listens_on_loopback_and_serves_its_client_after_strangers() {
     assert!(said.matches("is no client's").count() >= 2, "{said}");
     assert!(said.contains("what is no opening of a connection"), "{said}");
     assert!(text(&server.stdout).contains("at 127.0.0.1:"), "{}", text(&server.stdout));
+}
+
+/// Sets how many descriptors the process of a child may have.
+fn limit_files(child: &Child, current: Option<u64>) {
+    let pid = rustix::process::Pid::from_child(child);
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum }).expect("a child of this user");
+}
+
+#[test]
+fn a_server_that_lacks_descriptors_says_so_and_serves_its_client_later() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let mut served = Served::start("write_lat -s 8");
+    drop(served.connect());
+    let server = served.server.as_mut().expect("started");
+    let mut said = BufReader::new(server.stderr.take().expect("piped"));
+    // Fewer than it has: standard input, output and error alone.
+    limit_files(server, Some(3));
+    let _waits = TcpStream::connect(("127.0.0.1", served.port)).expect("it listens");
+    let mut line = String::new();
+    while !line.contains("no connection can be taken: Too many open files") {
+        line.clear();
+        assert!(said.read_line(&mut line).expect("UTF-8") > 0, "the server has ended");
+    }
+    assert!(line.contains("ulimit -n"), "{line}");
+    limit_files(served.server.as_ref().expect("started"), Some(1024));
+    let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+}
+
+#[test]
+fn a_flood_of_connections_is_said_in_few_lines() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat -s 8");
+    let since = Instant::now();
+    // Two reasons by turns.
+    for turn in 0..300 {
+        let mut stream = served.connect();
+        if turn % 2 == 0 {
+            drop(stream.write_all(&[0xff; 300]));
+        }
+    }
+    let seconds = since.elapsed().as_secs_f64();
+    let (client, server) = served.client("write_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+    assert!(client.status.success() && server.status.success(), "{}", text(&client.stderr));
+    let said = text(&server.stderr);
+    let lines = said.matches("is no client's").count();
+    println!("{lines} lines of 300 connections in {seconds:.1} s");
+    assert!(lines >= 2 && lines as f64 <= 4.0 * (seconds + 10.0), "{said}");
 }
 
 #[test]

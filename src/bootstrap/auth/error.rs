@@ -68,6 +68,8 @@ pub(in crate::bootstrap) enum ProofError {
          tls_certificate and tls_key, on every member"
     )]
     OtherHost,
+    #[error("it has ended the connection before the kernel could tell whose it was")]
+    Ended,
     #[error("it refuses this process: {0}")]
     Refused(&'static str),
     #[error("its certificate is not that of {0}")]

@@ -253,7 +253,8 @@ impl Authenticator {
             // that has refused may have closed it since, and then the kernel finds nobody.
             let checked = this_user(owners, &stream);
             let has_closed = |error: &ProofError| {
-                greeting.verdict != Verdict::Welcome && matches!(error, ProofError::OtherHost)
+                greeting.verdict != Verdict::Welcome
+                    && matches!(error, ProofError::OtherHost | ProofError::Ended)
             };
             if let Err(error) = checked
                 && !has_closed(&error)
@@ -286,10 +287,12 @@ pub(super) fn was_cut(error: &io::Error) -> bool {
 
 /// Fails unless the other end of the connection is this user's socket on this host.
 fn this_user(owners: &SocketOwners, stream: &TcpStream) -> Result<(), ProofError> {
-    let owner = owners.owner(stream.peer_addr()?, stream.local_addr()?).map_err(ProofError::Unknown)?;
-    match owner {
+    let (peer, local) = (stream.peer_addr()?, stream.local_addr()?);
+    match owners.owner(peer, local).map_err(ProofError::Unknown)? {
         SocketOwner::ThisUser => Ok(()),
         SocketOwner::OtherUser(uid) => Err(ProofError::OtherUser { uid }),
+        // The other end is on this host: it has closed its socket.
+        SocketOwner::Nobody if peer.ip().to_canonical().is_loopback() => Err(ProofError::Ended),
         SocketOwner::Nobody => Err(ProofError::OtherHost),
     }
 }

@@ -28,6 +28,10 @@ const STALLED: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Time for a connection and its proofs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// Ends of requests that a peer is told at a time, and those that wait behind them. A peer that
+/// answers hears them sooner than so many come.
+pub(in crate::bootstrap) const TOLD_ENDS: usize = 64;
+pub(in crate::bootstrap) const UNHEARD_ENDS: usize = 16 * 1024;
 /// The unit in which bytes that come are counted.
 const ROOM_UNIT: u64 = 4096;
 
@@ -47,6 +51,10 @@ struct TensorClient {
     calls: Arc<Semaphore>,
     /// Bytes of large tensors that may be on their way, in units.
     room: Arc<Semaphore>,
+    /// Ends of requests at a time.
+    ends: Arc<Semaphore>,
+    /// Ends of answered requests that the peer has not heard.
+    unheard: Arc<Semaphore>,
     max_bytes: u64,
 }
 
@@ -118,7 +126,8 @@ impl TensorCaller {
     }
 
     /// Tells a peer that a request has ended, until it has heard it or its life is over. `done` is
-    /// then called on the bootstrap thread, and must not block.
+    /// then called on the bootstrap thread, and must not block. The end of an answered request is
+    /// not told if [`UNHEARD_ENDS`] of them wait: such a peer keeps what it has answered.
     pub fn mark_recv_finished(
         &self,
         to: TensorPeer,
@@ -127,8 +136,13 @@ impl TensorCaller {
         done: impl FnOnce() + Send + 'static,
     ) {
         let Some((handle, client)) = self.client(&to.name) else { return };
+        let place = client.unheard.clone().try_acquire_owned();
+        if place.is_err() && !is_given_up {
+            return;
+        }
         drop(handle.spawn(async move {
             client.mark_recv_finished(to.incarnation, id, is_given_up).await;
+            drop(place);
             done();
         }));
     }
@@ -162,9 +176,10 @@ impl TensorClient {
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
         let units = usize::try_from(max_bytes / ROOM_UNIT + 1).unwrap_or(usize::MAX);
-        let (calls, room) = (MAX_CALLS as usize, units.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS));
-        let [calls, room] = [calls, room].map(|permits| Arc::new(Semaphore::new(permits)));
-        Ok(TensorClient { shared, peer, grpc, calls, room, max_bytes })
+        let room = units.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
+        let [calls, room, ends, unheard] = [MAX_CALLS as usize, room, TOLD_ENDS, UNHEARD_ENDS]
+            .map(|permits| Arc::new(Semaphore::new(permits)));
+        Ok(TensorClient { shared, peer, grpc, calls, room, ends, unheard, max_bytes })
     }
 
     async fn recv_tensor(
@@ -249,7 +264,9 @@ impl TensorClient {
         }
     }
 
-    async fn mark_recv_finished(self, life: Incarnation, request_id: u64, is_given_up: bool) {
+    async fn mark_recv_finished(&self, life: Incarnation, request_id: u64, is_given_up: bool) {
+        // The service has ended if there is no permit to come.
+        let Ok(_permit) = self.ends.acquire().await else { return };
         self.until_heard(|client| {
             let request = grpc::MarkRecvFinishedRequest {
                 caller: client.shared.caller(client.peer, Some(life)),

@@ -13,6 +13,8 @@ mod client;
 mod server;
 
 pub(super) use client::TensorClients;
+#[cfg(test)]
+pub(super) use client::{TOLD_ENDS, UNHEARD_ENDS};
 pub use client::{TensorCall, TensorCaller};
 pub(super) use server::{SERVICE_NAME, TensorsGrpc, service};
 

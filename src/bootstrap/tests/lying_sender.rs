@@ -3,13 +3,15 @@
 use super::super::auth::{AuthSettings, Authenticator};
 use super::super::generated as grpc;
 use super::super::refused::RefusedCallers;
+use super::super::tensors::{TOLD_ENDS, UNHEARD_ENDS};
 use super::super::thread::{self, ConnectionLimits, MAX_CALLS, serve_connections};
 use super::*;
 use bytes::Bytes;
 use grpc::tensors_server::TensorsServer;
 use grpc::{RecvTensorPart, RecvTensorRequest};
+use std::collections::HashSet;
 use std::convert::Infallible;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tonic::body::Body;
@@ -29,6 +31,8 @@ const MIN_PART: usize = 64 * 1024;
 struct Liar<F> {
     script: F,
     calls: Arc<AtomicU32>,
+    /// The requests whose ends it has been told. It says that it can't hear them now.
+    ends: Arc<Mutex<HashSet<u64>>>,
 }
 
 #[tonic::async_trait]
@@ -49,9 +53,10 @@ where
 
     async fn mark_recv_finished(
         &self,
-        _request: Request<grpc::MarkRecvFinishedRequest>,
+        request: Request<grpc::MarkRecvFinishedRequest>,
     ) -> Result<Response<grpc::MarkRecvFinishedResponse>, tonic::Status> {
-        Ok(Response::new(grpc::MarkRecvFinishedResponse {}))
+        self.ends.lock().unwrap().insert(request.into_inner().request_id);
+        Err(tonic::Status::unavailable("not now"))
     }
 
     async fn cleanup_all(
@@ -105,6 +110,8 @@ struct Victim {
     caller: TensorCaller,
     /// Calls that the liar has got.
     calls: Arc<AtomicU32>,
+    /// The requests whose ends the liar has been told.
+    ends: Arc<Mutex<HashSet<u64>>>,
     _member: Member,
     /// Ends the liar's thread.
     _end: oneshot::Sender<()>,
@@ -112,14 +119,14 @@ struct Victim {
 
 impl Victim {
     fn of(script: impl Fn(u32) -> Vec<RecvTensorPart> + Send + Sync + 'static) -> Self {
-        let (cluster, calls) = (workers(2), Arc::new(AtomicU32::new(0)));
-        let service = TensorsServer::new(Liar { script, calls: calls.clone() })
+        let (cluster, calls, ends) = (workers(2), Arc::default(), Arc::default());
+        let service = TensorsServer::new(Liar { script, calls: Arc::clone(&calls), ends: Arc::clone(&ends) })
             .max_encoding_message_size(thread::MAX_MESSAGE);
         let end = serve(&cluster, service);
         let member = Member::new(options(&cluster, 0));
         let caller = member.service.serve_tensors(Arc::new(Nothing), MAX_BYTES);
         member.service.start().unwrap();
-        Victim { caller, calls, _member: member, _end: end }
+        Victim { caller, calls, ends, _member: member, _end: end }
     }
 
     /// Asks for a value until the call is dropped.
@@ -232,4 +239,30 @@ fn an_answer_behind_early_ones_is_taken() {
     let arrived = victim.answer().unwrap().expect("a value");
     assert_eq!((arrived.parts.len(), &*arrived.parts[0]), (1, &[7][..]));
     assert_eq!(victim.calls.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn a_sender_that_hears_of_no_end_costs_bounded_memory_and_few_calls() {
+    let victim = Victim::of(|_| vec![first(1, 1)]);
+    victim.answer().unwrap().expect("a value");
+    let to = || TensorPeer { name: name("worker", 1), incarnation: Incarnation::new(9).unwrap() };
+    let waiting = Arc::new(());
+    let tell = |id, is_given_up| {
+        let waits = waiting.clone();
+        victim.caller.mark_recv_finished(to(), id, is_given_up, move || drop(waits));
+    };
+    for id in 0..UNHEARD_ENDS as u64 + 1000 {
+        tell(id, false);
+    }
+    assert_eq!(Arc::strong_count(&waiting), 1 + UNHEARD_ENDS);
+    // A request that was given up is told in any case: the next one of its key waits for that.
+    tell(1 << 32, true);
+    assert_eq!(Arc::strong_count(&waiting), 2 + UNHEARD_ENDS);
+    let begin = Instant::now();
+    while victim.ends.lock().unwrap().len() < TOLD_ENDS {
+        assert!(begin.elapsed() < LONG, "{:?}", victim.ends);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(victim.ends.lock().unwrap().len(), TOLD_ENDS);
 }

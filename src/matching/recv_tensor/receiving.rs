@@ -41,6 +41,14 @@ pub(super) struct Inbound {
     waiting: u32,
 }
 
+impl Inbound {
+    /// Whether as many receives wait as may, or twice as many requests that were given up wait for
+    /// the peer to hear it.
+    fn is_full(&self, max_requests: u32) -> bool {
+        self.waiting >= max_requests || self.requests.len() / 2 >= max_requests as usize
+    }
+}
+
 /// The receives of a key.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveQueue {
@@ -119,8 +127,9 @@ impl RecvTensors {
             // The next value is for an earlier receive.
             return self.give_up_one(&key, receive, CancelReason::Deadline(None));
         }
-        if is_bounded && state.incoming.waiting >= self.settings.max_requests {
-            let error = Error::too_many_receives(self.settings.max_requests);
+        let max_requests = self.settings.max_requests;
+        if is_bounded && self.peer(peer).incoming.is_full(max_requests) {
+            let error = Error::too_many_receives(max_requests);
             return self.fail(receive, error);
         }
         let state = self.peer(peer);

@@ -26,3 +26,27 @@ fn a_try_takes_no_longer_while_many_requests_wait() {
     println!("{TRIES} tries take {before:?}, and {during:?} while {WAITING} requests wait");
     assert!(during < 20 * before, "{during:?}, where it was {before:?}");
 }
+
+#[test]
+fn requests_that_were_given_up_are_bounded_while_the_peer_does_not_hear_it() {
+    const MAX_REQUESTS: usize = 100;
+    let mut world = World::new();
+    let mut begun = 0;
+    let refusal = loop {
+        assert!(begun <= 2 * MAX_REQUESTS, "{begun} requests have begun");
+        let (id, mut result) = world.receive(&key(&format!("given up {begun}")));
+        if let Some(refused) = value(&mut result) {
+            break refused.expect_err("no value comes");
+        }
+        begun += 1;
+        world.cancel(id);
+        world.idle();
+    };
+    assert_eq!(begun, 2 * MAX_REQUESTS);
+    assert!(refusal.to_string().contains("raise max_requests"), "{refusal}");
+    world.deliver_all();
+    world.send(&key("later"), 7);
+    let (_, mut result) = world.receive(&key("later"));
+    world.deliver_all();
+    assert!(matches!(value(&mut result), Some(Ok(7))));
+}
