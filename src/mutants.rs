@@ -150,6 +150,8 @@ mutants! {
         OfferNotDeclined,
         /// The sender keeps a destination that the tensor does not fit.
         DestinationNotReleased,
+        /// Eager tensors are sent beyond their bound.
+        EagerBeyondBound,
         /// A destination stays granted when no receive waits any more.
         DestinationNotWithdrawn,
         /// Values that never left are still counted when their link is gone.

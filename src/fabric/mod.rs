@@ -79,7 +79,8 @@ const _: () = {
     opaque_debug!(SimEndpoint, SimFabric, SimLink, SimNetwork, SimPort, SimSleeper);
 };
 
-/// Bytes of the longest message that a [`Port::send`] carries.
+/// Bytes of the longest message that a [`Port::send`] carries on every fabric. Some fabrics carry
+/// longer ones: see [`LinkLimits::max_message`].
 ///
 /// With 32 bytes of a fabric's own header it makes a control slot of 256 bytes (four cache lines).
 /// On shared memory a message of up to 52 bytes takes one cache line.
@@ -169,6 +170,8 @@ pub struct LinkLimits {
     pub depth: u32,
     /// Receives that were posted when the link was made: [`LinkOptions::receives`], or none.
     pub receives: u32,
+    /// Bytes that [`Port::send`] carries at most: [`MAX_MESSAGE`], or more.
+    pub max_message: usize,
     /// Bytes that [`Port::write_inline`] carries at most.
     pub max_inline: usize,
     /// Bytes that [`Port::write`] carries at most.
@@ -177,6 +180,19 @@ pub struct LinkLimits {
     pub lends: bool,
     /// Grants that can exist at a time.
     pub grants: u32,
+}
+
+impl LinkLimits {
+    /// The limits of a link that does not exist.
+    pub const NONE: LinkLimits = LinkLimits {
+        depth: 0,
+        receives: 0,
+        max_message: 0,
+        max_inline: 0,
+        max_write: 0,
+        lends: false,
+        grants: 0,
+    };
 }
 
 /// A process's access to one kind of transport.
@@ -339,11 +355,19 @@ pub trait Port: Send + 'static {
         0
     }
 
-    /// Sends a message of at most [`MAX_MESSAGE`] bytes, copied before this returns.
+    /// Sends a message of at most [`LinkLimits::max_message`] bytes, copied before this returns.
     ///
     /// # Errors
     /// [`PostError`]; nothing was sent then.
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError>;
+
+    /// As [`Port::send`], of a message that lies in two places.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was sent then.
+    fn send_parts(&mut self, link: LinkId, parts: [&[u8]; 2]) -> Result<(), PostError> {
+        self.send(link, &parts.concat())
+    }
 
     /// Whether short messages of a link are written and read as the words of a slot, by
     /// [`Port::send_short`].

@@ -123,6 +123,7 @@ impl LinkTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::LinkLimits;
     use crate::link::links::{LinkIdentity, LinkSettings};
     use crate::telemetry::FlightRecorder;
     use crate::wire::{TaskId, Time};
@@ -138,7 +139,8 @@ mod tests {
             max_ready_bytes: 1 << 20,
         };
         let recorder = Box::new(FlightRecorder::new(std::sync::Arc::new(|| Time::ZERO)));
-        Link::new(LinkId(id), identity, settings, 16, recorder)
+        let limits = LinkLimits { depth: 16, ..LinkLimits::NONE };
+        Link::new(LinkId(id), identity, settings, &limits, recorder)
     }
 
     fn used(table: &mut LinkTable) -> Vec<u32> {

@@ -5,7 +5,7 @@ use super::control::send_queue::{ReceiveCredits, SendQueue};
 use super::link_table::LinkTable;
 use super::windows::{PolledPlace, ReadyBytes, WindowEvent, WindowLink, WindowRefusal};
 use super::{EdgeKey, LinkEvent, Value};
-use crate::fabric::{Completions, Event, LinkFailure, LinkId, Port};
+use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, Port};
 use crate::memory::Pool;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{ToReceiver, ToSender};
@@ -185,11 +185,10 @@ impl<P: Port> Links<P> {
         settings: LinkSettings,
     ) -> Result<LinkId, crate::fabric::FabricError> {
         let id = self.port.attach(link)?;
-        let limits = self.port.limits(id);
-        let (depth, posted) = (limits.depth, limits.receives);
-        self.port.post_receives(id, depth - posted);
+        let limits = self.port.limits(id).clone();
+        self.port.post_receives(id, limits.depth - limits.receives);
         let recorder = Box::new(FlightRecorder::new(self.flight_clock.clone()));
-        let mut link = Link::new(id, identity, settings, depth, recorder);
+        let mut link = Link::new(id, identity, settings, &limits, recorder);
         link.recorder.record(FlightEvent::Attached);
         let nonce = link.identity.nonce();
         self.counters.increment(Counter::MessagesSent);
@@ -312,15 +311,15 @@ impl Link {
         id: LinkId,
         identity: LinkIdentity,
         settings: LinkSettings,
-        depth: u32,
+        limits: &LinkLimits,
         recorder: Box<FlightRecorder>,
     ) -> Self {
         Link {
             id,
-            out: SendQueue::new(id, depth),
-            receive_credits: ReceiveCredits::new(depth),
+            out: SendQueue::new(id, limits),
+            receive_credits: ReceiveCredits::new(limits.depth),
             assembler: Assembler::default(),
-            windows: WindowLink::default(),
+            windows: WindowLink::new(limits),
             recorder,
             up: false,
             is_ended: false,

@@ -108,7 +108,8 @@ figures! {
         ImmediatesReceived = "immediates_received",
         /// Messages with meta-data that are new to the link.
         MetasSent = "metas_sent",
-        /// Tensors sent inside their record, up to `small_tensor_bytes`.
+        /// Tensors sent inside their record: those up to `small_tensor_bytes`, and over TCP those
+        /// sent eagerly.
         SmallTensorsSent = "small_tensors_sent",
         /// Tensors copied through the pool, because their memory or their destination is outside of
         /// it.

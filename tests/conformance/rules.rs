@@ -11,7 +11,7 @@ pub use crate::short::*;
 pub use crate::sleeping::*;
 use std::collections::HashMap;
 use std::time::Instant;
-use tensorwire::internals::fabric::{Fabric, LinkFailure, LoanPermit, MAX_MESSAGE, Port, PostError};
+use tensorwire::internals::fabric::{Fabric, LinkFailure, LoanPermit, Port, PostError};
 use tensorwire::internals::wire::Grant;
 
 /// Instantiates rules for one fabric: all of them, or those that are named.
@@ -180,7 +180,7 @@ pub fn a_large_write_lands_whole<H: Harness>() {
 pub fn a_message_consumes_a_receive_and_without_one_the_link_fails<H: Harness>() {
     let (mut a, mut b) = pair::<H>(16);
     receives(&mut b, 2);
-    let longest = [7; MAX_MESSAGE];
+    let longest = vec![7; a.port.limits(a.link).max_message];
     a.port.send(a.link, &longest).expect("posted");
     a.port.send(a.link, b"").expect("posted");
     a.port.send(a.link, b"too many").expect("posted");
@@ -722,7 +722,8 @@ pub fn operands_that_make_no_sense_are_refused_and_cost_nothing<H: Harness>() {
     let refused = |result: Result<(), PostError>| {
         assert!(matches!(result, Err(PostError::Refused(_))), "{result:?}");
     };
-    refused(a.port.send(a.link, &[0; MAX_MESSAGE + 1]));
+    let longest = a.port.limits(a.link).max_message;
+    refused(a.port.send(a.link, &vec![0; longest + 1]));
     refused(a.port.write(a.link, &source, 17, &Grant { len: 32, ..grant }, None));
     refused(a.port.write(a.link, &source, u64::MAX, &Grant { len: u64::MAX, ..grant }, None));
     let part = grant.part(0, 8).expect("inside");

@@ -182,7 +182,7 @@ fn known_meta_data_travel_once() {
         for id in 0..50 {
             let step = node.step(id).expect("new");
             if task == 0 {
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 1000))
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 10_000))
                     .expect("sent");
             } else {
                 step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
@@ -758,9 +758,9 @@ fn large_tensors_with_credit_are_limited_where_they_stay_at_their_sender() {
         let edge = node.edge_to("w", 1, "x").expect("edge");
         until(node, "the announcement", || has_announced(node));
         for n in 0..2 {
-            step.send(&edge, counting(node, n as f32, 1000)).expect("within the limit");
+            step.send(&edge, counting(node, n as f32, 10_000)).expect("within the limit");
         }
-        let error = step.send(&edge, counting(node, 9.0, 1000)).expect_err("one too many");
+        let error = step.send(&edge, counting(node, 9.0, 10_000)).expect_err("one too many");
         assert!(error.to_string().contains("max_outstanding_sends"), "{error}");
         until(node, "the end of the writes", || node.flush(Duration::ZERO).expect("usable").is_empty());
         step.send(&node.edge_to("w", 1, "y").expect("edge"), counting(node, 0.0, 1)).expect("room again");

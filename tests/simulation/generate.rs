@@ -3,6 +3,7 @@
 use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, ReceiveKind, STEPS, Settings, UNLIMITED};
 use crate::random::Random;
 use tensorwire::DType;
+use tensorwire::internals::fabric::MAX_MESSAGE;
 
 const DTYPES: [DType; 8] = [
     DType::U8,
@@ -72,6 +73,7 @@ fn settings(random: &mut Random) -> Settings {
         full_per_mille: random.pick(&[0, 0, 50, 400]),
         validating: random.pick(&[0, 0, 1, 2, 5, u32::MAX]),
         flip_per_mille: random.pick(&[0, 10, 100, 500]),
+        max_message: random.pick(&[MAX_MESSAGE, 300, 2000]),
     }
 }
 

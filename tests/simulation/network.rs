@@ -61,6 +61,7 @@ impl Network {
             full_per_mille: settings.full_per_mille,
             lends: settings.lends,
             max_lent_bytes: settings.max_lent_bytes,
+            max_message: settings.max_message,
             max_write: u64::MAX,
             auto_advance: false,
             trace,

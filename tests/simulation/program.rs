@@ -31,6 +31,8 @@ pub struct Settings {
     /// Whether the loss of a peer ends all calls.
     pub loss_is_fatal: bool,
     pub lends: bool,
+    /// Bytes of the longest message of the fabric.
+    pub max_message: usize,
     /// Bytes that a process lends at a time.
     pub max_lent_bytes: u64,
     /// Default timeout of receives, in us.

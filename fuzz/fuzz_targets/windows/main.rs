@@ -19,8 +19,8 @@ use node::{Node, link_honest};
 use peer::Peer;
 use std::time::Duration;
 use tensorwire::Pool;
-use tensorwire::internals::fabric::LinkOptions;
 use tensorwire::internals::fabric::sim::{SimNetwork, SimOptions};
+use tensorwire::internals::fabric::{LinkOptions, MAX_MESSAGE};
 use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region, RegionOptions};
 use user::User;
 
@@ -69,6 +69,7 @@ fn run(pools: &[Pool; 3], input: &mut Input<'_>) {
         completion_delay: Duration::ZERO..=Duration::ZERO,
         lends: bits & 1 == 0,
         full_per_mille: if bits & 2 != 0 { 200 } else { 0 },
+        max_message: if bits & 32 != 0 { 400 } else { MAX_MESSAGE },
         max_lent_bytes: if bits & 4 != 0 { 600 } else { u64::MAX },
         ..SimOptions::default()
     };

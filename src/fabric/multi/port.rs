@@ -20,10 +20,6 @@ const VERBS_EVERY: u32 = 4;
 /// The same for TCP, of which each poll enters the kernel.
 const TCP_EVERY: u32 = 16;
 
-/// The limits of a link of no part.
-static NOTHING: LinkLimits =
-    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
-
 /// The links that one poller owns, on several fabrics. See [`Port`].
 ///
 /// A poll looks at the links on shared memory. While some of them are active, it looks at verbs in
@@ -221,7 +217,7 @@ impl Port for MultiPort {
     }
 
     fn limits(&self, id: LinkId) -> &LinkLimits {
-        on_part!(self.as_ref, id, |port, link| port.limits(link), &NOTHING)
+        on_part!(self.as_ref, id, |port, link| port.limits(link), &LinkLimits::NONE)
     }
 
     #[inline]
@@ -287,6 +283,10 @@ impl Port for MultiPort {
     #[inline]
     fn send(&mut self, id: LinkId, bytes: &[u8]) -> Result<(), PostError> {
         on_part!(self.as_mut, id, |port, link| port.send(link, bytes), Err(PostError::Down))
+    }
+
+    fn send_parts(&mut self, id: LinkId, parts: [&[u8]; 2]) -> Result<(), PostError> {
+        on_part!(self.as_mut, id, |port, link| port.send_parts(link, parts), Err(PostError::Down))
     }
 
     #[inline]

@@ -16,7 +16,9 @@ use crate::fabric::shm::rings::Rings;
 use crate::fabric::shm::wakeup::doorbells::{OwnDoorbell, PeerDoorbells};
 use crate::fabric::shm::wakeup::idle::{self, DoorbellRef};
 use crate::fabric::shm::wakeup::ringer::Ringer;
-use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, LoanPermit};
+use crate::fabric::{
+    Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, LoanPermit, MAX_MESSAGE,
+};
 use crate::memory::{Pool, Tensor};
 use std::sync::Arc;
 
@@ -100,6 +102,7 @@ impl ShmLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
                 receives: 0, // early messages wait in the ring
+                max_message: MAX_MESSAGE,
                 max_inline: PAYLOAD_BYTES,
                 max_write: u64::MAX,
                 lends: true,

@@ -15,10 +15,6 @@ use std::sync::Arc;
 /// Polls between two sweeps of orphaned loans.
 const SWEEP_EVERY: u32 = 1024;
 
-/// The limits of a link that is not here.
-static NOTHING: LinkLimits =
-    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
-
 /// A connected link that no port has yet. The drop closes it.
 pub struct ShmLink(pub(super) Box<ShmLinkInner>);
 
@@ -138,7 +134,7 @@ impl Port for ShmPort {
     }
 
     fn limits(&self, link: LinkId) -> &LinkLimits {
-        self.links.get(link).map_or(&NOTHING, |link| &link.limits)
+        self.links.get(link).map_or(&LinkLimits::NONE, |link| &link.limits)
     }
 
     #[inline]

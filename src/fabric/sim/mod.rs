@@ -63,6 +63,8 @@ pub struct SimOptions {
     pub full_per_mille: u32,
     /// Whether links lend.
     pub lends: bool,
+    /// [`LinkLimits::max_message`](crate::fabric::LinkLimits::max_message) of every link.
+    pub max_message: usize,
     /// [`LinkLimits::max_write`](crate::fabric::LinkLimits::max_write) of every link.
     pub max_write: u64,
     /// Most bytes that a process lends at a time.
@@ -81,6 +83,7 @@ impl Default for SimOptions {
             poll_batch: 16,
             full_per_mille: 0,
             lends: true,
+            max_message: crate::fabric::MAX_MESSAGE,
             max_write: u64::MAX,
             max_lent_bytes: u64::MAX,
             auto_advance: false,

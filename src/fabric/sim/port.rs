@@ -6,7 +6,7 @@ use super::network::SimNetwork;
 use super::side::{HeldMemory, MAX_GRANTS, SimArrival};
 use crate::fabric::{
     Accept, Completions, Event, FabricError, LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_LOAN_MESSAGE,
-    MAX_MESSAGE, NextLoan, NextMessage, Port, PostError, ShortTake, Sleep, Sleeper,
+    NextLoan, NextMessage, Port, PostError, ShortTake, Sleep, Sleeper,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::wire::{Grant, Immediate, ShortMessage};
@@ -17,10 +17,6 @@ use std::time::Duration;
 
 /// Largest number of bytes of an inline write.
 const MAX_INLINE: usize = 128;
-
-/// The limits of a link that does not exist.
-static NOTHING: LinkLimits =
-    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 struct SimAttached {
     id: LinkId,
@@ -114,6 +110,7 @@ impl Port for SimPort {
             LinkLimits {
                 depth: state.sides[side].options.depth,
                 receives: 0,
+                max_message: state.options.max_message,
                 max_inline: MAX_INLINE,
                 max_write: state.options.max_write,
                 lends: state.options.lends,
@@ -139,7 +136,7 @@ impl Port for SimPort {
     }
 
     fn limits(&self, link: LinkId) -> &LinkLimits {
-        self.find(link).map_or(&NOTHING, |attached| &attached.limits)
+        self.find(link).map_or(&LinkLimits::NONE, |attached| &attached.limits)
     }
 
     fn poll(&mut self, completions: &mut Completions) -> usize {
@@ -241,8 +238,8 @@ impl Port for SimPort {
 
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
         let side = self.post(link)?;
-        if bytes.len() > MAX_MESSAGE {
-            return Err(PostError::Refused("a message is longer than a control slot"));
+        if bytes.len() > self.limits(link).max_message {
+            return Err(PostError::Refused("a message is longer than the link carries"));
         }
         let load = SimPayload::Message(bytes.to_vec());
         self.network.with(|state| state.post(side, HeldMemory::Nothing, load)).map_err(|(error, _)| error)

@@ -17,7 +17,6 @@
 //! An acknowledgement is how many frames of the peer have come whole with their payloads, modulo
 //! 2^32. Goodbyes, acknowledges and resumes are not counted: see `send_buffer`.
 
-use crate::fabric::MAX_MESSAGE;
 use crate::wire::{Grant, Immediate};
 use std::fmt;
 
@@ -25,6 +24,9 @@ use std::fmt;
 pub(super) const SHORT_HEADER: usize = 8;
 /// Bytes of the headers of writes, reads and answers.
 pub(super) const LONG_HEADER: usize = 32;
+/// Bytes of the longest message. A copy of a tensor of 16 KiB costs less than the two messages
+/// that find it a destination.
+pub(super) const MAX_SEND: usize = (16 << 10) + 64;
 
 const SEND: u8 = 1;
 const CREDITS: u8 = 2;
@@ -141,7 +143,7 @@ pub(super) enum FrameError {
     Flags { kind: u8, flags: u8 },
     #[error("a frame of kind {0} with bytes that must be 0 and are not")]
     NotZero(u8),
-    #[error("a message of {0} bytes, 224 at most")]
+    #[error("a message of {0} bytes, {MAX_SEND} at most")]
     Message(usize),
     #[error("a goodbye with the unknown reason {0}")]
     Reason(u16),
@@ -253,7 +255,7 @@ impl Frame {
         }
         let empty = |frame| if half == 0 { Ok(frame) } else { Err(FrameError::NotZero(kind)) };
         let frame = match kind {
-            SEND if usize::from(half) > MAX_MESSAGE => return Err(FrameError::Message(usize::from(half))),
+            SEND if usize::from(half) > MAX_SEND => return Err(FrameError::Message(usize::from(half))),
             SEND => Frame::Send { len: usize::from(half) },
             CREDITS => empty(Frame::Credits { returned: word })?,
             ACKNOWLEDGE => empty(Frame::Acknowledge)?,
@@ -317,7 +319,7 @@ mod tests {
         let immediate = Some(Immediate { generation: 7, slot: Slot::new(99).expect("20 bits") });
         let mut frames = vec![
             Frame::Send { len: 0 },
-            Frame::Send { len: MAX_MESSAGE },
+            Frame::Send { len: MAX_SEND },
             Frame::Credits { returned: u32::MAX },
             Frame::Goodbye { reason: GoodbyeReason::Closed },
             Frame::Goodbye { reason: GoodbyeReason::Resources },
@@ -378,7 +380,7 @@ mod tests {
         assert_eq!(refused(send, 0, 0), FrameError::Kind(0));
         assert_eq!(refused(send, 0, 9), FrameError::Kind(9));
         assert_eq!(refused(send, 1, 1), FrameError::Flags { kind: SEND, flags: 1 });
-        assert_eq!(refused(send, 2, 225), FrameError::Message(225));
+        assert_eq!(refused(send, 3, 0x41), FrameError::Message(0x4104));
         assert_eq!(refused(Frame::Credits { returned: 1 }, 2, 1), FrameError::NotZero(CREDITS));
         let goodbye = Frame::Goodbye { reason: GoodbyeReason::Closed };
         assert_eq!(refused(goodbye, 2, 9), FrameError::Reason(9));

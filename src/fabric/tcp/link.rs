@@ -2,7 +2,7 @@
 //! peer sends, `ending` how connections and the link end.
 
 use super::ending::LinkEnd;
-use super::frame::{Frame, LONG_HEADER, SHORT_HEADER};
+use super::frame::{Frame, LONG_HEADER, MAX_SEND, SHORT_HEADER};
 use super::grants::{MAX_GRANTS, TcpGrants};
 use super::incoming::IncomingPayload;
 use super::io::{SocketRead, Sockets};
@@ -16,10 +16,6 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
-
-/// The limits of a link that does not exist.
-pub(super) static NOTHING: LinkLimits =
-    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
 
 #[derive(Debug)]
 pub(super) enum TcpLinkPhase {
@@ -142,6 +138,7 @@ impl TcpLinkInner {
             limits: LinkLimits {
                 depth,
                 receives: 0, // early messages wait in the connection
+                max_message: MAX_SEND,
                 max_inline: MAX_MESSAGE,
                 max_write: u64::MAX,
                 lends: false,
@@ -336,7 +333,8 @@ impl TcpLinkInner {
     pub(super) fn post_answers(&mut self) {
         while let Some(answer) = self.answers.front() {
             let &TcpReadAnswer { ticket, len, ref source } = answer;
-            if !self.out.has_room(len) {
+            let (copied, payload) = self.out.parts_of(len);
+            if !self.out.has_room(copied, payload) {
                 return;
             }
             self.out.post_answer(ticket, len, source.as_ref());

@@ -40,14 +40,20 @@ impl Outgoing {
         if len <= self.main_bytes { PayloadCarrier::Main } else { PayloadCarrier::Bulk }
     }
 
-    /// Whether a frame with this payload can be posted now. Tries to make room.
+    /// Of a frame with this payload, the bytes that are copied and those that are not.
     #[inline]
-    pub(super) fn has_room(&mut self, payload: u64) -> bool {
-        let (copied, payload) = match self.carrier(payload) {
+    pub(super) fn parts_of(&self, payload: u64) -> (usize, usize) {
+        match self.carrier(payload) {
             PayloadCarrier::Bulk => (LONG_HEADER, 0),
             PayloadCarrier::Main if payload > COPIED_PAYLOAD => (LONG_HEADER, payload as usize),
             PayloadCarrier::Main => (LONG_HEADER + payload as usize, 0),
-        };
+        }
+    }
+
+    /// Whether a frame can be posted now, of which `copied` bytes are copied and `payload` bytes
+    /// are not. Tries to make room.
+    #[inline]
+    pub(super) fn has_room(&mut self, copied: usize, payload: usize) -> bool {
         self.kept.has_room(copied, payload) || {
             // A wrong acknowledgement is for the next poll.
             let _ = self.release();
@@ -59,6 +65,12 @@ impl Outgoing {
     /// Posts a frame that there is room for. The payload is copied.
     #[inline]
     pub(super) fn post(&mut self, frame: Frame, payload: &[u8]) {
+        self.post_parts(frame, [payload, &[]]);
+    }
+
+    /// As [`Outgoing::post`], with a payload that lies in two places.
+    #[inline]
+    pub(super) fn post_parts(&mut self, frame: Frame, payload: [&[u8]; 2]) {
         let header = match frame {
             // They acknowledge nothing.
             Frame::Credits { .. } => frame.header(0),

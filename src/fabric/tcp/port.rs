@@ -1,6 +1,6 @@
 //! The port: the links that one poller owns.
 
-use super::link::{NOTHING, TcpLinkInner};
+use super::link::TcpLinkInner;
 use super::links::TcpPortLinks;
 use super::sleeper::TcpSleeper;
 use super::watcher::{Notifier, PortWatch, Watcher};
@@ -182,7 +182,7 @@ impl Port for TcpPort {
     }
 
     fn limits(&self, link: LinkId) -> &LinkLimits {
-        self.links.get(link).map_or(&NOTHING, |link| &link.limits)
+        self.links.get(link).map_or(&LinkLimits::NONE, |link| &link.limits)
     }
 
     #[inline]
@@ -222,7 +222,11 @@ impl Port for TcpPort {
 
     #[inline]
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
-        self.post(link, |link| link.send_message(bytes))
+        self.post(link, |link| link.send_message([bytes, &[]]))
+    }
+
+    fn send_parts(&mut self, link: LinkId, parts: [&[u8]; 2]) -> Result<(), PostError> {
+        self.post(link, |link| link.send_message(parts))
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! Posting on a link: every operation of [`Port`](crate::fabric::Port) but polls.
 
-use super::frame::{Frame, FrameTarget, PayloadCarrier};
+use super::frame::{Frame, FrameTarget, MAX_SEND, PayloadCarrier, SHORT_HEADER};
 use super::grants::TcpGranted;
 use super::link::{HeldWrite, TcpLinkInner};
 use super::reads::TcpPendingRead;
@@ -12,10 +12,17 @@ impl TcpLinkInner {
     /// Checks that the link is up and has room for an operation with a payload of `len` bytes.
     #[inline]
     fn room(&mut self, len: u64) -> Result<(), PostError> {
+        self.room_for(self.out.parts_of(len))
+    }
+
+    /// As [`TcpLinkInner::room`], for a frame of which `copied` bytes are copied and `payload`
+    /// bytes are not.
+    #[inline]
+    fn room_for(&mut self, (copied, payload): (usize, usize)) -> Result<(), PostError> {
         if !self.is_up() {
             return Err(PostError::Down);
         }
-        if self.outstanding() >= self.limits.depth as usize || !self.out.has_room(len) {
+        if self.outstanding() >= self.limits.depth as usize || !self.out.has_room(copied, payload) {
             self.wants_room = true;
             return Err(PostError::Full);
         }
@@ -33,12 +40,13 @@ impl TcpLinkInner {
     }
 
     #[inline]
-    pub(super) fn send_message(&mut self, bytes: &[u8]) -> Result<(), PostError> {
-        if bytes.len() > MAX_MESSAGE {
-            return Err(PostError::Refused("a message has at most 224 bytes"));
+    pub(super) fn send_message(&mut self, parts: [&[u8]; 2]) -> Result<(), PostError> {
+        let len = parts[0].len() + parts[1].len();
+        if len > MAX_SEND {
+            return Err(PostError::Refused("the message is too long: see the link's limits"));
         }
-        self.room(bytes.len() as u64)?;
-        self.out.post(Frame::Send { len: bytes.len() }, bytes);
+        self.room_for((SHORT_HEADER + len, 0))?;
+        self.out.post_parts(Frame::Send { len }, parts);
         self.posted();
         Ok(())
     }

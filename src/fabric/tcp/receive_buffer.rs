@@ -1,12 +1,18 @@
 //! What the main connection has received and nobody has handled yet.
 
+use super::frame::{MAX_SEND, SHORT_HEADER};
 use super::io::{self, SocketRead};
 use rustix::io::Errno;
 use std::net::TcpStream;
 
+/// Bytes that wait at most: more than the longest message with its header.
+const BYTES: usize = 32 << 10;
 /// Bytes that one read takes at most besides a payload. A longer payload than that goes straight to
-/// its destination, save for the part that comes with its header.
-const BYTES: usize = 8 << 10;
+/// its destination, save for the part that comes with its header. Where a long message has come,
+/// reads take as much as there is room for, so that one takes the next message.
+const READ: usize = 8 << 10;
+
+const _: () = assert!(SHORT_HEADER + MAX_SEND < BYTES);
 
 /// SocketRead bytes of the main connection.
 #[derive(Debug)]
@@ -14,11 +20,15 @@ pub(super) struct ReceiveBuffer {
     bytes: Box<[u8; BYTES]>,
     start: usize,
     end: usize,
+    /// Where the last read had to end.
+    limit: usize,
+    /// Messages longer than a usual read come, and no payload has come since.
+    has_long: bool,
 }
 
 impl Default for ReceiveBuffer {
     fn default() -> Self {
-        ReceiveBuffer { bytes: Box::new([0; BYTES]), start: 0, end: 0 }
+        ReceiveBuffer { bytes: Box::new([0; BYTES]), start: 0, end: 0, limit: READ, has_long: false }
     }
 }
 
@@ -33,6 +43,7 @@ impl ReceiveBuffer {
     #[inline]
     pub(super) fn consume(&mut self, count: usize) {
         self.start += count;
+        self.has_long |= count > READ;
         debug_assert!(self.start <= self.end);
     }
 
@@ -46,7 +57,8 @@ impl ReceiveBuffer {
     pub(super) fn take(&mut self, room: &mut [u8]) -> usize {
         let count = room.len().min(self.end - self.start);
         room[..count].copy_from_slice(&self.bytes()[..count]);
-        self.consume(count);
+        self.start += count;
+        self.has_long = false;
         count
     }
 
@@ -57,14 +69,15 @@ impl ReceiveBuffer {
     #[inline]
     pub(super) fn fill(&mut self, socket: &TcpStream) -> Result<SocketRead, Errno> {
         if self.start > 0 {
-            // A part of a header, or nothing.
+            // A part of a frame, or nothing.
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if self.end == BYTES {
+        self.limit = if self.has_long || self.end > 0 { BYTES } else { READ };
+        if self.end == self.limit {
             return Ok(SocketRead::Nothing);
         }
-        let received = io::receive(socket, &mut self.bytes[self.end..])?;
+        let received = io::receive(socket, &mut self.bytes[self.end..self.limit])?;
         if let SocketRead::Bytes(count) = received {
             self.end += count;
         }
@@ -79,8 +92,8 @@ impl ReceiveBuffer {
     #[inline]
     pub(super) fn fill_behind(&mut self, socket: &TcpStream, room: &mut [u8]) -> Result<SocketRead, Errno> {
         debug_assert!(self.start == self.end);
-        (self.start, self.end) = (0, 0);
-        let received = io::receive_two(socket, room, &mut self.bytes[..])?;
+        (self.start, self.end, self.limit) = (0, 0, READ);
+        let received = io::receive_two(socket, room, &mut self.bytes[..READ])?;
         let SocketRead::Bytes(count) = received else { return Ok(received) };
         self.end = count.saturating_sub(room.len());
         Ok(SocketRead::Bytes(count - self.end))
@@ -89,6 +102,6 @@ impl ReceiveBuffer {
     /// Whether the last read took all that its buffer had room for, so that there may be more.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.end == BYTES
+        self.end == self.limit
     }
 }

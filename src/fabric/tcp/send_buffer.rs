@@ -14,8 +14,9 @@ use rustix::io::{Errno, IoSlice};
 use std::collections::VecDeque;
 use std::net::TcpStream;
 
-/// Bytes of headers and copied payloads that are not acknowledged, at most.
-pub(super) const KEPT_BYTES: usize = 128 << 10;
+/// Bytes of headers and copied payloads that are not acknowledged, at most. All eager tensors that
+/// a link can have on their way fit, and as many bytes of other messages.
+pub(super) const KEPT_BYTES: usize = 256 << 10;
 /// Bytes of a batch that wait for its end at most.
 const BATCH_BYTES: usize = 32 << 10;
 /// The longest payload that is copied.
@@ -161,12 +162,12 @@ impl SendBuffer {
         len <= self.ring.room()
     }
 
-    /// Posts a frame with a payload that is copied. In a batch it may be sent later. The caller has
-    /// checked that there is room.
+    /// Posts a frame with a payload, in two parts that are copied. In a batch it may be sent later.
+    /// The caller has checked that there is room.
     #[inline]
-    pub(super) fn post(&mut self, socket: &TcpStream, header: &[u8], payload: &[u8], in_batch: bool) {
+    pub(super) fn post(&mut self, socket: &TcpStream, header: &[u8], payload: [&[u8]; 2], in_batch: bool) {
         self.ring.push(header);
-        self.ring.push(payload);
+        payload.iter().for_each(|part| self.ring.push(part));
         self.posted += 1;
         self.send_or_wait(socket, in_batch);
     }

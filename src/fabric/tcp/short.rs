@@ -18,17 +18,22 @@ impl TcpLinkInner {
         if !is_plain {
             return None;
         }
-        if self.received.bytes().is_empty() && !self.fill() {
-            return if self.main_end.is_some() || self.out.error().is_some() { None } else { Some(None) };
-        }
-        let bytes = self.received.bytes();
-        match Frame::decode(bytes) {
-            Ok(Some(DecodedFrame { frame: Frame::Send { len }, header, acknowledged: Some(number) }))
-                if self.out.kept.may_acknowledge(number) =>
-            {
-                Some(Some((bytes.get(header..header + len)?, number)))
+        let mut wanted = 1;
+        loop {
+            if self.received.bytes().len() < wanted && !self.fill() {
+                return if self.main_end.is_some() || self.out.error().is_some() { None } else { Some(None) };
             }
-            _ => None,
+            match Frame::decode(self.received.bytes()) {
+                Ok(Some(DecodedFrame { frame: Frame::Send { len }, header, acknowledged: Some(number) }))
+                    if self.out.kept.may_acknowledge(number) =>
+                {
+                    wanted = header + len;
+                    if self.received.bytes().len() >= wanted {
+                        return Some(Some((&self.received.bytes()[header..wanted], number)));
+                    }
+                }
+                _ => return None,
+            }
         }
     }
 

@@ -117,6 +117,7 @@ impl VerbsLinkInner {
             limits: LinkLimits {
                 depth: options.depth,
                 receives: options.receives.min(options.depth),
+                max_message: MAX_MESSAGE,
                 max_inline: MAX_MESSAGE,
                 // One request goes before a write of several, with its length.
                 max_write: u64::from((options.depth - 1).max(1)) * u64::from(shared.max_message),

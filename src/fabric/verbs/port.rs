@@ -29,10 +29,6 @@ const ROUNDS: usize = 4;
 /// How long, in ticks of 100 ms, a port that ends gives its links to say so.
 const DISCONNECT_TICKS: u32 = 10;
 
-/// The limits of a link that does not exist.
-static NOTHING: LinkLimits =
-    LinkLimits { depth: 0, receives: 0, max_inline: 0, max_write: 0, lends: false, grants: 0 };
-
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next
 /// operation.
 pub struct VerbsLink(pub(super) Box<VerbsLinkInner>);
@@ -353,7 +349,7 @@ impl Port for VerbsPort {
     fn limits(&self, id: LinkId) -> &LinkLimits {
         match self.place(id) {
             Some(place) if self.links[place].detached_at.is_none() => &self.links[place].limits,
-            _ => &NOTHING,
+            _ => &LinkLimits::NONE,
         }
     }
 

@@ -41,6 +41,9 @@ impl<P: Port> Links<P> {
                 link.is_ended = true;
                 cx.port.fail(id, LinkFailure::Protocol(why));
             }
+            if link.windows.returns_eager() {
+                link.return_eager(&mut cx);
+            }
             links.note_use(id);
             links.note_backlog(id);
         }

@@ -1,6 +1,6 @@
 //! The send queue of a link: messages and writes leave in order, under the peer's credits.
 
-use crate::fabric::{LinkFailure, LinkId, LoanPermit, MAX_MESSAGE, Port, PostError};
+use crate::fabric::{LinkFailure, LinkId, LinkLimits, LoanPermit, MAX_MESSAGE, Port, PostError};
 use crate::link::control::texts::{Long, Texts};
 use crate::link::windows::MAX_EDGES;
 use crate::memory::Tensor;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 /// Limit of the queued posts: six for each edge that can have a number.
 const MAX_POSTS: usize = 6 * MAX_EDGES as usize + 4096;
 /// Capacity of the encoding buffer that is kept after a long message.
-const KEPT: usize = 16 * 1024;
+const KEPT: usize = 32 * 1024;
 /// Limit of the queued posts for which memory is allocated at the start: a batch can queue two for
 /// each operation that the link carries.
 const MAX_RESERVED: usize = 1024;
@@ -59,6 +59,8 @@ enum QueuedPost {
 pub(in crate::link) struct SendQueue {
     link: LinkId,
     depth: u32,
+    /// Bytes of the longest message that is not cut into fragments.
+    max_message: usize,
     sent: u32,
     returned: u32,
     values: usize,
@@ -72,13 +74,15 @@ pub(in crate::link) struct SendQueue {
 }
 
 impl SendQueue {
-    pub fn new(link: LinkId, depth: u32) -> Self {
-        let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(MAX_MESSAGE));
+    pub fn new(link: LinkId, limits: &LinkLimits) -> Self {
+        let &LinkLimits { depth, max_message, .. } = limits;
+        let [scratch, fragment] = [(); 2].map(|()| Vec::with_capacity(max_message));
         let queue = VecDeque::with_capacity((2 * depth as usize).min(MAX_RESERVED));
         let pack = Pack::new(MAX_MESSAGE);
         SendQueue {
             link,
             depth,
+            max_message,
             sent: 0,
             returned: 0,
             values: 0,
@@ -136,7 +140,7 @@ impl SendQueue {
         ))
     }
 
-    /// Sends a message, in fragments if it is longer than a control slot. With `in_batch` it may
+    /// Sends a message, in fragments if it is longer than the link carries. With `in_batch` it may
     /// wait and share a slot.
     pub fn message<P: Port>(
         &mut self,
@@ -224,7 +228,7 @@ impl SendQueue {
         is_posted
     }
 
-    /// As [`SendQueue::short`], for a message of at most [`MAX_MESSAGE`] bytes.
+    /// As [`SendQueue::short`], for a message that the link carries whole.
     #[inline]
     pub fn unqueued<P: Port>(&mut self, port: &mut P, encode: impl FnOnce(&mut Vec<u8>)) -> bool {
         if !self.leaves_now(port) {
@@ -233,6 +237,13 @@ impl SendQueue {
         self.scratch.clear();
         encode(&mut self.scratch);
         let is_posted = port.send(self.link, &self.scratch).is_ok();
+        self.sent = self.sent.wrapping_add(is_posted.into());
+        is_posted
+    }
+
+    /// As [`SendQueue::unqueued`], of a message that lies in two places.
+    pub fn unqueued_parts<P: Port>(&mut self, port: &mut P, parts: [&[u8]; 2]) -> bool {
+        let is_posted = self.leaves_now(port) && port.send_parts(self.link, parts).is_ok();
         self.sent = self.sent.wrapping_add(is_posted.into());
         is_posted
     }
@@ -330,8 +341,8 @@ impl SendQueue {
         }
     }
 
-    /// Sends a message that is longer than a control slot. The fragments that cannot leave at once
-    /// are queued as one post.
+    /// Sends a message that is longer than a control slot, whole or in fragments. What cannot leave
+    /// at once is queued as one post.
     fn long<P: Port>(&mut self, port: &mut P, counters: &CountersWriter, bytes: &[u8]) {
         let mut next = 0;
         let posted = match self.queue.is_empty() {
@@ -348,15 +359,30 @@ impl SendQueue {
         }
     }
 
-    /// Posts the fragments of a message from `next` on and advances `next`. Returns `Full` if
-    /// fragments are left.
+    /// Posts a message whole, or its fragments from `next` on, and advances `next`. Returns `Full`
+    /// if some of it is left.
     fn fragments<P: Port>(
         &mut self,
         port: &mut P,
         message: [&[u8]; 2],
         next: &mut usize,
     ) -> Result<(), PostError> {
-        while fragment::part(message, MAX_MESSAGE, *next, &mut self.fragment) {
+        let [head, tail] = message;
+        if head.len() + tail.len() <= self.max_message {
+            if !self.has_credit(port) {
+                return Err(PostError::Full);
+            }
+            if tail.is_empty() {
+                port.send(self.link, head)?;
+            } else {
+                self.fragment.clear();
+                self.fragment.extend([head, tail].into_iter().flatten());
+                port.send(self.link, &self.fragment)?;
+            }
+            self.sent = self.sent.wrapping_add(1);
+            return Ok(());
+        }
+        while fragment::part(message, self.max_message, *next, &mut self.fragment) {
             if !self.has_credit(port) {
                 return Err(PostError::Full);
             }

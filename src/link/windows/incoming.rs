@@ -4,7 +4,7 @@ use super::{
     ArrivedBytes, ArrivedTensor, AskedOfEdge, MAX_EDGES, OfferedTensor, ReadyValue, WindowArrival,
     WindowEvent, WindowRefusal,
 };
-use crate::fabric::{MAX_MESSAGE, Port};
+use crate::fabric::Port;
 use crate::link::EdgeKey;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::LentBytes;
@@ -58,6 +58,7 @@ impl Link {
                 return Ok(());
             }
             Message::Release { edge } => return self.on_release(cx, edge),
+            Message::EagerCredit { returned } => return self.windows.eager_out.returned(returned),
             Message::Credit { edge, limit, came, held } => {
                 to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
             }
@@ -199,7 +200,7 @@ impl Link {
     /// The tensor of a record with bytes, in the pool if it has room.
     #[inline]
     fn landed<P: Port>(
-        &self,
+        &mut self,
         cx: &LinkContext<'_, P>,
         meta: u16,
         data: &[u8],
@@ -209,18 +210,27 @@ impl Link {
         if told.meta.bytes() != data.len() as u64 {
             return Err(format!("a record of {} bytes came for {}", data.len(), told.meta));
         }
-        if data.len() > MAX_MESSAGE {
-            let len = data.len();
-            return Err(format!("a record of {len} bytes came, of at most {MAX_MESSAGE}"));
-        }
-        let bytes = match cx.pool.landing(&told.meta) {
-            Ok(mut tensor) => {
+        self.windows.eager_in.add(data.len())?;
+        let bytes = match (cx.pool.landing(&told.meta), self.windows.eager_in.share(data.len())) {
+            (Ok(mut tensor), share) => {
                 tensor.bytes_mut().copy_from_slice(data);
-                ArrivedBytes::Landed(tensor.freeze())
+                let tensor = tensor.freeze();
+                match share {
+                    None => ArrivedBytes::Landed(tensor),
+                    Some(share) => ArrivedBytes::Counted { tensor, share },
+                }
             }
-            Err(_) => ArrivedBytes::Kept(data.into()),
+            (Err(_), share) => ArrivedBytes::Kept { bytes: data.into(), share },
         };
         Ok(WindowArrival::of_tensor(ArrivedTensor { told: told.clone(), checksum, bytes }))
+    }
+
+    /// Tells the peer how many bytes of its eager tensors were taken, if those are many.
+    #[cold]
+    pub(in crate::link) fn return_eager<P: Port>(&mut self, cx: &mut LinkContext<'_, P>) {
+        if let Some(returned) = self.windows.eager_in.take_due() {
+            self.send(cx, &Message::EagerCredit { returned });
+        }
     }
 
     fn push_record<P: Port>(&self, cx: &mut LinkContext<'_, P>, record: Record<()>, value: WindowArrival) {

@@ -8,11 +8,13 @@
 //! | `figures` | what a link keeps, for the reports of edges |
 //! | `meta` | the numbered meta-data of a connection |
 //! | `offers` | tensors that wait for a destination |
+//! | `eager` | tensors in records that are longer than a control slot |
 //! | `ready` | destinations that are granted before their tensors are sent |
 //! | `landings` | destinations that the peer may write to |
 //! | `short` | small tensors whose record needs nothing else |
 //! | `packed` | small tensors whose records share slots |
 
+mod eager;
 mod figures;
 mod incoming;
 mod landings;
@@ -26,12 +28,14 @@ mod short;
 mod tests;
 
 use super::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKeyRef};
+use crate::fabric::LinkLimits;
 use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
 use crate::wire::{Code, DType, Immediate, Status, checksum_of};
+use eager::{EagerReceiver, EagerSender};
 pub use figures::LinkFigures;
 use landings::Landings;
 pub use meta::ToldMeta;
@@ -155,15 +159,20 @@ pub struct ArrivedTensor {
 pub enum ArrivedBytes {
     /// In a tensor of the pool.
     Landed(Tensor),
-    /// In a tensor of the pool that was granted ahead.
-    Written {
+    /// In a tensor of the pool that was granted ahead, or that was sent eagerly.
+    Counted {
         /// As many bytes as were granted.
         tensor: Tensor,
-        /// Its part of what is granted ahead.
+        /// Its part of what is granted ahead, or sent eagerly.
         share: ReadyShare,
     },
     /// In this process, as the pool had no room.
-    Kept(Box<[u8]>),
+    Kept {
+        /// All of them.
+        bytes: Box<[u8]>,
+        /// Its part of what is sent eagerly.
+        share: Option<ReadyShare>,
+    },
     /// At the sender.
     Lent {
         /// Readable until they are dropped, which gives them back.
@@ -184,7 +193,7 @@ pub struct RejectedTensor {
 }
 
 /// What a link remembers of the messages before: meta-data, and what each edge has asked for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::link) struct WindowLink {
     told: ToldMetas,
     known: KnownMetas,
@@ -199,9 +208,33 @@ pub(in crate::link) struct WindowLink {
     expected: Vec<ExpectedOfEdge>,
     /// The destination for the next tensor of each edge to the peer, by the number of the edge.
     ready: Vec<Option<ReadyReceiver>>,
+    eager_out: EagerSender,
+    eager_in: EagerReceiver,
 }
 
 impl WindowLink {
+    /// Nothing yet, on a link with these limits.
+    pub fn new(limits: &LinkLimits) -> Self {
+        WindowLink {
+            told: ToldMetas::default(),
+            known: KnownMetas::default(),
+            asked: Vec::new(),
+            offers: Slab::default(),
+            writes: 0,
+            landings: Landings::default(),
+            expected: Vec::new(),
+            ready: Vec::new(),
+            eager_out: EagerSender::new(limits),
+            eager_in: EagerReceiver::new(limits),
+        }
+    }
+
+    /// Whether the peer may have to be told that its eager tensors were taken.
+    #[inline]
+    pub fn returns_eager(&self) -> bool {
+        self.eager_in.is_due()
+    }
+
     /// Tensors that are offered to the peer, and destinations of tensors that the peer offers.
     #[cfg(any(test, feature = "sim"))]
     pub fn transfers(&self) -> (usize, usize) {
@@ -232,8 +265,8 @@ impl WindowArrival {
 impl ArrivedTensor {
     fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            ArrivedBytes::Landed(tensor) | ArrivedBytes::Written { tensor, .. } => tensor.bytes(),
-            ArrivedBytes::Kept(bytes) => bytes,
+            ArrivedBytes::Landed(tensor) | ArrivedBytes::Counted { tensor, .. } => tensor.bytes(),
+            ArrivedBytes::Kept { bytes, .. } => bytes,
             ArrivedBytes::Lent { bytes, .. } => bytes.bytes(),
         }
     }
@@ -278,7 +311,7 @@ impl ArrivedTensor {
             return Err(self.rejected(ReceiveError::ShapeMismatch { sent, given }));
         }
         given.bytes_mut().copy_from_slice(self.bytes());
-        if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_) | ArrivedBytes::Written { .. })
+        if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_) | ArrivedBytes::Counted { .. })
         {
             counters.increment(Counter::TensorsStaged);
             counters.add(Counter::BytesStaged, given.meta().bytes());
@@ -287,7 +320,7 @@ impl ArrivedTensor {
     }
 
     fn into_pool(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
-        if let ArrivedBytes::Landed(tensor) | ArrivedBytes::Written { tensor, .. } = self.bytes {
+        if let ArrivedBytes::Landed(tensor) | ArrivedBytes::Counted { tensor, .. } = self.bytes {
             return Ok(tensor);
         }
         match pool.landing(&self.told.meta) {

@@ -13,9 +13,9 @@ use crate::wire::{Code, EdgeId, Status, checksum_of};
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
 /// meta id.
-const RECORD_HEAD: usize = 2 + 6 + 2 + 8 + 8 + 2;
+pub(super) const RECORD_HEAD: usize = 2 + 6 + 2 + 8 + 8 + 2;
 
-/// Bytes of the longest tensor that a record carries.
+/// Bytes of the longest tensor that a record in a control slot carries.
 pub(super) const MAX_IN_RECORD: usize = MAX_MESSAGE - RECORD_HEAD;
 
 const _: () = assert!(LentRecord::MAX_LEN <= MAX_LOAN_MESSAGE);
@@ -141,6 +141,7 @@ impl Link {
         let value = match carrier {
             Carrier::Record => {
                 cx.counters.increment(Counter::SmallTensorsSent);
+                self.windows.eager_out.sent(bytes.len());
                 if checksum.is_none() && !answers_need {
                     let plain = PlainRecord { edge, n, step, meta, data: bytes };
                     cx.counters.increment(Counter::MessagesSent);
@@ -187,6 +188,7 @@ impl Link {
         match limits.lends {
             _ if fits && len <= self.settings.small_tensor_bytes as usize => Some(Carrier::Record),
             true if tensor.span().is_some() => Some(Carrier::Loan),
+            false if self.windows.eager_out.has_room(len) => Some(Carrier::Record),
             false if len as u64 <= limits.max_write => Some(Carrier::Write),
             _ => fits.then_some(Carrier::Record),
         }

@@ -1,6 +1,7 @@
 //! Small tensors whose records share slots: those of an open batch, and those that the thread that
 //! waits for them takes one by one.
 
+use super::WindowLink;
 use super::short::{ExpectedValue, count_sent};
 use crate::fabric::{Accept, Event, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
@@ -80,7 +81,8 @@ impl<P: Port> Links<P> {
         }
         let bytes = self.completions.message(range);
         let (message, rest) = first_of(bytes, self.polled.bytes)?;
-        let value = ExpectedValue { known: &found.windows.known, pool: &self.pool, record, receive };
+        let WindowLink { known, eager_in, .. } = &mut found.windows;
+        let value = ExpectedValue { known, eager: eager_in, pool: &self.pool, record, receive };
         value.accept(NextMessage::Bytes(message))?;
         self.counters.increment(Counter::MessagesReceived);
         self.polled.bytes = bytes.len() - rest;

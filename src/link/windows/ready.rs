@@ -42,7 +42,7 @@ enum ReadyDestination {
 /// that were written to them and not taken.
 pub(in crate::link) type ReadyBytes = Arc<AtomicU64>;
 
-/// A part of [`ReadyBytes`], until it is dropped.
+/// A part of [`ReadyBytes`], or of the bytes of eager tensors, until it is dropped.
 #[derive(Debug)]
 pub struct ReadyShare {
     bytes: u64,
@@ -54,10 +54,12 @@ impl ReadyShare {
     fn take(all: &ReadyBytes, bytes: u64, limit: u64) -> Option<Self> {
         // Relaxed: only the poller's holder adds, and a limit needs no order.
         let sum = all.load(Ordering::Relaxed).checked_add(bytes)?;
-        (sum <= limit).then(|| {
-            all.fetch_add(bytes, Ordering::Relaxed);
-            ReadyShare { bytes, all: all.clone() }
-        })
+        (sum <= limit).then(|| ReadyShare::of(all, bytes))
+    }
+
+    pub(super) fn of(all: &ReadyBytes, bytes: u64) -> Self {
+        all.fetch_add(bytes, Ordering::Relaxed);
+        ReadyShare { bytes, all: all.clone() }
     }
 }
 
@@ -200,7 +202,7 @@ impl Link {
             return Err(format!("{bytes} bytes were written for {}", told.meta));
         }
         self.expect_like(edge, &told);
-        let bytes = ArrivedBytes::Written { tensor: tensor.freeze(), share };
+        let bytes = ArrivedBytes::Counted { tensor: tensor.freeze(), share };
         Ok(WindowArrival::of_tensor(ArrivedTensor { told, checksum, bytes }))
     }
 

@@ -1,8 +1,9 @@
 //! The short path. The record of a tensor goes from its sender to the port, or from the port to its
 //! receive. No queue and no event is in between.
 
+use super::eager::EagerReceiver;
 use super::meta::KnownMetas;
-use super::{AskedOfEdge, ToldMeta, is_borrowable};
+use super::{AskedOfEdge, ToldMeta, WindowLink, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
 use crate::link::{Destination, DirectReceive, Received, placement_of};
@@ -55,7 +56,8 @@ impl<P: Port> Links<P> {
         let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
             return ShortTake::Other;
         };
-        let value = ExpectedValue { known: &found.windows.known, pool: &self.pool, record, receive };
+        let WindowLink { known, eager_in, .. } = &mut found.windows;
+        let value = ExpectedValue { known, eager: eager_in, pool: &self.pool, record, receive };
         let taken = self.port.take_short(link, value);
         if taken != ShortTake::Taken(()) {
             return taken;
@@ -64,7 +66,18 @@ impl<P: Port> Links<P> {
         if found.receive_credits.consumed_alone(&mut self.port, link) {
             self.counters.increment(Counter::CreditsPublished);
         }
+        if found.windows.returns_eager() {
+            self.return_eager(link);
+        }
         taken
+    }
+
+    #[cold]
+    fn return_eager(&mut self, link: LinkId) {
+        if let Some((found, mut cx)) = self.with(link) {
+            found.return_eager(&mut cx);
+            self.links.note_backlog(link);
+        }
     }
 }
 
@@ -92,7 +105,8 @@ impl Link {
             let may_borrow = borrow && is_borrowable(tensor.dtype());
             let (answers_need, checksum) = (false, None);
             let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
-            return pool.has(tensor) && self.lend_short(port, counters, record, source);
+            return pool.has(tensor) && self.lend_short(port, counters, record, source)
+                || self.send_eager(port, counters, record, source);
         }
         // Made where it is used, so that it need not be in memory for a short message.
         let plain = || PlainRecord { edge, n, step, meta, data };
@@ -135,6 +149,27 @@ impl Link {
         has_left
     }
 
+    /// Sends a tensor in its record, although it is not small.
+    #[inline(never)] // as above
+    fn send_eager<P: Port>(
+        &mut self,
+        port: &mut P,
+        counters: &CountersWriter,
+        LentRecord { edge, n, step, meta, .. }: LentRecord,
+        source: &Option<Tensor>,
+    ) -> bool {
+        let Some(tensor) = source else { return false };
+        let data = tensor.bytes();
+        let has_left = self.windows.eager_out.has_room(data.len())
+            && self.out.unqueued_parts(port, [&PlainRecord { edge, n, step, meta, data }.head(), data]);
+        if has_left {
+            self.windows.eager_out.sent(data.len());
+            counters.increment(Counter::SmallTensorsSent);
+            count_sent(counters, data.len() as u64);
+        }
+        has_left
+    }
+
     /// Whether the next message of the peer stands for itself.
     #[inline]
     pub(super) fn takes_short(&self) -> bool {
@@ -145,6 +180,7 @@ impl Link {
 /// The value of a record that a receive waits for.
 pub(super) struct ExpectedValue<'a> {
     pub known: &'a KnownMetas,
+    pub eager: &'a mut EagerReceiver,
     pub pool: &'a Pool,
     pub record: Record<()>,
     /// Gets the value.
@@ -200,7 +236,15 @@ impl<'a> ExpectedValue<'a> {
         let Record { edge, n, step, .. } = self.record;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
             .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
-        self.copied(meta, data)
+        // A poll reports a tensor that may not come.
+        self.eager.add(data.len()).ok()?;
+        let ExpectedValue { known, eager, pool, record, receive } = self;
+        let value = ExpectedValue { known, eager: &mut *eager, pool, record, receive };
+        let taken = value.copied(meta, data);
+        if taken.is_none() {
+            eager.remove(data.len());
+        }
+        taken
     }
 
     fn copied(self, meta: u16, data: &[u8]) -> Option<()> {

@@ -1,5 +1,6 @@
 //! Messages of a peer that a test plays by hand.
 
+mod eager;
 mod offers;
 mod ready;
 

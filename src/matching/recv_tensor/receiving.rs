@@ -257,7 +257,7 @@ impl RecvTensors {
                         }
                         ArrivedBytes::Landed(tensor.freeze())
                     }
-                    Err(_) => ArrivedBytes::Kept(parts.concat().into()),
+                    Err(_) => ArrivedBytes::Kept { bytes: parts.concat().into(), share: None },
                 };
                 let told = Arc::new(ToldMeta { meta, sender: placement });
                 Ok(Ok(ArrivedValue::Tensor(ArrivedTensor { told, checksum, bytes })))

@@ -385,6 +385,7 @@ impl<F: Fabric> Scene<F> {
             (Message::Ready { edge: THEIRS, immediate, target }, of_edge(&grant(7))),
             (Message::Withdraw { edge: THEIRS }, of_edge(&[])),
             (Message::Release { edge: ours }, of_edge(&[])),
+            (Message::EagerCredit { returned: 0 }, vec![("returned", 1, 8)]),
         ]
     }
 
@@ -478,7 +479,7 @@ fn forge_all<F: Fabric, S: Borrow<[F; 2]>>(
 fn a_peer_that_forges_any_field_of_any_message_ends_its_own_link_at_most_in_simulation() {
     let pools = [pool(), pool()];
     let zero = Duration::ZERO..=Duration::ZERO;
-    forge_all(&pools, (2, 18), || {
+    forge_all(&pools, (2, 19), || {
         let options = SimOptions {
             delay: zero.clone(),
             completion_delay: zero.clone(),
@@ -497,7 +498,7 @@ fn a_peer_that_forges_any_field_of_any_message_ends_its_own_link_at_most_in_simu
 fn a_peer_that_forges_any_field_of_any_message_ends_its_own_link_at_most_on_shared_memory() {
     let pools = [pool(), pool()];
     let fabrics = pools.each_ref().map(|pool| ShmFabric::new(pool, ShmOptions::default()).expect("a fabric"));
-    forge_all(&pools, (2, 15), || &fabrics);
+    forge_all(&pools, (2, 16), || &fabrics);
 }
 
 #[test]
@@ -505,5 +506,5 @@ fn a_peer_that_forges_any_field_of_any_message_ends_its_own_link_at_most_on_shar
 fn a_peer_that_forges_any_field_of_any_message_ends_its_own_link_at_most_on_tcp() {
     let pools = [pool(), pool()];
     let fabrics = pools.each_ref().map(|pool| TcpFabric::new(pool, TcpOptions::default()).expect("a fabric"));
-    forge_all(&pools, (1, 18), || &fabrics);
+    forge_all(&pools, (1, 19), || &fabrics);
 }

@@ -134,6 +134,7 @@ impl<'a> MessageReader<'a> {
             }
             WITHDRAW => Message::Withdraw { edge: self.edge()? },
             RELEASE => Message::Release { edge: self.edge()? },
+            EAGER_CREDIT => Message::EagerCredit { returned: self.u64("eager bytes")? },
             kind => return Err(MessageError::Kind { kind }),
         })
     }

@@ -64,6 +64,10 @@ impl Message<'_> {
             }
             Message::Withdraw { edge } => put_of_edge(out, WITHDRAW, *edge),
             Message::Release { edge } => put_of_edge(out, RELEASE, *edge),
+            Message::EagerCredit { returned } => {
+                out.push(EAGER_CREDIT);
+                out.extend(returned.to_le_bytes());
+            }
         }
     }
 }

@@ -30,6 +30,7 @@
 //! * 45 `DECLINE`: offer u32
 //! * 46 `READY`: edge, immediate u32, grant
 //! * 47 `WITHDRAW`, 48 `RELEASE`: edge
+//! * 49 `EAGER_CREDIT`: bytes u64
 //!
 //! A grant is region u16, key u32, offset u64, length u64. A meta is version u32, placement u8,
 //! dtype u8, rank u8, then rank dimensions of u64. Element types without a fixed size add the
@@ -48,7 +49,7 @@ pub use record::{LentRecord, PlainRecord, SHORT_TENSOR};
 use super::{EdgeId, Grant, Immediate, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by
 /// its sender, longer details are left out, and the message says so.
@@ -304,6 +305,11 @@ pub enum Message<'a> {
         /// Number and generation, as the receiver has announced them.
         edge: EdgeId,
     },
+    /// More tensors may be sent eagerly.
+    EagerCredit {
+        /// Bytes of eager tensors that receives have taken since the link came up.
+        returned: u64,
+    },
 }
 
 const PING: u8 = 1;
@@ -327,6 +333,7 @@ const DECLINE: u8 = 45;
 const READY: u8 = 46;
 const WITHDRAW: u8 = 47;
 const RELEASE: u8 = 48;
+const EAGER_CREDIT: u8 = 49;
 
 // Flags of `ANNOUNCE`.
 const FLAG_RESUME: u8 = 1;

@@ -28,13 +28,19 @@ impl<'a> PlainRecord<'a> {
     /// Appends the record to `out`: the same bytes as [`Message::encode`] makes.
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
+        out.reserve(HEAD + self.data.len());
+        out.extend_from_slice(&self.head());
+        out.extend_from_slice(self.data);
+    }
+
+    /// The record up to the bytes of the tensor.
+    #[inline]
+    pub fn head(&self) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         head[..4].copy_from_slice(&first_bytes(KIND_BYTES, self.n).to_le_bytes());
         head[4..12].copy_from_slice(&edge_word(self.edge, self.meta).to_le_bytes());
         head[12..].copy_from_slice(&self.step.to_le_bytes());
-        out.reserve(HEAD + self.data.len());
-        out.extend_from_slice(&head);
-        out.extend_from_slice(self.data);
+        head
     }
 
     /// Bytes of the record.

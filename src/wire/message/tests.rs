@@ -113,6 +113,7 @@ proptest! {
             Message::Withdraw { edge },
             Message::Release { edge },
             Message::Resumed,
+            Message::EagerCredit { returned: number },
         ] {
             comes_back(&message)?;
         }

@@ -2,9 +2,8 @@
 //! others.
 
 use super::{pool, tensor};
-use crate::fabric::MAX_MESSAGE;
 use crate::fabric::tcp::bulk::BulkQueue;
-use crate::fabric::tcp::frame::{DecodedFrame, Frame, FrameTarget, PayloadCarrier};
+use crate::fabric::tcp::frame::{DecodedFrame, Frame, FrameTarget, MAX_SEND, PayloadCarrier};
 use crate::fabric::tcp::send_buffer::{COPIED_PAYLOAD, SendBuffer};
 use crate::memory::Tensor;
 use proptest::prelude::*;
@@ -24,7 +23,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        6 => (0..=MAX_MESSAGE).prop_map(Step::Message),
+        6 => prop_oneof![0..=224usize, 0..=MAX_SEND].prop_map(Step::Message),
         4 => prop_oneof![0..3000u64, 30_000..60_000u64].prop_map(Step::Write),
         1 => Just(Step::Credits),
         1 => Just(Step::Flush),
@@ -66,7 +65,7 @@ struct Exchange {
 impl Exchange {
     fn post(&mut self, frame: Frame, len: usize) {
         let payload = &self.source.bytes()[..len];
-        let is_copied = len as u64 <= COPIED_PAYLOAD;
+        let is_copied = matches!(frame, Frame::Send { .. }) || len as u64 <= COPIED_PAYLOAD;
         let has_room = if is_copied { (32 + len, 0) } else { (32, len) };
         if !self.buffer.has_room(has_room.0, has_room.1) {
             return;
@@ -75,7 +74,8 @@ impl Exchange {
         let header = frame.header(7);
         let in_batch = len.is_multiple_of(3);
         if is_copied {
-            self.buffer.post(&self.sender, &header, payload, in_batch);
+            let parts = payload.split_at(len.min(20));
+            self.buffer.post(&self.sender, &header, parts.into(), in_batch);
         } else {
             self.buffer.post_tensor(&self.sender, &header, (&self.source, 0, len), in_batch);
         }
@@ -181,7 +181,7 @@ proptest! {
 fn a_frame_that_is_posted_and_not_sent_can_t_be_acknowledged() {
     let (sender, _receiver) = connection();
     let mut buffer = SendBuffer::new(64 << 10, 1);
-    buffer.post(&sender, &Frame::Send { len: 0 }.header(0), &[], true);
+    buffer.post(&sender, &Frame::Send { len: 0 }.header(0), [&[], &[]], true);
     buffer.acknowledge(1).expect("it was posted");
     assert!(buffer.release(&mut BulkQueue::new(1, 1)).is_err());
 }
