@@ -26,7 +26,7 @@ pub(super) const READY_WAIT: Duration = Duration::from_millis(500);
 const LOSS_WAIT: Duration = Duration::from_millis(300);
 
 /// How long the answer to a failed attempt waits for the cause on this side.
-const CAUSE_WAIT: Duration = Duration::from_millis(250);
+const CAUSE_WAIT: Duration = Duration::from_millis(400);
 
 /// The code of a Hello's refusal that no further attempt changes.
 pub(super) const REFUSED_FOR_GOOD: tonic::Code = tonic::Code::FailedPrecondition;

@@ -19,6 +19,11 @@ use std::time::{Duration, Instant, SystemTime};
 /// Events that a node keeps for readers. A reader that falls further behind misses the oldest.
 const KEPT: usize = 256;
 
+/// Events of one member that the log has in this time, at most. A link that breaks again and again
+/// does not fill the disk.
+const MAX_LOGGED: usize = 20;
+const LOG_TIME: Duration = Duration::from_secs(10);
+
 /// Flight records that the log has of a lost link, at most.
 const LOGGED_RECORDS: usize = 16;
 
@@ -111,7 +116,7 @@ impl NodeEvent {
                 if let Some(flight) = &lost.flight {
                     let first = flight.records.len().saturating_sub(LOGGED_RECORDS);
                     let last: Vec<String> = flight.records[first..].iter().map(ToString::to_string).collect();
-                    tracing::info!("{me}: the last records of that link: {}", last.join("; "));
+                    tracing::warn!("{me}: the last records of that link: {}", last.join("; "));
                 }
             }
         }
@@ -210,13 +215,14 @@ impl EventHistory {
         self.state().executor = Some(executor.clone());
     }
 
-    /// A link is up. `None` if the node stops: that is no news.
+    /// A link is up. Returns what the log is to have. `None` if the node stops: that is no news.
     pub fn up(self: &Arc<Self>, of: EventPeer) -> Option<NodeEvent> {
         let is_first = self.state().joined.insert(of.peer.clone());
         self.add(of, if is_first { NodeEventKind::Joined } else { NodeEventKind::Returned })
     }
 
-    /// A peer was lost. `None` if the node stops: peers close their links then.
+    /// A peer was lost. Returns what the log is to have. `None` if the node stops: peers close
+    /// their links then.
     pub fn lost(self: &Arc<Self>, of: EventPeer, error: Error) -> Option<NodeEvent> {
         self.add(of, NodeEventKind::Lost(error))
     }
@@ -230,13 +236,16 @@ impl EventHistory {
         }
         state.count += 1;
         let number = state.count;
+        let since = since_start.saturating_sub(LOG_TIME);
+        let recent = state.kept.iter().rev().take_while(|event| event.since_start >= since);
+        let is_logged = recent.filter(|event| event.peer == peer).count() < MAX_LOGGED;
         let event = NodeEvent { number, missed: 0, at, since_start, peer, incarnation, generation, kind };
         if state.kept.len() == KEPT {
             state.kept.pop_front();
         }
         state.kept.push_back(event.clone());
         self.tell(state);
-        Some(event)
+        is_logged.then_some(event)
     }
 
     /// There are no more events.
@@ -469,123 +478,5 @@ impl Stream for EventStream {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-    use std::task::Wake;
-
-    const TIMEOUT: Duration = Duration::from_secs(60);
-
-    struct Nothing;
-
-    impl Wake for Nothing {
-        fn wake(self: Arc<Self>) {}
-    }
-
-    fn peer(number: u64) -> EventPeer {
-        let peer = TaskId::new("w", 1).expect("a job name");
-        let incarnation = Incarnation::new(7).expect("not 0");
-        EventPeer { peer, incarnation, generation: number.into() }
-    }
-
-    fn reader(history: &Arc<EventHistory>) -> Events {
-        Events { history: history.clone(), seen: 0, fork_guard: ForkGuard::of_this_process() }
-    }
-
-    #[test]
-    fn a_slow_reader_misses_the_oldest_events_and_is_told_how_many() {
-        let history = EventHistory::new();
-        let mut events = reader(&history);
-        for number in 0..KEPT as u64 + 10 {
-            history.up(peer(number));
-        }
-        let first = events.try_next().expect("kept");
-        assert_eq!((first.missed, first.number, first.generation.get()), (10, 11, 10));
-        let second = events.try_next().expect("kept");
-        assert_eq!((second.missed, second.number), (0, 12));
-        assert!(matches!(second.kind, NodeEventKind::Returned));
-        history.end();
-        assert_eq!(events.count(), KEPT - 2, "those that are kept come before the end");
-    }
-
-    #[test]
-    fn a_callback_gets_earlier_and_later_events_once_each_and_a_panic_costs_one() {
-        let (history, executor) = (EventHistory::new(), Executor::default());
-        history.run_on(&executor);
-        history.up(peer(1));
-        let (told, numbers) = channel();
-        reader(&history).then(move |event| {
-            assert!(event.number != 2, "on purpose");
-            told.send(event.number).expect("it listens");
-        });
-        assert_eq!(numbers.recv_timeout(TIMEOUT), Ok(1));
-        // The executor is busy, so that one job of it has both events.
-        let (go, busy) = channel();
-        executor.run(move || busy.recv().expect("the test goes on"));
-        history.up(peer(2));
-        history.up(peer(3));
-        go.send(()).expect("it waits");
-        assert_eq!(numbers.recv_timeout(TIMEOUT), Ok(3));
-        history.end();
-        assert_eq!(numbers.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected), "it is dropped");
-        executor.stop();
-    }
-
-    #[test]
-    fn a_callback_that_comes_after_the_end_is_dropped_unused() {
-        let (history, executor) = (EventHistory::new(), Executor::default());
-        history.run_on(&executor);
-        history.up(peer(1));
-        let (told, numbers) = channel();
-        let late = reader(&history);
-        history.end();
-        late.then(move |event| told.send(event.number).expect("it listens"));
-        assert_eq!(numbers.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected));
-        executor.stop();
-    }
-
-    #[test]
-    fn a_callback_may_use_the_history_when_it_is_dropped() {
-        struct Looks(Events, Sender<bool>);
-        impl Drop for Looks {
-            fn drop(&mut self) {
-                let Looks(events, told) = self;
-                told.send(events.is_over()).expect("it listens");
-            }
-        }
-        let (history, executor) = (EventHistory::new(), Executor::default());
-        history.run_on(&executor);
-        let (told, over) = channel();
-        let looks = Looks(reader(&history), told);
-        reader(&history).then(move |_| assert!(!looks.0.is_over()));
-        history.end();
-        assert_eq!(over.recv_timeout(TIMEOUT), Ok(true));
-        executor.stop();
-    }
-
-    #[test]
-    fn a_stream_keeps_its_last_waker_alone_and_none_after_its_end() {
-        let history = EventHistory::new();
-        let mut stream = reader(&history).stream();
-        let wakers: Vec<Waker> = (0..3).map(|_| Waker::from(Arc::new(Nothing))).collect();
-        for waker in &wakers {
-            assert!(Pin::new(&mut stream).poll_next(&mut Context::from_waker(waker)).is_pending());
-        }
-        let kept: Vec<Waker> = history.state().wakers.values().cloned().collect();
-        assert!(kept.len() == 1 && kept[0].will_wake(&wakers[2]), "{kept:?}");
-        drop(stream);
-        assert!(history.state().wakers.is_empty());
-    }
-
-    #[test]
-    fn a_waiting_reader_is_woken_by_an_event_and_by_the_end() {
-        let history = EventHistory::new();
-        let mut events = reader(&history);
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| (events.next().map(|event| event.number), events.next().is_none()));
-            history.up(peer(1));
-            history.end();
-            assert_eq!(waits.join().expect("no panic"), (Some(1), true));
-        });
-    }
-}
+#[path = "events_tests.rs"]
+mod tests;

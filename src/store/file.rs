@@ -4,6 +4,7 @@ use super::Store;
 use super::error::StoreError;
 use super::log::{self, HEADER, LogRecord};
 use super::table::{StoreTable, check_key, check_value};
+use crate::wire::own_user;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -260,10 +261,10 @@ fn options() -> OpenOptions {
 }
 
 fn check(facts: &std::fs::Metadata) -> Result<(), String> {
-    let me = rustix::process::geteuid().as_raw();
     if !facts.is_file() {
         return Err("it is no regular file".into());
     }
+    let me = own_user().map_err(|shared| shared.to_string())?;
     if facts.uid() != me {
         return Err(format!("it belongs to user {}, and this process runs as user {me}", facts.uid()));
     }

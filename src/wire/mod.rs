@@ -1,6 +1,7 @@
 //! Plain data: names, element types, shapes, statuses, and the layout of messages between peers.
 //!
-//! Nothing here behaves: no I/O, no clock, no memory management. Everything that reads a peer's
+//! Nothing here behaves: no I/O but for the number of this process's user, no clock, no memory
+//! management. Everything that reads a peer's
 //! bytes lives here, is length-checked term by term, and returns an error rather than panicking.
 
 mod checksum;
@@ -23,6 +24,7 @@ mod status;
 mod step_id;
 mod text;
 mod time;
+mod user;
 
 pub use checksum::checksum_of;
 pub use cluster::{
@@ -46,3 +48,4 @@ pub use step_id::StepId;
 pub(crate) use text::quote;
 pub use text::shorten;
 pub use time::Time;
+pub(crate) use user::own_user;

@@ -93,7 +93,7 @@ fn a_member_that_dies_after_its_hello_and_before_it_is_reached_ends_the_joins_in
 #[test]
 #[ignore = "takes long: tests/nightly"]
 fn a_member_that_is_killed_while_three_join_is_blamed_by_both_others() {
-    let mut known = Vec::new();
+    let (mut known, mut late) = (Vec::new(), 0);
     for round in 0..ROUNDS {
         let cluster = cluster(3);
         // Over about the duration of a join.
@@ -112,8 +112,9 @@ fn a_member_that_is_killed_while_three_join_is_blamed_by_both_others() {
                 known.push(*after);
                 assert!(*after < NEWS * 5, "{after:?}: {error}");
             }
+            late += u32::from(*is_late);
         }
     }
-    assert!(!known.is_empty(), "each kill came before the Hello");
+    assert!(known.len() as u32 >= late, "{late} of {} members noticed nothing early", 2 * ROUNDS);
     println!("{} of {} members ended early, after {:?} at most", known.len(), 2 * ROUNDS, known.iter().max());
 }

@@ -44,3 +44,32 @@ fn members_of_two_users_on_shared_memory_end_both_joins_at_once() {
     }
     other.say("stop");
 }
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_without_a_user_of_its_own() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    for (fabric, auth) in [("shm", "plain"), ("tcp", "uid")] {
+        let node = member(&cluster, 0).set("fabric", fabric).set("auth", auth);
+        let error = node.start().expect_err("its user stands for others").to_string();
+        println!("{auth}: {error}");
+        assert!(error.contains("of this user namespace stands for all users outside of it"), "{error}");
+    }
+}
+
+/// In a user namespace without a map each user has one number, also those whose processes are
+/// strangers.
+#[test]
+fn a_process_whose_user_stands_for_others_uses_neither_shared_memory_nor_its_uid() {
+    let program = std::env::current_exe().expect("procfs");
+    let role = "other_user::role_without_a_user_of_its_own";
+    let mut command = std::process::Command::new("unshare");
+    command.arg("--user").arg(program).args([role, "--exact", "--ignored", "--nocapture"]);
+    let output = command.env("TEST_CLUSTER", cluster(1)).output();
+    let Some(output) = output.ok().filter(|output| !output.stdout.is_empty()) else {
+        return println!("skipped: user namespaces are not allowed here");
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}

@@ -78,6 +78,8 @@ impl Authority {
         match (certificate.exists(), private.exists()) {
             (true, true) => {
                 private_file::check(&private).map_err(|why| format!("{}: {why}", private.display()))?;
+                private_file::check_public(&certificate)
+                    .map_err(|why| format!("{}: {why}", certificate.display()))?;
                 let key = Ed25519Key::read(&private)?;
                 CertificateFacts::read(&certificate)
                     .and_then(|facts| {

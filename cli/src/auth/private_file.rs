@@ -1,6 +1,6 @@
 //! Files that only their owner can read, from their first byte on.
 
-use std::fs::{DirBuilder, OpenOptions, rename};
+use std::fs::{DirBuilder, Metadata, OpenOptions, rename};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -30,13 +30,32 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     rename(fresh, path)
 }
 
-/// Fails if others may read or write the file.
+/// Fails if others may read or write the file, or if it is another user's.
 pub fn check(path: &Path) -> Result<(), String> {
     let facts = std::fs::metadata(path).map_err(|error| error.to_string())?;
     let mode = facts.mode() & 0o7777;
-    match facts.is_file() && mode & 0o077 == 0 {
+    if !facts.is_file() || mode & 0o077 != 0 {
+        return Err(format!("others may read or write it (mode {mode:04o}): chmod 600 {}", path.display()));
+    }
+    check_owner(&facts)
+}
+
+/// Fails if others may write the file, or if it is another user's.
+pub fn check_public(path: &Path) -> Result<(), String> {
+    let facts = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    let mode = facts.mode() & 0o7777;
+    if mode & 0o022 != 0 {
+        return Err(format!("others may write it (mode {mode:04o}): chmod go-w {}", path.display()));
+    }
+    check_owner(&facts)
+}
+
+/// Another user could replace what is in its file or folder.
+fn check_owner(facts: &Metadata) -> Result<(), String> {
+    let (owner, me) = (facts.uid(), rustix::process::geteuid().as_raw());
+    match owner == me || owner == 0 {
         true => Ok(()),
-        false => Err(format!("others may read or write it (mode {mode:04o}): chmod 600 {}", path.display())),
+        false => Err(format!("it belongs to user {owner}, and this process runs as user {me}: take another")),
     }
 }
 
@@ -46,11 +65,7 @@ pub fn make_folder(path: &Path) -> Result<(), String> {
     // Where the umask lets the group write, too.
     let made = DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.map_err(|error| error.to_string())?;
-    let mode = std::fs::metadata(path).map_err(|error| error.to_string())?.mode() & 0o7777;
-    match mode & 0o022 {
-        0 => Ok(()),
-        _ => Err(format!("others may write it (mode {mode:04o}): chmod 755 {}", path.display())),
-    }
+    check_public(path)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -165,7 +165,10 @@ impl ControlChannel {
         }
         let mut body = vec![0; length];
         self.read_exact(&mut body, until)?;
-        match serde_json::from_slice(&body).map_err(|error| ChannelError::Unexpected(error.to_string()))? {
+        // The parser quotes what it does not know.
+        let unexpected =
+            |error: serde_json::Error| ChannelError::Unexpected(shorten(&error.to_string(), MAX_WORDS));
+        match serde_json::from_slice(&body).map_err(unexpected)? {
             ChannelMessage::Failed(why) => Err(ChannelError::Failed(shorten(&why, MAX_WORDS))),
             message => Ok(message),
         }
@@ -262,6 +265,14 @@ mod tests {
             "{error}"
         );
         assert!(error.len() < 2 * MAX_WORDS, "{} bytes", error.len());
+        let forged = format!(r#"{{"\u001b[31mfake\nline{}":1}}"#, "x".repeat(MAX_MESSAGE / 2));
+        left.stream.write_all(&(forged.len() as u32).to_le_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| left.stream.write_all(forged.as_bytes()).unwrap());
+            let error = right.receive().unwrap_err().to_string();
+            assert!(error.contains("unknown variant") && !error.contains(['\x1b', '\n']), "{error:?}");
+            assert!(error.len() < 2 * MAX_WORDS, "{} bytes", error.len());
+        });
     }
 
     #[test]

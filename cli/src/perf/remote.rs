@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorwire::TaskId;
 use tensorwire::internals::bootstrap::Prover;
+use tensorwire::internals::wire::shorten;
 
 /// How long a client tries to connect: the server may have been started at the same time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +29,8 @@ const MAX_STRANGERS: usize = 64;
 /// In this time, each reason why a connection was closed is said once, and so many reasons.
 const QUIET: Duration = Duration::from_secs(1);
 const MAX_SAID: usize = 4;
+/// Bytes of a client's version in an error.
+const MAX_VERSION: usize = 40;
 /// The numbers of the two processes.
 const CLIENT: u32 = 0;
 const SERVER: u32 = 1;
@@ -291,7 +294,8 @@ fn serve_client(
     let own = env!("CARGO_PKG_VERSION");
     if version != own {
         return Err(CliError::Failed(format!(
-            "the client is of version {version}, the server of {own}: run the same release on both"
+            "the client is of version {}, the server of {own}: run the same release on both",
+            shorten(version, MAX_VERSION)
         )));
     }
     plan.agree(&args)?;

@@ -15,10 +15,14 @@ use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 use tensorwire::{BufferRing, Config, DType, Edge, Node, PollMode, Step, Tensor, TensorMut};
 
 /// The step of every tensor. Values under one key arrive in order.
 const STEP: u64 = 1;
+/// How long a join takes at most, and between two looks whether the other side has failed.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
+const JOIN_LOOK: Duration = Duration::from_secs(1);
 /// Buffers for the tensors to send: one may be in flight while the next is written.
 const BUFFERS: usize = 3;
 
@@ -185,7 +189,7 @@ pub fn joined(
         .set("cluster", cluster(me, channel)?)
         .set("pool_size", options.fabric.pool.to_string())
         .set("fabric", options.fabric.fabric.to_string())
-        .set("join_timeout", "20s");
+        .join_timeout(JOIN_LOOK);
     let small = options.inline().map(|bytes| bytes.to_string());
     let depth = options.fabric.given_depth().map(|depth| depth.to_string());
     let wait = (options.profile.is_none() && options.poll.is_none()).then(|| "spin".to_string());
@@ -214,9 +218,27 @@ pub fn joined(
     }
     let config = builder.build().map_err(|error| failed(&error))?;
     let node = Node::start(&config).map_err(|error| failed(&error))?;
-    node.join().map_err(|error| failed(&error))?;
+    join(&node, channel)?;
     let facts = facts(&node, &config, options);
     Ok((node, facts))
+}
+
+/// Waits for the other side, as long as that does not say that it has failed.
+fn join(node: &Node, channel: &mut ControlChannel) -> Result<(), CliError> {
+    let (since, mut is_told) = (Instant::now(), false);
+    loop {
+        let began = Instant::now();
+        let Err(error) = node.join() else { return Ok(()) };
+        // An end before its time is final.
+        if began.elapsed() < JOIN_LOOK || since.elapsed() >= JOIN_TIMEOUT {
+            return Err(CliError::failed("joining the two processes", error));
+        }
+        // A side that has joined says so, too, and this one follows.
+        if std::mem::replace(&mut is_told, channel.is_ready()) && is_told {
+            channel.receive()?;
+            return Err(CliError::failed("joining the two processes", error));
+        }
+    }
 }
 
 fn facts(node: &Node, config: &Config, options: &RendezvousOptions) -> Facts {

@@ -7,6 +7,9 @@ use std::process::{Command, Output};
 use std::time::Duration;
 use tensorwire::{AuthMode, Node};
 
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
 fn auth(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tensorwire")).arg("auth").args(arguments).output().expect("it starts")
 }
@@ -150,7 +153,7 @@ fn a_folder_that_others_may_write_holds_no_authority() {
     let refused = auth(&["certificates", text(folder.path()), "--member", "worker/1"]);
     assert_eq!(refused.status.code(), Some(1));
     let error = String::from_utf8_lossy(&refused.stderr);
-    assert!(error.contains("others may write it (mode 0777): chmod 755"), "{error}");
+    assert!(error.contains("others may write it (mode 0777): chmod go-w"), "{error}");
     assert_eq!(fs::read_dir(folder.path()).expect("own folder").count(), 0);
     // One that the program makes is good, whatever the umask.
     let made = folder.path().join("fresh");
@@ -158,4 +161,24 @@ fn a_folder_that_others_may_write_holds_no_authority() {
     let program = env!("CARGO_BIN_EXE_tensorwire");
     let output = Command::new("sh").args(["-c", script, program, text(&made)]).output().expect("a shell");
     assert!(output.status.success() && mode(&made) == 0o755, "{output:?}");
+}
+
+#[test]
+fn a_folder_or_an_authority_of_another_user_signs_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can make files of another user");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let certificates = || auth(&["certificates", text(folder.path()), "--member", "worker/1"]);
+    assert!(certificates().status.success());
+    let before = fs::read(folder.path().join("worker-1.pem")).expect("made");
+    for of in [folder.path().to_owned(), folder.path().join("ca.key"), folder.path().join("ca.pem")] {
+        std::os::unix::fs::chown(&of, Some(NOBODY), None).expect("root may");
+        let refused = certificates();
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(1) && error.contains("it belongs to user 65534"), "{error}");
+        std::os::unix::fs::chown(&of, Some(0), None).expect("root may");
+    }
+    assert_eq!(fs::read(folder.path().join("worker-1.pem")).expect("still there"), before);
+    assert!(certificates().status.success());
 }

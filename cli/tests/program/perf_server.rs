@@ -223,6 +223,29 @@ fn a_server_that_lacks_descriptors_says_so_and_serves_its_client_later() {
 }
 
 #[test]
+fn a_client_hears_at_once_that_its_server_has_failed() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    // Too few for a node, and enough for the server.
+    let limited = |arguments: &str| {
+        let mut command = Command::new("sh");
+        let script = "ulimit -n 16; exec \"$0\" $1";
+        command.args(["-c", script, env!("CARGO_BIN_EXE_tensorwire"), arguments]);
+        command
+    };
+    let served = Served::start_by(limited, "rendezvous_lat -s 8");
+    let since = Instant::now();
+    let (client, server) = served.client("rendezvous_lat", "-s 8 -n 100 --turns 2 --pool 8MiB");
+    let (ours, theirs) = (text(&client.stderr), text(&server.stderr));
+    println!("after {:?}: {ours}", since.elapsed());
+    assert!(!client.status.success() && !server.status.success(), "{ours}{theirs}");
+    assert!([&ours, &theirs].iter().all(|said| said.contains("raise `ulimit -n`")), "{ours}{theirs}");
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+#[test]
 fn a_flood_of_connections_is_said_in_few_lines() {
     let _alone = alone();
     if !two_cores() {

@@ -1,6 +1,7 @@
 //! Files that proofs depend on. Nobody but their owner and root may write them. Only their owner
 //! may read those with secrets, whose content never shows.
 
+use crate::wire::own_user;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -58,16 +59,18 @@ fn read(path: &Path, max: usize, forbidden: u32) -> Result<Vec<u8>, String> {
 }
 
 fn check(path: &Path, mode: u32, owner: u32, forbidden: u32) -> Result<(), String> {
-    let me = rustix::process::geteuid().as_raw();
     if mode & forbidden != 0 {
         let (what, remedy) =
             if forbidden & 0o044 == 0 { ("write", "go-w") } else { ("read or write", "600") };
         return Err(format!("others may {what} it (mode {mode:04o}): chmod {remedy} {}", path.display()));
     }
-    if owner != me && owner != 0 {
-        return Err(format!("it belongs to user {owner}, and this process runs as user {me}"));
+    if owner == 0 {
+        return Ok(());
     }
-    Ok(())
+    match own_user().map_err(|shared| shared.to_string())? {
+        me if owner == me => Ok(()),
+        me => Err(format!("it belongs to user {owner}, and this process runs as user {me}")),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 use super::error::AuthError;
 use crate::wire::is_lack;
+use crate::wire::own_user;
 use rustix::fd::OwnedFd;
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
@@ -57,12 +58,7 @@ pub(super) enum SocketOwner {
 impl SocketOwners {
     /// Finds out which source of the kernel works here.
     pub(super) fn open() -> Result<Self, AuthError> {
-        let me = rustix::process::geteuid().as_raw();
-        if is_shared_overflow(me) {
-            return Err(AuthError::Kernel {
-                why: format!("user {me} of this user namespace stands for all users outside of it"),
-            });
-        }
+        let me = own_user().map_err(|shared| AuthError::Kernel { why: shared.to_string() })?;
         let probe = Probe::new().map_err(not_told)?;
         let mut failures = Vec::new();
         for source in [Source::sock_diag(), Ok(Source::Tables)] {
@@ -107,15 +103,6 @@ fn not_told(source: io::Error) -> AuthError {
         true => AuthError::Lack { source },
         false => AuthError::Kernel { why: source.to_string() },
     }
-}
-
-/// Whether `uid` is what the kernel shows for every user that this user namespace does not know.
-fn is_shared_overflow(uid: u32) -> bool {
-    let overflow = fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
-    let is_overflow = overflow.and_then(|text| text.trim().parse().ok()).unwrap_or(65534) == uid;
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let count = map.split_whitespace().nth(2).and_then(|count| count.parse().ok());
-    is_overflow && count != Some(u32::MAX)
 }
 
 impl Source {

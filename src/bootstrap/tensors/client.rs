@@ -6,7 +6,7 @@ use super::super::generated as grpc;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
 use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, MIN_PART, PENDING_AFTER, TensorPeer, TensorRequest, WINDOWS};
-use crate::wire::{Code, Incarnation, Status, TaskId};
+use crate::wire::{Code, Incarnation, Status, TaskId, shorten};
 use grpc::tensors_client::TensorsClient;
 use std::error::Error;
 use std::sync::{Arc, Weak};
@@ -32,6 +32,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// answers hears them sooner than so many come.
 pub(in crate::bootstrap) const TOLD_ENDS: usize = 64;
 pub(in crate::bootstrap) const UNHEARD_ENDS: usize = 16 * 1024;
+/// Bytes of a peer's words in an error.
+const MAX_WORDS: usize = 1024;
 /// The unit in which bytes that come are counted.
 const ROOM_UNIT: u64 = 4096;
 
@@ -324,7 +326,7 @@ async fn in_time<T>(part: impl Future<Output = Result<T, tonic::Status>>) -> Res
     timeout(STALLED, part).await.map_err(late)?.map_err(|status| match status.code() {
         Grpc::InvalidArgument | Grpc::Unimplemented | Grpc::PermissionDenied | Grpc::OutOfRange => {
             let code = Code::from_number(status.code() as i32 as u8).unwrap_or(Code::Unknown);
-            NoAnswer::Never(Status::new(code, status.message()))
+            NoAnswer::Never(Status::new(code, shorten(status.message(), MAX_WORDS)))
         }
         _ => NoAnswer::Again(status),
     })
@@ -341,4 +343,20 @@ fn cut_short() -> NoAnswer {
 
 fn stopping() -> Status {
     Status::new(Code::Unavailable, "this process stops")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_words_of_a_refusal_are_cut_and_control_no_terminal() {
+        let words = format!("\x1b[2J{}", "no".repeat(MAX_WORDS));
+        let refused = in_time(async { Err::<(), _>(tonic::Status::invalid_argument(words)) }).await;
+        let Err(NoAnswer::Never(status)) = refused else { panic!("it would be asked again") };
+        assert!(
+            status.message.starts_with("\\u{1b}[2Jno") && status.message.len() < MAX_WORDS + 10,
+            "{status}"
+        );
+    }
 }

@@ -499,8 +499,8 @@ fn members_join_during_a_flood_and_links_go_on() {
     }
 }
 
-/// Strangers who know the protocol but not the secret, as many as there are places, again and
-/// again. Half of them say nothing after the greeting. If proofs waited for each other, each of
+/// Strangers who know the protocol but not the secret, half as many again as there are places, over
+/// and over. Two of three say nothing after the greeting. If proofs waited for each other, each of
 /// those would hold up all.
 #[test]
 fn failed_proofs_keep_no_member_out() {
@@ -526,7 +526,7 @@ fn failed_proofs_keep_no_member_out() {
                 let mut waiting = Vec::new();
                 while !over.load(Ordering::SeqCst) {
                     waiting.clear();
-                    for _ in 0..MAX_CANDIDATES / 2 {
+                    for _ in 0..MAX_CANDIDATES {
                         waiting.push(tokio::net::TcpStream::connect(&connector.address).await);
                     }
                     let tries = (0..MAX_CANDIDATES / 2).map(|_| connector.clone().connect());

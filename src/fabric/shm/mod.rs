@@ -64,6 +64,7 @@ use super::{
     Endpoint, Fabric, FabricError, FabricKind, LinkFailure, LinkOptions, LoanLimiter, Role, TICKS_PER_GRACE,
 };
 use crate::memory::Pool;
+use crate::wire::own_user;
 use connect::address::{self, EndpointToken, HostId, ShmAddress};
 use connect::handshake::{self, LocalSide, ShmPeer};
 use connect::socket::{self, Deadline};
@@ -164,7 +165,12 @@ impl ShmFabric {
             pool: pool.clone(),
             options,
             host: HostId::here()?,
-            uid: rustix::process::geteuid().as_raw(),
+            uid: own_user().map_err(|shared| FabricError::Os {
+                fabric: FabricKind::Shm,
+                tried: "finding a user whom no other process has".into(),
+                remedy: "use another fabric there",
+                source: std::io::Error::other(shared),
+            })?,
             orphans: Arc::default(),
             doorbells: Arc::new(Doorbells::new()?),
             has_barriers: wakeup::barrier::join(),

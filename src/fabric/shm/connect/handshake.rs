@@ -259,9 +259,10 @@ fn has_ended(address: &ShmAddress) -> FabricError {
 }
 
 fn no_peer_came(last_rejection: Option<String>, deadline: Deadline) -> FabricError {
+    const WAIT: &str = "waiting for the peer to connect";
     match last_rejection {
-        None => timeout("waiting for the peer to connect", deadline),
-        Some(why) => refused(format!("{why} (and nobody else came within {:?})", deadline.after)),
+        None => timeout(WAIT, deadline),
+        Some(why) => timeout(&format!("{WAIT}, while others came; the last was refused: {why}"), deadline),
     }
 }
 

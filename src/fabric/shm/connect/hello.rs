@@ -3,6 +3,7 @@
 use super::address::{ByteReader, EndpointToken, VERSION};
 use crate::fabric::LinkOptions;
 use crate::fabric::shm::memory::layout::SegmentLayout;
+use crate::wire::shorten;
 
 const MAGIC: [u8; 8] = *b"twshmhlo";
 const HELLO: u8 = 1;
@@ -82,7 +83,10 @@ impl HandshakeMessage {
             Some([HELLO]) => ShmHello::read(&mut reader)
                 .map(HandshakeMessage::Hello)
                 .ok_or_else(|| format!("its hello of {} bytes is cut short or too long", bytes.len())),
-            Some([REFUSED]) => Ok(HandshakeMessage::Refused(String::from_utf8_lossy(reader.0).into_owned())),
+            Some([REFUSED]) => {
+                let why = String::from_utf8_lossy(reader.0);
+                Ok(HandshakeMessage::Refused(shorten(&why, MAX_REASON)))
+            }
             Some([READY]) if reader.0.is_empty() => Ok(HandshakeMessage::Ready),
             kind => Err(format!("a message of {} bytes and the unknown kind {kind:?}", bytes.len())),
         }
@@ -171,6 +175,15 @@ mod tests {
         let regions = vec![(0, 1 << 30), (7, 4096)];
         let (from, to) = ([1; 16], [2; 16]);
         ShmHello { from, to, depth: 64, generation: 5, has_barriers: true, segment, regions }
+    }
+
+    #[test]
+    fn the_words_of_a_refusal_control_no_terminal() {
+        let bytes = HandshakeMessage::Refused("\x1b[2J\nno".into()).to_bytes();
+        let Ok(HandshakeMessage::Refused(why)) = HandshakeMessage::from_bytes(&bytes) else {
+            panic!("refused")
+        };
+        assert_eq!(why, "\\u{1b}[2J\\nno");
     }
 
     proptest! {

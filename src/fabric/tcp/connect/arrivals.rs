@@ -62,6 +62,8 @@ pub(super) struct ArrivingConnections {
     strangers: u64,
     /// When strangers are logged again, and how many the log had last.
     quiet: Option<ConnectDeadline>,
+    /// What lacked for a connection at last, if anything ever did.
+    lack: Option<Errno>,
 }
 
 /// What a look at an endpoint has left.
@@ -120,8 +122,13 @@ impl ArrivingConnections {
                 }
                 // The place of a stranger is better used by whoever comes.
                 Err(error) => match own_limit(&error) {
-                    Some(_) if !self.waiting.is_empty() => self.make_way(admit),
-                    Some(lack) => return LeftWaiting::Lack(lack),
+                    Some(lack) => {
+                        self.lack = Some(lack);
+                        if self.waiting.is_empty() {
+                            return LeftWaiting::Lack(lack);
+                        }
+                        self.make_way(admit);
+                    }
                     None if error.kind() == io::ErrorKind::WouldBlock => return LeftWaiting::Nothing,
                     // Somebody has left again.
                     None => {}
@@ -178,6 +185,12 @@ impl ArrivingConnections {
     /// The connections that were closed, as they were not the peer's.
     pub(super) fn strangers(&self) -> u64 {
         self.strangers
+    }
+
+    /// What this process or host lacked for a connection. One that was the peer's, and had not said
+    /// its hello, may have made way for it.
+    pub(super) fn lack(&self) -> Option<Errno> {
+        self.lack
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -9,7 +9,7 @@ use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, ArrivingCount, LeftWaiting, PartialHello, own_limit};
+use super::arrivals::{ArrivingConnections, ArrivingCount, PartialHello, own_limit};
 use super::deadline::ConnectDeadline;
 use super::hello::{Hello, Speaker};
 use crate::fabric::{FabricError, FabricKind};
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Pause before the next look for connections while descriptors lack.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long descriptors may lack before the acceptor gives up.
+/// How long the acceptor tries to go on once descriptors have lacked.
 const LACK_TIME: Duration = Duration::from_millis(200);
 
 /// What both sides know of the link that is made.
@@ -146,17 +146,11 @@ impl LinkPlan<'_> {
                 return Err(self.not_all_came(&accepted, arriving.strangers()));
             }
             let admit = |hello: Hello, socket| self.admit(&hello, socket, &mut accepted);
-            let before = lack;
-            lack = match arriving.take(|| listener.accept(), |_| {}, admit) {
-                LeftWaiting::Lack(error) => {
-                    let until = lack.map_or_else(|| ConnectDeadline::after(LACK_TIME), |(_, until)| until);
-                    Some((error, until))
-                }
-                LeftWaiting::Nothing | LeftWaiting::More => None,
-            };
+            arriving.take(|| listener.accept(), |_| {}, admit);
+            lack = lack.or_else(|| Some((arriving.lack()?, ConnectDeadline::after(LACK_TIME))));
             // An initiator that goes while this process lacks descriptors goes because of it.
             let gone = accepted.iter().flatten().try_for_each(check_open);
-            gone.map_err(|error| lack.or(before).map_or(error, |(lack, _)| lacking(lack)))?;
+            gone.map_err(|error| lack.map_or(error, |(lack, _)| lacking(lack)))?;
         }
         let sockets: Vec<TcpStream> = accepted.into_iter().flatten().collect();
         for (stream, socket) in (0..).zip(&sockets) {

@@ -1,0 +1,131 @@
+//! What readers of events get, and what the log has.
+
+use super::*;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::task::Wake;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+struct Nothing;
+
+impl Wake for Nothing {
+    fn wake(self: Arc<Self>) {}
+}
+
+fn peer(number: u64) -> EventPeer {
+    let peer = TaskId::new("w", 1).expect("a job name");
+    let incarnation = Incarnation::new(7).expect("not 0");
+    EventPeer { peer, incarnation, generation: number.into() }
+}
+
+fn reader(history: &Arc<EventHistory>) -> Events {
+    Events { history: history.clone(), seen: 0, fork_guard: ForkGuard::of_this_process() }
+}
+
+#[test]
+fn a_slow_reader_misses_the_oldest_events_and_is_told_how_many() {
+    let history = EventHistory::new();
+    let mut events = reader(&history);
+    for number in 0..KEPT as u64 + 10 {
+        history.up(peer(number));
+    }
+    let first = events.try_next().expect("kept");
+    assert_eq!((first.missed, first.number, first.generation.get()), (10, 11, 10));
+    let second = events.try_next().expect("kept");
+    assert_eq!((second.missed, second.number), (0, 12));
+    assert!(matches!(second.kind, NodeEventKind::Returned));
+    history.end();
+    assert_eq!(events.count(), KEPT - 2, "those that are kept come before the end");
+}
+
+#[test]
+fn a_callback_gets_earlier_and_later_events_once_each_and_a_panic_costs_one() {
+    let (history, executor) = (EventHistory::new(), Executor::default());
+    history.run_on(&executor);
+    history.up(peer(1));
+    let (told, numbers) = channel();
+    reader(&history).then(move |event| {
+        assert!(event.number != 2, "on purpose");
+        told.send(event.number).expect("it listens");
+    });
+    assert_eq!(numbers.recv_timeout(TIMEOUT), Ok(1));
+    // The executor is busy, so that one job of it has both events.
+    let (go, busy) = channel();
+    executor.run(move || busy.recv().expect("the test goes on"));
+    history.up(peer(2));
+    history.up(peer(3));
+    go.send(()).expect("it waits");
+    assert_eq!(numbers.recv_timeout(TIMEOUT), Ok(3));
+    history.end();
+    assert_eq!(numbers.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected), "it is dropped");
+    executor.stop();
+}
+
+#[test]
+fn a_callback_that_comes_after_the_end_is_dropped_unused() {
+    let (history, executor) = (EventHistory::new(), Executor::default());
+    history.run_on(&executor);
+    history.up(peer(1));
+    let (told, numbers) = channel();
+    let late = reader(&history);
+    history.end();
+    late.then(move |event| told.send(event.number).expect("it listens"));
+    assert_eq!(numbers.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected));
+    executor.stop();
+}
+
+#[test]
+fn a_callback_may_use_the_history_when_it_is_dropped() {
+    struct Looks(Events, Sender<bool>);
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            let Looks(events, told) = self;
+            told.send(events.is_over()).expect("it listens");
+        }
+    }
+    let (history, executor) = (EventHistory::new(), Executor::default());
+    history.run_on(&executor);
+    let (told, over) = channel();
+    let looks = Looks(reader(&history), told);
+    reader(&history).then(move |_| assert!(!looks.0.is_over()));
+    history.end();
+    assert_eq!(over.recv_timeout(TIMEOUT), Ok(true));
+    executor.stop();
+}
+
+#[test]
+fn a_stream_keeps_its_last_waker_alone_and_none_after_its_end() {
+    let history = EventHistory::new();
+    let mut stream = reader(&history).stream();
+    let wakers: Vec<Waker> = (0..3).map(|_| Waker::from(Arc::new(Nothing))).collect();
+    for waker in &wakers {
+        assert!(Pin::new(&mut stream).poll_next(&mut Context::from_waker(waker)).is_pending());
+    }
+    let kept: Vec<Waker> = history.state().wakers.values().cloned().collect();
+    assert!(kept.len() == 1 && kept[0].will_wake(&wakers[2]), "{kept:?}");
+    drop(stream);
+    assert!(history.state().wakers.is_empty());
+}
+
+#[test]
+fn a_waiting_reader_is_woken_by_an_event_and_by_the_end() {
+    let history = EventHistory::new();
+    let mut events = reader(&history);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| (events.next().map(|event| event.number), events.next().is_none()));
+        history.up(peer(1));
+        history.end();
+        assert_eq!(waits.join().expect("no panic"), (Some(1), true));
+    });
+}
+
+#[test]
+fn the_log_has_a_bounded_number_of_events_of_a_link_that_breaks_again_and_again() {
+    let history = EventHistory::new();
+    let logged = (0..100).filter(|number| history.up(peer(*number)).is_some());
+    assert_eq!(logged.count(), MAX_LOGGED);
+    let other = EventPeer { peer: TaskId::new("w", 2).expect("a job name"), ..peer(1) };
+    assert!(history.up(other).is_some(), "another member is in the log");
+    let mut events = reader(&history);
+    assert_eq!(std::iter::from_fn(|| events.try_next()).count(), 101, "readers get all");
+}
