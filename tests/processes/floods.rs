@@ -9,7 +9,8 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tensorwire::{Edge, Node, PeerState};
+use tensorwire::internals::bootstrap::Prover;
+use tensorwire::{AuthSettings, Edge, Node, PeerState, TaskId};
 
 /// A flood shares the processors with a round trip. The median of that is at most so many times the
 /// one before the flood, or [`ROUND_TRIP`] if that is longer.
@@ -26,9 +27,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Pause between two connections of the flood.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// A flood on the bootstrap ports. That on the sockets of the handshakes is `RENDEZVOUS`, and that
-/// on the ports of links over TCP `LINKS`.
+/// A flood on the bootstrap ports. `PROOFS` is one of whole handshakes of TLS with a wrong secret.
+/// That on the sockets of the handshakes of links is `RENDEZVOUS`, and that on the ports of links
+/// over TCP `LINKS`.
 const PORTS: [&str; 4] = ["silent", "pings", "garbage", "calls"];
+const PROOFS: &str = "proofs";
 const RENDEZVOUS: &str = "rendezvous";
 const LINKS: &str = "links";
 
@@ -212,7 +215,11 @@ fn role_flooded() {
     let kinds: Vec<&str> = match std::env::var("TENSORWIRE_TEST_FABRIC").as_deref() {
         Ok("tcp") => vec![LINKS],
         Ok("grpc" | "verbs") => PORTS.into(),
-        _ => PORTS.into_iter().chain(user.is_none().then_some(RENDEZVOUS)).collect(),
+        _ => {
+            let proofs = (auth == "secret").then_some(PROOFS);
+            let kinds = PORTS.into_iter().chain(proofs).chain(user.is_none().then_some(RENDEZVOUS));
+            kinds.collect()
+        }
     };
     for kind in kinds {
         let mut flood = guarded.flood(kind, user);
@@ -283,6 +290,7 @@ fn role_flood() {
     let count = match kind.as_str() {
         RENDEZVOUS => flood_handshakes(|| orders.is_finished()),
         LINKS => flood_links(&variable("TEST_KNOWN"), || orders.is_finished()),
+        PROOFS => flood_proofs(&cluster, || orders.is_finished()),
         port => flood_ports(&cluster, &opening(port), || orders.is_finished()),
     };
     println!("flooded with {count} connections in {:?}", begin.elapsed());
@@ -308,6 +316,24 @@ fn flood_ports(cluster: &str, bytes: &[u8], is_over: impl Fn() -> bool) -> usize
         std::thread::sleep(PAUSE);
     }
     unreachable!("there are addresses");
+}
+
+/// A stranger who knows the names of members and not their secret, without a pause. One thread of
+/// it keeps a processor busy with the handshakes of its own side.
+fn flood_proofs(cluster: &str, is_over: impl Fn() -> bool) -> usize {
+    let mut secret = tempfile::NamedTempFile::new().expect("a file that no other user may read");
+    secret.write_all(&b"fedcba9876543210".repeat(4)).expect("written");
+    let name = |task| TaskId::new("w", task).expect("a job name");
+    let settings = AuthSettings::Secret(secret.path().to_owned());
+    let prover = Prover::open(&settings, &name(2)).expect("a secret");
+    let members = cluster.trim_start_matches("w=").split(',').take(2).zip(0..).cycle();
+    let mut failed = 0;
+    for (address, task) in members.take_while(|_| !is_over()) {
+        let Ok(stream) = TcpStream::connect(address) else { continue };
+        prover.connect(stream, &name(task), JOINED).expect_err("a wrong secret");
+        failed += 1;
+    }
+    failed
 }
 
 /// The ports on loopback at which somebody listens, as the kernel lists them.
