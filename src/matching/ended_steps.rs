@@ -119,8 +119,10 @@ impl EndedSteps {
 
     /// The aborted steps that were not cleaned up, and the aborted ranges, with their statuses.
     pub fn aborted(&self) -> impl Iterator<Item = (RangeInclusive<u64>, &Status)> {
-        let single = self.aborted.iter().map(|(step, status)| (*step..=*step, status));
-        single.chain(self.gone.aborted().iter().map(|(steps, status)| (steps.clone(), status)))
+        let mut single: Vec<_> = self.aborted.iter().map(|(step, status)| (*step..=*step, status)).collect();
+        // The order of the hashes would make runs differ.
+        single.sort_unstable_by_key(|(steps, _)| *steps.start());
+        single.into_iter().chain(self.gone.aborted().iter().map(|(steps, status)| (steps.clone(), status)))
     }
 }
 

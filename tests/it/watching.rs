@@ -280,7 +280,7 @@ fn role_logs_each_event_once() {
     for part in ["s after the start: w/1 was lost", "the disk is full", values, "What to do: "] {
         assert!(lost[0].starts_with("WARN") && lost[0].contains(part), "{part}: {lost:?}");
     }
-    assert!(lost[1].starts_with("INFO") && lost[1].contains("the link has ended"), "{lost:?}");
+    assert!(lost[1].starts_with("WARN") && lost[1].contains("the link has ended"), "{lost:?}");
     let again = start(1);
     both(&node, &again);
     assert!(next(1)[0].contains("w/1 came back"));
