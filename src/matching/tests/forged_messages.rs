@@ -21,7 +21,8 @@ use std::borrow::Borrow;
 
 const DEPTH: u32 = 256;
 const SMALL: u64 = 8;
-const LARGE: u64 = 1000;
+/// No message carries it.
+const LARGE: u64 = 20_000;
 /// The number of the edge on which the peer receives.
 const THEIRS: EdgeId = EdgeId { number: 0, generation: 1 };
 const OFFER: u32 = 5;
@@ -71,8 +72,8 @@ fn meta(bytes: u64) -> TensorMeta {
 
 fn pool() -> Pool {
     let options =
-        RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(1 << 17) };
-    Pool::new(Region::create(0, &options).expect("128 KiB"), PoolOptions::default()).expect("a pool")
+        RegionOptions { lock: LockPolicy::No, pages: PagePolicy::Plain, ..RegionOptions::new(1 << 19) };
+    Pool::new(Region::create(0, &options).expect("512 KiB"), PoolOptions::default()).expect("a pool")
 }
 
 fn filled(pool: &Pool, bytes: u64, with: u8) -> Tensor {
