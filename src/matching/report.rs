@@ -153,7 +153,9 @@ fn bytes_of(value: &Value) -> u64 {
 fn bytes_here(value: &WindowArrival) -> u64 {
     let WindowArrival::Ready(ReadyValue::Tensor(tensor)) = value else { return 0 };
     match &tensor.bytes {
-        ArrivedBytes::Landed(tensor) | ArrivedBytes::Counted { tensor, .. } => tensor.meta().bytes(),
+        ArrivedBytes::Landed(tensor)
+        | ArrivedBytes::Written { tensor, .. }
+        | ArrivedBytes::Eager { tensor, .. } => tensor.meta().bytes(),
         ArrivedBytes::Kept { bytes, .. } => bytes.len() as u64,
         ArrivedBytes::Lent { .. } => 0,
     }

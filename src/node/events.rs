@@ -97,7 +97,24 @@ impl NodeEvent {
     }
 }
 
-impl NodeEvent {
+/// An event that the log is to have.
+pub(super) struct LoggedEvent {
+    event: NodeEvent,
+    /// The log leaves out the next events of the member.
+    is_last: bool,
+}
+
+impl fmt::Display for LoggedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.event.fmt(f)?;
+        if self.is_last {
+            write!(f, "; its next events are left out for up to {LOG_TIME:?}, and Node::events has them")?;
+        }
+        Ok(())
+    }
+}
+
+impl LoggedEvent {
     /// Logs a loss in one line: when, who, why, and what to do. Its flight records follow in
     /// another one, if something was wrong.
     pub(super) fn log(&self, me: &TaskId, lost: &LostPeer, is_fatal: bool) {
@@ -109,7 +126,7 @@ impl NodeEvent {
         if is_fatal {
             line += "; every call fails from now on (peer_loss = fail_all)";
         }
-        match self.advice() {
+        match self.event.advice() {
             "" => tracing::info!("{line}"),
             advice => {
                 tracing::warn!("{line}. What to do: {advice}");
@@ -216,18 +233,18 @@ impl EventHistory {
     }
 
     /// A link is up. Returns what the log is to have. `None` if the node stops: that is no news.
-    pub fn up(self: &Arc<Self>, of: EventPeer) -> Option<NodeEvent> {
+    pub fn up(self: &Arc<Self>, of: EventPeer) -> Option<LoggedEvent> {
         let is_first = self.state().joined.insert(of.peer.clone());
         self.add(of, if is_first { NodeEventKind::Joined } else { NodeEventKind::Returned })
     }
 
     /// A peer was lost. Returns what the log is to have. `None` if the node stops: peers close
     /// their links then.
-    pub fn lost(self: &Arc<Self>, of: EventPeer, error: Error) -> Option<NodeEvent> {
+    pub fn lost(self: &Arc<Self>, of: EventPeer, error: Error) -> Option<LoggedEvent> {
         self.add(of, NodeEventKind::Lost(error))
     }
 
-    fn add(self: &Arc<Self>, of: EventPeer, kind: NodeEventKind) -> Option<NodeEvent> {
+    fn add(self: &Arc<Self>, of: EventPeer, kind: NodeEventKind) -> Option<LoggedEvent> {
         let EventPeer { peer, incarnation, generation } = of;
         let (at, since_start) = (SystemTime::now(), self.started.elapsed());
         let mut state = self.state();
@@ -238,14 +255,14 @@ impl EventHistory {
         let number = state.count;
         let since = since_start.saturating_sub(LOG_TIME);
         let recent = state.kept.iter().rev().take_while(|event| event.since_start >= since);
-        let is_logged = recent.filter(|event| event.peer == peer).count() < MAX_LOGGED;
+        let recent = recent.filter(|event| event.peer == peer).count();
         let event = NodeEvent { number, missed: 0, at, since_start, peer, incarnation, generation, kind };
         if state.kept.len() == KEPT {
             state.kept.pop_front();
         }
         state.kept.push_back(event.clone());
         self.tell(state);
-        is_logged.then_some(event)
+        (recent < MAX_LOGGED).then(|| LoggedEvent { event, is_last: recent + 1 == MAX_LOGGED })
     }
 
     /// There are no more events.

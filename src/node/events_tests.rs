@@ -122,8 +122,12 @@ fn a_waiting_reader_is_woken_by_an_event_and_by_the_end() {
 #[test]
 fn the_log_has_a_bounded_number_of_events_of_a_link_that_breaks_again_and_again() {
     let history = EventHistory::new();
-    let logged = (0..100).filter(|number| history.up(peer(*number)).is_some());
-    assert_eq!(logged.count(), MAX_LOGGED);
+    let logged: Vec<String> =
+        (0..100).filter_map(|number| history.up(peer(number))).map(|event| event.to_string()).collect();
+    assert_eq!(logged.len(), MAX_LOGGED);
+    let (last, others) = logged.split_last().expect("some");
+    assert!(last.contains("its next events are left out for up to 10s"), "{last}");
+    assert!(others.iter().all(|line| !line.contains("left out")), "{others:?}");
     let other = EventPeer { peer: TaskId::new("w", 2).expect("a job name"), ..peer(1) };
     assert!(history.up(other).is_some(), "another member is in the log");
     let mut events = reader(&history);

@@ -507,13 +507,6 @@ fn failed_proofs_keep_no_member_out() {
     let (cluster, folder) = (workers(2), folder());
     let good = secret(&folder, "good", GOOD);
     let bad = secret(&folder, "bad", OTHER);
-    let undisturbed = {
-        let cluster = workers(2);
-        let begin = Instant::now();
-        let members = [0, 1].map(|task| Member::start(with(&good, &cluster, task)));
-        members.iter().for_each(Member::join);
-        begin.elapsed()
-    };
     let first = Member::start(with(&good, &cluster, 0));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -546,8 +539,8 @@ fn failed_proofs_keep_no_member_out() {
         let took = begin.elapsed();
         over.store(true, Ordering::SeqCst);
         let failed = flood.join().unwrap();
-        println!("joined after {took:?}, beside {failed} failed proofs; alone after {undisturbed:?}");
+        println!("joined after {took:?}, beside {failed} failed proofs");
         assert!(failed >= MAX_CANDIDATES as u32 / 2, "{failed}");
-        assert!(took < 5 * Duration::from_secs(2).max(undisturbed), "{took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
     });
 }

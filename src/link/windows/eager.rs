@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 /// How many tensors of the largest eager size a direction of a link can have that no receive has
 /// taken.
-pub(crate) const EAGER_TENSORS: u64 = 8;
+pub(super) const EAGER_TENSORS: u64 = 8;
 
 /// The bounds of the eager tensors of one direction of a link.
 #[derive(Clone, Copy, Debug)]

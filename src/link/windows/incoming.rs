@@ -217,7 +217,7 @@ impl Link {
                 let tensor = tensor.freeze();
                 match share {
                     None => ArrivedBytes::Landed(tensor),
-                    Some(share) => ArrivedBytes::Counted { tensor, share },
+                    Some(share) => ArrivedBytes::Eager { tensor, share },
                 }
             }
             (Err(_), share) => ArrivedBytes::Kept { bytes: data.into(), share },

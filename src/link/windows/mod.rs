@@ -159,11 +159,18 @@ pub struct ArrivedTensor {
 pub enum ArrivedBytes {
     /// In a tensor of the pool.
     Landed(Tensor),
-    /// In a tensor of the pool that was granted ahead, or that was sent eagerly.
-    Counted {
+    /// In a tensor of the pool that was granted ahead.
+    Written {
         /// As many bytes as were granted.
         tensor: Tensor,
-        /// Its part of what is granted ahead, or sent eagerly.
+        /// Its part of what is granted ahead.
+        share: ReadyShare,
+    },
+    /// In a tensor of the pool, after it was sent eagerly.
+    Eager {
+        /// Its bytes came with the record.
+        tensor: Tensor,
+        /// Its part of what the peer has sent eagerly and no receive has taken.
         share: ReadyShare,
     },
     /// In this process, as the pool had no room.
@@ -265,7 +272,9 @@ impl WindowArrival {
 impl ArrivedTensor {
     fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            ArrivedBytes::Landed(tensor) | ArrivedBytes::Counted { tensor, .. } => tensor.bytes(),
+            ArrivedBytes::Landed(tensor)
+            | ArrivedBytes::Written { tensor, .. }
+            | ArrivedBytes::Eager { tensor, .. } => tensor.bytes(),
             ArrivedBytes::Kept { bytes, .. } => bytes,
             ArrivedBytes::Lent { bytes, .. } => bytes.bytes(),
         }
@@ -311,8 +320,8 @@ impl ArrivedTensor {
             return Err(self.rejected(ReceiveError::ShapeMismatch { sent, given }));
         }
         given.bytes_mut().copy_from_slice(self.bytes());
-        if given.is_foreign() && matches!(self.bytes, ArrivedBytes::Landed(_) | ArrivedBytes::Counted { .. })
-        {
+        let is_elsewhere = matches!(self.bytes, ArrivedBytes::Kept { .. } | ArrivedBytes::Lent { .. });
+        if given.is_foreign() && !is_elsewhere {
             counters.increment(Counter::TensorsStaged);
             counters.add(Counter::BytesStaged, given.meta().bytes());
         }
@@ -320,7 +329,10 @@ impl ArrivedTensor {
     }
 
     fn into_pool(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
-        if let ArrivedBytes::Landed(tensor) | ArrivedBytes::Counted { tensor, .. } = self.bytes {
+        if let ArrivedBytes::Landed(tensor)
+        | ArrivedBytes::Written { tensor, .. }
+        | ArrivedBytes::Eager { tensor, .. } = self.bytes
+        {
             return Ok(tensor);
         }
         match pool.landing(&self.told.meta) {

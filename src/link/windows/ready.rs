@@ -202,7 +202,7 @@ impl Link {
             return Err(format!("{bytes} bytes were written for {}", told.meta));
         }
         self.expect_like(edge, &told);
-        let bytes = ArrivedBytes::Counted { tensor: tensor.freeze(), share };
+        let bytes = ArrivedBytes::Written { tensor: tensor.freeze(), share };
         Ok(WindowArrival::of_tensor(ArrivedTensor { told, checksum, bytes }))
     }
 

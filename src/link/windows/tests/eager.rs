@@ -116,7 +116,7 @@ fn a_tensor_that_comes_eagerly_is_returned_when_it_was_taken() {
     for _ in 0..BOUND / BYTES {
         scene.says_record(BYTES as usize);
         let tensor = scene.arrival();
-        assert!(matches!(tensor.bytes, ArrivedBytes::Counted { .. }), "{tensor:?}");
+        assert!(matches!(tensor.bytes, ArrivedBytes::Eager { .. }), "{tensor:?}");
         held.push(tensor);
     }
     scene.links.poll();

@@ -155,7 +155,7 @@ fn a_tensor_that_was_written_ahead_comes_with_its_record() {
         scene.write(BYTES, &destination.1, destination.0);
         scene.say(&record(RecordValue::Written { meta: 1 }));
         let arrived = scene.next_window();
-        assert!(arrived.contains("Counted"), "round {round}: {arrived}");
+        assert!(arrived.contains("Written"), "round {round}: {arrived}");
         assert_eq!(scene.granted_bytes(), 0);
     }
 }
@@ -176,7 +176,7 @@ fn a_written_tensor_has_the_meta_data_of_its_record() {
     });
     let Some((_, WindowEvent::ToReceiver(ToReceiver::Record(record)))) = event else { panic!("{event:?}") };
     let WindowArrival::Ready(ReadyValue::Tensor(tensor)) = record.value else { panic!("{record:?}") };
-    let ArrivedBytes::Counted { tensor: landed, .. } = tensor.bytes else { panic!("not written") };
+    let ArrivedBytes::Written { tensor: landed, .. } = tensor.bytes else { panic!("not written") };
     assert_eq!((landed.meta(), landed.bytes()), (&meta, &[7; BYTES as usize][..]));
 }
 
@@ -241,7 +241,7 @@ fn a_withdrawn_destination_that_a_write_has_used_keeps_its_tensor() {
     scene.links.withdraw(scene.link, EDGE);
     scene.write(BYTES, &destination.1, destination.0);
     scene.say(&record(RecordValue::Written { meta: 1 }));
-    assert!(scene.next_window().contains("Counted"));
+    assert!(scene.next_window().contains("Written"));
 }
 
 #[test]
