@@ -444,8 +444,10 @@ fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
 
 #[test]
 fn a_flood_on_the_port_of_a_server_stops_neither_its_client_nor_the_measurement() {
-    /// Bound for the median of a small write during the flood, which shares the processors.
-    const WRITE: Duration = Duration::from_millis(1);
+    /// Bound for the median of a small write during the flood, which shares the processors: so many
+    /// times the one before, or `WRITE` if that is longer.
+    const SLOWER: u32 = 20;
+    const WRITE: Duration = Duration::from_micros(20);
     /// Pause between two connections.
     const PAUSE: Duration = Duration::from_micros(200);
     let _alone = alone();
@@ -498,6 +500,6 @@ fn a_flood_on_the_port_of_a_server_stops_neither_its_client_nor_the_measurement(
         let (count, refused) = flood.join().expect("no panic");
         println!("p50 {before:?} before and {during:?} during; {count} connections and {refused} refused");
         assert!(count > 64 && refused > 0, "no flood: {count}, {refused}");
-        assert!(during < 5 * WRITE, "{during:?}");
+        assert!(during < WRITE.max(before * SLOWER), "{during:?}");
     });
 }
