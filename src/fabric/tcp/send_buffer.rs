@@ -21,6 +21,9 @@ pub(super) const KEPT_BYTES: usize = 256 << 10;
 const BATCH_BYTES: usize = 32 << 10;
 /// The longest payload that is copied.
 pub(super) const COPIED_PAYLOAD: u64 = 2 << 10;
+/// A payload that is copied, and is longer than this, is sent before it is copied if nothing else
+/// waits.
+const COPIED_LATER: usize = 1 << 10;
 /// Bytes that only goodbyes and credits take.
 const RESERVE: usize = 64;
 /// Buffers of one system call at most.
@@ -166,10 +169,28 @@ impl SendBuffer {
     /// The caller has checked that there is room.
     #[inline]
     pub(super) fn post(&mut self, socket: &TcpStream, header: &[u8], payload: [&[u8]; 2], in_batch: bool) {
+        if payload[1].len() > COPIED_LATER && !in_batch && self.is_open() && self.is_empty() {
+            return self.send_and_keep(socket, header, payload);
+        }
+        self.keep(header, payload);
+        self.send_or_wait(socket, in_batch);
+    }
+
+    #[inline]
+    fn keep(&mut self, header: &[u8], payload: [&[u8]; 2]) {
         self.ring.push(header);
         payload.iter().for_each(|part| self.ring.push(part));
         self.posted += 1;
-        self.send_or_wait(socket, in_batch);
+    }
+
+    /// Sends a frame from where its parts lie. The copy that is kept does not delay it then.
+    fn send_and_keep(&mut self, socket: &TcpStream, header: &[u8], payload: [&[u8]; 2]) {
+        let sent = io::send_all(socket, &[header, payload[0], payload[1]].map(IoSlice::new));
+        self.keep(header, payload);
+        match sent {
+            Ok(count) => self.advance(count),
+            Err(error) => self.state = SendState::Broken(error),
+        }
     }
 
     /// As [`SendBuffer::post`], with `len` bytes of a tensor from `start` on, which are kept there.
