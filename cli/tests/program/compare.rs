@@ -58,6 +58,7 @@ fn the_peers_on_path_are_compared_in_turns_as_text_json_and_picture() {
             "ring_64",
             "tensorwire",
             "tensorwire-borrow",
+            "tensorwire-grpc",
             "ucx",
             "ucx-posix",
             "ucx-tcp"

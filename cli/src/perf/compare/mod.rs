@@ -14,7 +14,7 @@ use self::job::{free_port, quoted, run_pair};
 use self::parse::OwnReport;
 use self::peers::{Call, Conditions, Peer};
 use self::report::{CompareReport, PeerOutcome};
-use self::rows::{BORROWED, Measure, OURS, TurnFigure};
+use self::rows::{BORROWED, CALLS, Measure, OURS, TurnFigure};
 use super::cores::{Cores, siblings};
 use super::options::{MIN_TURNS, RunOptions};
 use super::report::ReportFile;
@@ -178,13 +178,22 @@ impl CompareRun<'_> {
             for &measure in &self.options.measures {
                 for fabric in ["shm", "tcp", "verbs"] {
                     let conditions = self.conditions(bytes);
-                    if fabric == "shm" || !self.peers_on(fabric, measure).is_empty() {
+                    if self.is_measured(fabric, measure) {
                         self.turns(fabric, measure, &conditions)?;
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Latency over TCP does not need its peer: our gRPC calls are compared with it, too.
+    fn is_measured(&self, fabric: &str, measure: Measure) -> bool {
+        match (fabric, measure) {
+            ("shm", _) => true,
+            ("tcp", Measure::Latency) => self.options.peers.contains(&Peer::UcxTcp),
+            _ => !self.peers_on(fabric, measure).is_empty(),
+        }
     }
 
     fn turns(
@@ -212,7 +221,8 @@ impl CompareRun<'_> {
         Ok(())
     }
 
-    /// Runs ours once, with its references. Latency on shared memory also with borrowed receives.
+    /// Runs ours once, with its references. Latency on shared memory also with borrowed receives,
+    /// and latency over TCP also with gRPC calls.
     fn own_figures(
         &mut self,
         subject: TurnSubject,
@@ -235,11 +245,18 @@ impl CompareRun<'_> {
             };
             self.figures.push(subject.figure(&reference.name, value, line_ns));
         }
-        if (fabric, measure) == ("shm", Measure::Latency) {
-            job.arguments.push("--borrow".into());
-            let borrowed = value(&self.own(&job)?)?;
+        let variant = match (fabric, measure) {
+            ("shm", Measure::Latency) => {
+                job.arguments.push("--borrow".into());
+                Some((BORROWED, job))
+            }
+            ("tcp", Measure::Latency) => Some((CALLS, peers::calls(&self.program, conditions, &self.json()))),
+            _ => None,
+        };
+        if let Some((name, job)) = variant {
+            let value = value(&self.own(&job)?)?;
             let line_ns = self.around(before, conditions)?;
-            self.figures.push(subject.figure(BORROWED, borrowed, line_ns));
+            self.figures.push(subject.figure(name, value, line_ns));
         }
         Ok(())
     }

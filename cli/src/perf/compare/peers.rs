@@ -16,6 +16,9 @@ const RDMA_DEVICES: &str = "/sys/class/infiniband";
 const POOL: usize = 64 << 20;
 /// A pool of ours has room for the payload so many times, as `perf` demands.
 const POOL_SHARE: usize = 8;
+/// Round trips of gRPC calls take many times longer than the others. There are fewer of them by
+/// this factor.
+const CALLS_SHARE: u64 = 10;
 
 /// A program of another project, which measures itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -82,6 +85,14 @@ pub fn ours(program: &Path, fabric: &str, measure: Measure, conditions: &Conditi
         add(&format!("--profile {profile}"));
     }
     on_cores(job, conditions, json)
+}
+
+/// Our latency over gRPC calls, the baseline that the fabrics replace.
+pub fn calls(program: &Path, conditions: &Conditions, json: &Path) -> Job {
+    let iterations = (conditions.iterations / CALLS_SHARE).max(1);
+    let warmup = conditions.warmup.min(iterations);
+    let fewer = Conditions { iterations, warmup, ..conditions.clone() };
+    ours(program, "grpc", Measure::Latency, &fewer, json)
 }
 
 /// The bare cache line.
@@ -332,6 +343,8 @@ mod tests {
         assert!(!said("shm", Measure::Bandwidth).contains("--profile"));
         let tcp = said("tcp", Measure::Latency);
         assert!(tcp.contains("perf rendezvous_lat --local --fabric tcp") && !tcp.contains("-d "), "{tcp}");
+        let calls = calls(Path::new("/t"), &conditions, Path::new("/j")).to_string();
+        assert!(calls.contains("--fabric grpc -s 64 -n 10 ") && calls.contains("--warmup 10 "), "{calls}");
         let verbs = said("verbs", Measure::Latency);
         assert!(verbs.contains("perf write_lat") && verbs.contains("-I 0 -d rxe0 -x 1"), "{verbs}");
     }

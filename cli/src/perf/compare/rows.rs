@@ -15,6 +15,8 @@ pub const FAR_NS: f64 = 120.0;
 pub const OURS: &str = "tensorwire";
 /// The name of our runs whose receives borrow.
 pub const BORROWED: &str = "tensorwire-borrow";
+/// The name of our runs over gRPC calls.
+pub const CALLS: &str = "tensorwire-grpc";
 
 /// A kind of figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
