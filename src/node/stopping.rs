@@ -63,8 +63,8 @@ impl Node {
     /// What the peers are told by a stop. A node that stops because of a failure names the cause,
     /// so that nobody takes this node for it.
     fn why_it_stops(&self) -> String {
-        if let Some(error) = self.context.broken() {
-            return format!("it stopped, as {error}");
+        if let Some(error) = self.context.failure() {
+            return stopped_because_of(&error);
         }
         let failed = self.failed_join.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match failed {
@@ -114,7 +114,7 @@ impl Node {
             tracing::warn!("which values the stop drops is not known: {error}");
             Untaken::default()
         });
-        let lost = match self.context.broken() {
+        let lost = match self.context.failure() {
             Some(Error::PeerLost { peer, .. }) => Some(peer),
             _ => None,
         };
@@ -133,6 +133,20 @@ impl Node {
         }
         ended?;
         Ok(dropped)
+    }
+}
+
+/// What a node tells its peers that stops because of this loss. If the lost peer has stopped for
+/// the same reason, its words are passed on, with the name of the first peer that said them. So the
+/// first cause is in the words of each member of a chain.
+fn stopped_because_of(loss: &Error) -> String {
+    const AS: &str = "it stopped, as ";
+    const BY: &str = " (told by ";
+    match loss {
+        Error::PeerLost { peer, cause: LossCause::Left(reason), .. } if reason.starts_with(AS) => {
+            if reason.contains(BY) { reason.clone() } else { format!("{reason}{BY}{peer})") }
+        }
+        _ => format!("{AS}{loss}"),
     }
 }
 

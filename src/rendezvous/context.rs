@@ -60,7 +60,7 @@ pub struct Context {
     next_expiry: AtomicU64,
     tables: BiasedMutex<Tables>,
     pub(super) flags: StepFlags,
-    losses: Arc<Losses>,
+    pub(super) losses: Arc<Losses>,
 }
 
 /// Reused lists in which batches go to the pollers.
@@ -573,15 +573,6 @@ impl Context {
     #[inline]
     pub(super) fn check_peer(&self, peer: PeerIndex) -> Result<(), Error> {
         if self.is_up(peer) { Ok(()) } else { self.check_lost_peer(peer) }
-    }
-
-    #[cold]
-    fn check_lost_peer(&self, peer: PeerIndex) -> Result<(), Error> {
-        match self.losses.status(peer) {
-            PeerStatus::Up(_) => Ok(()),
-            PeerStatus::Lost(_, error) => Err(error),
-            PeerStatus::Absent => Err(Error::NotConnected { peer: self.members.task(peer).clone() }),
-        }
     }
 }
 

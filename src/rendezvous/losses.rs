@@ -1,7 +1,9 @@
 //! The peers that are linked, and those that are lost.
 #![allow(clippy::disallowed_types)] // the error of a lost peer
 
-use crate::matching::{Error, LinkTag, LostPeer, Members, PeerIndex, PeerObserver};
+use super::context::Context;
+use super::pending::Receivable;
+use crate::matching::{Delivery, Error, LinkTag, LostPeer, Members, Outcome, PeerIndex, PeerObserver};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -11,6 +13,9 @@ pub struct Losses {
     is_up: Box<[AtomicBool]>,
     statuses: Box<[Mutex<PeerStatus>]>,
     fatal: bool,
+    members: Members,
+    /// See [`Losses::call_failed`].
+    failure: Mutex<Option<Error>>,
     pub(super) broken: OnceLock<Error>,
     pub(super) swept: AtomicBool,
 }
@@ -31,11 +36,13 @@ impl Losses {
     /// No peer is lost yet. If `fatal`, the loss of a peer ends every call, unless the peer stopped
     /// cleanly.
     pub fn new(members: &Members, fatal: bool) -> Self {
-        let members = members.all();
+        let all = members.all();
         Losses {
-            is_up: members.iter().map(|_| AtomicBool::new(false)).collect(),
-            statuses: members.iter().map(|_| Mutex::default()).collect(),
+            is_up: all.iter().map(|_| AtomicBool::new(false)).collect(),
+            statuses: all.iter().map(|_| Mutex::default()).collect(),
             fatal,
+            members: members.clone(),
+            failure: Mutex::default(),
             broken: OnceLock::new(),
             swept: AtomicBool::new(false),
         }
@@ -66,6 +73,27 @@ impl Losses {
         self.broken.get().cloned()
     }
 
+    /// Notes the error of a call. The first one is kept that is a loss with something wrong, as
+    /// long as the lost peer is not back.
+    pub(super) fn call_failed(&self, error: &Error) {
+        let Error::PeerLost { cause, .. } = error else { return };
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if !cause.is_clean() && failure.as_ref().is_none_or(|earlier| self.is_back(earlier)) {
+            *failure = Some(error.clone());
+        }
+    }
+
+    /// The loss that calls have failed with, if its peer is not back.
+    pub fn failure(&self) -> Option<Error> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone().filter(|error| !self.is_back(error))
+    }
+
+    fn is_back(&self, error: &Error) -> bool {
+        let Error::PeerLost { peer, .. } = error else { return false };
+        self.members.index(peer).is_some_and(|peer| self.is_up(peer))
+    }
+
     /// Ends every call with this error. The first error wins. Returns whether this is the first.
     pub fn end(&self, error: Error) -> bool {
         self.broken.set(error).is_ok()
@@ -92,6 +120,40 @@ impl PeerObserver for Losses {
     }
 }
 
+impl Context {
+    /// The result of a receive, for its caller.
+    #[inline]
+    pub(super) fn delivered<T: Receivable>(&self, Outcome(result): Outcome) -> Result<Delivery<T>, Error> {
+        result.map_err(|error| self.failed(error))?.cast()
+    }
+
+    /// Notes the error of a call, which is returned to its caller.
+    #[cold]
+    pub(super) fn failed(&self, error: Error) -> Error {
+        self.losses.call_failed(&error);
+        error
+    }
+
+    /// The loss for which a stop of this node is a consequence. It has ended every call, or calls
+    /// have failed with it and its peer is not back.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match self.broken() {
+            Some(error @ Error::PeerLost { .. }) => Some(error),
+            Some(_) => None,
+            None => self.losses.failure(),
+        }
+    }
+
+    #[cold]
+    pub(super) fn check_lost_peer(&self, peer: PeerIndex) -> Result<(), Error> {
+        match self.losses.status(peer) {
+            PeerStatus::Up(_) => Ok(()),
+            PeerStatus::Lost(_, error) => Err(self.failed(error)),
+            PeerStatus::Absent => Err(Error::NotConnected { peer: self.members.task(peer).clone() }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,5 +173,24 @@ mod tests {
         assert!(lost(1, LossCause::Died("it was killed".into())));
         assert!(!lost(2, LossCause::Died("it was killed too".into())), "every call had failed before");
         assert!(matches!(losses.ended(), Some(Error::PeerLost { peer, .. }) if peer == task(1)));
+    }
+
+    #[test]
+    fn a_failure_is_forgotten_once_its_peer_is_back() {
+        let task = |number| TaskId::new("w", number).expect("a job name");
+        let losses = Losses::new(&Members::new((0..3).map(task).collect()), false);
+        let incarnation = Incarnation::new(7).expect("not 0");
+        let lost = |number, cause| Error::PeerLost { peer: task(number), incarnation, cause };
+        let blamed = || losses.failure().map(|error| error.to_string());
+        losses.call_failed(&lost(0, LossCause::Left(LossCause::STOPPED.into())));
+        assert_eq!(blamed(), None, "a clean stop");
+        let [first, second] = [1, 2].map(|number| lost(number, LossCause::Died("it was killed".into())));
+        losses.call_failed(&first);
+        losses.call_failed(&second);
+        assert_eq!(blamed(), Some(first.to_string()));
+        losses.up(PeerIndex(1), LinkTag { incarnation, generation: 2.into() });
+        assert_eq!(blamed(), None);
+        losses.call_failed(&second);
+        assert_eq!(blamed(), Some(second.to_string()));
     }
 }

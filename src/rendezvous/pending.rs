@@ -254,15 +254,15 @@ impl<T: Receivable> Pending<T> {
         if !context.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // A poller ends a call at the deadline of the receive. This cancellation is for an
             // earlier deadline, and for calls of the local table, which no poller watches.
-            return self.end(CancelReason::Deadline(given))?.0?.cast();
+            return self.end(CancelReason::Deadline(given));
         }
-        self.take()?.0?.cast()
+        self.take()
     }
 
     /// Cancels the receive, and waits for its end.
     pub(super) fn cancel_and_wait(mut self) -> Result<Delivery<T>, Error> {
         self.token.context.check_home()?;
-        self.end(CancelReason::Cancelled)?.0?.cast()
+        self.end(CancelReason::Cancelled)
     }
 
     /// The context and the number of the path whose progress the receive needs.
@@ -277,10 +277,10 @@ impl<T: Receivable> Pending<T> {
 
     /// The result of a receive that has ended.
     pub(super) fn result(mut self) -> Result<Delivery<T>, Error> {
-        self.take()?.0?.cast()
+        self.take()
     }
 
-    fn end(&mut self, why: CancelReason) -> Result<Outcome, Error> {
+    fn end(&mut self, why: CancelReason) -> Result<Delivery<T>, Error> {
         self.token.cancel_for(why);
         let context = &self.token.context;
         let after = 2 * context.settings.cancel_grace;
@@ -290,8 +290,12 @@ impl<T: Receivable> Pending<T> {
         self.take()
     }
 
-    fn take(&mut self) -> Result<Outcome, Error> {
-        self.receiver.take().ok_or_else(|| self.token.context.broken().unwrap_or(Error::Stopped))
+    fn take(&mut self) -> Result<Delivery<T>, Error> {
+        let context = &self.token.context;
+        match self.receiver.take() {
+            Some(outcome) => context.delivered(outcome),
+            None => Err(context.broken().unwrap_or(Error::Stopped)),
+        }
     }
 
     /// Returns whether the receive has ended. If not, `task` is woken at the end.
@@ -316,7 +320,7 @@ impl<T: Receivable> Future for Pending<T> {
 
     fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Self::Output> {
         match self.poll_once(task.waker()) {
-            Ok(true) => Poll::Ready(self.take().and_then(|outcome| outcome.0?.cast())),
+            Ok(true) => Poll::Ready(self.take()),
             Ok(false) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }

@@ -83,7 +83,7 @@ impl<T: Receivable> PendingBatch<T> {
     /// Takes the outcome of the receive on edge number `at`. `None` before the receive has ended,
     /// and after its outcome was taken. Later waits leave out outcomes that were taken.
     pub fn take(&mut self, at: usize) -> Option<Result<Delivery<T>, Error>> {
-        self.receiver.take(at).map(delivered)
+        self.receiver.take(at).map(|outcome| self.context.delivered(outcome))
     }
 
     /// Cancels the receives that have not ended. Each ends with its value or with
@@ -143,7 +143,7 @@ impl<T: Receivable> PendingBatch<T> {
     fn why(&mut self) -> Error {
         let mut derived = None;
         for at in 0..self.len() {
-            let Some(Err(error)) = self.receiver.take(at).map(|outcome| outcome.0) else { continue };
+            let Some(Err(error)) = self.take(at) else { continue };
             if !error.is_derived() {
                 return error;
             }
@@ -155,7 +155,7 @@ impl<T: Receivable> PendingBatch<T> {
     /// The outcome of one receive; `None` if it was taken.
     fn delivery(&mut self, at: usize) -> Option<Result<Delivery<T>, Error>> {
         match self.receiver.take(at) {
-            Some(outcome) => Some(delivered(outcome)),
+            Some(outcome) => Some(self.context.delivered(outcome)),
             None if self.receiver.is_ready(at) => None,
             None => Some(Err(self.context.broken().unwrap_or(Error::Stopped))),
         }
@@ -223,10 +223,6 @@ impl<T> PendingBatch<T> {
             self.context.cancel_all_local(&cancel);
         }
     }
-}
-
-fn delivered<T: Receivable>(outcome: Outcome) -> Result<Delivery<T>, Error> {
-    outcome.0?.cast()
 }
 
 impl<T> Drop for PendingBatch<T> {

@@ -46,7 +46,7 @@ impl Step {
         receive: DirectReceive,
     ) -> Result<Delivery<Tensor>, Error> {
         match waited {
-            DirectWait::Ready(Err(error)) => Err(*error),
+            DirectWait::Ready(Err(error)) => Err(self.context.failed(*error)),
             DirectWait::TimedOut => Err(self.timed_out(edge, timeout)),
             DirectWait::Unusable(why) => Err(unusable(why)),
             DirectWait::Ready(Ok(())) => match receive {
@@ -257,7 +257,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let timeout = self.timeout.unwrap_or(context.settings.recv_timeout);
         let mut receive = DirectReceive::Waiting(context.destination(self.into.take()));
         match self.step.wait_direct(self.edge, &mut receive, timeout) {
-            DirectWait::Ready(Err(error)) => return Err(*error),
+            DirectWait::Ready(Err(error)) => return Err(context.failed(*error)),
             DirectWait::TimedOut => return Err(self.step.timed_out(self.edge, timeout)),
             DirectWait::Unusable(why) => return Err(unusable(why)),
             DirectWait::Ready(Ok(())) => {}
@@ -290,7 +290,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         let permit = self.admit()?;
-        let done = move |Outcome(result): Outcome| done(result.and_then(Delivery::cast));
+        let context = self.step.context.clone();
+        let done = move |outcome| done(context.delivered(outcome));
         let sender = OneshotSender::callback(self.step.context.executor.callback(done));
         self.submit(permit, sender).map(|(token, _)| token)
     }

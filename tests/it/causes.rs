@@ -1,7 +1,8 @@
 //! The error of a join names the first cause, and ends at once if it can't change.
 
-use crate::common::{SOON, cluster, member, over_grpc, writes_bulk};
+use crate::common::{SOON, cluster, member, over_grpc, until, writes_bulk};
 use std::time::{Duration, Instant};
+use tensorwire::{Error, LossCause, Node, PeerState};
 
 #[test]
 fn a_disagreement_about_the_depth_ends_both_joins_at_once_and_names_the_setting() {
@@ -69,4 +70,55 @@ fn a_member_that_comes_again_with_the_right_depth_is_linked() {
         assert!(began.elapsed() < SOON);
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Members that are all linked, each on its own if a loss is no end of all calls.
+fn joined(count: usize) -> Vec<Node> {
+    let cluster = cluster(count);
+    let join = |task| {
+        let node = member(&cluster, task).start().expect("the node starts");
+        node.join().expect("the others come");
+        node
+    };
+    std::thread::scope(|scope| {
+        let joins: Vec<_> = (0..count as u32).map(|task| scope.spawn(move || join(task))).collect();
+        joins.into_iter().map(|join| join.join().expect("no panic")).collect()
+    })
+}
+
+/// Why a receive of a member from the one before it has failed.
+fn cause_of_failure(node: &Node, from: u32) -> LossCause {
+    let step = node.step(1).expect("new");
+    let edge = node.edge_from("w", from, "x").expect("an edge");
+    match step.recv(&edge, SOON) {
+        Err(Error::PeerLost { peer, cause, .. }) if peer.task() == from => cause,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn members_that_end_one_after_the_other_all_name_the_first_cause() {
+    let mut nodes = joined(5).into_iter();
+    let first = nodes.next().expect("five members");
+    first.fail("the disk is full").expect("in time");
+    for (from, node) in (0..).zip(nodes) {
+        let cause = cause_of_failure(&node, from);
+        println!("w/{}: {cause}", from + 1);
+        assert!(!cause.is_clean() && cause.to_string().contains("the disk is full"), "{cause}");
+        assert!(from == 0 || cause.to_string().starts_with("it stopped, as peer w/0"), "{cause}");
+        assert!(from < 2 || cause.to_string().ends_with("(told by w/1)"), "{cause}");
+        // As a program does that ends with its first error.
+        drop(node);
+    }
+}
+
+#[test]
+fn a_member_whose_calls_have_not_failed_stops_cleanly_after_the_loss_of_another() {
+    let nodes = joined(3);
+    nodes[0].fail("the disk is full").expect("in time");
+    let is_lost = || nodes[1].peers().iter().any(|peer| matches!(peer.state, PeerState::Lost(_)));
+    until(&nodes[1], "the loss of w/0", is_lost);
+    nodes[1].stop().expect("in time");
+    let cause = cause_of_failure(&nodes[2], 1);
+    assert!(cause.is_clean(), "{cause}");
 }
