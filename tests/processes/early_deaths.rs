@@ -10,6 +10,9 @@ const NEWS: Duration = Duration::from_millis(2500);
 
 /// Rounds of kills at times that are drawn.
 const ROUNDS: u32 = 6;
+/// The survivors that may wait for the whole timeout, of two in each round. In their rounds the
+/// member died before it had called anybody, and so may still come.
+const MOST_LATE: u32 = 4;
 
 /// A member of a cluster in which a loss ends every call.
 fn start(cluster: &str, task: u32) -> Node {
@@ -112,7 +115,6 @@ fn a_member_that_is_killed_while_three_join_is_blamed_by_both_others() {
         for End { after, error, is_late } in &ended {
             println!("killed after {delay} us; {after:?} later: {error}");
             assert_blames_the_dead(error);
-            // A member that died before it had called anybody may still come.
             if !is_late {
                 known.push(*after);
                 assert!(*after < NEWS * 5, "{after:?}: {error}");
@@ -120,6 +122,6 @@ fn a_member_that_is_killed_while_three_join_is_blamed_by_both_others() {
             late += u32::from(*is_late);
         }
     }
-    assert!(known.len() as u32 >= late, "{late} of {} members noticed nothing early", 2 * ROUNDS);
+    assert!(late <= MOST_LATE, "{late} of {} members noticed nothing early", 2 * ROUNDS);
     println!("{} of {} members ended early, after {:?} at most", known.len(), 2 * ROUNDS, known.iter().max());
 }

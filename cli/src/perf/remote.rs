@@ -20,12 +20,14 @@ use tensorwire::internals::wire::shorten;
 
 /// How long a client tries to connect: the server may have been started at the same time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same if a connection ends before the proof is done: the server may be flooded.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// How long a connection has for the first message of a client.
 const FIRST_MESSAGE: Duration = Duration::from_secs(5);
-/// Connections without a first message at a time. A further one takes the place of the oldest.
-const MAX_STRANGERS: usize = 64;
+/// Connections without a first message at a time. A further one takes the place of another.
+const MAX_STRANGERS: usize = 128;
 /// In this time, each reason why a connection was closed is said once, and so many reasons.
 const QUIET: Duration = Duration::from_secs(1);
 const MAX_SAID: usize = 4;
@@ -68,12 +70,20 @@ fn connect(host: &str, port: u16) -> Result<ControlChannel, CliError> {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(CliError::failed(tried(), error));
             }
-            Err(error) if since.elapsed() >= CONNECT_TIMEOUT => {
+            Err(error) if since.elapsed() >= connect_timeout(error.kind()) => {
                 let why = format!("{error}; start the server there first: the same command without a host");
                 return Err(CliError::failed(tried(), why));
             }
             Err(_) => std::thread::sleep(RETRY_PAUSE),
         }
+    }
+}
+
+/// How long a client tries again after this error.
+fn connect_timeout(error: ErrorKind) -> Duration {
+    match error {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => PROOF_TIMEOUT,
+        _ => CONNECT_TIMEOUT,
     }
 }
 
@@ -134,6 +144,12 @@ struct Stranger {
     closer: Option<TcpStream>,
     is_evicted: bool,
     has_proven: Arc<AtomicBool>,
+}
+
+impl Stranger {
+    fn has_proven(&self) -> bool {
+        self.has_proven.load(Ordering::Relaxed)
+    }
 }
 
 /// A client, or what is wrong with the connection.
@@ -205,14 +221,16 @@ impl Strangers {
         }
     }
 
-    /// Closes the oldest connection, among those without a proof if there are any. A client speaks
-    /// at once, so a flood does not keep it out for long.
+    /// Closes one of the connections without a proof, or of all if there are none, by chance. A
+    /// flood that closed the oldest would close a client's before its proof is done.
     fn evict(&mut self) {
-        let is_open = |one: &&mut Stranger| one.closer.is_some();
-        let is_unproven = |one: &&mut Stranger| !one.has_proven.load(Ordering::Relaxed);
-        let mut open: Vec<&mut Stranger> = self.all.iter_mut().filter(is_open).collect();
-        let at = open.iter().position(is_unproven).unwrap_or(0);
-        if let Some(stranger) = open.get_mut(at) {
+        let mut open: Vec<&mut Stranger> = self.all.iter_mut().filter(|one| one.closer.is_some()).collect();
+        if open.iter().any(|one| !one.has_proven()) {
+            open.retain(|one| !one.has_proven());
+        }
+        let draw = getrandom::u64().unwrap_or_default() as usize;
+        if let Some(at) = draw.checked_rem(open.len()) {
+            let stranger = &mut open[at];
             // Fails if the other side has closed it.
             let _ = stranger.closer.take().map(|closer| closer.shutdown(Shutdown::Both));
             stranger.is_evicted = true;
