@@ -437,6 +437,18 @@ settings! {
     /// The effect of a peer's loss on calls that do not need the peer: none, or they fail too.
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
 
+    /// Connections to each peer over TCP for tensors of more than 64 KiB, over which they are
+    /// striped. One more carries everything else. Two members use the smaller number.
+    tcp_streams: u8, Number<u8>, default("1"), "1 to 15", |count| (1..=15).contains(&count).then_some(count);
+    /// How long a read of an empty socket polls the NIC (`SO_BUSY_POLL`); 0s for not at all. A
+    /// kernel or a process without the right to set it goes without.
+    tcp_busy_poll: Duration, DurationText, default("50us"), "0s to 1s",
+        |span| (span <= Duration::from_secs(1)).then_some(span);
+    /// How long a network outage may last before a link over TCP ends. Half of it is for the
+    /// connections to notice, and half for new ones.
+    tcp_user_timeout: Duration, DurationText, default("10s"), "1s to 1h",
+        |span| (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&span).then_some(span);
+
     /// The RDMA device, or several: `auto` stands for all with an active port, at most four. A link
     /// has a rail for each pair of devices that both members have. Those at the same place of both
     /// lists make a pair. With `auto` the place is that among all devices. Large tensors are

@@ -175,6 +175,14 @@ const SAMPLES: &[Sample] = &[
         NO_STRING,
     ),
     sample("pollers", &[("1", "1")], BAD_COUNT, NO_NUMBER),
+    sample("tcp_streams", &[("1", "1"), ("15", "15")], &["", "0", "16", "-1"], NO_NUMBER),
+    sample(
+        "tcp_busy_poll",
+        &[("0s", "0s"), ("50us", "50us"), ("1s", "1s")],
+        &["", "5", "2s", "-1s"],
+        NO_SPAN,
+    ),
+    sample("tcp_user_timeout", &[("1s", "1s"), ("1m", "1m")], &["", "5", "999ms", "2h"], NO_SPAN),
     sample("spin_budget", &[("0s", "0s"), ("50us", "50us"), ("1s", "1s")], &["", "5", "2s", "-1s"], NO_SPAN),
     sample("wait", &[("auto", "auto"), ("spin", "spin"), ("yield", "yield")], &["", "sleep"], NO_STRING),
     sample(
@@ -284,12 +292,8 @@ fn every_key_has_samples_and_every_sample_a_key() {
     let sampled: BTreeSet<_> = samples().map(|sample| sample.key).collect();
     assert_eq!(keys, sampled);
     assert_eq!((KEYS.len(), samples().count()), (keys.len(), sampled.len()), "no name twice");
-    for sample in samples() {
-        assert!(
-            !sample.good.is_empty() && !sample.bad.is_empty() && !sample.bad_toml.is_empty(),
-            "{}",
-            sample.key
-        );
+    for Sample { key, good, bad, bad_toml } in samples() {
+        assert!(!good.is_empty() && !bad.is_empty() && !bad_toml.is_empty(), "{key}");
     }
 }
 
@@ -303,8 +307,7 @@ fn every_default_is_what_the_table_says() {
         assert_eq!(entry(&config, key.name), entry(&set, key.name), "{}", key.name);
     }
     assert_eq!(config.pool_size, 256 << 20);
-    assert_eq!(config.recv_timeout, Duration::from_secs(60));
-    assert_eq!(config.cancel_grace, Duration::from_millis(100));
+    assert_eq!([config.recv_timeout, config.cancel_grace], [60_000, 100].map(Duration::from_millis));
     assert_eq!((config.bind, config.numa_node, &config.cores), (None, None, &None));
 }
 

@@ -168,6 +168,8 @@ const GOOD: &str = "ok ";
 const BAD: &str = "no ";
 /// How long a member waits before it looks whether others have ended.
 const TURN: Duration = Duration::from_secs(1);
+/// How long task 0 serves the store after a failure, for those who are between two waits.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Bytes of the words of task 0 in an error.
 const MAX_WORDS: usize = 1024;
 
@@ -250,7 +252,14 @@ fn listen(meeting: &Meeting) -> Result<(TcpListener, HostPort), NodeError> {
     let asked = asked.map_err(|error| refused(error.to_string()))?;
     let (auth, allow_non_loopback) = (config.auth_mode(), config.allow_non_loopback);
     let listening = Listening { me, address: &asked, bind: Some(bind), auth, allow_non_loopback };
-    let listener = listening.listen()?;
+    let listener = listening.listen().map_err(|error| match error {
+        // The program has set no address: the store decides on it.
+        BootstrapError::NotLoopback { address, auth, .. } if config.bind.is_none() => {
+            let whose = format!("{me}, from which it calls {},", meeting.store);
+            BootstrapError::NotLoopback { whose, address, auth }
+        }
+        error => error,
+    })?;
     let local = listener.local_addr().map_err(|error| refused(error.to_string()))?;
     let ip = match local.ip() {
         ip if ip.is_unspecified() => reached(me, &meeting.store, config)?,
@@ -375,7 +384,7 @@ impl MeetingMember<'_> {
         let keys: Vec<String> = (0..self.meeting.size).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         self.in_turns(left, 0..self.meeting.size, |turn| self.store.wait(&keys, turn))
-            .inspect_err(|error| self.tell_death(error))?;
+            .inspect_err(|error| self.tell_failure(error))?;
         let mut entries = Vec::new();
         for key in keys {
             let left = end.saturating_duration_since(Instant::now());
@@ -460,12 +469,16 @@ impl MeetingMember<'_> {
         Ok(())
     }
 
-    /// Tells the others that one has ended, so that they do not wait either.
-    fn tell_death(&self, error: &MeetingError) {
-        if matches!(error, MeetingError::Died { .. })
-            && let Err(error) = self.store.set("outcome", format!("{BAD}{error}").as_bytes())
-        {
+    /// Tells the others that one has ended or has not come, so that they do not wait either.
+    fn tell_failure(&self, error: &MeetingError) {
+        if !matches!(error, MeetingError::Died { .. } | MeetingError::Missing { .. }) {
+            return;
+        }
+        if let Err(error) = self.store.set("outcome", format!("{BAD}{error}").as_bytes()) {
             tracing::debug!("{}: {error}", self.me);
+        }
+        if self.server.is_some() {
+            std::thread::sleep(LAST_WORDS);
         }
     }
 

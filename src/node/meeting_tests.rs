@@ -131,17 +131,22 @@ fn a_cluster_of_one_meets_nobody() {
 
 #[test]
 fn whoever_has_not_come_is_named_by_all() {
-    let port = free_port().to_string();
-    let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
-    let folder = tempfile::tempdir().unwrap();
-    let file = format!("file://{}/store", folder.path().display());
-    let file = [("TENSORWIRE_STORE", &*file)];
-    for place in [&master[..], &file] {
-        // The master stays a little longer than the others.
-        let builders = vec![member(0, 5, place, "800ms"), member(2, 5, place, "300ms")];
-        for outcome in join_all(builders) {
-            let error = outcome.unwrap_err();
-            assert!(error.contains("3 of 5 have not come: worker/1, worker/3, worker/4"), "{error}");
+    // One waits longer than task 0, one as long, and one less.
+    for (timeouts, at) in [(["500ms", "30s"], 1), (["500ms", "500ms"], 1), (["1500ms", "300ms"], 2)] {
+        let port = free_port().to_string();
+        let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+        let folder = tempfile::tempdir().unwrap();
+        let file = format!("file://{}/store", folder.path().display());
+        let file = [("TENSORWIRE_STORE", &*file)];
+        for place in [&master[..], &file] {
+            let begin = Instant::now();
+            let builders = vec![member(0, 5, place, timeouts[0]), member(2, 5, place, timeouts[1])];
+            for outcome in join_all(builders) {
+                let error = outcome.unwrap_err();
+                assert!(error.contains("3 of 5 have not come: worker/1, worker/3, worker/4"), "{error}");
+            }
+            let took = begin.elapsed();
+            assert!(took < 5 * Duration::from_secs(at), "{timeouts:?}: {took:?}");
         }
     }
 }
@@ -370,4 +375,15 @@ fn a_store_that_is_gone_for_a_moment_ends_no_meeting() {
     server.store().set(&format!("{MEETING_KEYS}outcome"), outcome.as_bytes()).unwrap();
     let error = waits.join().unwrap();
     assert!(error.contains("make no cluster: it is back"), "{error}");
+}
+
+#[test]
+fn an_address_that_the_store_leads_to_is_refused_with_its_cause() {
+    // An address for documentation (RFC 5737): only the route to it counts.
+    let store = [("TENSORWIRE_STORE", "tcp://192.0.2.1:5000")];
+    let error = member(1, 2, &store, "1s").start().unwrap_err().to_string();
+    if error.contains("no route to") {
+        return println!("skipped: this host has no network: {error}");
+    }
+    assert!(error.contains("from which it calls tcp://192.0.2.1:5000, is not loopback"), "{error}");
 }

@@ -3,19 +3,23 @@
 use super::error::NodeError;
 use crate::config::{Config, MemoryWindows};
 use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
-use crate::fabric::{FabricKind, shm};
+use crate::fabric::{FabricKind, shm, tcp};
 use crate::memory::LockPolicy;
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
 
-/// Descriptors of a process without peers: standard streams, event queues, the pool, the listener.
-const FILES: u64 = 15;
+/// Descriptors of a node without peers: event queues, the pool, the listener. And those of one link
+/// while it is made.
+const FILES: u64 = 16;
+/// Descriptors of each further poller over tcp.
+const FILES_PER_POLLER: u64 = 2;
 /// Descriptors of a peer over a fabric. Each peer has a connection of the bootstrap service in each
-/// direction. Shared memory has its pool, its process and the link besides. Tcp has two connections
-/// and a socket that listens. Tensors by calls have a connection in each direction.
+/// direction. Shared memory has its pool, its process and the link besides. Tcp has a socket that
+/// listens, a main connection, and `tcp_streams` more. Tensors by calls have a connection in each
+/// direction.
 const FILES_PER_PEER: [(FabricKind, u64); 4] =
-    [(FabricKind::Shm, 5), (FabricKind::Verbs, 2), (FabricKind::Tcp, 5), (FabricKind::Grpc, 4)];
-/// Descriptors that a link takes besides, while it is made.
+    [(FabricKind::Shm, 5), (FabricKind::Verbs, 2), (FabricKind::Tcp, 4), (FabricKind::Grpc, 4)];
+/// Descriptors that each link takes besides, if all are made at a time.
 const FILES_PER_ATTEMPT: u64 = 3;
 /// Connections of the bootstrap service whose callers have not proven a name.
 const CANDIDATES: u64 = 128;
@@ -26,6 +30,8 @@ const ARRIVING: (u64, u64) = (128, 8);
 const MAPS: (u64, u64) = (60, 6);
 /// Threads of a process without pollers of its own.
 const THREADS: u64 = 4;
+/// Where the kernel lists RDMA devices.
+const DEVICES: &str = "/sys/class/infiniband";
 /// The capability that lifts the limit of locked memory (CAP_IPC_LOCK).
 const IPC_LOCK: u32 = 14;
 
@@ -83,6 +89,8 @@ pub struct ResourcePlan {
 
 /// The limits of a process.
 struct SystemLimits {
+    /// Descriptors that are open.
+    open: u64,
     files: Option<u64>,
     locked: Option<u64>,
     threads: Option<u64>,
@@ -102,7 +110,10 @@ impl SystemLimits {
         let may_lock = capabilities >> IPC_LOCK & 1 == 1;
         let available = line(&read("/proc/meminfo"), "MemAvailable:");
         let kib = available.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+        // Less the one of the folder that is read.
+        let open = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1));
         SystemLimits {
+            open: open as u64,
             files: getrlimit(Resource::Nofile).current,
             locked: getrlimit(Resource::Memlock).current.filter(|_| !may_lock),
             threads: getrlimit(Resource::Nproc).current,
@@ -122,15 +133,20 @@ impl ResourcePlan {
         let peers = config.cluster.members().count() as u64 - 1;
         let devices = devices(config);
         let may_use = |kind| config.fabric.is_none_or(|set| set.has(kind));
-        let is_verbs = config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Verbs]));
+        let names_verbs = config.fabric.is_some_and(|set| set.has(FabricKind::Verbs));
         let per_peer = FILES_PER_PEER.into_iter().filter(|(kind, _)| may_use(*kind));
-        let per_peer = per_peer.map(|(_, files)| files).max().unwrap_or(0);
-        let files = FILES + per_peer * peers;
+        let streams = |kind| if kind == FabricKind::Tcp { u64::from(config.tcp_streams) } else { 0 };
+        let per_peer = per_peer.map(|(kind, files)| files + streams(kind)).max().unwrap_or(0);
+        let pollers = config.poller_count() as u64;
+        let of_pollers = if may_use(FabricKind::Tcp) { FILES_PER_POLLER * (pollers - 1) } else { 0 };
+        let own = FILES + of_pollers;
+        let files = limits.open + own + per_peer * peers;
         let arriving = if may_use(FabricKind::Tcp) { ARRIVING.0 + ARRIVING.1 * peers } else { 0 };
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
-        let link = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
-        let links = link * peers;
-        let threads = THREADS + config.poller_count() as u64;
+        let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
+        let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
+        let links = of_shm.max(of_tcp) * peers;
+        let threads = THREADS + pollers;
         let count = |name, need, limit, because, remedy, is_hard| PlannedResource {
             name,
             need,
@@ -145,7 +161,11 @@ impl ResourcePlan {
                 "open files",
                 files,
                 limits.files,
-                format!("{FILES}, and {per_peer} for each of {peers} peers; while all join up to {at_most}"),
+                format!(
+                    "{} are open, {own}, and {per_peer} for each of {peers} peers; while all join up to \
+                     {at_most}",
+                    limits.open
+                ),
                 format!("raise `ulimit -n` to {at_most}, or LimitNOFILE of the service"),
                 true,
             ),
@@ -166,7 +186,8 @@ impl ResourcePlan {
                     config.pool_size + links,
                     limits.memory,
                     format!("pool_size, and {} of link memory, which fills as it is used", bytes(links)),
-                    "lower pool_size or queue_depth, or use fewer processes per host".into(),
+                    "lower pool_size, over shared memory also queue_depth, or use fewer processes per host"
+                        .into(),
                     false,
                 )
             },
@@ -174,24 +195,24 @@ impl ResourcePlan {
                 unit: Unit::Bytes,
                 ..count(
                     "locked memory",
-                    match (is_verbs, config.pool_lock) {
+                    match (names_verbs, config.pool_lock) {
                         // The kernel counts what each device locks.
                         (true, _) => config.pool_size * devices,
                         (false, LockPolicy::No) => 0,
                         (false, _) => config.pool_size,
                     },
                     limits.locked,
-                    match (is_verbs, devices) {
+                    match (names_verbs, devices) {
                         (true, 2..) => format!("the pool, by each of {devices} devices"),
                         _ => "the pool".into(),
                     },
                     "raise `ulimit -l`, or LimitMEMLOCK of the service; without RDMA pool_lock = no also does"
                         .into(),
-                    is_verbs || config.pool_lock == LockPolicy::Require,
+                    names_verbs || config.pool_lock == LockPolicy::Require,
                 )
             },
         ];
-        if is_verbs {
+        if may_use(FabricKind::Verbs) && (names_verbs || has_device()) {
             let data = match config.rdma_memory_windows {
                 MemoryWindows::On => 1,
                 MemoryWindows::Off => u64::from(config.rdma_qps_per_peer),
@@ -207,12 +228,13 @@ impl ResourcePlan {
             let remedy = "lower rdma_registrations; `tensorwire devices` has the device's limit".into();
             let regions = 1 + 2 * peers + outside;
             resources.push(count("memory regions", regions, None, because, remedy, false));
-        } else {
+        }
+        if may_use(FabricKind::Shm) {
             let because = format!("{}, and {} for each of {peers} peers", MAPS.0, MAPS.1);
             let remedy = "raise vm.max_map_count (sysctl)".into();
             resources.push(count("mappings", MAPS.0 + MAPS.1 * peers, limits.maps, because, remedy, true));
-            let each = peers.div_ceil(config.poller_count() as u64);
-            let because = format!("{peers} peers, shared by {} pollers", config.poller_count());
+            let each = peers.div_ceil(pollers);
+            let because = format!("the number of peers is {peers}, that of pollers {pollers}");
             let remedy = "raise pollers (poll = adaptive or dedicated)".into();
             let most = Some(shm::MAX_LINKS as u64);
             resources.push(count("links of a poller", each, most, because, remedy, true));
@@ -235,6 +257,11 @@ impl ResourcePlan {
             None => Ok(()),
         }
     }
+}
+
+/// Whether the kernel lists an RDMA device.
+fn has_device() -> bool {
+    std::fs::read_dir(DEVICES).is_ok_and(|mut devices| devices.next().is_some())
 }
 
 /// The RDMA devices that a process uses at most.
@@ -293,7 +320,7 @@ mod tests {
     }
 
     const WIDE: SystemLimits =
-        SystemLimits { files: None, locked: None, threads: None, maps: None, memory: None };
+        SystemLimits { open: 3, files: None, locked: None, threads: None, maps: None, memory: None };
 
     #[test]
     fn a_plan_grows_with_the_peers() {
@@ -301,24 +328,30 @@ mod tests {
             let plan = plan(processes, &[], &WIDE);
             plan.resources().iter().find(|it| it.name == name).unwrap().need
         };
-        assert_eq!((need(1, "open files"), need(256, "open files")), (15, 15 + 5 * 255));
+        assert_eq!((need(1, "open files"), need(256, "open files")), (19, 19 + 5 * 255));
         assert!(need(256, "memory") > need(1, "memory"));
         let calls = plan(256, &[("fabric", "grpc")], &WIDE);
         let files = calls.resources().iter().find(|it| it.name == "open files").unwrap();
-        assert_eq!(files.need, 15 + 4 * 255);
+        assert_eq!(files.need, 19 + 4 * 255);
+        let tcp = |more: &[(&str, &str)]| {
+            let plan = plan(3, &[&[("fabric", "tcp")], more].concat(), &WIDE);
+            plan.resources().iter().find(|it| it.name == "open files").unwrap().need
+        };
+        assert_eq!(tcp(&[("tcp_streams", "4")]), tcp(&[]) + 2 * 3);
+        assert_eq!(tcp(&[("poll", "dedicated"), ("pollers", "3")]), tcp(&[]) + 2 * 2);
         assert_eq!(plan(1, &[], &WIDE).check().map_err(|error| error.to_string()), Ok(()));
     }
 
     #[test]
     fn a_limit_that_is_too_low_is_named_with_need_and_remedy() {
         let few = SystemLimits { files: Some(1024), ..WIDE };
-        assert!(plan(202, &[], &few).check().is_ok());
+        assert!(plan(201, &[], &few).check().is_ok());
         let error = plan(256, &[], &few).check().unwrap_err().to_string();
-        assert!(error.contains("255 peers") && error.contains("open files: 1290"), "{error}");
-        assert!(error.contains("limit 1024: raise `ulimit -n` to 4351"), "{error}");
+        assert!(error.contains("255 peers") && error.contains("open files: 1294"), "{error}");
+        assert!(error.contains("limit 1024: raise `ulimit -n` to 4355"), "{error}");
         let of = |fabric| plan(2, &[("fabric", fabric)], &SystemLimits { files: Some(1), ..WIDE });
         let remedy = |fabric| of(fabric).check().unwrap_err().to_string();
-        assert!(remedy("shm").contains("to 151") && remedy("shm,tcp").contains("to 287"));
+        assert!(remedy("shm").contains("to 155") && remedy("shm,tcp").contains("to 291"));
         let small = SystemLimits { locked: Some(64 << 10), ..WIDE };
         assert!(plan(2, &[], &small).check().is_ok(), "best effort");
         let error = plan(2, &[("pool_lock", "require")], &small).check().unwrap_err().to_string();
@@ -338,6 +371,18 @@ mod tests {
         };
         assert_eq!((of(&[]), of(&[("rdma_qps_per_peer", "4")])), (8, 20));
         assert_eq!(of(&[("rdma_qps_per_peer", "4"), ("rdma_memory_windows", "on")]), 8);
+    }
+
+    #[test]
+    fn what_verbs_needs_is_counted_wherever_it_is_named() {
+        let small = SystemLimits { locked: Some(64 << 10), ..WIDE };
+        for fabric in ["verbs", "tcp,verbs", "shm,verbs"] {
+            let plan = plan(5, &[("fabric", fabric)], &small);
+            assert!(plan.resources().iter().any(|it| it.name == "queue pairs"), "{fabric}");
+            assert!(plan.check().unwrap_err().to_string().contains("locked memory"), "{fabric}");
+        }
+        let without = plan(5, &[("fabric", "shm,tcp")], &small);
+        assert!(without.resources().iter().all(|it| it.name != "queue pairs") && without.check().is_ok());
     }
 
     #[test]

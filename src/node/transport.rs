@@ -73,7 +73,14 @@ fn tcp_options(config: &Config, listener: &TcpListener) -> Result<TcpOptions, Fa
             advertise = addresses;
         }
     }
-    Ok(TcpOptions { bind: listening, advertise, ..TcpOptions::default() })
+    Ok(TcpOptions {
+        bind: listening,
+        advertise,
+        streams: config.tcp_streams,
+        busy_poll: config.tcp_busy_poll,
+        user_timeout: config.tcp_user_timeout,
+        ..TcpOptions::default()
+    })
 }
 
 /// The addresses of this process in the cluster.
@@ -321,6 +328,7 @@ mod tests {
     use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions};
     use crate::node::meeting::tests::free_port;
     use std::net::{SocketAddr, TcpStream};
+    use std::time::Duration;
 
     fn config(address: &str, more: &[(&str, &str)]) -> Config {
         let settings = Config::builder().without_environment().member("w", 0);
@@ -355,6 +363,14 @@ mod tests {
             let (bind, advertise) = seen(options(&address, &more));
             assert_eq!((bind, advertise), (ip(expected.0), vec![ip(expected.1)]), "{address}");
         }
+    }
+
+    #[test]
+    fn the_settings_of_tcp_reach_its_links() {
+        let more = [("tcp_streams", "4"), ("tcp_busy_poll", "0s"), ("tcp_user_timeout", "3s")];
+        let options = options(&format!("127.0.0.1:{}", free_port()), &more);
+        let TcpOptions { streams, busy_poll, user_timeout, .. } = options;
+        assert_eq!((streams, busy_poll, user_timeout), (4, Duration::ZERO, Duration::from_secs(3)));
     }
 
     #[test]

@@ -11,5 +11,6 @@ mod flush;
 mod receive;
 #[path = "../it/rendezvous.rs"]
 mod rendezvous;
+mod streams;
 #[path = "../it/validation.rs"]
 mod validation;

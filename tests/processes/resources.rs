@@ -4,7 +4,7 @@ use crate::common::other::{Other, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, member, writes_bulk};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::{Duration, Instant};
-use tensorwire::{Builder, Error, LossCause, Node};
+use tensorwire::{Builder, Error, LossCause, Node, ResourcePlan};
 
 /// Lowers a limit of this process.
 fn limit(resource: Resource, to: u64) {
@@ -233,5 +233,50 @@ fn a_member_that_meets_others_with_few_descriptors_blames_itself() {
     let store = format!("tcp://{address}");
     for spare in ["0", "1", "2", "3", "4"] {
         Other::run_alone("resources::role_meet_with_few_files", &store, &[("TEST_SPARE", spare)]);
+    }
+}
+
+/// Started with exactly the descriptors that the plan asks for.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_planned_files() {
+    let variable = |name| std::env::var(name).expect("started by a test");
+    let task = variable("TEST_ME").parse().expect("a number");
+    let settings = variable("TEST_SETTINGS");
+    let pairs = settings.split(' ').filter_map(|pair| pair.split_once('='));
+    let builder = member(&variable("TEST_CLUSTER"), task);
+    let config = pairs.fold(builder, |builder, (key, value)| builder.set(key, value)).build();
+    let config = config.expect("settings");
+    let plan = ResourcePlan::new(&config);
+    let files = plan.resources().iter().find(|resource| resource.name == "open files");
+    let need = files.expect("planned").need;
+    limit(Resource::Nofile, need);
+    let node = Node::start(&config).expect("the plan has room");
+    node.join().unwrap_or_else(|error| panic!("with {need} descriptors: {error}"));
+    println!("joined with {need} descriptors");
+    wait_to_be_told();
+}
+
+#[test]
+fn as_many_descriptors_as_planned_are_enough_to_join() {
+    for settings in [
+        "fabric=shm",
+        "fabric=tcp",
+        "fabric=tcp tcp_streams=3",
+        "fabric=tcp poll=dedicated pollers=4",
+        "fabric=grpc",
+        "fabric=auto",
+    ] {
+        let cluster = cluster(4);
+        let start = |me| {
+            let environment = [("TEST_ME", me), ("TEST_SETTINGS", settings)];
+            Other::start_with("resources::role_planned_files", &cluster, &environment)
+        };
+        let mut members = ["0", "1", "2", "3"].map(start);
+        let joined = members.each_mut().map(|member| member.wait_for("joined with"));
+        println!("{settings}: {joined:?}");
+        for member in &mut members {
+            member.say("stop");
+        }
     }
 }

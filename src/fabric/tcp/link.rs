@@ -8,7 +8,8 @@ use super::incoming::IncomingPayload;
 use super::io::{SocketRead, Sockets};
 use super::outgoing::Outgoing;
 use super::reads::{Answers, TcpPendingReads, TcpReadAnswer};
-use super::receive_buffer::ReceiveBuffer;
+use super::receive_buffer::{RECEIVE_BYTES, ReceiveBuffer};
+use super::send_buffer::KEPT_BYTES;
 use super::session::TcpSession;
 use crate::fabric::{Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE};
 use crate::memory::{Pool, Tensor};
@@ -83,6 +84,11 @@ pub(super) struct TcpLinkParts {
     pub peer: SocketAddr,
     pub main_bytes: u32,
     pub poll_bytes: u64,
+}
+
+/// Bytes of this side's buffers of a link, without those of the kernel.
+pub(crate) fn link_bytes() -> u64 {
+    (KEPT_BYTES + RECEIVE_BYTES) as u64
 }
 
 /// One link, as its port holds it.

@@ -56,6 +56,7 @@ mod violation;
 mod watcher;
 
 pub use endpoint::TcpEndpoint;
+pub(crate) use link::link_bytes;
 pub use options::TcpOptions;
 pub use port::{TcpLink, TcpPort};
 pub use sleeper::TcpSleeper;

@@ -6,18 +6,18 @@ use rustix::io::Errno;
 use std::net::TcpStream;
 
 /// Bytes that wait at most: more than the longest message with its header.
-const BYTES: usize = 32 << 10;
+pub(super) const RECEIVE_BYTES: usize = 32 << 10;
 /// Bytes that one read takes at most besides a payload. A longer payload than that goes straight to
 /// its destination, save for the part that comes with its header. Where a long message has come,
 /// reads take as much as there is room for, so that one takes the next message.
 const READ: usize = 8 << 10;
 
-const _: () = assert!(SHORT_HEADER + MAX_SEND < BYTES);
+const _: () = assert!(SHORT_HEADER + MAX_SEND < RECEIVE_BYTES);
 
 /// SocketRead bytes of the main connection.
 #[derive(Debug)]
 pub(super) struct ReceiveBuffer {
-    bytes: Box<[u8; BYTES]>,
+    bytes: Box<[u8; RECEIVE_BYTES]>,
     start: usize,
     end: usize,
     /// Where the last read had to end.
@@ -28,7 +28,7 @@ pub(super) struct ReceiveBuffer {
 
 impl Default for ReceiveBuffer {
     fn default() -> Self {
-        ReceiveBuffer { bytes: Box::new([0; BYTES]), start: 0, end: 0, limit: READ, has_long: false }
+        ReceiveBuffer { bytes: Box::new([0; RECEIVE_BYTES]), start: 0, end: 0, limit: READ, has_long: false }
     }
 }
 
@@ -73,7 +73,7 @@ impl ReceiveBuffer {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        self.limit = if self.has_long || self.end > 0 { BYTES } else { READ };
+        self.limit = if self.has_long || self.end > 0 { RECEIVE_BYTES } else { READ };
         if self.end == self.limit {
             return Ok(SocketRead::Nothing);
         }
