@@ -141,11 +141,15 @@ impl Node {
 /// first cause is in the words of each member of a chain.
 fn stopped_because_of(loss: &Error) -> String {
     const AS: &str = "it stopped, as ";
-    const BY: &str = " (told by ";
-    match loss {
-        Error::PeerLost { peer, cause: LossCause::Left(reason), .. } if reason.starts_with(AS) => {
-            if reason.contains(BY) { reason.clone() } else { format!("{reason}{BY}{peer})") }
-        }
+    const SAID: &str = " did, which said: ";
+    let Error::PeerLost { peer, cause, .. } = loss else { return format!("{AS}{loss}") };
+    match cause {
+        LossCause::Left(reason) if reason.contains(SAID) => reason.clone(),
+        LossCause::Left(reason) => match reason.strip_prefix(AS) {
+            Some(why) => format!("{AS}{peer}{SAID}{why}"),
+            None => format!("{AS}{loss}"),
+        },
+        LossCause::Local(why) => format!("{AS}it could not keep its link with {peer}: {why}"),
         _ => format!("{AS}{loss}"),
     }
 }
