@@ -224,9 +224,8 @@ fn check_fabric(test: &Test, given: &BTreeSet<String>) -> Result<(), CliError> {
     if !is_engine && name == FabricName::Auto {
         return usage("--fabric auto: only the nodes of rendezvous_lat choose a fabric; name one");
     }
-    if let Some(option) = ["bind", "streams"].into_iter().find(|option| is_engine && given.contains(*option))
-    {
-        return usage(&format!("--{option}: the nodes of rendezvous_lat choose it; leave it out"));
+    if is_engine && given.contains("bind") {
+        return usage("--bind: the nodes of rendezvous_lat choose it; leave it out");
     }
     let of_pollers = ["poll", "profile", "inline", "depth", "standing"];
     if name == FabricName::Grpc
@@ -391,7 +390,7 @@ mod tests {
             ("cache_line --local --inline 8", "unexpected argument '--inline'"),
             ("cache_line --local --fabric shm", "unexpected argument '--fabric'"),
             ("write_lat --local --fabric udp", "invalid value 'udp'"),
-            ("rendezvous_lat --local --fabric tcp --streams 2", "--streams: the nodes of rendezvous_lat"),
+            ("rendezvous_lat --local --fabric shm --streams 2", "--streams: shm has no connections"),
             ("rendezvous_lat --local --fabric grpc --poll auto", "--poll: calls over gRPC have no poller"),
             ("write_lat --local --fabric auto", "only the nodes of rendezvous_lat choose a fabric"),
             ("rendezvous_lat --local --fabric auto -d rxe0", "--ib-dev: auto takes what the nodes find"),

@@ -191,6 +191,7 @@ pub fn joined(
         .set("fabric", options.fabric.fabric.to_string())
         .join_timeout(JOIN_LOOK);
     let small = options.inline().map(|bytes| bytes.to_string());
+    let streams = options.fabric.streams.map(|count| count.to_string());
     let depth = options.fabric.given_depth().map(|depth| depth.to_string());
     let wait = (options.profile.is_none() && options.poll.is_none()).then(|| "spin".to_string());
     let (profile, poll) = (options.profile.clone(), options.poll.clone());
@@ -199,6 +200,7 @@ pub fn joined(
         ("poll", poll),
         ("wait", wait),
         ("queue_depth", depth),
+        ("tcp_streams", streams),
         ("small_tensor_bytes", small),
     ];
     for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
