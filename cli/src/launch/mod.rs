@@ -6,11 +6,13 @@
 //! | `environment` | the variables of each member |
 //! | `member` | the step between the launcher and the program |
 //! | `processes` | starting, waiting, ending |
+//! | `groups` | what members have left behind |
 //! | `output` | the lines that members write |
 //! | `hosts` | what to type on each host |
 //! | `plan` | what the processes need of the system |
 
 mod environment;
+mod groups;
 mod hosts;
 mod layout;
 mod member;
@@ -38,7 +40,7 @@ const GRACE: u64 = 5;
 /// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in
 /// front. When one fails, the others are ended. The exit status is that of the first one that
 /// failed, or 128 and the number of the signal that has killed it. Ctrl-C and SIGTERM are passed
-/// on; the second one kills. Members end with the launcher.
+/// on; the second one kills. What members have started ends with them, if it is in their groups.
 #[derive(clap::Args, Debug)]
 pub struct LaunchArgs {
     /// Processes of this host

@@ -1,27 +1,33 @@
 //! Starts the members of this host, waits for them, and ends them.
 
 use super::environment::{Launched, REMOVED};
-use super::{member, output};
+use super::{groups, member, output};
 use crate::error::CliError;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorwire::TaskId;
 
-/// How long output is waited for after the end of its process. A process that it has started may
-/// have the pipe.
+/// How long output is waited for after the end of all. A process that has left its group may have
+/// the pipe.
 const REST: Duration = Duration::from_secs(1);
+/// How long the processes of a group may take to end after the kill. Some can't be killed: those of
+/// another user.
+const DYING: Duration = Duration::from_secs(2);
+/// The shortest and the longest time between two looks at the groups.
+const LOOKS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 enum LaunchEvent {
     /// The process has ended, and was not waited for.
-    Ended(usize),
+    Ended(usize, End),
     /// A stream of a process has ended.
     Closed,
     Signal(i32),
@@ -29,31 +35,74 @@ enum LaunchEvent {
 
 struct Member {
     name: TaskId,
+    /// It is waited for when its group has ended too. Until then nobody else gets its number, which
+    /// is also that of the group.
     child: Child,
     has_ended: bool,
+}
+
+impl Member {
+    fn group(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+/// How a process has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Status(i32),
+    Signal(i32),
+}
+
+impl End {
+    /// Waits for the end of a process, which stays to be waited for.
+    fn of(process: Pid) -> Self {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        loop {
+            match waitid(WaitId::Pid(process), options) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(Some(status)) => {
+                    let signal = status.terminating_signal().map(End::Signal);
+                    return signal.unwrap_or(End::Status(status.exit_status().unwrap_or(-1)));
+                }
+                // Only for a process that was waited for.
+                Ok(None) | Err(_) => return End::Status(-1),
+            }
+        }
+    }
+
+    /// As shells have it.
+    fn exit_status(self) -> u8 {
+        let (End::Status(code) | End::Signal(code)) = self;
+        let base = if matches!(self, End::Signal(_)) { 128 } else { 0 };
+        u8::try_from(base + code).ok().filter(|code| *code != 0).unwrap_or(1)
+    }
 }
 
 /// A process that failed first.
 struct Failure {
     name: TaskId,
     process: u32,
-    status: ExitStatus,
+    end: End,
 }
 
-impl Failure {
-    /// As shells have it.
-    fn exit_status(&self) -> u8 {
-        let code = self.status.code().or_else(|| self.status.signal().map(|signal| 128 + signal));
-        code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(1)
-    }
+/// What was done to end what runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    NotBegun,
+    /// All were asked to end, and are killed then.
+    Asked {
+        kill_at: Instant,
+    },
+    Killed,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (process {}) ", self.name, self.process)?;
-        match (self.status.signal(), self.status.code()) {
-            (Some(signal), _) => write!(f, "was killed by signal {}", signal_name(signal)),
-            (None, code) => write!(f, "ended with status {}", code.unwrap_or(-1)),
+        match self.end {
+            End::Signal(signal) => write!(f, "was killed by signal {}", signal_name(signal)),
+            End::Status(code) => write!(f, "ended with status {code}"),
         }
     }
 }
@@ -66,20 +115,23 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// Runs the program as each of the members, and waits for them. All have ended when this returns.
+/// Runs the program as each of the members, and waits for them. When this returns, they and all
+/// processes of their groups have ended.
 ///
 /// # Errors
 /// [`CliError::Ended`] with the exit status, if one failed or a signal came.
 pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Result<(), CliError> {
     let (events, news) = mpsc::channel();
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+    // If whoever started the launcher ignores SIGCHLD, the kernel drops how processes have ended.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD])
         .map_err(|error| CliError::failed("waiting for signals", error))?;
     let of_signals = events.clone();
     // It ends with this process.
     std::thread::spawn(move || {
-        signals.forever().try_for_each(|signal| of_signals.send(LaunchEvent::Signal(signal)))
+        let mut passed_on = signals.forever().filter(|signal| *signal != SIGCHLD);
+        passed_on.try_for_each(|signal| of_signals.send(LaunchEvent::Signal(signal)))
     });
-    let mut crew = Crew { members: Vec::new(), first: None, signal: None, kill_at: None, open: 0 };
+    let mut crew = Crew { members: Vec::new(), first: None, signal: None, ending: Ending::NotBegun, open: 0 };
     for launched in members {
         crew.start(launched, command, &events)?;
     }
@@ -87,15 +139,14 @@ pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Resul
     crew.outcome()
 }
 
-/// All members of this host. Dropping it kills those that run.
+/// All members of this host. Dropping it kills what runs of their groups.
 struct Crew {
     members: Vec<Member>,
     /// The first one that failed.
     first: Option<Failure>,
     /// The signal that was passed on.
     signal: Option<i32>,
-    /// When those that run are killed.
-    kill_at: Option<Instant>,
+    ending: Ending,
     /// Streams that have not ended.
     open: usize,
 }
@@ -118,7 +169,7 @@ impl Crew {
         start.envs(variables.iter().map(|(name, value)| (name, value)));
         start.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C goes to the group of the launcher, which passes it on. What a member starts is in
-        // its group, and ends with it.
+        // its group too, so that the launcher can end it.
         start.process_group(0);
         let mut child = start.spawn().map_err(|error| failed(&error))?;
         let prefix = format!("[{}:{}] ", name.job(), name.task());
@@ -149,57 +200,98 @@ impl Crew {
         }
         let events = events.clone();
         thread(Box::new(move || {
-            // It stays to be waited for, so that its number is nobody else's.
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-            while matches!(waitid(WaitId::Pid(process), options), Err(rustix::io::Errno::INTR)) {}
-            let _ = events.send(LaunchEvent::Ended(index));
+            let _ = events.send(LaunchEvent::Ended(index, End::of(process)));
         }))
     }
 
     /// Handles events until all have ended.
     fn listen(&mut self, news: &Receiver<LaunchEvent>, grace: Duration) {
         while self.members.iter().any(|member| !member.has_ended) {
-            match next(news, self.kill_at) {
-                Some(LaunchEvent::Ended(index)) => self.end(index, grace),
-                Some(LaunchEvent::Closed) => self.open -= 1,
-                Some(LaunchEvent::Signal(signal)) => self.pass_on(signal),
-                None => {
-                    self.kill_at = None;
-                    self.signal_all(Signal::KILL);
-                }
+            let kill_at = match self.ending {
+                Ending::Asked { kill_at } => Some(kill_at),
+                Ending::NotBegun | Ending::Killed => None,
+            };
+            match next(news, kill_at) {
+                Some(event) => self.handle(event, grace),
+                None => self.kill(),
             }
         }
+        self.end_groups(news, grace);
         let rest = Instant::now() + REST;
         while self.open > 0 {
             match next(news, Some(rest)) {
-                Some(LaunchEvent::Closed) => self.open -= 1,
-                Some(LaunchEvent::Ended(_)) => {}
                 Some(LaunchEvent::Signal(_)) | None => return,
+                Some(event) => self.handle(event, grace),
             }
         }
     }
 
-    fn end(&mut self, index: usize, grace: Duration) {
+    /// Ends what members that have ended have left in their groups.
+    fn end_groups(&mut self, news: &Receiver<LaunchEvent>, grace: Duration) {
+        let groups: HashSet<i32> =
+            self.members.iter().map(|member| member.group().as_raw_nonzero().get()).collect();
+        let (mut pause, mut killed_at) = (LOOKS[0], None);
+        loop {
+            let left = groups::living(&groups);
+            if left.is_empty() {
+                return;
+            }
+            let now = Instant::now();
+            match self.ending {
+                Ending::NotBegun => self.ask(grace),
+                Ending::Asked { kill_at } if kill_at <= now => self.kill(),
+                Ending::Asked { .. } => {}
+                Ending::Killed if now >= *killed_at.get_or_insert(now) + DYING => {
+                    let what = format!("tensorwire launch: processes {left:?} can't be ended\n");
+                    return output::to_stderr(what.as_bytes());
+                }
+                Ending::Killed => {}
+            }
+            match next(news, Some(now + pause)) {
+                Some(event) => self.handle(event, grace),
+                None => pause = LOOKS[1].min(pause * 2),
+            }
+        }
+    }
+
+    fn handle(&mut self, event: LaunchEvent, grace: Duration) {
+        match event {
+            LaunchEvent::Ended(index, end) => self.end(index, end, grace),
+            LaunchEvent::Closed => self.open -= 1,
+            LaunchEvent::Signal(signal) => self.pass_on(signal),
+        }
+    }
+
+    fn end(&mut self, index: usize, end: End, grace: Duration) {
         let member = &mut self.members[index];
         member.has_ended = true;
-        let Ok(status) = member.child.wait() else { return };
         // After a signal all end, each in its own way.
-        if status.success() || self.first.is_some() || self.signal.is_some() {
+        if end == End::Status(0) || self.first.is_some() || self.signal.is_some() {
             return;
         }
-        let failure = Failure { name: member.name.clone(), process: member.child.id(), status };
+        let failure = Failure { name: member.name.clone(), process: member.child.id(), end };
         let are_others = self.members.iter().any(|member| !member.has_ended);
         let then = if are_others { "; the others are ended" } else { "" };
         output::to_stderr(format!("tensorwire launch: {failure}{then}\n").as_bytes());
         self.first = Some(failure);
-        self.kill_at = Some(Instant::now() + grace);
+        self.ask(grace);
+    }
+
+    /// Asks all to end, before they are killed.
+    fn ask(&mut self, grace: Duration) {
+        self.ending = Ending::Asked { kill_at: Instant::now() + grace };
         self.signal_all(Signal::TERM);
+    }
+
+    fn kill(&mut self) {
+        self.ending = Ending::Killed;
+        self.signal_all(Signal::KILL);
     }
 
     /// The first signal is passed on, the second one kills.
     fn pass_on(&mut self, signal: i32) {
         if self.signal.replace(signal).is_some() {
-            return self.signal_all(Signal::KILL);
+            return self.kill();
         }
         let name = signal_name(signal);
         let what = format!("tensorwire launch: signal {name} is passed on; another one kills\n");
@@ -212,15 +304,16 @@ impl Crew {
     }
 
     fn signal_all(&self, signal: Signal) {
-        for member in self.members.iter().filter(|member| !member.has_ended) {
-            // Fails only for a group that has ended.
-            let _ = kill_process_group(Pid::from_child(&member.child), signal);
+        for member in &self.members {
+            // Also of one that has ended: the processes that it has started may run. Fails only for
+            // a group that has ended.
+            let _ = kill_process_group(member.group(), signal);
         }
     }
 
     fn outcome(&self) -> Result<(), CliError> {
         match (&self.first, self.signal) {
-            (Some(failure), _) => Err(CliError::Ended(failure.exit_status())),
+            (Some(failure), _) => Err(CliError::Ended(failure.end.exit_status())),
             (None, Some(signal)) => Err(CliError::Ended(u8::try_from(128 + signal).unwrap_or(1))),
             (None, None) => Ok(()),
         }
@@ -230,7 +323,7 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         self.signal_all(Signal::KILL);
-        for member in self.members.iter_mut().filter(|member| !member.has_ended) {
+        for member in &mut self.members {
             let _ = member.child.wait();
         }
     }

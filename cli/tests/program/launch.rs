@@ -119,10 +119,82 @@ fn a_process_that_does_not_end_is_killed_with_all_that_it_has_started() {
     wait_for_end(child.trim());
 }
 
+/// A part of a script: starts a process that ignores SIGTERM and writes its number to `child.pid`.
+const STAYS: &str = "sh -c 'trap \"\" TERM; echo $$ > child.new; mv child.new child.pid; exec sleep 777' & \
+                     while [ ! -e child.pid ]; do sleep 0.02; done;";
+
+/// The output and the duration of a launch. The process of `child.pid` must have ended.
+fn with_child(options: &str, what: &str) -> (Output, Duration) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let begin = Instant::now();
+    let output = script(options, what).current_dir(folder.path()).output().expect("it starts");
+    let child = std::fs::read_to_string(folder.path().join("child.pid")).expect("it was started");
+    assert!(!runs(child.trim()), "{output:?}");
+    (output, begin.elapsed())
+}
+
+#[test]
+fn what_a_failed_process_has_started_ends_too() {
+    let what = "if [ $RANK = 0 ]; then sleep 777 & echo $! > child.pid; exit 3; fi; sleep 0.5";
+    let (output, _) = with_child("-n 2 --grace 3600", what);
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn a_program_that_outlives_its_wrapper_is_killed() {
+    // The wrapper dies of SIGTERM at once.
+    let what = format!(
+        "if [ $RANK = 0 ]; then {STAYS} wait; fi; while [ ! -e child.pid ]; do sleep 0.02; done; exit 3"
+    );
+    let (output, duration) = with_child("-n 2 --grace 1", &what);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(duration >= Duration::from_secs(1) && duration < LONG, "{duration:?}");
+}
+
+#[test]
+fn the_second_signal_kills_also_what_outlives_its_wrapper() {
+    let what =
+        "sh -c 'trap \"\" TERM; echo $$; exec sleep 777' & sleep 776 & trap 'echo ends; exit' TERM; wait";
+    let mut running = Running::start(script("-n 1 --grace 3600", what));
+    let child = running.line();
+    running.signal("TERM");
+    assert_eq!(running.line(), "ends");
+    running.signal("TERM");
+    assert_eq!(running.end().0, Some(128 + 15));
+    assert!(!runs(&child));
+}
+
+#[test]
+fn what_a_process_leaves_behind_runs_until_the_others_have_ended() {
+    let left = "sh -c 'trap \"echo asked to end; exit\" TERM; echo $$ > child.new; mv child.new child.pid; \
+                while :; do sleep 0.05; done' &";
+    let what = format!(
+        "if [ $RANK = 0 ]; then {left} exit 0; fi; while [ ! -e child.pid ]; do sleep 0.02; done; \
+         sleep 0.5; kill -0 $(cat child.pid) && echo there"
+    );
+    let (output, _) = with_child("-n 2 --grace 3600", &what);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(lines(&output), set(&["[worker:0] asked to end", "[worker:1] there"]));
+    let (output, duration) = with_child("-n 1 --grace 1", STAYS);
+    assert!(output.status.success() && duration >= Duration::from_secs(1), "{duration:?}: {output:?}");
+}
+
+#[test]
+fn a_failure_is_seen_also_where_sigchld_is_ignored() {
+    let line =
+        format!("trap '' CHLD; exec {} launch -n 1 -- sh -c 'exit 7'", env!("CARGO_BIN_EXE_tensorwire"));
+    let output = Command::new("bash").args(["-c", &line]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+}
+
+fn runs(process: &str) -> bool {
+    Path::new("/proc").join(process).join("exe").read_link().is_ok()
+}
+
 /// Waits until no process has this number.
 fn wait_for_end(process: &str) {
     let begin = Instant::now();
-    while Path::new("/proc").join(process).join("exe").read_link().is_ok() {
+    while runs(process) {
         assert!(begin.elapsed() < LONG, "process {process} lives");
         std::thread::sleep(Duration::from_millis(10));
     }
