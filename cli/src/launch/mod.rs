@@ -90,6 +90,11 @@ pub fn run(args: LaunchArgs) -> Result<(), CliError> {
     };
     let (layout, host, master) = match &args.hosts {
         Some(hosts) => {
+            if args.plan && args.host_rank.is_none() {
+                let what = "--plan compares the need with the limits of one host: run it on each host, with \
+                            its number: --host-rank 0, 1 ...";
+                return Err(CliError::Usage(what.into()));
+            }
             let layout =
                 Layout::on_hosts(&jobs(hosts.processes())?, hosts, args.port).map_err(CliError::Usage)?;
             let Some(host) = args.host_rank else { return print(&hosts::commands(&args, hosts)) };

@@ -289,6 +289,7 @@ fn a_command_line_that_can_t_be_carried_out_is_refused() {
         ("-n 1 --host-rank 0", "cannot be used with"),
         ("--jobs ps=1 --host-rank 0", "--hosts"),
         ("--hosts a:2 --host-rank 0 --port 65535", "port 65536 of a does not exist"),
+        ("--hosts a:4,b:4 --plan", "run it on each host, with its number: --host-rank"),
     ] {
         let output = script(options, "exit 0").output().expect("it starts");
         assert_eq!(output.status.code(), Some(2), "{options}: {output:?}");
@@ -322,6 +323,8 @@ fn a_plan_is_printed_and_starts_nothing() {
         "{said}"
     );
     assert!(said.contains("\nthreads: ") && said.contains("\nlocked memory: 1 MiB"), "{said}");
+    let output = launch("--hosts a:4,b:2 --host-rank 1 --plan").output().expect("it starts");
+    assert!(text(&output.stdout).starts_with("2 processes on this host, each with:\n"), "{output:?}");
     let mut few = Command::new("sh");
     let line = format!("ulimit -n 1024; exec {} launch -n 256 --plan", env!("CARGO_BIN_EXE_tensorwire"));
     let output = few.args(["-c", &line]).output().expect("it starts");
