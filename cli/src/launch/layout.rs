@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::str::FromStr;
 use tensorwire::{Cluster, HostPort, TaskId};
 
-/// Jobs with the number of their tasks, in the order of the ranks.
+/// Jobs with the number of their tasks, in the order of their names. The setting `cluster` has them
+/// in this order, and so has whoever finds the member of a rank in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSizes(Vec<(String, u32)>);
 
@@ -28,7 +29,8 @@ impl JobSizes {
         tasks.map(|(job, task)| TaskId::new(job, task).map_err(|error| error.to_string())).collect()
     }
 
-    fn checked(jobs: Vec<(String, u32)>) -> Result<Self, String> {
+    fn checked(mut jobs: Vec<(String, u32)>) -> Result<Self, String> {
+        jobs.sort();
         for (at, (job, tasks)) in jobs.iter().enumerate() {
             TaskId::new(job, 0).map_err(|error| error.to_string())?;
             if *tasks == 0 || *tasks > MAX_MEMBERS {
@@ -214,10 +216,17 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_numbered_in_their_order() {
+    fn ranks_are_in_the_order_of_the_cluster() {
         let jobs: JobSizes = "worker=2,ps=1".parse().unwrap();
         let names: Vec<String> = jobs.names().unwrap().iter().map(TaskId::to_string).collect();
-        assert_eq!((jobs.processes(), names.join(" ")), (3, "worker/0 worker/1 ps/0".into()));
+        assert_eq!((jobs.processes(), names.join(" ")), (3, "ps/0 worker/0 worker/1".into()));
+        let on_hosts = Layout::on_hosts(&jobs, &"b:2,a:1".parse().unwrap(), 4000).unwrap();
+        let here = Layout::on_this_host(&jobs, &free_ports(3).unwrap()).unwrap();
+        for layout in [on_hosts, here] {
+            let cluster = layout.cluster().unwrap();
+            let ranks = layout.0.iter().map(|placed| (placed.name.clone(), &placed.address));
+            assert!(ranks.eq(cluster.members()), "{cluster}");
+        }
         for (text, part) in [
             ("", "is not JOB=TASKS"),
             ("ps", "is not JOB=TASKS"),

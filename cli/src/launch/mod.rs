@@ -50,7 +50,8 @@ pub struct LaunchArgs {
     /// The job whose tasks they are
     #[arg(long, value_name = "NAME", default_value = "worker", conflicts_with = "jobs")]
     job: String,
-    /// Several jobs with the number of their tasks, such as ps=1,worker=3
+    /// Several jobs with the number of their tasks, such as ps=1,worker=3. Ranks, and places on
+    /// hosts, are given in the order of their names
     #[arg(long, value_name = "JOBS")]
     jobs: Option<JobSizes>,
     /// CPU cores such as 0,2-3, dealt out to the processes of this host in equal parts

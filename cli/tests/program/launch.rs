@@ -54,6 +54,8 @@ fn each_process_finds_who_it_is_in_its_environment() {
         "[worker:1] worker 1 2 3 2 3 2 master port none",
     ]);
     assert_eq!(lines(&output), expected);
+    let output = script("--jobs worker=1,ps=1", "echo $RANK").output().expect("it starts");
+    assert_eq!(lines(&output), set(&["[ps:0] 0", "[worker:0] 1"]));
     let output = script("-n 2 --job peer", "echo $TENSORWIRE_CLUSTER").output().expect("it starts");
     let clusters: BTreeSet<String> =
         lines(&output).iter().map(|line| line.split_once("] ").expect("a prefix").1.to_owned()).collect();
