@@ -1,7 +1,9 @@
 //! The variables in which a member finds who it is.
 
 use super::layout::{Layout, Placed};
+use std::ffi::OsString;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use tensorwire::TaskId;
@@ -66,8 +68,57 @@ pub struct Launched {
     pub variables: Vec<(&'static str, String)>,
 }
 
-/// Variables of the launcher's own environment that would contradict those of a member.
-pub const REMOVED: [&str; 3] = ["TENSORWIRE_STORE", "TENSORWIRE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"];
+const BIND: &str = "TENSORWIRE_BIND";
+
+/// Variables of the launcher's own environment that would contradict those of a member. A `*`
+/// stands for any end. Another launcher that has started this one sets most of them.
+const CONTRADICTING: [&str; 22] = [
+    BIND,
+    "TENSORWIRE_STORE",
+    "TENSORWIRE_WORLD_SIZE",
+    // With TORCHELASTIC_USE_AGENT_STORE a program of PyTorch waits for a store that nobody serves.
+    "TORCHELASTIC_*",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "OMPI_COMM_WORLD_*",
+    "PMI_*",
+    "PMIX_ID",
+    "PMIX_NAMESPACE",
+    "PMIX_RANK",
+    "PMIX_SERVER_*",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    // The other variables of Slurm are about the whole allocation.
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+];
+
+/// What a member has of the launcher's own environment.
+pub fn inherited() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| !contradicts(name.as_encoded_bytes()))
+}
+
+/// Where the only process of one of several hosts listens, if that is not its address in the
+/// cluster: behind a forwarded port. Several processes can't share it, and nobody knows a port that
+/// the system chooses.
+fn bind_of_one() -> Option<String> {
+    let bind = std::env::var(BIND).ok()?;
+    let is_any_port = bind.parse().is_ok_and(|address: SocketAddr| address.port() == 0);
+    (!is_any_port).then_some(bind)
+}
+
+fn contradicts(name: &[u8]) -> bool {
+    CONTRADICTING.iter().any(|pattern| match pattern.strip_suffix('*') {
+        Some(begin) => name.starts_with(begin.as_bytes()),
+        None => name == pattern.as_bytes(),
+    })
+}
 
 /// The processes of one host.
 pub fn members(
@@ -91,6 +142,9 @@ pub fn members(
             ("MASTER_ADDR", master.host.clone()),
             ("MASTER_PORT", master.port.to_string()),
         ];
+        if let (1, true, Some(bind)) = (here.len(), layout.0.len() > 1, bind_of_one()) {
+            variables.push((BIND, bind));
+        }
         if let Some(cores) = cores {
             variables.push(("TENSORWIRE_CORES", cores.of(at.local_rank as usize, here.len())?));
         }

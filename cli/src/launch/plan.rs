@@ -1,6 +1,6 @@
 //! What the processes of this host need of the system, before any is started.
 
-use super::environment::{Launched, REMOVED};
+use super::environment::{Launched, inherited};
 use crate::error::{CliError, print};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,8 +13,7 @@ use tensorwire::{Config, ResourcePlan};
 /// [`CliError::Failed`] if a limit is too low, [`CliError::Usage`] if a setting is wrong.
 pub fn show(members: &[Launched]) -> Result<(), CliError> {
     let Some(member) = members.first() else { return Err(CliError::Usage("no process".into())) };
-    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    variables.retain(|name, _| !REMOVED.iter().any(|removed| name == removed));
+    let mut variables: BTreeMap<OsString, OsString> = inherited().collect();
     variables.extend(member.variables.iter().map(|(name, value)| ((*name).into(), value.into())));
     let config = Config::builder().environment(variables).build();
     let plan = ResourcePlan::new(&config.map_err(|error| CliError::Usage(error.to_string()))?);

@@ -1,6 +1,6 @@
 //! Starts the members of this host, waits for them, and ends them.
 
-use super::environment::{Launched, REMOVED};
+use super::environment::{Launched, inherited};
 use super::{groups, member, output};
 use crate::error::CliError;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -163,10 +163,7 @@ impl Crew {
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
         let mut start = Command::new(program);
         start.args([member::NAME, "--parent", &std::process::id().to_string(), "--"]).args(command);
-        for name in REMOVED {
-            start.env_remove(name);
-        }
-        start.envs(variables.iter().map(|(name, value)| (name, value)));
+        start.env_clear().envs(inherited()).envs(variables.iter().map(|(name, value)| (name, value)));
         start.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C goes to the group of the launcher, which passes it on. What a member starts is in
         // its group too, so that the launcher can end it.

@@ -64,6 +64,37 @@ fn each_process_finds_who_it_is_in_its_environment() {
 }
 
 #[test]
+fn variables_of_an_outer_launcher_reach_no_process() {
+    let outer = [
+        ("TENSORWIRE_BIND", "127.0.0.1:0"),
+        ("TORCHELASTIC_RUN_ID", "outer"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ("GROUP_RANK", "1"),
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("PMI_RANK", "1"),
+        ("PMI_SIZE", "2"),
+        ("PMIX_RANK", "1"),
+        ("MPI_LOCALRANKID", "1"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_NTASKS", "2"),
+    ];
+    let kept = [("SLURM_JOB_ID", "7"), ("TENSORWIRE_POOL_SIZE", "1MiB"), ("OMPI_MCA_btl", "tcp")];
+    let mut command = script("-n 2", "env");
+    let output = command.envs(outer).envs(kept).env("RANK", "1").output().expect("it starts");
+    let said = lines(&output);
+    for (name, value) in kept {
+        assert!(said.contains(&format!("[worker:0] {name}={value}")), "{output:?}");
+    }
+    for (name, _) in outer {
+        assert!(!said.iter().any(|line| line.starts_with(&format!("[worker:0] {name}="))), "{name}");
+    }
+    let variables = said.iter().filter_map(|line| line.strip_prefix("[worker:0] ")?.split_once('='));
+    let found = tensorwire::LaunchedRank::of(variables.map(|(name, value)| (name.into(), value.into())));
+    assert_eq!(found.expect("no contradiction").map(|found| (found.rank, found.size)), Some((0, 2)));
+}
+
+#[test]
 fn lines_of_several_processes_are_whole() {
     let what = "for i in 1 2 3 4 5 6 7 8 9; do echo 0123456789012345678901234567890123456789; done; \
                 printf error >&2; printf 'no end'";
@@ -313,6 +344,18 @@ fn of_several_hosts_each_starts_its_part() {
     let cluster = "ps=127.1.2.3:4000;worker=127.1.2.4:4000,127.1.2.4:4001";
     let expected = [format!("[worker:0] 1 0 {cluster}"), format!("[worker:1] 2 1 {cluster}")];
     assert_eq!(lines(&output), expected.into());
+}
+
+#[test]
+fn one_process_of_a_host_can_listen_behind_a_forwarded_port() {
+    let bound = |host: &str, bind: &str| {
+        let options = format!("--hosts 127.1.2.3:1,127.1.2.4:2 --host-rank {host}");
+        let mut command = script(&options, "echo ${TENSORWIRE_BIND:-none}");
+        text(&command.env("TENSORWIRE_BIND", bind).output().expect("it starts").stdout)
+    };
+    assert_eq!(bound("0", "127.0.0.1:4000"), "[worker:0] 127.0.0.1:4000\n");
+    assert_eq!(bound("0", "127.0.0.1:0"), "[worker:0] none\n");
+    assert!(!bound("1", "127.0.0.1:4000").contains("4000"));
 }
 
 #[test]
