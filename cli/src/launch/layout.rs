@@ -84,8 +84,10 @@ impl HostSlots {
         self.0.iter().map(|(_, slots)| slots).sum()
     }
 
-    pub fn count(&self) -> usize {
-        self.0.len()
+    /// How many processes the host of this `--host-rank` has.
+    pub fn processes_of(&self, host: u32) -> Result<u32, String> {
+        let found = self.0.get(host as usize).map(|(_, slots)| *slots);
+        found.ok_or_else(|| format!("--host-rank {host}: --hosts has {} hosts, from 0 on", self.0.len()))
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -192,6 +194,11 @@ impl Layout {
         }
         Cluster::new(jobs).map_err(|error| error.to_string())
     }
+}
+
+/// Ports of this host, free or not.
+pub fn any_ports(count: usize) -> Vec<SocketAddr> {
+    (1..).take(count).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).collect()
 }
 
 /// Free ports of this host.

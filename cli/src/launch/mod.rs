@@ -5,12 +5,14 @@
 //! | `layout` | the members, their names, hosts and addresses |
 //! | `environment` | the variables of each member |
 //! | `member` | the step between the launcher and the program |
+//! | `descriptors` | what the launcher itself needs of the system |
 //! | `processes` | starting, waiting, ending |
 //! | `groups` | what members have left behind |
 //! | `output` | the lines that members write |
 //! | `hosts` | what to type on each host |
 //! | `plan` | what the processes need of the system |
 
+mod descriptors;
 mod environment;
 mod groups;
 mod hosts;
@@ -85,41 +87,60 @@ pub struct LaunchArgs {
 
 /// Starts the processes, and waits for them.
 pub fn run(args: LaunchArgs) -> Result<(), CliError> {
-    let jobs = |count| match args.jobs.clone() {
-        Some(jobs) => Ok(jobs),
-        None => JobSizes::of(&args.job, count).map_err(CliError::Usage),
+    let jobs = match (&args.jobs, &args.hosts) {
+        (Some(jobs), _) => Ok(jobs.clone()),
+        (None, Some(hosts)) => JobSizes::of(&args.job, hosts.processes()),
+        (None, None) => JobSizes::of(&args.job, args.processes.unwrap_or(1)),
     };
-    let (layout, host, master) = match &args.hosts {
-        Some(hosts) => {
-            if args.plan && args.host_rank.is_none() {
-                let what = "--plan compares the need with the limits of one host: run it on each host, with \
-                            its number: --host-rank 0, 1 ...";
-                return Err(CliError::Usage(what.into()));
-            }
-            let layout =
-                Layout::on_hosts(&jobs(hosts.processes())?, hosts, args.port).map_err(CliError::Usage)?;
-            let Some(host) = args.host_rank else { return print(&hosts::commands(&args, hosts)) };
-            if host as usize >= hosts.count() {
-                let what = format!("--host-rank {host}: --hosts has {} hosts, from 0 on", hosts.count());
-                return Err(CliError::Usage(what));
-            }
-            (layout, host, hosts.master(args.port).map_err(CliError::Usage)?)
-        }
-        None => {
-            let jobs = jobs(args.processes.unwrap_or(1))?;
-            let ports = layout::free_ports(jobs.processes() as usize + 1)
-                .map_err(|error| CliError::failed("looking for free ports", error))?;
-            // One more than there are processes.
-            let (of_master, ports) =
-                ports.split_first().ok_or_else(|| CliError::Usage("no process".into()))?;
-            let master = Master { host: of_master.ip().to_string(), port: of_master.port() };
-            (Layout::on_this_host(&jobs, ports).map_err(CliError::Usage)?, 0, master)
-        }
+    let jobs = jobs.map_err(CliError::Usage)?;
+    let here = match (&args.hosts, args.host_rank) {
+        (Some(hosts), Some(host)) => hosts.processes_of(host).map_err(CliError::Usage)?,
+        (Some(hosts), None) => return show_commands(&args, &jobs, hosts),
+        (None, _) => jobs.processes(),
     };
+    if !args.plan {
+        descriptors::check(here)?;
+    }
+    let (layout, master) = match &args.hosts {
+        Some(hosts) => on_hosts(&jobs, hosts, args.port).map_err(CliError::Usage)?,
+        None => on_this_host(&jobs, args.plan)?,
+    };
+    let host = args.host_rank.unwrap_or(0);
     let members =
         environment::members(&layout, host, args.cores.as_ref(), &master).map_err(CliError::Usage)?;
     if args.plan {
-        return plan::show(&members);
+        plan::show(&members)?;
+        return descriptors::check(here);
     }
     processes::run(&members, &args.command, Duration::from_secs(args.grace))
+}
+
+/// Prints what to type on each of several hosts.
+fn show_commands(args: &LaunchArgs, jobs: &JobSizes, hosts: &HostSlots) -> Result<(), CliError> {
+    if args.plan {
+        let what = "--plan compares the need with the limits of one host: run it on each host, with its \
+                    number: --host-rank 0, 1 ...";
+        return Err(CliError::Usage(what.into()));
+    }
+    on_hosts(jobs, hosts, args.port).map_err(CliError::Usage)?;
+    print(&hosts::commands(args, hosts))
+}
+
+fn on_hosts(jobs: &JobSizes, hosts: &HostSlots, port: u16) -> Result<(Layout, Master), String> {
+    Ok((Layout::on_hosts(jobs, hosts, port)?, hosts.master(port)?))
+}
+
+/// A plan opens nothing, so its ports are not looked for.
+fn on_this_host(jobs: &JobSizes, is_plan: bool) -> Result<(Layout, Master), CliError> {
+    // One more than there are processes.
+    let count = jobs.processes() as usize + 1;
+    let ports = match is_plan {
+        true => layout::any_ports(count),
+        false => {
+            layout::free_ports(count).map_err(|error| CliError::failed("looking for free ports", error))?
+        }
+    };
+    let (of_master, ports) = ports.split_first().ok_or_else(|| CliError::Usage("no process".into()))?;
+    let master = Master { host: of_master.ip().to_string(), port: of_master.port() };
+    Ok((Layout::on_this_host(jobs, ports).map_err(CliError::Usage)?, master))
 }

@@ -358,6 +358,34 @@ fn one_process_of_a_host_can_listen_behind_a_forwarded_port() {
     assert!(!bound("1", "127.0.0.1:4000").contains("4000"));
 }
 
+/// A launch of a program, with a limit of open files.
+fn limited(files: u32, line: &str) -> Output {
+    let line = format!("ulimit -n {files}; exec {} launch {line}", env!("CARGO_BIN_EXE_tensorwire"));
+    Command::new("sh").args(["-c", &line]).output().expect("it starts")
+}
+
+#[test]
+fn too_few_descriptors_of_the_launcher_are_told_before_the_first_process_is_started() {
+    for line in ["-n 256 -- echo started", "--hosts a:256 --host-rank 0 -- echo started"] {
+        for limit in [100, 400] {
+            let output = limited(limit, line);
+            assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()));
+            let said = text(&output.stderr);
+            assert!(
+                said.contains("the launcher needs 5") && said.contains("raise `ulimit -n` to 5"),
+                "{said}"
+            );
+        }
+    }
+    // The number that it says is enough, and few more than are needed.
+    let said = text(&limited(20, "-n 20 -- true").stderr);
+    let need = said.split_once("raise `ulimit -n` to ").expect("the need").1;
+    let need: u32 = need.split_once(',').expect("a number").0.parse().expect("a number");
+    assert!(need < 80, "{need}");
+    let output = limited(need, "-n 20 -- sh -c 'sleep 0.3'");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
 #[test]
 fn a_plan_is_printed_and_starts_nothing() {
     let mut command = launch("-n 256 --plan");
@@ -370,9 +398,7 @@ fn a_plan_is_printed_and_starts_nothing() {
     assert!(said.contains("\nthreads: ") && said.contains("\nlocked memory: 1 MiB"), "{said}");
     let output = launch("--hosts a:4,b:2 --host-rank 1 --plan").output().expect("it starts");
     assert!(text(&output.stdout).starts_with("2 processes on this host, each with:\n"), "{output:?}");
-    let mut few = Command::new("sh");
-    let line = format!("ulimit -n 1024; exec {} launch -n 256 --plan", env!("CARGO_BIN_EXE_tensorwire"));
-    let output = few.args(["-c", &line]).output().expect("it starts");
+    let output = limited(200, "-n 256 --plan");
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
     assert!(
