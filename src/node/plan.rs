@@ -162,7 +162,7 @@ impl ResourcePlan {
                 files,
                 limits.files,
                 format!(
-                    "{} are open, {own}, and {per_peer} for each of {peers} peers; while all join up to \
+                    "{} are open, {own}, and {per_peer} per peer; while all join up to \
                      {at_most}",
                     limits.open
                 ),
@@ -173,7 +173,7 @@ impl ResourcePlan {
                 "threads",
                 threads + 2 * peers,
                 limits.threads,
-                format!("{threads}, and while all join up to 2 for each of {peers} peers"),
+                format!("{threads}, and while all join up to 2 per peer"),
                 "raise `ulimit -u`, which counts the threads of all processes of the user, and pids.max of \
                  the cgroup"
                     .into(),
@@ -218,23 +218,21 @@ impl ResourcePlan {
                 MemoryWindows::Off => u64::from(config.rdma_qps_per_peer),
             };
             let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
-            let because = format!("1 for messages and {data} for data of each of {peers} peers{of_each}");
+            let because = format!("1 for messages and {data} for data per peer{of_each}");
             let remedy = "lower rdma_qps_per_peer; `tensorwire devices` has the device's limit".into();
             resources.push(count("queue pairs", (1 + data) * peers, None, because, remedy, false));
             let outside = u64::from(config.rdma_registrations);
-            let because = format!(
-                "the pool, 2 for each of {peers} peers, {outside} of memory outside the pool{of_each}"
-            );
+            let because = format!("the pool, 2 per peer, {outside} of memory outside the pool{of_each}");
             let remedy = "lower rdma_registrations; `tensorwire devices` has the device's limit".into();
             let regions = 1 + 2 * peers + outside;
             resources.push(count("memory regions", regions, None, because, remedy, false));
         }
         if may_use(FabricKind::Shm) {
-            let because = format!("{}, and {} for each of {peers} peers", MAPS.0, MAPS.1);
+            let because = format!("{}, and {} per peer", MAPS.0, MAPS.1);
             let remedy = "raise vm.max_map_count (sysctl)".into();
             resources.push(count("mappings", MAPS.0 + MAPS.1 * peers, limits.maps, because, remedy, true));
             let each = peers.div_ceil(pollers);
-            let because = format!("the number of peers is {peers}, that of pollers {pollers}");
+            let because = format!("all peers, divided by the number of pollers, {pollers}");
             let remedy = "raise pollers (poll = adaptive or dedicated)".into();
             let most = Some(shm::MAX_LINKS as u64);
             resources.push(count("links of a poller", each, most, because, remedy, true));
@@ -297,9 +295,10 @@ impl fmt::Display for PlannedResource {
     }
 }
 
-/// One line for each resource.
+/// The number of peers, and one line for each resource.
 impl fmt::Display for ResourcePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "peers: {}", self.peers)?;
         for resource in &self.resources {
             writeln!(f, "{resource}")?;
         }
