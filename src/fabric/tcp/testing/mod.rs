@@ -13,6 +13,8 @@ mod repair_tests;
 #[cfg(test)]
 mod send_buffer_tests;
 #[cfg(test)]
+mod socket_tests;
+#[cfg(test)]
 mod stranger_tests;
 
 use crate::memory::{LockPolicy, Pool, PoolOptions, Region, RegionOptions, Tensor, TensorMut};

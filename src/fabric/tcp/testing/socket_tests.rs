@@ -1,0 +1,74 @@
+//! The options of the sockets of a link, as the kernel tells them.
+
+use super::hostile_peer::{TIMEOUT, Victim, link_options};
+use super::pool;
+use crate::fabric::tcp::{TcpFabric, TcpOptions};
+use crate::fabric::{Endpoint, Fabric, Port, Role};
+use crate::memory::Pool;
+use rustix::net::sockopt;
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+const BUSY_POLL: Duration = Duration::from_micros(70);
+
+/// Whether the kernel lets this process set the option on a socket of its own.
+fn takes_busy_poll() -> bool {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    match socket2::SockRef::from(&socket).set_busy_poll(BUSY_POLL.as_micros() as u32) {
+        Ok(()) => true,
+        Err(error) => {
+            println!("the sockets have no busy polling, which takes CAP_NET_ADMIN: {error}");
+            false
+        }
+    }
+}
+
+/// What sockets have if nobody sets it.
+fn usual_busy_poll() -> Duration {
+    let told = std::fs::read_to_string("/proc/sys/net/core/busy_read").ok();
+    Duration::from_micros(told.and_then(|micros| micros.trim().parse().ok()).unwrap_or_default())
+}
+
+/// Each side of a link, the acceptor first.
+fn both_sides(pool: &Pool, options: &TcpOptions) -> [Victim; 2] {
+    let fabrics = [(); 2].map(|()| TcpFabric::new(pool, options.clone()).expect("a fabric"));
+    let [a, b] = fabrics.each_ref().map(|fabric| fabric.endpoint(0, &link_options()).expect("an endpoint"));
+    let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
+    let links = std::thread::scope(|scope| {
+        let a = scope.spawn(|| a.connect(Role::Acceptor, &to_b, TIMEOUT).expect("accepted"));
+        let b = b.connect(Role::Initiator, &to_a, TIMEOUT).expect("connected");
+        [a.join().expect("no panic"), b]
+    });
+    let mut links = links.into_iter();
+    fabrics.map(|fabric| {
+        let mut port = fabric.port().expect("a port");
+        let link = port.attach(links.next().expect("one for each")).expect("room");
+        Victim { fabric, port, link }
+    })
+}
+
+/// Checks each socket of a link, whose number it returns.
+fn check_sockets(side: &mut Victim, busy_poll: Duration) -> usize {
+    let sockets = side.port.link_mut(side.link).out.sockets.all();
+    let checked = sockets.map(|socket| {
+        assert!(socket.nodelay().expect("told"), "a short message waits for an acknowledgement");
+        assert!(sockopt::socket_keepalive(socket).expect("told"), "a silent end is not found");
+        let micros = socket2::SockRef::from(socket).busy_poll().expect("told");
+        assert_eq!(u128::from(micros), busy_poll.as_micros());
+    });
+    checked.count()
+}
+
+#[test]
+fn the_sockets_of_a_link_send_at_once_and_poll_busily_where_the_kernel_takes_it() {
+    let usual = usual_busy_poll();
+    let taken = if takes_busy_poll() { BUSY_POLL } else { usual };
+    for (busy_poll, wanted) in [(BUSY_POLL, taken), (Duration::ZERO, usual)] {
+        let options = TcpOptions { busy_poll, streams: 3, ..TcpOptions::default() };
+        let pool = pool();
+        for mut side in both_sides(&pool, &options) {
+            assert_eq!(check_sockets(&mut side, wanted), 4, "the main one and three for bulk");
+        }
+    }
+}
