@@ -41,6 +41,16 @@ impl Namespace {
         self.run("ip", arguments)
     }
 
+    fn drop_all_from(&self, device: &str) -> Result<(), String> {
+        let hook = format!("{{ type filter hook ingress device {device} priority 0; policy drop; }}");
+        self.run("nft", &format!("add table netdev cut-{device}"))?;
+        self.run("nft", &format!("add chain netdev cut-{device} incoming {hook}"))
+    }
+
+    fn drop_no_more(&self, device: &str) -> Result<(), String> {
+        self.run("nft", &format!("delete table netdev cut-{device}"))
+    }
+
     fn run(&self, program: &str, arguments: &str) -> Result<(), String> {
         let [enter, whose] = self.starter();
         let output = Command::new(enter).arg(whose).arg(program).args(arguments.split(' ')).output();
@@ -108,14 +118,21 @@ impl Network {
         self.hosts[host as usize].starter()
     }
 
-    /// Pulls the cable of a host: no packet comes or goes, and no connection is closed.
-    pub fn cut(&self, host: u32) {
-        self.switch.ip(&format!("link set to{host} nomaster")).expect("a link");
+    /// Drops every packet from a host and every packet to it. No connection is closed, and the host
+    /// goes on.
+    ///
+    /// # Errors
+    /// What the kernel or this machine lacks.
+    pub fn cut(&self, host: u32) -> Result<(), String> {
+        // Where packets come in: those of the host at the bridge, those to it on the host.
+        self.switch.drop_all_from(&format!("to{host}"))?;
+        self.hosts[host as usize].drop_all_from("eth")
     }
 
-    /// Plugs the cable in again.
+    /// Lets the packets of a host through again.
     pub fn heal(&self, host: u32) {
-        self.switch.ip(&format!("link set to{host} master bridge")).expect("a link");
+        self.switch.drop_no_more(&format!("to{host}")).expect("a table");
+        self.hosts[host as usize].drop_no_more("eth").expect("a table");
     }
 
     /// Limits what a host receives and sends.
