@@ -1,8 +1,9 @@
 //! Runs a program. Then checks that every call has ended, every value is accounted for, and nothing
 //! is left.
 
+use crate::calls::Open;
 use crate::model::{Call, End, Model, Violation};
-use crate::process::Open;
+use crate::order::{can_tell, order_is_kept};
 use crate::program::{Action, Form, Key, Program, ReceiveKind};
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -202,44 +203,12 @@ fn receive_now(world: &mut World, key: Key) -> Result<Option<End>, Violation> {
     Ok(world.model.calls[call].end)
 }
 
-/// Whether each of these differs from all other values of its key.
-fn can_tell(model: &Model, key: Key, values: &[usize]) -> bool {
-    values.iter().all(|value| model.is_unique(key, *value))
-}
-
 fn failed(call: &Call) -> bool {
     call.cancelled.is_some() || matches!(call.end, Some(End::Failed { .. } | End::Dropped | End::Unheard))
 }
 
 fn gave_up(model: &Model, key: &Key) -> bool {
     model.channels[key].calls.iter().any(|call| failed(&model.calls[*call]))
-}
-
-/// Receives get values in order. A late value must be excused by an earlier receive that failed.
-fn order_is_kept(model: &Model) -> Result<(), Violation> {
-    for (key, channel) in &model.channels {
-        // For each receive that got a value: the value, and the number of failed receives before
-        // it.
-        let (mut got, mut failures) = (Vec::new(), 0);
-        for call in &channel.calls {
-            match model.calls[*call].end {
-                Some(End::Got { value, .. }) => got.push((value, failures)),
-                _ => failures += 1,
-            }
-        }
-        got.retain(|(value, _)| can_tell(model, *key, &[*value]));
-        let overtaken = |at: usize| {
-            let (value, _) = got[at];
-            got[..at].iter().find(|(earlier, _)| *earlier > value).map(|(_, failures)| (*failures, value))
-        };
-        let mut late: Vec<(usize, usize)> = (0..got.len()).filter_map(overtaken).collect();
-        late.sort_unstable();
-        if let Some((_, (_, value))) = late.iter().enumerate().find(|(at, (failures, _))| at >= failures) {
-            let order: Vec<usize> = got.iter().map(|(value, _)| *value).collect();
-            return Err(format!("receives of {key} got values {order:?}, and nothing excuses {value}"));
-        }
-    }
-    Ok(())
 }
 
 /// `early` says whether standing requests end before the steps do.

@@ -1,7 +1,7 @@
 //! Generates programs from seeds.
 
-use crate::program::{Action, Form, Key, NAMES, Program, ROOMY, ReceiveKind, STEPS, Settings, UNLIMITED};
-use crate::random::Random;
+use super::program::{Action, Form, Key, NAMES, Program, ROOMY, ReceiveKind, STEPS, Settings, UNLIMITED};
+use super::random::Random;
 use tensorwire::DType;
 use tensorwire::internals::fabric::MAX_MESSAGE;
 

@@ -6,12 +6,14 @@
 
 mod batches;
 mod bootstrap;
+mod calls;
 mod check;
 mod generate;
 mod model;
 #[cfg(tensorwire_mutants)]
 mod mutants;
 mod network;
+mod order;
 mod process;
 mod program;
 mod random;

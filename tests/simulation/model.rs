@@ -1,8 +1,8 @@
 //! The reference: the values of each key in their order, and the results that each receive may
 //! have.
 
-use crate::program::{At, Form, Key, Settings, UNLIMITED};
-use crate::random::mix;
+use super::program::{At, Form, Key, Settings, UNLIMITED};
+use super::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use tensorwire::internals::wire::{Time, checksum_of};

@@ -2,9 +2,10 @@
 //! user holds.
 
 use crate::bootstrap::{Ends, Watch};
+use crate::calls::{Open, Outcome, Wait, ended, filled, fresh};
 use crate::model::CallNo;
 use crate::network::{Network, Port, VirtualClock};
-use crate::program::{At, Form, Key, NAMES, ReceiveKind, Settings};
+use crate::program::{At, Form, Key, ReceiveKind, SEQUENCE, Settings, device, edge_name, step_id};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::RangeInclusive;
@@ -22,14 +23,11 @@ use tensorwire::internals::memory::{LockPolicy, PagePolicy, PoolOptions, Region,
 use tensorwire::internals::rendezvous::{Context, Losses, Paths, PeerStatus, RendezvousSettings};
 use tensorwire::internals::telemetry::{Counters, CountersWriter};
 use tensorwire::{
-    Batch, CancelToken, Delivery, Edge, Error, Incarnation, Pending, PendingBatch, Pool, Sequence, Standing,
-    Status, Step, TaskId, Tensor, TensorMut, Untaken, Value,
+    Batch, Delivery, Edge, Error, Incarnation, Pool, Sequence, Standing, Status, Step, TaskId, Tensor,
+    TensorMut, Untaken, Value,
 };
 
 type SimEngine = Engine<Port, WindowHandler>;
-
-/// The result of a receive as its user sees it: the tensor, and whether it is dead.
-pub type Outcome = Result<(Tensor, bool), Error>;
 
 pub struct Process {
     pub at: At,
@@ -53,20 +51,6 @@ pub struct Process {
     clock: Arc<VirtualClock>,
 }
 
-/// A receive that has not ended, or a batch of them.
-pub struct Open {
-    /// `None` for each receive that has ended.
-    calls: Vec<Option<CallNo>>,
-    pub wait: Wait,
-}
-
-pub enum Wait {
-    Fresh(Pending<Tensor>),
-    Into(Pending<TensorMut>),
-    CalledBack(CancelToken),
-    Batch(PendingBatch),
-}
-
 /// A received tensor that is still held.
 pub struct Held {
     pub key: Key,
@@ -82,10 +66,6 @@ fn task(at: At) -> TaskId {
     TaskId::new("w", at as u32).expect("a job name")
 }
 
-fn device(at: At) -> String {
-    format!("/job:w/replica:0/task:{at}/device:CPU:0")
-}
-
 fn incarnation(at: At, life: u64) -> Incarnation {
     Incarnation::new((at as u64 + 1) << 32 | life).expect("not 0")
 }
@@ -93,22 +73,6 @@ fn incarnation(at: At, life: u64) -> Incarnation {
 fn life_of(incarnation: Incarnation) -> u64 {
     incarnation.get() & u64::from(u32::MAX)
 }
-
-/// The last name is so long that its messages travel in fragments.
-fn edge_name(name: u64) -> String {
-    let length = if name + 1 == NAMES { 600 } else { 1 };
-    format!("e{}{name}", "_".repeat(length))
-}
-
-/// Unrelated ids; those of the upper half belong to a sequence.
-fn step_id(step: u64) -> u64 {
-    match step.checked_sub(crate::program::STEPS / 2) {
-        None => 1 + step * 7919,
-        Some(nth) => SEQUENCE + nth,
-    }
-}
-
-const SEQUENCE: u64 = 1 << 40;
 
 impl Process {
     pub fn start(at: At, life: u64, settings: &Settings, network: &mut Network) -> Process {
@@ -244,7 +208,7 @@ impl Process {
         let edges = keys.iter().map(|key| self.edge(*key)).collect::<Result<Vec<_>, _>>()?;
         let edges: Vec<&Edge> = edges.iter().collect();
         let wait = Wait::Batch(step.receive_all(&edges).within(timeout).begin()?);
-        self.open.push(Open { calls: calls.iter().copied().map(Some).collect(), wait });
+        self.open.push(Open::batch(calls, wait));
         Ok(())
     }
 
@@ -316,7 +280,7 @@ impl Process {
                 Wait::CalledBack(step.receive(&edge).within(timeout).then(done)?)
             }
         };
-        self.open.push(Open { calls: vec![Some(call)], wait });
+        self.open.push(Open::one(call, wait));
         Ok(())
     }
 
@@ -379,14 +343,7 @@ impl Process {
 
     /// The receives that have ended since the last call, with their results.
     pub fn ended(&mut self) -> Vec<(CallNo, Outcome)> {
-        let mut ended = std::mem::take(&mut *self.called_back.lock().expect("no panic"));
-        let called_back: Vec<CallNo> = ended.iter().map(|(call, _)| *call).collect();
-        self.open.retain(|open| !open.calls().any(|call| called_back.contains(&call)));
-        self.open.iter_mut().for_each(|open| ended.extend(open.take_ended()));
-        for open in self.open.extract_if(.., |open| open.is_done()) {
-            ended.extend(open.outcome());
-        }
-        ended
+        ended(&mut self.open, &self.called_back)
     }
 
     fn edge(&mut self, key: Key) -> Result<Edge, Error> {
@@ -399,67 +356,8 @@ impl Process {
     }
 }
 
-/// The tensor of a delivery, and whether it is dead.
-fn fresh(got: Delivery<Tensor>) -> (Tensor, bool) {
-    (got.tensor, got.is_dead)
-}
-
-/// As [`fresh`], of a given tensor.
-fn filled(got: Delivery<TensorMut>) -> (Tensor, bool) {
-    (got.tensor.freeze(), got.is_dead)
-}
-
-impl Wait {
-    pub fn cancel(&self) {
-        match self {
-            Wait::Fresh(pending) => pending.cancel_token().cancel(),
-            Wait::Into(pending) => pending.cancel_token().cancel(),
-            Wait::CalledBack(token) => token.cancel(),
-            Wait::Batch(pending) => pending.cancel(),
-        }
-    }
-}
-
 impl Drop for Process {
     fn drop(&mut self) {
         self.engine.close();
-    }
-}
-
-impl Open {
-    /// The numbers of receives that have not ended.
-    pub fn calls(&self) -> impl Iterator<Item = CallNo> {
-        self.calls.iter().flatten().copied()
-    }
-
-    /// Takes the results of a batch that have arrived.
-    fn take_ended(&mut self) -> Vec<(CallNo, Outcome)> {
-        let Wait::Batch(pending) = &mut self.wait else { return Vec::new() };
-        let all = self.calls.iter_mut().enumerate();
-        all.filter_map(|(at, call)| {
-            (*call)?;
-            let outcome = pending.take(at)?.map(fresh);
-            Some((call.take()?, outcome))
-        })
-        .collect()
-    }
-
-    fn is_done(&self) -> bool {
-        match &self.wait {
-            Wait::Batch(_) => self.calls().next().is_none(),
-            Wait::Fresh(pending) => pending.is_done(),
-            Wait::Into(pending) => pending.is_done(),
-            Wait::CalledBack(_) => false,
-        }
-    }
-
-    /// The result of a call that is done.
-    fn outcome(self) -> Option<(CallNo, Outcome)> {
-        let outcome = match self.wait {
-            Wait::Fresh(pending) => pending.wait().map(fresh),
-            Wait::Into(pending) => pending.wait().map(filled),
-            Wait::CalledBack(_) | Wait::Batch(_) => return None,
-        };
-        Some((self.calls[0]?, outcome))
     }
 }

@@ -93,6 +93,28 @@ impl fmt::Display for Key {
     }
 }
 
+/// The device of a process.
+pub fn device(at: At) -> String {
+    format!("/job:w/replica:0/task:{at}/device:CPU:0")
+}
+
+/// The last name is so long that its messages travel in fragments.
+pub fn edge_name(name: u64) -> String {
+    let length = if name + 1 == NAMES { 600 } else { 1 };
+    format!("e{}{name}", "_".repeat(length))
+}
+
+/// Unrelated ids; those of the upper half belong to a sequence.
+pub fn step_id(step: u64) -> u64 {
+    match step.checked_sub(STEPS / 2) {
+        None => 1 + step * 7919,
+        Some(nth) => SEQUENCE + nth,
+    }
+}
+
+/// The base of the sequence.
+pub const SEQUENCE: u64 = 1 << 40;
+
 /// An element type and a shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Form {

@@ -1,9 +1,10 @@
 //! A cluster in one thread: processes, the network between them, and a scripted bootstrap service.
 
 use crate::bootstrap::Bootstrap;
+use crate::calls::{Open, Outcome, Wait};
 use crate::model::{Model, Violation, pattern};
 use crate::network::Network;
-use crate::process::{Held, Open, Outcome, Process, Wait};
+use crate::process::{Held, Process};
 use crate::program::{Action, At, Form, Key, Program, ReceiveKind, STEPS, Settings};
 use crate::random::Random;
 use std::collections::BTreeSet;
