@@ -16,6 +16,7 @@ mod lifecycle;
 mod network_down;
 mod other_user;
 mod outages;
+mod programs;
 mod rails;
 mod resources;
 mod returns;
