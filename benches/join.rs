@@ -57,8 +57,9 @@ fn member(cluster: &str, task: u32) -> Result<(), Box<dyn Error>> {
 
 /// The times of the processes of one join.
 fn joined(processes: usize) -> Result<Vec<Duration>, Box<dyn Error>> {
-    // Held until all are found, so that all differ.
-    let held = (0..processes).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    // Held until all are found, so that all differ. At an address that no connection has by itself:
+    // those of the first processes would take the ports of the last ones.
+    let held = (0..processes).map(|_| TcpListener::bind("127.3.5.7:0")).collect::<Result<Vec<_>, _>>()?;
     let addresses = held.iter().map(|socket| Ok(socket.local_addr()?.to_string()));
     let cluster = format!("worker={}", addresses.collect::<std::io::Result<Vec<_>>>()?.join(","));
     drop(held);

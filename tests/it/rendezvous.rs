@@ -1,7 +1,7 @@
 //! The rendezvous, with every member in this process and real shared memory.
 
 use crate::common::{SOON, counting, over_grpc, over_verbs, run, until, values, writes_bulk};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tensorwire::{Code, Counter, DType, EdgeSide, Error, Shape, Status, Step, Tensor, Value};
@@ -743,13 +743,16 @@ fn large_tensors_with_credit_are_limited_where_they_stay_at_their_sender() {
     if !writes_bulk() {
         return;
     }
-    run(2, &[("max_outstanding_sends", "2")], |node, task| {
+    // Set once a third send was refused. Until then no value is taken.
+    let is_refused = AtomicBool::new(false);
+    run(2, &[("max_outstanding_sends", "2")], move |node, task| {
         let sequence = node.sequence(1 << 40);
         let step = node.step(sequence.step(0)).expect("new");
         if task == 1 {
             let edge = node.edge_from("w", 0, "x").expect("edge");
             let _standing = node.standing(&edge, sequence, 16).expect("new");
             until(node, "the values", || node.edges(9).expect("usable").edges.iter().any(|e| e.held == 2));
+            until(node, "the refusal of a third", || is_refused.load(Ordering::SeqCst));
             for n in 0..2 {
                 assert_eq!(values(&step.recv(&edge, SOON).expect("sent").tensor)[0], n as f32);
             }
@@ -762,6 +765,7 @@ fn large_tensors_with_credit_are_limited_where_they_stay_at_their_sender() {
         }
         let error = step.send(&edge, counting(node, 9.0, 10_000)).expect_err("one too many");
         assert!(error.to_string().contains("max_outstanding_sends"), "{error}");
+        is_refused.store(true, Ordering::SeqCst);
         until(node, "the end of the writes", || node.flush(Duration::ZERO).expect("usable").is_empty());
         step.send(&node.edge_to("w", 1, "y").expect("edge"), counting(node, 0.0, 1)).expect("room again");
         node.cleanup(sequence.step(0));

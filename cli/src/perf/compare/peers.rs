@@ -18,7 +18,7 @@ const POOL: usize = 64 << 20;
 const POOL_SHARE: usize = 8;
 /// Round trips of gRPC calls take many times longer than the others. There are fewer of them by
 /// this factor.
-const CALLS_SHARE: u64 = 10;
+const CALLS_SHARE: u64 = 50;
 
 /// A program of another project, which measures itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -344,7 +344,7 @@ mod tests {
         let tcp = said("tcp", Measure::Latency);
         assert!(tcp.contains("perf rendezvous_lat --local --fabric tcp") && !tcp.contains("-d "), "{tcp}");
         let calls = calls(Path::new("/t"), &conditions, Path::new("/j")).to_string();
-        assert!(calls.contains("--fabric grpc -s 64 -n 10 ") && calls.contains("--warmup 10 "), "{calls}");
+        assert!(calls.contains("--fabric grpc -s 64 -n 2 ") && calls.contains("--warmup 2 "), "{calls}");
         let verbs = said("verbs", Measure::Latency);
         assert!(verbs.contains("perf write_lat") && verbs.contains("-I 0 -d rxe0 -x 1"), "{verbs}");
     }
