@@ -9,6 +9,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// How long links stay after the peers were told of a stop because of a loss. A peer whose poller
+/// stands still for a moment finds the loss or these words before the end of the link, which says
+/// nothing.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
 impl Node {
     /// Waits until receives have taken every value that this node has sent, for `timeout` at most,
     /// and makes progress meanwhile. Values that other threads send meanwhile count too. Returns
@@ -123,7 +128,11 @@ impl Node {
         // so nothing that they do becomes the reason of a call's end.
         let _ = self.context.untaken(false, &mut Vec::new());
         self.events.end();
+        let is_consequence = lost.is_some();
         let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
+        if is_consequence {
+            std::thread::sleep(LAST_WORDS);
+        }
         self.pollers.close();
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();

@@ -11,7 +11,7 @@ const NEWS: Duration = Duration::from_millis(2500);
 /// Rounds of kills at times that are drawn.
 const ROUNDS: u32 = 6;
 /// The survivors that may wait for the whole timeout, of two in each round. In their rounds the
-/// member died before it had called anybody, and so may still come.
+/// member had connected, and died before it had said a word. So it may still come.
 const MOST_LATE: u32 = 4;
 
 /// A member of a cluster in which a loss ends every call.
@@ -104,7 +104,7 @@ fn a_member_that_is_killed_while_three_join_is_blamed_by_both_others() {
     let (mut known, mut late) = (Vec::new(), 0);
     for round in 0..ROUNDS {
         let cluster = cluster(3);
-        // Over about the duration of a join.
+        // From its first connection on, over about the duration of a join.
         let delay = (u64::from(round) * 3_500 + 200).to_string();
         let environment = [("TEST_PLACE", delay.as_str()), ("TEST_VICTIM", "2")];
         let mut victim = Other::start_with("kill_matrix::victim::role_joiner", &cluster, &environment);

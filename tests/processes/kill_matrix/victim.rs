@@ -144,6 +144,24 @@ fn die() -> ! {
 }
 
 /// Dies while it joins: in a given phase, or at a given time after the start.
+/// Whether this process has a connection that it has made, and that another member has taken.
+fn has_called() -> bool {
+    const ESTABLISHED: &str = "01";
+    let cluster = variable("TEST_CLUSTER");
+    let ports: Vec<u16> = cluster.split(',').filter_map(|at| at.rsplit(':').next()?.parse().ok()).collect();
+    let own = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
+    let own: Vec<String> =
+        own.filter_map(|file| Some(std::fs::read_link(file.path()).ok()?.to_str()?.to_owned())).collect();
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("procfs");
+    table.lines().skip(1).any(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let port = words[2].rsplit(':').next().and_then(|port| u16::from_str_radix(port, 16).ok());
+        words[3] == ESTABLISHED
+            && port.is_some_and(|port| ports.contains(&port))
+            && own.contains(&format!("socket:[{}]", words[9]))
+    })
+}
+
 #[test]
 #[ignore = "a role, not a test"]
 fn role_joiner() {
@@ -163,10 +181,10 @@ fn role_joiner() {
             die();
         })),
         "attached" | "up" => {}
-        microseconds => {
-            let delay = Duration::from_micros(microseconds.parse().expect("a place or a number"));
+        after_call => {
+            let delay = Duration::from_micros(after_call.parse().expect("a place or a number"));
             std::thread::spawn(move || {
-                while !has_thread("tw-bootstrap") {
+                while !has_called() {
                     std::thread::yield_now();
                 }
                 std::thread::sleep(delay);
