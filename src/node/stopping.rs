@@ -9,10 +9,9 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long links stay after the peers were told of a stop because of a loss. A peer whose poller
-/// stands still for a moment finds the loss or these words before the end of the link, which says
-/// nothing.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long links linger after the peers were told of a stop because of a loss, `stop_timeout` at
+/// most. A peer whose poller stands still for a moment then reads the reason before the link ends.
+const LINGER: Duration = Duration::from_millis(200);
 
 impl Node {
     /// Waits until receives have taken every value that this node has sent, for `timeout` at most,
@@ -85,11 +84,10 @@ impl Node {
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
         const MAX_SLEEP: Duration = Duration::from_millis(1);
-        let connected = |peer: &PeerReport| matches!(peer.state, PeerState::Connected);
         let left = || self.outstanding.load(Ordering::Relaxed);
         let end = self.context.now() + self.stop_timeout;
         let (mut sleep, mut before) = (POLL, left());
-        while left() > 0 && self.context.now() < end && self.peers().iter().any(connected) {
+        while left() > 0 && self.context.now() < end && self.peers().iter().any(is_connected) {
             let next = end.min(self.context.now() + POLL);
             match self.context.wait_until(next, &|| left() == 0) {
                 Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
@@ -128,10 +126,10 @@ impl Node {
         // so nothing that they do becomes the reason of a call's end.
         let _ = self.context.untaken(false, &mut Vec::new());
         self.events.end();
-        let is_consequence = lost.is_some();
+        let lingers = lost.is_some() && self.peers().iter().any(is_connected);
         let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
-        if is_consequence {
-            std::thread::sleep(LAST_WORDS);
+        if lingers {
+            std::thread::sleep(LINGER.min(self.stop_timeout));
         }
         self.pollers.close();
         // Callbacks first: a callback may wait for the end of an owner.
@@ -145,6 +143,10 @@ impl Node {
     }
 }
 
+fn is_connected(peer: &PeerReport) -> bool {
+    matches!(peer.state, PeerState::Connected)
+}
+
 /// What a node tells its peers that stops because of this loss. If the lost peer has stopped for
 /// the same reason, its words are passed on, with the name of the first peer that said them. So the
 /// first cause is in the words of each member of a chain.
@@ -153,8 +155,8 @@ fn stopped_because_of(loss: &Error) -> String {
     const SAID: &str = " did, which said: ";
     let Error::PeerLost { peer, cause, .. } = loss else { return format!("{AS}{loss}") };
     match cause {
-        LossCause::Left(reason) if reason.contains(SAID) => reason.clone(),
         LossCause::Left(reason) => match reason.strip_prefix(AS) {
+            Some(why) if why.contains(SAID) => reason.clone(),
             Some(why) => format!("{AS}{peer}{SAID}{why}"),
             None => format!("{AS}{loss}"),
         },
