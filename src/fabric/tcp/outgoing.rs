@@ -65,18 +65,19 @@ impl Outgoing {
     /// Posts a frame that there is room for. The payload is copied.
     #[inline]
     pub(super) fn post(&mut self, frame: Frame, payload: &[u8]) {
-        self.post_parts(frame, [payload, &[]]);
-    }
-
-    /// As [`Outgoing::post`], with a payload that lies in two places.
-    #[inline]
-    pub(super) fn post_parts(&mut self, frame: Frame, payload: [&[u8]; 2]) {
         let header = match frame {
             // They acknowledge nothing.
             Frame::Credits { .. } => frame.header(0),
             _ => frame.header(self.received.tell()),
         };
         self.kept.post(&self.sockets.main, &header, payload, self.in_batch);
+    }
+
+    /// Posts a message that there is room for, and that lies in two places.
+    pub(super) fn post_message(&mut self, parts: [&[u8]; 2]) {
+        let frame = Frame::Send { len: parts[0].len() + parts[1].len() };
+        let header = frame.header(self.received.tell());
+        self.kept.post_parts(&self.sockets.main, &header, parts, self.in_batch);
     }
 
     /// Posts a frame that there is room for, with the `len` bytes of a tensor from `start` on.

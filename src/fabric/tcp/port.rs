@@ -222,11 +222,11 @@ impl Port for TcpPort {
 
     #[inline]
     fn send(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), PostError> {
-        self.post(link, |link| link.send_message([bytes, &[]]))
+        self.post(link, |link| link.send_message(bytes))
     }
 
     fn send_parts(&mut self, link: LinkId, parts: [&[u8]; 2]) -> Result<(), PostError> {
-        self.post(link, |link| link.send_message(parts))
+        self.post(link, |link| link.send_parts(parts))
     }
 
     #[inline]

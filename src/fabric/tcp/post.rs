@@ -40,15 +40,27 @@ impl TcpLinkInner {
     }
 
     #[inline]
-    pub(super) fn send_message(&mut self, parts: [&[u8]; 2]) -> Result<(), PostError> {
-        let len = parts[0].len() + parts[1].len();
+    pub(super) fn send_message(&mut self, bytes: &[u8]) -> Result<(), PostError> {
+        self.room_for_message(bytes.len())?;
+        self.out.post(Frame::Send { len: bytes.len() }, bytes);
+        self.posted();
+        Ok(())
+    }
+
+    /// As [`TcpLinkInner::send_message`], of a message that lies in two places.
+    pub(super) fn send_parts(&mut self, parts: [&[u8]; 2]) -> Result<(), PostError> {
+        self.room_for_message(parts[0].len() + parts[1].len())?;
+        self.out.post_message(parts);
+        self.posted();
+        Ok(())
+    }
+
+    #[inline]
+    fn room_for_message(&mut self, len: usize) -> Result<(), PostError> {
         if len > MAX_SEND {
             return Err(PostError::Refused("the message is too long: see the link's limits"));
         }
-        self.room_for((SHORT_HEADER + len, 0))?;
-        self.out.post_parts(Frame::Send { len }, parts);
-        self.posted();
-        Ok(())
+        self.room_for((SHORT_HEADER + len, 0))
     }
 
     #[inline]

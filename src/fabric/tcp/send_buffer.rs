@@ -21,8 +21,8 @@ pub(super) const KEPT_BYTES: usize = 256 << 10;
 const BATCH_BYTES: usize = 32 << 10;
 /// The longest payload that is copied.
 pub(super) const COPIED_PAYLOAD: u64 = 2 << 10;
-/// A payload that is copied, and is longer than this, is sent before it is copied if nothing else
-/// waits.
+/// A payload in two parts, of which the second is longer than this, is sent before it is copied if
+/// nothing waits.
 const COPIED_LATER: usize = 1 << 10;
 /// Bytes that only goodbyes and credits take.
 const RESERVE: usize = 64;
@@ -165,31 +165,35 @@ impl SendBuffer {
         len <= self.ring.room()
     }
 
-    /// Posts a frame with a payload, in two parts that are copied. In a batch it may be sent later.
-    /// The caller has checked that there is room.
+    /// Posts a frame with a payload, which is copied. In a batch it may be sent later. The caller
+    /// has checked that there is room.
     #[inline]
-    pub(super) fn post(&mut self, socket: &TcpStream, header: &[u8], payload: [&[u8]; 2], in_batch: bool) {
-        if payload[1].len() > COPIED_LATER && !in_batch && self.is_open() && self.is_empty() {
-            return self.send_and_keep(socket, header, payload);
-        }
-        self.keep(header, payload);
+    pub(super) fn post(&mut self, socket: &TcpStream, header: &[u8], payload: &[u8], in_batch: bool) {
+        self.ring.push(header);
+        self.ring.push(payload);
+        self.posted += 1;
         self.send_or_wait(socket, in_batch);
     }
 
-    #[inline]
-    fn keep(&mut self, header: &[u8], payload: [&[u8]; 2]) {
+    /// As [`SendBuffer::post`], with a payload that lies in two places. A long one is sent from
+    /// there if nothing waits before it. The copy that is kept does not delay it then.
+    pub(super) fn post_parts(
+        &mut self,
+        socket: &TcpStream,
+        header: &[u8],
+        payload: [&[u8]; 2],
+        in_batch: bool,
+    ) {
+        let is_next = !in_batch && self.is_open() && self.is_empty();
+        let sent = (is_next && payload[1].len() > COPIED_LATER)
+            .then(|| io::send_all(socket, &[header, payload[0], payload[1]].map(IoSlice::new)));
         self.ring.push(header);
         payload.iter().for_each(|part| self.ring.push(part));
         self.posted += 1;
-    }
-
-    /// Sends a frame from where its parts lie. The copy that is kept does not delay it then.
-    fn send_and_keep(&mut self, socket: &TcpStream, header: &[u8], payload: [&[u8]; 2]) {
-        let sent = io::send_all(socket, &[header, payload[0], payload[1]].map(IoSlice::new));
-        self.keep(header, payload);
         match sent {
-            Ok(count) => self.advance(count),
-            Err(error) => self.state = SendState::Broken(error),
+            None => self.send_or_wait(socket, in_batch),
+            Some(Ok(count)) => self.advance(count),
+            Some(Err(error)) => self.state = SendState::Broken(error),
         }
     }
 
