@@ -80,8 +80,8 @@ fn a_process_that_can_t_map_the_pool_of_its_peer_blames_itself() {
 }
 
 /// A member that links by one fabric alone.
-fn on(fabric: &str, cluster: &str, task: u32) -> Builder {
-    member(cluster, task).set("fabric", fabric).set("join_timeout", "1s")
+fn on(fabric: &str, cluster: &str, task: u32, join_timeout: &str) -> Builder {
+    member(cluster, task).set("fabric", fabric).set("join_timeout", join_timeout)
 }
 
 #[test]
@@ -91,35 +91,52 @@ fn role_few_files() {
     let task = std::env::var("TEST_ME").expect("a number").parse().expect("a number");
     let spare: u64 = std::env::var("TEST_SPARE").expect("a number").parse().expect("a number");
     let fabric = std::env::var("TEST_FABRIC").expect("a fabric");
-    let node = on(&fabric, &cluster, task).start().expect("the node starts");
+    let timeout = std::env::var("TEST_TIMEOUT").expect("a duration");
+    let node = on(&fabric, &cluster, task, &timeout).start().expect("the node starts");
     println!("started");
     wait_to_be_told();
     limit(Resource::Nofile, open_files() + spare);
     println!("limited");
-    let error = node.join().expect_err("there are too few descriptors").to_string();
-    println!("error: {error}");
-    assert!(error.contains("Too many open files") && error.contains("ulimit -n"), "{error}");
+    println!("error: {}", node.join().expect_err("there are too few descriptors"));
     wait_to_be_told();
 }
 
-/// A member with few descriptors joins another one, as task `me`.
-fn join_with_few_files(fabric: &str, me: u32, spare: u32) {
+/// A member with few descriptors joins another one, as task `me`. Returns its error and its peer's.
+fn errors_of_few_files(fabric: &str, me: u32, spare: u32, timeout: &str) -> [String; 2] {
     let cluster = cluster(2);
-    let (me_text, spare_text) = (me.to_string(), spare.to_string());
-    let environment = [("TEST_ME", me_text.as_str()), ("TEST_SPARE", &spare_text), ("TEST_FABRIC", fabric)];
+    let (me_text, spare) = (me.to_string(), spare.to_string());
+    let environment = [
+        ("TEST_ME", me_text.as_str()),
+        ("TEST_SPARE", &spare),
+        ("TEST_FABRIC", fabric),
+        ("TEST_TIMEOUT", timeout),
+    ];
     let mut other = Other::start_with("resources::role_few_files", &cluster, &environment);
     other.wait_for("started");
     other.say("go");
     other.wait_for("limited");
-    let node = on(fabric, &cluster, 1 - me).start().expect("the node starts");
+    let node = on(fabric, &cluster, 1 - me, timeout).start().expect("the node starts");
     let began = Instant::now();
     let error = node.join().expect_err("the other can't link").to_string();
     println!("{fabric}: task {me} has {spare} descriptors. The peer, after {:?}: {error}", began.elapsed());
-    println!("task {me} {}", other.wait_for("error: "));
-    // Whose lack it is, and not only that an attempt is being given up.
-    assert!(error.contains(&format!("w/{me}")) && error.contains("Too many open files"), "{error}");
+    let own = other.wait_for("error: ");
+    println!("task {me} {own}");
     other.say("end");
     assert!(other.ends_well());
+    [own, error]
+}
+
+fn join_with_few_files(fabric: &str, me: u32, spare: u32) {
+    // On full CPUs no attempt may have ended in the first second.
+    let mut errors = errors_of_few_files(fabric, me, spare, "1s");
+    let is_early = |error: &String| error.contains("is still being made") || error.contains("nobody listens");
+    if errors.iter().any(is_early) {
+        errors = errors_of_few_files(fabric, me, spare, "10s");
+    }
+    let [own, theirs] = errors;
+    assert!(own.contains("Too many open files") && own.contains("ulimit -n"), "{own}");
+    // Whose lack it is, and not only that an attempt is being given up.
+    assert!(theirs.contains(&format!("w/{me}")) && theirs.contains("Too many open files"), "{theirs}");
 }
 
 #[test]

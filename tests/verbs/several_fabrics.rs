@@ -121,9 +121,11 @@ fn now() -> u64 {
 fn a_link_that_fails_on_one_fabric_leaves_those_on_the_other_alone() {
     needs_fake!();
     let (fake, _turn) = fake();
-    let done = Arc::new(AtomicU64::new(0));
+    let [begun, done] = [0, 0].map(AtomicU64::new).map(Arc::new);
     run_each(3, mixed, move |node, task| {
         exchange(node, task, 0, &[5000]);
+        begun.fetch_add(1, Ordering::SeqCst);
+        until(node, "everybody's first tensors", || begun.load(Ordering::SeqCst) == 3);
         let generations = || node.peers().iter().map(|peer| peer.generation.get()).collect::<Vec<_>>();
         let before = generations();
         if task == 2 {
