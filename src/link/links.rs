@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 /// Events and completions for which memory is allocated at the start.
 const EVENTS: usize = 256;
+/// Polls of [`Links::poll_all`]: enough for anything that the queues can hold.
+const LAST_POLLS: u32 = 10_000;
 
 /// The two tasks of a link.
 #[derive(Clone, Debug)]
@@ -231,6 +233,21 @@ impl<P: Port> Links<P> {
             }
         });
         count
+    }
+
+    /// Polls until nothing more comes. The number of polls is bounded, as peers may never be silent.
+    #[cold]
+    pub fn poll_all(&mut self) {
+        // A poll that copies a part of a large tensor returns 0 and leaves something to come.
+        let _silent = (0..LAST_POLLS).find(|_| self.poll() == 0 && self.arm());
+    }
+
+    /// Takes the end of a link from the events, if it is there.
+    #[cold]
+    pub fn take_down(&mut self, of: LinkId) -> Option<LinkEvent> {
+        let is_down = |event: &LinkEvent| matches!(event, LinkEvent::Down { link, .. } if *link == of);
+        let at = self.events.iter().position(is_down)?;
+        self.events.remove(at)
     }
 
     /// Takes the oldest event. If there is none, an open [batch](Links::begin_batch) is sent.

@@ -89,14 +89,7 @@ pub enum RemoteCommand<L> {
         cause: LossCause,
     },
     /// An incarnation of a peer has ended, whether it was ever linked or not.
-    Gone {
-        /// Index in the table of peers.
-        peer: PeerIndex,
-        /// The incarnation, and the last link with it that existed or was planned.
-        tag: LinkTag,
-        /// Goes into the errors of the calls that wait for the peer.
-        cause: LossCause,
-    },
+    Gone(PeerEnd),
     /// Ends every call, because another poller has found a fatal loss.
     End {
         /// The error of every call.
@@ -314,6 +307,17 @@ pub struct LostPeer {
     pub flight: Option<FlightLog>,
 }
 
+/// The end of an incarnation of a peer, and its cause.
+#[derive(Clone, Debug)]
+pub struct PeerEnd {
+    /// Index in the table of peers.
+    pub peer: PeerIndex,
+    /// The incarnation, and the last link with it that existed or was planned.
+    pub tag: LinkTag,
+    /// Goes into the errors of the calls that wait for the peer.
+    pub cause: LossCause,
+}
+
 /// Observes the links with peers. No method may block.
 pub trait PeerObserver: Send + Sync {
     /// A link with this incarnation of the peer is up: both sides have said so.
@@ -323,6 +327,11 @@ pub trait PeerObserver: Send + Sync {
     fn down(&self, lost: &LostPeer);
     /// A link had failed before both sides said that it is up. No call has used it.
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
+    /// The last end of each peer of which the node was told, in the order in which it was told. The
+    /// commands about them may still be queued.
+    fn told_ends(&self) -> Vec<PeerEnd> {
+        Vec::new()
+    }
     /// Calls have waited for longer than `hung_after`.
     fn hung(&self, waits: &WaitReports) {
         let _ = waits;

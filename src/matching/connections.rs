@@ -1,7 +1,8 @@
 //! The connections of a poller with its peers.
 
 use super::{
-    Error, LinkTag, LostPeer, Members, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings, WaitReports,
+    Error, LinkTag, LostPeer, Members, PeerEnd, PeerIndex, PeerObserver, ProbeCallback, RemoteSettings,
+    WaitReports,
 };
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, LinkSettings, Links};
@@ -9,9 +10,6 @@ use crate::telemetry::{Counter, CountersWriter, FlightLog, FlightRecord};
 use crate::wire::{LossCause, TaskId};
 use foldhash::HashMap;
 use std::sync::Arc;
-
-/// Polls of a link before it is failed: enough for anything that its queues can hold.
-const LAST_POLLS: u32 = 10_000;
 
 /// The connections of a poller with its peers, and the losses of peers.
 pub(super) struct Connections {
@@ -288,20 +286,31 @@ impl Connections {
         let (link, why) = (present.link, LinkFailure::Local(cause.to_string()));
         // The first cause is kept.
         present.close_reason.get_or_insert(cause);
-        // This command may arrive before the peer's last tensors were read. A poll that copies a
-        // part of a large tensor returns 0 and leaves something to come. The loop is bounded, as
-        // other peers may never be silent.
-        let _silent = (0..LAST_POLLS).find(|_| links.poll() == 0 && links.arm());
+        // This command may arrive before the peer's last tensors were read.
+        links.poll_all();
         links.fail(link, why);
+    }
+
+    /// See [`PeerObserver::told_ends`].
+    pub fn told_ends(&self) -> Vec<PeerEnd> {
+        self.observer.told_ends()
+    }
+
+    /// Notes the end of a peer's life as the cause of the end of its present link, which it returns.
+    pub fn note_end(&mut self, PeerEnd { peer, tag, cause }: PeerEnd) -> Option<LinkId> {
+        let present = self.peer(peer).present.as_mut()?;
+        if present.tag.incarnation != tag.incarnation {
+            return None;
+        }
+        present.close_reason.get_or_insert(cause);
+        Some(present.link)
     }
 
     /// Handles the end of an incarnation of a peer.
     pub fn gone<P: Port>(
         &mut self,
         links: &mut Links<P>,
-        peer: PeerIndex,
-        tag: LinkTag,
-        cause: LossCause,
+        PeerEnd { peer, tag, cause }: PeerEnd,
     ) -> Option<UnreportedLoss> {
         let Some(present) = &self.peer(peer).present else {
             return self.note_loss(links.counters(), peer, tag, cause);

@@ -13,7 +13,7 @@ use crate::memory::{Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
-use crate::telemetry::{Counter, CountersWriter, FlightEvent};
+use crate::telemetry::{Counter, CountersWriter, FlightEvent, FlightRecord};
 use crate::wire::{EdgeId, Immediate, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::Arc;
@@ -420,6 +420,42 @@ impl WindowHandler {
         self.connections.report_up(peer, tag);
     }
 
+    #[cold]
+    fn down<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        link: LinkId,
+        failure: LinkFailure,
+        records: (Vec<FlightRecord>, u64),
+    ) {
+        if let Some(ended) = self.connections.down(link, failure) {
+            self.connections.keep_records(&ended, records);
+            self.ended(links, ended);
+        }
+    }
+
+    /// Reads why the peer of a link that is closed has ended, if this node was told. A peer tells
+    /// its end before it closes its links, but the command about it may still be queued. The peers
+    /// whose ends were told earlier are lost first: one of them may be the cause.
+    #[cold]
+    fn read_told_ends<P: Port>(&mut self, links: &mut Links<P>, closed: LinkId) {
+        for end in self.connections.told_ends() {
+            let why = LinkFailure::Local(end.cause.to_string());
+            let Some(link) = self.connections.note_end(end) else { continue };
+            if link == closed {
+                return;
+            }
+            match links.take_down(link) {
+                Some(LinkEvent::Down { failure, records, .. }) => self.down(links, link, failure, records),
+                _ => {
+                    let records = links.flight_records(link);
+                    links.fail(link, why.clone());
+                    self.down(links, link, why, records);
+                }
+            }
+        }
+    }
+
     fn ended<P: Port>(&mut self, links: &mut Links<P>, ended: EndedConnection) {
         self.matching.news = self.matching.news.wrapping_add(1);
         let values = self.matching.lost(ended.peer, &ended.error);
@@ -490,8 +526,8 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
             RemoteCommand::Lose { peer, tag, cause } => self.connections.lose(links, peer, tag, cause),
-            RemoteCommand::Gone { peer, tag, cause } => {
-                let loss = self.connections.gone(links, peer, tag, cause);
+            RemoteCommand::Gone(end) => {
+                let loss = self.connections.gone(links, end);
                 self.lost(loss);
             }
             RemoteCommand::End { error } => self.matching.end(&error),
@@ -508,14 +544,18 @@ impl<P: Port> Handler<P> for WindowHandler {
     }
 
     fn event(&mut self, links: &mut Links<P>, event: LinkEvent, _now: Time) {
+        if let LinkEvent::Down { failure: LinkFailure::Closed, .. } = event {
+            // What others sent before their ends is handled first.
+            links.poll_all();
+        }
         self.handle_windows(links);
         match event {
             LinkEvent::Up { link } => self.connections.probed(link),
             LinkEvent::Down { link, failure, records } => {
-                if let Some(ended) = self.connections.down(link, failure) {
-                    self.connections.keep_records(&ended, records);
-                    self.ended(links, ended);
+                if let LinkFailure::Closed = failure {
+                    self.read_told_ends(links, link);
                 }
+                self.down(links, link, failure, records);
             }
         }
     }

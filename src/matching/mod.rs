@@ -50,8 +50,8 @@ pub use batch::{BatchWalk, ReceivesInOrder, WalkEnd};
 #[cfg(any(test, feature = "sim"))]
 pub use command::RemoteLoad;
 pub use command::{
-    BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, LostPeer, Members, OnPath, PeerIndex, PeerObserver,
-    ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange, UntakenCallback,
+    BatchReceive, BatchSend, Cancel, CancelAll, LinkTag, LostPeer, Members, OnPath, PeerEnd, PeerIndex,
+    PeerObserver, ProbeCallback, ReceiveAll, RemoteCommand, StandingChange, StepChange, UntakenCallback,
 };
 pub use direct::ExpectedRecord;
 pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};

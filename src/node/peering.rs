@@ -10,7 +10,9 @@ use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
 use crate::engine::{Executor, Unusable};
 use crate::fabric::multi::{MultiEndpoint, MultiLink};
 use crate::fabric::{Endpoint, FabricError, FabricKind, LinkOptions, Role};
-use crate::matching::{LinkTag, LostPeer, Members, PeerIndex, PeerObserver, RemoteCommand, WaitReports};
+use crate::matching::{
+    LinkTag, LostPeer, Members, PeerEnd, PeerIndex, PeerObserver, RemoteCommand, WaitReports,
+};
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
@@ -26,12 +28,14 @@ pub(super) struct PeerDirectory {
     transports: Arc<Mutex<HashMap<PeerIndex, PeerTransport>>>,
     /// For each peer whether its transport is verbs, for senders, which take no lock.
     over_verbs: Arc<[AtomicBool]>,
+    /// See [`PeerObserver::told_ends`].
+    told_ends: Arc<Mutex<Vec<PeerEnd>>>,
 }
 
 impl PeerDirectory {
     pub fn new(members: Members) -> Self {
         let over_verbs = members.all().iter().map(|_| AtomicBool::new(false)).collect();
-        PeerDirectory { members, transports: Arc::default(), over_verbs }
+        PeerDirectory { members, transports: Arc::default(), over_verbs, told_ends: Arc::default() }
     }
 
     /// Notes the transport of a new link.
@@ -45,6 +49,13 @@ impl PeerDirectory {
     /// Whether the last link with a peer was over verbs; false before there was one.
     pub fn is_over_verbs(&self, peer: PeerIndex) -> bool {
         self.over_verbs.get(peer.0 as usize).is_some_and(|is| is.load(Ordering::Relaxed))
+    }
+
+    /// Notes the end of a peer's life, before any poller gets a command about it.
+    fn note_end(&self, end: PeerEnd) {
+        let mut ends = self.told_ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.retain(|earlier| earlier.peer != end.peer);
+        ends.push(end);
     }
 
     fn transports(&self) -> MutexGuard<'_, HashMap<PeerIndex, PeerTransport>> {
@@ -189,6 +200,10 @@ impl PeerObserver for LinkReporter {
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag) {
         self.losses.failed_before_ready(peer, tag);
         self.report(peer, tag, "it had failed before both sides knew that it was up");
+    }
+
+    fn told_ends(&self) -> Vec<PeerEnd> {
+        self.directory.told_ends.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -534,7 +549,10 @@ impl Peering for FabricPeering {
     }
 
     fn gone(&self, peer: &PeerInfo, cause: LossCause) {
-        self.submit(peer, |peer, tag| RemoteCommand::Gone { peer, tag, cause });
+        let Ok(index) = self.index(&peer.name) else { return };
+        let end = PeerEnd { peer: index, tag: tag_of(peer), cause };
+        self.directory.note_end(end.clone());
+        self.submit(peer, |_, _| RemoteCommand::Gone(end));
     }
 }
 

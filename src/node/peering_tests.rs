@@ -23,7 +23,7 @@ struct Side {
 }
 
 fn members() -> Members {
-    Members::new((0..2).map(|task| TaskId::new("w", task).expect("a job name")).collect())
+    Members::new((0..3).map(|task| TaskId::new("w", task).expect("a job name")).collect())
 }
 
 /// A life of task 0 or 1 with shared memory alone, for which every loss is fatal.
@@ -101,10 +101,20 @@ fn connect(sides: [&Side; 2], infos: [&PeerInfo; 2]) -> [u64; 2] {
 
 impl Side {
     fn status(&self) -> PeerStatus {
+        self.status_of(1 - self.task)
+    }
+
+    fn status_of(&self, peer: u32) -> PeerStatus {
         for _ in 0..100 {
             self.engine.progress().expect("usable");
         }
-        self.losses.status(PeerIndex(1 - self.task))
+        self.losses.status(PeerIndex(peer))
+    }
+
+    /// Notes the end of a life, as if the command about it were still queued.
+    fn is_told(&self, info: &PeerInfo, cause: LossCause) {
+        let peer = PeerIndex(info.name.task());
+        self.peering.directory.note_end(PeerEnd { peer, tag: tag_of(info), cause });
     }
 
     fn is_up(&self, generation: u64) -> bool {
@@ -133,6 +143,69 @@ fn late_news_of_an_old_link_or_life_leaves_the_new_one_alone() {
     assert!(a.is_up(2) && b.is_up(2), "{:?} {:?}", a.status(), b.status());
     a.peering.lost(&new[0], LossCause::Left(LossCause::STOPPED.into()));
     assert!(matches!(a.status(), PeerStatus::Lost(Some(tag), _) if tag.generation.get() == 2));
+}
+
+/// Links `a`, task 0, with lives 20 and 30 of tasks 1 and 2.
+fn linked_with_two(a: &Side) -> [(Side, PeerInfo); 2] {
+    [(1, 20), (2, 30)].map(|(task, life)| {
+        let other = side(task, life);
+        let infos = [info(task, life, 1), info(0, 10, 1)];
+        let tickets = connect([a, &other], [&infos[0], &infos[1]]);
+        a.peering.ready(&infos[0], tickets[0]);
+        other.peering.ready(&infos[1], tickets[1]);
+        let [theirs, _] = infos;
+        (other, theirs)
+    })
+}
+
+fn lost_cause(status: PeerStatus) -> LossCause {
+    match status {
+        PeerStatus::Lost(_, Error::PeerLost { cause, .. }) => cause,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_closed_link_has_the_reason_that_was_told_before_it() {
+    let a = side(0, 10);
+    let [(one, life), (_two, _)] = linked_with_two(&a);
+    a.is_told(&info(1, 19, 1), LossCause::Died("another life of it".into()));
+    a.is_told(&life, LossCause::Left(LossCause::STOPPED.into()));
+    one.engine.close();
+    assert!(lost_cause(a.status()).is_clean());
+    assert!(matches!(a.status_of(2), PeerStatus::Up(_)) && a.losses.ended().is_none());
+}
+
+#[test]
+fn a_closed_link_without_a_word_is_a_loss() {
+    let a = side(0, 10);
+    let [(one, _), (_two, _)] = linked_with_two(&a);
+    a.is_told(&info(1, 19, 1), LossCause::Died("another life of it".into()));
+    one.engine.close();
+    assert!(matches!(lost_cause(a.status()), LossCause::Closed(_)));
+}
+
+#[test]
+fn of_two_that_are_gone_the_one_of_whom_was_told_first_is_lost_first() {
+    for both_closed in [false, true] {
+        let a = side(0, 10);
+        let [(one, consequence), (two, first)] = linked_with_two(&a);
+        a.is_told(&first, LossCause::Died("it was killed".into()));
+        a.is_told(&consequence, LossCause::Left("it stopped, as peer w/2 was lost".into()));
+        one.engine.close();
+        if both_closed {
+            two.engine.close();
+        }
+        assert!(matches!(lost_cause(a.status_of(1)), LossCause::Left(_)));
+        assert!(matches!(lost_cause(a.status_of(2)), LossCause::Died(_)));
+        // Every loss is fatal.
+        let ended = a.losses.ended().expect("the first loss").to_string();
+        assert!(ended.contains("w/2") && ended.contains("it was killed"), "{ended}");
+        // The commands come late.
+        a.peering.gone(&first, LossCause::Died("it was killed".into()));
+        a.peering.gone(&consequence, LossCause::Left("it stopped, as peer w/2 was lost".into()));
+        assert!(matches!(lost_cause(a.status_of(1)), LossCause::Left(_)));
+    }
 }
 
 /// The offer of a peer with one fabric.

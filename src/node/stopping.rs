@@ -9,10 +9,6 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long links linger after the peers were told of a stop because of a loss, `stop_timeout` at
-/// most. A peer whose poller stands still for a moment then reads the reason before the link ends.
-const LINGER: Duration = Duration::from_millis(200);
-
 impl Node {
     /// Waits until receives have taken every value that this node has sent, for `timeout` at most,
     /// and makes progress meanwhile. Values that other threads send meanwhile count too. Returns
@@ -126,11 +122,8 @@ impl Node {
         // so nothing that they do becomes the reason of a call's end.
         let _ = self.context.untaken(false, &mut Vec::new());
         self.events.end();
-        let lingers = lost.is_some() && self.peers().iter().any(is_connected);
+        // Before the links end: a peer whose link is closed looks whether it was told the reason.
         let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
-        if lingers {
-            std::thread::sleep(LINGER.min(self.stop_timeout));
-        }
         self.pollers.close();
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tensorwire::internals::fabric::{Endpoint, Fabric, LinkOptions, Role};
-use tensorwire::internals::matching::{LinkTag, LostPeer, PeerIndex, PeerObserver, RemoteCommand};
+use tensorwire::internals::matching::{LinkTag, LostPeer, PeerEnd, PeerIndex, PeerObserver, RemoteCommand};
 use tensorwire::internals::rendezvous::Losses;
 use tensorwire::internals::wire::Time;
 use tensorwire::{Incarnation, LossCause};
@@ -157,7 +157,7 @@ impl Bootstrap {
         for News { to, about, tag, .. } in due {
             let Some(to) = members.iter().flatten().find(|member| member.incarnation == to) else { continue };
             let cause = LossCause::Silent { after: BOUND, bound: BOUND };
-            let gone = RemoteCommand::Gone { peer: PeerIndex(about as u32), tag, cause };
+            let gone = RemoteCommand::Gone(PeerEnd { peer: PeerIndex(about as u32), tag, cause });
             to.engine.submit(gone).expect("usable");
         }
     }
