@@ -52,7 +52,7 @@ impl OrderExecutor {
     }
 
     /// Takes a bounded number of orders. Returns whether there was any.
-    #[inline]
+    #[inline(always)] // one caller, on the path of each poll
     pub(super) fn poll(&mut self, rings: &mut Rings, out: &mut Completions) -> Result<bool, LinkFailure> {
         let Some(first) = rings.inc.peek() else {
             rings.tell();
