@@ -3,6 +3,9 @@
 //!
 //! The receiver keeps such a tensor until a receive takes it, so the bytes of all are bounded.
 //! `EAGER_CREDIT` tells the sender how many bytes were taken. A tensor beyond the bound is offered.
+//!
+//! A side that answers with eager tensors sends its credit behind one of them. So the credit delays
+//! neither the answer nor, as a message before it, the receive that waits for the answer.
 
 use super::outgoing::{MAX_IN_RECORD, RECORD_HEAD};
 use super::ready::{ReadyBytes, ReadyShare};
@@ -85,6 +88,8 @@ pub(super) struct EagerReceiver {
     came: u64,
     /// As the peer was told last.
     returned: u64,
+    /// This side has sent an eager tensor by the short path since credit went alone.
+    sends_too: bool,
     /// Bytes that no receive has taken.
     held: ReadyBytes,
 }
@@ -92,7 +97,7 @@ pub(super) struct EagerReceiver {
 impl EagerReceiver {
     pub fn new(limits: &LinkLimits) -> Self {
         let limits = EagerLimits::new(limits);
-        EagerReceiver { limits, came: 0, returned: 0, held: ReadyBytes::default() }
+        EagerReceiver { limits, came: 0, returned: 0, sends_too: false, held: ReadyBytes::default() }
     }
 
     /// Notes a tensor that comes in its record.
@@ -136,6 +141,22 @@ impl EagerReceiver {
     pub fn is_due(&self) -> bool {
         // Never without eager tensors.
         self.came - self.returned > self.limits.all / 2
+    }
+
+    /// Notes that this side sends an eager tensor by the short path.
+    pub fn note_send(&mut self) {
+        self.sends_too = true;
+    }
+
+    /// Whether credit that is due goes alone: this side sends no eager tensors that it could follow,
+    /// or has not sent one before three quarters of the bound came.
+    pub fn goes_alone(&mut self) -> bool {
+        let is_urgent = self.came - self.returned > self.limits.all / 4 * 3;
+        if self.sends_too && !is_urgent {
+            return false;
+        }
+        self.sends_too = false;
+        true
     }
 
     /// What the peer is told now, if half of the bound was taken.

@@ -225,9 +225,13 @@ impl Link {
         Ok(WindowArrival::of_tensor(ArrivedTensor { told: told.clone(), checksum, bytes }))
     }
 
-    /// Tells the peer how many bytes of its eager tensors were taken, if those are many.
+    /// Tells the peer how many bytes of its eager tensors were taken, if those are many. Leaves it
+    /// to the next eager tensor of this side if there probably is one.
     #[cold]
     pub(in crate::link) fn return_eager<P: Port>(&mut self, cx: &mut LinkContext<'_, P>) {
+        if !self.windows.eager_in.goes_alone() {
+            return;
+        }
         if let Some(returned) = self.windows.eager_in.take_due() {
             self.send(cx, &Message::EagerCredit { returned });
         }

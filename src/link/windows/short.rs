@@ -11,7 +11,7 @@ use crate::memory::{LentBytes, Pool, Tensor};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Record;
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::{LentRecord, Placement, PlainRecord};
+use crate::wire::message::{LentRecord, Message, Placement, PlainRecord};
 use crate::wire::{EdgeId, ShortMessage, UnreadMessage};
 
 impl<P: Port> Links<P> {
@@ -166,6 +166,11 @@ impl Link {
             self.windows.eager_out.sent(data.len());
             counters.increment(Counter::SmallTensorsSent);
             count_sent(counters, data.len() as u64);
+            self.windows.eager_in.note_send();
+            if let Some(returned) = self.windows.eager_in.take_due() {
+                counters.increment(Counter::MessagesSent);
+                self.out.message(port, counters, &Message::EagerCredit { returned }, false);
+            }
         }
         has_left
     }

@@ -58,6 +58,21 @@ impl Scene {
         panic!("no record came");
     }
 
+    fn hear_for_long(&mut self) {
+        (0..1000).for_each(|_| self.hear());
+    }
+
+    /// What the peer hears until nothing more comes.
+    fn records_and_credits(&mut self) -> Vec<String> {
+        self.hear_for_long();
+        let kind = |message: Vec<u8>| match Message::decode(&message).expect("a message") {
+            Message::EagerCredit { returned } => format!("credit for {returned}"),
+            Message::Record { .. } => "record".into(),
+            other => panic!("{other:?}"),
+        };
+        self.heard.drain(..).map(kind).collect()
+    }
+
     /// The credit that the peer hears next.
     fn credit(&mut self) -> u64 {
         self.heard(|message| match message {
@@ -144,6 +159,40 @@ fn a_tensor_that_its_receive_takes_at_once_is_returned_too() {
         (0..1000).for_each(|_| _ = scene.peer.poll(&mut Completions::default()));
         assert!(scene.take(0).is_some_and(|bytes| bytes == [3; BYTES as usize]), "tensor {k}");
     }
+}
+
+#[test]
+fn credit_follows_a_tensor_of_a_side_that_sends_too_until_it_is_urgent() {
+    let mut scene = scene();
+    let [a, b] = ["a", "b"].map(|job| format!("/job:{job}/replica:0/task:0/device:CPU:0"));
+    scene.say(&Message::Announce { edge: EDGE, limit: 100, resume: None, name: announcement(&a, &b) });
+    scene.tell_meta(BYTES);
+    (0..1000).for_each(|_| _ = scene.links.poll());
+    assert_eq!(scene.sends(BYTES), "bytes");
+    let tensor = scene.pool.zeroed(meta(BYTES)).expect("room").freeze();
+    let mut sent = 0;
+    let mut send = |scene: &mut Scene| {
+        sent += 1;
+        assert!(scene.links.send_short(scene.link, EDGE, sent, 1, &mut Some(tensor.clone())));
+    };
+    let take = |scene: &mut Scene, count: u64| {
+        for _ in 0..count {
+            scene.says_record(BYTES as usize);
+            // Lets the time pass in which the message arrives.
+            scene.hear_for_long();
+            assert!(scene.take(0).is_some());
+        }
+    };
+    send(&mut scene);
+    assert_eq!(scene.records_and_credits(), ["record"]);
+    take(&mut scene, 5);
+    assert_eq!(scene.records_and_credits(), [""; 0], "credit for 5 of 8 is due, and waits");
+    send(&mut scene);
+    assert_eq!(scene.records_and_credits(), ["record", "credit for 4500"]);
+    take(&mut scene, 7);
+    assert_eq!(scene.records_and_credits(), ["credit for 10800"], "it is urgent");
+    take(&mut scene, 5);
+    assert_eq!(scene.records_and_credits(), ["credit for 15300"], "none was sent since");
 }
 
 #[test]
