@@ -125,7 +125,7 @@ fn a_callback_comes_while_no_call_is_under_way_where_there_is_a_thread() {
                 step.receive(&edge).within(SOON).then(done).expect("begun");
             } else {
                 std::thread::sleep(Duration::from_millis(50));
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 1.0, 5000))
+                step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 1.0, 10_000))
                     .expect("sent");
             }
             let start = Instant::now();

@@ -392,7 +392,7 @@ settings! {
     queue_depth: u32, Number<u32>, default("256"), "a power of two from 16 to 65536",
         |depth| ((16..=65536).contains(&depth) && depth.is_power_of_two()).then_some(depth);
     /// The largest tensor that is sent inside its message. The bytes of a larger one are written,
-    /// or on shared memory lent to the receiver. Over TCP, tensors of up to 16 KiB go inside their
+    /// or on shared memory lent to the receiver. Over TCP, tensors of up to 32 KiB go inside their
     /// message in any case, as long as few of them wait for their receives.
     small_tensor_bytes: u32, Number<u32>, default("128"), "0 to 160", |bytes| (bytes <= 160).then_some(bytes);
     /// How a large tensor comes from a sender on the same host to a receive without destination.

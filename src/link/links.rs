@@ -235,7 +235,7 @@ impl<P: Port> Links<P> {
         count
     }
 
-    /// Polls until nothing more comes. The number of polls is bounded, as peers may never be silent.
+    /// Polls until nothing more comes. The number of polls is bounded: peers may never be silent.
     #[cold]
     pub fn poll_all(&mut self) {
         // A poll that copies a part of a large tensor returns 0 and leaves something to come.

@@ -296,7 +296,7 @@ impl Connections {
         self.observer.told_ends()
     }
 
-    /// Notes the end of a peer's life as the cause of the end of its present link, which it returns.
+    /// Notes the end of a peer's life as the cause of the end of its link, and returns the link.
     pub fn note_end(&mut self, PeerEnd { peer, tag, cause }: PeerEnd) -> Option<LinkId> {
         let present = self.peer(peer).present.as_mut()?;
         if present.tag.incarnation != tag.incarnation {

@@ -248,7 +248,7 @@ fn memory_that_a_peer_may_write_to_is_kept_when_its_receive_gives_up() {
     let granted = || receiver.counters().gauge(Gauge::GrantedBytes);
     let before = receiver.pool().stats().allocated;
     let pending = steps[1].receive(&here(&receiver)).begin().expect("begun");
-    steps[0].send(&there(&sender), counting(&sender, 4.0, 8000)).expect("sent");
+    steps[0].send(&there(&sender), counting(&sender, 4.0, 16_000)).expect("sent");
     until(&receiver, "the destination is granted", || {
         if granted() == 0 {
             sender.progress().expect("alive");
@@ -257,14 +257,14 @@ fn memory_that_a_peer_may_write_to_is_kept_when_its_receive_gives_up() {
     });
     drop(pending);
     receiver.progress().expect("alive");
-    assert_eq!(granted(), 32_000);
+    assert_eq!(granted(), 64_000);
     assert!(receiver.pool().stats().allocated > before, "the peer may still write to it");
     until(&sender, "the tensor lands", || {
         receiver.progress().expect("alive");
         granted() == 0
     });
     let next = tried(&steps[1], &here(&receiver));
-    assert_eq!((next.len(), next[0]), (8000, 4.0));
+    assert_eq!((next.len(), next[0]), (16_000, 4.0));
 }
 
 #[test]

@@ -386,7 +386,7 @@ fn a_cleaned_step_stays_gone_and_a_late_receive_of_it_gets_an_error() {
     run(2, &[], |node, task| {
         let (gone, next) = (node.step(1).expect("new"), node.step(2).expect("new"));
         if task == 0 {
-            gone.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 5000)).expect("sent");
+            gone.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 10_000)).expect("sent");
             node.cleanup(1);
             assert!(matches!(node.step(1), Err(Error::StepGone { step }) if step.get() == 1));
             assert!(matches!(
@@ -596,7 +596,7 @@ fn a_borrowed_tensor_lies_at_its_sender_until_it_is_dropped() {
         for id in 0..20 {
             let step = node.step(id).expect("new");
             if task == 0 {
-                let tensor = counting(node, id as f32, 5000);
+                let tensor = counting(node, id as f32, 10_000);
                 step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor.clone()).expect("sent");
                 let mut tensor = Some(tensor);
                 until(node, "the give-back", || tensor.as_ref().is_some_and(Tensor::is_unique));
@@ -606,7 +606,7 @@ fn a_borrowed_tensor_lies_at_its_sender_until_it_is_dropped() {
                 let got = step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
                 assert!(got.tensor.is_lent());
                 assert_eq!(node.pool().stats().allocated, 0, "a borrowed tensor takes no room");
-                assert_eq!(values(&got.tensor), (0..5000).map(|at| (id + at) as f32).collect::<Vec<_>>());
+                assert_eq!(values(&got.tensor), (0..10_000).map(|at| (id + at) as f32).collect::<Vec<_>>());
             }
         }
         assert_eq!(node.counters().get(Counter::LoansPosted), if task == 0 { 20 } else { 0 });
@@ -618,9 +618,9 @@ fn a_borrowed_tensor_can_be_sent_on_and_made_writable_by_a_copy() {
     run(2, &[("bulk_receive", "borrow")], |node, task| {
         let step = node.step(1).expect("new");
         if task == 0 {
-            step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 1.0, 5000)).expect("sent");
+            step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 1.0, 10_000)).expect("sent");
             let back = step.recv(&node.edge_from("w", 1, "back").expect("edge"), SOON).expect("received");
-            assert_eq!(values(&back.tensor)[4999], 5000.0);
+            assert_eq!(values(&back.tensor)[9999], 10_000.0);
             return;
         }
         let got = step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received").tensor;

@@ -7,7 +7,7 @@ fn large_tensors_come_whole_over_several_connections() {
     // The smaller number of the two counts.
     let streams = |task| vec![("tcp_streams", if task == 0 { "4" } else { "3" }), ("pool_size", "128MiB")];
     run_each(2, streams, |node, task| {
-        const LENGTHS: [usize; 4] = [1, 20_000, 300_000, 3_000_001];
+        const LENGTHS: [usize; 5] = [1, 20_000, 40_000, 300_000, 3_000_001];
         for (step, len) in (1..).zip(LENGTHS) {
             let step = node.step(step).expect("new");
             let (to, from) = (node.edge_to("w", 1 - task, "x"), node.edge_from("w", 1 - task, "x"));

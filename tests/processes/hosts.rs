@@ -216,7 +216,7 @@ fn lose(node: &Node, task: u32, cut: u32) {
     let lost: Vec<u32> = all().filter(|peer| is_cut(*peer)).collect();
     // Nobody asks for these values, so they wait here. A peer may be lost already.
     let send = |peer: u32| {
-        step.send(&node.edge_to("w", peer, "untaken").expect("an edge"), counting(node, 0.0, 5000))
+        step.send(&node.edge_to("w", peer, "untaken").expect("an edge"), counting(node, 0.0, 10_000))
     };
     let waiting: Vec<u32> = lost.iter().copied().filter(|peer| send(*peer).is_ok()).collect();
     let begin = |peer: u32| step.receive(&node.edge_from("w", peer, "never").expect("an edge")).begin();
@@ -291,7 +291,7 @@ fn members_of_four_hosts_share_memory_or_use_tcp() {
 fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
     let Some(network) = Network::of(4) else { return };
     let mut members = Members::joined(&network);
-    members.all_do(|_| true, "exchange 0 5 5000");
+    members.all_do(|_| true, "exchange 0 5 10000");
     for (round, cut) in [(1, 3), (2, 0)] {
         if let Err(why) = network.cut(cut) {
             println!("skipped: no host can be cut off here, which takes nft(8): {why}");
@@ -305,12 +305,12 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
             println!("{line}");
         }
         // The members of a host go on, cut off or not.
-        members.all_do(|_| true, &format!("exchange_on_host {} 20 5000", 1000 * round));
+        members.all_do(|_| true, &format!("exchange_on_host {} 20 10000", 1000 * round));
         network.heal(cut);
         members.all_do(|_| true, "rejoin");
         println!("all are there again {:?} after the cut", began.elapsed());
         members.all_do(|_| true, "paths");
-        members.all_do(|_| true, &format!("exchange {} 5 5000", 1000 * round + 500));
+        members.all_do(|_| true, &format!("exchange {} 5 10000", 1000 * round + 500));
     }
     members.stop();
 }

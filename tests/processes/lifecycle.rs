@@ -82,7 +82,7 @@ fn role_tidy() {
     {
         let node = other_node();
         let step = node.step(0).expect("new");
-        step.send(&node.edge_to("w", 0, "x").expect("edge"), counting(&node, 0.0, 5000)).expect("sent");
+        step.send(&node.edge_to("w", 0, "x").expect("edge"), counting(&node, 0.0, 10_000)).expect("sent");
         step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
         let during = holdings();
         assert!(during.0.len() > before.0.len() && during.1.len() > before.1.len() && during.2 > before.2);
@@ -99,7 +99,7 @@ fn after_a_stop_no_thread_socket_memfd_or_mapping_is_left() {
     let mut other = Other::start("lifecycle::role_tidy", &cluster);
     let node = this_node(&cluster);
     let step = node.step(0).expect("new");
-    step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(&node, 0.0, 5000)).expect("sent");
+    step.send(&node.edge_to("w", 1, "x").expect("edge"), counting(&node, 0.0, 10_000)).expect("sent");
     step.recv(&node.edge_from("w", 1, "x").expect("edge"), SOON).expect("received");
     until(&node, "the peer's stop", || node.peers()[0].state.error().is_some());
     other.wait_for("nothing is left");

@@ -24,9 +24,9 @@ use std::fmt;
 pub(super) const SHORT_HEADER: usize = 8;
 /// Bytes of the headers of writes, reads and answers.
 pub(super) const LONG_HEADER: usize = 32;
-/// Bytes of the longest message. A copy of a tensor of 16 KiB costs less than the two messages
+/// Bytes of the longest message. A copy of a tensor of 32 KiB costs less than the two messages
 /// that find it a destination.
-pub(super) const MAX_SEND: usize = (16 << 10) + 64;
+pub(super) const MAX_SEND: usize = (32 << 10) + 64;
 
 const SEND: u8 = 1;
 const CREDITS: u8 = 2;
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(refused(send, 0, 0), FrameError::Kind(0));
         assert_eq!(refused(send, 0, 9), FrameError::Kind(9));
         assert_eq!(refused(send, 1, 1), FrameError::Flags { kind: SEND, flags: 1 });
-        assert_eq!(refused(send, 3, 0x41), FrameError::Message(0x4104));
+        assert_eq!(refused(send, 3, 0x81), FrameError::Message(0x8104));
         assert_eq!(refused(Frame::Credits { returned: 1 }, 2, 1), FrameError::NotZero(CREDITS));
         let goodbye = Frame::Goodbye { reason: GoodbyeReason::Closed };
         assert_eq!(refused(goodbye, 2, 9), FrameError::Reason(9));

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::net::TcpStream;
 
 /// Bytes that wait at most: more than the longest message with its header.
-pub(super) const RECEIVE_BYTES: usize = 32 << 10;
+pub(super) const RECEIVE_BYTES: usize = 48 << 10;
 /// Bytes that one read takes at most besides a payload. A longer payload than that goes straight to
 /// its destination, save for the part that comes with its header. Where a long message has come,
 /// reads take as much as there is room for, so that one takes the next message.

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 /// How many tensors of the largest eager size a direction of a link can have that no receive has
 /// taken.
-pub(super) const EAGER_TENSORS: u64 = 8;
+pub(super) const EAGER_TENSORS: u64 = 4;
 
 /// The bounds of the eager tensors of one direction of a link.
 #[derive(Clone, Copy, Debug)]
@@ -148,8 +148,8 @@ impl EagerReceiver {
         self.sends_too = true;
     }
 
-    /// Whether credit that is due goes alone: this side sends no eager tensors that it could follow,
-    /// or has not sent one before three quarters of the bound came.
+    /// Whether credit that is due goes alone. It follows the next eager tensor of a side that sends
+    /// some, unless three quarters of the bound come before.
     pub fn goes_alone(&mut self) -> bool {
         let is_urgent = self.came - self.returned > self.limits.all / 4 * 3;
         if self.sends_too && !is_urgent {

@@ -22,7 +22,7 @@ use std::borrow::Borrow;
 const DEPTH: u32 = 256;
 const SMALL: u64 = 8;
 /// No message carries it.
-const LARGE: u64 = 20_000;
+const LARGE: u64 = 40_000;
 /// The number of the edge on which the peer receives.
 const THEIRS: EdgeId = EdgeId { number: 0, generation: 1 };
 const OFFER: u32 = 5;

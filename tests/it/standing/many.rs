@@ -121,7 +121,7 @@ fn check(program: Edges) {
 #[test]
 fn two_hundred_edges_cost_few_messages() {
     // Over TCP shorter tensors are in their records.
-    let elements = if over_tcp() { 4200 } else { 100 };
+    let elements = if over_tcp() { 8400 } else { 100 };
     check(Edges { edges: 200, elements, steps: 24 });
 }
 

@@ -14,7 +14,7 @@ use tensorwire::{Code, Counter, DType, Edge, Error, Node, Sequence, Status, Step
 
 const BASE: u64 = 1 << 40;
 const WINDOW: u32 = 16;
-const LARGE: usize = 5000;
+const LARGE: usize = 10_000;
 
 fn there(node: &Node, task: u32) -> Edge {
     node.edge_to("w", task, "x").expect("an edge")

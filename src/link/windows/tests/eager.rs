@@ -185,14 +185,14 @@ fn credit_follows_a_tensor_of_a_side_that_sends_too_until_it_is_urgent() {
     };
     send(&mut scene);
     assert_eq!(scene.records_and_credits(), ["record"]);
-    take(&mut scene, 5);
-    assert_eq!(scene.records_and_credits(), [""; 0], "credit for 5 of 8 is due, and waits");
+    take(&mut scene, 3);
+    assert_eq!(scene.records_and_credits(), [""; 0], "credit for 3 of 4 is due, and waits");
     send(&mut scene);
-    assert_eq!(scene.records_and_credits(), ["record", "credit for 4500"]);
-    take(&mut scene, 7);
-    assert_eq!(scene.records_and_credits(), ["credit for 10800"], "it is urgent");
-    take(&mut scene, 5);
-    assert_eq!(scene.records_and_credits(), ["credit for 15300"], "none was sent since");
+    assert_eq!(scene.records_and_credits(), ["record", "credit for 2700"]);
+    take(&mut scene, 4);
+    assert_eq!(scene.records_and_credits(), ["credit for 6300"], "it is urgent");
+    take(&mut scene, 3);
+    assert_eq!(scene.records_and_credits(), ["credit for 9000"], "none was sent since");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn tensors_beyond_the_bound_or_too_long_end_the_link() {
     scene.tell_meta(BYTES);
     (0..=BOUND / BYTES).for_each(|_| scene.says_record(BYTES as usize));
     let failure = scene.ended();
-    assert!(failure.contains("that were not returned, of at most 7776"), "{failure}");
+    assert!(failure.contains("that were not returned, of at most 3888"), "{failure}");
 
     for (bytes, of, max_message) in [(973, 972, MAX_MESSAGE), (197, 196, SLOT)] {
         let options = SimOptions { lends: false, max_message, ..SimOptions::default() };
