@@ -291,19 +291,25 @@ impl Connections {
         links.fail(link, why);
     }
 
-    /// See [`PeerObserver::told_ends`].
-    pub fn told_ends(&self) -> Vec<PeerEnd> {
-        self.observer.told_ends()
-    }
-
-    /// Notes the end of a peer's life as the cause of the end of its link, and returns the link.
-    pub fn note_end(&mut self, PeerEnd { peer, tag, cause }: PeerEnd) -> Option<LinkId> {
-        let present = self.peer(peer).present.as_mut()?;
-        if present.tag.incarnation != tag.incarnation {
-            return None;
+    /// Notes why the peer of a link that is closed has ended, if this node was told. A peer tells
+    /// its end before it closes its links, but the command about it may still be queued. Returns
+    /// the links of peers whose ends were told earlier: one of them may be the cause.
+    #[cold]
+    pub fn ended_before(&mut self, closed: LinkId) -> Vec<(LinkId, LinkFailure)> {
+        let mut earlier = Vec::new();
+        for PeerEnd { peer, tag, cause } in self.observer.told_ends() {
+            let present = self.peer(peer).present.as_mut();
+            let Some(present) = present.filter(|present| present.tag.incarnation == tag.incarnation) else {
+                continue;
+            };
+            let failure = LinkFailure::Local(cause.to_string());
+            present.close_reason.get_or_insert(cause);
+            if present.link == closed {
+                break;
+            }
+            earlier.push((present.link, failure));
         }
-        present.close_reason.get_or_insert(cause);
-        Some(present.link)
+        earlier
     }
 
     /// Handles the end of an incarnation of a peer.

@@ -434,26 +434,15 @@ impl WindowHandler {
         }
     }
 
-    /// Reads why the peer of a link that is closed has ended, if this node was told. A peer tells
-    /// its end before it closes its links, but the command about it may still be queued. The peers
-    /// whose ends were told earlier are lost first: one of them may be the cause.
+    /// Ends a link now, and not with its event.
     #[cold]
-    fn read_told_ends<P: Port>(&mut self, links: &mut Links<P>, closed: LinkId) {
-        for end in self.connections.told_ends() {
-            let why = LinkFailure::Local(end.cause.to_string());
-            let Some(link) = self.connections.note_end(end) else { continue };
-            if link == closed {
-                return;
-            }
-            match links.take_down(link) {
-                Some(LinkEvent::Down { failure, records, .. }) => self.down(links, link, failure, records),
-                _ => {
-                    let records = links.flight_records(link);
-                    links.fail(link, why.clone());
-                    self.down(links, link, why, records);
-                }
-            }
+    fn end<P: Port>(&mut self, links: &mut Links<P>, link: LinkId, why: LinkFailure) {
+        if let Some(LinkEvent::Down { failure, records, .. }) = links.take_down(link) {
+            return self.down(links, link, failure, records);
         }
+        let records = links.flight_records(link);
+        links.fail(link, why.clone());
+        self.down(links, link, why, records);
     }
 
     fn ended<P: Port>(&mut self, links: &mut Links<P>, ended: EndedConnection) {
@@ -544,17 +533,21 @@ impl<P: Port> Handler<P> for WindowHandler {
     }
 
     fn event(&mut self, links: &mut Links<P>, event: LinkEvent, _now: Time) {
-        if let LinkEvent::Down { failure: LinkFailure::Closed, .. } = event {
-            // What others sent before their ends is handled first.
+        let earlier = match &event {
+            LinkEvent::Down { link, failure: LinkFailure::Closed, .. } => {
+                self.connections.ended_before(*link)
+            }
+            _ => Vec::new(),
+        };
+        if !earlier.is_empty() {
+            // What the peers sent before their ends is handled first.
             links.poll_all();
         }
         self.handle_windows(links);
         match event {
             LinkEvent::Up { link } => self.connections.probed(link),
             LinkEvent::Down { link, failure, records } => {
-                if let LinkFailure::Closed = failure {
-                    self.read_told_ends(links, link);
-                }
+                earlier.into_iter().for_each(|(link, why)| self.end(links, link, why));
                 self.down(links, link, failure, records);
             }
         }
