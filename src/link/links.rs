@@ -20,6 +20,8 @@ use std::sync::Arc;
 const EVENTS: usize = 256;
 /// Polls of [`Links::poll_all`]: enough for anything that the queues can hold.
 const LAST_POLLS: u32 = 10_000;
+/// Messages of [`Links::poll_all`], about: those of peers that never are silent are left.
+const LAST_MESSAGES: usize = 1 << 14;
 
 /// The two tasks of a link.
 #[derive(Clone, Debug)]
@@ -235,11 +237,16 @@ impl<P: Port> Links<P> {
         count
     }
 
-    /// Polls until nothing more comes. The number of polls is bounded: peers may never be silent.
+    /// Polls until nothing more comes. Polls and messages are bounded: peers may never be silent.
     #[cold]
     pub fn poll_all(&mut self) {
-        // A poll that copies a part of a large tensor returns 0 and leaves something to come.
-        let _silent = (0..LAST_POLLS).find(|_| self.poll() == 0 && self.arm());
+        for _ in 0..LAST_POLLS {
+            // A poll that copies a part of a large tensor returns 0 and leaves something to come.
+            let is_silent = self.poll() == 0 && self.arm();
+            if is_silent || self.windows.len() >= LAST_MESSAGES {
+                return;
+            }
+        }
     }
 
     /// Takes the end of a link from the events, if it is there.

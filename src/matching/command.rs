@@ -88,7 +88,8 @@ pub enum RemoteCommand<L> {
         /// Goes into the errors of the calls that wait for the peer.
         cause: LossCause,
     },
-    /// An incarnation of a peer has ended, whether it was ever linked or not.
+    /// An incarnation of a peer has ended, whether it was ever linked or not. The tag is that
+    /// of the last link with it that existed or was planned.
     Gone(PeerEnd),
     /// Ends every call, because another poller has found a fatal loss.
     End {
@@ -307,12 +308,12 @@ pub struct LostPeer {
     pub flight: Option<FlightLog>,
 }
 
-/// The end of an incarnation of a peer, and its cause.
+/// The end of a peer, and its cause.
 #[derive(Clone, Debug)]
 pub struct PeerEnd {
     /// Index in the table of peers.
     pub peer: PeerIndex,
-    /// The incarnation, and the last link with it that existed or was planned.
+    /// The incarnation, and its last link.
     pub tag: LinkTag,
     /// Goes into the errors of the calls that wait for the peer.
     pub cause: LossCause,
@@ -327,8 +328,8 @@ pub trait PeerObserver: Send + Sync {
     fn down(&self, lost: &LostPeer);
     /// A link had failed before both sides said that it is up. No call has used it.
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
-    /// The last end of each peer of which the node was told, in the order in which it was told. The
-    /// commands about them may still be queued.
+    /// The last end of each peer that has left or died, in the order in which the node was told.
+    /// The commands about them may still be queued.
     fn told_ends(&self) -> Vec<PeerEnd> {
         Vec::new()
     }

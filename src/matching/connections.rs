@@ -298,12 +298,15 @@ impl Connections {
     pub fn ended_before(&mut self, closed: LinkId) -> Vec<(LinkId, LinkFailure)> {
         let mut earlier = Vec::new();
         for PeerEnd { peer, tag, cause } in self.observer.told_ends() {
-            let present = self.peer(peer).present.as_mut();
-            let Some(present) = present.filter(|present| present.tag.incarnation == tag.incarnation) else {
+            let Some(present) = self.peer(peer).present.as_mut() else { continue };
+            // A peer that was given up may have come back.
+            if present.tag.incarnation != tag.incarnation || present.tag.generation > tag.generation {
                 continue;
-            };
+            }
             let failure = LinkFailure::Local(cause.to_string());
-            present.close_reason.get_or_insert(cause);
+            if matches!(present.close_reason, None | Some(LossCause::Closed(_) | LossCause::Silent { .. })) {
+                present.close_reason = Some(cause);
+            }
             if present.link == closed {
                 break;
             }

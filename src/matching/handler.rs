@@ -440,6 +440,7 @@ impl WindowHandler {
         if let Some(LinkEvent::Down { failure, records, .. }) = links.take_down(link) {
             return self.down(links, link, failure, records);
         }
+        links.record(link, FlightEvent::Down);
         let records = links.flight_records(link);
         links.fail(link, why.clone());
         self.down(links, link, why, records);
@@ -463,6 +464,11 @@ impl WindowHandler {
         }
         self.connections.report(&loss);
     }
+}
+
+/// Whether a link can have ended so because its peer has ended, which says why in its own words.
+fn may_be_told(failure: &LinkFailure) -> bool {
+    matches!(failure, LinkFailure::Closed | LinkFailure::PeerResources | LinkFailure::Connection { .. })
 }
 
 /// Counts the values that had left for a peer whose link has ended, and returns their number. A
@@ -534,7 +540,7 @@ impl<P: Port> Handler<P> for WindowHandler {
 
     fn event(&mut self, links: &mut Links<P>, event: LinkEvent, _now: Time) {
         let earlier = match &event {
-            LinkEvent::Down { link, failure: LinkFailure::Closed, .. } => {
+            LinkEvent::Down { link, failure, .. } if may_be_told(failure) => {
                 self.connections.ended_before(*link)
             }
             _ => Vec::new(),

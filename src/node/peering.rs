@@ -51,7 +51,6 @@ impl PeerDirectory {
         self.over_verbs.get(peer.0 as usize).is_some_and(|is| is.load(Ordering::Relaxed))
     }
 
-    /// Notes the end of a peer's life, before any poller gets a command about it.
     fn note_end(&self, end: PeerEnd) {
         let mut ends = self.told_ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.retain(|earlier| earlier.peer != end.peer);
@@ -469,6 +468,13 @@ impl FabricPeering {
         Err(Status::new(Code::FailedPrecondition, message))
     }
 
+    /// Notes why the peer has left or died, before its poller gets a command about it.
+    fn note_end(&self, peer: &PeerInfo, cause: &LossCause) {
+        if let (Ok(index), LossCause::Left(_) | LossCause::Died(_)) = (self.index(&peer.name), cause) {
+            self.directory.note_end(PeerEnd { peer: index, tag: tag_of(peer), cause: cause.clone() });
+        }
+    }
+
     /// Closes this link with the peer, and no other link.
     fn lose(&self, peer: &PeerInfo, cause: LossCause) {
         self.submit(peer, |peer, tag| RemoteCommand::Lose { peer, tag, cause });
@@ -545,14 +551,13 @@ impl Peering for FabricPeering {
     }
 
     fn lost(&self, peer: &PeerInfo, cause: LossCause) {
+        self.note_end(peer, &cause);
         self.lose(peer, cause);
     }
 
     fn gone(&self, peer: &PeerInfo, cause: LossCause) {
-        let Ok(index) = self.index(&peer.name) else { return };
-        let end = PeerEnd { peer: index, tag: tag_of(peer), cause };
-        self.directory.note_end(end.clone());
-        self.submit(peer, |_, _| RemoteCommand::Gone(end));
+        self.note_end(peer, &cause);
+        self.submit(peer, |peer, tag| RemoteCommand::Gone(PeerEnd { peer, tag, cause }));
     }
 }
 

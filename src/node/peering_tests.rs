@@ -111,10 +111,14 @@ impl Side {
         self.losses.status(PeerIndex(peer))
     }
 
-    /// Notes the end of a life, as if the command about it were still queued.
+    /// Notes the end of a peer, as if the command about it were still queued.
     fn is_told(&self, info: &PeerInfo, cause: LossCause) {
-        let peer = PeerIndex(info.name.task());
-        self.peering.directory.note_end(PeerEnd { peer, tag: tag_of(info), cause });
+        self.peering.note_end(info, &cause);
+    }
+
+    fn told_ends(&self) -> Vec<(u32, LossCause)> {
+        let ends = self.peering.directory.told_ends.lock().expect("no panic").clone();
+        ends.into_iter().map(|end| (end.peer.0, end.cause)).collect()
     }
 
     fn is_up(&self, generation: u64) -> bool {
@@ -202,10 +206,39 @@ fn of_two_that_are_gone_the_one_of_whom_was_told_first_is_lost_first() {
         let ended = a.losses.ended().expect("the first loss").to_string();
         assert!(ended.contains("w/2") && ended.contains("it was killed"), "{ended}");
         // The commands come late.
-        a.peering.gone(&first, LossCause::Died("it was killed".into()));
-        a.peering.gone(&consequence, LossCause::Left("it stopped, as peer w/2 was lost".into()));
-        assert!(matches!(lost_cause(a.status_of(1)), LossCause::Left(_)));
+        a.peering.lost(&first, LossCause::Died("it was killed".into()));
+        a.peering.gone(&consequence, LossCause::Left("another word".into()));
+        assert!(matches!(lost_cause(a.status_of(1)), LossCause::Left(words) if words.contains("w/2")));
     }
+}
+
+#[test]
+fn the_ends_of_linked_and_of_other_lives_are_noted_in_order_and_nothing_else() {
+    let a = side(0, 10);
+    let [one, two] = [info(1, 20, 1), info(2, 30, 1)];
+    let (left, died) = (LossCause::Left("it stopped".into()), LossCause::Died("it was killed".into()));
+    a.peering.lost(&one, left.clone());
+    a.peering.gone(&two, died.clone());
+    assert_eq!(a.told_ends(), [(1, left), (2, died.clone())]);
+    a.peering.lost(&two, LossCause::Closed("it has started generation 2".into()));
+    a.peering.gone(&two, LossCause::Silent { after: SOON, bound: SOON });
+    a.peering.gone(&one, died.clone());
+    assert_eq!(a.told_ends(), [(2, died.clone()), (1, died)]);
+}
+
+#[test]
+fn a_peer_that_came_back_stays_when_another_closes_its_link() {
+    let a = side(0, 10);
+    let [(one, _), (two, earlier)] = linked_with_two(&a);
+    a.peering.lost(&earlier, LossCause::Died("nobody listens".into()));
+    assert!(matches!(lost_cause(a.status_of(2)), LossCause::Died(_)));
+    let infos = [info(2, 30, 2), info(0, 10, 2)];
+    let tickets = connect([&a, &two], [&infos[0], &infos[1]]);
+    a.peering.ready(&infos[0], tickets[0]);
+    assert!(matches!(a.status_of(2), PeerStatus::Up(_)));
+    one.engine.close();
+    assert!(matches!(lost_cause(a.status()), LossCause::Closed(_)));
+    assert!(matches!(a.status_of(2), PeerStatus::Up(_)));
 }
 
 /// The offer of a peer with one fabric.

@@ -221,7 +221,7 @@ impl TcpLinkInner {
         LinkFailure::Connection {
             peer: self.peer,
             error: format!("{end}, and no new connection could be made"),
-            cause: "its host is down or cut off: check the network, and user_timeout",
+            cause: "its host is down or cut off: check the network, and tcp_user_timeout",
         }
     }
 

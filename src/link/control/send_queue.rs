@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 /// Limit of the queued posts: six for each edge that can have a number.
 const MAX_POSTS: usize = 6 * MAX_EDGES as usize + 4096;
 /// Capacity of the encoding buffer that is kept after a long message.
-const KEPT: usize = 32 * 1024;
+const KEPT: usize = 64 * 1024;
 /// Limit of the queued posts for which memory is allocated at the start: a batch can queue two for
 /// each operation that the link carries.
 const MAX_RESERVED: usize = 1024;

@@ -167,7 +167,9 @@ impl Link {
             counters.increment(Counter::SmallTensorsSent);
             count_sent(counters, data.len() as u64);
             self.windows.eager_in.note_send();
-            if let Some(returned) = self.windows.eager_in.take_due() {
+            if self.out.leaves_now(port)
+                && let Some(returned) = self.windows.eager_in.take_due()
+            {
                 counters.increment(Counter::MessagesSent);
                 self.out.message(port, counters, &Message::EagerCredit { returned }, false);
             }
