@@ -125,6 +125,12 @@ pub enum LinkFailure {
 }
 
 impl LinkFailure {
+    /// Whether this side has found what is wrong, here or in what the peer has sent.
+    pub fn is_found_here(&self) -> bool {
+        use LinkFailure::{NoReceive, Protocol, Refused, Resources};
+        matches!(self, Resources(_) | Protocol(_) | NoReceive | Refused(_))
+    }
+
     /// The loss of the peer that this end of a link means.
     pub fn into_loss(self) -> LossCause {
         let text = self.to_string();

@@ -21,7 +21,7 @@ const EVENTS: usize = 256;
 /// Polls of [`Links::poll_all`]: enough for anything that the queues can hold.
 const LAST_POLLS: u32 = 10_000;
 /// Messages of [`Links::poll_all`], about: those of peers that never are silent are left.
-const LAST_MESSAGES: usize = 1 << 14;
+const LAST_MESSAGES: usize = 1 << 17;
 
 /// The two tasks of a link.
 #[derive(Clone, Debug)]

@@ -328,10 +328,16 @@ pub trait PeerObserver: Send + Sync {
     fn down(&self, lost: &LostPeer);
     /// A link had failed before both sides said that it is up. No call has used it.
     fn failed_before_ready(&self, peer: PeerIndex, tag: LinkTag);
-    /// The last end of each peer that has left or died, in the order in which the node was told.
-    /// The commands about them may still be queued.
+    /// The last end of each peer that has left, died or fallen silent, in the order in which the
+    /// node was told. The commands about them may still be queued.
     fn told_ends(&self) -> Vec<PeerEnd> {
         Vec::new()
+    }
+    /// The error of an earlier loss of which the node was told, with something wrong, if no poller
+    /// has reported it. Its poller may be another one.
+    fn first_cause(&self, of: &LostPeer) -> Option<Error> {
+        let _ = of;
+        None
     }
     /// Calls have waited for longer than `hung_after`.
     fn hung(&self, waits: &WaitReports) {

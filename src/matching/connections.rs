@@ -195,6 +195,8 @@ impl Connections {
             (Some(LossCause::Silent { .. } | LossCause::Closed(_)) | None, LinkFailure::Closed) => {
                 LinkFailure::Closed.into_loss()
             }
+            // This side has met it first.
+            (_, failure) if failure.is_found_here() => failure.into_loss(),
             (Some(cause), _) => cause,
             (None, failure) => failure.into_loss(),
         };
@@ -268,6 +270,11 @@ impl Connections {
         self.observer.hung(waits);
     }
 
+    /// See [`PeerObserver::first_cause`].
+    pub fn first_cause(&self, of: &LostPeer) -> Option<Error> {
+        self.observer.first_cause(of)
+    }
+
     /// Reports a loss.
     pub fn report(&self, loss: &UnreportedLoss) {
         self.observer.down(&loss.lost);
@@ -303,14 +310,13 @@ impl Connections {
             if present.tag.incarnation != tag.incarnation || present.tag.generation > tag.generation {
                 continue;
             }
-            let failure = LinkFailure::Local(cause.to_string());
-            if matches!(present.close_reason, None | Some(LossCause::Closed(_) | LossCause::Silent { .. })) {
-                present.close_reason = Some(cause);
-            }
             if present.link == closed {
+                // Its own word tells more than what was seen of it.
+                present.close_reason = Some(cause);
                 break;
             }
-            earlier.push((present.link, failure));
+            earlier.push((present.link, LinkFailure::Local(cause.to_string())));
+            present.close_reason.get_or_insert(cause);
         }
         earlier
     }

@@ -460,15 +460,16 @@ impl WindowHandler {
         let Some(loss) = loss else { return };
         self.matching.set_down(loss.lost.peer, &loss.lost.error);
         if loss.is_fatal {
-            self.matching.end(&loss.lost.error);
+            let first = self.connections.first_cause(&loss.lost);
+            self.matching.end(first.as_ref().unwrap_or(&loss.lost.error));
         }
         self.connections.report(&loss);
     }
 }
 
-/// Whether a link can have ended so because its peer has ended, which says why in its own words.
-fn may_be_told(failure: &LinkFailure) -> bool {
-    matches!(failure, LinkFailure::Closed | LinkFailure::PeerResources | LinkFailure::Connection { .. })
+/// Whether the cause of the end of a link is not here, so that the bootstrap service may know more.
+fn is_remote(failure: &LinkFailure) -> bool {
+    !matches!(failure, LinkFailure::Local(_) | LinkFailure::Device { .. }) && !failure.is_found_here()
 }
 
 /// Counts the values that had left for a peer whose link has ended, and returns their number. A
@@ -540,7 +541,7 @@ impl<P: Port> Handler<P> for WindowHandler {
 
     fn event(&mut self, links: &mut Links<P>, event: LinkEvent, _now: Time) {
         let earlier = match &event {
-            LinkEvent::Down { link, failure, .. } if may_be_told(failure) => {
+            LinkEvent::Down { link, failure, .. } if is_remote(failure) => {
                 self.connections.ended_before(*link)
             }
             _ => Vec::new(),

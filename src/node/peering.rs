@@ -170,6 +170,9 @@ impl PeerObserver for LinkReporter {
     }
 
     fn down(&self, lost: &LostPeer) {
+        if let Some(first) = self.first_cause(lost) {
+            self.losses.end_by(&first);
+        }
         let is_fatal = self.losses.note(lost);
         if let Some(event) = self.events.lost(self.event_peer(lost.peer, lost.tag), lost.error.clone()) {
             let (me, lost) = (self.me.clone(), lost.clone());
@@ -203,6 +206,21 @@ impl PeerObserver for LinkReporter {
 
     fn told_ends(&self) -> Vec<PeerEnd> {
         self.directory.told_ends.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn first_cause(&self, of: &LostPeer) -> Option<Error> {
+        let is_unreported = |end: &PeerEnd| match self.losses.status(end.peer) {
+            PeerStatus::Absent => true,
+            PeerStatus::Up(tag) => {
+                tag.incarnation == end.tag.incarnation && tag.generation <= end.tag.generation
+            }
+            PeerStatus::Lost(..) => false,
+        };
+        let ends = self.told_ends();
+        let mut earlier = ends.iter().take_while(|end| end.peer != of.peer);
+        let first = earlier.find(|end| !end.cause.is_clean() && is_unreported(end))?;
+        let (peer, cause) = (self.directory.task(first.peer).clone(), first.cause.clone());
+        Some(Error::PeerLost { peer, incarnation: first.tag.incarnation, cause })
     }
 }
 
@@ -468,9 +486,10 @@ impl FabricPeering {
         Err(Status::new(Code::FailedPrecondition, message))
     }
 
-    /// Notes why the peer has left or died, before its poller gets a command about it.
+    /// Notes the end of a peer, before its poller gets a command about it.
     fn note_end(&self, peer: &PeerInfo, cause: &LossCause) {
-        if let (Ok(index), LossCause::Left(_) | LossCause::Died(_)) = (self.index(&peer.name), cause) {
+        let is_end = matches!(cause, LossCause::Left(_) | LossCause::Died(_) | LossCause::Silent { .. });
+        if let (Ok(index), true) = (self.index(&peer.name), is_end) {
             self.directory.note_end(PeerEnd { peer: index, tag: tag_of(peer), cause: cause.clone() });
         }
     }

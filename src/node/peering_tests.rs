@@ -221,17 +221,33 @@ fn the_ends_of_linked_and_of_other_lives_are_noted_in_order_and_nothing_else() {
     a.peering.gone(&two, died.clone());
     assert_eq!(a.told_ends(), [(1, left), (2, died.clone())]);
     a.peering.lost(&two, LossCause::Closed("it has started generation 2".into()));
-    a.peering.gone(&two, LossCause::Silent { after: SOON, bound: SOON });
     a.peering.gone(&one, died.clone());
     assert_eq!(a.told_ends(), [(2, died.clone()), (1, died)]);
+}
+
+#[test]
+fn the_first_cause_ends_every_call_although_another_poller_has_its_peer() {
+    let a = side(0, 10);
+    let infos = [info(1, 20, 1), info(0, 10, 1)];
+    let one = side(1, 20);
+    let tickets = connect([&a, &one], [&infos[0], &infos[1]]);
+    a.peering.ready(&infos[0], tickets[0]);
+    assert!(a.is_up(1));
+    // Never linked here.
+    a.is_told(&info(2, 30, 1), LossCause::Died("it was killed".into()));
+    a.is_told(&infos[0], LossCause::Left("it stopped, as peer w/2 was lost".into()));
+    one.engine.close();
+    assert!(matches!(lost_cause(a.status()), LossCause::Left(_)));
+    let ended = a.losses.ended().expect("a fatal loss").to_string();
+    assert!(ended.contains("w/2") && ended.contains("it was killed"), "{ended}");
 }
 
 #[test]
 fn a_peer_that_came_back_stays_when_another_closes_its_link() {
     let a = side(0, 10);
     let [(one, _), (two, earlier)] = linked_with_two(&a);
-    a.peering.lost(&earlier, LossCause::Died("nobody listens".into()));
-    assert!(matches!(lost_cause(a.status_of(2)), LossCause::Died(_)));
+    a.peering.lost(&earlier, LossCause::Silent { after: SOON, bound: SOON });
+    assert!(matches!(lost_cause(a.status_of(2)), LossCause::Silent { .. }));
     let infos = [info(2, 30, 2), info(0, 10, 2)];
     let tickets = connect([&a, &two], [&infos[0], &infos[1]]);
     a.peering.ready(&infos[0], tickets[0]);

@@ -103,6 +103,11 @@ impl Losses {
     pub fn note(&self, lost: &LostPeer) -> bool {
         let LostPeer { peer, tag, error, .. } = lost;
         self.set_status(*peer, PeerStatus::Lost(Some(*tag), error.clone()));
+        self.end_by(error)
+    }
+
+    /// Ends every call if the error is a fatal loss. Returns whether it is the first one.
+    pub fn end_by(&self, error: &Error) -> bool {
         let clean = matches!(error, Error::PeerLost { cause, .. } if cause.is_clean());
         self.fatal && !clean && self.end(error.clone())
     }
