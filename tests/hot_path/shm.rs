@@ -53,14 +53,23 @@ impl Mode {
     }
 
     /// Fewer rounds if spinning threads share a CPU: each turn takes a time slice.
-    /// `TENSORWIRE_TEST_SHARED_CPU_ROUNDS` limits them further.
-    fn rounds(&self, wanted: u32, least: u32) -> u32 {
+    /// `TENSORWIRE_TEST_SHARED_CPU_ROUNDS` limits them further, and not below `kept`.
+    fn rounds(&self, wanted: u32, least: u32, kept: u32) -> u32 {
         if self.has_room() {
             return wanted;
         }
         let most = std::env::var("TENSORWIRE_TEST_SHARED_CPU_ROUNDS");
         let most = most.map_or(u32::MAX, |most| most.parse().expect("a number"));
-        (wanted / 200).max(least).min(most)
+        (wanted / 200).max(least).min(most.max(kept))
+    }
+
+    /// Windows and buffers have grown to their sizes after 100 rounds.
+    fn warm_up(&self, scenario: &Scenario) -> u32 {
+        self.rounds(scenario.warm_up, scenario.least, 100)
+    }
+
+    fn counted(&self, scenario: &Scenario) -> u32 {
+        self.rounds(scenario.counted, scenario.least, 0)
     }
 }
 
@@ -148,7 +157,7 @@ fn train() {
     let node = start(task, scenario);
     let mut side = Side::new(&node, task, scenario.what, scenario.ids);
     let mode = Mode::named(&given("HOT_POLL"));
-    side.warm_up(mode.rounds(scenario.warm_up, scenario.least));
+    side.warm_up(mode.warm_up(scenario));
     let trapped = trap::install().and_then(|()| trap::tighten(&threads::ids_of(mode.moving)));
     match &trapped {
         Ok(()) => prove_the_trap(),
@@ -156,7 +165,7 @@ fn train() {
     }
     // The first calls of the trap itself.
     (0..10).for_each(|_| side.step());
-    let counted = mode.rounds(scenario.counted, scenario.least);
+    let counted = mode.counted(scenario);
     let parts = (0..mode.parts()).map(|_| {
         let from = Start::now();
         (0..counted / mode.parts()).for_each(|_| side.step());
@@ -348,11 +357,7 @@ fn prove_in(modes: &[Mode], name: &str) {
     let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
     for mode in modes {
         let cluster = cluster(2);
-        println!(
-            "{name}, poll = {}: {} rounds are counted",
-            mode.poll,
-            mode.rounds(scenario.counted, scenario.least)
-        );
+        println!("{name}, poll = {}: {} rounds are counted", mode.poll, mode.counted(scenario));
         let mut trainers = [0, 1].map(|task| Trainer::start(scenario, mode, &cluster, task));
         for (task, trainer) in trainers.iter_mut().enumerate() {
             trainer.report().check(&format!("{name}, poll = {}, task {task}", mode.poll), mode);
