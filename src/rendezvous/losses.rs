@@ -83,6 +83,19 @@ impl Losses {
         }
     }
 
+    /// The result of a receive, for its caller.
+    #[inline]
+    pub(super) fn delivered<T: Receivable>(&self, Outcome(result): Outcome) -> Result<Delivery<T>, Error> {
+        result.map_err(|error| self.failed(error))?.cast()
+    }
+
+    /// Notes the error of a call, which is returned to its caller.
+    #[cold]
+    pub(super) fn failed(&self, error: Error) -> Error {
+        self.call_failed(&error);
+        error
+    }
+
     /// The loss that calls have failed with, if its peer is not back.
     pub fn failure(&self) -> Option<Error> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,19 +139,6 @@ impl PeerObserver for Losses {
 }
 
 impl Context {
-    /// The result of a receive, for its caller.
-    #[inline]
-    pub(super) fn delivered<T: Receivable>(&self, Outcome(result): Outcome) -> Result<Delivery<T>, Error> {
-        result.map_err(|error| self.failed(error))?.cast()
-    }
-
-    /// Notes the error of a call, which is returned to its caller.
-    #[cold]
-    pub(super) fn failed(&self, error: Error) -> Error {
-        self.losses.call_failed(&error);
-        error
-    }
-
     /// The loss for which a stop of this node is a consequence. It has ended every call, or calls
     /// have failed with it and its peer is not back.
     pub(crate) fn failure(&self) -> Option<Error> {
@@ -153,7 +153,7 @@ impl Context {
     pub(super) fn check_lost_peer(&self, peer: PeerIndex) -> Result<(), Error> {
         match self.losses.status(peer) {
             PeerStatus::Up(_) => Ok(()),
-            PeerStatus::Lost(_, error) => Err(self.failed(error)),
+            PeerStatus::Lost(_, error) => Err(self.losses.failed(error)),
             PeerStatus::Absent => Err(Error::NotConnected { peer: self.members.task(peer).clone() }),
         }
     }

@@ -293,7 +293,7 @@ impl<T: Receivable> Pending<T> {
     fn take(&mut self) -> Result<Delivery<T>, Error> {
         let context = &self.token.context;
         match self.receiver.take() {
-            Some(outcome) => context.delivered(outcome),
+            Some(outcome) => context.losses.delivered(outcome),
             None => Err(context.broken().unwrap_or(Error::Stopped)),
         }
     }

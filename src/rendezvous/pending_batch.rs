@@ -83,7 +83,7 @@ impl<T: Receivable> PendingBatch<T> {
     /// Takes the outcome of the receive on edge number `at`. `None` before the receive has ended,
     /// and after its outcome was taken. Later waits leave out outcomes that were taken.
     pub fn take(&mut self, at: usize) -> Option<Result<Delivery<T>, Error>> {
-        self.receiver.take(at).map(|outcome| self.context.delivered(outcome))
+        self.receiver.take(at).map(|outcome| self.context.losses.delivered(outcome))
     }
 
     /// Cancels the receives that have not ended. Each ends with its value or with
@@ -155,7 +155,7 @@ impl<T: Receivable> PendingBatch<T> {
     /// The outcome of one receive; `None` if it was taken.
     fn delivery(&mut self, at: usize) -> Option<Result<Delivery<T>, Error>> {
         match self.receiver.take(at) {
-            Some(outcome) => Some(self.context.delivered(outcome)),
+            Some(outcome) => Some(self.context.losses.delivered(outcome)),
             None if self.receiver.is_ready(at) => None,
             None => Some(Err(self.context.broken().unwrap_or(Error::Stopped))),
         }

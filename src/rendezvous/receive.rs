@@ -46,7 +46,7 @@ impl Step {
         receive: DirectReceive,
     ) -> Result<Delivery<Tensor>, Error> {
         match waited {
-            DirectWait::Ready(Err(error)) => Err(self.context.failed(*error)),
+            DirectWait::Ready(Err(error)) => Err(self.context.losses.failed(*error)),
             DirectWait::TimedOut => Err(self.timed_out(edge, timeout)),
             DirectWait::Unusable(why) => Err(unusable(why)),
             DirectWait::Ready(Ok(())) => match receive {
@@ -257,7 +257,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let timeout = self.timeout.unwrap_or(context.settings.recv_timeout);
         let mut receive = DirectReceive::Waiting(context.destination(self.into.take()));
         match self.step.wait_direct(self.edge, &mut receive, timeout) {
-            DirectWait::Ready(Err(error)) => return Err(context.failed(*error)),
+            DirectWait::Ready(Err(error)) => return Err(context.losses.failed(*error)),
             DirectWait::TimedOut => return Err(self.step.timed_out(self.edge, timeout)),
             DirectWait::Unusable(why) => return Err(unusable(why)),
             DirectWait::Ready(Ok(())) => {}
@@ -290,8 +290,9 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         let permit = self.admit()?;
-        let context = self.step.context.clone();
-        let done = move |outcome| done(context.delivered(outcome));
+        // Not the context, which holds the callback: a cycle would keep both.
+        let losses = self.step.context.losses.clone();
+        let done = move |outcome| done(losses.delivered(outcome));
         let sender = OneshotSender::callback(self.step.context.executor.callback(done));
         self.submit(permit, sender).map(|(token, _)| token)
     }

@@ -7,7 +7,7 @@ use tensorwire::{Counter, Snapshot};
 
 #[test]
 fn meta_data_may_change_at_any_step_whether_it_fits_or_not() {
-    const SIZES: [usize; 9] = [5000, 5000, 4700, 5000, 5500, 2, 0, 5501, 4300];
+    const SIZES: [usize; 9] = [10_000, 10_000, 9400, 10_000, 11_000, 2, 0, 11_002, 8600];
     let steps = || (0..90_u64).map(|n| (n, SIZES[(n / 5) as usize % SIZES.len()]));
     pair(
         &[],
@@ -33,11 +33,11 @@ fn a_new_shape_costs_one_message_and_a_known_one_none() {
     pair(
         &[],
         |node, sequence| {
-            (0..4).for_each(|n| send_and_wait(node, sequence, n, 5000));
+            (0..4).for_each(|n| send_and_wait(node, sequence, n, LARGE));
             until_carried(node, 4);
             let before = node.counters();
             // The short last batch of an epoch, and full ones.
-            [(4, 4600), (5, 5000)].into_iter().for_each(|(n, size)| send_and_wait(node, sequence, n, size));
+            [(4, 9200), (5, LARGE)].into_iter().for_each(|(n, size)| send_and_wait(node, sequence, n, size));
             until_carried(node, 6);
             let since = node.counters().since(&before);
             assert_eq!(since.get(Counter::MetasSent), 1, "one for what was not known");
@@ -45,7 +45,7 @@ fn a_new_shape_costs_one_message_and_a_known_one_none() {
         },
         |node, sequence| {
             let _standing = node.standing(&here(node, 0), sequence, 8).expect("new");
-            for (n, size) in [(0, 5000), (1, 5000), (2, 5000), (3, 5000), (4, 4600), (5, 5000)] {
+            for (n, size) in [(0, LARGE), (1, LARGE), (2, LARGE), (3, LARGE), (4, 9200), (5, LARGE)] {
                 receive(node, sequence, n, size);
             }
         },
@@ -92,7 +92,7 @@ fn a_short_batch_in_each_epoch_costs_one_message_once() {
     if crate::common::calls_for_each_value() {
         return;
     }
-    let counted = sizes(160, 0, |n| if n % 20 == 19 { 4500 } else { LARGE });
+    let counted = sizes(160, 0, |n| if n % 20 == 19 { 9000 } else { LARGE });
     assert_eq!(counted.get(Counter::MetasSent), 2, "{counted}");
 }
 
@@ -102,7 +102,7 @@ fn shapes_that_take_turns_cost_nothing_after_the_first_round() {
         return;
     }
     for shapes in [2, 4] {
-        let counted = sizes(160, 80, move |n| 5000 - 100 * (n as usize % shapes));
+        let counted = sizes(160, 80, move |n| LARGE - 200 * (n as usize % shapes));
         assert_eq!(counted.get(Counter::MetasSent), 0, "{shapes} shapes: {counted}");
         assert_eq!(counted.get(Counter::WritesPosted), 80, "{shapes} shapes: {counted}");
     }
