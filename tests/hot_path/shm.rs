@@ -378,6 +378,7 @@ fn small_tensors() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn small_tensors_of_a_sequence_of_steps() {
     prove("small_in_sequence");
 }
@@ -438,11 +439,13 @@ fn written_tensors_with_a_standing_request() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn borrowed_tensors_with_a_standing_request() {
     prove("borrowed_standing");
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn several_edges_with_a_standing_request() {
     prove("several_standing");
 }
@@ -453,6 +456,7 @@ fn tensors_that_are_compared_with_their_checksums() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn tensors_with_a_standing_request_that_are_compared_with_their_checksums() {
     prove("several_standing_validated");
 }

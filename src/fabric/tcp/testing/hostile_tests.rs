@@ -273,6 +273,7 @@ fn send_forged(mut scene: Scene, header: &[u8], reads: bool, what: &str) {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn forged_headers_get_only_what_the_rules_allow() {
     let pool = pool();
     let mut count = 0;
