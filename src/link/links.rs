@@ -20,7 +20,8 @@ use std::sync::Arc;
 const EVENTS: usize = 256;
 /// Polls of [`Links::poll_all`]: enough for anything that the queues can hold.
 const LAST_POLLS: u32 = 10_000;
-/// Messages of [`Links::poll_all`], about: those of peers that never are silent are left.
+/// About the most messages that [`Links::poll_all`] reads. What a link that then ends has left is
+/// dropped.
 const LAST_MESSAGES: usize = 1 << 17;
 
 /// The two tasks of a link.

@@ -195,7 +195,7 @@ impl Connections {
             (Some(LossCause::Silent { .. } | LossCause::Closed(_)) | None, LinkFailure::Closed) => {
                 LinkFailure::Closed.into_loss()
             }
-            // This side has met it first.
+            // No end of the peer that was told hides what this side has found.
             (_, failure) if failure.is_found_here() => failure.into_loss(),
             (Some(cause), _) => cause,
             (None, failure) => failure.into_loss(),
@@ -311,7 +311,7 @@ impl Connections {
                 continue;
             }
             if present.link == closed {
-                // Its own word tells more than what was seen of it.
+                // The end that was told says more than the close of the link.
                 present.close_reason = Some(cause);
                 break;
             }

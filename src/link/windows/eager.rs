@@ -4,8 +4,8 @@
 //! The receiver keeps such a tensor until a receive takes it, so the bytes of all are bounded.
 //! `EAGER_CREDIT` tells the sender how many bytes were taken. A tensor beyond the bound is offered.
 //!
-//! A side that answers with eager tensors sends its credit behind one of them. So the credit delays
-//! neither the answer nor, as a message before it, the receive that waits for the answer.
+//! A side that sends eager tensors, too, sends its credit behind the next one. In front of an
+//! answer, credit would delay the answer, and the receive that waits for it.
 
 use super::outgoing::{MAX_IN_RECORD, RECORD_HEAD};
 use super::ready::{ReadyBytes, ReadyShare};
