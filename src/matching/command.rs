@@ -333,8 +333,8 @@ pub trait PeerObserver: Send + Sync {
     fn told_ends(&self) -> Vec<PeerEnd> {
         Vec::new()
     }
-    /// The error of the first end that the node was told before this loss, if something was wrong
-    /// with it and no poller has reported it. The peer may belong to another poller.
+    /// The error of the first end that the node was told before this loss. There is none if nothing
+    /// was wrong with that end, or a poller has reported it. The peer may belong to another poller.
     fn first_cause(&self, of: &LostPeer) -> Option<Error> {
         let _ = of;
         None

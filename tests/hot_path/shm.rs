@@ -404,11 +404,13 @@ fn borrowed_tensors() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn dead_values() {
     prove("dead");
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn several_edges_at_a_time() {
     prove("several");
 }
@@ -451,6 +453,7 @@ fn several_edges_with_a_standing_request() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn tensors_that_are_compared_with_their_checksums() {
     ["small_validated", "written_validated", "borrowed_validated"].into_iter().for_each(prove);
 }
