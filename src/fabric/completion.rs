@@ -131,6 +131,13 @@ impl LinkFailure {
         matches!(self, Resources(_) | Protocol(_) | NoReceive | Refused(_))
     }
 
+    /// Whether the cause lies at the peer or between both sides, so that the bootstrap service may
+    /// know more about it.
+    pub fn is_remote(&self) -> bool {
+        use LinkFailure::{Closed, Completion, Connection, PeerDied, PeerResources};
+        matches!(self, PeerDied { .. } | Closed | PeerResources | Completion { .. } | Connection { .. })
+    }
+
     /// The loss of the peer that this end of a link means.
     pub fn into_loss(self) -> LossCause {
         let text = self.to_string();
@@ -249,5 +256,55 @@ impl Completions {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.bytes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_lies_here_or_elsewhere_and_never_at_both() {
+        let connection = LinkFailure::Connection {
+            peer: ([127, 0, 0, 1], 4000).into(),
+            error: "Connection reset by peer".into(),
+            cause: "the peer's process has ended",
+        };
+        let completion = LinkFailure::Completion {
+            operation: "RDMA write",
+            queue_pair: 0,
+            status: "IBV_WC_RETRY_EXC_ERR",
+            code: 12,
+            vendor: 0x81,
+            cause: "the peer does not answer",
+        };
+        let device = LinkFailure::Device {
+            device: "rxe0".into(),
+            event: "port down",
+            cause: "the cable is unplugged",
+        };
+        let remote = [
+            LinkFailure::PeerDied { pid: 1 },
+            LinkFailure::Closed,
+            LinkFailure::PeerResources,
+            connection,
+            completion,
+        ];
+        for failure in remote {
+            assert!(failure.is_remote() && !failure.is_found_here(), "{failure}");
+        }
+        let found_here = [
+            LinkFailure::Resources("ulimit -n".into()),
+            LinkFailure::Protocol("a bad slot".into()),
+            LinkFailure::NoReceive,
+            LinkFailure::Refused("too long"),
+        ];
+        for failure in found_here {
+            assert!(failure.is_found_here() && !failure.is_remote(), "{failure}");
+        }
+        // Neither found in what the peer did, nor known better by the bootstrap service.
+        for failure in [LinkFailure::Local("it is silent".into()), device] {
+            assert!(!failure.is_found_here() && !failure.is_remote(), "{failure}");
+        }
     }
 }

@@ -467,11 +467,6 @@ impl WindowHandler {
     }
 }
 
-/// Whether the cause of the end of a link is not here, so that the bootstrap service may know more.
-fn is_remote(failure: &LinkFailure) -> bool {
-    !matches!(failure, LinkFailure::Local(_) | LinkFailure::Device { .. }) && !failure.is_found_here()
-}
-
 /// Counts the values that had left for a peer whose link has ended, and returns their number. A
 /// peer that stopped cleanly has lost none.
 fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) -> u64 {
@@ -541,7 +536,7 @@ impl<P: Port> Handler<P> for WindowHandler {
 
     fn event(&mut self, links: &mut Links<P>, event: LinkEvent, _now: Time) {
         let earlier = match &event {
-            LinkEvent::Down { link, failure, .. } if is_remote(failure) => {
+            LinkEvent::Down { link, failure, .. } if failure.is_remote() => {
                 self.connections.ended_before(*link)
             }
             _ => Vec::new(),

@@ -181,6 +181,16 @@ fn a_closed_link_has_the_reason_that_was_told_before_it() {
 }
 
 #[test]
+fn what_was_told_says_more_than_a_close_for_which_the_service_gave_another_reason() {
+    let a = side(0, 10);
+    let [(one, life), (_two, _)] = linked_with_two(&a);
+    a.is_told(&life, LossCause::Left(LossCause::STOPPED.into()));
+    one.engine.close();
+    a.peering.lost(&life, LossCause::Closed("it has started generation 2".into()));
+    assert!(lost_cause(a.status()).is_clean());
+}
+
+#[test]
 fn a_closed_link_without_a_word_is_a_loss() {
     let a = side(0, 10);
     let [(one, _), (_two, _)] = linked_with_two(&a);
