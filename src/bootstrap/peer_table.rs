@@ -101,6 +101,11 @@ impl PeerTable {
         self.peers[index].life.as_ref().is_some_and(|life| !matches!(life.stage, LifeStage::Gone))
     }
 
+    /// Whether this is the life of that peer that is known.
+    pub(super) fn is_present(&self, index: usize, life: Incarnation) -> bool {
+        self.peers[index].life.as_ref().is_some_and(|present| present.who.incarnation == life)
+    }
+
     pub(super) fn is_busy(&self, index: usize) -> bool {
         self.peers[index].busy
     }

@@ -34,6 +34,8 @@ pub(super) const REFUSED_FOR_GOOD: tonic::Code = tonic::Code::FailedPrecondition
 /// Serves the peers' calls.
 pub(super) struct Server {
     shared: Arc<BootstrapShared>,
+    /// Held by the task of a peer's `Leave`: there is one at a time.
+    leaving: Vec<Arc<tokio::sync::Mutex<()>>>,
 }
 
 /// The caller: a peer, in the life that it claims.
@@ -44,7 +46,8 @@ struct From {
 
 impl Server {
     pub(super) fn new(shared: Arc<BootstrapShared>) -> Self {
-        Server { shared }
+        let leaving = shared.peers.iter().map(|_| Arc::default()).collect();
+        Server { shared, leaving }
     }
 
     /// Checks everything about the caller but its incarnation. A caller speaks for the name that
@@ -145,7 +148,7 @@ impl Server {
             return Status::new(self.code_of_a_mix_up(to), what);
         }
         Status::already_exists(format!(
-            "the name {me} is taken by incarnation {mine}, which is alive; incarnation {life} can't have it"
+            "the name {me} is taken by another incarnation, which is alive; incarnation {life} can't have it"
         ))
     }
 
@@ -170,9 +173,10 @@ impl Server {
     fn refuse_life(&self, from: &From, refusal: LifeRefusal) -> Status {
         let (name, life) = (&self.shared.peers[from.peer], from.life);
         match refusal {
-            LifeRefusal::Taken { alive } => {
+            // Whoever knows the incarnation of a life can end it.
+            LifeRefusal::Taken { alive: _ } => {
                 let what = format!(
-                    "the name {name} is taken by incarnation {alive}, which is alive; incarnation {life} \
+                    "the name {name} is taken by another incarnation, which is alive; incarnation {life} \
                      can't have it until that one has left or been silent for {:?}",
                     self.shared.options.silence
                 );
@@ -381,8 +385,13 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let cause = LossCause::Left(shorten(&request.reason, MAX_REASON));
         let first = name(request.because_of.as_ref()).ok().and_then(|name| self.shared.index_of(&name));
         let (shared, first) = (self.shared.clone(), first.filter(|first| *first != from.peer));
+        let turn = self.leaving[from.peer].clone().lock_owned().await;
+        if !shared.see(|members| members.is_present(from.peer, from.life)) {
+            return Ok(Response::new(grpc::LeaveResponse {}));
+        }
         // A task of its own: it continues if the caller hangs up.
         let told = tokio::spawn(async move {
+            let _turn = turn;
             if let Some(first) = first {
                 look_for_loss(&shared, first).await;
             }

@@ -1,7 +1,13 @@
 //! Peers leave, die, fall silent, come back, and lose single links.
 
+use super::super::acceptor::ProvenCaller;
+use super::super::generated as grpc;
+use super::super::generated::bootstrap_server::Bootstrap;
+use super::super::server::Server;
+use super::super::shared::{BootstrapShared, ServicePhase, task};
 use super::*;
 use crate::bootstrap::peer_table::{LifeRefusal, PeerEvent, PeerIdentity, PeerTable};
+use tokio::time::timeout;
 
 #[test]
 fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
@@ -250,4 +256,49 @@ fn who_leaves_because_of_a_death_that_is_none_ends_its_own_link_alone() {
     let names: Vec<TaskId> = second.service.linked().into_iter().map(|peer| peer.name).collect();
     assert_eq!(names, [name("worker", 2)]);
     assert_eq!(third.peering.await_loss().0, name("worker", 0));
+}
+
+/// Each call waits for the end of the member that it names, who lives.
+#[test]
+fn however_often_a_member_leaves_and_hangs_up_one_task_looks_for_its_cause() {
+    let (cluster, life) = (workers(3), Incarnation::new(7).unwrap());
+    let options = options(&cluster, 1);
+    let (me, incarnation) = (options.me.clone(), options.incarnation);
+    let shared = BootstrapShared::new(options, PROTOCOL_VERSION, Arc::new(Pretender::default()));
+    let shared = Arc::new(shared);
+    shared.advance(&[ServicePhase::Created], ServicePhase::Started);
+    let met = PeerIdentity { incarnation: life, host_id: "host".into() };
+    shared.step(|members| {
+        let mut meet = |peer| members.meet(peer, &met, false, Instant::now()).expect("a new life");
+        ((), [meet(0), meet(1)].into_iter().flatten().collect())
+    });
+    let server = Server::new(shared.clone());
+    let leave = || {
+        let mut request = tonic::Request::new(grpc::LeaveRequest {
+            caller: Some(grpc::Caller {
+                version: PROTOCOL_VERSION,
+                cluster_digest: cluster.digest(),
+                from: Some(task(&name("worker", 0))),
+                incarnation: life.get(),
+                to: Some(task(&me)),
+                to_incarnation: incarnation.get(),
+            }),
+            reason: "it was lost".into(),
+            because_of: Some(task(&name("worker", 2))),
+        });
+        request.extensions_mut().insert(Arc::new(ProvenCaller::new(name("worker", 0), LONG)));
+        server.leave(request)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for _ in 0..50 {
+            timeout(Duration::from_millis(1), leave()).await.expect_err("it hangs up first");
+        }
+        assert_eq!(runtime.metrics().num_alive_tasks(), 1);
+        // It ends, and so does the life.
+        leave().await.expect("heard");
+        assert!(!shared.see(|members| members.is_met(0)) && shared.see(|members| members.is_met(1)));
+        tokio::task::yield_now().await;
+        assert_eq!(runtime.metrics().num_alive_tasks(), 0);
+    });
 }

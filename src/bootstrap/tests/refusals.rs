@@ -189,7 +189,7 @@ fn a_second_process_at_the_same_address_cannot_start() {
 }
 
 #[test]
-fn a_second_process_under_a_taken_name_is_refused_with_both_incarnations() {
+fn a_second_process_under_a_taken_name_is_refused_and_is_told_its_own_incarnation_alone() {
     let cluster = workers(3);
     let members = linked(&cluster, 3);
     for task in [0, 1, 2] {
@@ -199,8 +199,9 @@ fn a_second_process_under_a_taken_name_is_refused_with_both_incarnations() {
         let pretender = Member::start(again);
         let error = pretender.await_missing("is taken by");
         println!("{error}");
-        let what = format!("the name worker/{task} is taken by incarnation {first}");
+        let what = format!("the name worker/{task} is taken by another incarnation, which is alive");
         assert!(error.contains(&what) && error.contains(&second.to_string()), "{error}");
+        assert!(!error.contains(&first.to_string()), "who knows an incarnation can end it: {error}");
         assert!(pretender.peering.told().is_empty());
         pretender.stop();
     }

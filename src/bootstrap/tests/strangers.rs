@@ -266,16 +266,21 @@ fn another_life_of_a_member_ends_nothing() {
     first.hello().unwrap();
     first.link(1);
     let mut second = Raw::new(&cluster, 8);
-    assert!(second.hello().unwrap_err().message().contains("is taken by"));
-    assert!(second.offer(2, "generation 2").is_err());
-    assert!(second.ready(1).is_err());
+    let mut told = vec![second.hello().unwrap_err().message().to_owned()];
+    assert!(told[0].contains("is taken by another incarnation"), "{told:?}");
+    told.push(second.offer(2, "generation 2").unwrap_err().message().to_owned());
+    told.push(second.ready(1).unwrap_err().message().to_owned());
     let leave = grpc::LeaveRequest {
         caller: Some(second.caller.clone()),
         reason: "disk full".into(),
         ..Default::default()
     };
     drop(second.runtime.block_on(second.grpc.leave(leave)));
-    assert!(!second.heartbeat(1).linked);
+    let heard = second.heartbeat(1);
+    assert!(!heard.linked);
+    told.push(heard.reason);
+    // It is not told whom to pose as.
+    assert!(told.iter().all(|text| !text.contains("0000000000000007")), "{told:?}");
     assert!(first.heartbeat(1).linked);
     assert_eq!(victim.peering.told(), [Told::Ready(name("worker", 0), 1)]);
 }
