@@ -153,6 +153,8 @@ impl Builder {
         match self.meeting()? {
             None => Node::start(&self.build()?),
             Some(meeting) => {
+                // Before a store and listeners are opened. Its cluster has as many members.
+                ResourcePlan::new(&meeting.config).check()?;
                 let met = meet(&meeting)?;
                 let config = self.with_cluster(meeting.config.task_id(), &met.cluster)?;
                 Node::start_at(&config, Some(met))

@@ -76,7 +76,10 @@ mod suite {
         assert!(error.to_string().contains("were not set within 30ms"), "{error}");
         one.set("a", b"").unwrap();
         one.set("c", b"").unwrap();
-        one.wait(&["a", "b", "c"], Duration::ZERO).unwrap();
+        for timeout in [Duration::ZERO, Duration::MAX] {
+            one.wait(&["a", "b", "c"], timeout).unwrap();
+            assert_eq!(one.get("b", timeout).unwrap(), b"");
+        }
         one.wait(&[], Duration::ZERO).unwrap();
     }
 

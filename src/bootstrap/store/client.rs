@@ -287,7 +287,7 @@ impl Store for RemoteStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         check_key(key)?;
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let wait = left.min(LONGEST_WAIT);
@@ -310,7 +310,7 @@ impl Store for RemoteStore {
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         keys.iter().try_for_each(|key| check_key(key))?;
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         let mut missing = Vec::new();
         let mut rest = keys;
         while !rest.is_empty() {
@@ -371,6 +371,11 @@ impl Store for RemoteStore {
             })?;
         Ok(answer.keys)
     }
+}
+
+/// When a wait ends. A clock can't say all times.
+fn end_of(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }
 
 /// The number of keys at the front that one call takes. At least one.

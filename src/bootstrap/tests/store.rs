@@ -295,10 +295,13 @@ fn another_secret_reaches_no_store() {
     }
     // The end of the server does not hide it.
     let mut options = with(1, "wrong");
-    options.timeout = 10 * SHORT;
+    options.timeout = 20 * SHORT;
+    let refused = server.refused();
     let error = std::thread::scope(|scope| {
         let caller = scope.spawn(|| RemoteStore::connect(&options).unwrap_err().to_string());
-        std::thread::sleep(SHORT);
+        while server.refused() == refused {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         drop(server);
         caller.join().unwrap()
     });
