@@ -14,7 +14,7 @@ const READ: usize = 8 << 10;
 
 const _: () = assert!(SHORT_HEADER + MAX_SEND < RECEIVE_BYTES);
 
-/// SocketRead bytes of the main connection.
+/// Bytes of the main connection that were received and not handled yet.
 #[derive(Debug)]
 pub(super) struct ReceiveBuffer {
     bytes: Box<[u8; RECEIVE_BYTES]>,
