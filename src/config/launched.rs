@@ -102,6 +102,11 @@ impl LaunchedRank {
         Self::find(&variables.into_iter().collect())
     }
 
+    /// Whether a process that starts the members has the variables, too.
+    pub(super) fn may_be_of_a_parent(&self) -> bool {
+        LAUNCHERS.iter().any(|launcher| launcher.outer && launcher.rank == self.variable)
+    }
+
     pub(super) fn find(variables: &Variables) -> Result<Option<Self>, ConfigError> {
         let mut found: Vec<(&Launcher, LaunchedRank)> = Vec::new();
         for launcher in &LAUNCHERS {

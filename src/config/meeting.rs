@@ -130,7 +130,8 @@ impl Builder {
         let ports = (1..=size).map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",");
         settings.put_default("cluster", format!("{job}={ports}"), &Origin::Default)?;
         let config = settings.finish()?;
-        Ok(Some(Meeting { store, origin, size, run: run(&variables)?, config }))
+        let run = run(&variables, &store)?;
+        Ok(Some(Meeting { store, origin, size, run, config }))
     }
 
     /// The settings of a member that has met the others.
@@ -153,11 +154,14 @@ impl RawSettings {
             return Ok(());
         }
         let Some(found) = LaunchedRank::find(variables)? else { return Ok(()) };
+        let may_differ = found.may_be_of_a_parent();
         let LaunchedRank { rank, size, variable, .. } = found;
         let origin = Origin::Variable { name: variable.into() };
         let Some(cluster) = cluster else {
-            self.agree("task", rank, variable)?;
-            self.agree("world_size", size, variable)?;
+            if !may_differ {
+                self.agree("task", rank, variable)?;
+                self.agree("world_size", size, variable)?;
+            }
             self.put_default("job", DEFAULT_JOB.into(), &origin)?;
             self.put_default("task", rank.to_string(), &origin)?;
             return self.put_default("world_size", size.to_string(), &origin);
@@ -224,11 +228,14 @@ fn place(
 }
 
 /// What tells this run from an earlier one that has met in the same store. It is the same in all
-/// members.
-fn run(variables: &Variables) -> Result<String, ConfigError> {
-    const RUNS: [&[&str]; 3] =
-        [&[TORCHRUN, "TORCHELASTIC_RESTART_COUNT"], &["PMIX_NAMESPACE"], &["SLURM_JOB_ID", "SLURM_STEP_ID"]];
-    for names in RUNS {
+/// members: so a store that task 0 serves anew has no count of restarts. Agents of torchrun count
+/// only their own (torch/distributed/elastic/__init__.py).
+fn run(variables: &Variables, store: &StoreAddress) -> Result<String, ConfigError> {
+    let torchrun: &[&str] = match store {
+        StoreAddress::Tcp(_) => &[TORCHRUN],
+        StoreAddress::File(_) => &[TORCHRUN, "TORCHELASTIC_RESTART_COUNT"],
+    };
+    for names in [torchrun, &["PMIX_NAMESPACE"], &["SLURM_JOB_ID", "SLURM_STEP_ID"]] {
         let parts = names.iter().map(|name| text(variables, name)).collect::<Result<Vec<_>, _>>()?;
         if parts[0].is_some() {
             let mut run = parts.into_iter().flatten().collect::<Vec<_>>().join(".");

@@ -76,6 +76,8 @@ fn the_variables_of_this_crate_agree_with_those_of_the_launcher() {
     refused(&[&MPI, &MASTER, &[("TENSORWIRE_WORLD_SIZE", "3")]], &["world_size is \"3\"", "says 2"]);
     let same = [("TENSORWIRE_TASK", "1"), ("TENSORWIRE_WORLD_SIZE", "2"), ("TENSORWIRE_JOB", "peer")];
     assert_eq!(me(&met(&[&MPI, &MASTER, &same]).config), "peer/1");
+    let script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")];
+    assert_eq!(me(&met(&[&script, &MASTER, &same]).config), "peer/1", "a batch script starts members, too");
     let program = Config::builder().environment(variables(&[&MPI, &MASTER])).task(0);
     assert_eq!(me(&program.meeting().unwrap().unwrap().config), "worker/0", "the program wins");
 }
@@ -132,11 +134,12 @@ fn the_place_is_the_setting_or_the_master_and_beside_the_port_of_torchrun() {
     assert_eq!(store(&[&MPI, &MASTER]), "tcp://10.0.0.1:29500");
     let torchrun = [("TORCHELASTIC_RUN_ID", "job"), ("TORCHELASTIC_RESTART_COUNT", "1")];
     assert_eq!(store(&[&MPI, &MASTER, &torchrun]), "tcp://10.0.0.1:29501");
-    assert_eq!(met(&[&MPI, &MASTER, &torchrun]).run, "job.1");
+    assert_eq!(met(&[&MPI, &MASTER, &torchrun]).run, "job", "task 0 serves a new store");
     let last = [("MASTER_ADDR", "::1"), ("MASTER_PORT", "65535")];
     assert_eq!(store(&[&MPI, &last, &torchrun]), "tcp://[::1]:65534");
     let own = [("TENSORWIRE_STORE", "file:///shared/run-7")];
     assert_eq!(store(&[&MPI, &MASTER, &torchrun, &own]), "file:///shared/run-7");
+    assert_eq!(met(&[&MPI, &MASTER, &torchrun, &own]).run, "job.1", "the file has keys of run 0");
     let slurm = [("SLURM_JOB_ID", "12"), ("SLURM_STEP_ID", "3")];
     assert_eq!(met(&[&MPI, &MASTER, &slurm]).run, "12.3");
     assert_eq!(met(&[&MPI, &MASTER]).run, "");
