@@ -1,9 +1,18 @@
 //! The lines that members write, with their names in front.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of the longest line. A longer one comes in parts.
 const MAX_LINE: u64 = 64 * 1024;
+
+/// Threads that write a line to standard output or error, or wait to.
+static WRITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a line waits for whoever reads the output of this process.
+pub fn is_writing() -> bool {
+    WRITING.load(Ordering::Relaxed) > 0
+}
 
 /// Copies each line of `from` to `to`, which other members share, with `prefix` in front. Ends with
 /// the input. What can't be written is dropped, so that no member waits for a reader that has gone.
@@ -26,14 +35,20 @@ pub fn forward(prefix: &str, from: impl Read, mut to: impl FnMut(&[u8])) {
 
 /// Writes a line to standard output, whole.
 pub fn to_stdout(line: &[u8]) {
-    let mut out = std::io::stdout().lock();
-    // Nobody may read it any more.
-    let _ = out.write_all(line).and_then(|()| out.flush());
+    write(line, || std::io::stdout().lock());
 }
 
 /// Writes a line to standard error, whole.
 pub fn to_stderr(line: &[u8]) {
-    let _ = std::io::stderr().lock().write_all(line);
+    write(line, || std::io::stderr().lock());
+}
+
+fn write<W: Write>(line: &[u8], to: impl FnOnce() -> W) {
+    WRITING.fetch_add(1, Ordering::Relaxed);
+    let mut to = to();
+    // Nobody may read it any more.
+    let _ = to.write_all(line).and_then(|()| to.flush());
+    WRITING.fetch_sub(1, Ordering::Relaxed);
 }
 
 #[cfg(test)]

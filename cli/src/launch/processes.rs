@@ -214,9 +214,11 @@ impl Crew {
             }
         }
         self.end_groups(news, grace);
-        let rest = Instant::now() + REST;
+        let mut rest = Instant::now() + REST;
         while self.open > 0 {
             match next(news, Some(rest)) {
+                // Whoever reads the output is slow: a pager, for example.
+                None if output::is_writing() => rest = Instant::now() + REST,
                 Some(LaunchEvent::Signal(_)) | None => return,
                 Some(event) => self.handle(event, grace),
             }

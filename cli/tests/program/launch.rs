@@ -108,6 +108,18 @@ fn lines_of_several_processes_are_whole() {
 }
 
 #[test]
+fn output_is_complete_however_late_it_is_read() {
+    // The process ends at once: its output fits in a pipe, and the prefixes of its lines do not.
+    let mut launcher =
+        script("-n 1", "yes | head -c 60000").stdout(Stdio::piped()).spawn().expect("it starts");
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut all = String::new();
+    launcher.stdout.take().expect("piped").read_to_string(&mut all).expect("text");
+    assert!(launcher.wait().expect("it ends").success());
+    assert_eq!(all.lines().filter(|line| *line == "[worker:0] y").count(), 30_000);
+}
+
+#[test]
 fn the_first_failure_ends_all_is_named_and_is_the_exit_status() {
     let what = "trap 'echo asked to end; exit 9' TERM; \
                 if [ $RANK = 1 ]; then sleep 0.3; exit 7; fi; while :; do sleep 0.05; done";
