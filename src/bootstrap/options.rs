@@ -122,6 +122,15 @@ impl Listening<'_> {
                 Ok(listener) => {
                     // Without it, fewer callers may wait to be accepted.
                     let _ = rustix::net::listen(&listener, BACKLOG);
+                    if self.is_unreachable(address) {
+                        tracing::warn!(
+                            "{}: {} leads to {}, where no other host reaches it: see /etc/hosts, or give \
+                             an IP address of the network",
+                            self.me,
+                            self.address,
+                            address.ip()
+                        );
+                    }
                     return Ok(listener);
                 }
                 // `localhost` may stand for an address family that this host does not have. Every
@@ -145,6 +154,13 @@ impl Listening<'_> {
                 source: ErrorKind::NotFound.into(),
             },
         })
+    }
+
+    /// Whether a name that others may use leads to this host alone, as many have their own name in
+    /// /etc/hosts.
+    fn is_unreachable(&self, found: SocketAddr) -> bool {
+        let is_host = self.address.name().is_some_and(|name| name != "localhost");
+        self.bind.is_none() && is_host && found.ip().is_loopback() && reaches_beyond(self.auth)
     }
 
     fn check_exposure(&self, candidates: &[SocketAddr]) -> Result<(), BootstrapError> {
@@ -215,6 +231,22 @@ mod tests {
         open.allow_non_loopback = true;
         // 192.0.2.0/24 is reserved for documentation: no host has it, so the bind fails.
         assert!(matches!(open.listen(), Err(BootstrapError::Bind { .. })));
+    }
+
+    #[test]
+    fn a_host_name_that_leads_to_loopback_reaches_no_other_host() {
+        let me = TaskId::new("worker", 0).unwrap();
+        let is = |address: &str, found: &str, auth| {
+            let address = address.parse().unwrap();
+            let listening =
+                Listening { me: &me, address: &address, bind: None, auth, allow_non_loopback: true };
+            listening.is_unreachable(found.parse().unwrap())
+        };
+        assert!(is("node-a:4000", "127.0.1.1:4000", AuthMode::Secret));
+        assert!(!is("node-a:4000", "10.0.0.7:4000", AuthMode::Secret));
+        assert!(!is("node-a:4000", "127.0.1.1:4000", AuthMode::Uid), "all are of this host");
+        assert!(!is("localhost:4000", "127.0.0.1:4000", AuthMode::Secret));
+        assert!(!is("127.0.0.1:4000", "127.0.0.1:4000", AuthMode::Secret));
     }
 
     #[test]
