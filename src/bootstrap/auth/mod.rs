@@ -313,4 +313,15 @@ impl Authenticator {
     pub(super) fn call_oneself(&mut self, name: TaskId) {
         self.me = name;
     }
+
+    /// Shows the public key of one with a secret, and signs with the key of another one. It still
+    /// knows the keys of the members, so it finds that the listener is the one that it calls.
+    pub(super) fn forge(&mut self, shown: &Self, signer: &Self) {
+        let (Method::Secret(own), Method::Secret(shown), Method::Secret(signer)) =
+            (&mut self.method, &shown.method, &signer.method)
+        else {
+            panic!("only secrets have such keys");
+        };
+        own.forge(shown, signer);
+    }
 }

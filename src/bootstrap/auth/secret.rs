@@ -92,3 +92,11 @@ fn public_key(key: &Ed25519SigningKey) -> Result<SubjectPublicKeyInfoDer<'static
     let der = key.public_key().to_spki_der(&mut der).map(<[u8]>::to_vec);
     der.map(SubjectPublicKeyInfoDer::from).map_err(|error| format!("{error:?}"))
 }
+
+#[cfg(test)]
+impl ClusterSecret {
+    /// Shows the public key of one, and signs with the key of the other.
+    pub(super) fn forge(&mut self, shown: &Self, signer: &Self) {
+        self.own = Arc::new(CertifiedKey::new(shown.own.cert.clone(), signer.own.key.clone()));
+    }
+}

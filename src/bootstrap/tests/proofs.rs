@@ -38,8 +38,12 @@ fn runtime() -> Runtime {
 /// The outcome of connecting as worker `me` with the member at the address of worker `to`, in its
 /// words.
 fn connect(auth: &AuthSettings, cluster: &Cluster, me: u32, to: u32) -> Result<(), String> {
-    let auth = Arc::new(Authenticator::open(auth, &name("worker", me)).unwrap());
-    let address = address(cluster, "worker", to);
+    connect_with(Authenticator::open(auth, &name("worker", me)).unwrap(), cluster, to)
+}
+
+/// The same as whom `auth` says.
+fn connect_with(auth: Authenticator, cluster: &Cluster, to: u32) -> Result<(), String> {
+    let (auth, address) = (Arc::new(auth), address(cluster, "worker", to));
     let connector = Connector { auth, peer: name("worker", to), address, limit: LONG };
     runtime().block_on(connector.connect()).map(|_| ()).map_err(|error| error.to_string())
 }
@@ -71,6 +75,30 @@ fn another_secret_is_refused_on_both_sides() {
     drop(second);
     let error = first.await_missing("nobody listens");
     assert!(error.contains("is not proven to be worker/1: TLS failed"), "{error}");
+}
+
+/// The callers know the listener's public key, which it shows to every stranger. So it is the
+/// listener that refuses: with a wrong secret, the caller of this program would do that first.
+#[test]
+fn a_caller_without_the_key_of_its_name_is_refused_although_it_believes_the_listener() {
+    let (cluster, folder) = (workers(2), folder());
+    let (good, bad) = (secret(&folder, "good", GOOD), secret(&folder, "bad", OTHER));
+    let first = Member::start(with(&good, &cluster, 0));
+    let open = |auth, task| Authenticator::open(auth, &name("worker", task)).unwrap();
+    let (real, stranger, other) = (open(&good, 1), open(&bad, 1), open(&good, 7));
+    let call = |shown, signer| {
+        let mut auth = open(&good, 1);
+        auth.forge(shown, signer);
+        connect_with(auth, &cluster, 0)
+    };
+    assert_eq!(call(&real, &real), Ok(()), "it knows the listener");
+    // A key of another secret, another member's key, and the right key that others can only show.
+    for (shown, signer) in [(&stranger, &stranger), (&other, &other), (&real, &stranger)] {
+        let error = call(shown, signer).expect_err("it lacks the key");
+        println!("{error}");
+        assert!(error.contains("TLS failed: received fatal alert"), "{error}");
+    }
+    assert!(first.peering.told().is_empty());
 }
 
 #[test]

@@ -29,13 +29,24 @@ impl Raw {
 
     /// Its connection proves `me` to the member at the address of `to`.
     pub(super) fn proving(cluster: &Cluster, life: u64, me: TaskId, to: TaskId) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let address = cluster.address(&to).unwrap().to_string();
-        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap();
         let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &me).unwrap());
         let connector = Connector { auth, peer: to.clone(), address, limit: LONG };
-        let channel = channel.connect_with_connector(connector);
-        let channel = runtime.block_on(channel).unwrap();
+        let open = async |to: Endpoint| to.connect_with_connector(connector).await.unwrap();
+        Self::over(open, cluster, life, me, to)
+    }
+
+    /// Calls the member at the address of `to` as `me`, over a channel that `open` makes.
+    pub(super) fn over(
+        open: impl AsyncFnOnce(Endpoint) -> Channel,
+        cluster: &Cluster,
+        life: u64,
+        me: TaskId,
+        to: TaskId,
+    ) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = cluster.address(&to).unwrap();
+        let channel = runtime.block_on(open(Endpoint::from_shared(format!("http://{address}")).unwrap()));
         let grpc = BootstrapClient::new(channel.clone());
         let caller = grpc::Caller {
             version: PROTOCOL_VERSION,
@@ -83,6 +94,12 @@ impl Raw {
     pub(super) fn heartbeat(&mut self, generation: u64) -> grpc::HeartbeatResponse {
         let request = grpc::HeartbeatRequest { caller: Some(self.caller.clone()), generation };
         self.runtime.block_on(self.grpc.heartbeat(request)).unwrap().into_inner()
+    }
+
+    pub(super) fn leave(&mut self, reason: &str) -> Result<(), tonic::Status> {
+        let caller = Some(self.caller.clone());
+        let request = grpc::LeaveRequest { caller, reason: reason.into(), ..Default::default() };
+        self.runtime.block_on(self.grpc.leave(request)).map(drop)
     }
 
     /// Calls with `ready` until the other side is connected, too.
@@ -170,12 +187,7 @@ fn a_life_that_lies_about_generations_wedges_no_later_life() {
     raw.hello().unwrap();
     raw.link(u32::MAX.into());
     assert!(raw.offer(u64::from(u32::MAX) + 1, "one more").unwrap_err().message().contains("is too high"));
-    let leave = grpc::LeaveRequest {
-        caller: Some(raw.caller.clone()),
-        reason: "enough".into(),
-        ..Default::default()
-    };
-    raw.runtime.block_on(raw.grpc.leave(leave)).unwrap();
+    raw.leave("enough").unwrap();
     raw.caller.incarnation = 8;
     raw.hello().unwrap();
     raw.link(1);
@@ -215,13 +227,8 @@ fn a_life_that_was_replaced_or_has_left_is_refused() {
     let (member, mut raw) = pair();
     raw.hello().unwrap();
     raw.link(1);
-    let request = grpc::LeaveRequest {
-        caller: Some(raw.caller.clone()),
-        reason: "bye\u{7}".into(),
-        ..Default::default()
-    };
-    raw.runtime.block_on(raw.grpc.leave(request.clone())).unwrap();
-    raw.runtime.block_on(raw.grpc.leave(request)).expect("leaving twice does no harm");
+    raw.leave("bye\u{7}").unwrap();
+    raw.leave("bye\u{7}").expect("leaving twice does no harm");
     let (_, cause) = member.peering.await_loss();
     assert_eq!(cause, LossCause::Left("bye\\u{7}".into()));
     assert!(raw.hello().unwrap_err().message().contains("is over"));

@@ -2,7 +2,7 @@
 //! caller without a proof, a member that speaks for another, and floods.
 
 use super::super::acceptor::{FIRST_REQUEST, PROOF_LIMIT};
-use super::super::auth::{AuthMode, AuthSettings, Authenticator};
+use super::super::auth::{AuthMode, AuthSettings, Authenticator, Verdict};
 use super::super::connector::Connector;
 use super::super::generated as grpc;
 use super::super::generated::bootstrap_client::BootstrapClient;
@@ -10,9 +10,15 @@ use super::super::places::{MAX_CANDIDATES, MAX_OF_OTHERS};
 use super::super::shared::task;
 use super::protocol::Raw;
 use super::*;
+use hyper_util::rt::TokioIo;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::transport::Endpoint;
 
 /// A user that is not root, and owns nothing.
@@ -79,13 +85,16 @@ fn assert_no_call_without_a_proof_is_read(cluster: &Cluster, digest: u64) {
 }
 
 /// What the port of a member says to a caller that sends `bytes`: a greeting, and the end.
-fn assert_only_greeted(address: &str, bytes: &[u8]) {
+fn assert_only_greeted(address: &str, bytes: &[u8], verdict: Verdict) {
     let mut stream = TcpStream::connect(address).unwrap();
     // It may be closed half way.
     drop(stream.write_all(bytes));
     let got = read_all(&mut stream, LONG);
     // A mark, the mode, a verdict and a number: no name, incarnation, address or cluster.
-    assert!(got.len() == 26 && got.starts_with(b"tw-boot"), "{got:?}");
+    let auth = Authenticator::open(&AuthSettings::Uid, &name("worker", 7)).unwrap();
+    let greeting = auth.refusal(verdict);
+    let before_number = &greeting.as_ref()[..10];
+    assert!(got.len() == 26 && got.starts_with(before_number), "{got:?}, not {verdict:?}");
 }
 
 /// Reads until the end of the connection, which comes within `limit`.
@@ -104,14 +113,60 @@ fn read_all(stream: &mut TcpStream, limit: Duration) -> Vec<u8> {
     }
 }
 
-/// Everything that a stranger tries, knowing all but the proof.
-fn attack(cluster: &Cluster) {
+/// Opens connections as worker/0 does, and looks neither at the greeting's mode and verdict nor at
+/// the user at the other end.
+struct BlindConnector(String);
+
+impl Service<Uri> for BlindConnector {
+    type Response = TokioIo<tokio::net::TcpStream>;
+    type Error = std::io::Error;
+    type Future = Pin<Box<dyn Future<Output = std::io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _uri: Uri) -> Self::Future {
+        let address = self.0.clone();
+        Box::pin(async move {
+            let mut stream = tokio::net::TcpStream::connect(address).await?;
+            let mut greeting = [0; 26];
+            stream.read_exact(&mut greeting).await?;
+            let opening = [&[26], &greeting[10..], &[0; 4], b"worker"].concat();
+            stream.write_all(&opening).await?;
+            // The byte that admits, before HTTP/2. It goes on without it, too.
+            drop(stream.read_u8().await);
+            Ok(TokioIo::new(stream))
+        })
+    }
+}
+
+/// Says what the linked life of worker/0 would say, to worker/1. Nothing of it is answered.
+fn assert_no_word_of_an_impostor_is_read(cluster: &Cluster, life: u64) {
+    let blind = BlindConnector(address(cluster, "worker", 1));
+    let open = async |to: Endpoint| to.connect_with_connector_lazy(blind);
+    let mut raw = Raw::over(open, cluster, life, name("worker", 0), name("worker", 1));
+    let (hello, left) = (raw.hello().map(|answer| format!("{answer:?}")), raw.leave("disk full"));
+    println!("Hello: {hello:?}; Leave: {left:?}");
+    for outcome in [hello.map(drop), left] {
+        let is_from_below = |status: &tonic::Status| std::error::Error::source(status).is_some();
+        assert!(outcome.as_ref().is_err_and(is_from_below), "the service has answered: {outcome:?}");
+    }
+}
+
+/// Everything that a stranger tries, knowing all but the proof: also the life of worker/0.
+fn attack(cluster: &Cluster, life: u64) {
+    let address = address(cluster, "worker", 1);
+    assert_no_word_of_an_impostor_is_read(cluster, life);
+    // Whatever it sends, it gets a greeting that refuses, and the end: also before its first byte.
+    for bytes in [&[], PREFACE] {
+        assert_only_greeted(&address, bytes, Verdict::OtherUser);
+    }
     for digest in [0, cluster.digest()] {
         assert_no_call_without_a_proof_is_read(cluster, digest);
     }
     // With the proofs of this user, in every way.
     let (runtime, me) = (runtime(), name("worker", 0));
-    let address = address(cluster, "worker", 1);
     for settings in [AuthSettings::Uid, AuthSettings::Plain] {
         let auth = Arc::new(Authenticator::open(&settings, &me).unwrap());
         let peer = name("worker", 1);
@@ -122,21 +177,30 @@ fn attack(cluster: &Cluster) {
         let names_users = error.to_string().contains("runs as");
         assert!(names_users || settings.mode() != AuthMode::Uid, "{error}");
     }
-    // Whatever it sends, it gets a greeting that refuses, and the end.
-    assert_only_greeted(&address, PREFACE);
 }
 
 #[test]
 fn a_process_of_another_user_learns_nothing_and_ends_nothing() {
-    if let Ok(cluster) = std::env::var(PART) {
-        return attack(&cluster.parse().unwrap());
+    if let Ok(part) = std::env::var(PART) {
+        let (life, cluster) = part.split_once(' ').unwrap();
+        return attack(&cluster.parse().unwrap(), life.parse().unwrap());
     }
     let cluster = workers(2);
     let members = linked(&cluster, 2);
+    // Silent connections of this user have all the places. A stranger that took one would displace
+    // one of them.
+    let (begin, address) = (Instant::now(), address(&cluster, "worker", 1));
+    let mut own: Vec<_> = (0..MAX_CANDIDATES).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let test = "a_process_of_another_user_learns_nothing_and_ends_nothing";
-    if as_other_user(test, &cluster.to_string()).is_none() {
+    let part = format!("{} {cluster}", members[0].incarnation.get());
+    if as_other_user(test, &part).is_none() {
         return;
     }
+    own.retain_mut(|stream| still_open(stream, &mut Vec::new()));
+    let (ended, took) = (MAX_CANDIDATES - own.len(), begin.elapsed());
+    println!("{ended} connections have ended after {took:?}");
+    // After that time they end in any case.
+    assert!(ended == 0 || took >= PROOF_LIMIT, "{ended} were displaced");
     for member in &members {
         assert_eq!(member.service.state(), NodeState::Connected);
         assert_eq!(member.peering.told().len(), 1, "{:?}", member.peering.told());
@@ -149,7 +213,7 @@ fn a_process_of_another_user_at_a_members_address_is_told_nothing() {
     if let Ok(address) = std::env::var(PART) {
         let listener = TcpListener::bind(address).unwrap();
         let auth = Authenticator::open(&AuthSettings::Uid, &name("worker", 0)).unwrap();
-        let greeting = auth.refusal(super::super::auth::Verdict::Welcome);
+        let greeting = auth.refusal(Verdict::Welcome);
         let mut got = Vec::new();
         // It goes on for a while, so that the member's last error is about this process.
         for _ in 0..8 {
@@ -184,7 +248,8 @@ fn a_caller_without_a_proof_learns_nothing_and_ends_nothing() {
         assert_no_call_without_a_proof_is_read(&cluster, digest);
     }
     for bytes in [PREFACE, &[0], &[255; 300]] {
-        assert_only_greeted(&address(&cluster, "worker", 0), bytes);
+        // It may go on to a proof, which none of these bytes begins.
+        assert_only_greeted(&address(&cluster, "worker", 0), bytes, Verdict::Welcome);
     }
     for member in &members {
         assert_eq!(member.service.state(), NodeState::Connected);
@@ -208,10 +273,8 @@ fn a_member_does_not_speak_for_another() {
     let begin = Instant::now();
     let mut refusals = vec![other.hello().unwrap_err(), other.offer(2, "generation 2").unwrap_err()];
     refusals.push(other.ready(1).unwrap_err());
+    refusals.push(other.leave("disk full").unwrap_err());
     let caller = Some(other.caller.clone());
-    let leave =
-        grpc::LeaveRequest { caller: caller.clone(), reason: "disk full".into(), ..Default::default() };
-    refusals.push(other.runtime.block_on(other.grpc.leave(leave)).unwrap_err());
     for refusal in refusals {
         assert!(refusal.message().contains("this connection speaks for worker/2"), "{refusal}");
     }
@@ -240,12 +303,7 @@ fn a_proven_caller_that_is_no_member_learns_nothing_of_the_cluster() {
         grpc::Caller { to: None, incarnation: 0, ..good },
     ] {
         stranger.caller = bad;
-        let leave = grpc::LeaveRequest {
-            caller: Some(stranger.caller.clone()),
-            reason: "bye".into(),
-            ..Default::default()
-        };
-        let left = stranger.runtime.block_on(stranger.grpc.leave(leave)).unwrap_err();
+        let left = stranger.leave("bye").unwrap_err();
         let refusals = [stranger.hello().unwrap_err(), stranger.offer(2, "x").unwrap_err(), left];
         for refusal in refusals.iter().chain([&stranger.ready(1).unwrap_err()]) {
             let said = "worker/7 is not in the cluster of worker/1: give all members the same cluster";
@@ -270,12 +328,7 @@ fn another_life_of_a_member_ends_nothing() {
     assert!(told[0].contains("is taken by another incarnation"), "{told:?}");
     told.push(second.offer(2, "generation 2").unwrap_err().message().to_owned());
     told.push(second.ready(1).unwrap_err().message().to_owned());
-    let leave = grpc::LeaveRequest {
-        caller: Some(second.caller.clone()),
-        reason: "disk full".into(),
-        ..Default::default()
-    };
-    drop(second.runtime.block_on(second.grpc.leave(leave)));
+    drop(second.leave("disk full"));
     let heard = second.heartbeat(1);
     assert!(!heard.linked);
     told.push(heard.reason);
