@@ -2,6 +2,7 @@
 
 use super::error::NodeError;
 use crate::config::{Config, MemoryWindows};
+use crate::fabric::verbs;
 use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
 use crate::fabric::{FabricKind, shm, tcp};
 use crate::memory::LockPolicy;
@@ -145,7 +146,13 @@ impl ResourcePlan {
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
-        let links = of_shm.max(of_tcp) * peers;
+        let data_queues = match config.rdma_memory_windows {
+            MemoryWindows::On => 1,
+            MemoryWindows::Off => config.rdma_qps_per_peer,
+        };
+        let locked_links = verbs::link_bytes(data_queues, config.queue_depth) * devices * peers;
+        let of_verbs = if names_verbs { locked_links } else { 0 };
+        let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
         let threads = THREADS + pollers;
         let count = |name, need, limit, because, remedy, is_hard| PlannedResource {
             name,
@@ -197,14 +204,18 @@ impl ResourcePlan {
                     "locked memory",
                     match (names_verbs, config.pool_lock) {
                         // The kernel counts what each device locks.
-                        (true, _) => config.pool_size * devices,
+                        (true, _) => config.pool_size * devices + locked_links,
                         (false, LockPolicy::No) => 0,
                         (false, _) => config.pool_size,
                     },
                     limits.locked,
                     match (names_verbs, devices) {
-                        (true, 2..) => format!("the pool, by each of {devices} devices"),
-                        _ => "the pool".into(),
+                        (true, 1) => format!("the pool, and {} for links", bytes(locked_links)),
+                        (true, _) => {
+                            let links = bytes(locked_links);
+                            format!("the pool by each of {devices} devices, and {links} for links")
+                        }
+                        (false, _) => "the pool".into(),
                     },
                     "raise `ulimit -l`, or LimitMEMLOCK of the service; without RDMA pool_lock = no also does"
                         .into(),
@@ -213,10 +224,7 @@ impl ResourcePlan {
             },
         ];
         if may_use(FabricKind::Verbs) && (names_verbs || has_device()) {
-            let data = match config.rdma_memory_windows {
-                MemoryWindows::On => 1,
-                MemoryWindows::Off => u64::from(config.rdma_qps_per_peer),
-            };
+            let data = u64::from(data_queues);
             let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
             let because = format!("1 for messages and {data} for data per peer{of_each}");
             let remedy = "lower rdma_qps_per_peer; `tensorwire devices` has the device's limit".into();
@@ -396,6 +404,9 @@ mod tests {
         assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
         let locked = |device| of(device, "locked memory").need;
         assert_eq!((locked("a,b"), locked("auto")), (2 * locked("a"), 4 * locked("a")));
-        assert_eq!(of("a,b", "locked memory").because, "the pool, by each of 2 devices");
+        // Of 4 peers: 256 bytes for each of 2 * 256 places, and the words, both rounded up to pages.
+        assert_eq!(locked("a"), (256 << 20) + 4 * ((128 << 10) + 4096 + 4096));
+        assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 1 MiB for links");
+        assert!(of("a", "memory").because.starts_with("pool_size, and 544 KiB of link memory"));
     }
 }

@@ -30,7 +30,7 @@ unsafe impl Send for LinkBuffer {}
 impl LinkBuffer {
     /// `len` bytes, zero; peers may write to them if `remote` says so.
     pub fn new(domain: &Arc<ProtectionDomain>, len: usize, remote: bool) -> Result<Self, FabricError> {
-        let size = len.max(1).next_multiple_of(PAGE);
+        let size = Self::size(len);
         let failed = |error| os(format!("mapping {size} bytes"), error, "free memory");
         let mut map = MmapMut::map_anon(size).map_err(failed)?;
         map.advise(Advice::DontFork).map_err(failed)?;
@@ -40,6 +40,11 @@ impl LinkBuffer {
         // methods below.
         let region = unsafe { MemoryRegion::new(domain, base, size, access) }?;
         Ok(LinkBuffer { region, base, len: size, map: Some(map) })
+    }
+
+    /// The bytes that a buffer for `len` takes.
+    pub fn size(len: usize) -> usize {
+        len.max(1).next_multiple_of(PAGE)
     }
 
     pub fn rkey(&self) -> u32 {

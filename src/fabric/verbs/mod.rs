@@ -67,6 +67,7 @@ pub(crate) use grants::MAX_GRANTS;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
 pub use probe::complete;
+pub(crate) use rail_endpoint::link_bytes;
 pub use rails::LinkDevices;
 pub use sleeper::VerbsSleeper;
 

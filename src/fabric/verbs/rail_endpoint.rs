@@ -42,6 +42,16 @@ fn places_of(queue: usize, depth: u32) -> usize {
     control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
 
+/// Bytes of the buffers of a rail: its own, and the words that the peer writes.
+fn buffer_bytes(data_queues: usize, depth: u32) -> [usize; 2] {
+    [places_of(data_queues, depth) + 8, 8 * (data_queues + depth as usize)]
+}
+
+/// Bytes that one link locks on each device.
+pub(crate) fn link_bytes(data_queues: u8, depth: u32) -> u64 {
+    buffer_bytes(data_queues.into(), depth).into_iter().map(|len| LinkBuffer::size(len) as u64).sum()
+}
+
 impl RailEndpoint {
     /// On the device at this place. It has `data_queues` queue pairs for data, and takes `places`
     /// places of a completion queue.
@@ -66,8 +76,9 @@ impl RailEndpoint {
             pairs.push(make([depth + SPARE, depth], POOL_ACCESS)?);
         }
         let data_queues = usize::from(data_queues);
-        let local = LinkBuffer::new(&of_device.domain, places_of(data_queues, depth) + 8, false)?;
-        let words = LinkBuffer::new(&of_device.domain, 8 * (data_queues + depth as usize), true)?;
+        let [own_bytes, word_bytes] = buffer_bytes(data_queues, depth);
+        let local = LinkBuffer::new(&of_device.domain, own_bytes, false)?;
+        let words = LinkBuffer::new(&of_device.domain, word_bytes, true)?;
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
         let numbers =
             pairs.iter().map(|pair| Ok((pair.number, psn()?))).collect::<Result<Vec<_>, FabricError>>()?;
