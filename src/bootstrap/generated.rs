@@ -58,6 +58,7 @@ pub struct HelloResponse {
     pub member: ::core::option::Option<Member>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct GetRemoteAddressRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
@@ -70,6 +71,7 @@ pub struct GetRemoteAddressRequest {
     pub offer: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct GetRemoteAddressResponse {
     /// What the caller needs to reach the callee's endpoint: the fabric's own bytes. At most 64 KiB.
     #[prost(bytes = "vec", tag = "1")]

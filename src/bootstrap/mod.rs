@@ -17,6 +17,7 @@
 //! | `tensors` | tensors over gRPC, for nodes that name that path |
 //! | `shared` | state shared by all parts, and calls of the [`Peering`] |
 //! | `thread` | the runtime |
+//! | `messages` | texts of the messages that have an offer |
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
 //! | `refused` | the callers that were refused last |
@@ -37,6 +38,7 @@ pub mod fuzzing;
 #[allow(missing_docs, unnameable_types, clippy::all, clippy::unwrap_used)]
 mod generated;
 mod incarnation;
+mod messages;
 mod options;
 mod peer_record;
 mod peer_table;

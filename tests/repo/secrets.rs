@@ -19,6 +19,8 @@ const SHOWN: &[(&str, &str)] = &[
     ("ShmAddress", "its token is the name of a socket, which the kernel shows to all"),
     ("RemoteRegion", "its tests compare it, and no text is made of it"),
     ("PingTarget", "its tests compare it, and no text is made of it"),
+    ("RecvTensorRequest", "its bytes name an edge"),
+    ("RecvTensorPart", "its bytes are those of a tensor"),
 ];
 
 /// The types of a file that hold a key and derive `Debug`.
@@ -29,10 +31,20 @@ struct Showing {
     bytes: bool,
 }
 
+/// Whether a type derives `Debug`. The derives of prost do so too, unless they are told to skip it.
 fn derives_debug(attributes: &[Attribute]) -> bool {
-    let derives = attributes.iter().filter(|attribute| attribute.path().is_ident("derive"));
-    let mut lists = derives.filter_map(|attribute| attribute.meta.require_list().ok());
-    lists.any(|list| list.tokens.to_string().split(", ").any(|name| name.trim() == "Debug"))
+    let named = |name: &str| {
+        let lists = attributes.iter().filter(|attribute| attribute.path().is_ident(name));
+        let lists = lists.filter_map(|attribute| attribute.meta.require_list().ok());
+        let texts: Vec<String> = lists.map(|list| list.tokens.to_string().replace(' ', "")).collect();
+        texts.join(",")
+    };
+    let is_skipped = named("prost").split(',').any(|word| word == "skip_debug");
+    named("derive").split(',').any(|path| match path.rsplit("::").next() {
+        Some("Debug") => true,
+        Some("Message" | "Oneof") => !is_skipped,
+        _ => false,
+    })
 }
 
 fn is_secret(field: &Field) -> bool {
@@ -122,4 +134,12 @@ fn a_token_and_the_bytes_of_an_offer_are_found() {
         assert_eq!(showing(text, true), ["A"]);
         assert!(showing(text, false).is_empty(), "no module of offers");
     }
+}
+
+#[test]
+fn a_derive_of_prost_shows_all_fields_unless_it_skips_debug() {
+    let text = "#[derive(Clone, ::prost::Message)] struct A { offer: ::prost::alloc::vec::Vec<u8> }";
+    assert_eq!(showing(text, true), ["A"]);
+    assert_eq!(showing("#[derive(::prost::Oneof)] enum A { B(Vec<u8>) }", true), ["A"]);
+    assert!(showing(&format!("#[prost(skip_debug)] {text}"), true).is_empty());
 }

@@ -156,7 +156,7 @@ fn a_member_can_t_break_the_limits_of_the_store() {
             assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
         }
         assert!(grpc.set(set("k", 1 << 20)).await.is_err(), "beyond the longest message");
-        let refused = grpc.get(grpc::GetRequest { key: long.clone(), wait_ms: 0 }).await.unwrap_err();
+        let refused = grpc.get(grpc::GetRequest { key: long.clone(), wait_ms: 0 }).await.err().unwrap();
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);
         let many = grpc::WaitRequest { keys: vec!["k".into(); 4097], wait_ms: 0 };
         let refused = grpc.wait(many).await.unwrap_err();
