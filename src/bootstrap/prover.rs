@@ -2,7 +2,7 @@
 
 use super::auth::{AuthSettings, AuthStream, Authenticator, ProofError};
 use super::{BootstrapError, thread};
-use crate::wire::TaskId;
+use crate::wire::{TaskId, is_lack};
 use rustix::net::SendFlags;
 use std::future::poll_fn;
 use std::io;
@@ -22,6 +22,8 @@ const LAST_BYTES: Duration = Duration::from_secs(2);
 
 /// Proves this process's name to others, and has them prove theirs, as members of a cluster do. It
 /// may be used by several threads at a time.
+///
+/// Only errors of the system have a number: what this process lacks, whoever is at the other end.
 #[derive(Clone)]
 pub struct Prover(Arc<Proving>);
 
@@ -50,10 +52,15 @@ impl Prover {
     pub fn screen(&self, stream: &TcpStream) -> io::Result<()> {
         let known = self.tokio(stream.try_clone()?)?;
         self.0.auth.screen(&known).map_err(|(verdict, why)| {
-            // It is lost if the caller has gone.
-            let greeting = self.0.auth.refusal(verdict);
-            let _ = rustix::net::send(stream, greeting.as_ref(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-            failed(why)
+            let error = failed(why);
+            // With a lack of this process, the caller is not refused and may try again.
+            if !is_lack(&error) {
+                let greeting = self.0.auth.refusal(verdict);
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                // It is lost if the caller has gone.
+                let _ = rustix::net::send(stream, greeting.as_ref(), flags);
+            }
+            error
         })
     }
 
@@ -144,8 +151,9 @@ async fn carry(program: tokio::net::UnixStream, peer: AuthStream) {
 }
 
 fn failed(error: ProofError) -> io::Error {
-    let kind = match &error {
-        ProofError::Io(error) | ProofError::Cut(error) => error.kind(),
+    let kind = match error {
+        ProofError::Io(error) | ProofError::Unknown(error) if is_lack(&error) => return error,
+        ProofError::Io(ref error) | ProofError::Cut(ref error) => error.kind(),
         _ => io::ErrorKind::PermissionDenied,
     };
     io::Error::new(kind, error.to_string())
@@ -181,6 +189,7 @@ impl Drop for ProvenChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
     use std::io::{Read, Write};
     use std::net::TcpListener;
 
@@ -238,6 +247,15 @@ mod tests {
         let prover = Prover::open(&AuthSettings::Uid, &name(1)).expect("good");
         let why = prover.screen(&accepted).expect_err("nobody's").to_string();
         assert!(why.contains("has ended the connection") && !why.contains("secret_file"), "{why}");
+    }
+
+    #[test]
+    fn a_lack_of_this_process_is_the_error_of_the_system_and_a_failed_proof_is_not() {
+        for lack in [ProofError::Io, ProofError::Unknown].map(|of| of(Errno::MFILE.into())) {
+            assert_eq!(Errno::from_io_error(&failed(lack)), Some(Errno::MFILE));
+        }
+        let gone = failed(ProofError::Io(Errno::CONNRESET.into()));
+        assert_eq!((gone.kind(), gone.raw_os_error()), (io::ErrorKind::ConnectionReset, None));
     }
 
     #[test]

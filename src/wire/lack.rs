@@ -10,7 +10,7 @@ pub(crate) const LACK_REMEDY: &str =
 /// The errors of a process or host that lacks descriptors or memory, whatever its peers do.
 pub(crate) const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
 
-/// Whether an error is one of them.
-pub(crate) fn is_lack(error: &io::Error) -> bool {
+/// Whether an error says that this process or its host lacks descriptors or memory.
+pub fn is_lack(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|error| LACKS.contains(&error))
 }

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorwire::TaskId;
 use tensorwire::internals::bootstrap::Prover;
-use tensorwire::internals::wire::shorten;
+use tensorwire::internals::wire::{is_lack, shorten};
 
 /// How long a client tries to connect: the server may have been started at the same time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,7 +67,7 @@ fn connect(host: &str, port: u16) -> Result<ControlChannel, CliError> {
             Ok((channel, local_ip)) => {
                 return Ok(ControlChannel::proven(channel, local_ip, CHANNEL_TIMEOUT)?);
             }
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied || is_lack(&error) => {
                 return Err(CliError::failed(tried(), error));
             }
             Err(error) if since.elapsed() >= connect_timeout(error.kind()) => {
@@ -153,16 +153,16 @@ impl Stranger {
 }
 
 /// A client, or what is wrong with the connection.
-type Heard = Result<Box<FirstMessage>, String>;
+type Heard = Result<Box<FirstMessage>, ChannelError>;
 
 /// What a look for a connection has found.
 enum AcceptOutcome {
     Nothing,
     Connection(Stranger),
     /// One that was closed at once, and why.
-    Closed(SocketAddr, String),
-    /// Why this process could take none. It waits in the system's queue.
-    Unable(String),
+    Closed(SocketAddr, ChannelError),
+    /// Why this process could take none.
+    Unable(std::io::Error),
 }
 
 impl Strangers {
@@ -180,15 +180,15 @@ impl Strangers {
                     // The threads of the others end by themselves.
                     Ok(Ok(first)) => return Ok(*first),
                     Ok(Err(_)) if is_evicted => {}
-                    Ok(Err(why)) => self.say_closed(from, why),
+                    Ok(Err(error)) => self.say_closed(from, &error),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
             match self.accept(listener) {
                 AcceptOutcome::Connection(stranger) => self.all.push(stranger),
-                AcceptOutcome::Closed(from, why) => self.say_closed(from, why),
-                AcceptOutcome::Unable(why) => {
-                    self.say(&why, || format!("no connection can be taken: {why}; the server waits on"));
+                AcceptOutcome::Closed(from, error) => self.say_closed(from, &error),
+                AcceptOutcome::Unable(error) => {
+                    self.say_unable(&error);
                     std::thread::sleep(LOOK);
                 }
                 AcceptOutcome::Nothing => std::thread::sleep(LOOK),
@@ -199,12 +199,23 @@ impl Strangers {
         }
     }
 
-    fn say_closed(&mut self, from: SocketAddr, why: String) {
+    fn say_closed(&mut self, from: SocketAddr, error: &ChannelError) {
+        let why = match error {
+            // An error of the system, and not of the proof.
+            ChannelError::Io(error) if error.raw_os_error().is_some() => return self.say_unable(error),
+            ChannelError::Io(error) => error.to_string(),
+            error => error.to_string(),
+        };
         self.say(&why, || {
             format!(
                 "the connection from {from} is no client's: {why}: it was closed, and the server waits on"
             )
         });
+    }
+
+    fn say_unable(&mut self, error: &std::io::Error) {
+        let why = format!("{error}; raise the limits of open files (ulimit -n) and threads (ulimit -u)");
+        self.say(&why, || format!("no connection can be taken: {why}; the server waits on"));
     }
 
     /// Says a line, unless its reason or too many others were said just now: a flood is not said
@@ -245,13 +256,10 @@ impl Strangers {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) if is_passing(error.kind()) => return AcceptOutcome::Nothing,
-            Err(error) => return unable(&error),
+            Err(error) => return AcceptOutcome::Unable(error),
         };
-        match self.prover.screen(&stream) {
-            Ok(()) => {}
-            // An error of the system, and not of the proof.
-            Err(error) if error.raw_os_error().is_some() => return unable(&error),
-            Err(error) => return AcceptOutcome::Closed(from, error.to_string()),
+        if let Err(error) = self.prover.screen(&stream) {
+            return AcceptOutcome::Closed(from, error.into());
         }
         let closer = stream.try_clone().ok();
         let (prover, client, has_proven) = (self.prover.clone(), self.client.clone(), Arc::default());
@@ -261,7 +269,7 @@ impl Strangers {
             Ok(thread) => {
                 AcceptOutcome::Connection(Stranger { from, thread, closer, is_evicted: false, has_proven })
             }
-            Err(error) => unable(&error),
+            Err(error) => AcceptOutcome::Unable(error),
         }
     }
 }
@@ -269,12 +277,6 @@ impl Strangers {
 /// Whether nobody waits, or who waited has gone.
 fn is_passing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted)
-}
-
-fn unable(error: &std::io::Error) -> AcceptOutcome {
-    AcceptOutcome::Unable(format!(
-        "{error}; raise the limits of open files (ulimit -n) and threads (ulimit -u)"
-    ))
 }
 
 fn first_message(
@@ -285,7 +287,7 @@ fn first_message(
     has_proven: &AtomicBool,
 ) -> Heard {
     let until = Instant::now() + FIRST_MESSAGE;
-    let receive = || {
+    let receive = || -> Result<_, ChannelError> {
         stream.set_nodelay(true)?;
         let local_ip = stream.local_addr()?.ip();
         let channel = prover.accept(stream, client, FIRST_MESSAGE)?;
@@ -294,12 +296,11 @@ fn first_message(
         let mut channel = ControlChannel::proven(channel, local_ip, left)?;
         Ok((channel.receive()?, channel))
     };
-    match receive().map_err(|error: ChannelError| error.to_string()) {
-        Ok((ChannelMessage::Open { version, args, .. }, channel)) => {
+    match receive()? {
+        (ChannelMessage::Open { version, args, .. }, channel) => {
             Ok(Box::new(FirstMessage { from, version, args, channel }))
         }
-        Ok((other, _)) => Err(format!("it sent {other:?} first")),
-        Err(why) => Err(why),
+        (other, _) => Err(ChannelError::Unexpected(format!("{other:?}"))),
     }
 }
 
@@ -323,4 +324,24 @@ fn serve_client(
         theirs.device = ours.device.clone();
     }
     answer(&args, plan.cores.responder, None, channel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Error;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn what_this_process_lacks_is_not_said_of_the_connection() {
+        let (prover, _) = proofs::prover(SERVER, Ipv4Addr::LOCALHOST.into()).expect("good settings");
+        let mut strangers = Strangers::new(prover, proofs::name(CLIENT).expect("a name"));
+        let from = (Ipv4Addr::LOCALHOST, 1).into();
+        for error in [rustix::io::Errno::MFILE.into(), Error::other("it is another's")] {
+            strangers.say_closed(from, &error.into());
+        }
+        let said = &strangers.said.0;
+        assert!(said[0].contains("ulimit -n"), "{said:?}");
+        assert_eq!(said[1], "it is another's");
+    }
 }
