@@ -426,8 +426,7 @@ settings! {
     /// How long a receive waits if its caller gives no timeout.
     recv_timeout: Duration, DurationText, default("60s"), "1ms to 24h", up_to_a_day;
     /// A call that waits for longer is logged, once, with the peer that it waits for and why. Not
-    /// looked for are receives on edges within the process, and values that only the queue of a
-    /// link holds up: `Node::waits` has them.
+    /// looked for are receives on edges within the process: `Node::waits` has them.
     hung_after: Duration, DurationText, default("30s"), "1ms to 24h", up_to_a_day;
     /// How long `Step::try_recv` waits for a tensor above `small_tensor_bytes` that its sender
     /// offers over verbs, and writes then. Over gRPC calls, how long it waits for the answer.

@@ -78,6 +78,12 @@ impl LinkTable {
         self.links.iter()
     }
 
+    /// Whether a link may have a backlog.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        !self.backlogged.is_empty()
+    }
+
     /// Updates the backlog list, after anything was sent on a link.
     #[inline]
     pub fn note_backlog(&mut self, id: LinkId) {

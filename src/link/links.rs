@@ -147,6 +147,18 @@ impl<P: Port> Links<P> {
         link.map_or_else(Default::default, |link| link.recorder.records())
     }
 
+    /// Whether something may wait in the queue of a link.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        self.links.has_backlog()
+    }
+
+    /// Since when nothing has left the queue of a link, if something waits in it: the first of the
+    /// calls that have seen so.
+    pub fn stuck_since(&mut self, link: LinkId, now: Time) -> Option<Time> {
+        self.links.get_mut(link)?.out.stuck_since(now)
+    }
+
     /// The pool that tensors are received into.
     pub fn pool(&self) -> &Pool {
         &self.pool

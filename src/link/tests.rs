@@ -10,7 +10,7 @@ use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::fragment::Assembler;
 use crate::wire::message::pack::{is_packed, unpack};
 use crate::wire::message::{MAX_STATUS_TEXT, Message, VERSION};
-use crate::wire::{Code, EdgeId, TaskId};
+use crate::wire::{Code, EdgeId, TaskId, Time};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -299,4 +299,25 @@ fn credits_that_came_before_the_port_is_armed_are_used_before_any_sleep() {
     assert!(!scene.links.arm(), "a message can leave");
     assert_eq!(scene.links.load().backlog, 0);
     scene.peer.next();
+}
+
+#[test]
+fn a_queue_is_stuck_since_the_first_look_after_which_nothing_has_left() {
+    let mut scene = scene();
+    let mut sent = 0;
+    while scene.links.load().backlog < 2 {
+        scene.tell(ToReceiver::Retired { edge: edge(sent) });
+        sent += 1;
+        assert!(sent < 10 * DEPTH, "messages always leave");
+    }
+    let looks = |scene: &mut Scene, times: [u64; 2]| {
+        times.map(|nanos| scene.links.stuck_since(scene.link, Time::from_nanos(nanos)).map(Time::as_nanos))
+    };
+    assert_eq!(looks(&mut scene, [5, 9]), [Some(5); 2]);
+    for (taken, times, since) in [(1, [12, 20], Some(12)), (2, [30, 31], None)] {
+        scene.peer.next();
+        scene.peer.port.publish_credits(scene.peer.link, taken);
+        scene.links.poll();
+        assert_eq!(looks(&mut scene, times), [since; 2]);
+    }
 }

@@ -80,7 +80,7 @@ impl Matching {
         }
     }
 
-    fn peer_indices(&self) -> impl Iterator<Item = PeerIndex> + use<> {
+    pub(super) fn peer_indices(&self) -> impl Iterator<Item = PeerIndex> + use<> {
         (0..self.peers.len() as u32).map(PeerIndex)
     }
 

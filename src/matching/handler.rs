@@ -2,7 +2,7 @@
 
 use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
-use crate::link::windows::{LandingRefused, WindowEvent, WindowRefusal};
+use crate::link::windows::{LandingRefused, QueuedValues, WindowEvent, WindowRefusal};
 use crate::link::{DirectReceive, EdgeKey, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
@@ -64,9 +64,13 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         }
     }
 
-    fn queued(&self, peer: PeerIndex) -> HashMap<u32, usize> {
+    fn queued(&self, peer: PeerIndex) -> HashMap<u32, QueuedValues> {
         let link = self.connections.present(peer);
         link.map_or_else(HashMap::default, |link| self.links.window_figures(link).queued)
+    }
+
+    fn stuck_since(&mut self, peer: PeerIndex, now: Time) -> Option<Time> {
+        self.links.stuck_since(self.connections.present(peer)?, now)
     }
 
     fn handle_polled(&mut self) -> bool {
@@ -567,8 +571,8 @@ impl<P: Port> Handler<P> for WindowHandler {
         self.handle_windows(links);
     }
 
-    fn next_deadline(&self) -> Time {
-        self.matching.next_deadline()
+    fn next_deadline(&self, links: &Links<P>) -> Time {
+        self.matching.next_deadline(links.has_backlog())
     }
 
     fn expire(&mut self, links: &mut Links<P>, now: Time) {

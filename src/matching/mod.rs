@@ -67,7 +67,7 @@ pub(crate) use waiter::{CancelReason, Outcome};
 pub use waits::{WaitReport, WaitReports};
 
 use crate::fabric::ShortTake;
-use crate::link::windows::{LandingRefused, MAX_EDGES, WindowArrival, WindowRefusal};
+use crate::link::windows::{LandingRefused, MAX_EDGES, QueuedValues, WindowArrival, WindowRefusal};
 use crate::link::{Destination, DirectReceive, EdgeKey, LinkSettings, TensorKey, TensorKeyRef, Value};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::protocol::{InEdges, OutEdges, Record, Slab, ToReceiver, ToSender, WindowOptions};
@@ -132,9 +132,15 @@ pub trait Lanes {
         let _ = (peer, event);
     }
     /// The values of each edge, by its number, that wait in the queue of a peer's link.
-    fn queued(&self, peer: PeerIndex) -> HashMap<u32, usize> {
+    fn queued(&self, peer: PeerIndex) -> HashMap<u32, QueuedValues> {
         let _ = peer;
         HashMap::default()
+    }
+    /// Since when nothing has left the queue of a peer's link, if something waits in it: the first
+    /// of the calls that have seen so.
+    fn stuck_since(&mut self, peer: PeerIndex, now: Time) -> Option<Time> {
+        let _ = (peer, now);
+        None
     }
     /// Handles the messages that [`Lanes::take_short`] has polled for and did not take. Returns
     /// whether there were any.
@@ -289,7 +295,8 @@ impl Matching {
     }
 
     /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].
-    pub fn next_deadline(&self) -> Time {
-        self.next_deadline
+    /// `has_backlog`: something waits in the queue of a link.
+    pub fn next_deadline(&self, has_backlog: bool) -> Time {
+        if has_backlog { self.next_deadline.min(self.long_waits.queue_look) } else { self.next_deadline }
     }
 }

@@ -15,7 +15,7 @@ impl Matching {
         let entry = &self.peers[peer.0 as usize];
         for (key, edge) in entry.out.edges() {
             let number = edge.id().map(|EdgeId { number, .. }| number);
-            let queued = number.and_then(|number| link.queued.get(&number)).copied().unwrap_or(0);
+            let queued = number.and_then(|number| link.queued.get(&number)).map_or(0, |queued| queued.count);
             let waiting = edge.waiting().count();
             let report = EdgeReport {
                 key: key.clone(),

@@ -42,8 +42,9 @@ pub struct WaitReport {
     /// Receives that wait: 1. Or values that wait on the edge.
     pub calls: usize,
     /// For how long the receive has waited. Of values: for how long some have waited on this edge
-    /// without a break; `None` for those that only the queue of the link holds up.
-    pub since: Option<Duration>,
+    /// without a break. Of values in the queue of the link: for how long nothing has left it, as
+    /// looks at it have seen. They are a sixteenth of `hung_after` apart, or less.
+    pub since: Duration,
     /// Why the receive waits, or the values.
     pub wait: EdgeWait,
 }
@@ -69,7 +70,7 @@ impl WaitReport {
             side: EdgeSide::Receiver,
             step: key.step.into(),
             calls: 1,
-            since: Some(now.since(begun)),
+            since: now.since(begun),
             wait,
         }
     }
@@ -122,10 +123,7 @@ impl fmt::Display for WaitReport {
                 write!(f, "{values} values of '{name}' {frame}:{iteration}, step {step} first, to {peer}: ")?;
             }
         }
-        if let Some(since) = self.since {
-            write!(f, "{:.1} s, ", since.as_secs_f64())?;
-        }
-        write!(f, "{}", self.wait)
+        write!(f, "{:.1} s, {}", self.since.as_secs_f64(), self.wait)
     }
 }
 
@@ -158,6 +156,10 @@ pub(super) struct LongWaits {
     report_after: Duration,
     /// When values that begin to wait are looked for, not before.
     pub next_look: Time,
+    /// While something waits in the queue of a link, it is looked at no later.
+    pub queue_look: Time,
+    /// The queues whose wait was logged, with its begin.
+    logged_queues: HashMap<PeerIndex, Time>,
     /// Edges on which values wait, by peer and index. Some may have none any more.
     sends: HashMap<(PeerIndex, u32), SendWait>,
     /// The next report is not made before.
@@ -240,22 +242,25 @@ impl Matching {
         let receives = self.waiting.iter().map(|(_, receive)| self.receive_report(receive, now));
         let mut reports = WaitReports { waits: receives.collect(), left_out: 0 };
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
-            let queued = lanes.queued(peer);
+            let (queued, stuck) = (lanes.queued(peer), lanes.stuck_since(peer, now));
             for (index, key, edge) in self.peers[peer.0 as usize].out.indexed_edges() {
                 let number = edge.id().map(|id| id.number);
-                let queued = number.and_then(|number| queued.get(&number)).copied().unwrap_or(0);
-                if let Some(wait) = self.send_wait(peer, edge.waiting().len(), queued, number) {
-                    let of_edge =
-                        self.long_waits.sends.get(&(peer, index)).filter(|_| edge.waiting().len() > 0);
-                    reports.waits.push(WaitReport {
-                        key: key.clone(),
-                        side: EdgeSide::Sender,
-                        step: edge.waiting().next().map_or(0, |(step, _)| *step).into(),
-                        calls: edge.waiting().len() + queued,
-                        since: of_edge.map(|wait| now.since(wait.since)),
-                        wait,
-                    });
-                }
+                let queued = number.and_then(|number| queued.get(&number)).copied().unwrap_or_default();
+                let waiting = edge.waiting().len();
+                // What has left the edge is older than what waits on it.
+                let first = edge.waiting().next().filter(|_| queued.count == 0);
+                let Some(wait) = self.send_wait(peer, waiting, queued.count, number) else { continue };
+                let of_edge = self.long_waits.sends.get(&(peer, index)).filter(|_| waiting > 0);
+                let of_link = stuck.filter(|_| queued.count > 0);
+                let since = of_edge.map(|wait| wait.since).into_iter().chain(of_link).min();
+                reports.waits.push(WaitReport {
+                    key: key.clone(),
+                    side: EdgeSide::Sender,
+                    step: first.map_or(queued.step, |(step, _)| *step).into(),
+                    calls: waiting + queued.count,
+                    since: now.since(since.unwrap_or(now)),
+                    wait,
+                });
             }
         }
         reports.cut(limit);
@@ -270,6 +275,30 @@ impl Matching {
         WaitReport::of_receive(&receive.key, receive.waiter.begun, now, wait)
     }
 
+    /// Whether a wait is to be reported. Looks at all queues, so that it is known since when they
+    /// are stuck.
+    fn is_any_due(&self, lanes: &mut impl Lanes, now: Time) -> bool {
+        let LongWaits { sends, logged_queues, .. } = &self.long_waits;
+        let due = |since: Time| self.long_waits.due(since) <= now;
+        let mut is_stuck = false;
+        for peer in self.peer_indices() {
+            let since = lanes.stuck_since(peer, now).filter(|since| due(*since));
+            is_stuck |= since.is_some() && since.as_ref() != logged_queues.get(&peer);
+        }
+        let mut receives = self.waiting.iter().map(|(_, receive)| &receive.waiter);
+        is_stuck
+            || receives.any(|waiter| !waiter.is_logged && due(waiter.begun))
+            || sends.values().any(|wait| !wait.is_logged && due(wait.since))
+    }
+
+    /// What has waited for too long, if anything has: no value may be in a queue that is stuck.
+    fn long_report(&mut self, lanes: &mut impl Lanes, now: Time) -> Option<WaitReports> {
+        let mut report = self.waits(lanes, now, usize::MAX);
+        report.waits.retain(|wait| wait.since >= self.long_waits.bound);
+        report.cut(LOGGED);
+        (!report.waits.is_empty()).then_some(report)
+    }
+
     /// Makes a report of what has waited for too long, once for each call. Returns when the next
     /// one is due.
     #[cold]
@@ -278,16 +307,19 @@ impl Matching {
         self.forget_ended_waits();
         let bound = self.long_waits.bound;
         let is_long = |since: Time| since + bound <= now;
-        let due = |since: Time| self.long_waits.due(since) <= now;
-        let receives = self.waiting.iter().map(|(_, receive)| &receive.waiter);
-        let is_any = receives.filter(|waiter| !waiter.is_logged).any(|waiter| due(waiter.begun))
-            || self.long_waits.sends.values().any(|wait| !wait.is_logged && due(wait.since));
-        if is_any && now >= self.long_waits.quiet_until {
-            let mut report = self.waits(lanes, now, usize::MAX);
-            report.waits.retain(|wait| wait.since.is_some_and(|since| since >= bound));
-            report.cut(LOGGED);
+        self.long_waits.queue_look = now + (bound / 16).max(LOOK);
+        if self.is_any_due(lanes, now)
+            && now >= self.long_waits.quiet_until
+            && let Some(report) = self.long_report(lanes, now)
+        {
             self.long_waits.report = Some(report);
             self.long_waits.quiet_until = now + bound;
+            for peer in self.peer_indices() {
+                let since = lanes.stuck_since(peer, now).filter(|since| is_long(*since));
+                if let Some(since) = since.filter(|_| !lanes.queued(peer).is_empty()) {
+                    self.long_waits.logged_queues.insert(peer, since);
+                }
+            }
             for (_, receive) in self.waiting.iter_mut().filter(|(_, receive)| is_long(receive.waiter.begun)) {
                 receive.waiter.is_logged = true;
             }

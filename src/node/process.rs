@@ -517,9 +517,8 @@ impl Node {
     /// Each names the edge, the step, the peer that is waited for, why, and since when. Ask for it
     /// when a step hangs.
     ///
-    /// The log has it by itself after `hung_after`, but not all of it. Receives on edges within the
-    /// process are only here. So are values that have left their edge and wait in the queue of the
-    /// link. Since when is not known of these, and they come last.
+    /// The log has it by itself after `hung_after`, but for receives on edges within the process.
+    /// They are only here.
     ///
     /// The call makes progress for a millisecond, so that it sees receives of all threads.
     ///

@@ -84,7 +84,7 @@ fn a_report_has_each_wait_with_its_peer_its_reason_and_its_age() {
     let [wait] = &waits.waits[..] else { panic!("{waits}") };
     assert_eq!((wait.side, wait.wait, wait.calls), (EdgeSide::Sender, EdgeWait::NotAnnounced, 1), "{wait}");
     assert_eq!((wait.peer().task(), wait.name(), wait.step), (1, "x", 5.into()), "{wait}");
-    assert!(wait.since.is_some_and(|since| since >= Duration::from_millis(20) && since < SOON), "{wait}");
+    assert!(wait.since >= Duration::from_millis(20) && wait.since < SOON, "{wait}");
     // A receive of another step, and a later one within the process.
     let first = receiving.receive(&here).begin().expect("begun");
     std::thread::sleep(Duration::from_millis(5));
@@ -307,6 +307,47 @@ fn role_logs_each_event_once() {
         node.peers()[0].state.error(),
         Some(tensorwire::Error::PeerLost { cause: LossCause::Left(_), .. })
     ));
+}
+
+#[test]
+fn values_that_only_the_queue_of_a_link_holds_up_are_in_the_log_and_in_each_report() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
+    // As above.
+    Other::run_alone("watching::role_only_sends", "", &[]);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_only_sends() {
+    log::log();
+    let bound = Duration::from_millis(200);
+    let [sender, receiver] =
+        two_members(&[("hung_after", "200ms"), ("queue_depth", "16"), ("rdma_qp_queue_depth", "16")]);
+    let sequence = receiver.sequence(1 << 40);
+    let here = receiver.edge_from("w", 0, "x").expect("an edge");
+    let _standing = receiver.standing(&here, sequence, 64).expect("new");
+    sender.progress().expect("usable");
+    let (step, out) = (sender.step(7).expect("new"), sender.edge_to("w", 1, "x").expect("an edge"));
+    // The receiver makes no progress.
+    (0..64).for_each(|n| step.send(&out, counting(&sender, n as f32, 2)).expect("sent"));
+    let hung = || lines("w/0").into_iter().find(|line| line.contains("longer than hung_after"));
+    until(&sender, "the line", || hung().is_some());
+    let line = hung().expect("seen");
+    for part in ["values of 'x' 0:0, step 7 first, to w/1: ", "the peer has no room"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    // Later waits do not hide it.
+    let receives: Vec<_> = (0..10)
+        .map(|n| sender.edge_from("w", 1, &n.to_string()).expect("an edge"))
+        .map(|edge| step.receive(&edge).begin().expect("begun"))
+        .collect();
+    let report = sender.waits(1).expect("usable");
+    let [wait] = &report.waits[..] else { panic!("{report}") };
+    assert_eq!((wait.wait, wait.step, report.left_out), (EdgeWait::NoRoom, 7.into(), 10), "{report}");
+    assert!(wait.since >= bound && wait.since < SOON, "{report}");
+    drop(receives);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::pack::Pack;
 use crate::wire::message::{Message, PlainRecord, fragment};
-use crate::wire::{Grant, Immediate, ShortMessage, UnreadMessage};
+use crate::wire::{Grant, Immediate, ShortMessage, Time, UnreadMessage};
 use std::collections::VecDeque;
 
 /// Limit of the queued posts: six for each edge that can have a number.
@@ -71,6 +71,8 @@ pub(in crate::link) struct SendQueue {
     fragment: Vec<u8>,
     /// Leaves behind everything in the queue.
     pack: Pack,
+    /// `sent` when [`SendQueue::stuck_since`] last saw it change, and the time.
+    seen: Option<(u32, Time)>,
 }
 
 impl SendQueue {
@@ -91,6 +93,7 @@ impl SendQueue {
             scratch,
             fragment,
             pack,
+            seen: None,
         }
     }
 
@@ -108,6 +111,16 @@ impl SendQueue {
     /// Number of queued posts.
     pub fn backlog(&self) -> usize {
         self.queue.len() + usize::from(!self.pack.is_empty())
+    }
+
+    /// Since when nothing has left, if something waits: the first of the calls that have seen so.
+    pub fn stuck_since(&mut self, now: Time) -> Option<Time> {
+        if self.backlog() == 0 {
+            return None;
+        }
+        let known = self.seen.filter(|(sent, _)| *sent == self.sent);
+        let (_, since) = *self.seen.insert(known.unwrap_or((self.sent, now)));
+        Some(since)
     }
 
     /// The short messages and packs that wait, oldest first.

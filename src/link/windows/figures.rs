@@ -11,10 +11,19 @@ use foldhash::HashMap;
 /// What a link keeps for the edges that use it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkFigures {
-    /// The values of each edge that wait in the send queue.
-    pub queued: HashMap<u32, usize>,
+    /// The values of each edge, by its number, that wait in the send queue.
+    pub queued: HashMap<u32, QueuedValues>,
     /// Memory in bytes of meta-data and of tables of numbers.
     pub bytes: u64,
+}
+
+/// The values of one edge that wait in the send queue of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuedValues {
+    /// Their number.
+    pub count: usize,
+    /// The first of their steps.
+    pub step: u64,
 }
 
 impl<P: Port> Links<P> {
@@ -26,33 +35,35 @@ impl<P: Port> Links<P> {
         for message in link.out.waiting_messages() {
             match is_packed(message) {
                 true => {
-                    unpack(message).into_iter().flatten().for_each(|message| figures.count(edge_of(message)))
+                    unpack(message).into_iter().flatten().for_each(|message| figures.count(value_in(message)))
                 }
-                false => figures.count(edge_of(message)),
+                false => figures.count(value_in(message)),
             }
         }
         for message in link.out.waiting_loans() {
-            figures.count(LentRecord::from_message(message).map(|record| record.edge));
+            figures
+                .count(LentRecord::from_message(message).map(|LentRecord { edge, step, .. }| (edge, step)));
         }
         figures
     }
 }
 
 impl LinkFigures {
-    fn count(&mut self, edge: Option<EdgeId>) {
-        if let Some(edge) = edge {
-            *self.queued.entry(edge.number).or_default() += 1;
+    fn count(&mut self, value: Option<(EdgeId, u64)>) {
+        if let Some((edge, step)) = value {
+            let queued = self.queued.entry(edge.number).or_insert(QueuedValues { count: 0, step });
+            *queued = QueuedValues { count: queued.count + 1, step: queued.step.min(step) };
         }
     }
 }
 
-/// The edge of a record.
-fn edge_of(message: &[u8]) -> Option<EdgeId> {
-    if let Some(plain) = PlainRecord::decode(message) {
-        return Some(plain.edge);
+/// The edge and the step of a record.
+fn value_in(message: &[u8]) -> Option<(EdgeId, u64)> {
+    if let Some(PlainRecord { edge, step, .. }) = PlainRecord::decode(message) {
+        return Some((edge, step));
     }
     match Message::decode(message) {
-        Ok(Message::Record { edge, .. }) => Some(edge),
+        Ok(Message::Record { edge, step, .. }) => Some((edge, step)),
         _ => None,
     }
 }

@@ -36,7 +36,7 @@ use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::Placement;
 use crate::wire::{Code, DType, Immediate, Status, checksum_of};
 use eager::{EagerReceiver, EagerSender};
-pub use figures::LinkFigures;
+pub use figures::{LinkFigures, QueuedValues};
 use landings::Landings;
 pub use meta::ToldMeta;
 use meta::{KnownMetas, ToldMetas};

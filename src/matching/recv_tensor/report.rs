@@ -80,12 +80,12 @@ impl RecvTensors {
                     side: EdgeSide::Sender,
                     step: key.step.into(),
                     calls: 0,
-                    since: Some(since),
+                    since,
                     wait: send_wait(&peer.down),
                 });
                 report.calls += 1;
-                if report.since < Some(since) {
-                    (report.since, report.step) = (Some(since), key.step.into());
+                if report.since < since {
+                    (report.since, report.step) = (since, key.step.into());
                 }
             }
             reports.waits.extend(sends.into_values());
