@@ -63,7 +63,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         } else {
             self.links.counters().increment(Counter::IdlePolls);
         }
-        if now >= self.next_deadline() {
+        if now >= self.handler.next_deadline() {
             self.active = true;
             self.handler.expire(&mut self.links, now);
             self.events(now);
@@ -142,7 +142,7 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
 
     /// The time at which [`Poller::step`] has something to do even if nothing comes.
     pub fn next_deadline(&self) -> Time {
-        self.handler.next_deadline(&self.links)
+        self.handler.next_deadline()
     }
 
     /// Whether anything was done since the last call of this method: then a waiter may be done.

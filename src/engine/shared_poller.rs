@@ -385,7 +385,7 @@ pub(super) mod tests {
 
         fn event(&mut self, _: &mut Links<ShmPort>, _: LinkEvent, _: Time) {}
 
-        fn next_deadline(&self, _: &Links<ShmPort>) -> Time {
+        fn next_deadline(&self) -> Time {
             Time::NEVER
         }
 

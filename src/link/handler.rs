@@ -29,7 +29,7 @@ pub trait Handler<P: Port>: Send + 'static {
     }
 
     /// The earliest time at which [`Handler::expire`] has something to do, or [`Time::NEVER`].
-    fn next_deadline(&self, links: &Links<P>) -> Time;
+    fn next_deadline(&self) -> Time;
 
     /// Ends every wait whose deadline is `now` or earlier.
     fn expire(&mut self, links: &mut Links<P>, now: Time);

@@ -75,6 +75,8 @@ pub(super) struct Link {
     pub is_ended: bool,
     /// Listed by the table as a link with a backlog.
     pub is_backlogged: bool,
+    /// [`LinkEvent::Backlogged`] has told so.
+    pub is_backlog_told: bool,
     /// Listed by the table as a link with arrivals.
     pub is_used: bool,
 }
@@ -145,12 +147,6 @@ impl<P: Port> Links<P> {
     pub fn flight_records(&self, link: LinkId) -> (Vec<FlightRecord>, u64) {
         let link = self.links.iter().find(|known| known.id == link);
         link.map_or_else(Default::default, |link| link.recorder.records())
-    }
-
-    /// Whether something may wait in the queue of a link.
-    #[inline]
-    pub fn has_backlog(&self) -> bool {
-        self.links.has_backlog()
     }
 
     /// Since when nothing has left the queue of a link, if something waits in it: the first of the
@@ -231,23 +227,39 @@ impl<P: Port> Links<P> {
         self.port.set_time(now);
     }
 
-    /// Handles a bounded number of completions. Returns their number; [`Links::next_event`] returns
-    /// the events.
+    /// Handles a bounded number of completions. Returns their number, and that of links with a new
+    /// backlog; [`Links::next_event`] returns the events.
     pub fn poll(&mut self) -> usize {
-        let count = self.port.poll(&mut self.completions);
+        let mut count = self.port.poll(&mut self.completions);
         if count > 0 {
             if self.polled_several() {
                 self.begin_batch();
             }
             self.handle_completions();
         }
+        if self.links.has_backlog() {
+            count += self.flush_backlog();
+        }
+        count
+    }
+
+    /// Posts what waits. Returns the number of links with a new backlog.
+    #[inline(never)]
+    fn flush_backlog(&mut self) -> usize {
+        let mut told = 0;
         self.links.for_each_backlogged(|link| {
             link.out.flush(&mut self.port, &self.counters, self.batch.is_open);
             if let Some(why) = link.out.overflow() {
                 self.port.fail(link.id, LinkFailure::Protocol(why));
             }
+            let is_backlogged = link.out.backlog() > 0;
+            if is_backlogged && !link.is_backlog_told {
+                self.events.push_back(LinkEvent::Backlogged);
+                told += 1;
+            }
+            link.is_backlog_told = is_backlogged;
         });
-        count
+        told
     }
 
     /// Polls until nothing more comes. Polls and messages are bounded: peers may never be silent.
@@ -361,6 +373,7 @@ impl Link {
             up: false,
             is_ended: false,
             is_backlogged: false,
+            is_backlog_told: false,
             is_used: false,
             identity,
             settings,

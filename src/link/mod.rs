@@ -261,4 +261,6 @@ pub enum LinkEvent {
         /// Its flight records, and how many older ones there were.
         records: (Vec<FlightRecord>, u64),
     },
+    /// Something waits in the queue of a link since the last poll or longer.
+    Backlogged,
 }

@@ -552,6 +552,7 @@ impl<P: Port> Handler<P> for WindowHandler {
         self.handle_windows(links);
         match event {
             LinkEvent::Up { link } => self.connections.probed(link),
+            LinkEvent::Backlogged => self.matching.note_wait(),
             LinkEvent::Down { link, failure, records } => {
                 earlier.into_iter().for_each(|(link, why)| self.end(links, link, why));
                 self.down(links, link, failure, records);
@@ -571,8 +572,8 @@ impl<P: Port> Handler<P> for WindowHandler {
         self.handle_windows(links);
     }
 
-    fn next_deadline(&self, links: &Links<P>) -> Time {
-        self.matching.next_deadline(links.has_backlog())
+    fn next_deadline(&self) -> Time {
+        self.matching.next_deadline()
     }
 
     fn expire(&mut self, links: &mut Links<P>, now: Time) {

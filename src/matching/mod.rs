@@ -295,8 +295,7 @@ impl Matching {
     }
 
     /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].
-    /// `has_backlog`: something waits in the queue of a link.
-    pub fn next_deadline(&self, has_backlog: bool) -> Time {
-        if has_backlog { self.next_deadline.min(self.long_waits.queue_look) } else { self.next_deadline }
+    pub fn next_deadline(&self) -> Time {
+        self.next_deadline
     }
 }

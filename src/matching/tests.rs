@@ -391,9 +391,9 @@ fn a_receive_that_gives_up_leaves_its_value_to_the_next() {
     assert!(matching.cancel(lanes, &of(&cancelled, CancelReason::Cancelled)));
     assert!(matching.cancel(lanes, &of(&dropped, CancelReason::Dropped)));
     assert!(!matching.cancel(lanes, &of(&dropped, CancelReason::Dropped)), "it has ended");
-    assert_eq!(matching.next_deadline(false), pair.now + SOON);
+    assert_eq!(matching.next_deadline(), pair.now + SOON);
     matching.expire(lanes, pair.now + SOON);
-    assert_eq!(matching.next_deadline(false), Time::NEVER);
+    assert_eq!(matching.next_deadline(), Time::NEVER);
     assert!(matches!(cancelled.error(), Error::Cancelled { .. }));
     assert!(matches!(dropped.error(), Error::Cancelled { .. }));
     assert!(matches!(late.error(), Error::DeadlineExceeded { after: SOON, .. }));

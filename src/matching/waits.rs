@@ -156,8 +156,6 @@ pub(super) struct LongWaits {
     report_after: Duration,
     /// When values that begin to wait are looked for, not before.
     pub next_look: Time,
-    /// While something waits in the queue of a link, it is looked at no later.
-    pub queue_look: Time,
     /// The queues whose wait was logged, with its begin.
     logged_queues: HashMap<PeerIndex, Time>,
     /// Edges on which values wait, by peer and index. Some may have none any more.
@@ -275,20 +273,19 @@ impl Matching {
         WaitReport::of_receive(&receive.key, receive.waiter.begun, now, wait)
     }
 
-    /// Whether a wait is to be reported. Looks at all queues, so that it is known since when they
-    /// are stuck.
-    fn is_any_due(&self, lanes: &mut impl Lanes, now: Time) -> bool {
+    /// The queues of links that nothing has left since a time, which is known from the looks.
+    fn stuck_queues(&self, lanes: &mut impl Lanes, now: Time) -> Vec<(PeerIndex, Time)> {
+        self.peer_indices().filter_map(|peer| Some((peer, lanes.stuck_since(peer, now)?))).collect()
+    }
+
+    /// Whether a wait is to be reported.
+    fn is_any_due(&self, queues: &[(PeerIndex, Time)], now: Time) -> bool {
         let LongWaits { sends, logged_queues, .. } = &self.long_waits;
         let due = |since: Time| self.long_waits.due(since) <= now;
-        let mut is_stuck = false;
-        for peer in self.peer_indices() {
-            let since = lanes.stuck_since(peer, now).filter(|since| due(*since));
-            is_stuck |= since.is_some() && since.as_ref() != logged_queues.get(&peer);
-        }
         let mut receives = self.waiting.iter().map(|(_, receive)| &receive.waiter);
-        is_stuck
-            || receives.any(|waiter| !waiter.is_logged && due(waiter.begun))
+        receives.any(|waiter| !waiter.is_logged && due(waiter.begun))
             || sends.values().any(|wait| !wait.is_logged && due(wait.since))
+            || queues.iter().any(|(peer, since)| due(*since) && logged_queues.get(peer) != Some(since))
     }
 
     /// What has waited for too long, if anything has: no value may be in a queue that is stuck.
@@ -307,17 +304,16 @@ impl Matching {
         self.forget_ended_waits();
         let bound = self.long_waits.bound;
         let is_long = |since: Time| since + bound <= now;
-        self.long_waits.queue_look = now + (bound / 16).max(LOOK);
-        if self.is_any_due(lanes, now)
+        let queues = self.stuck_queues(lanes, now);
+        if self.is_any_due(&queues, now)
             && now >= self.long_waits.quiet_until
             && let Some(report) = self.long_report(lanes, now)
         {
             self.long_waits.report = Some(report);
             self.long_waits.quiet_until = now + bound;
-            for peer in self.peer_indices() {
-                let since = lanes.stuck_since(peer, now).filter(|since| is_long(*since));
-                if let Some(since) = since.filter(|_| !lanes.queued(peer).is_empty()) {
-                    self.long_waits.logged_queues.insert(peer, since);
+            for (peer, since) in queues.iter().filter(|(_, since)| is_long(*since)) {
+                if !lanes.queued(*peer).is_empty() {
+                    self.long_waits.logged_queues.insert(*peer, *since);
                 }
             }
             for (_, receive) in self.waiting.iter_mut().filter(|(_, receive)| is_long(receive.waiter.begun)) {
@@ -331,6 +327,8 @@ impl Matching {
         let receives = receives.map(|(_, receive)| receive.waiter.begun);
         let sends = self.long_waits.sends.values().filter(|wait| !wait.is_logged).map(|wait| wait.since);
         let next = receives.chain(sends).min().map_or(Time::NEVER, |since| self.long_waits.due(since));
-        if next == Time::NEVER { next } else { next.max(self.long_waits.quiet_until) }
+        let next = if next == Time::NEVER { next } else { next.max(self.long_waits.quiet_until) };
+        // A look notes whether anything has left a queue.
+        if queues.is_empty() { next } else { next.min(now + (bound / 16).max(LOOK)) }
     }
 }
