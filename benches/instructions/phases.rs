@@ -277,6 +277,8 @@ fn without_credit(pair: &Pair) -> [Samples; 2] {
         for _ in 0..BEYOND_WINDOW {
             from.send(&out, pair.tensor()).expect("sent");
         }
+        // The look at the clock that notes since when values wait is not one of each send.
+        pair.sender.progress().expect("a link");
         let tensor = pair.tensor();
         count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
         for _ in 0..BEYOND_WINDOW {
