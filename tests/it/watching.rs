@@ -79,9 +79,19 @@ fn a_report_has_each_wait_with_its_peer_its_reason_and_its_age() {
         (sender.edge_to("w", 1, "x").expect("an edge"), receiver.edge_from("w", 0, "x").expect("an edge"));
     let (sending, receiving) = (sender.step(5).expect("new"), receiver.step(6).expect("new"));
     sending.send(&out, counting(&sender, 0.0, 10)).expect("sent");
+    let began = Instant::now();
+    // A look at the clock notes since when the value waits.
+    let earlier = loop {
+        std::thread::sleep(Duration::from_millis(20));
+        let waits = sender.waits(10).expect("usable");
+        if began.elapsed() >= SOON || waits.waits.iter().any(|wait| wait.since > Duration::ZERO) {
+            break waits.waits.first().map(|wait| wait.since);
+        }
+    };
     std::thread::sleep(Duration::from_millis(20));
     let waits = sender.waits(10).expect("usable");
     let [wait] = &waits.waits[..] else { panic!("{waits}") };
+    assert!(earlier.is_some_and(|since| wait.since > since), "{earlier:?}, {wait}");
     assert_eq!((wait.side, wait.wait, wait.calls), (EdgeSide::Sender, EdgeWait::NotAnnounced, 1), "{wait}");
     assert_eq!((wait.peer().task(), wait.name(), wait.step), (1, "x", 5.into()), "{wait}");
     assert!(wait.since >= Duration::from_millis(20) && wait.since < SOON, "{wait}");
