@@ -268,7 +268,8 @@ fn second_thread(pair: &Pair) -> [Samples; 2] {
     [sends, receives]
 }
 
-/// A send without credit, whose value leaves when credit comes.
+/// A send without credit, whose value leaves when credit comes. Counting takes milliseconds, so what
+/// follows the clock, such as the look at long waits, falls into some samples: the best one counts.
 fn without_credit(pair: &Pair) -> [Samples; 2] {
     let [mut sends, mut receives] =
         [Samples::new("no credit, send", 1), Samples::new("no credit, receive", 1)];
@@ -277,8 +278,6 @@ fn without_credit(pair: &Pair) -> [Samples; 2] {
         for _ in 0..BEYOND_WINDOW {
             from.send(&out, pair.tensor()).expect("sent");
         }
-        // The look at the clock that notes since when values wait is not one of each send.
-        pair.sender.progress().expect("a link");
         let tensor = pair.tensor();
         count(counts, &mut sends, || from.send(&out, tensor)).expect("sent");
         for _ in 0..BEYOND_WINDOW {
@@ -289,7 +288,7 @@ fn without_credit(pair: &Pair) -> [Samples; 2] {
         drop(count(counts, &mut receives, || to.recv(&incoming, SOON)).expect("received"));
         pair.progress();
     });
-    [sends, receives]
+    [sends.best(), receives]
 }
 
 /// A batch of many edges, per tensor.
