@@ -115,6 +115,14 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
+/// The signals that whoever started this process has it ignore, as nohup(1) does with SIGHUP: bit 0
+/// is signal 1. The members ignore them, too.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// Runs the program as each of the members, and waits for them. When this returns, they and all
 /// processes of their groups have ended.
 ///
@@ -122,8 +130,10 @@ fn signal_name(signal: i32) -> String {
 /// [`CliError::Ended`] with the exit status, if one failed or a signal came.
 pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Result<(), CliError> {
     let (events, news) = mpsc::channel();
+    let ignored = ignored_signals();
+    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     // If whoever started the launcher ignores SIGCHLD, the kernel drops how processes have ended.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD])
+    let mut signals = Signals::new(handled.chain([SIGCHLD]))
         .map_err(|error| CliError::failed("waiting for signals", error))?;
     let of_signals = events.clone();
     // It ends with this process.

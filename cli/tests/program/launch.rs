@@ -301,6 +301,21 @@ fn a_signal_is_passed_on_and_is_no_failure() {
 }
 
 #[test]
+fn a_signal_that_nohup_has_ignored_ends_nothing() {
+    let launcher = script("-n 2", "echo ready; sleep 0.5; echo done");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
+        .arg(launcher.get_program())
+        .args(launcher.get_args());
+    let mut running = Running::start(command);
+    assert_eq!([running.line(), running.line()], ["ready", "ready"]);
+    running.signal("HUP");
+    assert_eq!([running.line(), running.line()], ["done", "done"]);
+    assert_eq!(running.end(), (Some(0), String::new()));
+}
+
+#[test]
 fn the_second_signal_kills() {
     let what = "trap 'echo stays' INT TERM; echo ready; while :; do sleep 0.05; done";
     let mut running = Running::start(script("-n 1", what));
