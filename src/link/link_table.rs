@@ -111,6 +111,7 @@ impl LinkTable {
             let Some(link) = places.get(id).and_then(|&place| links.get_mut(place)) else { return false };
             visit(link);
             link.is_backlogged = link.out.backlog() > 0;
+            link.is_backlog_told &= link.is_backlogged;
             link.is_backlogged
         });
     }

@@ -252,12 +252,11 @@ impl<P: Port> Links<P> {
             if let Some(why) = link.out.overflow() {
                 self.port.fail(link.id, LinkFailure::Protocol(why));
             }
-            let is_backlogged = link.out.backlog() > 0;
-            if is_backlogged && !link.is_backlog_told {
+            if link.out.backlog() > 0 && !link.is_backlog_told {
+                link.is_backlog_told = true;
                 self.events.push_back(LinkEvent::Backlogged);
                 told += 1;
             }
-            link.is_backlog_told = is_backlogged;
         });
         told
     }

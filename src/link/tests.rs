@@ -302,6 +302,33 @@ fn credits_that_came_before_the_port_is_armed_are_used_before_any_sleep() {
 }
 
 #[test]
+fn each_backlog_is_told_once_also_after_one_that_left_before_a_sleep() {
+    let (mut scene, mut sent) = (scene(), 0);
+    let mut fill = |scene: &mut Scene| {
+        while scene.links.load().backlog == 0 {
+            scene.tell(ToReceiver::Retired { edge: edge(sent) });
+            sent += 1;
+            assert!(sent < 10 * DEPTH, "messages always leave");
+        }
+        let mut told = 0;
+        for _ in 0..3 {
+            scene.links.poll();
+            while let Some(event) = scene.links.next_event() {
+                told += u32::from(matches!(event, LinkEvent::Backlogged));
+            }
+        }
+        assert_eq!(told, 1);
+        sent
+    };
+    let waiting = fill(&mut scene);
+    (1..waiting).for_each(|_| drop(scene.peer.next()));
+    scene.peer.port.publish_credits(scene.peer.link, waiting);
+    assert!(!scene.links.arm(), "a message can leave");
+    assert_eq!(scene.links.load().backlog, 0);
+    fill(&mut scene);
+}
+
+#[test]
 fn a_queue_is_stuck_since_the_first_look_after_which_nothing_has_left() {
     let mut scene = scene();
     let mut sent = 0;
