@@ -268,8 +268,9 @@ fn second_thread(pair: &Pair) -> [Samples; 2] {
     [sends, receives]
 }
 
-/// A send without credit, whose value leaves when credit comes. Counting takes milliseconds, so what
-/// follows the clock, such as the look at long waits, falls into some samples: the best one counts.
+/// A send without credit, whose value leaves when credit comes. Counting takes milliseconds, so
+/// what follows the clock, such as the look at long waits, falls into some samples: the best one
+/// counts.
 fn without_credit(pair: &Pair) -> [Samples; 2] {
     let [mut sends, mut receives] =
         [Samples::new("no credit, send", 1), Samples::new("no credit, receive", 1)];

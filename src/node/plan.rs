@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
         let locked = |device| of(device, "locked memory").need;
         assert_eq!((locked("a,b"), locked("auto")), (2 * locked("a"), 4 * locked("a")));
-        // Of 4 peers: 256 bytes for each of 2 * 256 places, and the words, both rounded up to pages.
+        // Of 4 peers: 256 bytes for each of 2 * 256 places, and the words, both in whole pages.
         assert_eq!(locked("a"), (256 << 20) + 4 * ((128 << 10) + 4096 + 4096));
         assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 1 MiB for links");
         assert!(of("a", "memory").because.starts_with("pool_size, and 544 KiB of link memory"));
