@@ -34,7 +34,7 @@ pub(super) const REFUSED_FOR_GOOD: tonic::Code = tonic::Code::FailedPrecondition
 /// Serves the peers' calls.
 pub(super) struct Server {
     shared: Arc<BootstrapShared>,
-    /// Held by the task of a peer's `Leave`: there is one at a time.
+    /// One lock for each peer. The task of a peer's `Leave` holds it, so there is one at a time.
     leaving: Vec<Arc<tokio::sync::Mutex<()>>>,
 }
 
@@ -173,7 +173,7 @@ impl Server {
     fn refuse_life(&self, from: &From, refusal: LifeRefusal) -> Status {
         let (name, life) = (&self.shared.peers[from.peer], from.life);
         match refusal {
-            // Whoever knows the incarnation of a life can end it.
+            // The incarnation of the living one stays untold: who knows it can end that life.
             LifeRefusal::Taken { alive: _ } => {
                 let what = format!(
                     "the name {name} is taken by another incarnation, which is alive; incarnation {life} \

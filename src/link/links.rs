@@ -75,7 +75,7 @@ pub(super) struct Link {
     pub is_ended: bool,
     /// Listed by the table as a link with a backlog.
     pub is_backlogged: bool,
-    /// [`LinkEvent::Backlogged`] has told so.
+    /// [`LinkEvent::Backlogged`] was raised for this backlog.
     pub is_backlog_told: bool,
     /// Listed by the table as a link with arrivals.
     pub is_used: bool,
@@ -149,8 +149,8 @@ impl<P: Port> Links<P> {
         link.map_or_else(Default::default, |link| link.recorder.records())
     }
 
-    /// Since when nothing has left the queue of a link, if something waits in it: the first of the
-    /// calls that have seen so.
+    /// The time since which nothing has left the send queue of a link, as the calls of this method
+    /// have found it; `None` if nothing waits there.
     pub fn stuck_since(&mut self, link: LinkId, now: Time) -> Option<Time> {
         self.links.get_mut(link)?.out.stuck_since(now)
     }

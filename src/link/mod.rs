@@ -261,6 +261,6 @@ pub enum LinkEvent {
         /// Its flight records, and how many older ones there were.
         records: (Vec<FlightRecord>, u64),
     },
-    /// Something waits in the queue of a link since the last poll or longer.
+    /// A poll could not post all that waits in the send queue of a link.
     Backlogged,
 }

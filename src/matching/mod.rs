@@ -136,8 +136,8 @@ pub trait Lanes {
         let _ = peer;
         HashMap::default()
     }
-    /// Since when nothing has left the queue of a peer's link, if something waits in it: the first
-    /// of the calls that have seen so.
+    /// The time since which nothing has left the send queue of a peer's link, as the calls of this
+    /// method have found it; `None` if nothing waits there.
     fn stuck_since(&mut self, peer: PeerIndex, now: Time) -> Option<Time> {
         let _ = (peer, now);
         None

@@ -42,8 +42,9 @@ pub struct WaitReport {
     /// Receives that wait: 1. Or values that wait on the edge.
     pub calls: usize,
     /// For how long the receive has waited. Of values: for how long some have waited on this edge
-    /// without a break. Of values in the queue of the link: for how long nothing has left it, as
-    /// looks at it have seen. They are a sixteenth of `hung_after` apart, or less.
+    /// without a break. Of values in the send queue of the link: for how long nothing has left that
+    /// queue. The poller looks at it each sixteenth of `hung_after`, but no more often than each
+    /// 10 ms. Zero before the first look.
     pub since: Duration,
     /// Why the receive waits, or the values.
     pub wait: EdgeWait,
@@ -273,7 +274,7 @@ impl Matching {
         WaitReport::of_receive(&receive.key, receive.waiter.begun, now, wait)
     }
 
-    /// The queues of links that nothing has left since a time, which is known from the looks.
+    /// The peers whose send queues have a backlog, and since when nothing has left each queue.
     fn stuck_queues(&self, lanes: &mut impl Lanes, now: Time) -> Vec<(PeerIndex, Time)> {
         self.peer_indices().filter_map(|peer| Some((peer, lanes.stuck_since(peer, now)?))).collect()
     }
@@ -288,7 +289,7 @@ impl Matching {
             || queues.iter().any(|(peer, since)| due(*since) && logged_queues.get(peer) != Some(since))
     }
 
-    /// What has waited for too long, if anything has: no value may be in a queue that is stuck.
+    /// What has waited for longer than the bound. A queue that nothing leaves may have no value.
     fn long_report(&mut self, lanes: &mut impl Lanes, now: Time) -> Option<WaitReports> {
         let mut report = self.waits(lanes, now, usize::MAX);
         report.waits.retain(|wait| wait.since >= self.long_waits.bound);
@@ -328,7 +329,7 @@ impl Matching {
         let sends = self.long_waits.sends.values().filter(|wait| !wait.is_logged).map(|wait| wait.since);
         let next = receives.chain(sends).min().map_or(Time::NEVER, |since| self.long_waits.due(since));
         let next = if next == Time::NEVER { next } else { next.max(self.long_waits.quiet_until) };
-        // A look notes whether anything has left a queue.
+        // The next look finds whether anything has left a queue.
         if queues.is_empty() { next } else { next.min(now + (bound / 16).max(LOOK)) }
     }
 }

@@ -71,7 +71,7 @@ pub(in crate::link) struct SendQueue {
     fragment: Vec<u8>,
     /// Leaves behind everything in the queue.
     pack: Pack,
-    /// `sent` when [`SendQueue::stuck_since`] last saw it change, and the time.
+    /// `sent` at the last call of [`SendQueue::stuck_since`], and when a call first found it.
     seen: Option<(u32, Time)>,
 }
 
@@ -113,9 +113,11 @@ impl SendQueue {
         self.queue.len() + usize::from(!self.pack.is_empty())
     }
 
-    /// Since when nothing has left, if something waits: the first of the calls that have seen so.
+    /// The time since which nothing has left the queue; `None` if nothing waits. A call compares
+    /// the number of posts with that of the last call, so the time is that of a call.
     pub fn stuck_since(&mut self, now: Time) -> Option<Time> {
         if self.backlog() == 0 {
+            self.seen = None;
             return None;
         }
         let known = self.seen.filter(|(sent, _)| *sent == self.sent);
