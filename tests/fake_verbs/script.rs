@@ -115,6 +115,11 @@ fn run(state: &mut State, line: &str) -> String {
             state.cut = words.or("on", 1) != 0;
             crate::engine::run_all(state);
         }
+        // A message of 16 bytes as from the peer, in two words.
+        "forge" => {
+            let bytes = [words.or("low", 0), words.or("high", 0)].map(u64::to_le_bytes).concat();
+            crate::wire::forge(state, words.or("qp", 0) as u32, bytes);
+        }
         "slow" => state.slow = words.or("on", 1) != 0,
         "hold" => {
             state.hold = words.or("on", 1) != 0;

@@ -239,3 +239,23 @@ pub fn put_into_error(state: &mut State, number: u32) {
         complete(state, to_receives, Cqe { wc: wc(receive.wr_id), frees_sends: 0, frees_receives: 1 });
     }
 }
+
+/// Lets a message arrive at a queue pair that nobody has sent.
+pub fn forge(state: &mut State, target: u32, bytes: Vec<u8>) {
+    let Some(to) = state.qps.get(&target).filter(|to| !to.receives.is_empty()) else {
+        panic!("queue pair {target} has no receive for a forged message");
+    };
+    let send = Send {
+        wr_id: 0,
+        opcode: IBV_WR_SEND,
+        flags: 0,
+        imm: 0,
+        pieces: Vec::new(),
+        len: bytes.len() as u64,
+        inline: Some(bytes),
+        remote: (0, 0),
+        bind: None,
+    };
+    move_bytes(&send, Some(&to.receives[0].pieces));
+    receive(state, target, &send, IBV_WC_SUCCESS);
+}

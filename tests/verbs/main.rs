@@ -11,6 +11,7 @@ mod domains;
 mod driver;
 mod early;
 mod events;
+mod failover;
 mod failures;
 #[path = "../common/foreign.rs"]
 mod foreign;

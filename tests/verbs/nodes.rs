@@ -157,6 +157,43 @@ fn a_link_that_fails_is_made_again_with_new_queue_pairs() {
     fake.assert_clean();
 }
 
+/// Steps go on in both directions while the first rail, or the second one, is cut.
+#[test]
+fn the_loss_of_either_rail_fails_no_call() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    for lost in ["fake_1", "fake_0"] {
+        let settings = [("fabric", "verbs"), ("rdma_device", "fake_1,fake_0"), ("rdma_qp_retry_count", "1")];
+        run(2, &settings, move |node, task| {
+            for id in 0..60 {
+                if (id, task) == (20, 0) {
+                    fake.run(&format!("cut device={lost}"));
+                }
+                let step = node.step(id).expect("new");
+                for floats in [1, 5000, 100_000] {
+                    let to = node.edge_to("w", 1 - task, &format!("of {floats}")).expect("an edge");
+                    step.send(&to, counting(node, id as f32, floats)).expect("sent");
+                }
+                for floats in [1, 5000, 100_000] {
+                    let from = node.edge_from("w", 1 - task, &format!("of {floats}")).expect("an edge");
+                    let got =
+                        step.recv(&from, SOON).unwrap_or_else(|error| panic!("{lost}, step {id}: {error}"));
+                    assert_eq!(values(&got.tensor), values(&counting(node, id as f32, floats)));
+                }
+                (id > 0).then(|| node.cleanup(id - 1));
+            }
+            let counters = node.counters();
+            let counted = [Counter::RailsLost, Counter::PeersLost].map(|counter| counters.get(counter));
+            assert_eq!(counted, [1, 0], "{lost}");
+            let is_first = u64::from(lost == "fake_1");
+            assert_eq!(counters.get(Counter::LinksRepaired), is_first, "{lost}");
+            assert_eq!(node.peers()[0].devices.len(), 1, "{lost}");
+        });
+        fake.run(&format!("cut device={lost} on=0"));
+        fake.assert_clean();
+    }
+}
+
 #[test]
 fn a_tensor_of_more_requests_than_the_queue_has_is_refused_to_its_receiver_and_others_go_on() {
     needs_fake!();

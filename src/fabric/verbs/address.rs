@@ -9,13 +9,13 @@ use super::sys::*;
 use crate::fabric::FabricError;
 
 /// Version of the address, of the ping and of the control messages. They change together.
-pub(super) const VERSION: u16 = 4;
+pub(super) const VERSION: u16 = 5;
 
 const MAGIC: [u8; 8] = *b"twibvadr";
 /// Bytes before the rails.
 const HEAD: usize = 8 + 2 + 1 + 4 + 1 + 1;
 /// Bytes of a rail before its queue pairs.
-const RAIL: usize = 1 + 1 + 4 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + (2 + 8 + 4) + (8 + 4 + 8);
+const RAIL: usize = 1 + 1 + 4 + 1 + 1 + 2 + 16 + 1 + 1 + 1 + (2 + 8 + 4) + (8 + 4 + 8) + PAIR;
 /// Bytes of a queue pair.
 const PAIR: usize = 4 + 4;
 
@@ -75,6 +75,9 @@ pub(super) struct RailAddress {
     /// Number and first packet's number of each queue pair: the control queue pair, the first for
     /// data, each stripe.
     pub pairs: Vec<(u32, u32)>,
+    /// The queue pair that becomes the main one if the first rail is lost. A side with one device
+    /// has none.
+    pub standby: Option<(u32, u32)>,
 }
 
 /// The bits of a ping that are the token. The others are the rail that the acceptor has chosen as
@@ -207,7 +210,8 @@ impl RailAddress {
         bytes.extend(self.hello.addr.to_le_bytes());
         bytes.extend(self.hello.rkey.to_le_bytes());
         bytes.extend(self.hello.token.to_le_bytes());
-        for (number, psn) in &self.pairs {
+        // No queue pair for data has the number 0.
+        for (number, psn) in [self.standby.unwrap_or_default()].iter().chain(&self.pairs) {
             bytes.extend(number.to_le_bytes());
             bytes.extend(psn.to_le_bytes());
         }
@@ -325,6 +329,11 @@ impl AddressReader<'_> {
         let region =
             RemoteRegion { id: u16::from_le_bytes(self.take()?), base: self.u64()?, rkey: self.u32()? };
         let hello = PingTarget { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
+        let standby = match self.u24().zip(self.u24())? {
+            (0, 0) => None,
+            (0, _) => return None,
+            pair => Some(pair),
+        };
         let is_mtu = (IBV_MTU_256..=IBV_MTU_4096).contains(&u32::from(mtu));
         if !is_mtu || global > 1 || is_far > 1 || reads == 0 || PingTarget::token(hello.token) != hello.token
         {
@@ -343,6 +352,7 @@ impl AddressReader<'_> {
             region,
             hello,
             pairs: Vec::new(),
+            standby,
         };
         Some((rail, stripes))
     }
@@ -367,6 +377,7 @@ mod tests {
             region: RemoteRegion { id: 3, base: 0x7000, rkey: 0xABCD },
             hello: PingTarget { addr: 0x9000, rkey: 5, token: PingTarget::token(77) },
             pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],
+            standby: (number > 0).then_some((9, 10)),
         }
     }
 
@@ -408,7 +419,8 @@ mod tests {
         assert!(refused(|b| b[HEAD + 6] = 4).contains("can't be"), "GID type");
         assert!(refused(|b| b[HEAD + 26] = 6).contains("can't be"), "MTU");
         assert!(refused(|b| b[HEAD + 28] = 16).contains("16 stripes"));
-        assert!(refused(|b| b[HEAD + RAIL - 8] = 0).contains("can't be"), "a token that is none");
+        assert!(refused(|b| b[HEAD + RAIL - PAIR - 8] = 0).contains("can't be"), "a token that is none");
+        assert!(refused(|b| b[HEAD + RAIL - 4] = 1).contains("can't be"), "a packet of no queue pair");
         let last = |b: &mut Vec<u8>| {
             let at = b.len() - 1;
             b[at] = 1;

@@ -89,6 +89,23 @@ impl LinkBuffer {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
 
+    /// A copy of the bytes of a piece of this buffer; `None` if it is elsewhere.
+    ///
+    /// # Panics
+    /// If the piece has more than `MOST` bytes.
+    pub fn copy_of<const MOST: usize>(&self, piece: &ibv_sge) -> Option<[u8; MOST]> {
+        let at = usize::try_from(piece.addr.checked_sub(self.base.as_ptr() as u64)?).ok()?;
+        let len = piece.length as usize;
+        if len == 0 || at.checked_add(len).is_none_or(|end| end > self.len) {
+            return None;
+        }
+        let mut copy = [0; MOST];
+        // SAFETY: inside, as was just checked. The piece is of a request to send, so no device
+        // writes there.
+        copy[..len].copy_from_slice(unsafe { self.bytes(at, len) });
+        Some(copy)
+    }
+
     /// A word that the peer may write to at any time.
     ///
     /// # Panics

@@ -14,6 +14,7 @@ use super::post_list::name;
 use super::qp::QueuePair;
 use super::sys::*;
 use crate::fabric::{LinkFailure, LinkId};
+use std::collections::VecDeque;
 
 /// Messages that are sent and not acknowledged, at most.
 pub(super) const WINDOW: u32 = 32;
@@ -41,6 +42,7 @@ const DISCONNECT: u8 = 3;
 const FINAL_COUNT: u8 = 4;
 const STRIPE_LOST: u8 = 5;
 const PARTS_WRITTEN: u8 = 6;
+const TAKEN_OVER: u8 = 7;
 
 /// Why a side takes no part any more, in a disconnect message.
 const CLOSED: u8 = 0;
@@ -62,6 +64,9 @@ pub(super) enum ControlMessage {
     /// So many parts of its own for a lost stripe have been written, there or on the main queue
     /// pair.
     PartsWritten { stripe: u8, count: u32 },
+    /// Its queue pairs of the first rail are gone, and those of another one have taken over. So
+    /// many messages of this side have arrived.
+    TakenOver { arrived: u32 },
     /// Nothing that the link must know.
     Nothing,
 }
@@ -89,6 +94,10 @@ impl ControlWindow {
         self.sent.wrapping_sub(self.acknowledged) < WINDOW
     }
 
+    fn unacknowledged(&self) -> usize {
+        self.sent.wrapping_sub(self.acknowledged) as usize
+    }
+
     /// A message within the window was sent.
     pub fn sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);
@@ -109,6 +118,7 @@ impl ControlWindow {
         match kind {
             ACK => Ok(ControlMessage::Nothing),
             FINAL_COUNT => Ok(ControlMessage::FinalCount { count: value }),
+            TAKEN_OVER => Ok(ControlMessage::TakenOver { arrived: value }),
             DISCONNECT => Ok(ControlMessage::Disconnect(match code {
                 NO_RECEIVE => LinkFailure::NoReceive,
                 PROTOCOL => LinkFailure::Protocol(
@@ -145,7 +155,13 @@ pub(super) struct ControlQueue {
     in_use: u32,
     send_at: u32,
     window: ControlWindow,
+    /// The messages of the window that are not acknowledged, for a queue pair that takes over.
+    kept: VecDeque<([u8; 4], [u32; 2])>,
+    /// Receives that are posted.
+    posted: u32,
     head: u32,
+    /// It is in the error state, or its peer has not taken over: no messages within the window.
+    is_waiting: bool,
     /// A disconnect was posted, and is not known to have arrived.
     pub is_disconnecting: bool,
     pub has_disconnected: bool,
@@ -165,7 +181,10 @@ impl ControlQueue {
             in_use: 0,
             send_at: 0,
             window: ControlWindow::default(),
+            kept: VecDeque::with_capacity(WINDOW as usize),
+            posted: 0,
             head: 0,
+            is_waiting: false,
             is_disconnecting: false,
             has_disconnected: false,
             flushed: false,
@@ -193,7 +212,10 @@ impl ControlQueue {
     }
 
     /// A request was flushed: something has failed before it.
-    pub fn flush(&mut self) {
+    pub fn flush(&mut self, is_receive: bool) {
+        if is_receive {
+            self.posted = self.posted.saturating_sub(1);
+        }
         self.flushed = true;
         self.is_disconnecting = false;
     }
@@ -208,6 +230,36 @@ impl ControlQueue {
         (0..RECEIVES).all(|place| self.post_receive(buffer, place))
     }
 
+    /// As [`DataQueue::stop`](super::data_queue::DataQueue::stop).
+    pub fn stop(&mut self) {
+        (self.flushed, self.is_waiting) = (true, true);
+        if let Some(pair) = &mut self.pair {
+            let _ = pair.stop();
+        }
+    }
+
+    /// Whether all receives have completed.
+    pub fn is_drained(&self) -> bool {
+        self.posted == 0
+    }
+
+    /// Takes over from a queue pair that is drained, and tells the peer, with the number of its
+    /// messages that have arrived. `false` if the driver refuses.
+    pub fn take_over(&mut self, from: &mut ControlQueue, buffer: &mut LinkBuffer, arrived: u32) -> bool {
+        from.destroy();
+        self.window = std::mem::take(&mut from.window);
+        std::mem::swap(&mut self.kept, &mut from.kept);
+        self.is_waiting = true;
+        self.send(buffer, [TAKEN_OVER, 0, 0, 0], [arrived, 0])
+    }
+
+    /// The peer has taken over as well: sends what it has not received again. `false` if the driver
+    /// refuses, or the peer has said so before.
+    pub fn resume(&mut self, buffer: &mut LinkBuffer) -> bool {
+        let is_first = std::mem::take(&mut self.is_waiting);
+        is_first && (0..self.kept.len()).all(|at| self.send(buffer, self.kept[at].0, self.kept[at].1))
+    }
+
     fn post_receive(&mut self, buffer: &LinkBuffer, place: u32) -> bool {
         let mut piece = buffer.piece(self.places + place as usize * BYTES, BYTES);
         let mut request = ibv_recv_wr {
@@ -218,13 +270,15 @@ impl ControlQueue {
         };
         let Some(pair) = &mut self.pair else { return false };
         // SAFETY: the place is this receive's alone until it is complete.
-        unsafe { pair.post_receives(&mut request) }
+        let is_posted = unsafe { pair.post_receives(&mut request) };
+        self.posted += u32::from(is_posted);
+        is_posted
     }
 
     /// Whether a message within the window can be sent now.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.window.has_room() && self.in_use < WINDOW
+        self.window.has_room() && self.in_use < WINDOW && !self.is_waiting
     }
 
     /// Tells the peer of receives that were returned. `false` if there is no room now.
@@ -249,6 +303,7 @@ impl ControlQueue {
             return false;
         }
         self.window.sent();
+        self.kept.push_back((head, values));
         true
     }
 
@@ -324,15 +379,19 @@ impl ControlQueue {
     pub fn received(&mut self, buffer: &mut LinkBuffer, len: u32) -> Result<ControlMessage, &'static str> {
         let place = self.head;
         self.head = next(self.head, RECEIVES);
+        self.posted = self.posted.saturating_sub(1);
         if len as usize != BYTES {
             return Err("it sent a control message of another length");
         }
         let mut bytes = [0; BYTES];
         // SAFETY: this receive is complete, and is posted again below.
         bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
-        // A broken queue pair is reported by its outstanding requests.
-        self.post_receive(buffer, place);
+        if !self.flushed {
+            // A broken queue pair is reported by its outstanding requests.
+            self.post_receive(buffer, place);
+        }
         let said = self.window.receive(bytes)?;
+        self.kept.drain(..self.kept.len().saturating_sub(self.window.unacknowledged()));
         if self.window.must_acknowledge() {
             self.send(buffer, [ACK, 0, 0, 0], [0; 2]);
         }

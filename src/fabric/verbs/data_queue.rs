@@ -10,6 +10,9 @@
 //! as posted. Requests that the device refuses then fail with the link.
 
 mod receives;
+mod takeover;
+
+pub(super) use takeover::Renamed;
 
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};
@@ -58,12 +61,24 @@ pub(super) struct RemoteAddr {
     pub rkey: u32,
 }
 
+/// What a queue pair for data is used for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum QueuePhase {
+    /// Requests are posted.
+    Ready,
+    /// It is in the error state or destroyed: nothing is posted any more.
+    Stopped,
+    /// It stands by, or has taken over and its peer has not: no sends yet.
+    Standby,
+}
+
 /// A queue pair for data.
 pub(super) struct DataQueue {
     /// Bound on this queue pair. Empty without memory windows.
     pub windows: Windows,
     // Before the rest: once it is gone the device touches nothing of it.
     pair: Option<QueuePair>,
+    phase: QueuePhase,
     /// The queue pair could not be stopped, so outstanding memory is leaked.
     pub is_lost: bool,
     depth: u32,
@@ -71,6 +86,9 @@ pub(super) struct DataQueue {
     /// One request in this many is signalled.
     signal_every: u32,
     outstanding: VecDeque<OutstandingEntry>,
+    /// The requests of `outstanding`, for another queue that takes over. Kept where there are other
+    /// rails.
+    kept: Option<VecDeque<SendRequest>>,
     in_use: u32,
     signaled: u32,
     /// Since the last request with a completion.
@@ -133,10 +151,12 @@ impl DataQueue {
             max_inline: pair.max_inline,
             windows: Windows::default(),
             pair: Some(pair),
+            phase: QueuePhase::Ready,
             is_lost: false,
             depth,
             signal_every: signal_every.min(depth / 4).max(1),
             outstanding: VecDeque::with_capacity(depth as usize + 1),
+            kept: None,
             in_use: 0,
             signaled: 0,
             unsignaled: 0,
@@ -171,6 +191,7 @@ impl DataQueue {
     /// Ends the queue pair: from now on the device touches no memory for it, unless it [is
     /// lost](DataQueue::is_lost).
     pub fn destroy(&mut self) {
+        self.phase = QueuePhase::Stopped;
         self.post_list.clear();
         self.windows.end_all();
         self.is_lost |= self.pair.take().is_some_and(|pair| !pair.end());
@@ -206,8 +227,9 @@ impl DataQueue {
 
     #[inline]
     pub fn room(&self, requests: u32) -> Result<(), PostError> {
-        if self.pair.is_none() {
-            return Err(PostError::Down);
+        if self.phase != QueuePhase::Ready {
+            // A queue pair that is there is about to be taken over.
+            return Err(if self.pair.is_some() { PostError::Full } else { PostError::Down });
         }
         if requests > self.depth {
             return Err(PostError::Refused(
@@ -237,6 +259,9 @@ impl DataQueue {
     ) -> Result<(), PostError> {
         let name = self.name | u64::from(opcode) << OPCODE_SHIFT;
         let request = SendRequest { name, opcode, piece, remote, immediate, flags };
+        if let Some(kept) = &mut self.kept {
+            kept.push_back(request);
+        }
         if self.post_list.is_open() {
             if self.post_list.is_full() {
                 self.post_list_now()?;
@@ -344,7 +369,7 @@ impl DataQueue {
     #[inline]
     fn copy(&mut self, buffer: &mut LinkBuffer, bytes: &[u8]) -> (ibv_sge, u32) {
         let is_inline = bytes.len() <= self.max_inline;
-        if is_inline && !self.post_list.is_open() {
+        if is_inline && !self.post_list.is_open() && self.kept.is_none() {
             return (
                 ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 },
                 IBV_SEND_INLINE,
@@ -484,13 +509,15 @@ impl DataQueue {
     /// Posts a flush, unless one is outstanding. `all`: even behind requests without a tensor.
     pub fn flush(&mut self, region: &RemoteRegion, all: bool) {
         let left = self.holds_unsignaled || all && self.unsignaled > 0;
-        if !left || self.signaled > 0 || self.flushing || self.pair.is_none() {
+        if !left || self.signaled > 0 || self.flushing || self.phase != QueuePhase::Ready {
             return;
         }
         let remote = RemoteAddr { addr: region.base, rkey: region.rkey };
         if self.post(IBV_WR_RDMA_WRITE, ibv_sge::default(), Some(remote), None, IBV_SEND_SIGNALED).is_ok() {
             self.flushing = true;
             self.note(0, true, 0, PostedOp::Copied);
+            // It counts for no request.
+            self.kept.as_mut().and_then(VecDeque::pop_back);
             if let Some(entry) = self.outstanding.back_mut() {
                 entry.is_flush = true;
             }
@@ -502,20 +529,28 @@ impl DataQueue {
     pub fn done(&mut self, link: LinkId, out: &mut Completions) {
         while let Some(entry) = self.outstanding.pop_front() {
             self.in_use -= entry.requests;
-            match entry.op {
-                PostedOp::Copied => {}
-                PostedOp::Part(_) => self.parts_done = self.parts_done.wrapping_add(1),
-                PostedOp::Write(source) => {
-                    drop(source);
-                    out.push(link, Event::Done);
-                }
-                PostedOp::Read(target) => out.push(link, Event::ReadDone { target }),
+            if let Some(kept) = &mut self.kept {
+                kept.drain(..(entry.requests as usize).min(kept.len()));
             }
+            self.op_done(entry.op, link, out);
             if entry.signaled {
                 self.signaled -= 1;
                 self.flushing &= !entry.is_flush;
                 break;
             }
+        }
+    }
+
+    #[inline]
+    fn op_done(&mut self, op: PostedOp, link: LinkId, out: &mut Completions) {
+        match op {
+            PostedOp::Copied => {}
+            PostedOp::Part(_) => self.parts_done = self.parts_done.wrapping_add(1),
+            PostedOp::Write(source) => {
+                drop(source);
+                out.push(link, Event::Done);
+            }
+            PostedOp::Read(target) => out.push(link, Event::ReadDone { target }),
         }
     }
 

@@ -79,12 +79,17 @@ impl VerbsEndpoint {
         // memory window is of one queue pair.
         let may_stripe = depth > 1 && !shared.options.memory_windows;
         let data_queues = if may_stripe { shared.options.qps_per_peer } else { 1 };
-        let places = (u32::from(data_queues))
+        // The further rails of a link stand by for the first one.
+        let has_standby = may_stripe && shared.devices.len() > 1;
+        let places = (u32::from(data_queues) + u32::from(has_standby))
             .checked_mul(2 * depth + SPARE)
             .and_then(|places| places.checked_add(control::ROOM.iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
         let resources = shared.ports.get(port, &shared.watcher)?;
-        let make = |device| RailEndpoint::new(shared, &resources, device, places, depth, data_queues);
+        let make = |device| {
+            let queues = (data_queues, has_standby);
+            RailEndpoint::new(shared, &resources, device, places, depth, queues)
+        };
         let rails = working_rails(shared, make)?;
         let own = LinkAddress {
             generation,
@@ -146,10 +151,12 @@ impl Endpoint for VerbsEndpoint {
         let mut own: Vec<_> = self.rails.drain(..).map(Some).collect();
         let mut first_queue = 0;
         let mut rails = Vec::new();
+        let is_alone = common.len() == 1;
         for (place, (at, of_peer)) in common.into_iter().enumerate() {
             let Some(rail) = own[at].take() else { unreachable!("each rail is common once") };
             let of_peer = theirs.rails[of_peer].clone();
             let depth = self.options.depth;
+            let place = (place, is_alone);
             let rail = rail.begin(of_peer, self.awaited.link, place, first_queue, depth, &self.shared);
             first_queue += rail.queues.len() as u8;
             rails.push(rail);
@@ -225,19 +232,26 @@ impl VerbsEndpoint {
         };
         let weight = weight_of(&main_rail);
         let mut queues = main_rail.queues.drain(..);
-        let Some(main) = queues.next() else { unreachable!("an address has a data queue") };
-        let mut stripes: Vec<_> = queues.map(|queue| Stripe::new(queue, None, weight, depth)).collect();
+        let Some(mut main) = queues.next() else { unreachable!("an address has a data queue") };
+        let has_rails = !rails.is_empty();
+        if has_rails {
+            main.keep_requests();
+        }
+        let stripe =
+            |queue, rail, weight| Stripe::new(queue, rail, weight, if has_rails { depth } else { 0 });
+        let mut stripes: Vec<_> = queues.map(|queue| stripe(queue, None, weight)).collect();
         let name = |rail: &ConnectingRail| shared.devices[rail.device].name().to_owned();
         let names = std::iter::once(name(&main_rail)).chain(rails.iter().map(name)).collect();
         let mut lost = Vec::new();
         let mut others = Vec::new();
         for (at, mut rail) in rails.into_iter().enumerate() {
             let weight = weight_of(&rail);
-            stripes.extend(rail.queues.drain(..).map(|queue| Stripe::new(queue, Some(at), weight, depth)));
+            stripes.extend(rail.queues.drain(..).map(|queue| stripe(queue, Some(at), weight)));
             lost.extend(rail.failure.take().map(|why| (at, why)));
-            others.push(rail.into_link_rail());
+            others.push(rail.into_link_rail(at + 1));
         }
         let parts = VerbsLinkParts {
+            gid: main_rail.gid(),
             main,
             stripes,
             control: main_rail.control,

@@ -7,6 +7,8 @@ use super::buffers::LinkBuffer;
 use super::control::{ControlMessage, ControlQueue};
 use super::cq::{CompletionQueue, CqPlaces};
 use super::data_queue::DataQueue;
+use super::device::Gid;
+use super::failover::Failover;
 use super::failure::{is_of_path, status};
 use super::grants::{MAX_GRANTS, VerbsGrants};
 use super::port_resources::{PendingLink, PortResources};
@@ -56,22 +58,33 @@ pub(super) struct VerbsLinkInner {
     pub stripes: Stripes,
     pub control: ControlQueue,
     pub local: LinkBuffer,
-    words: LinkBuffer,
+    pub words: LinkBuffer,
     /// The rails besides the first one.
     pub rails: Vec<LinkRail>,
     pub arrivals: Arrivals,
     pub grants: VerbsGrants,
     /// The peer's end of the first rail.
     pub peer: RailAddress,
-    /// The place of this side's device on the first rail.
+    /// The keys of the peer's pool on earlier first rails.
+    pub former_keys: Vec<u32>,
+    /// The place of this side's device on the first rail, its GID, and its number among the devices
+    /// of the link.
     pub device: usize,
+    pub gid: Gid,
+    pub name: usize,
+    /// The bit of the main queue pair in the parts of a write.
+    pub main_part: u8,
     /// The share of the main queue pair in a large write: see [`Stripe::weight`].
     pub weight: u64,
     pub devices: Arc<LinkDevices>,
     /// The number of returned receives that the peer is still to be told.
-    unsent_credits: Option<u32>,
+    pub unsent_credits: Option<u32>,
+    /// The newest number of returned receives.
+    pub published_credits: Option<u32>,
+    /// The first rail is lost, and another one is to become the first.
+    pub failover: Option<Failover>,
     /// A queue pair was flushed: the cause unless a better one is found, and the tick.
-    suspect: Option<(LinkFailure, u32)>,
+    pub suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
     pub detached_at: Option<u32>,
     in_batch: bool,
@@ -91,6 +104,7 @@ fn most_grants(shared: &VerbsShared, device: usize) -> u32 {
 
 /// The parts from which an endpoint makes a link.
 pub(super) struct VerbsLinkParts {
+    pub gid: Gid,
     pub main: DataQueue,
     pub stripes: Vec<Stripe>,
     pub control: ControlQueue,
@@ -109,8 +123,9 @@ pub(super) struct VerbsLinkParts {
 
 impl VerbsLinkInner {
     pub fn new(options: &LinkOptions, parts: VerbsLinkParts) -> Self {
-        let VerbsLinkParts { main, stripes, control, local, words, rails, peer, device, .. } = parts;
-        let VerbsLinkParts { weight, devices, awaited, places, port, shared, .. } = parts;
+        let VerbsLinkParts { main, stripes, control, local, words, mut rails, peer, device, .. } = parts;
+        let VerbsLinkParts { gid, weight, devices, awaited, places, port, shared, .. } = parts;
+        rails.iter_mut().filter_map(|rail| rail.standby.as_mut()).for_each(|it| it.main.stand_by());
         let numbers = stripes.iter().map(|stripe| stripe.queue.number());
         VerbsLinkInner {
             arrivals: Arrivals::new(main.number(), numbers, options.depth),
@@ -127,6 +142,12 @@ impl VerbsLinkInner {
             id: awaited.link,
             phase: VerbsLinkPhase::Up,
             unsent_credits: None,
+            published_credits: None,
+            failover: None,
+            former_keys: Vec::new(),
+            gid,
+            name: 0,
+            main_part: main.number(),
             main,
             stripes: Stripes::new(stripes, weight),
             control,
@@ -196,6 +217,7 @@ impl VerbsLinkInner {
             || self.suspect.is_some()
             || self.detached_at.is_some()
             || self.stripes.is_recovering
+            || self.failover.is_some()
     }
 
     /// Ends the link from this side; the next poll tells. From now on the device touches nothing
@@ -205,10 +227,21 @@ impl VerbsLinkInner {
         if matches!(self.phase, VerbsLinkPhase::Up | VerbsLinkPhase::Draining(..)) {
             if self.is_up() {
                 self.control.disconnect(&mut self.local, &why, None);
+                self.disconnect_standby(&why);
             }
             self.phase = VerbsLinkPhase::Failing(why);
-            self.queues().for_each(DataQueue::destroy);
+            self.destroy_queues();
         }
+    }
+
+    /// Ends all queue pairs through which the peer reaches memory.
+    fn destroy_queues(&mut self) {
+        self.queues().for_each(DataQueue::destroy);
+        self.standbys().for_each(DataQueue::destroy);
+    }
+
+    fn standbys(&mut self) -> impl Iterator<Item = &mut DataQueue> {
+        self.rails.iter_mut().filter_map(|rail| rail.standby.as_mut()).map(|standby| &mut standby.main)
     }
 
     /// A request could not be posted though there was room: its queue pair is broken. The reason
@@ -335,7 +368,9 @@ impl VerbsLinkInner {
 
     /// A completion of a stripe came: of its requests, or of a part that has landed there.
     fn stripe_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc, out: &mut Completions) {
-        let Some(at) = self.stripe_at(number) else { return };
+        let Some(at) = self.stripe_at(number) else {
+            return self.standby_completed(number, is_receive, wc);
+        };
         let (id, leaves) = (self.id, self.detached_at.is_some());
         let stripe = &mut self.stripes.queues[at];
         if stripe.queue.pair().is_none() {
@@ -360,10 +395,12 @@ impl VerbsLinkInner {
     }
 
     fn control_came(&mut self, is_receive: bool, wc: &ibv_wc, out: &mut Completions) {
-        if !is_receive {
-            return self.control.done();
-        }
-        match self.control.received(&mut self.local, wc.byte_len) {
+        if is_receive { self.control_received(wc.byte_len, out) } else { self.control.done() }
+    }
+
+    /// The next message of the control queue pair, of so many bytes, has come.
+    pub fn control_received(&mut self, len: u32, out: &mut Completions) {
+        match self.control.received(&mut self.local, len) {
             Ok(ControlMessage::Nothing) => {}
             Ok(ControlMessage::Credits { returned }) => self.main.returned = returned,
             Ok(ControlMessage::FinalCount { count }) => self.main.expected = Some(count),
@@ -376,24 +413,25 @@ impl VerbsLinkInner {
                 self.stripe_lost(stripe, landed, done, out);
             }
             Ok(ControlMessage::PartsWritten { stripe, count }) => self.parts_written(stripe, count, out),
+            Ok(ControlMessage::TakenOver { arrived }) => self.taken_over(arrived, out),
             Err(why) => self.fail(LinkFailure::Protocol(why.into())),
         }
     }
 
     #[cold]
     fn failed(&mut self, queue: u8, wc: &ibv_wc) {
+        let is_receive = wc.wr_id & 1 != 0;
         if queue == self.control.number() {
             let why = self.completion(0, "control message", wc.status, wc.vendor_err);
-            if wc.status == IBV_WC_WR_FLUSH_ERR {
-                self.control.flush()
-            } else {
-                self.control.destroy()
-            }
+            self.control.flush(is_receive);
             return self.suspected(wc, why);
         }
         let is_there = |of: &mut DataQueue| of.number() == queue && of.pair().is_some();
         if !self.queues().any(is_there) {
             return;
+        }
+        if queue == self.main.number() && is_receive {
+            self.main.receive_flushed();
         }
         let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
         match self.rail_of(queue) {
@@ -418,8 +456,8 @@ impl VerbsLinkInner {
 
     fn suspected(&mut self, wc: &ibv_wc, why: LinkFailure) {
         if wc.status != IBV_WC_WR_FLUSH_ERR {
-            self.fail(why);
-        } else if self.suspect.is_none() {
+            if is_of_path(wc.status) { self.lose_first_rail(why) } else { self.fail(why) }
+        } else if self.suspect.is_none() && !self.is_draining() {
             self.suspect = Some((why, self.shared.watcher.ticks()));
         }
     }
@@ -434,10 +472,13 @@ impl VerbsLinkInner {
             let mut queues = iter::once(&self.main).chain(of_first.map(|stripe| &stripe.queue));
             let of_data = queues.find_map(|queue| queue.failure(device));
             match of_data.or_else(|| self.control.failure(device)) {
-                Some(why) => self.fail(why),
-                None => self.look_at_rails(),
+                Some(why @ LinkFailure::Protocol(_)) => self.fail(why),
+                Some(why) => self.lose_first_rail(why),
+                None => {}
             }
+            self.look_at_rails();
         }
+        self.go_on_over_another_rail(out);
         if self.stripes.is_recovering {
             self.recover_losses();
         }
@@ -447,7 +488,7 @@ impl VerbsLinkInner {
             && ticks.wrapping_sub(*since) >= CAUSE_TICKS
         {
             let why = why.clone();
-            self.fail(why);
+            self.lose_first_rail(why);
         }
         match &self.phase {
             VerbsLinkPhase::Failing(why) => {
@@ -458,7 +499,7 @@ impl VerbsLinkInner {
                 if emptied && self.has_all() || ticks.wrapping_sub(*since) > DETACH_TICKS =>
             {
                 let why = why.clone();
-                self.queues().for_each(DataQueue::destroy);
+                self.destroy_queues();
                 self.go_down(why, out);
             }
             _ => {}
@@ -484,7 +525,7 @@ impl VerbsLinkInner {
     /// If a queue pair could not be stopped, the peer may write as long as this process lives, so
     /// the memory is leaked.
     fn keep_what_is_lost(&mut self) {
-        if self.queues().any(|queue| queue.is_lost) {
+        if self.queues().any(|queue| queue.is_lost) || self.standbys().any(|queue| queue.is_lost) {
             std::mem::forget((std::mem::take(&mut self.grants), Arc::clone(&self.shared)));
             self.local.keep();
             self.words.keep();
@@ -498,7 +539,7 @@ impl VerbsLinkInner {
     /// Continues a detached link. Returns whether it has ended.
     fn finish_detach(&mut self, ticks: u32) -> bool {
         if self.is_up() {
-            if self.stripes.is_recovering && ticks <= DETACH_TICKS {
+            if (self.stripes.is_recovering || self.failover.is_some()) && ticks <= DETACH_TICKS {
                 return false;
             }
             // At once, because the port may not be polled for a while.
@@ -523,6 +564,7 @@ impl VerbsLinkInner {
             return;
         }
         self.unsent_credits = Some(returned);
+        self.published_credits = Some(returned);
         self.send_unsent_credits();
     }
 
@@ -537,7 +579,7 @@ impl VerbsLinkInner {
 
 impl Drop for VerbsLinkInner {
     fn drop(&mut self) {
-        self.queues().for_each(DataQueue::destroy);
+        self.destroy_queues();
         self.keep_what_is_lost();
     }
 }

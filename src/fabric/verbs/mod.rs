@@ -40,6 +40,7 @@ mod data_queue;
 pub mod device;
 mod endpoint;
 mod events;
+mod failover;
 mod failure;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -234,7 +234,11 @@ impl VerbsPort {
         }
         let addr = region.base.wrapping_add(grant.offset);
         // A key that is not the pool's gives no right to its addresses.
-        let rkey = if grant.region == region.id { grant.key } else { !region.rkey };
+        let rkey = match grant.region == region.id {
+            true if grant.key == region.rkey || link.former_keys.is_empty() => grant.key,
+            true => link.current_key(grant.key),
+            false => !region.rkey,
+        };
         RemoteAddr { addr, rkey }
     }
 }

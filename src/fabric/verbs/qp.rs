@@ -210,6 +210,13 @@ impl QueuePair {
         self.modify(&mut ready_to_send, mask, "RTS")
     }
 
+    /// Moves the queue pair to the error state: whatever is outstanding completes as flushed, and
+    /// the peer reaches nothing any more.
+    pub fn stop(&mut self) -> Result<(), FabricError> {
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        self.modify(&mut attr, IBV_QP_STATE, "ERR")
+    }
+
     /// Counts a call that posts, for the port that owns the queue pair.
     #[inline]
     pub fn count_post(&self) {
@@ -270,8 +277,7 @@ impl QueuePair {
         // The queue pair still exists, and so must its resources.
         std::mem::forget((Arc::clone(&self.queue), Arc::clone(&self.domain)));
         let (device, pair, error) = (self.domain.context.name.clone(), self.number, returned(result));
-        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
-        match self.modify(&mut attr, IBV_QP_STATE, "ERR") {
+        match self.stop() {
             Ok(()) => {
                 tracing::warn!(device, pair, %error, "a queue pair can't be destroyed: it stays, in \
                  state ERR")

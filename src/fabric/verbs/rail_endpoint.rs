@@ -10,6 +10,7 @@ use super::cq::CqPlaces;
 use super::data_queue::{self, DataQueue, RemoteAddr, SPARE};
 use super::device::Gid;
 use super::endpoint::{not_posted, random};
+use super::failover::Standby;
 use super::failure::{peer, status};
 use super::port_resources::{PendingLink, PortResources};
 use super::qp::QueuePair;
@@ -19,6 +20,9 @@ use crate::fabric::{FabricError, FabricKind, LinkId};
 use std::ffi::c_int;
 use std::time::Duration;
 
+/// The number of the standby's queue on the rail at place 0, behind those of all other queues.
+const STANDBY: u8 = 128;
+
 /// The rights of the peer on a data queue pair.
 const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
@@ -27,6 +31,7 @@ pub(super) struct RailEndpoint {
     // Dropped in this order: queue pairs, the memory that they name, their places in the completion
     // queue.
     pairs: Vec<QueuePair>,
+    standby: Option<QueuePair>,
     local: LinkBuffer,
     words: LinkBuffer,
     places: CqPlaces,
@@ -36,32 +41,33 @@ pub(super) struct RailEndpoint {
     pub own: RailAddress,
 }
 
-/// Where the pieces of a rail's buffer are: the control queue pair's, then each data queue's, last
-/// the ping to be sent.
+/// Where the pieces of a rail's buffer are: the control queue pair's, then each data queue's and
+/// the standby's, last the ping to be sent.
 fn places_of(queue: usize, depth: u32) -> usize {
     control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
 
-/// Bytes of the buffers of a rail: its own, and the words that the peer writes.
+/// Bytes of the buffers of a rail: its own, and the words that the peer writes. `data_queues`: with
+/// a standby.
 fn buffer_bytes(data_queues: usize, depth: u32) -> [usize; 2] {
     [places_of(data_queues, depth) + 8, 8 * (data_queues + depth as usize)]
 }
 
-/// Bytes that one link locks on each device.
+/// Bytes that one link locks on each device. `data_queues`: with a standby.
 pub(crate) fn link_bytes(data_queues: u8, depth: u32) -> u64 {
     buffer_bytes(data_queues.into(), depth).into_iter().map(|len| LinkBuffer::size(len) as u64).sum()
 }
 
 impl RailEndpoint {
-    /// On the device at this place. It has `data_queues` queue pairs for data, and takes `places`
-    /// places of a completion queue.
+    /// On the device at this place. It has `data_queues` queue pairs for data, one more if
+    /// `has_standby`, and takes `places` places of a completion queue.
     pub fn new(
         shared: &VerbsShared,
         resources: &PortResources,
         device: usize,
         places: u32,
         depth: u32,
-        data_queues: u8,
+        (data_queues, has_standby): (u8, bool),
     ) -> Result<Self, FabricError> {
         let of_device = &shared.devices[device];
         let chosen = &of_device.chosen;
@@ -72,16 +78,18 @@ impl RailEndpoint {
         let make =
             |room, rights| QueuePair::new(&domain, &places.queue, &shared.watcher, room, rights, chosen);
         let mut pairs = vec![make(control::ROOM, IBV_ACCESS_LOCAL_WRITE)?];
+        let for_data = || make([depth + SPARE, depth], POOL_ACCESS);
         for _ in 0..data_queues {
-            pairs.push(make([depth + SPARE, depth], POOL_ACCESS)?);
+            pairs.push(for_data()?);
         }
-        let data_queues = usize::from(data_queues);
+        let standby = has_standby.then(for_data).transpose()?;
+        let data_queues = usize::from(data_queues) + usize::from(has_standby);
         let [own_bytes, word_bytes] = buffer_bytes(data_queues, depth);
         let local = LinkBuffer::new(&of_device.domain, own_bytes, false)?;
         let words = LinkBuffer::new(&of_device.domain, word_bytes, true)?;
         let psn = || random().map(|bytes| u32::from_le_bytes(bytes) & 0xFF_FFFF);
-        let numbers =
-            pairs.iter().map(|pair| Ok((pair.number, psn()?))).collect::<Result<Vec<_>, FabricError>>()?;
+        let number = |pair: &QueuePair| Ok::<_, FabricError>((pair.number, psn()?));
+        let numbers = pairs.iter().map(number).collect::<Result<Vec<_>, _>>()?;
         let token = PingTarget::token(u64::from_le_bytes(random()?));
         let reads = chosen.context.attr().max_qp_rd_atom.clamp(1, 255);
         let rkey = of_device.pool_key(&shared.options);
@@ -98,17 +106,18 @@ impl RailEndpoint {
             region: RemoteRegion { id: shared.region_id, base: shared.base, rkey },
             hello: PingTarget { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
             pairs: numbers,
+            standby: standby.as_ref().map(number).transpose()?,
         };
-        Ok(RailEndpoint { pairs, local, words, places, device, place, own })
+        Ok(RailEndpoint { pairs, standby, local, words, places, device, place, own })
     }
 
     /// The rail with the peer's end. It is the one at `place` among the common ones, and its queue
-    /// pairs for data have the numbers from `first` on.
+    /// pairs for data have the numbers from `first` on. `is_alone`: it is the only rail.
     pub fn begin(
         mut self,
         mut peer: RailAddress,
         link: LinkId,
-        place: usize,
+        (place, is_alone): (usize, bool),
         first: u8,
         depth: u32,
         shared: &VerbsShared,
@@ -122,12 +131,15 @@ impl RailEndpoint {
         let signal_every = shared.options.signal_every;
         let chosen = &shared.devices[self.device].chosen;
         let (gid_kind, gid_index) = (chosen.gid_kind, self.place.gid_index);
-        let queues = pairs.enumerate().map(|(at, pair)| {
-            DataQueue::new(pair, link, first + at as u8, depth, places_of(at, depth), signal_every)
-        });
+        let queue = |at: usize, number: u8, pair: QueuePair| {
+            DataQueue::new(pair, link, number, depth, places_of(at, depth), signal_every)
+        };
+        let queues: Vec<_> = pairs.enumerate().map(|(at, pair)| queue(at, first + at as u8, pair)).collect();
+        let standby = self.standby.take().filter(|_| !is_alone && peer.standby.is_some());
         ConnectingRail {
-            queues: queues.collect(),
             // There are few rails.
+            standby: standby.map(|pair| queue(queues.len(), STANDBY + place as u8, pair)),
+            queues,
             control: ControlQueue::new(of_control, link, CONTROL - place as u8, 0),
             local: self.local,
             words: self.words,
@@ -148,6 +160,8 @@ pub(super) struct ConnectingRail {
     // Dropped in this order: queue pairs, the memory that they name, their places in the completion
     // queue.
     pub queues: Vec<DataQueue>,
+    /// The main queue, if the first rail is lost. No ping comes on it.
+    standby: Option<DataQueue>,
     pub control: ControlQueue,
     pub local: LinkBuffer,
     pub words: LinkBuffer,
@@ -186,9 +200,11 @@ impl ConnectingRail {
     fn connect(&mut self, shared: &VerbsShared) -> Result<(), FabricError> {
         let (chosen, options) = (&shared.devices[self.device].chosen, &shared.options);
         let pairs = self.control.pair().into_iter().chain(self.queues.iter_mut().flat_map(DataQueue::pair));
-        for (at, pair) in pairs.enumerate() {
-            let (psn, theirs) = (self.own.pairs[at].1, self.peer.pairs[at]);
-            pair.connect(chosen, &self.place, options, psn, &self.peer, theirs)?;
+        let numbers = self.own.pairs.iter().chain(&self.own.standby);
+        let of_peer = self.peer.pairs.iter().chain(&self.peer.standby);
+        let pairs = pairs.chain(self.standby.iter_mut().flat_map(DataQueue::pair));
+        for ((pair, own), theirs) in pairs.zip(numbers).zip(of_peer) {
+            pair.connect(chosen, &self.place, options, own.1, &self.peer, *theirs)?;
         }
         Ok(())
     }
@@ -199,7 +215,7 @@ impl ConnectingRail {
         if self.failure.is_some() {
             return;
         }
-        let at = places_of(self.queues.len(), self.depth);
+        let at = places_of(self.queues.len() + usize::from(self.standby.is_some()), self.depth);
         let target = self.peer.hello;
         self.local.write(at, &target.ping(first).to_le_bytes());
         for (index, queue) in self.queues.iter_mut().enumerate() {
@@ -263,10 +279,17 @@ impl ConnectingRail {
         self.own.megabits.min(self.peer.megabits)
     }
 
-    /// What a link keeps of a rail besides its first one. Its queue pairs for data were taken.
-    pub fn into_link_rail(self) -> LinkRail {
+    pub fn gid(&self) -> Gid {
+        Gid(self.own.gid.raw)
+    }
+
+    /// What a link keeps of a rail besides its first one, whose device has the number `name` among
+    /// those of the link. Its queue pairs for data were taken.
+    pub fn into_link_rail(self, name: usize) -> LinkRail {
         debug_assert!(self.queues.is_empty());
-        let ConnectingRail { local, words, places, device, own, peer, .. } = self;
-        LinkRail { local, words, device, gid: Gid(own.gid.raw), peer, is_lost: false, places }
+        let gid = self.gid();
+        let ConnectingRail { standby, control, local, words, places, device, peer, .. } = self;
+        let standby = standby.map(|main| Standby { main, control, arrived: 0 });
+        LinkRail { standby, local, words, device, name, gid, peer, is_lost: false, places }
     }
 }

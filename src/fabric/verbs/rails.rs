@@ -1,7 +1,8 @@
 //! The rails of a link besides the first one, and their loss.
 //!
 //! A rail is a pair of devices, one of each side. The first rail has the control queue pair and all
-//! that is short. A large write has a part on each rail (`stripes`).
+//! that is short. A large write has a part on each rail (`stripes`). The loss of the first rail is
+//! in `failover`.
 //!
 //! **A lost rail is not a lost link.** A side that can't use a rail any more destroys its queue
 //! pairs there. So nothing of the peer lands there from then on. It tells the peer, for each
@@ -19,6 +20,7 @@ use super::cq::CqPlaces;
 use super::data_queue::{PostedOp, RemoteAddr};
 use super::device::Gid;
 use super::events::LostRail;
+use super::failover::Standby;
 use super::link::VerbsLinkInner;
 use super::stripes::{AnnouncedLength, Stripe};
 use super::sys::IBV_WC_GENERAL_ERR;
@@ -30,11 +32,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What a link has of a rail besides the first one. Dropped after its queue pairs.
 pub(super) struct LinkRail {
-    // Dropped in this order: the memory that queue pairs name, their places.
+    // Dropped in this order: queue pairs, the memory that queue pairs name, their places.
+    /// None if the rail is lost, or a link may have no standby.
+    pub standby: Option<Standby>,
     pub local: LinkBuffer,
     pub words: LinkBuffer,
     /// The place of this side's device.
     pub device: usize,
+    /// Its number among the devices of the link.
+    pub name: usize,
     /// The GID of this side's port.
     pub gid: Gid,
     pub peer: RailAddress,
@@ -117,7 +123,7 @@ impl RailLoss {
 
 impl Stripe {
     /// Its queue pair is destroyed.
-    fn lose(&mut self) {
+    pub fn lose(&mut self) {
         let missing: VecDeque<_> = self.queue.take_parts().zip(self.parts.drain(..)).collect();
         let total = self.queue.parts_done.wrapping_add(missing.len() as u32);
         self.loss = Some(RailLoss { is_untold: true, is_mutual: false, missing, total, told_after: None });
@@ -172,27 +178,31 @@ impl VerbsLinkInner {
     /// Goes on without a rail.
     #[cold]
     pub fn lose_rail(&mut self, at: usize, why: &dyn std::fmt::Display) {
-        let rail = &mut self.rails[at];
-        if !self.phase.is_up() || std::mem::replace(&mut rail.is_lost, true) {
+        if !self.phase.is_up() || self.rails[at].is_lost {
             return;
         }
-        let of_rail = |stripe: &&mut Stripe| stripe.rail == Some(at);
-        self.stripes.queues.iter_mut().filter(of_rail).for_each(|stripe| stripe.queue.destroy());
-        if self.stripes.queues.iter().any(|stripe| stripe.queue.is_lost) {
-            let device = self.shared.devices[rail.device].name().to_owned();
-            let cause = "the driver or the device: see the kernel's log (`dmesg`)";
-            return self.fail(LinkFailure::Device { device, event: "a queue pair can't be stopped", cause });
+        if let Some(mut standby) = self.rails[at].standby.take() {
+            standby.main.destroy();
+            if standby.main.is_lost {
+                self.rails[at].standby = Some(standby);
+                return self.fail(self.stays(self.rails[at].device));
+            }
         }
-        self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
-        self.stripes.weigh(self.weight);
-        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
-        self.devices.lose(at + 1);
+        if self.lose_stripes(Some(at)) {
+            self.tell_of_lost_rail(at, why.to_string());
+        }
+    }
+
+    /// Marks a rail as lost, and has the thread for device events log it.
+    pub fn tell_of_lost_rail(&mut self, at: usize, why: String) {
+        let rail = &mut self.rails[at];
+        rail.is_lost = true;
+        self.devices.lose(rail.name);
         self.shared.lost_rails.fetch_add(1, Ordering::Relaxed);
-        let rail = &self.rails[at];
         self.shared.watcher.log(LostRail {
             device: self.shared.devices[rail.device].name().to_owned(),
             between: [rail.gid, Gid(rail.peer.gid.raw)],
-            why: why.to_string(),
+            why,
             left: self.devices.in_use().join(", "),
         });
     }
@@ -308,8 +318,10 @@ impl VerbsLinkInner {
     pub fn look_at_rails(&mut self) {
         for at in 0..self.rails.len() {
             let device = self.shared.devices[self.rails[at].device].name();
-            let mut of_rail = self.stripes.queues.iter().filter(|stripe| stripe.rail == Some(at));
-            match of_rail.find_map(|stripe| stripe.queue.failure(device)) {
+            let of_rail = self.stripes.queues.iter().filter(|stripe| stripe.rail == Some(at));
+            let standby = self.rails[at].standby.as_ref().map(|standby| &standby.main);
+            let mut queues = of_rail.map(|stripe| &stripe.queue).chain(standby);
+            match queues.find_map(|queue| queue.failure(device)) {
                 // The peer has used a key or bounds that were not granted: no failure of the rail.
                 Some(why @ LinkFailure::Protocol(_)) => return self.fail(why),
                 Some(why) => self.lose_rail(at, &why),

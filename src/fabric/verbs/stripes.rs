@@ -50,16 +50,16 @@ pub(super) struct Stripe {
     pub rail: Option<usize>,
     /// Its share of the bytes of a write, beside those of the others.
     pub weight: u64,
-    /// The outstanding parts, oldest first. On the first rail none are kept.
+    /// The outstanding parts, oldest first. A link with one rail keeps none.
     pub parts: VecDeque<PartBounds>,
     /// Its rail is lost.
     pub loss: Option<RailLoss>,
 }
 
 impl Stripe {
-    pub fn new(queue: DataQueue, rail: Option<usize>, weight: u64, depth: u32) -> Self {
-        let parts = if rail.is_some() { VecDeque::with_capacity(depth as usize) } else { VecDeque::new() };
-        Stripe { queue, rail, weight, parts, loss: None }
+    /// At most `kept` parts are outstanding; 0 if none are kept.
+    pub fn new(queue: DataQueue, rail: Option<usize>, weight: u64, kept: u32) -> Self {
+        Stripe { queue, rail, weight, parts: VecDeque::with_capacity(kept as usize), loss: None }
     }
 
     /// Forgets the parts that are done.
@@ -137,7 +137,7 @@ impl VerbsLinkInner {
         let longest = self.shared.max_message;
         let shares = self.stripes.shares(len);
         let last = len - shares.iter().sum::<u64>();
-        let mut parts = PartSet::of(self.main.number());
+        let mut parts = PartSet::of(self.main_part);
         for (stripe, share) in self.stripes.queues.iter().zip(shares).filter(|(_, share)| *share > 0) {
             stripe.queue.has_room(share, longest, &AnnouncedLength::None)?;
             if let Some(rail) = stripe.rail {
@@ -191,9 +191,10 @@ impl VerbsLinkInner {
             PostedOp::Part(source.clone()),
         );
         match (posted, stripe.rail) {
-            (Ok(()), None) => Ok(()),
-            (Ok(()), Some(_)) => {
-                stripe.parts.push_back(bounds);
+            (Ok(()), _) => {
+                if !self.rails.is_empty() {
+                    stripe.parts.push_back(bounds);
+                }
                 Ok(())
             }
             (Err(error), None) => Err(error),

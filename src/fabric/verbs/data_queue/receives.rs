@@ -3,7 +3,7 @@
 use super::super::buffers::{LinkBuffer, PLACE};
 use super::super::control::next;
 use super::super::sys::*;
-use super::DataQueue;
+use super::{DataQueue, QueuePhase};
 
 /// Receives that are posted by one call.
 const REFILL: usize = 32;
@@ -18,6 +18,9 @@ impl DataQueue {
     /// enough for a batch. `false` if the device refuses them: completions or an event tell why.
     #[inline]
     pub fn refill(&mut self, buffer: &LinkBuffer, all: bool) -> bool {
+        if self.phase == QueuePhase::Stopped {
+            return true;
+        }
         let mut missing = (self.depth - self.posted).min(self.allowed);
         let batch = (self.depth / 4).clamp(1, REFILL as u32);
         if missing == 0 || !all && missing < batch && self.posted > self.depth / 2 {
@@ -68,6 +71,13 @@ impl DataQueue {
     pub fn next_received(&self) -> Option<usize> {
         let is_posted = self.posted > 0 && self.pair.is_some();
         is_posted.then(|| self.places + self.head as usize * PLACE)
+    }
+
+    /// A receive was flushed: no message can consume it any more.
+    pub fn receive_flushed(&mut self) {
+        self.posted = self.posted.saturating_sub(1);
+        self.allowed = self.allowed.saturating_add(1);
+        self.head = next(self.head, self.depth);
     }
 
     /// Completes a receive. Returns the place of its bytes, and its number among the queue's

@@ -1,0 +1,154 @@
+//! A queue that takes over from another one, whose rail is lost.
+//!
+//! The peer says how many of this side's messages have arrived. A queue pair carries requests out
+//! in their order, so all requests before the last of these have landed. The others are posted
+//! again, in their order.
+
+use super::super::buffers::{LinkBuffer, PLACE};
+use super::super::post_list::SendRequest;
+use super::super::sys::*;
+use super::{DataQueue, OutstandingEntry, PostedOp, QueuePhase, RemoteAddr};
+use crate::fabric::{Completions, LinkId, PostError};
+use crate::memory::Tensor;
+use std::collections::VecDeque;
+
+/// What the queue that was taken over named, and what this one names in its stead.
+pub(in crate::fabric::verbs) struct Renamed<'a, K> {
+    /// The buffer of the earlier queue.
+    pub buffer: &'a LinkBuffer,
+    /// The peer's words for lengths, by the keys of both rails.
+    pub words: [RemoteAddr; 2],
+    /// The keys of the peer's pool for both rails.
+    pub pool: [u32; 2],
+    /// The key of a source on the device of this queue.
+    pub key_of: K,
+}
+
+impl SendRequest {
+    /// Whether it consumes a receive of the peer.
+    fn consumes(&self) -> bool {
+        matches!(self.opcode, IBV_WR_SEND | IBV_WR_RDMA_WRITE_WITH_IMM)
+    }
+}
+
+impl DataQueue {
+    /// Keeps requests for a queue that may take over.
+    pub fn keep_requests(&mut self) {
+        self.kept = Some(VecDeque::with_capacity(self.depth as usize + 1));
+    }
+
+    /// Lets a queue that is connected stand by.
+    pub fn stand_by(&mut self) {
+        self.phase = QueuePhase::Standby;
+    }
+
+    /// Whether another queue can take over. None can if a read is outstanding: it may have happened
+    /// in part, and later requests may have landed.
+    pub fn can_be_taken_over(&self) -> bool {
+        let is_read = |entry: &OutstandingEntry| matches!(entry.op, PostedOp::Read(_));
+        self.pair.is_some() && self.kept.is_some() && !self.outstanding.iter().any(is_read)
+    }
+
+    /// Moves the queue pair to the error state, in which all receives complete: with messages that
+    /// have arrived, then as flushed. A driver that refuses has a broken device, which may have
+    /// done so by itself.
+    pub fn stop(&mut self) {
+        self.phase = QueuePhase::Stopped;
+        // What was not posted is posted by the queue that takes over.
+        self.post_list.clear();
+        if let Some(pair) = &mut self.pair {
+            let _ = pair.stop();
+        }
+    }
+
+    /// Whether all receives have completed, so that it is known what has arrived.
+    pub fn is_drained(&self) -> bool {
+        self.posted == 0
+    }
+
+    /// Takes over from a queue that is drained and destroyed. From now on the peer's messages
+    /// arrive here.
+    pub fn take_over(&mut self, from: &mut DataQueue) {
+        debug_assert!(from.pair.is_none() && !from.is_lost && from.is_drained());
+        std::mem::swap(&mut self.outstanding, &mut from.outstanding);
+        std::mem::swap(&mut self.kept, &mut from.kept);
+        self.in_use = from.in_use;
+        (self.consuming, self.consumed, self.expected) = (from.consuming, from.consumed, from.expected);
+        (self.returned, self.parts_done) = (from.returned, from.parts_done);
+        self.allowed = from.allowed;
+        if from.post_list.is_open() {
+            self.post_list.open();
+        }
+    }
+
+    /// Begins to send: posts again what has not landed. So many of this side's messages, modulo
+    /// 2^32, have arrived.
+    ///
+    /// # Errors
+    /// The rule that the peer breaks by its count.
+    pub fn resume<K: Fn(&Tensor) -> Result<u32, PostError>>(
+        &mut self,
+        arrived: u32,
+        buffer: &mut LinkBuffer,
+        renamed: &Renamed<K>,
+        (link, out): (LinkId, &mut Completions),
+    ) -> Result<(), &'static str> {
+        let mut kept = self.kept.take().unwrap_or_default();
+        let consuming = kept.iter().filter(|request| request.consumes()).count() as u32;
+        let mut landed = arrived.wrapping_sub(self.consuming.wrapping_sub(consuming));
+        if landed > consuming {
+            return Err("it counted messages that were not sent");
+        }
+        self.consuming = arrived;
+        let mut outstanding = std::mem::take(&mut self.outstanding);
+        while landed > 0
+            && let Some(entry) = outstanding.pop_front()
+        {
+            landed -= kept.drain(..entry.requests as usize).filter(SendRequest::consumes).count() as u32;
+            self.op_done(entry.op, link, out);
+        }
+        self.phase = QueuePhase::Ready;
+        (self.in_use, self.receive_at) = (0, 0);
+        self.keep_requests();
+        for entry in outstanding.into_iter().filter(|entry| !entry.is_flush) {
+            let requests = kept.drain(..entry.requests as usize);
+            self.post_again(buffer, renamed, requests, &entry.op)
+                .map_err(|_| "a request can't be posted on another rail")?;
+            self.note(entry.requests, true, 0, entry.op);
+        }
+        Ok(())
+    }
+
+    fn post_again<K: Fn(&Tensor) -> Result<u32, PostError>>(
+        &mut self,
+        buffer: &mut LinkBuffer,
+        renamed: &Renamed<K>,
+        requests: impl ExactSizeIterator<Item = SendRequest>,
+        op: &PostedOp,
+    ) -> Result<(), PostError> {
+        let last = requests.len() - 1;
+        for (at, request) in requests.enumerate() {
+            let signal = if at == last { IBV_SEND_SIGNALED } else { 0 };
+            let (piece, flags) = match (renamed.buffer.copy_of::<PLACE>(&request.piece), op) {
+                (Some(bytes), _) => self.copy(buffer, &bytes[..request.piece.length as usize]),
+                (None, PostedOp::Write(source) | PostedOp::Part(source)) => {
+                    (ibv_sge { lkey: (renamed.key_of)(source)?, ..request.piece }, 0)
+                }
+                (None, _) => (request.piece, 0),
+            };
+            let place = renamed.words[1].addr.wrapping_add(u64::from(self.receive_at) * 8);
+            let remote = request.remote.map(|remote| match remote.rkey {
+                key if key == renamed.pool[0] => RemoteAddr { rkey: renamed.pool[1], ..remote },
+                key if key == renamed.words[0].rkey => {
+                    RemoteAddr { addr: place, rkey: renamed.words[1].rkey }
+                }
+                _ => remote,
+            });
+            self.post(request.opcode, piece, remote, request.immediate, flags | signal)?;
+            if request.consumes() {
+                self.consume();
+            }
+        }
+        Ok(())
+    }
+}

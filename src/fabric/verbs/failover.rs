@@ -1,0 +1,233 @@
+//! The loss of a link's first rail: another rail becomes the first one, and no call fails.
+//!
+//! Each further rail has a *standby*: a control queue pair, and a queue pair for data that becomes
+//! the main one. A side that can't use the first rail any more goes through these steps.
+//!
+//! 1. **Drain.** It moves its queue pairs there to the error state, and waits until all receives
+//!    have completed: with messages that have arrived, or as flushed. From then on nothing of the
+//!    peer lands over the first rail, and the number of messages that have arrived is exact.
+//! 2. **Take over.** The first rail that is not lost becomes the first one. Its control queue pair
+//!    tells the peer, with the number.
+//! 3. **Resume.** The peer does the same, at the latest when it is told. With its number this side
+//!    knows what has not landed, and posts that again, in order.
+//!
+//! The old first rail is then a lost one: see `rails` for the parts that were under way there.
+
+use super::control::{BYTES, ControlQueue};
+use super::data_queue::{DataQueue, Renamed};
+use super::link::VerbsLinkInner;
+use super::rails::LinkRail;
+use super::stripes::Stripe;
+use super::sys::ibv_wc;
+use crate::fabric::{Completions, Event, LinkFailure};
+
+/// The time, in ticks of 100 ms, that the first rail's queue pairs have to complete their receives.
+/// A device that does not do that says nothing any more.
+const DRAIN_TICKS: u32 = 20;
+
+/// The queue pairs of a further rail that take over from those of the first one.
+pub(super) struct Standby {
+    pub main: DataQueue,
+    pub control: ControlQueue,
+    /// Messages that the peer, which has taken over already, has sent on the control queue pair.
+    pub arrived: u32,
+}
+
+/// A first rail is lost, and the peer has not taken over yet.
+pub(super) struct Failover {
+    why: LinkFailure,
+    /// The tick of its begin.
+    since: u32,
+    /// The rail that takes over. The first one is in its place afterwards.
+    to: usize,
+    has_taken_over: bool,
+}
+
+impl VerbsLinkInner {
+    /// Goes on over another rail, or ends the link if there is none.
+    #[cold]
+    pub fn lose_first_rail(&mut self, why: LinkFailure) {
+        match &self.failover {
+            Some(failover) if !failover.has_taken_over => return,
+            // What has taken over fails before the peer has followed.
+            Some(Failover { why, .. }) => return self.fail(why.clone()),
+            None => {}
+        }
+        let stands_by = |rail: &LinkRail| !rail.is_lost && rail.standby.is_some();
+        let Some(to) = self.rails.iter().position(stands_by).filter(|_| self.is_up()) else {
+            return self.fail(why);
+        };
+        let since = self.shared.watcher.ticks();
+        self.failover = Some(Failover { why: why.clone(), since, to, has_taken_over: false });
+        // A queue pair that has refused a request is gone, and so is the request.
+        let has_refused = |stripe: &mut Stripe| stripe.rail.is_none() && stripe.queue.pair().is_none();
+        if !self.main.can_be_taken_over() || self.stripes.queues.iter_mut().any(has_refused) {
+            return self.fail(why);
+        }
+        self.main.stop();
+        self.control.stop();
+        self.lose_stripes(None);
+        self.suspect = None;
+    }
+
+    /// Whether the first rail is lost, and its queue pairs are still there.
+    pub fn is_draining(&self) -> bool {
+        self.failover.as_ref().is_some_and(|failover| !failover.has_taken_over)
+    }
+
+    /// Tells the peer of the end of the link over the rail that would have taken over.
+    pub fn disconnect_standby(&mut self, why: &LinkFailure) {
+        let Some(rail) = self.failover.as_ref().and_then(|it| self.rails.get_mut(it.to)) else { return };
+        if let Some(standby) = &mut rail.standby {
+            standby.control.disconnect(&mut rail.local, why, None);
+        }
+    }
+
+    /// Continues a failover.
+    pub fn go_on_over_another_rail(&mut self, out: &mut Completions) {
+        let Some(Failover { why, since, to, has_taken_over: false }) = &self.failover else { return };
+        let (to, late) = (*to, self.shared.watcher.ticks().wrapping_sub(*since) > DRAIN_TICKS);
+        if !self.is_up() {
+            self.failover = None;
+        } else if self.rails[to].is_lost || late {
+            self.fail(why.clone());
+        } else if self.main.is_drained() && self.control.is_drained() {
+            self.take_over(to, out);
+        }
+    }
+
+    /// The rail at this place becomes the first one, and the first one is lost.
+    fn take_over(&mut self, to: usize, out: &mut Completions) {
+        self.main.destroy();
+        if self.main.is_lost {
+            return self.fail(self.stays(self.device));
+        }
+        let Some(Standby { mut main, mut control, arrived }) = self.rails[to].standby.take() else { return };
+        main.take_over(&mut self.main);
+        self.main = main;
+        self.swap_first_rail(to);
+        let is_told = self.main.refill(&self.local, true)
+            && control.take_over(&mut self.control, &mut self.local, self.main.consumed);
+        self.control = control;
+        if let Some(failover) = &mut self.failover {
+            failover.has_taken_over = true;
+            if !is_told {
+                let why = failover.why.clone();
+                return self.fail(why);
+            }
+        }
+        for _ in 0..arrived {
+            self.control_received(BYTES as u32, out);
+        }
+    }
+
+    /// Exchanges all that belongs to a rail.
+    fn swap_first_rail(&mut self, with: usize) {
+        let rail = &mut self.rails[with];
+        std::mem::swap(&mut self.local, &mut rail.local);
+        std::mem::swap(&mut self.words, &mut rail.words);
+        std::mem::swap(&mut self.peer, &mut rail.peer);
+        std::mem::swap(&mut self.device, &mut rail.device);
+        std::mem::swap(&mut self.gid, &mut rail.gid);
+        std::mem::swap(&mut self.name, &mut rail.name);
+        std::mem::swap(&mut self.places, &mut rail.places);
+        self.former_keys.push(rail.peer.region.rkey);
+        for stripe in &mut self.stripes.queues {
+            stripe.rail = match stripe.rail {
+                None => Some(with),
+                Some(at) if at == with => None,
+                other => other,
+            };
+        }
+        // The queue pairs of the rail share its speed, and the main one is one more.
+        let of_rail = self.stripes.queues.iter_mut().filter(|stripe| stripe.rail.is_none());
+        let (mut count, mut speed) = (1, 0);
+        for stripe in of_rail {
+            (count, speed) = (count + 1, speed + stripe.weight);
+        }
+        self.weight = (speed / count).max(1);
+        let of_rail = self.stripes.queues.iter_mut().filter(|stripe| stripe.rail.is_none());
+        of_rail.for_each(|stripe| stripe.weight = self.weight);
+        self.stripes.weigh(self.weight);
+        let why = self.failover.as_ref().map(|failover| failover.why.to_string());
+        self.tell_of_lost_rail(with, why.unwrap_or_default());
+    }
+
+    /// The peer has taken over. So many messages of this side have arrived there.
+    pub fn taken_over(&mut self, arrived: u32, out: &mut Completions) {
+        let Some(Failover { to, .. }) = self.failover.take_if(|failover| failover.has_taken_over) else {
+            let why = "it goes on over another rail, though no rail is lost";
+            return self.fail(LinkFailure::Protocol(why.into()));
+        };
+        let former = &self.rails[to];
+        let (shared, device) = (&self.shared, self.device);
+        let renamed = Renamed {
+            buffer: &former.local,
+            words: [former.peer.totals(), self.peer.totals()],
+            pool: [former.peer.region.rkey, self.peer.region.rkey],
+            key_of: |source: &_| shared.local_key(source, device),
+        };
+        if let Err(why) = self.main.resume(arrived, &mut self.local, &renamed, (self.id, out)) {
+            return self.fail(LinkFailure::Protocol(why.into()));
+        }
+        if !self.control.resume(&mut self.local) {
+            let why = "control messages can't be sent on another rail";
+            return self.fail(LinkFailure::Refused(why));
+        }
+        self.unsent_credits = self.published_credits;
+        out.push(self.id, Event::Repaired);
+        // Parts that were under way on the lost rail.
+        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
+    }
+
+    /// Something came on a queue pair that stands by.
+    #[cold]
+    pub fn standby_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc) {
+        let of_control =
+            |rail: &LinkRail| rail.standby.as_ref().is_some_and(|standby| standby.control.number() == number);
+        let Some(at) = self.rails.iter().position(of_control).filter(|_| is_receive) else { return };
+        if wc.byte_len as usize != BYTES {
+            let why = "it sent a control message of another length";
+            return self.fail(LinkFailure::Protocol(why.into()));
+        }
+        if let Some(standby) = &mut self.rails[at].standby {
+            standby.arrived += 1;
+        }
+        let device = self.device_name().to_owned();
+        let cause = "the peer has lost its end: see its log";
+        self.lose_first_rail(LinkFailure::Device { device, event: "the first rail is lost", cause });
+        if let Some(why) = self.failover.as_ref().filter(|it| it.to != at).map(|it| it.why.clone()) {
+            // The sides have lost several rails, and do not agree.
+            self.fail(why);
+        }
+    }
+
+    /// Destroys the stripes of a rail; `None` is the first one. `false` if the link has ended,
+    /// because one can't be destroyed.
+    pub fn lose_stripes(&mut self, rail: Option<usize>) -> bool {
+        let of_rail = |stripe: &&mut Stripe| stripe.rail == rail && stripe.loss.is_none();
+        self.stripes.queues.iter_mut().filter(of_rail).for_each(|stripe| stripe.queue.destroy());
+        if self.stripes.queues.iter().any(|stripe| stripe.queue.is_lost) {
+            let device = rail.map_or(self.device, |at| self.rails[at].device);
+            self.fail(self.stays(device));
+            return false;
+        }
+        self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
+        self.stripes.weigh(self.weight);
+        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
+        true
+    }
+
+    /// The failure of a device that can't stop a queue pair.
+    pub fn stays(&self, device: usize) -> LinkFailure {
+        let device = self.shared.devices[device].name().to_owned();
+        let cause = "the driver or the device: see the kernel's log (`dmesg`)";
+        LinkFailure::Device { device, event: "a queue pair can't be stopped", cause }
+    }
+
+    /// The key of the peer's pool on the first rail, for one that it has granted.
+    #[cold]
+    pub fn current_key(&self, granted: u32) -> u32 {
+        if self.former_keys.contains(&granted) { self.peer.region.rkey } else { granted }
+    }
+}

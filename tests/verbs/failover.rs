@@ -1,0 +1,315 @@
+//! The loss of a link's first rail.
+
+use crate::driver::Fake;
+use crate::harness::{Got, TIMEOUT, exposed, immediate, tensor, tensor_mut};
+use crate::rails::*;
+use crate::setup::*;
+use crate::{expect, needs_fake};
+use std::time::Instant;
+use tensorwire::internals::fabric::{LinkFailure, Port, PostError};
+
+/// Polls both ends until this side has the event of a repaired link. Returns the earlier events.
+fn until_repaired(one: &mut Verbs, other: &mut Verbs) -> Vec<Got> {
+    let mut earlier = Vec::new();
+    loop {
+        match one.next(other) {
+            Got::Repaired => return earlier,
+            got => earlier.push(got),
+        }
+    }
+}
+
+/// Asserts that a large write and a message behind it arrive.
+fn assert_carries(a: &mut Verbs, b: &mut Verbs, slot: u32) {
+    b.port.post_receives(b.link, 2);
+    let large = bulk(a, b, slot.into());
+    write(a, &large, slot);
+    a.port.send(a.link, b"behind").expect("room");
+    assert_arrives(a, b, large, slot);
+    assert_eq!(expect!(b.next(a), Got::Message(m) => m), b"behind");
+    expect!(a.next(b), Got::Done => ());
+}
+
+#[test]
+fn a_first_rail_that_fails_in_the_middle_of_large_writes_costs_nothing_but_time() {
+    needs_fake!();
+    assert_survives_each_loss_of(0);
+}
+
+#[test]
+fn a_first_rail_that_fails_while_nothing_goes_on_is_lost_alone() {
+    needs_fake!();
+    for event in ["event kind=1 qp=#", "remove device=b_0", "port_state device=a_0 state=1"] {
+        let (fake, mut a, mut b) = slow_rails();
+        let devices = [&a, &b].map(|end| end.fabric.lost_rails());
+        fake.run(&event.replace('#', &data_pair(&fake, "a_0").to_string()));
+        assert!(until_repaired(&mut a, &mut b).is_empty() && until_repaired(&mut b, &mut a).is_empty());
+        assert_eq!(devices.map(|lost| lost.load(std::sync::atomic::Ordering::Relaxed)), [1, 1], "{event}");
+        assert_eq!((pairs_of(&fake, "a_0").len(), pairs_of(&fake, "b_0").len()), (0, 0), "{event}");
+        fake.run("trace");
+        assert_carries(&mut a, &mut b, 3);
+        assert_carries(&mut b, &mut a, 4);
+        let posted = posted(&fake);
+        assert!(posted.iter().all(|(device, _)| device.ends_with("_1")), "{event}: {posted:?}");
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_device_that_is_back_is_used_by_the_next_link() {
+    needs_fake!();
+    let (fake, mut a, mut b) = slow_rails();
+    fake.run("port_state device=a_0 state=1");
+    until_repaired(&mut a, &mut b);
+    let links = another(&mut a, &mut b, &link(16));
+    assert_works(&mut a, &mut b, links);
+    assert_eq!(pairs_of(&fake, "a_0").len(), 0);
+    fake.run("port_state device=a_0 state=4");
+    let links = another(&mut a, &mut b, &link(16));
+    assert_works(&mut a, &mut b, links);
+    assert_eq!(pairs_of(&fake, "a_0").len(), 2, "control and data");
+    drop((a, b));
+    fake.assert_clean();
+}
+
+/// What was posted and has not landed is posted again; what has landed is not.
+#[test]
+fn each_message_arrives_once_whichever_request_the_first_rail_fails_at() {
+    needs_fake!();
+    const COUNT: u8 = 12;
+    for skip in 0..=u32::from(COUNT) {
+        let (fake, mut a, mut b) = slow_rails();
+        b.port.post_receives(b.link, COUNT.into());
+        let source = tensor(&a.pool, &[7; 64]);
+        let target = tensor_mut(&b.pool, 64);
+        let grant = b.port.grant(b.link, target).expect("room");
+        let pair = data_pair(&fake, "a_0");
+        fake.run(&format!("fail_request status=12 qp={pair} skip={skip}"));
+        for number in 0..COUNT {
+            match number % 4 {
+                0 => a.port.write(a.link, &source, 64, &grant, Some(immediate(number.into()))).expect("room"),
+                1 => {
+                    let written =
+                        a.port.write_inline(a.link, &[number], &grant, Some(immediate(number.into())));
+                    written.expect("room");
+                }
+                2 => {
+                    a.port.begin_batch();
+                    a.port.send(a.link, &[number]).expect("room");
+                    a.port.end_batch();
+                }
+                _ => a.port.send(a.link, &[number]).expect("room"),
+            }
+        }
+        for number in 0..COUNT {
+            let got = loop {
+                match b.next(&mut a) {
+                    Got::Repaired => {}
+                    Got::Message(bytes) => break bytes[0],
+                    got => break expect!(got, Got::Immediate(of, _) => of.slot.index() as u8),
+                }
+            };
+            assert_eq!(got, number, "skip {skip}");
+        }
+        // Each write is reported once.
+        let start = Instant::now();
+        let mut done = 0;
+        while done < usize::from(COUNT / 4) {
+            assert!(start.elapsed() < TIMEOUT, "skip {skip}: {done} writes are done");
+            a.poll();
+            b.poll();
+            done += a.arrivals.drain(..).filter(|(_, got)| matches!(got, Got::Done)).count();
+        }
+        a.assert_quiet(&mut b);
+        drop((source, a, b));
+        fake.assert_clean();
+    }
+}
+
+/// Posts are refused for want of room until the peer has taken over, and the receives and credits
+/// of both sides are those from before.
+#[test]
+fn credits_and_receives_outlast_the_first_rail() {
+    needs_fake!();
+    let (fake, mut a, mut b) = slow_rails();
+    b.port.post_receives(b.link, 16);
+    for _ in 0..5 {
+        a.port.send(a.link, b"early").expect("room");
+    }
+    for _ in 0..5 {
+        expect!(b.next(&mut a), Got::Message(_) => ());
+    }
+    fake.run("cut device=a_0");
+    // These credits get lost with the rail.
+    b.port.post_receives(b.link, 5);
+    b.port.publish_credits(b.link, 5);
+    a.port.send(a.link, b"on its way").expect("room");
+    let start = Instant::now();
+    let mut was_full = false;
+    while a.port.peer_credits(a.link) < 5 {
+        assert!(start.elapsed() < TIMEOUT);
+        was_full |= a.port.send(a.link, b"refused") == Err(PostError::Full);
+        a.poll();
+        b.poll();
+    }
+    assert!(was_full, "no message is taken that can't be sent");
+    assert_eq!(a.port.peer_credits(a.link), 5);
+    // No receive is waited for: as many are posted as have been returned.
+    for _ in 0..8 {
+        let _ = a.port.send(a.link, b"late");
+    }
+    b.poll();
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_link_that_has_lost_all_its_rails_ends_with_the_first_cause() {
+    needs_fake!();
+    let (fake, mut a, mut b) = slow_rails();
+    b.port.post_receives(b.link, 4);
+    fake.run("cut");
+    a.port.send(a.link, b"in vain").expect("room");
+    let (_, _, why) = a.until_down();
+    let said = why.to_string();
+    assert_says(&said, &["message", "retries exceeded"]);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn rails_may_be_lost_one_after_the_other() {
+    needs_fake!();
+    let nics = |host| (0..3).map(move |at| nic(host, at, ""));
+    let script: String = ['a', 'b'].into_iter().flat_map(nics).collect();
+    let fake = Fake::new(&script);
+    let over_three = ["a_0,a_1,a_2", "b_0,b_1,b_2"].map(over);
+    let (mut a, mut b) = ends(&fake, over_three, &link(16));
+    for (lost, left) in [(0, ["_1", "_2"]), (1, ["_2", "_2"])] {
+        fake.run(&format!("cut device=a_{lost}"));
+        a.port.post_receives(a.link, 1);
+        b.port.post_receives(b.link, 1);
+        b.port.send(b.link, b"who is there").expect("room");
+        let mut came = until_repaired(&mut a, &mut b);
+        if came.is_empty() {
+            came.push(a.next(&mut b));
+        }
+        assert!(matches!(&came[..], [Got::Message(m)] if m == b"who is there"), "{came:?}");
+        until_repaired(&mut b, &mut a);
+        fake.run("trace");
+        let before = posted(&fake).len();
+        assert_carries(&mut a, &mut b, 3);
+        assert_carries(&mut b, &mut a, 4);
+        let posted = posted(&fake).split_off(before);
+        assert!(
+            posted.iter().all(|(device, _)| left.iter().any(|name| device.ends_with(name))),
+            "{posted:?}"
+        );
+        let parts =
+            left.map(|name| lengths(&posted, &format!("a{name}"), WRITE_WITH_IMMEDIATE).iter().sum::<u64>());
+        // Each rail that is left gets as much as the other, to a multiple of a packet.
+        assert!(parts[0].abs_diff(parts[1]) <= 3 * 4096, "{parts:?}");
+    }
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_first_rail_that_can_t_be_given_up_in_order_ends_its_link() {
+    needs_fake!();
+    // A device that says nothing any more: what has arrived there is not known.
+    let (fake, mut a, mut b) = slow_rails();
+    fake.run("remove device=b_0 silently=1");
+    b.port.post_receives(b.link, 1);
+    a.port.send(a.link, b"in vain").expect("room");
+    expect!(a.next(&mut b), Got::Down(LinkFailure::Closed) => ());
+    assert_says(
+        &expect!(b.next(&mut a), Got::Down(why) => why).to_string(),
+        &["the device failed or was removed", "b_0"],
+    );
+    drop((a, b));
+    fake.assert_clean();
+    // A read that may have happened in part.
+    let (fake, mut a, mut b) = slow_rails();
+    let grant = exposed(&mut b, &[1; 64]);
+    fake.run("cut device=a_0");
+    let target = tensor_mut(&a.pool, 64);
+    a.port.read(a.link, target, &grant).map_err(|(error, _)| error).expect("room");
+    let (failed, _, why) = a.until_down();
+    assert_eq!(failed, 1);
+    assert_says(&why.to_string(), &["read", "retries exceeded"]);
+    drop((a, b));
+    fake.assert_clean();
+    // A request that the driver has refused is not there to be posted again.
+    let (fake, mut a, mut b) = slow_rails();
+    fake.run("fault call=post_send device=a_0 errno=12 times=1");
+    assert_eq!(a.port.send(a.link, b"refused"), Err(PostError::Down));
+    expect!(a.next(&mut b), Got::Down(LinkFailure::Completion { .. }) => ());
+    drop((a, b));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_side_that_leaves_sends_what_the_first_rail_has_left() {
+    needs_fake!();
+    let (fake, mut a, mut b) = slow_rails();
+    b.port.post_receives(b.link, 2);
+    let large = bulk(&a, &mut b, 9);
+    fake.run(&format!("fail_request status=12 qp={}", data_pair(&fake, "a_0")));
+    write(&mut a, &large, 3);
+    let start = Instant::now();
+    while a.fabric.lost_rails().load(std::sync::atomic::Ordering::Relaxed) == 0 {
+        assert!(start.elapsed() < TIMEOUT);
+        a.poll();
+    }
+    a.port.detach(a.link);
+    assert_eq!(until_repaired(&mut b, &mut a).len(), 0);
+    assert_arrives(&mut a, &mut b, large, 3);
+    expect!(b.next(&mut a), Got::Down(LinkFailure::Closed) => ());
+    drop((a, b));
+    fake.assert_clean();
+}
+
+/// A control message: its kind, a stripe, a count, the messages that it acknowledges, and a second
+/// count.
+fn forge(fake: &Fake, qp: u64, [kind, stripe, count, acknowledged, second]: [u64; 5]) {
+    let (low, high) = (kind | stripe << 8 | count << 32, acknowledged | second << 32);
+    fake.run(&format!("forge qp={qp} low={low} high={high}"));
+}
+
+#[test]
+fn a_peer_that_lies_about_rails_loses_its_link_and_nothing_else() {
+    needs_fake!();
+    const STRIPE_LOST: u64 = 5;
+    const PARTS_WRITTEN: u64 = 6;
+    const TAKEN_OVER: u64 = 7;
+    // By the first rail's queue pair for control messages, or by the one that stands by.
+    let (first, standby) = ("b_0", "b_1");
+    for (device, messages, said) in [
+        (first, vec![[TAKEN_OVER, 0, 0, 0, 0]], "though no rail is lost"),
+        (standby, vec![[TAKEN_OVER, 0, 3, 0, 0]], "it counted messages that were not sent"),
+        (standby, vec![[TAKEN_OVER, 0, u64::from(u32::MAX), 0, 0]], "it counted messages that were not sent"),
+        (standby, vec![[TAKEN_OVER, 0, 2, 0, 0]; 2], "though no rail is lost"),
+        (standby, vec![[TAKEN_OVER, 0, 2, 9, 0]], "it acknowledged control messages that were not sent"),
+        (standby, vec![[99, 0, 0, 0, 0]], "a control message of an unknown kind"),
+        (first, vec![[STRIPE_LOST, 9, 0, 0, 0]], "a stripe that the link does not have"),
+        (first, vec![[STRIPE_LOST, 1, 5, 0, 0]], "it counted parts of writes that were not sent"),
+        (first, vec![[STRIPE_LOST, 1, 0, 0, 0]; 2], "it lost a stripe twice"),
+        (first, vec![[PARTS_WRITTEN, 1, 1, 0, 0]], "parts of a stripe that is not lost"),
+    ] {
+        let (fake, mut a, mut b) = slow_rails();
+        a.port.post_receives(a.link, 2);
+        // Both have arrived.
+        (0..2).for_each(|_| b.port.send(b.link, b"x").expect("room"));
+        (0..2).for_each(|_| expect!(a.next(&mut b), Got::Message(_) => ()));
+        let control = pairs_of(&fake, device)[0];
+        messages.into_iter().for_each(|message| forge(&fake, control, message));
+        // The peer is silent.
+        let why = b.until_down().2;
+        assert!(matches!(&why, LinkFailure::Protocol(_)), "{device} {said}: {why}");
+        assert_says(&why.to_string(), &[said]);
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
