@@ -78,8 +78,9 @@ fn a_device_that_is_back_is_used_by_the_next_link() {
 fn each_message_arrives_once_whichever_request_the_first_rail_fails_at() {
     needs_fake!();
     const COUNT: u8 = 12;
-    for skip in 0..=u32::from(COUNT) {
+    for (skip, is_slow) in (0..=u32::from(COUNT)).flat_map(|skip| [(skip, true), (skip, false)]) {
         let (fake, mut a, mut b) = slow_rails();
+        fake.run(&format!("slow on={}", u8::from(is_slow)));
         b.port.post_receives(b.link, COUNT.into());
         let source = tensor(&a.pool, &[7; 64]);
         let target = tensor_mut(&b.pool, 64);

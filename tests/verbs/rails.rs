@@ -170,9 +170,8 @@ fn a_rail_is_of_devices_of_one_number_and_a_side_with_fewer_has_fewer_rails() {
 
 /// Writes and messages in both directions, over a link whose rail `lost` is broken by `damage`
 /// while they are under way: all arrive, whole and in order.
-fn assert_survives(script: &str, lost: usize, damage: impl Fn(&Fake, u32)) {
+fn assert_survives((fake, mut a, mut b): (Fake, Verbs, Verbs), lost: usize, damage: impl Fn(&Fake, u32)) {
     const ROUNDS: u32 = 60;
-    let (fake, mut a, mut b) = two_rails(script);
     let [to_b, to_a] = [bulk(&a, &mut b, 9), bulk(&b, &mut a, 11)];
     for end in [&mut a, &mut b] {
         end.port.post_receives(end.link, 2 * ROUNDS);
@@ -239,10 +238,10 @@ pub fn assert_survives_each_loss_of(rail: usize) {
     };
     for script in [&slow, &fast] {
         // Nothing gets through, until the retries are used up.
-        assert_survives(script, rail, at(20, "cut device=a_#"));
+        assert_survives(two_rails(script), rail, at(20, "cut device=a_#"));
         // The peer's port goes down, and comes back: its links are told after two seconds.
-        assert_survives(script, rail, at(20, "port_state device=b_# state=1"));
-        assert_survives(script, rail, at(20, "remove device=a_#"));
+        assert_survives(two_rails(script), rail, at(20, "port_state device=b_# state=1"));
+        assert_survives(two_rails(script), rail, at(20, "remove device=a_#"));
     }
     let fails = |status: u32, skip: u32| {
         move |fake: &Fake, round: u32| {
@@ -253,8 +252,13 @@ pub fn assert_survives_each_loss_of(rail: usize) {
         }
     };
     for (status, skip) in [(12, 0), (12, 3), (19, 1), (21, 0), (5, 2)] {
-        assert_survives(&slow, rail, fails(status, skip));
-        assert_survives(&fast, rail, fails(status, skip));
+        assert_survives(two_rails(&slow), rail, fails(status, skip));
+        assert_survives(two_rails(&fast), rail, fails(status, skip));
+        // With three queue pairs on each device.
+        let wide = over_both().map(|options| VerbsOptions { qps_per_peer: 3, ..options });
+        let fake = Fake::new(&slow);
+        let (a, b) = ends(&fake, wide, &link(16));
+        assert_survives((fake, a, b), rail, fails(status, skip));
     }
 }
 
@@ -263,7 +267,7 @@ fn a_rail_that_fails_in_the_middle_of_large_writes_costs_nothing_but_time() {
     needs_fake!();
     assert_survives_each_loss_of(1);
     for script in [format!("slow\n{}", four_nics(["", ""])), four_nics(["", ""])] {
-        assert_survives(&script, 1, |fake, round| {
+        assert_survives(two_rails(&script), 1, |fake, round| {
             if round == 20 {
                 fake.run("remove device=b_1 silently=1");
             }
@@ -280,7 +284,7 @@ fn a_part_that_the_driver_refuses_goes_over_the_first_rail() {
                 fake.run(&format!("fault call=post_send device=a_1 errno=12 skip={skip} times=1"));
             }
         };
-        assert_survives(&four_nics(["", ""]), 1, refuses);
+        assert_survives(two_rails(&four_nics(["", ""])), 1, refuses);
     }
 }
 
