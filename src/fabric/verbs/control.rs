@@ -197,11 +197,6 @@ impl ControlQueue {
         self.number
     }
 
-    /// Whether messages can be sent, now or later.
-    pub fn is_usable(&self) -> bool {
-        self.pair.is_some() && !self.flushed
-    }
-
     pub fn failure(&self, device: &str) -> Option<LinkFailure> {
         self.pair.as_ref()?.news.failure(device)
     }

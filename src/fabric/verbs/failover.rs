@@ -174,7 +174,6 @@ impl VerbsLinkInner {
             let why = "control messages can't be sent on another rail";
             return self.fail(LinkFailure::Refused(why));
         }
-        self.unsent_credits = self.published_credits;
         out.push(self.id, Event::Repaired);
         // Parts that were under way on the lost rail.
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);

@@ -78,9 +78,7 @@ pub(super) struct VerbsLinkInner {
     pub weight: u64,
     pub devices: Arc<LinkDevices>,
     /// The number of returned receives that the peer is still to be told.
-    pub unsent_credits: Option<u32>,
-    /// The newest number of returned receives.
-    pub published_credits: Option<u32>,
+    unsent_credits: Option<u32>,
     /// The first rail is lost, and another one is to become the first.
     pub failover: Option<Failover>,
     /// A queue pair was flushed: the cause unless a better one is found, and the tick.
@@ -142,7 +140,6 @@ impl VerbsLinkInner {
             id: awaited.link,
             phase: VerbsLinkPhase::Up,
             unsent_credits: None,
-            published_credits: None,
             failover: None,
             former_keys: Vec::new(),
             gid,
@@ -564,13 +561,12 @@ impl VerbsLinkInner {
             return;
         }
         self.unsent_credits = Some(returned);
-        self.published_credits = Some(returned);
         self.send_unsent_credits();
     }
 
     fn send_unsent_credits(&mut self) {
         if let Some(returned) = self.unsent_credits
-            && (self.control.send_credits(&mut self.local, returned) || !self.control.is_usable())
+            && self.control.send_credits(&mut self.local, returned)
         {
             self.unsent_credits = None;
         }
