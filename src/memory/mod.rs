@@ -56,6 +56,8 @@ pub use fork::{ForkGuard, SharedMapping};
 pub use loan::{GiveBack, Lender, LenderPart, LentBytes, LentError};
 pub use pool::error::PoolError;
 pub use pool::{Pool, PoolOptions, PoolStats};
+pub(crate) use region::limits::{CgroupLimit, ReadFile};
+pub(crate) use region::pages::is_for_reserve;
 pub use region::pages::{PageKind, PagePolicy};
 pub(crate) use region::peer::merge_spans;
 pub use region::peer::{PeerRegion, PeerRegionError, verify_seals};

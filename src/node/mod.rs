@@ -23,6 +23,7 @@ mod process;
 mod rdma;
 mod stopping;
 mod store;
+mod system_limits;
 mod transport;
 
 pub use back_pressure::TensorError;

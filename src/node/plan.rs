@@ -1,12 +1,12 @@
 //! What a process will need of the system, computed from its settings before anything is opened.
 
 use super::error::NodeError;
+use super::system_limits::SystemLimits;
 use crate::config::{Config, MemoryWindows};
 use crate::fabric::verbs;
 use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
 use crate::fabric::{FabricKind, shm, tcp};
-use crate::memory::LockPolicy;
-use rustix::process::{Resource, getrlimit};
+use crate::memory::{LockPolicy, is_for_reserve};
 use std::fmt;
 
 /// Descriptors of a node without peers: event queues, the pool, the listener. And those of one link
@@ -33,8 +33,6 @@ const MAPS: (u64, u64) = (60, 6);
 const THREADS: u64 = 4;
 /// Where the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// The capability that lifts the limit of locked memory (CAP_IPC_LOCK).
-const IPC_LOCK: u32 = 14;
 
 /// One resource that a process needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,11 +45,13 @@ pub struct PlannedResource {
     /// The limit of this process; `None` if there is none, or it is not known before a device is
     /// opened.
     pub limit: Option<u64>,
+    /// Where the limit comes from, such as `RLIMIT_NOFILE`.
+    pub origin: String,
     /// What makes up the need.
     pub because: String,
     /// What to change if the limit is lower.
     pub remedy: String,
-    /// Whether a node does not start with a lower limit. Otherwise it starts, and may fail or be
+    /// Whether a node does not start if the limit is lower. Otherwise it starts, and may fail or be
     /// slower later.
     pub is_hard: bool,
     unit: Unit,
@@ -88,42 +88,6 @@ pub struct ResourcePlan {
     peers: u64,
 }
 
-/// The limits of a process.
-struct SystemLimits {
-    /// Descriptors that are open.
-    open: u64,
-    files: Option<u64>,
-    locked: Option<u64>,
-    threads: Option<u64>,
-    maps: Option<u64>,
-    memory: Option<u64>,
-}
-
-impl SystemLimits {
-    fn of_this_process() -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let line = |text: &str, name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
-            line.map(|rest| rest.trim().to_owned())
-        };
-        let capabilities = line(&read("/proc/self/status"), "CapEff:");
-        let capabilities = capabilities.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
-        let may_lock = capabilities >> IPC_LOCK & 1 == 1;
-        let available = line(&read("/proc/meminfo"), "MemAvailable:");
-        let kib = available.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-        // Less the one of the folder that is read.
-        let open = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1));
-        SystemLimits {
-            open: open as u64,
-            files: getrlimit(Resource::Nofile).current,
-            locked: getrlimit(Resource::Memlock).current.filter(|_| !may_lock),
-            threads: getrlimit(Resource::Nproc).current,
-            maps: read("/proc/sys/vm/max_map_count").trim().parse().ok(),
-            memory: kib.map(|kib| kib * 1024),
-        }
-    }
-}
-
 impl ResourcePlan {
     /// The plan of a process with these settings, with the limits of this one.
     pub fn new(config: &Config) -> Self {
@@ -153,11 +117,18 @@ impl ResourcePlan {
         let locked_links = verbs::link_bytes(data_queues, config.queue_depth) * devices * peers;
         let of_verbs = if names_verbs { locked_links } else { 0 };
         let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
+        let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
+        let in_cgroup = if reserved { 0 } else { config.pool_size };
+        // Of peers over shared memory, whose link memory is mapped too.
+        let pools = if may_use(FabricKind::Shm) { peers } else { 0 };
+        let theirs = if pools > 0 { ", and up to as much of each peer" } else { "" };
+        let is_below = |limit: Option<u64>, least: u64| limit.is_some_and(|limit| limit < least);
         let threads = THREADS + pollers;
-        let count = |name, need, limit, because, remedy, is_hard| PlannedResource {
+        let count = |name, need, (limit, origin): (_, &str), because, remedy, is_hard| PlannedResource {
             name,
             need,
             limit,
+            origin: origin.into(),
             because,
             remedy,
             is_hard,
@@ -167,7 +138,7 @@ impl ResourcePlan {
             count(
                 "open files",
                 files,
-                limits.files,
+                (limits.files, "RLIMIT_NOFILE"),
                 format!(
                     "{} are open, {own}, and {per_peer} per peer; while all join up to \
                      {at_most}",
@@ -179,7 +150,7 @@ impl ResourcePlan {
             count(
                 "threads",
                 threads + 2 * peers,
-                limits.threads,
+                (limits.threads, "RLIMIT_NPROC"),
                 format!("{threads}, and while all join up to 2 per peer"),
                 "raise `ulimit -u`, which counts the threads of all processes of the user, and pids.max of \
                  the cgroup"
@@ -191,11 +162,40 @@ impl ResourcePlan {
                 ..count(
                     "memory",
                     config.pool_size + links,
-                    limits.memory,
+                    (limits.memory, "MemAvailable of /proc/meminfo"),
                     format!("pool_size, and {} of link memory, which fills as it is used", bytes(links)),
                     "lower pool_size, over shared memory also queue_depth, or use fewer processes per host"
                         .into(),
                     false,
+                )
+            },
+            PlannedResource {
+                unit: Unit::Bytes,
+                ..count(
+                    "memory of the cgroup",
+                    in_cgroup + links,
+                    limits.cgroup_memory.as_ref().map_or((None, ""), |(limit, of)| (Some(*limit), of)),
+                    if reserved {
+                        format!("{} of link memory; the pool is in reserved huge pages", bytes(links))
+                    } else {
+                        format!("pool_size, and {} of link memory, which fills as it is used", bytes(links))
+                    },
+                    "raise it (MemoryMax of the service, the memory limit of the container), lower \
+                     pool_size, over shared memory also queue_depth, or reserve huge pages for the pool"
+                        .into(),
+                    // What the start fills.
+                    is_below(limits.cgroup_memory.as_ref().map(|(limit, _)| *limit), in_cgroup + of_verbs),
+                )
+            },
+            PlannedResource {
+                unit: Unit::Bytes,
+                ..count(
+                    "address space",
+                    limits.mapped + config.pool_size * (1 + pools) + links * (1 + pools.min(1)),
+                    (limits.address_space, "RLIMIT_AS"),
+                    format!("{} are mapped, pool_size, link memory{theirs}", bytes(limits.mapped)),
+                    "raise `ulimit -v`, or LimitAS of the service; or lower pool_size".into(),
+                    is_below(limits.address_space, limits.mapped + config.pool_size),
                 )
             },
             PlannedResource {
@@ -208,7 +208,7 @@ impl ResourcePlan {
                         (false, LockPolicy::No) => 0,
                         (false, _) => config.pool_size,
                     },
-                    limits.locked,
+                    (limits.locked, "RLIMIT_MEMLOCK"),
                     match (names_verbs, devices) {
                         (true, 1) => format!("the pool, and {} for links", bytes(locked_links)),
                         (true, _) => {
@@ -228,21 +228,22 @@ impl ResourcePlan {
             let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
             let because = format!("1 for messages and {data} for data per peer{of_each}");
             let remedy = "lower rdma_qps_per_peer; `tensorwire devices` has the device's limit".into();
-            resources.push(count("queue pairs", (1 + data) * peers, None, because, remedy, false));
+            resources.push(count("queue pairs", (1 + data) * peers, (None, ""), because, remedy, false));
             let outside = u64::from(config.rdma_registrations);
             let because = format!("the pool, 2 per peer, {outside} of memory outside the pool{of_each}");
             let remedy = "lower rdma_registrations; `tensorwire devices` has the device's limit".into();
             let regions = 1 + 2 * peers + outside;
-            resources.push(count("memory regions", regions, None, because, remedy, false));
+            resources.push(count("memory regions", regions, (None, ""), because, remedy, false));
         }
         if may_use(FabricKind::Shm) {
             let because = format!("{}, and {} per peer", MAPS.0, MAPS.1);
             let remedy = "raise vm.max_map_count (sysctl)".into();
-            resources.push(count("mappings", MAPS.0 + MAPS.1 * peers, limits.maps, because, remedy, true));
+            let most = (limits.maps, "vm.max_map_count");
+            resources.push(count("mappings", MAPS.0 + MAPS.1 * peers, most, because, remedy, true));
             let each = peers.div_ceil(pollers);
             let because = format!("all peers, divided by the number of pollers, {pollers}");
             let remedy = "raise pollers (poll = adaptive or dedicated)".into();
-            let most = Some(shm::MAX_LINKS as u64);
+            let most = (Some(shm::MAX_LINKS as u64), "of shared memory");
             resources.push(count("links of a poller", each, most, because, remedy, true));
         }
         ResourcePlan { resources, peers }
@@ -296,7 +297,7 @@ impl fmt::Display for PlannedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} ({})", self.name, self.unit.text(self.need), self.because)?;
         match self.limit {
-            Some(limit) => write!(f, ", limit {}", self.unit.text(limit))?,
+            Some(limit) => write!(f, ", limit {} ({})", self.unit.text(limit), self.origin)?,
             None => f.write_str(", no limit known")?,
         }
         if self.is_short() { write!(f, ": {}", self.remedy) } else { Ok(()) }
@@ -326,8 +327,17 @@ mod tests {
         ResourcePlan::with(&settings.build().unwrap(), limits)
     }
 
-    const WIDE: SystemLimits =
-        SystemLimits { open: 3, files: None, locked: None, threads: None, maps: None, memory: None };
+    const WIDE: SystemLimits = SystemLimits {
+        open: 3,
+        mapped: 0,
+        files: None,
+        locked: None,
+        threads: None,
+        maps: None,
+        memory: None,
+        address_space: None,
+        cgroup_memory: None,
+    };
 
     #[test]
     fn a_plan_grows_with_the_peers() {
@@ -355,7 +365,7 @@ mod tests {
         assert!(plan(201, &[], &few).check().is_ok());
         let error = plan(256, &[], &few).check().unwrap_err().to_string();
         assert!(error.contains("255 peers") && error.contains("open files: 1294"), "{error}");
-        assert!(error.contains("limit 1024: raise `ulimit -n` to 4355"), "{error}");
+        assert!(error.contains("limit 1024 (RLIMIT_NOFILE): raise `ulimit -n` to 4355"), "{error}");
         let of = |fabric| plan(2, &[("fabric", fabric)], &SystemLimits { files: Some(1), ..WIDE });
         let remedy = |fabric| of(fabric).check().unwrap_err().to_string();
         assert!(remedy("shm").contains("to 155") && remedy("shm,tcp").contains("to 291"));
@@ -363,7 +373,9 @@ mod tests {
         assert!(plan(2, &[], &small).check().is_ok(), "best effort");
         let error = plan(2, &[("pool_lock", "require")], &small).check().unwrap_err().to_string();
         assert!(
-            error.contains("locked memory: 256 MiB (the pool), limit 64 KiB: raise `ulimit -l`"),
+            error.contains(
+                "locked memory: 256 MiB (the pool), limit 64 KiB (RLIMIT_MEMLOCK): raise `ulimit -l`"
+            ),
             "{error}"
         );
         let maps = SystemLimits { maps: Some(100), ..WIDE };
@@ -408,5 +420,40 @@ mod tests {
         assert_eq!(locked("a"), (256 << 20) + 4 * ((128 << 10) + 4096 + 4096));
         assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 1 MiB for links");
         assert!(of("a", "memory").because.starts_with("pool_size, and 544 KiB of link memory"));
+    }
+
+    #[test]
+    fn the_memory_limit_of_the_cgroup_must_hold_what_the_start_fills() {
+        let of = |limit: u64, more: &[(&str, &str)]| {
+            let cgroup_memory = Some((limit, "memory.max of cgroup /cg/job".to_owned()));
+            let limits = SystemLimits { cgroup_memory, ..WIDE };
+            plan(5, &[&[("pool_size", "64MiB"), ("pool_pages", "plain")], more].concat(), &limits)
+        };
+        let error = of((64 << 20) - 1, &[]).check().unwrap_err().to_string();
+        let says =
+            ["memory of the cgroup: ", "limit 63 MiB (memory.max of cgroup /cg/job)", "lower pool_size"];
+        assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        // The rings of links may stay empty. Those of verbs are registered.
+        let narrow = of(64 << 20, &[]);
+        let memory = narrow.resources().iter().find(|it| it.name == "memory of the cgroup").unwrap();
+        assert!(memory.is_short() && narrow.check().is_ok(), "{memory}");
+        assert!(of(64 << 20, &[("fabric", "verbs")]).check().is_err());
+        let roomy = of(memory.need, &[]);
+        assert!(roomy.resources().iter().all(|it| !it.is_short()), "{roomy}");
+        // The hugetlb controller has the limit of reserved pages.
+        let reserved = of(32 << 20, &[("pool_pages", "2m"), ("pool_require", "true")]);
+        assert!(reserved.check().is_ok(), "{reserved}");
+    }
+
+    #[test]
+    fn the_address_space_must_hold_the_pool_beside_what_is_mapped() {
+        let of = |limit| {
+            let limits = SystemLimits { mapped: 1 << 20, address_space: Some(limit), ..WIDE };
+            plan(2, &[("pool_size", "64MiB")], &limits)
+        };
+        let error = of((65 << 20) - 1).check().unwrap_err().to_string();
+        let says = ["address space: ", "1 MiB are mapped", "limit 64 MiB (RLIMIT_AS): raise `ulimit -v`"];
+        assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        assert!(of(65 << 20).check().is_ok());
     }
 }

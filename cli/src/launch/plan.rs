@@ -18,23 +18,22 @@ pub fn show(members: &[Launched]) -> Result<(), CliError> {
     let config = Config::builder().environment(variables).build();
     let plan = ResourcePlan::new(&config.map_err(|error| CliError::Usage(error.to_string()))?);
     print(&format!("{} processes on this host, each with:\n{plan}", members.len()))?;
-    let all = |name: &str| {
-        let found = plan.resources().iter().find(|resource| resource.name == name);
-        found.map(|resource| (resource.need.saturating_mul(members.len() as u64), resource.limit))
-    };
     let short = plan.resources().iter().find(|resource| resource.is_hard && resource.is_short());
     if let Some(short) = short {
         return Err(CliError::Failed(format!("a limit is too low: {short}")));
     }
-    match all("memory") {
-        Some((need, Some(limit))) if need > limit => {
+    for name in ["memory", "memory of the cgroup"] {
+        let Some(one) = plan.resources().iter().find(|resource| resource.name == name) else { continue };
+        let need = one.need.saturating_mul(members.len() as u64);
+        if let Some(limit) = one.limit.filter(|limit| *limit < need) {
             let [need, limit] = [need, limit].map(|bytes| bytes >> 20);
             let what = format!(
-                "all processes together may need {need} MiB of memory, and {limit} MiB are available: lower \
-                 pool_size or queue_depth, or use fewer processes"
+                "all processes together may need {need} MiB of memory, and {limit} MiB are available ({}): \
+                 lower pool_size or queue_depth, or use fewer processes",
+                one.origin
             );
-            Err(CliError::Failed(what))
+            return Err(CliError::Failed(what));
         }
-        _ => Ok(()),
     }
+    Ok(())
 }

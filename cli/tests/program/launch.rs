@@ -421,7 +421,9 @@ fn a_plan_is_printed_and_starts_nothing() {
     // Whoever started the test can have left it more than the standard streams.
     assert!(said.starts_with("256 processes on this host, each with:\npeers: 255\nopen files: 1"), "{said}");
     assert!(said.contains(" are open, 16, and 5 per peer"), "{said}");
-    assert!(said.contains("\nthreads: ") && said.contains("\nlocked memory: 1 MiB"), "{said}");
+    for line in ["threads", "memory of the cgroup", "address space", "locked memory: 1 MiB"] {
+        assert!(said.contains(&format!("\n{line}")), "{line}: {said}");
+    }
     let output = launch("--hosts a:4,b:2 --host-rank 1 --plan").output().expect("it starts");
     assert!(text(&output.stdout).starts_with("2 processes on this host, each with:\n"), "{output:?}");
     let output = limited(200, "-n 256 --plan");
@@ -431,4 +433,9 @@ fn a_plan_is_printed_and_starts_nothing() {
         said.contains("a limit is too low: open files: 1") && said.contains("raise `ulimit -n` to"),
         "{said}"
     );
+    let line = format!("ulimit -v 4000000; exec {} launch -n 2 --plan", env!("CARGO_BIN_EXE_tensorwire"));
+    let mut command = Command::new("sh");
+    let output = command.args(["-c", &line]).env("TENSORWIRE_POOL_SIZE", "4GiB").output().expect("it starts");
+    let said = text(&output.stderr);
+    assert!(said.contains("a limit is too low: address space: ") && said.contains("(RLIMIT_AS)"), "{said}");
 }

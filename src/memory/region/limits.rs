@@ -1,5 +1,5 @@
 //! How much memory this process may still take: the limits of its cgroups, and the free memory of
-//! the machine.
+//! the machine. Also limits of cgroups as they are.
 //!
 //! The kernel kills a process that exceeds its cgroup's limit, without an error. Regions check
 //! first.
@@ -21,7 +21,8 @@ pub(crate) type ReadFile<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// The headroom of the tightest visible limit; `None` if no limit is visible.
 pub(crate) fn tightest(read: ReadFile<'_>) -> Option<Headroom> {
-    let cgroups = cgroup_dirs(read).into_iter().filter_map(|(version, dir)| version.headroom(read, &dir));
+    let cgroups = CgroupLimit::MEMORY.dirs(read).into_iter();
+    let cgroups = cgroups.filter_map(|(version, dir)| version.headroom(read, &dir));
     cgroups.chain(machine(read)).min_by_key(|room| room.available)
 }
 
@@ -32,7 +33,55 @@ fn machine(read: ReadFile<'_>) -> Option<Headroom> {
     Some(Headroom { available, limit: format!("the machine has {} left", ByteCount(available)) })
 }
 
-/// The two file layouts of the memory controller.
+/// A limit that cgroups have: its controller, and its file in versions 1 and 2.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CgroupLimit {
+    controller: &'static str,
+    files: [&'static str; 2],
+}
+
+impl CgroupLimit {
+    pub(crate) const MEMORY: Self =
+        CgroupLimit { controller: "memory", files: ["memory.limit_in_bytes", "memory.max"] };
+
+    /// The smallest one of this process's cgroup and its ancestors, and whose it is; `None` if none
+    /// is visible.
+    pub(crate) fn smallest(self, read: ReadFile<'_>) -> Option<(u64, String)> {
+        let dirs = self.dirs(read).into_iter();
+        let limits = dirs.filter_map(|(version, dir)| Some((self.read(version, read, &dir)?, version, dir)));
+        let (limit, version, dir) = limits.min_by_key(|(limit, ..)| *limit)?;
+        Some((limit, format!("{} of cgroup {}", self.file(version), dir.display())))
+    }
+
+    const fn file(self, version: CgroupVersion) -> &'static str {
+        self.files[version as usize]
+    }
+
+    fn read(self, version: CgroupVersion, read: ReadFile<'_>, dir: &Path) -> Option<u64> {
+        let limit = number(read, &dir.join(self.file(version)))?;
+        // No limit is "max", and for memory a number near 2^63 in version 1.
+        Some(limit).filter(|limit| *limit < 1 << 62)
+    }
+
+    /// The mounted directories of this process's cgroup and its ancestors.
+    fn dirs(self, read: ReadFile<'_>) -> Vec<(CgroupVersion, PathBuf)> {
+        let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+        let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+        let mut dirs = Vec::new();
+        for (version, path) in groups.lines().filter_map(|line| group(line, self.controller)) {
+            for mount in mounts.lines().filter_map(|line| Mount::parse(line, version, self.controller)) {
+                dirs.extend(mount.dirs_of(path).into_iter().map(|dir| (version, dir)));
+            }
+        }
+        dirs
+    }
+}
+
+fn number(read: ReadFile<'_>, path: &Path) -> Option<u64> {
+    read(path)?.trim().parse().ok()
+}
+
+/// The two file layouts of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CgroupVersion {
     V1,
@@ -40,10 +89,10 @@ enum CgroupVersion {
 }
 
 impl CgroupVersion {
-    const fn files(self) -> (&'static str, &'static str) {
+    const fn usage_file(self) -> &'static str {
         match self {
-            CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            CgroupVersion::V2 => ("memory.max", "memory.current"),
+            CgroupVersion::V1 => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
         }
     }
 
@@ -56,14 +105,13 @@ impl CgroupVersion {
     }
 
     fn headroom(self, read: ReadFile<'_>, dir: &Path) -> Option<Headroom> {
-        let number = |name: &str| read(&dir.join(name))?.trim().parse::<u64>().ok();
-        let (limit_file, usage_file) = self.files();
-        // No limit is "max" in version 2, and a number near 2^63 in version 1.
-        let limit = number(limit_file).filter(|limit| *limit < 1 << 62)?;
-        let used = number(usage_file)?.saturating_sub(self.reclaimable_bytes(read, dir));
+        let limit = CgroupLimit::MEMORY.read(self, read, dir)?;
+        let used = number(read, &dir.join(self.usage_file()))?;
+        let used = used.saturating_sub(self.reclaimable_bytes(read, dir));
         let text = format!(
-            "the limit of cgroup {} ({limit_file}) is {}, {} used",
+            "the limit of cgroup {} ({}) is {}, {} used",
             dir.display(),
+            CgroupLimit::MEMORY.file(self),
             ByteCount(limit),
             ByteCount(used)
         );
@@ -80,27 +128,14 @@ impl CgroupVersion {
     }
 }
 
-/// The mounted directories of this process's memory cgroup and its ancestors.
-fn cgroup_dirs(read: ReadFile<'_>) -> Vec<(CgroupVersion, PathBuf)> {
-    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
-    let mut dirs = Vec::new();
-    for (version, path) in groups.lines().filter_map(group) {
-        for mount in mounts.lines().filter_map(|line| Mount::parse(line, version)) {
-            dirs.extend(mount.dirs_of(path).into_iter().map(|dir| (version, dir)));
-        }
-    }
-    dirs
-}
-
 /// Parses a line of `/proc/self/cgroup`: `id:controllers:path`. Version 2 has no controllers.
-fn group(line: &str) -> Option<(CgroupVersion, &str)> {
+fn group<'a>(line: &'a str, controller: &str) -> Option<(CgroupVersion, &'a str)> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
     if controllers.is_empty() {
         return Some((CgroupVersion::V2, path));
     }
-    controllers.split(',').any(|name| name == "memory").then_some((CgroupVersion::V1, path))
+    controllers.split(',').any(|name| name == controller).then_some((CgroupVersion::V1, path))
 }
 
 /// The mount point of a cgroup file system, and the part of it that is mounted there.
@@ -110,15 +145,14 @@ struct Mount {
 }
 
 impl Mount {
-    /// Parses a line of `/proc/self/mountinfo`. `None` if it is not the memory controller's file
-    /// system.
-    fn parse(line: &str, version: CgroupVersion) -> Option<Mount> {
+    /// Parses a line of `/proc/self/mountinfo`. `None` if it is not the controller's file system.
+    fn parse(line: &str, version: CgroupVersion, controller: &str) -> Option<Mount> {
         let (place, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let (file_system, options) = (kind.next()?, kind.nth(1).unwrap_or(""));
         let fits = match version {
             CgroupVersion::V1 => {
-                file_system == "cgroup" && options.split(',').any(|option| option == "memory")
+                file_system == "cgroup" && options.split(',').any(|option| option == controller)
             }
             CgroupVersion::V2 => file_system == "cgroup2",
         };
@@ -142,9 +176,17 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    fn tightest_of(files: &[(&str, &str)]) -> Option<Headroom> {
+    fn with_files<T>(files: &[(&str, &str)], look: impl FnOnce(ReadFile<'_>) -> T) -> T {
         let files: HashMap<_, _> = files.iter().copied().collect();
-        tightest(&|path: &Path| files.get(path.to_str()?).map(|text| (*text).to_owned()))
+        look(&|path: &Path| files.get(path.to_str()?).map(|text| (*text).to_owned()))
+    }
+
+    fn tightest_of(files: &[(&str, &str)]) -> Option<Headroom> {
+        with_files(files, tightest)
+    }
+
+    fn memory_max(files: &[(&str, &str)]) -> Option<(u64, String)> {
+        with_files(files, |read| CgroupLimit::MEMORY.smallest(read))
     }
 
     const V2_MOUNT: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
@@ -172,8 +214,27 @@ mod tests {
     }
 
     #[test]
+    fn the_smallest_limit_up_to_the_root_counts_whatever_is_used() {
+        let of = |own: &str, parent: &str| {
+            memory_max(&[
+                ("/proc/self/cgroup", "0::/a/b\n"),
+                ("/proc/self/mountinfo", V2_MOUNT),
+                ("/proc/meminfo", "MemAvailable: 1 kB\n"),
+                ("/sys/fs/cgroup/a/b/memory.max", own),
+                ("/sys/fs/cgroup/a/memory.max", parent),
+            ])
+        };
+        let of_a = |limit| Some((limit, "memory.max of cgroup /sys/fs/cgroup/a".to_owned()));
+        assert_eq!(of("max\n", "2097152\n"), of_a(2 << 20));
+        assert_eq!(of("4194304\n", "2097152\n"), of_a(2 << 20));
+        assert_eq!(of("4096\n", "2097152\n").map(|(limit, _)| limit), Some(4096));
+        assert_eq!(of("max\n", "max\n"), None);
+        assert_eq!(memory_max(&[]), None);
+    }
+
+    #[test]
     fn version_1_is_read_through_a_containers_mount() {
-        let room = tightest_of(&[
+        let files = [
             ("/proc/self/cgroup", "5:cpu:/\n4:cpuset,memory:/docker/x/in\n0::/\n"),
             ("/proc/self/mountinfo", V1_MOUNT),
             ("/cg/memory/in/memory.limit_in_bytes", "9223372036854771712"),
@@ -181,9 +242,11 @@ mod tests {
             ("/cg/memory/memory.limit_in_bytes", "1000"),
             ("/cg/memory/memory.usage_in_bytes", "900"),
             ("/cg/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 300\ntotal_active_file 100\n"),
-        ])
-        .expect("a limit");
+        ];
+        let room = tightest_of(&files).expect("a limit");
         assert_eq!(room.available, 500, "file pages can be dropped");
+        let limit = Some((1000, "memory.limit_in_bytes of cgroup /cg/memory".to_owned()));
+        assert_eq!(memory_max(&files), limit);
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) mod smaps;
 
 use self::lock::Shortfall;
 use self::mapping::RegionMapping;
-use self::pages::{PageKind, PagePolicy, Reserve, reserve_advice, unsuited};
+use self::pages::{PageKind, PagePolicy, reserve_advice, unsuited};
 use self::peer::SEALS;
 use self::report::RegionReport;
 use crate::memory::byte_count::ByteCount;
@@ -317,8 +317,7 @@ impl PageSearch<'_> {
     fn reserved(&self, kind: PageKind, flag: MemfdFlags) -> Result<Pages, PageFailure> {
         let size = self.options.size.next_multiple_of(kind.granule());
         let advice = || reserve_advice(kind, size);
-        let free = Reserve::read(kind.granule()).map_or(0, |reserve| reserve.free);
-        if free < size / kind.granule() {
+        if !kind.is_free_for(size) {
             return Err(PageFailure::Step(advice()));
         }
         let miss = |error: io::Error| PageFailure::Step(format!("{error}; {}", advice()));

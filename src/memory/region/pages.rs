@@ -35,6 +35,12 @@ impl PageKind {
     pub(crate) fn is_reserved(self) -> bool {
         matches!(self, PageKind::OneGiB | PageKind::TwoMiB)
     }
+
+    /// Whether enough reserved pages of this kind are free for `size` bytes.
+    pub(crate) fn is_free_for(self, size: u64) -> bool {
+        let free = Reserve::read(self.granule()).map_or(0, |reserve| reserve.free);
+        size.div_ceil(self.granule()) <= free
+    }
 }
 
 impl fmt::Display for PageKind {
@@ -98,6 +104,14 @@ pub(crate) fn unsuited(kind: PageKind, policy: PagePolicy, size: u64) -> Option<
         }
         _ => None,
     }
+}
+
+/// Whether a region gets reserved pages, as far as can be told before it is made.
+pub(crate) fn is_for_reserve(policy: PagePolicy, require: bool, size: u64) -> bool {
+    let kinds = policy.candidates(require);
+    let is_there = |kind: &PageKind| unsuited(*kind, policy, size).is_none() && kind.is_free_for(size);
+    kinds.iter().all(|kind| kind.is_reserved())
+        || kinds.iter().any(|kind| kind.is_reserved() && is_there(kind))
 }
 
 /// The machine's reserve of huge pages of one size.

@@ -1,0 +1,97 @@
+//! The limits of this process, as the system has them.
+
+use crate::memory::{CgroupLimit, ReadFile};
+use rustix::process::{Resource, getrlimit};
+use std::path::Path;
+
+/// The capability that lifts the limit of locked memory (CAP_IPC_LOCK).
+const IPC_LOCK: u32 = 14;
+
+/// The limits of a process, and what it takes already.
+#[derive(Clone, Debug)]
+pub(super) struct SystemLimits {
+    /// Descriptors that are open.
+    pub open: u64,
+    /// Bytes of address space that are mapped.
+    pub mapped: u64,
+    pub files: Option<u64>,
+    pub locked: Option<u64>,
+    pub threads: Option<u64>,
+    pub maps: Option<u64>,
+    /// Memory of the host that is available.
+    pub memory: Option<u64>,
+    pub address_space: Option<u64>,
+    /// The smallest one of the cgroups, and where it is.
+    pub cgroup_memory: Option<(u64, String)>,
+}
+
+impl SystemLimits {
+    pub fn of_this_process() -> Self {
+        // Less the one of the folder that is read.
+        let open = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1));
+        SystemLimits { open: open as u64, ..Self::of_files(&|path| std::fs::read_to_string(path).ok()) }
+    }
+
+    /// The same without the open descriptors; `read` reads the files of the system.
+    fn of_files(read: ReadFile<'_>) -> Self {
+        let text = |path: &str| read(Path::new(path)).unwrap_or_default();
+        let status = text("/proc/self/status");
+        let capabilities = field(&status, "CapEff:");
+        let capabilities = capabilities.and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
+        let may_lock = capabilities >> IPC_LOCK & 1 == 1;
+        SystemLimits {
+            open: 0,
+            mapped: kib(&status, "VmSize:").unwrap_or(0),
+            files: getrlimit(Resource::Nofile).current,
+            locked: getrlimit(Resource::Memlock).current.filter(|_| !may_lock),
+            threads: getrlimit(Resource::Nproc).current,
+            maps: text("/proc/sys/vm/max_map_count").trim().parse().ok(),
+            memory: kib(&text("/proc/meminfo"), "MemAvailable:"),
+            address_space: getrlimit(Resource::As).current,
+            cgroup_memory: CgroupLimit::MEMORY.smallest(read),
+        }
+    }
+}
+
+/// A field of a file of `/proc`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// A field that is in KiB, in bytes.
+fn kib(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_from_the_files_of_the_system() {
+        let root = std::env::temp_dir().join(format!("tensorwire-limits-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/self/status", "Name:\tx\nVmSize:\t    2048 kB\nCapEff:\t0000000000004000\n");
+        write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   1024 kB\n");
+        write("proc/sys/vm/max_map_count", "65530\n");
+        write("proc/self/cgroup", "0::/job/member\n");
+        write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        write("sys/fs/cgroup/job/memory.max", "1048576\n");
+        write("sys/fs/cgroup/job/member/memory.max", "max\n");
+        let under_root = |path: &Path| std::fs::read_to_string(root.join(path.strip_prefix("/").ok()?)).ok();
+        let limits = SystemLimits::of_files(&under_root);
+        assert_eq!((limits.mapped, limits.memory, limits.maps), (2 << 20, Some(1 << 20), Some(65_530)));
+        assert_eq!(limits.locked, None, "CAP_IPC_LOCK");
+        let limit = "memory.max of cgroup /sys/fs/cgroup/job".to_owned();
+        assert_eq!(limits.cgroup_memory, Some((1 << 20, limit)));
+        write("sys/fs/cgroup/job/memory.max", "max\n");
+        assert_eq!(SystemLimits::of_files(&under_root).cgroup_memory, None);
+        std::fs::remove_dir_all(&root).unwrap();
+        let limits = SystemLimits::of_files(&under_root);
+        assert_eq!((limits.cgroup_memory, limits.memory, limits.mapped), (None, None, 0));
+    }
+}
