@@ -1,8 +1,10 @@
 //! What a process will need of the system, computed from its settings before anything is opened.
 
 use super::error::NodeError;
+use super::pollers::poll_mode;
 use super::system_limits::SystemLimits;
 use crate::config::{Config, MemoryWindows};
+use crate::engine::PollMode;
 use crate::fabric::verbs;
 use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
 use crate::fabric::{FabricKind, shm, tcp};
@@ -29,8 +31,11 @@ const CANDIDATES: u64 = 128;
 const ARRIVING: (u64, u64) = (128, 8);
 /// Mappings of a process without peers, and of a peer over shared memory.
 const MAPS: (u64, u64) = (60, 6);
-/// Threads of a process without pollers of its own.
-const THREADS: u64 = 4;
+/// Threads that each start makes: of the bootstrap service, and of callbacks. Each poller has one
+/// more unless calls poll, and each fabric from its first link on.
+const THREADS: u64 = 2;
+/// Threads that come later, if at all: of owners of foreign memory, and of a store's server.
+const LATER_THREADS: u64 = 2;
 /// Where the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
 
@@ -123,7 +128,20 @@ impl ResourcePlan {
         let pools = if may_use(FabricKind::Shm) { peers } else { 0 };
         let theirs = if pools > 0 { ", and up to as much of each peer" } else { "" };
         let is_below = |limit: Option<u64>, least: u64| limit.is_some_and(|limit| limit < least);
-        let threads = THREADS + pollers;
+        let fabrics = config.fabric.map_or(FabricKind::FASTEST_FIRST.len(), |set| set.kinds().count());
+        let by_calls = config.fabric.is_some_and(|set| set.has(FabricKind::Grpc));
+        let polling = if by_calls || poll_mode(config) == PollMode::Inline { 0 } else { pollers };
+        let at_start = THREADS + polling;
+        let own_threads = at_start + fabrics as u64 + LATER_THREADS;
+        let (threads, threads_of, remedy) = match (limits.user_threads, &limits.cgroup_threads) {
+            (user, Some((most, of))) if user.is_none_or(|user| *most < user) => {
+                (Some(*most), &**of, "raise it (TasksMax of the service, the pids limit of the container)")
+            }
+            (user, _) => {
+                let remedy = "raise `ulimit -u`, which counts the threads of all processes of the user";
+                (user, "RLIMIT_NPROC", remedy)
+            }
+        };
         let count = |name, need, (limit, origin): (_, &str), because, remedy, is_hard| PlannedResource {
             name,
             need,
@@ -149,13 +167,11 @@ impl ResourcePlan {
             ),
             count(
                 "threads",
-                threads + 2 * peers,
-                (limits.threads, "RLIMIT_NPROC"),
-                format!("{threads}, and while all join up to 2 per peer"),
-                "raise `ulimit -u`, which counts the threads of all processes of the user, and pids.max of \
-                 the cgroup"
-                    .into(),
-                false,
+                limits.running + own_threads + 2 * peers,
+                (threads, threads_of),
+                format!("{} run, {own_threads}, and while all join up to 2 per peer", limits.running),
+                remedy.into(),
+                is_below(threads, limits.running + at_start),
             ),
             PlannedResource {
                 unit: Unit::Bytes,
@@ -330,9 +346,11 @@ mod tests {
     const WIDE: SystemLimits = SystemLimits {
         open: 3,
         mapped: 0,
+        running: 1,
         files: None,
         locked: None,
-        threads: None,
+        user_threads: None,
+        cgroup_threads: None,
         maps: None,
         memory: None,
         address_space: None,
@@ -455,5 +473,37 @@ mod tests {
         let says = ["address space: ", "1 MiB are mapped", "limit 64 MiB (RLIMIT_AS): raise `ulimit -v`"];
         assert!(says.iter().all(|part| error.contains(part)), "{error}");
         assert!(of(65 << 20).check().is_ok());
+    }
+
+    #[test]
+    fn the_limits_of_threads_must_hold_those_of_the_start() {
+        let of = |limits: &SystemLimits, more: &[(&str, &str)]| {
+            let plan = plan(3, more, limits);
+            let threads = plan.resources().iter().find(|it| it.name == "threads").unwrap().clone();
+            (threads, plan.check().map_err(|error| error.to_string()))
+        };
+        let need = |more: &[(&str, &str)]| of(&SystemLimits { running: 5, ..WIDE }, more).0.need;
+        // Bootstrap, callbacks, owners, a store, 2 attempts for each peer, and one of each fabric.
+        assert_eq!(need(&[("fabric", "shm")]), 5 + 4 + 2 * 2 + 1 + 1);
+        assert_eq!(need(&[("fabric", "shm,tcp"), ("poll", "inline")]), 5 + 4 + 2 * 2 + 2);
+        assert_eq!(need(&[("fabric", "grpc")]), 5 + 4 + 2 * 2 + 1);
+        let many = [("fabric", "tcp"), ("poll", "dedicated"), ("pollers", "6")];
+        assert_eq!(need(&many), 5 + 4 + 2 * 2 + 1 + 6);
+
+        let cgroup = |most| Some((most, "pids.max of cgroup /cg/job".to_owned()));
+        let error = of(&SystemLimits { cgroup_threads: cgroup(8), ..WIDE }, &many).1.unwrap_err();
+        assert!(error.contains("threads: 16 (1 run, 11, and while all join up to 2 per peer)"), "{error}");
+        assert!(error.contains("limit 8 (pids.max of cgroup /cg/job): raise it (TasksMax"), "{error}");
+        // Joins take fewer threads at a time.
+        let (threads, checked) = of(&SystemLimits { cgroup_threads: cgroup(9), ..WIDE }, &many);
+        assert!(threads.is_short() && checked.is_ok(), "{threads}");
+        let error = of(&SystemLimits { user_threads: Some(8), ..WIDE }, &many).1.unwrap_err();
+        assert!(error.contains("limit 8 (RLIMIT_NPROC): raise `ulimit -u`"), "{error}");
+        // The smaller one is named.
+        let both = |user, most| {
+            of(&SystemLimits { user_threads: Some(user), cgroup_threads: cgroup(most), ..WIDE }, &many).0
+        };
+        assert_eq!((both(70, 60).limit, both(60, 70).limit), (Some(60), Some(60)));
+        assert!(both(70, 60).origin.starts_with("pids.max") && both(60, 70).origin == "RLIMIT_NPROC");
     }
 }

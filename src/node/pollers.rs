@@ -41,6 +41,16 @@ pub(super) struct Polling {
     count: usize,
 }
 
+/// The poll mode that the configuration means.
+pub(super) fn poll_mode(config: &Config) -> PollMode {
+    match config.poll {
+        Some(mode) => mode,
+        // Who says how calls wait does not want them to sleep.
+        None if config.wait.is_some() => PollMode::Inline,
+        None => PollMode::Adaptive,
+    }
+}
+
 impl Polling {
     /// The choice for a host with `cpus` CPUs and a cluster of `members` tasks.
     pub fn new(config: &Config, members: usize, cpus: usize) -> Polling {
@@ -52,12 +62,7 @@ impl Polling {
             None if config.poll == Some(PollMode::Dedicated) => WaitStrategy::choose(2 * members, cpus),
             None => WaitStrategy::choose(members, cpus),
         };
-        let mode = match config.poll {
-            Some(mode) => mode,
-            // Who says how calls wait does not want them to sleep.
-            None if config.wait.is_some() => PollMode::Inline,
-            None => PollMode::Adaptive,
-        };
+        let mode = poll_mode(config);
         let auto = config.poll.is_none();
         let cores = config.cores.clone().unwrap_or_default();
         let (spin, hung_after) = (config.spin_budget, config.hung_after);

@@ -6,6 +6,8 @@ use std::path::Path;
 
 /// The capability that lifts the limit of locked memory (CAP_IPC_LOCK).
 const IPC_LOCK: u32 = 14;
+/// Those that lift the limit of the user's threads (CAP_SYS_ADMIN, CAP_SYS_RESOURCE).
+const MANY_THREADS: [u32; 2] = [21, 24];
 
 /// The limits of a process, and what it takes already.
 #[derive(Clone, Debug)]
@@ -14,9 +16,14 @@ pub(super) struct SystemLimits {
     pub open: u64,
     /// Bytes of address space that are mapped.
     pub mapped: u64,
+    /// Threads of this process that run.
+    pub running: u64,
     pub files: Option<u64>,
     pub locked: Option<u64>,
-    pub threads: Option<u64>,
+    /// Threads of all processes of the user.
+    pub user_threads: Option<u64>,
+    /// Threads of all processes of the cgroup: the smallest limit, and where it is.
+    pub cgroup_threads: Option<(u64, String)>,
     pub maps: Option<u64>,
     /// Memory of the host that is available.
     pub memory: Option<u64>,
@@ -38,13 +45,18 @@ impl SystemLimits {
         let status = text("/proc/self/status");
         let capabilities = field(&status, "CapEff:");
         let capabilities = capabilities.and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
-        let may_lock = capabilities >> IPC_LOCK & 1 == 1;
+        let has = |capability: u32| capabilities >> capability & 1 == 1;
+        // The kernel does not bind the user root either.
+        let is_root = field(&status, "Uid:").is_some_and(|ids| ids.split_whitespace().next() == Some("0"));
+        let is_unbound = is_root || MANY_THREADS.into_iter().any(has);
         SystemLimits {
             open: 0,
             mapped: kib(&status, "VmSize:").unwrap_or(0),
+            running: field(&status, "Threads:").and_then(|count| count.parse().ok()).unwrap_or(1),
             files: getrlimit(Resource::Nofile).current,
-            locked: getrlimit(Resource::Memlock).current.filter(|_| !may_lock),
-            threads: getrlimit(Resource::Nproc).current,
+            locked: getrlimit(Resource::Memlock).current.filter(|_| !has(IPC_LOCK)),
+            user_threads: getrlimit(Resource::Nproc).current.filter(|_| !is_unbound),
+            cgroup_threads: CgroupLimit::PIDS.smallest(read),
             maps: text("/proc/sys/vm/max_map_count").trim().parse().ok(),
             memory: kib(&text("/proc/meminfo"), "MemAvailable:"),
             address_space: getrlimit(Resource::As).current,
@@ -75,23 +87,40 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        write("proc/self/status", "Name:\tx\nVmSize:\t    2048 kB\nCapEff:\t0000000000004000\n");
+        write("proc/self/status", "Name:\tx\nVmSize:\t    2048 kB\nThreads:\t3\nCapEff:\t0000000000004000\n");
         write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   1024 kB\n");
         write("proc/sys/vm/max_map_count", "65530\n");
         write("proc/self/cgroup", "0::/job/member\n");
         write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         write("sys/fs/cgroup/job/memory.max", "1048576\n");
         write("sys/fs/cgroup/job/member/memory.max", "max\n");
+        write("sys/fs/cgroup/job/member/pids.max", "512\n");
         let under_root = |path: &Path| std::fs::read_to_string(root.join(path.strip_prefix("/").ok()?)).ok();
         let limits = SystemLimits::of_files(&under_root);
         assert_eq!((limits.mapped, limits.memory, limits.maps), (2 << 20, Some(1 << 20), Some(65_530)));
-        assert_eq!(limits.locked, None, "CAP_IPC_LOCK");
+        assert_eq!((limits.locked, limits.running), (None, 3), "CAP_IPC_LOCK");
         let limit = "memory.max of cgroup /sys/fs/cgroup/job".to_owned();
         assert_eq!(limits.cgroup_memory, Some((1 << 20, limit)));
+        let limit = "pids.max of cgroup /sys/fs/cgroup/job/member".to_owned();
+        assert_eq!(limits.cgroup_threads, Some((512, limit)));
         write("sys/fs/cgroup/job/memory.max", "max\n");
         assert_eq!(SystemLimits::of_files(&under_root).cgroup_memory, None);
         std::fs::remove_dir_all(&root).unwrap();
         let limits = SystemLimits::of_files(&under_root);
         assert_eq!((limits.cgroup_memory, limits.memory, limits.mapped), (None, None, 0));
+    }
+
+    #[test]
+    fn the_limit_of_the_users_threads_does_not_bind_the_privileged() {
+        let of = |uid: &str, capabilities: &str| {
+            let status = format!("Uid:\t{uid}\t7\t7\t7\nCapEff:\t{capabilities}\n");
+            let read = |path: &Path| (path == Path::new("/proc/self/status")).then(|| status.clone());
+            SystemLimits::of_files(&read).user_threads
+        };
+        let limit = getrlimit(Resource::Nproc).current;
+        assert_eq!(of("1000", "0000000000004000"), limit);
+        for (uid, capabilities) in [("0", "0"), ("1000", "0000000001000000"), ("1000", "0000000000200000")] {
+            assert_eq!(of(uid, capabilities), None, "{uid} {capabilities}");
+        }
     }
 }

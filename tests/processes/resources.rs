@@ -1,6 +1,6 @@
 //! Processes that lack memory or file descriptors: the error blames this process, not its peer.
 
-use crate::common::other::{Other, wait_to_be_told};
+use crate::common::other::{Other, other_user, wait_to_be_told};
 use crate::common::{SOON, cluster, counting, member, writes_bulk};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::{Duration, Instant};
@@ -298,4 +298,58 @@ fn as_many_descriptors_as_planned_are_enough_to_join() {
             member.say("stop");
         }
     }
+}
+
+fn threads() -> u64 {
+    std::fs::read_dir("/proc/self/task").expect("procfs").count() as u64
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_planned_threads() {
+    let variable = |name| std::env::var(name).expect("started by a test");
+    let settings = variable("TEST_SETTINGS");
+    let pairs = settings.split(' ').filter_map(|pair| pair.split_once('='));
+    let builder = member(&variable("TEST_CLUSTER"), 0);
+    let config = pairs.fold(builder, |builder, (key, value)| builder.set(key, value)).build();
+    let config = config.expect("settings");
+    // Threads of the program count too.
+    (0..8).for_each(|_| drop(std::thread::spawn(std::thread::park)));
+    let plan = ResourcePlan::new(&config);
+    let need = plan.resources().iter().find(|it| it.name == "threads").expect("planned").need;
+    let _node = Node::start(&config).expect("no limit is in the way");
+    let running = threads();
+    println!("{settings}: {running} threads, {need} planned");
+    // Those of owners, of a store's server and of up to two fabrics are not there yet.
+    assert!((need - 4..=need).contains(&running), "{settings}: {running} threads, {need} planned");
+}
+
+#[test]
+fn as_many_threads_as_planned_are_started() {
+    for settings in
+        ["fabric=shm", "fabric=tcp poll=dedicated pollers=4", "fabric=shm,tcp poll=inline", "fabric=grpc"]
+    {
+        let environment = [("TEST_SETTINGS", settings)];
+        Other::run_alone_by(&[], "resources::role_planned_threads", &cluster(1), &environment);
+    }
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_few_threads() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    limit(Resource::Nproc, threads() + 1);
+    println!("error: {}", member(&cluster, 0).start().expect_err("too few threads"));
+    wait_to_be_told();
+}
+
+#[test]
+fn a_start_without_threads_names_the_limit_of_the_user() {
+    // The limit does not bind root.
+    let Some(user) = other_user() else { return println!("skipped: there is no other user") };
+    let mut other = Other::start_as(user, "resources::role_few_threads", &cluster(1), &[]);
+    let error = other.wait_for("error: ");
+    assert!(error.contains("threads: ") && error.contains("(RLIMIT_NPROC): raise `ulimit -u`"), "{error}");
+    other.say("end");
+    assert!(other.ends_well());
 }

@@ -44,6 +44,9 @@ impl CgroupLimit {
     pub(crate) const MEMORY: Self =
         CgroupLimit { controller: "memory", files: ["memory.limit_in_bytes", "memory.max"] };
 
+    /// Of processes and threads.
+    pub(crate) const PIDS: Self = CgroupLimit { controller: "pids", files: ["pids.max"; 2] };
+
     /// The smallest one of this process's cgroup and its ancestors, and whose it is; `None` if none
     /// is visible.
     pub(crate) fn smallest(self, read: ReadFile<'_>) -> Option<(u64, String)> {
@@ -247,6 +250,23 @@ mod tests {
         assert_eq!(room.available, 500, "file pages can be dropped");
         let limit = Some((1000, "memory.limit_in_bytes of cgroup /cg/memory".to_owned()));
         assert_eq!(memory_max(&files), limit);
+    }
+
+    #[test]
+    fn each_controller_of_version_1_has_its_own_cgroup() {
+        let files = [
+            ("/proc/self/cgroup", "5:pids:/a\n4:memory:/b\n0::/\n"),
+            (
+                "/proc/self/mountinfo",
+                "31 24 0:27 / /cg/pids rw - cgroup cgroup rw,pids\n\
+                 32 24 0:28 / /cg/memory rw - cgroup cgroup rw,memory\n",
+            ),
+            ("/cg/pids/a/pids.max", "100\n"),
+            ("/cg/pids/b/pids.max", "7\n"),
+            ("/cg/memory/a/pids.max", "8\n"),
+        ];
+        let limit = with_files(&files, |read| CgroupLimit::PIDS.smallest(read));
+        assert_eq!(limit, Some((100, "pids.max of cgroup /cg/pids/a".to_owned())));
     }
 
     #[test]
