@@ -49,7 +49,8 @@ pub enum NodeError {
         /// The error of the system.
         source: std::io::Error,
     },
-    /// A limit of the system is too low for a cluster of this size. Nothing was opened.
+    /// A limit of the system, or of an RDMA device, is too low for a cluster of this size. Nothing
+    /// was opened but the device, if its limit is the one.
     #[error("a node with {peers} peers can't work here: {resource}")]
     Limit {
         /// The number of peers.

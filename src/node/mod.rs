@@ -8,6 +8,7 @@ mod back_pressure;
 mod call_peering;
 mod calls;
 mod clock;
+mod device_plan;
 mod error;
 mod events;
 mod fabric_failures;

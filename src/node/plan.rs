@@ -1,12 +1,14 @@
 //! What a process will need of the system, computed from its settings before anything is opened.
 
+use super::device_plan::{DeviceLimits, data_queues, device_resources, devices};
 use super::error::NodeError;
 use super::pollers::poll_mode;
+use super::rdma::verbs_options;
 use super::system_limits::SystemLimits;
-use crate::config::{Config, MemoryWindows};
+use super::transport::opens_verbs;
+use crate::config::Config;
 use crate::engine::PollMode;
-use crate::fabric::verbs;
-use crate::fabric::verbs::device::{AUTO, MAX_RAILS};
+use crate::fabric::verbs::{self, VerbsDevice};
 use crate::fabric::{FabricKind, shm, tcp};
 use crate::memory::{LockPolicy, is_for_reserve};
 use std::fmt;
@@ -50,7 +52,7 @@ pub struct PlannedResource {
     /// The limit of this process; `None` if there is none, or it is not known before a device is
     /// opened.
     pub limit: Option<u64>,
-    /// Where the limit comes from, such as `RLIMIT_NOFILE`.
+    /// Where the limit comes from, such as `RLIMIT_NOFILE`, or why it is not known.
     pub origin: String,
     /// What makes up the need.
     pub because: String,
@@ -69,6 +71,18 @@ enum Unit {
 }
 
 impl PlannedResource {
+    pub(super) fn count(
+        name: &'static str,
+        need: u64,
+        (limit, origin): (Option<u64>, &str),
+        because: String,
+        remedy: String,
+        is_hard: bool,
+    ) -> Self {
+        let origin = origin.into();
+        PlannedResource { name, need, limit, origin, because, remedy, is_hard, unit: Unit::Count }
+    }
+
     /// Whether the limit is lower than the need.
     pub fn is_short(&self) -> bool {
         self.limit.is_some_and(|limit| limit < self.need)
@@ -94,13 +108,36 @@ pub struct ResourcePlan {
 }
 
 impl ResourcePlan {
-    /// The plan of a process with these settings, with the limits of this one.
+    /// The plan of a process with these settings, with the limits of this one. It opens nothing, so
+    /// the limits of RDMA devices are not known.
     pub fn new(config: &Config) -> Self {
-        Self::with(config, &SystemLimits::of_this_process())
+        let of_devices = DeviceLimits::unknown("a device says it once it is open");
+        Self::with(config, &SystemLimits::of_this_process(), &of_devices)
     }
 
-    fn with(config: &Config, limits: &SystemLimits) -> Self {
-        let peers = config.cluster.members().count() as u64 - 1;
+    /// The same with the limits of the RDMA devices. Those that the node would open are opened for
+    /// it, and closed again.
+    pub fn with_devices(config: &Config) -> Self {
+        if !opens_verbs(config) {
+            return Self::new(config);
+        }
+        // Before the device takes descriptors.
+        let limits = SystemLimits::of_this_process();
+        let of_devices = match VerbsDevice::open(verbs_options(config)) {
+            Ok(device) => DeviceLimits::of(&device),
+            Err(error) => DeviceLimits::unknown(&error.to_string()),
+        };
+        Self::with(config, &limits, &of_devices)
+    }
+
+    /// What the process must have of these devices, and no more.
+    pub(super) fn of_device(config: &Config, device: &VerbsDevice) -> Self {
+        let resources = device_resources(config, &DeviceLimits::of(device), true);
+        ResourcePlan { resources: resources.into(), peers: peers(config) }
+    }
+
+    fn with(config: &Config, limits: &SystemLimits, of_devices: &DeviceLimits) -> Self {
+        let peers = peers(config);
         let devices = devices(config);
         let may_use = |kind| config.fabric.is_none_or(|set| set.has(kind));
         let names_verbs = config.fabric.is_some_and(|set| set.has(FabricKind::Verbs));
@@ -115,11 +152,7 @@ impl ResourcePlan {
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
-        let data_queues = match config.rdma_memory_windows {
-            MemoryWindows::On => 1,
-            MemoryWindows::Off => config.rdma_qps_per_peer,
-        };
-        let locked_links = verbs::link_bytes(data_queues, config.queue_depth) * devices * peers;
+        let locked_links = verbs::link_bytes(data_queues(config), config.queue_depth) * devices * peers;
         let of_verbs = if names_verbs { locked_links } else { 0 };
         let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
@@ -142,16 +175,7 @@ impl ResourcePlan {
                 (user, "RLIMIT_NPROC", remedy)
             }
         };
-        let count = |name, need, (limit, origin): (_, &str), because, remedy, is_hard| PlannedResource {
-            name,
-            need,
-            limit,
-            origin: origin.into(),
-            because,
-            remedy,
-            is_hard,
-            unit: Unit::Count,
-        };
+        let count = PlannedResource::count;
         let mut resources = vec![
             count(
                 "open files",
@@ -239,17 +263,8 @@ impl ResourcePlan {
                 )
             },
         ];
-        if may_use(FabricKind::Verbs) && (names_verbs || has_device()) {
-            let data = u64::from(data_queues);
-            let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
-            let because = format!("1 for messages and {data} for data per peer{of_each}");
-            let remedy = "lower rdma_qps_per_peer; `tensorwire devices` has the device's limit".into();
-            resources.push(count("queue pairs", (1 + data) * peers, (None, ""), because, remedy, false));
-            let outside = u64::from(config.rdma_registrations);
-            let because = format!("the pool, 2 per peer, {outside} of memory outside the pool{of_each}");
-            let remedy = "lower rdma_registrations; `tensorwire devices` has the device's limit".into();
-            let regions = 1 + 2 * peers + outside;
-            resources.push(count("memory regions", regions, (None, ""), because, remedy, false));
+        if opens_verbs(config) && (names_verbs || has_device()) {
+            resources.extend(device_resources(config, of_devices, names_verbs));
         }
         if may_use(FabricKind::Shm) {
             let because = format!("{}, and {} per peer", MAPS.0, MAPS.1);
@@ -282,18 +297,13 @@ impl ResourcePlan {
     }
 }
 
+fn peers(config: &Config) -> u64 {
+    config.cluster.members().count() as u64 - 1
+}
+
 /// Whether the kernel lists an RDMA device.
 fn has_device() -> bool {
     std::fs::read_dir(DEVICES).is_ok_and(|mut devices| devices.next().is_some())
-}
-
-/// The RDMA devices that a process uses at most.
-fn devices(config: &Config) -> u64 {
-    match config.rdma_device.as_deref() {
-        None => 1,
-        Some(AUTO) => MAX_RAILS as u64,
-        Some(names) => names.split(',').count() as u64,
-    }
 }
 
 fn bytes(count: u64) -> String {
@@ -314,7 +324,8 @@ impl fmt::Display for PlannedResource {
         write!(f, "{}: {} ({})", self.name, self.unit.text(self.need), self.because)?;
         match self.limit {
             Some(limit) => write!(f, ", limit {} ({})", self.unit.text(limit), self.origin)?,
-            None => f.write_str(", no limit known")?,
+            None if self.origin.is_empty() => f.write_str(", no limit known")?,
+            None => write!(f, ", no limit known ({})", self.origin)?,
         }
         if self.is_short() { write!(f, ": {}", self.remedy) } else { Ok(()) }
     }
@@ -340,7 +351,7 @@ mod tests {
         let settings = Config::builder().without_environment().member("w", 0);
         let settings = settings.set("cluster", format!("w={}", cluster.join(",")));
         let settings = more.iter().fold(settings, |settings, (key, value)| settings.set(*key, *value));
-        ResourcePlan::with(&settings.build().unwrap(), limits)
+        ResourcePlan::with(&settings.build().unwrap(), limits, &DeviceLimits::unknown("it is closed"))
     }
 
     const WIDE: SystemLimits = SystemLimits {
@@ -420,6 +431,18 @@ mod tests {
         }
         let without = plan(5, &[("fabric", "shm,tcp")], &small);
         assert!(without.resources().iter().all(|it| it.name != "queue pairs") && without.check().is_ok());
+    }
+
+    #[test]
+    fn peers_on_the_same_host_need_no_queue_pairs_if_shared_memory_may_be_used() {
+        let of = |fabric: &str| {
+            let cluster = ("cluster", "w=a:1,a:2,b:1,c:1");
+            let settings = [("fabric", fabric), cluster, ("auth", "plain"), ("allow_non_loopback", "true")];
+            let plan = plan(4, &settings, &WIDE);
+            let need = |name| plan.resources().iter().find(|it| it.name == name).unwrap().need;
+            (need("queue pairs"), need("memory regions") - 1024)
+        };
+        assert_eq!((of("verbs"), of("tcp,verbs"), of("shm,verbs")), ((6, 7), (6, 7), (4, 5)));
     }
 
     #[test]

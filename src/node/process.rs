@@ -11,6 +11,7 @@ use super::peering::{LinkReporter, PeerDirectory};
 use super::plan::ResourcePlan;
 use super::pollers::{PollerSet, Polling};
 use super::store::ClusterStore;
+use super::transport::check_device;
 use crate::bootstrap::Bootstrap;
 use crate::config::{Builder, Config, PeerLoss};
 use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
@@ -155,6 +156,7 @@ impl Builder {
             Some(meeting) => {
                 // Before a store and listeners are opened. Its cluster has as many members.
                 ResourcePlan::new(&meeting.config).check()?;
+                check_device(&meeting.config)?;
                 let met = meet(&meeting)?;
                 let config = self.with_cluster(meeting.config.task_id(), &met.cluster)?;
                 Node::start_at(&config, Some(met))

@@ -2,6 +2,7 @@
 
 use super::error::NodeError;
 use super::offer::FabricRefusal;
+use super::plan::ResourcePlan;
 use super::rdma::verbs_options;
 use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
@@ -108,12 +109,54 @@ fn own_addresses(config: &Config) -> Result<Vec<IpAddr>, FabricError> {
 /// Addresses of this host that peers try, at most.
 const TCP_ADDRESSES: usize = 8;
 
-/// Whether the cluster names one host for all members, as far as their addresses tell.
-fn is_on_one_host(config: &Config) -> bool {
-    let host_of = |address: &HostPort| match address.ip() {
+/// The host of an address, as far as it tells.
+fn host_of(address: &HostPort) -> (Option<String>, Option<IpAddr>) {
+    match address.ip() {
         Some(ip) if ip.is_loopback() => (None, None),
         ip => (address.name().filter(|name| *name != "localhost").map(str::to_owned), ip),
-    };
+    }
+}
+
+/// The peers that verbs is for: shared memory comes before it on the same host.
+pub(super) fn peers_over_verbs(config: &Config) -> u64 {
+    let has_shm = config.fabric.is_none_or(|set| set.has(FabricKind::Shm));
+    let own = config.cluster.address(config.task_id()).map(host_of);
+    let peers = config.cluster.members().filter(|(task, _)| task != config.task_id());
+    peers.filter(|(_, address)| !has_shm || Some(host_of(address)) != own).count() as u64
+}
+
+/// Whether a node opens RDMA devices.
+pub(super) fn opens_verbs(config: &Config) -> bool {
+    config.fabric.map_or_else(|| !is_on_one_host(config), |set| set.has(FabricKind::Verbs))
+}
+
+/// Opens the RDMA device, and checks that it has enough for the cluster before anything is made.
+///
+/// # Errors
+/// If it can't be opened. [`NodeError::Limit`] if it has not.
+fn open_device(config: &Config) -> Result<VerbsDevice, NodeError> {
+    let device = VerbsDevice::open(verbs_options(config))?;
+    ResourcePlan::of_device(config, &device).check()?;
+    Ok(device)
+}
+
+/// Looks whether the RDMA device that the configuration names has enough, before the members meet.
+/// A device that can't be opened ends the start later, when the others can be told.
+///
+/// # Errors
+/// [`NodeError::Limit`].
+pub(super) fn check_device(config: &Config) -> Result<(), NodeError> {
+    match config.fabric {
+        Some(set) if set.has(FabricKind::Verbs) => match open_device(config) {
+            Err(error @ NodeError::Limit { .. }) => Err(error),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Whether the cluster names one host for all members, as far as their addresses tell.
+fn is_on_one_host(config: &Config) -> bool {
     let mut hosts = config.cluster.members().map(|(_, address)| host_of(address));
     let first = hosts.next();
     hosts.all(|host| Some(host) == first)
@@ -129,12 +172,12 @@ impl OpeningFabrics {
     /// one.
     ///
     /// # Errors
-    /// If the configuration names verbs, and the device can't be opened.
+    /// If the configuration names verbs, and the device can't be opened or has not enough.
     pub fn begin(config: &Config) -> Result<Self, NodeError> {
         let named = config.fabric;
         let mut closed = Vec::new();
         let device = match named {
-            Some(set) if set.has(FabricKind::Verbs) => Some(VerbsDevice::open(verbs_options(config))?),
+            Some(set) if set.has(FabricKind::Verbs) => Some(open_device(config)?),
             Some(set) => {
                 closed.push((FabricKind::Verbs, not_named(set)));
                 None
@@ -143,10 +186,15 @@ impl OpeningFabrics {
                 closed.push((FabricKind::Verbs, "not opened, as all members are on one host".into()));
                 None
             }
-            None => match VerbsDevice::open(verbs_options(config)) {
+            None => match open_device(config) {
                 Ok(device) => Some(device),
-                Err(error) => {
+                Err(NodeError::Fabric(error)) => {
                     closed.push((FabricKind::Verbs, plain(error)));
+                    None
+                }
+                Err(error) => {
+                    tracing::warn!("verbs is not used: {error}");
+                    closed.push((FabricKind::Verbs, error.to_string()));
                     None
                 }
             },

@@ -118,9 +118,9 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     let mut told: ibv_device_attr = zeroed();
     told.node_guid = of.guid.to_be();
     told.max_mr_size = u64::MAX;
-    told.max_qp = 1 << 17;
+    told.max_qp = of.max_qp;
     told.max_cq = 1 << 17;
-    told.max_mr = 1 << 17;
+    told.max_mr = of.max_mr;
     told.max_pd = 1 << 17;
     told.max_mw = of.max_mw;
     told.max_qp_wr = of.max_qp_wr;

@@ -137,6 +137,10 @@ fn register(
     if let Some(errno) = state.fault("reg_mr", device) {
         return refuse(errno);
     }
+    let is_here = |mr: &&Mr| state.pds.get(&mr.pd).is_some_and(|pd| state.device_of(pd.context) == device);
+    if state.mrs.values().filter(is_here).count() >= state.devices[device].max_mr as usize {
+        return refuse(ENOMEM);
+    }
     // lkey and rkey differ, so that a mix-up shows.
     let (lkey, rkey) = (state.fresh() << 8, state.fresh() << 8 | 1);
     let handle = hand_out(ibv_mr { context: context as _, pd, addr, length: len, handle: 0, lkey, rkey });
@@ -307,6 +311,9 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     let device = state.device_of(context);
     if let Some(errno) = state.fault("create_qp", device) {
         return refuse(errno);
+    }
+    if state.qps.values().filter(|qp| qp.device == device).count() >= state.devices[device].max_qp as usize {
+        return refuse(ENOMEM);
     }
     let (of, cap) = (&state.devices[device], &mut init.cap);
     let fits = |asked: u32, most: c_int| asked <= most as u32;

@@ -8,6 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_char, c_int};
 use std::fmt::Write;
 
+/// Objects of a kind that a device can have, unless the script says less.
+const MANY: u64 = 1 << 17;
+
 /// The state that a process starts with.
 pub fn from_environment() -> State {
     let mut state = State { next: 0x100, ..State::default() };
@@ -100,6 +103,12 @@ fn run(state: &mut State, line: &str) -> String {
             let at = named(state, &words);
             move_port(&mut state.devices[at].ports[words.or("port", 1) as usize - 1], &words);
         }
+        // What is not named is as without a limit.
+        "limits" => {
+            let at = named(state, &words);
+            state.devices[at].max_qp = words.or("max_qp", MANY) as c_int;
+            state.devices[at].max_mr = words.or("max_mr", MANY) as c_int;
+        }
         "remove" => {
             let at = named(state, &words);
             events::remove(state, at, words.or("silently", 0) != 0);
@@ -160,6 +169,8 @@ fn device(state: &mut State, words: &Words<'_>) {
         guid: 0x0200_0000_0000_0000 | state.devices.len() as u64,
         handle: hand_out(handle) as usize,
         caps: number("caps", 0) as u32,
+        max_qp: number("max_qp", MANY) as c_int,
+        max_mr: number("max_mr", MANY) as c_int,
         max_qp_wr: number("max_qp_wr", 8192) as c_int,
         max_cqe: number("max_cqe", 1 << 20) as c_int,
         max_sge: number("max_sge", 16) as c_int,

@@ -33,6 +33,10 @@ pub struct Device {
     pub name: String,
     pub guid: u64,
     pub caps: u32,
+    /// Queue pairs at a time.
+    pub max_qp: c_int,
+    /// Memory regions at a time.
+    pub max_mr: c_int,
     pub max_qp_wr: c_int,
     pub max_cqe: c_int,
     pub max_sge: c_int,

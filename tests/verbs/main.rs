@@ -19,6 +19,7 @@ mod foreign;
 #[path = "../conformance/harness.rs"]
 mod harness;
 mod library;
+mod limits;
 mod moves;
 mod nodes;
 mod numa;

@@ -16,7 +16,7 @@ pub fn show(members: &[Launched]) -> Result<(), CliError> {
     let mut variables: BTreeMap<OsString, OsString> = inherited().collect();
     variables.extend(member.variables.iter().map(|(name, value)| ((*name).into(), value.into())));
     let config = Config::builder().environment(variables).build();
-    let plan = ResourcePlan::new(&config.map_err(|error| CliError::Usage(error.to_string()))?);
+    let plan = ResourcePlan::with_devices(&config.map_err(|error| CliError::Usage(error.to_string()))?);
     print(&format!("{} processes on this host, each with:\n{plan}", members.len()))?;
     let short = plan.resources().iter().find(|resource| resource.is_hard && resource.is_short());
     if let Some(short) = short {

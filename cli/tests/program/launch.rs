@@ -424,6 +424,11 @@ fn a_plan_is_printed_and_starts_nothing() {
     for line in ["threads", "memory of the cgroup", "address space", "locked memory: 1 MiB"] {
         assert!(said.contains(&format!("\n{line}")), "{line}: {said}");
     }
+    let mut command = launch("-n 2 --plan");
+    let command = command.env("TENSORWIRE_FABRIC", "verbs").env("RDMA_DEVICE", "no_such_device");
+    let said = text(&command.output().expect("it starts").stdout);
+    let line = said.lines().find(|line| line.starts_with("queue pairs: 2 (")).expect("planned");
+    assert!(line.contains("no limit known (verbs: "), "{said}");
     let output = launch("--hosts a:4,b:2 --host-rank 1 --plan").output().expect("it starts");
     assert!(text(&output.stdout).starts_with("2 processes on this host, each with:\n"), "{output:?}");
     let output = limited(200, "-n 256 --plan");

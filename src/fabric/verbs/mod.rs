@@ -77,7 +77,7 @@ use crate::memory::Pool;
 use chosen::Chosen;
 use context::{MemoryRegion, ProtectionDomain};
 use data_queue::SPARE;
-use device::{Choice, Mtu};
+use device::{Choice, Limits, Mtu};
 use events::DeviceWatcher;
 use failure::unavailable;
 use library::Library;
@@ -246,6 +246,11 @@ impl VerbsDevice {
     /// The nearest of the devices, with port and GID, and why.
     pub fn choice(&self) -> &Choice {
         nearest_of(self.chosen.iter().map(|chosen| &chosen.choice))
+    }
+
+    /// The names of the devices, with their limits.
+    pub(crate) fn limits(&self) -> impl Iterator<Item = (&str, Limits)> {
+        self.chosen.iter().map(|chosen| (&*chosen.context.name, probe::limits(chosen.context.attr())))
     }
 
     /// A fabric for the tensors of `pool`: see [`VerbsFabric::new`].

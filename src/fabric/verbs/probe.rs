@@ -87,7 +87,8 @@ fn text(bytes: &[std::ffi::c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn limits(attr: &ibv_device_attr) -> Limits {
+/// The limits of a device.
+pub(super) fn limits(attr: &ibv_device_attr) -> Limits {
     let count = |count: c_int| u32::try_from(count).unwrap_or(0);
     Limits {
         max_qp: count(attr.max_qp),

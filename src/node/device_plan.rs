@@ -1,0 +1,85 @@
+//! What a process needs of its RDMA devices, beside their limits.
+
+use super::plan::PlannedResource;
+use super::transport::peers_over_verbs;
+use crate::config::{Config, MemoryWindows};
+use crate::fabric::verbs::VerbsDevice;
+use crate::fabric::verbs::device::{AUTO, Limits, MAX_RAILS};
+
+/// The smallest limits of the devices, each with its origin; or why there is none.
+pub(super) struct DeviceLimits {
+    queue_pairs: (Option<u64>, String),
+    regions: (Option<u64>, String),
+}
+
+impl DeviceLimits {
+    /// They are not known, for this reason.
+    pub fn unknown(why: &str) -> Self {
+        DeviceLimits { queue_pairs: (None, why.into()), regions: (None, why.into()) }
+    }
+
+    pub fn of(device: &VerbsDevice) -> Self {
+        let smallest = |name: &str, of: fn(&Limits) -> u32| {
+            let limits = device.limits().map(|(device, limits)| (of(&limits), device));
+            match limits.filter(|(limit, _)| *limit > 0).min() {
+                Some((limit, device)) => (Some(limit.into()), format!("{name} of {device}")),
+                None => (None, format!("the device has no {name}")),
+            }
+        };
+        DeviceLimits {
+            queue_pairs: smallest("max_qp", |limits| limits.max_qp),
+            regions: smallest("max_mr", |limits| limits.max_mr),
+        }
+    }
+}
+
+/// What a process needs of each device. A lack of what links need is hard if `must_have` says so.
+pub(super) fn device_resources(
+    config: &Config,
+    limits: &DeviceLimits,
+    must_have: bool,
+) -> [PlannedResource; 2] {
+    let (peers, devices) = (peers_over_verbs(config), devices(config));
+    let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
+    let (data, outside) = (u64::from(data_queues(config)), u64::from(config.rdma_registrations));
+    let pairs = (1 + data) * peers;
+    let (limit, origin) = &limits.queue_pairs;
+    let queue_pairs = PlannedResource::count(
+        "queue pairs",
+        pairs,
+        (*limit, origin),
+        format!("1 for messages and {data} for data, for each of {peers} peers{of_each}"),
+        "lower rdma_qps_per_peer if it is more than 1, use fewer processes, or leave verbs out of fabric"
+            .into(),
+        must_have,
+    );
+    let of_links = 1 + 2 * peers;
+    let (limit, origin) = &limits.regions;
+    let regions = PlannedResource::count(
+        "memory regions",
+        of_links + outside,
+        (*limit, origin),
+        format!("the pool, 2 for each of {peers} peers, {outside} of memory outside the pool{of_each}"),
+        "lower rdma_registrations, use fewer processes, or leave verbs out of fabric".into(),
+        // Without the others, memory outside the pool is copied.
+        must_have && limit.is_some_and(|limit| limit < of_links),
+    );
+    [queue_pairs, regions]
+}
+
+/// Queue pairs for data to each peer, on each device.
+pub(super) fn data_queues(config: &Config) -> u8 {
+    match config.rdma_memory_windows {
+        MemoryWindows::On => 1,
+        MemoryWindows::Off => config.rdma_qps_per_peer,
+    }
+}
+
+/// The RDMA devices that a process uses at most.
+pub(super) fn devices(config: &Config) -> u64 {
+    match config.rdma_device.as_deref() {
+        None => 1,
+        Some(AUTO) => MAX_RAILS as u64,
+        Some(names) => names.split(',').count() as u64,
+    }
+}

@@ -1,0 +1,102 @@
+//! What a cluster needs of a device, compared with the limits of the device before anything is made
+//! on it.
+
+use crate::common::{SOON, cluster, member, run};
+use crate::needs_fake;
+use crate::nodes::{ON_FAKE_1, fake};
+use std::time::Instant;
+use tensorwire::{Builder, Node, NodeError, ResourcePlan};
+
+/// A device that lacks queue pairs, and one that lacks regions, for two peers. What the error says.
+const TOO_SMALL: [(&str, [&str; 3]); 2] = [
+    ("max_qp=3", ["queue pairs: 4 (", "limit 3 (max_qp of fake_1)", ": lower rdma_qps_per_peer"]),
+    ("max_mr=4", ["memory regions: ", "limit 4 (max_mr of fake_1)", ": lower rdma_registrations"]),
+];
+
+fn with(settings: &[(&str, &str)], cluster: &str) -> Builder {
+    settings.iter().fold(member(cluster, 0), |builder, (key, value)| builder.set(*key, *value))
+}
+
+#[test]
+fn a_device_that_is_too_small_for_the_cluster_is_refused_before_anything_is_made() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    for (limits, says) in TOO_SMALL {
+        fake.run(&format!("limits device=fake_1 {limits}"));
+        let config = with(&ON_FAKE_1, &cluster(3)).build().expect("settings");
+        let started = Node::start(&config).map(drop);
+        let printed = ResourcePlan::with_devices(&config).to_string();
+        fake.run("limits device=fake_1");
+        let error = started.expect_err("too small");
+        assert!(matches!(error, NodeError::Limit { .. }), "{error}");
+        for part in says {
+            assert!(error.to_string().contains(part) && printed.contains(part), "{part}: {error}\n{printed}");
+        }
+        assert!(fake.calls("create_qp").is_empty() && fake.calls("reg_mr").is_empty(), "{limits}");
+        fake.assert_clean();
+    }
+    let config = with(&ON_FAKE_1, &cluster(3)).build().expect("settings");
+    let says = "no limit known (a device says it once it is open)";
+    assert_eq!(ResourcePlan::new(&config).to_string().matches(says).count(), 2);
+}
+
+#[test]
+fn a_device_that_has_what_two_members_need_is_enough() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    fake.run("limits device=fake_1 max_qp=4 max_mr=6");
+    run(2, &ON_FAKE_1, |_, _| {});
+    fake.run("limits device=fake_1");
+    fake.assert_clean();
+}
+
+/// Nobody serves the store: a member that waits for the others would hear of that instead.
+#[test]
+fn a_device_that_is_too_small_is_told_before_the_members_meet() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    let store = format!("tcp://{}", cluster(1).trim_start_matches("w="));
+    for (limits, says) in TOO_SMALL {
+        fake.run(&format!("limits device=fake_1 {limits}"));
+        let variables = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "3"),
+            ("TENSORWIRE_STORE", &*store),
+            ("TENSORWIRE_POOL_SIZE", "4MiB"),
+            ("TENSORWIRE_JOIN_TIMEOUT", "60s"),
+            ("TENSORWIRE_FABRIC", "verbs"),
+            ("RDMA_DEVICE", "fake_1"),
+        ];
+        let began = Instant::now();
+        let variables = variables.map(|(name, value)| (name.into(), value.into()));
+        let started = Node::builder().environment(variables).start().map(drop);
+        fake.run("limits device=fake_1");
+        let error = started.expect_err("too small").to_string();
+        assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        assert!(began.elapsed() < SOON, "it waits for nobody");
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_device_that_is_too_small_is_not_used_if_no_fabric_is_named() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    let others = "10.0.0.1:4000,10.0.0.2:4000";
+    for (limits, is_used) in [("max_qp=3", false), ("max_mr=4", false), ("max_qp=4 max_mr=5", true)] {
+        fake.run("clear_log");
+        fake.run(&format!("limits device=fake_1 {limits}"));
+        let settings = [
+            ("fabric", "auto"),
+            ("rdma_device", "fake_1"),
+            ("auth", "plain"),
+            ("allow_non_loopback", "true"),
+        ];
+        let config = with(&settings, &format!("{},{others}", cluster(1))).build().expect("settings");
+        let started = Node::start(&config).map(drop);
+        fake.run("limits device=fake_1");
+        started.expect("there are other fabrics");
+        assert_eq!(!fake.calls("reg_mr").is_empty(), is_used, "{limits}");
+        fake.assert_clean();
+    }
+}
