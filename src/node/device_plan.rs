@@ -41,6 +41,7 @@ pub(super) fn device_resources(
 ) -> [PlannedResource; 2] {
     let (peers, devices) = (peers_over_verbs(config), devices(config));
     let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
+    let standby = if has_standby(config) { " (one stands by)" } else { "" };
     let (data, outside) = (u64::from(data_queues(config)), u64::from(config.rdma_registrations));
     let pairs = (1 + data) * peers;
     let (limit, origin) = &limits.queue_pairs;
@@ -48,7 +49,7 @@ pub(super) fn device_resources(
         "queue pairs",
         pairs,
         (*limit, origin),
-        format!("1 for messages and {data} for data, for each of {peers} peers{of_each}"),
+        format!("1 for messages and {data} for data{standby}, for each of {peers} peers{of_each}"),
         "lower rdma_qps_per_peer if it is more than 1, use fewer processes, or leave verbs out of fabric"
             .into(),
         must_have,
@@ -67,12 +68,16 @@ pub(super) fn device_resources(
     [queue_pairs, regions]
 }
 
-/// Queue pairs for data to each peer, on each device.
+/// Queue pairs for data to each peer, on each device: with a standby if there are several.
 pub(super) fn data_queues(config: &Config) -> u8 {
     match config.rdma_memory_windows {
         MemoryWindows::On => 1,
-        MemoryWindows::Off => config.rdma_qps_per_peer,
+        MemoryWindows::Off => config.rdma_qps_per_peer + u8::from(has_standby(config)),
     }
+}
+
+fn has_standby(config: &Config) -> bool {
+    config.rdma_memory_windows == MemoryWindows::Off && devices(config) > 1
 }
 
 /// The RDMA devices that a process uses at most.

@@ -452,14 +452,17 @@ mod tests {
             let plan = plan(5, &settings, &WIDE);
             plan.resources().iter().find(|it| it.name == name).unwrap().clone()
         };
-        assert_eq!(of("a", "queue pairs").need, of("a,b", "queue pairs").need);
-        assert!(of("a,b", "queue pairs").because.contains("on each of 2 devices"));
+        assert_eq!((of("a", "queue pairs").need, of("a,b", "queue pairs").need), (2 * 4, 3 * 4));
+        let because = of("a,b", "queue pairs").because;
+        assert!(because.contains("2 for data (one stands by)") && because.contains("on each of 2 devices"));
         assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
         let locked = |device| of(device, "locked memory").need;
-        assert_eq!((locked("a,b"), locked("auto")), (2 * locked("a"), 4 * locked("a")));
-        // Of 4 peers: 256 bytes for each of 2 * 256 places, and the words, both in whole pages.
-        assert_eq!(locked("a"), (256 << 20) + 4 * ((128 << 10) + 4096 + 4096));
-        assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 1 MiB for links");
+        // Of 4 peers: 256 bytes for each of 2 * 256 places of a queue pair for data, and the words,
+        // both in whole pages.
+        let with = |queues: u64| (256 << 20) + 4 * (queues * (128 << 10) + 4096 + 4096);
+        assert_eq!(locked("a"), with(1));
+        assert_eq!((locked("a,b"), locked("auto")), (2 * with(2), 4 * with(2)));
+        assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 2 MiB for links");
         assert!(of("a", "memory").because.starts_with("pool_size, and 544 KiB of link memory"));
     }
 
