@@ -41,8 +41,9 @@ const GRACE: u64 = 5;
 /// TENSORWIRE_TASK, TENSORWIRE_CLUSTER, TENSORWIRE_CORES. Also RANK, WORLD_SIZE, LOCAL_RANK,
 /// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in
 /// front. When one fails, the others are ended. The exit status is that of the first one that
-/// failed, or 128 and the number of the signal that has killed it. Ctrl-C and SIGTERM are passed
-/// on; the second one kills. What members have started ends with them, if it is in their groups.
+/// failed, or 128 and the number of the signal that has killed it. Ctrl-C, SIGTERM and SIGHUP are
+/// passed on; the second one kills, and so does the end of --grace. What members have started ends
+/// with them, if it is in their groups.
 #[derive(clap::Args, Debug)]
 pub struct LaunchArgs {
     /// Processes of this host
@@ -72,7 +73,7 @@ pub struct LaunchArgs {
     #[arg(conflicts_with = "processes")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// Seconds between the request to end and the kill, when a process has failed
+    /// Seconds until what runs is killed, after a process has failed or a signal was passed on
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=3600))]
     grace: u64,

@@ -90,6 +90,11 @@ struct Failure {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     NotBegun,
+    /// A signal was passed on, and what runs is killed then. It need not be SIGTERM: what members
+    /// leave behind is asked to end all the same.
+    PassedOn {
+        kill_at: Instant,
+    },
     /// All were asked to end, and are killed then.
     Asked {
         kill_at: Instant,
@@ -215,7 +220,7 @@ impl Crew {
     fn listen(&mut self, news: &Receiver<LaunchEvent>, grace: Duration) {
         while self.members.iter().any(|member| !member.has_ended) {
             let kill_at = match self.ending {
-                Ending::Asked { kill_at } => Some(kill_at),
+                Ending::PassedOn { kill_at } | Ending::Asked { kill_at } => Some(kill_at),
                 Ending::NotBegun | Ending::Killed => None,
             };
             match next(news, kill_at) {
@@ -247,7 +252,7 @@ impl Crew {
             }
             let now = Instant::now();
             match self.ending {
-                Ending::NotBegun => self.ask(grace),
+                Ending::NotBegun | Ending::PassedOn { .. } => self.ask(grace),
                 Ending::Asked { kill_at } if kill_at <= now => self.kill(),
                 Ending::Asked { .. } => {}
                 Ending::Killed if now >= *killed_at.get_or_insert(now) + DYING => {
@@ -267,7 +272,7 @@ impl Crew {
         match event {
             LaunchEvent::Ended(index, end) => self.end(index, end, grace),
             LaunchEvent::Closed => self.open -= 1,
-            LaunchEvent::Signal(signal) => self.pass_on(signal),
+            LaunchEvent::Signal(signal) => self.pass_on(signal, grace),
         }
     }
 
@@ -297,14 +302,21 @@ impl Crew {
         self.signal_all(Signal::KILL);
     }
 
-    /// The first signal is passed on, the second one kills.
-    fn pass_on(&mut self, signal: i32) {
+    /// The first signal is passed on. The second one kills, as does the end of the grace period.
+    fn pass_on(&mut self, signal: i32, grace: Duration) {
         if self.signal.replace(signal).is_some() {
             return self.kill();
         }
         let name = signal_name(signal);
-        let what = format!("tensorwire launch: signal {name} is passed on; another one kills\n");
+        let what = format!(
+            "tensorwire launch: signal {name} is passed on; what runs after {grace:?} (--grace), or at \
+             another signal, is killed\n"
+        );
         output::to_stderr(what.as_bytes());
+        // After a failure the time runs already.
+        if self.ending == Ending::NotBegun {
+            self.ending = Ending::PassedOn { kill_at: Instant::now() + grace };
+        }
         self.signal_all(match signal {
             SIGINT => Signal::INT,
             SIGHUP => Signal::HUP,

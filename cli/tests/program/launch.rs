@@ -199,7 +199,7 @@ fn a_program_that_outlives_its_wrapper_is_killed() {
 #[test]
 fn the_second_signal_kills_also_what_outlives_its_wrapper() {
     let what =
-        "sh -c 'trap \"\" TERM; echo $$; exec sleep 777' & sleep 776 & trap 'echo ends; exit' TERM; wait";
+        "trap 'echo ends; exit' TERM; sh -c 'trap \"\" TERM; echo $$; exec sleep 777' & sleep 776 & wait";
     let mut running = Running::start(script("-n 1 --grace 3600", what));
     let child = running.line();
     running.signal("TERM");
@@ -324,6 +324,24 @@ fn the_second_signal_kills() {
     assert_eq!(running.line(), "stays");
     running.signal("INT");
     assert_eq!(running.end().0, Some(130));
+}
+
+#[test]
+fn a_process_that_ignores_the_signal_is_killed_after_the_grace_period() {
+    for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+        // The other process ends by the signal.
+        let what = format!("if [ $RANK = 0 ]; then trap '' {signal}; fi; echo $$; exec sleep 30");
+        let mut running = Running::start(script("-n 2 --grace 1", &what));
+        let processes = [running.line(), running.line()];
+        let begin = Instant::now();
+        running.signal(signal);
+        let (status, said) = running.end();
+        let duration = begin.elapsed();
+        assert_eq!(status, Some(128 + number));
+        assert!((1..29).contains(&duration.as_secs()), "{duration:?}");
+        assert!(said.contains("what runs after 1s (--grace), or at another signal, is killed"), "{said}");
+        assert!(!processes.iter().any(|process| runs(process)));
+    }
 }
 
 #[test]
