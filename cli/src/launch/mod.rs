@@ -42,8 +42,8 @@ const GRACE: u64 = 5;
 /// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in
 /// front. When one fails, the others are ended. The exit status is that of the first one that
 /// failed, or 128 and the number of the signal that has killed it. Ctrl-C, SIGTERM and SIGHUP are
-/// passed on; the second one kills, and so does the end of --grace. What members have started ends
-/// with them, if it is in their groups.
+/// passed on; the second one kills, and so does the end of --grace. SIGUSR1 and SIGUSR2 are passed
+/// on, and end nothing. What members have started ends with them, if it is in their groups.
 #[derive(clap::Args, Debug)]
 pub struct LaunchArgs {
     /// Processes of this host

@@ -4,7 +4,7 @@ use super::environment::{Launched, inherited};
 use super::{groups, member, output};
 use crate::error::CliError;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -30,7 +30,20 @@ enum LaunchEvent {
     Ended(usize, End),
     /// A stream of a process has ended.
     Closed,
+    /// A signal that ends the launch.
     Signal(i32),
+    /// A signal whose meaning the program alone knows.
+    UserSignal(Signal),
+}
+
+impl LaunchEvent {
+    fn of(signal: i32) -> Self {
+        match signal {
+            SIGUSR1 => LaunchEvent::UserSignal(Signal::USR1),
+            SIGUSR2 => LaunchEvent::UserSignal(Signal::USR2),
+            signal => LaunchEvent::Signal(signal),
+        }
+    }
 }
 
 struct Member {
@@ -136,7 +149,8 @@ fn ignored_signals() -> u64 {
 pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Result<(), CliError> {
     let (events, news) = mpsc::channel();
     let ignored = ignored_signals();
-    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let handled = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2].into_iter();
+    let handled = handled.filter(|signal| ignored >> (signal - 1) & 1 == 0);
     // If whoever started the launcher ignores SIGCHLD, the kernel drops how processes have ended.
     let mut signals = Signals::new(handled.chain([SIGCHLD]))
         .map_err(|error| CliError::failed("waiting for signals", error))?;
@@ -144,7 +158,7 @@ pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Resul
     // It ends with this process.
     std::thread::spawn(move || {
         let mut passed_on = signals.forever().filter(|signal| *signal != SIGCHLD);
-        passed_on.try_for_each(|signal| of_signals.send(LaunchEvent::Signal(signal)))
+        passed_on.try_for_each(|signal| of_signals.send(LaunchEvent::of(signal)))
     });
     let mut crew = Crew { members: Vec::new(), first: None, signal: None, ending: Ending::NotBegun, open: 0 };
     for launched in members {
@@ -273,6 +287,7 @@ impl Crew {
             LaunchEvent::Ended(index, end) => self.end(index, end, grace),
             LaunchEvent::Closed => self.open -= 1,
             LaunchEvent::Signal(signal) => self.pass_on(signal, grace),
+            LaunchEvent::UserSignal(signal) => self.signal_all(signal),
         }
     }
 

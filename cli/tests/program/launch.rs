@@ -327,6 +327,21 @@ fn the_second_signal_kills() {
 }
 
 #[test]
+fn user_signals_are_passed_on_and_end_nothing() {
+    let what = "trap 'echo one' USR1; trap 'echo two' USR2; trap 'echo ends; exit' TERM; echo ready; \
+                while :; do sleep 0.05 & wait; done";
+    let mut running = Running::start(script("-n 2", what));
+    assert_eq!([running.line(), running.line()], ["ready", "ready"]);
+    for (signal, said) in [("USR1", "one"), ("USR2", "two"), ("USR1", "one"), ("TERM", "ends")] {
+        running.signal(signal);
+        assert_eq!([running.line(), running.line()], [said, said]);
+    }
+    let (status, said) = running.end();
+    assert_eq!(status, Some(128 + 15));
+    assert!(!said.contains("USR"), "{said}");
+}
+
+#[test]
 fn a_process_that_ignores_the_signal_is_killed_after_the_grace_period() {
     for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
         // The other process ends by the signal.
