@@ -104,56 +104,98 @@ pub struct Listening<'a> {
 }
 
 impl Listening<'_> {
-    /// Listens. Blocks while the name is looked up.
+    /// Listens at the first address that this host has. Blocks while the name is looked up.
     ///
     /// # Errors
     /// [`BootstrapError::NotLoopback`], `Resolve` or `Bind`.
     pub fn listen(&self) -> Result<TcpListener, BootstrapError> {
-        let candidates = match self.bind {
-            Some(address) => vec![address],
-            None => resolve(self.me, self.address)?,
-        };
+        let mut listeners = self.listen_at(self.candidates()?, false)?;
+        Ok(listeners.swap_remove(0))
+    }
+
+    /// Listens at each address of the name that this host has. Callers may use any of them.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NotLoopback`] or `Resolve`; `Bind` if it can listen at none.
+    pub fn listen_at_each(&self) -> Result<Vec<TcpListener>, BootstrapError> {
+        self.listen_at(self.candidates()?, true)
+    }
+
+    fn candidates(&self) -> Result<Vec<SocketAddr>, BootstrapError> {
+        match self.bind {
+            Some(address) => Ok(vec![address]),
+            None => resolve(self.me, self.address),
+        }
+    }
+
+    /// Listens at each of these addresses that this host has, or at the first one. The listeners
+    /// are one at least.
+    pub(super) fn listen_at(
+        &self,
+        candidates: Vec<SocketAddr>,
+        each: bool,
+    ) -> Result<Vec<TcpListener>, BootstrapError> {
         self.check_exposure(&candidates)?;
-        let mut outcome = None;
-        for address in candidates {
+        let (mut listeners, mut found, mut failed) = (Vec::new(), Vec::new(), None);
+        for (at, address) in candidates.iter().enumerate() {
+            // A name may have one twice, in /etc/hosts.
+            if candidates[..at].contains(address) {
+                continue;
+            }
             // The standard library sets SO_REUSEADDR, so that a restart on the same port works at
             // once.
             match TcpListener::bind(address) {
                 Ok(listener) => {
                     // Without it, fewer callers may wait to be accepted.
                     let _ = rustix::net::listen(&listener, BACKLOG);
-                    if self.is_unreachable(address) {
-                        tracing::warn!(
-                            "{}: {} leads to {}, where no other host reaches it: see /etc/hosts, or give \
-                             an IP address of the network",
-                            self.me,
-                            self.address,
-                            address.ip()
-                        );
+                    listeners.push(listener);
+                    found.push(*address);
+                    if !each {
+                        break;
                     }
-                    return Ok(listener);
                 }
-                // `localhost` may stand for an address family that this host does not have. Every
-                // other failure is final: another address of the name would hide that the first one
-                // is taken.
+                // `localhost` may stand for an address family that this host does not have. For
+                // one listener every other failure is final: another address of the name would
+                // hide that the first one is taken.
                 Err(error) => {
                     let absent = error.kind() == ErrorKind::AddrNotAvailable
                         || error.raw_os_error() == Some(libc::EAFNOSUPPORT);
-                    outcome = Some((address, error));
-                    if !absent {
+                    if !absent || failed.is_none() {
+                        failed = Some((*address, error, absent));
+                    }
+                    if !absent && !each {
                         break;
                     }
                 }
             }
         }
-        Err(match outcome {
-            Some((address, source)) => self.bind_error(address, source),
-            None => BootstrapError::Resolve {
-                whose: self.me.clone(),
-                address: self.address.to_string(),
-                source: ErrorKind::NotFound.into(),
-            },
-        })
+        match failed {
+            Some((address, source, _)) if listeners.is_empty() => {
+                return Err(self.bind_error(address, source));
+            }
+            Some((address, error, false)) => {
+                let error = self.bind_error(address, error);
+                tracing::warn!("{error}. It listens at the other addresses of {}", self.address);
+            }
+            None if listeners.is_empty() => {
+                return Err(BootstrapError::Resolve {
+                    whose: self.me.clone(),
+                    address: self.address.to_string(),
+                    source: ErrorKind::NotFound.into(),
+                });
+            }
+            _ => {}
+        }
+        if found.iter().all(|address| self.is_unreachable(*address)) {
+            tracing::warn!(
+                "{}: {} leads to {}, where no other host reaches it: see /etc/hosts, or give an IP \
+                 address of the network",
+                self.me,
+                self.address,
+                found[0].ip()
+            );
+        }
+        Ok(listeners)
     }
 
     /// Whether a name that others may use leads to this host alone, as many have their own name in
@@ -214,6 +256,7 @@ pub fn resolve(whose: &TaskId, address: &HostPort) -> Result<Vec<SocketAddr>, Bo
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::logged;
     use super::*;
 
     fn options(address: &str) -> BootstrapOptions {
@@ -247,6 +290,36 @@ mod tests {
         assert!(!is("node-a:4000", "127.0.1.1:4000", AuthMode::Uid), "all are of this host");
         assert!(!is("localhost:4000", "127.0.0.1:4000", AuthMode::Secret));
         assert!(!is("127.0.0.1:4000", "127.0.0.1:4000", AuthMode::Secret));
+    }
+
+    #[test]
+    fn a_store_listens_at_each_address_of_its_name_that_this_host_has() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let at = |ips: &[&str]| {
+            let ips = ips.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), port));
+            ips.collect::<Vec<_>>()
+        };
+        let (me, address) = (TaskId::new("worker", 0).unwrap(), "node-a:4000".parse().unwrap());
+        let (auth, allow_non_loopback) = (AuthMode::Secret, false);
+        let listening = Listening { me: &me, address: &address, bind: None, auth, allow_non_loopback };
+        // Nobody has 192.0.2.7, and one address is another program's. A name may say one twice.
+        let candidates = at(&["192.0.2.7", "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.2"]);
+        let mut found = Vec::new();
+        let log = logged(|| {
+            let listeners = listening.listen_at(candidates, true).unwrap();
+            found = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        });
+        assert_eq!(found, at(&["127.0.0.2", "127.0.0.3"]));
+        assert!(log.contains(&format!("127.0.0.1:{port}")) && log.contains("node-a:4000 leads to"), "{log}");
+        for none in [at(&["192.0.2.7", "127.0.0.1"]), at(&["127.0.0.1", "192.0.2.7"])] {
+            let error = listening.listen_at(none, true).unwrap_err().to_string();
+            assert!(error.contains("another process has the address"), "{error}");
+        }
+        // A member has one address: that which it tells the others.
+        let error = listening.listen_at(at(&["127.0.0.1", "127.0.0.2"]), false).unwrap_err().to_string();
+        assert!(error.contains("another process has the address"), "{error}");
+        assert!(matches!(listening.listen_at(vec![], true), Err(BootstrapError::Resolve { .. })));
     }
 
     #[test]

@@ -145,7 +145,7 @@ async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener
     let refused = RefusedCallers::default();
     let store = store::service(shared.store.clone(), names, MAX_MESSAGE, refused.clone());
     let services = Services { bootstrap, store, tensors };
-    serve_connections(me, peers, (auth, refused), listener, limits, services).await;
+    serve_connections(me, peers, (auth, refused), vec![listener], limits, services).await;
 }
 
 /// What callers may do.
@@ -163,19 +163,21 @@ pub(super) async fn serve_connections<S>(
     me: TaskId,
     peers: Vec<TaskId>,
     (auth, refused): (Arc<Authenticator>, RefusedCallers),
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     limits: ConnectionLimits,
     service: S,
 ) where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
-    let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener,
+    let listeners = listeners.into_iter().map(tokio::net::TcpListener::from_std);
+    let listeners = match listeners.collect::<std::io::Result<Vec<_>>>() {
+        Ok(listeners) => listeners,
         Err(error) => return tracing::error!("{me}: the listening socket failed: {error}"),
     };
     let (acceptor, incoming) = Acceptor::new(me.clone(), peers, auth, limits.idle, refused);
-    let _accepting = JoinSet::from_iter([acceptor.run(listener)]);
+    let accepting = listeners.into_iter().map(|listener| acceptor.clone().run(listener));
+    let _accepting: JoinSet<()> = accepting.collect();
     let served = tonic::transport::Server::default()
         .timeout(limits.call)
         .max_concurrent_streams(limits.calls)

@@ -36,7 +36,8 @@ pub struct StoreServer {
 }
 
 impl StoreServer {
-    /// Listens at the address of the options, and serves the processes of these names.
+    /// Listens at the address of the options, and serves the processes of these names. It listens
+    /// at each address of a host name that this host has.
     ///
     /// # Errors
     /// [`BootstrapError::Auth`], `NotLoopback`, `Resolve`, `Bind` or `Start`.
@@ -44,19 +45,30 @@ impl StoreServer {
         options: &StoreOptions,
         names: impl IntoIterator<Item = TaskId>,
     ) -> Result<Self, BootstrapError> {
-        let auth = Authenticator::open(&options.auth, &options.me)
-            .map_err(|why| BootstrapError::Auth { me: options.me.clone(), why })?;
-        let listener = Listening {
+        let listening = Listening {
             me: &options.me,
             address: &options.address,
             bind: None,
             auth: options.auth.mode(),
             allow_non_loopback: options.allow_non_loopback,
         };
-        let (listener, store) = (listener.listen()?, MemoryStore::new());
+        Self::start_at(options, names, listening.listen_at_each()?)
+    }
+
+    /// The same with these listeners, one at least.
+    pub(in crate::bootstrap) fn start_at(
+        options: &StoreOptions,
+        names: impl IntoIterator<Item = TaskId>,
+        listeners: Vec<TcpListener>,
+    ) -> Result<Self, BootstrapError> {
+        let auth = Authenticator::open(&options.auth, &options.me)
+            .map_err(|why| BootstrapError::Auth { me: options.me.clone(), why })?;
+        let store = MemoryStore::new();
         let failed = |tried| move |source| BootstrapError::Start { tried, source };
-        listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
-        let local_addr = listener.local_addr().map_err(failed("reading the socket's address"))?;
+        for listener in &listeners {
+            listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
+        }
+        let local_addr = listeners[0].local_addr().map_err(failed("reading the socket's address"))?;
         let runtime = thread::runtime(0)?;
         let (stop, stopped) = oneshot::channel();
         let names: Vec<TaskId> = names.into_iter().collect();
@@ -64,7 +76,7 @@ impl StoreServer {
         let auth = (Arc::new(auth), refused.clone());
         let run = move || {
             runtime.block_on(async {
-                let _serving = JoinSet::from_iter([serve(me, names, auth, listener, served)]);
+                let _serving = JoinSet::from_iter([serve(me, names, auth, listeners, served)]);
                 // Fails when the server is dropped.
                 let _ = stopped.await;
             });
@@ -86,7 +98,7 @@ impl StoreServer {
         self.refused.lines()
     }
 
-    /// Where it listens.
+    /// Where it listens: the first address, if its name has several.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
@@ -96,13 +108,13 @@ async fn serve(
     me: TaskId,
     names: Vec<TaskId>,
     (auth, refused): (Arc<Authenticator>, RefusedCallers),
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     store: MemoryStore,
 ) {
     let peers = names.iter().filter(|name| **name != me).cloned().collect();
     let service = service(store, names, MAX_MESSAGE, refused.clone());
     let limits = ConnectionLimits { idle: IDLE, call: CALL_LIMIT, calls: thread::MAX_CALLS };
-    thread::serve_connections(me, peers, (auth, refused), listener, limits, service).await;
+    thread::serve_connections(me, peers, (auth, refused), listeners, limits, service).await;
 }
 
 impl Drop for StoreServer {

@@ -44,6 +44,25 @@ fn a_remote_store_does_what_every_store_does() {
 }
 
 #[test]
+fn a_store_serves_all_addresses_of_its_name_with_the_same_entries() {
+    let first = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = first.local_addr().unwrap().port();
+    let second = TcpListener::bind(("127.0.0.2", port)).unwrap();
+    let at = |ip: &str| format!("{ip}:{port}").parse::<HostPort>().unwrap();
+    let names = [0, 1, 2].map(|task| name("worker", task));
+    let options = store_options(0, &at("127.0.0.1"));
+    let server = StoreServer::start_at(&options, names, vec![first, second]).unwrap();
+    let [one, two] = [connect(1, &at("127.0.0.1")), connect(2, &at("127.0.0.2"))];
+    std::thread::scope(|scope| {
+        let waits = [scope.spawn(|| one.get("k", LONG)), scope.spawn(|| two.get("k", LONG))];
+        std::thread::sleep(SHORT);
+        two.set("k", b"v").unwrap();
+        waits.into_iter().for_each(|wait| assert_eq!(wait.join().unwrap().unwrap(), b"v"));
+    });
+    assert_eq!(server.local_addr().to_string(), at("127.0.0.1").to_string());
+}
+
+#[test]
 fn a_node_s_bootstrap_service_has_a_store_for_its_members() {
     let cluster = workers(2);
     let members = linked(&cluster, 2);
