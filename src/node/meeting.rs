@@ -439,18 +439,21 @@ impl MeetingMember<'_> {
         needed: Range<u32>,
         wait: impl Fn(Duration) -> Result<T, StoreError>,
     ) -> Result<T, MeetingError> {
-        let (end, mut answered) = (Instant::now() + left, Instant::now());
+        let silence = self.meeting.config.silence_bound;
+        let (end, mut answered, mut turn) = (Instant::now() + left, Instant::now(), TURN);
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match wait(left.min(TURN)) {
+            match wait(left.min(turn)) {
                 Ok(value) => return Ok(value),
-                Err(StoreError::Timeout { .. }) if left > TURN => {
-                    answered = Instant::now();
+                Err(StoreError::Timeout { .. }) if left > turn => {
+                    (answered, turn) = (Instant::now(), TURN);
                     self.look_for_deaths(needed.clone())?;
                 }
                 Err(StoreError::Timeout { .. }) => return Err(self.missing()),
-                Err(StoreError::Unreachable { .. })
-                    if left > TURN && answered.elapsed() < self.meeting.config.silence_bound => {}
+                // A slow server gets more time for its answer.
+                Err(StoreError::Unreachable { .. }) if left > turn && answered.elapsed() < silence => {
+                    turn = TURN.max((turn * 2).min(silence.saturating_sub(answered.elapsed())));
+                }
                 Err(error) => return Err(self.failed(error)),
             }
         }
@@ -459,7 +462,12 @@ impl MeetingMember<'_> {
     /// Fails if one of these members has come and ended.
     fn look_for_deaths(&self, members: Range<u32>) -> Result<(), MeetingError> {
         for task in members {
-            let Ok(entry) = self.store.get(&key(task), Duration::ZERO) else { continue };
+            let entry = match self.store.get(&key(task), Duration::ZERO) {
+                Ok(entry) => entry,
+                Err(StoreError::Timeout { .. }) => continue,
+                // The next wait tells it. Each look would take its time.
+                Err(_) => return Ok(()),
+            };
             let entry = PublishedMember::read(&entry).filter(PublishedMember::has_ended);
             if let (Some(entry), Some(who)) = (entry, task_of(&self.meeting.config, task)) {
                 let store = self.meeting.store.clone();

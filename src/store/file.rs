@@ -1,9 +1,9 @@
 //! A store in a file that several processes have, on one host or on a shared file system.
 
-use super::Store;
 use super::error::StoreError;
 use super::log::{self, HEADER, LogRecord};
 use super::table::{StoreTable, check_key, check_value};
+use super::{LOOK, Store};
 use crate::wire::own_user;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -26,10 +26,11 @@ const WASTE: u64 = 4;
 /// A store in a file. Processes on several hosts meet by it if they share a file system that has
 /// locks.
 ///
-/// Each call takes the lock of the file (`flock`), for `timeout` at most. The kernel frees the lock
-/// of a process that dies. What the process has written in part counts for nothing. Only this user
-/// may write the file; whoever else can write it could send members elsewhere. A file outlives the
-/// processes that use it: give each run a file of its own, or delete it.
+/// Each call waits for the lock of the file (`flock`), for `timeout` at most, and no longer than
+/// the call itself may take. The kernel frees the lock of a process that dies. What the process has
+/// written in part counts for nothing. Only this user may write the file; whoever else can write it
+/// could send members elsewhere. A file outlives the processes that use it: give each run a file of
+/// its own, or delete it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -69,7 +70,7 @@ impl FileStore {
     /// written by others, or has other content.
     pub fn open(path: impl Into<PathBuf>, timeout: Duration) -> Result<Self, StoreError> {
         let store = FileStore { path: path.into(), timeout, cache: Mutex::default() };
-        store.read(|_| ())?;
+        store.read(timeout, |_| ())?.ok_or_else(|| store.held(timeout))?;
         Ok(store)
     }
 
@@ -77,12 +78,24 @@ impl FileStore {
         StoreError::File { path: self.path.clone(), tried, why: why.to_string() }
     }
 
-    /// Looks at the present entries.
-    fn read<R>(&self, look: impl FnOnce(&StoreTable) -> R) -> Result<R, StoreError> {
+    /// Another process has had the lock for all of this time.
+    fn held(&self, within: Duration) -> StoreError {
+        let why =
+            format!("another process has held the lock for {within:?}: is it stopped? `fuser` names it");
+        self.failed("locking", why)
+    }
+
+    /// Looks at the present entries. `None` if it gets no lock in time.
+    fn read<R>(
+        &self,
+        within: Duration,
+        look: impl FnOnce(&StoreTable) -> R,
+    ) -> Result<Option<R>, StoreError> {
+        let Some(file) = self.lock(FlockOperation::NonBlockingLockShared, within)? else { return Ok(None) };
+        // Nobody waits for the lock of the file while it has this one.
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = self.lock(FlockOperation::NonBlockingLockShared)?;
         self.refresh(&file, &mut cache)?;
-        Ok(look(&cache.table))
+        Ok(Some(look(&cache.table)))
     }
 
     /// Lets `change` look at the present entries, and appends the record that it returns.
@@ -90,8 +103,9 @@ impl FileStore {
         &self,
         change: impl FnOnce(&StoreTable, &mut Vec<u8>) -> Result<R, StoreError>,
     ) -> Result<R, StoreError> {
+        let file = self.lock(FlockOperation::NonBlockingLockExclusive, self.timeout)?;
+        let file = file.ok_or_else(|| self.held(self.timeout))?;
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = self.lock(FlockOperation::NonBlockingLockExclusive)?;
         self.refresh(&file, &mut cache)?;
         let mut bytes = Vec::new();
         let done = change(&cache.table, &mut bytes)?;
@@ -152,8 +166,9 @@ impl FileStore {
         written
     }
 
-    /// Opens and locks the file. Closing it frees the lock.
-    fn lock(&self, how: FlockOperation) -> Result<File, StoreError> {
+    /// Opens and locks the file. Closing it frees the lock. `None` if another one has the lock all
+    /// the time.
+    fn lock(&self, how: FlockOperation, within: Duration) -> Result<Option<File>, StoreError> {
         let (begin, mut pause) = (Instant::now(), PAUSES.0);
         loop {
             let file =
@@ -163,19 +178,16 @@ impl FileStore {
             match flock(&file, how) {
                 // Replaced or deleted since it was opened: the lock of the old one is useless.
                 Ok(()) if std::fs::metadata(&self.path).is_ok_and(|now| id(&now) == id(&facts)) => {
-                    return Ok(file);
+                    return Ok(Some(file));
                 }
                 Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(self.failed("locking", error)),
             }
-            if begin.elapsed() >= self.timeout {
-                let why = format!(
-                    "another process has held the lock for {:?}: is it stopped? `fuser` names it",
-                    self.timeout
-                );
-                return Err(self.failed("locking", why));
+            let left = within.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return Ok(None);
             }
-            std::thread::sleep(pause);
+            std::thread::sleep(pause.min(left));
             pause = PAUSES.1.min(pause * 2);
         }
     }
@@ -225,18 +237,28 @@ impl FileStore {
     /// Looks at the entries again and again until `found` returns a value.
     fn until<R>(
         &self,
+        keys: &[&str],
         timeout: Duration,
         mut found: impl FnMut(&StoreTable) -> Result<R, Vec<String>>,
     ) -> Result<R, StoreError> {
         let (begin, mut pause) = (Instant::now(), PAUSES.0);
+        let mut missing: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
         loop {
-            let missing = match self.read(&mut found)? {
-                Ok(found) => return Ok(found),
-                Err(missing) => missing,
+            let left = timeout.saturating_sub(begin.elapsed());
+            let limit = self.timeout.min(if timeout.is_zero() { LOOK } else { left });
+            let looked = self.read(limit, &mut found)?;
+            let store = match looked {
+                Some(Ok(found)) => return Ok(found),
+                // It is the time of the store that is over, not that of the call.
+                None if timeout.is_zero() || limit < left => return Err(self.held(limit)),
+                None => format!("the store file {}, whose lock another process has", self.path.display()),
+                Some(Err(absent)) => {
+                    missing = absent;
+                    format!("the store file {}", self.path.display())
+                }
             };
             let left = timeout.saturating_sub(begin.elapsed());
             if left.is_zero() {
-                let store = format!("the store file {}", self.path.display());
                 return Err(StoreError::Timeout { store, missing, waited: timeout });
             }
             std::thread::sleep(pause.min(left));
@@ -297,12 +319,14 @@ impl Store for FileStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         check_key(key)?;
-        self.until(timeout, |table| table.get(key).map(<[u8]>::to_vec).ok_or_else(|| vec![key.to_owned()]))
+        self.until(&[key], timeout, |table| {
+            table.get(key).map(<[u8]>::to_vec).ok_or_else(|| vec![key.to_owned()])
+        })
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         keys.iter().try_for_each(|key| check_key(key))?;
-        self.until(timeout, |table| {
+        self.until(keys, timeout, |table| {
             let missing: Vec<String> = table.missing(keys).into_iter().map(str::to_owned).collect();
             if missing.is_empty() { Ok(()) } else { Err(missing) }
         })
@@ -345,7 +369,8 @@ impl Store for FileStore {
     }
 
     fn count(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.read(|table| table.count(prefix) as u64)
+        let count = self.read(self.timeout, |table| table.count(prefix) as u64)?;
+        count.ok_or_else(|| self.held(self.timeout))
     }
 }
 

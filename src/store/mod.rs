@@ -32,10 +32,14 @@ pub(crate) use table::{MAX_BYTES, MAX_KEY, MAX_KEYS, MAX_VALUE, check_key, check
 use std::fmt;
 use std::time::Duration;
 
+/// How long a look may take that waits for no key, since its timeout is zero.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
+
 /// Keys with values, which several processes set and wait for.
 ///
 /// A key has 1 to 1,024 bytes, a value 64 KiB at most. A store holds up to 65,536 keys and 64 MiB.
-/// Calls that don't say how long they may wait are bounded by the store itself.
+/// Calls that don't say how long they may wait are bounded by the store itself. A timeout of zero
+/// waits for no key: the store looks once, which takes 2 seconds at most.
 ///
 /// ```
 /// use std::time::Duration;

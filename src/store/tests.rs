@@ -50,9 +50,9 @@ mod suite {
 
     pub fn what_one_has_set_another_one_gets(one: &dyn Store, other: Arc<dyn Store>) {
         other.set("k", b"v").unwrap();
-        assert_eq!(one.get("k", SHORT).unwrap(), b"v");
+        assert_eq!(one.get("k", LONG).unwrap(), b"v");
         one.set("k", b"").unwrap();
-        assert_eq!(other.get("k", SHORT).unwrap(), b"");
+        assert_eq!(other.get("k", LONG).unwrap(), b"");
         assert!(one.delete("k").unwrap() && !other.delete("k").unwrap());
         assert!(matches!(other.get("k", Duration::ZERO), Err(StoreError::Timeout { .. })));
     }
@@ -69,11 +69,13 @@ mod suite {
     pub fn a_wait_that_ends_names_what_is_missing(one: &dyn Store, _: Arc<dyn Store>) {
         one.set("b", b"").unwrap();
         let begin = Instant::now();
-        let error = one.wait(&["a", "b", "c"], SHORT).unwrap_err();
-        assert!(begin.elapsed() >= SHORT);
+        // A server must answer within it.
+        let timeout = Duration::from_secs(2);
+        let error = one.wait(&["a", "b", "c"], timeout).unwrap_err();
+        assert!(begin.elapsed() >= timeout);
         let StoreError::Timeout { missing, .. } = &error else { panic!("{error}") };
         assert!(missing[0].ends_with('a') && missing[1].ends_with('c') && missing.len() == 2, "{missing:?}");
-        assert!(error.to_string().contains("were not set within 30ms"), "{error}");
+        assert!(error.to_string().contains("were not set within 2s"), "{error}");
         one.set("a", b"").unwrap();
         one.set("c", b"").unwrap();
         for timeout in [Duration::ZERO, Duration::MAX] {
@@ -90,10 +92,10 @@ mod suite {
             }
             (0..20).for_each(|_| assert!(one.add("n", -1).is_ok()));
         });
-        assert_eq!(one.get("n", SHORT).unwrap(), b"100");
+        assert_eq!(one.get("n", LONG).unwrap(), b"100");
         other.set("n", b"many").unwrap();
         assert!(matches!(one.add("n", 1), Err(StoreError::NotANumber { .. } | StoreError::Refused { .. })));
-        assert_eq!(one.get("n", SHORT).unwrap(), b"many");
+        assert_eq!(one.get("n", LONG).unwrap(), b"many");
     }
 
     pub fn a_value_is_set_only_where_the_expected_one_was(one: &dyn Store, other: Arc<dyn Store>) {
@@ -107,7 +109,7 @@ mod suite {
         assert_eq!(set(None, "b").as_deref(), Some("a"));
         assert_eq!(set(Some("x"), "b").as_deref(), Some("a"));
         assert_eq!(set(Some("a"), "b").as_deref(), Some("b"));
-        assert_eq!(one.get("k", SHORT).unwrap(), b"b");
+        assert_eq!(one.get("k", LONG).unwrap(), b"b");
     }
 
     pub fn one_of_several_that_want_a_key_gets_it(_: &dyn Store, other: Arc<dyn Store>) {
@@ -220,6 +222,35 @@ fn a_lock_that_another_process_keeps_is_an_error_after_the_time() {
     );
     drop(held);
     store.set("a", b"").unwrap();
+}
+
+#[test]
+fn a_call_waits_for_the_lock_no_longer_than_it_may_take() {
+    let (_folder, path) = file();
+    let store = open(&path);
+    let held = std::fs::File::open(&path).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    std::thread::scope(|scope| {
+        // Another thread of the process waits for longer, and stands in nobody's way.
+        let sets = scope.spawn(|| store.set("late", b"v"));
+        std::thread::sleep(SHORT);
+        let begin = Instant::now();
+        for error in [store.get("k", SHORT).unwrap_err(), store.wait(&["k"], SHORT).unwrap_err()] {
+            assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+            let error = error.to_string();
+            assert!(
+                error.contains("whose lock another process has: \"k\" was not set within 30ms"),
+                "{error}"
+            );
+        }
+        // A look has a limit of its own.
+        let error = store.get("k", Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("another process has held the lock for 2s"), "{error}");
+        assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
+        drop(held);
+        sets.join().unwrap().unwrap();
+    });
+    assert_eq!(store.get("late", Duration::ZERO).unwrap(), b"v");
 }
 
 #[test]

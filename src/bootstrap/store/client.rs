@@ -8,7 +8,7 @@ use super::StoreOptions;
 use super::generated as grpc;
 use super::generated::store_client::StoreClient;
 use super::service::{LONGEST_WAIT, MAX_KEYS_OF_CALL};
-use crate::store::{MAX_VALUE, Store, StoreError, check_key, check_value};
+use crate::store::{LOOK, MAX_VALUE, Store, StoreError, check_key, check_value};
 use crate::wire::shorten;
 use crate::wire::{LACK_REMEDY, TaskId, is_lack, quote};
 use std::error::Error;
@@ -33,7 +33,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// The store that another process serves: a [`StoreServer`](super::StoreServer), or a node of the
 /// same cluster (`Node::store`). [`StoreOptions`] has an example.
 ///
-/// A call that only reads is repeated over a new connection when one is lost. A call that changes
+/// A call ends within its timeout, also if the server is stopped or cut off. A call that only reads
+/// is repeated over a new connection when one is lost. A call that changes
 /// something is repeated only if it was not sent, so an error may mean that it was done.
 pub struct RemoteStore {
     /// As errors show it.
@@ -46,6 +47,40 @@ pub struct RemoteStore {
     home: u32,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// When a call ends.
+#[derive(Clone, Copy)]
+struct CallDeadline {
+    begin: Instant,
+    /// As the caller said it. With zero the server looks once.
+    timeout: Duration,
+}
+
+impl CallDeadline {
+    fn new(timeout: Duration) -> Self {
+        CallDeadline { begin: Instant::now(), timeout }
+    }
+
+    fn limit(&self) -> Duration {
+        if self.timeout.is_zero() { LOOK } else { self.timeout }
+    }
+
+    fn left(&self) -> Duration {
+        self.limit().saturating_sub(self.begin.elapsed())
+    }
+
+    /// How long the server may wait for keys. Its answer needs time, too. `is_last`: the server has
+    /// said a short time ago that keys are missing, so this answer need not come.
+    fn wait(&self, is_last: bool) -> Duration {
+        let left = if self.timeout.is_zero() { Duration::ZERO } else { self.left() };
+        let answer = if is_last { Duration::ZERO } else { CALL_LIMIT.min(left / 2) };
+        (left - answer).min(LONGEST_WAIT)
+    }
+
+    fn is_over(&self) -> bool {
+        self.timeout.is_zero() || self.left().is_zero()
+    }
 }
 
 /// Why an attempt failed.
@@ -62,6 +97,15 @@ enum AttemptError {
 }
 
 impl AttemptError {
+    fn why(self) -> String {
+        match self {
+            AttemptError::Refused(why)
+            | AttemptError::Unsent(why)
+            | AttemptError::Ended(why)
+            | AttemptError::Lost(why) => why,
+        }
+    }
+
     /// The error with why attempts before it were not sent, if it says nothing of the cause.
     fn after(self, before: &mut Option<String>) -> Self {
         match (self, &before) {
@@ -134,14 +178,14 @@ impl RemoteStore {
         })
     }
 
-    /// Makes a call, again and again if it may be repeated, until `within` is over.
+    /// Makes a call, again and again if it may be repeated, until the deadline.
     fn call<T, F>(
         &self,
         tried: String,
-        within: Duration,
+        deadline: CallDeadline,
         waits: Duration,
         is_read: bool,
-        call: impl Fn(StoreClient<Channel>) -> F + Send + 'static,
+        call: impl Fn(StoreClient<Channel>) -> F + Send + Sync + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -155,28 +199,44 @@ impl RemoteStore {
         let (grpc, server) = (self.grpc.clone(), self.server.clone());
         let (done, outcome) = mpsc::channel();
         self.runtime.spawn(async move {
-            let (mut pause, mut before) = (PAUSES.0, None);
-            let outcome = loop {
-                let error = match attempt(&server, waits, call(grpc.clone())).await {
-                    Ok(answer) => break Ok(answer),
-                    Err(error) => error.after(&mut before),
-                };
-                let again = match &error {
-                    AttemptError::Refused(_) => false,
-                    AttemptError::Unsent(_) | AttemptError::Ended(_) => true,
-                    AttemptError::Lost(_) => is_read,
-                };
-                let left = within.saturating_sub(begin.elapsed());
-                if !again || left.is_zero() {
-                    break Err(error);
+            let (mut pause, mut before, mut last, mut runs) = (PAUSES.0, None, None, false);
+            let attempts = async {
+                loop {
+                    runs = true;
+                    let error = match attempt(&server, waits, call(grpc.clone())).await {
+                        Ok(answer) => return Some(answer),
+                        Err(error) => error.after(&mut before),
+                    };
+                    runs = false;
+                    let again = match &error {
+                        AttemptError::Refused(_) => false,
+                        AttemptError::Unsent(_) | AttemptError::Ended(_) => true,
+                        AttemptError::Lost(_) => is_read,
+                    };
+                    last = Some(error);
+                    if !again {
+                        return None;
+                    }
+                    sleep(pause.min(deadline.left())).await;
+                    if deadline.left().is_zero() {
+                        return None;
+                    }
+                    pause = PAUSES.1.min(pause * 2);
                 }
-                sleep(pause.min(left)).await;
-                pause = PAUSES.1.min(pause * 2);
             };
+            let answer = timeout(deadline.left(), attempts).await.ok().flatten();
+            let outcome = answer.ok_or_else(|| match last {
+                Some(error) if !runs => error,
+                last => {
+                    let before = last.map_or_else(String::new, |last| format!("{}; then ", last.why()));
+                    let limit = deadline.limit();
+                    AttemptError::Lost(format!("{before}no answer within the timeout of {limit:?}"))
+                }
+            });
             // The receiver waits for it.
             drop(done.send(outcome));
         });
-        // Each attempt has a limit, and so has their number.
+        // It comes at the deadline at the latest.
         let outcome = outcome.recv().unwrap_or_else(|_| Err(AttemptError::Lost("it was closed".into())));
         outcome.map_err(|error| {
             let (store, waited) = (self.name.clone(), begin.elapsed());
@@ -197,33 +257,65 @@ impl RemoteStore {
     fn change<T, F>(
         &self,
         tried: String,
-        call: impl Fn(StoreClient<Channel>) -> F + Send + 'static,
+        call: impl Fn(StoreClient<Channel>) -> F + Send + Sync + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        self.call(tried, self.timeout, Duration::ZERO, false, call)
+        self.call(tried, CallDeadline::new(self.timeout), Duration::ZERO, false, call)
     }
 
-    /// Waits for some keys, which one call takes. Returns those that are missing at the end.
-    fn wait_for(&self, keys: &[&str], end: Instant) -> Result<Vec<String>, StoreError> {
-        let mut keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+    /// Waits for some keys, which one call takes, or only looks. Returns those that are missing at
+    /// the end.
+    fn wait_for(
+        &self,
+        mut keys: Vec<String>,
+        deadline: CallDeadline,
+        looks: bool,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut answered = false;
         loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let wait = left.min(LONGEST_WAIT);
+            let is_last = answered && deadline.left() <= CALL_LIMIT;
+            let wait = if looks { Duration::ZERO } else { deadline.wait(is_last) };
             let asked = keys.clone();
             let tried = format!("waiting for {} keys", keys.len());
-            let answer = self.call(tried, left, wait, true, move |mut grpc| {
-                let request = grpc::WaitRequest { keys: asked.clone(), wait_ms: wait.as_millis() as u32 };
+            let answer = self.call(tried, deadline, wait, true, move |mut grpc| {
+                let request = grpc::WaitRequest { keys: asked.clone(), wait_ms: millis(wait) };
                 async move { grpc.wait(request).await }
-            })?;
-            let missing = answer.missing.iter().filter_map(|at| keys.get(*at as usize).cloned());
-            keys = missing.collect();
-            if keys.is_empty() || left.is_zero() {
+            });
+            match answer {
+                Ok(answer) => {
+                    let missing = answer.missing.iter().filter_map(|at| keys.get(*at as usize).cloned());
+                    (keys, answered) = (missing.collect(), true);
+                }
+                Err(StoreError::Unreachable { .. }) if is_last => {}
+                Err(error) => return Err(error),
+            }
+            if keys.is_empty() || looks || deadline.is_over() {
                 return Ok(keys);
             }
         }
+    }
+
+    /// The same for any number of keys.
+    fn wait_for_all(
+        &self,
+        mut keys: Vec<String>,
+        deadline: CallDeadline,
+        looks: bool,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut missing = Vec::new();
+        while !keys.is_empty() {
+            let others = keys.split_off(fitting(&keys));
+            missing.extend(self.wait_for(keys, deadline, looks)?);
+            keys = others;
+            if !looks && !deadline.timeout.is_zero() && deadline.left().is_zero() {
+                // They were missing at the look.
+                missing.append(&mut keys);
+            }
+        }
+        Ok(missing)
     }
 }
 
@@ -287,37 +379,39 @@ impl Store for RemoteStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         check_key(key)?;
-        let end = end_of(timeout);
+        let (deadline, mut answered) = (CallDeadline::new(timeout), false);
         loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let wait = left.min(LONGEST_WAIT);
-            let request = grpc::GetRequest { key: key.to_owned(), wait_ms: wait.as_millis() as u32 };
-            let answer =
-                self.call(format!("getting {}", quote(key)), left, wait, true, move |mut grpc| {
-                    let request = request.clone();
-                    async move { grpc.get(request).await }
-                })?;
-            match answer.value {
-                Some(value) => return Ok(value),
-                None if left.is_zero() => {
-                    let (store, missing) = (self.name.clone(), vec![key.to_owned()]);
-                    return Err(StoreError::Timeout { store, missing, waited: timeout });
-                }
-                None => {}
+            let is_last = answered && deadline.left() <= CALL_LIMIT;
+            let wait = deadline.wait(is_last);
+            let request = grpc::GetRequest { key: key.to_owned(), wait_ms: millis(wait) };
+            let tried = format!("getting {}", quote(key));
+            let answer = self.call(tried, deadline, wait, true, move |mut grpc| {
+                let request = request.clone();
+                async move { grpc.get(request).await }
+            });
+            match answer.map(|answer| answer.value) {
+                Ok(Some(value)) => return Ok(value),
+                Ok(None) => answered = true,
+                Err(StoreError::Unreachable { .. }) if is_last => {}
+                Err(error) => return Err(error),
+            }
+            if deadline.is_over() {
+                let (store, missing) = (self.name.clone(), vec![key.to_owned()]);
+                return Err(StoreError::Timeout { store, missing, waited: timeout });
             }
         }
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         keys.iter().try_for_each(|key| check_key(key))?;
-        let end = end_of(timeout);
-        let mut missing = Vec::new();
-        let mut rest = keys;
-        while !rest.is_empty() {
-            let (some, others) = rest.split_at(fitting(rest));
-            missing.extend(self.wait_for(some, end)?);
-            rest = others;
+        let deadline = CallDeadline::new(timeout);
+        let mut missing: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+        // With several calls the first that waits can use up the time. The error names what is
+        // missing of all.
+        if fitting(&missing) < missing.len() {
+            missing = self.wait_for_all(missing, deadline, true)?;
         }
+        missing = self.wait_for_all(missing, deadline, false)?;
         if missing.is_empty() {
             return Ok(());
         }
@@ -364,29 +458,34 @@ impl Store for RemoteStore {
 
     fn count(&self, prefix: &str) -> Result<u64, StoreError> {
         let request = grpc::CountRequest { prefix: prefix.to_owned() };
-        let answer =
-            self.call("counting keys".into(), self.timeout, Duration::ZERO, true, move |mut grpc| {
+        let answer = self.call(
+            "counting keys".into(),
+            CallDeadline::new(self.timeout),
+            Duration::ZERO,
+            true,
+            move |mut grpc| {
                 let request = request.clone();
                 async move { grpc.count(request).await }
-            })?;
+            },
+        )?;
         Ok(answer.keys)
     }
 }
 
-/// When a wait ends. A clock can't say all times.
-fn end_of(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
+/// As a request has it. Rounded up, so that an answer does not come before the end.
+fn millis(wait: Duration) -> u32 {
+    u32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
 /// The number of keys at the front that one call takes. At least one.
-fn fitting(keys: &[&str]) -> usize {
+fn fitting(keys: &[String]) -> usize {
     let mut bytes = 0;
     let fits = keys.iter().take(MAX_KEYS_OF_CALL).take_while(|key| {
         // A key of a message has a few bytes in front.
         bytes += key.len() + 8;
         bytes <= MAX_MESSAGE / 2
     });
-    fits.count().max(1)
+    fits.count().max(1).min(keys.len())
 }
 
 impl fmt::Debug for RemoteStore {

@@ -6,6 +6,7 @@ use super::super::store::{StoreGrpcClient, generated as grpc};
 use super::*;
 use crate::store::tests::SUITE;
 use crate::store::{FileStore, MAX_KEY, MAX_VALUE, Store, StoreError};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::io::Write;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -118,6 +119,50 @@ fn a_wait_outlives_its_server_and_ends_in_time_if_nobody_takes_its_place() {
 }
 
 #[test]
+fn a_call_to_a_server_that_is_stopped_ends_in_its_time_and_names_it() {
+    if let Ok(address) = std::env::var(PART) {
+        let _server = serve(&address.parse().unwrap());
+        std::thread::sleep(LONG * 2);
+        return;
+    }
+    let address = address_of_one();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let test = "bootstrap::tests::store::a_call_to_a_server_that_is_stopped_ends_in_its_time_and_names_it";
+    child.args([test, "--exact", "--test-threads=1"]).env(PART, address.to_string());
+    let mut child = child.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let process = Pid::from_child(&child);
+    let signal = |signal| kill_process(process, signal).unwrap();
+    let timeout = SHORT * 10;
+    connect(1, &address).set("k", b"v").unwrap();
+    let mut options = store_options(1, &address);
+    options.timeout = timeout;
+    let store = RemoteStore::connect(&options).unwrap();
+    signal(Signal::STOP);
+    let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(process), stopped).unwrap();
+    type Call<'a> = &'a dyn Fn() -> Result<(), StoreError>;
+    let calls: [Call; 5] = [
+        &|| store.get("k", timeout).map(drop),
+        &|| store.wait(&["k"], timeout),
+        &|| store.set("k", b"w"),
+        &|| store.count("").map(drop),
+        &|| RemoteStore::connect(&options).map(drop),
+    ];
+    for call in calls {
+        let begin = Instant::now();
+        let error = call().unwrap_err();
+        assert!(begin.elapsed() >= timeout && begin.elapsed() < timeout * 3, "{:?}", begin.elapsed());
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("no answer within the timeout of 500ms"), "{error}");
+    }
+    assert!(store.set("k", b"w").unwrap_err().to_string().contains("the call may have been done"));
+    signal(Signal::CONT);
+    store.wait(&["k"], LONG).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_change_whose_answer_was_lost_is_not_made_again() {
     // It greets and admits, and then ends each connection.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -215,7 +260,7 @@ fn a_member_changes_its_own_key_of_a_meeting_alone() {
             }
         }
         assert_eq!(
-            (two.get(&own, SHORT).unwrap(), two.get(&outcome, SHORT).unwrap()),
+            (two.get(&own, LONG).unwrap(), two.get(&outcome, LONG).unwrap()),
             (b"1".into(), b"2".into())
         );
         two.set(&key("size"), b"3").unwrap();
@@ -308,7 +353,7 @@ fn another_secret_reaches_no_store() {
     let server = StoreServer::start(&with(0, "right"), [0, 1].map(|task| name("worker", task))).unwrap();
     RemoteStore::connect(&with(1, "right")).unwrap().set("k", b"v").unwrap();
     for mut options in [with(1, "wrong"), store_options(1, &address)] {
-        options.timeout = SHORT;
+        options.timeout = 20 * SHORT;
         let error = RemoteStore::connect(&options).unwrap_err().to_string();
         assert!(error.contains("what listens there is not proven to be worker/0"), "{error}");
     }
