@@ -57,9 +57,10 @@ fn member(cluster: &str, task: u32) -> Result<(), Box<dyn Error>> {
 
 /// The times of the processes of one join.
 fn joined(processes: usize) -> Result<Vec<Duration>, Box<dyn Error>> {
-    // Held until all are found, so that all differ. At an address that no connection has by itself:
-    // those of the first processes would take the ports of the last ones.
-    let held = (0..processes).map(|_| TcpListener::bind("127.3.5.7:0")).collect::<Result<Vec<_>, _>>()?;
+    // Held until all are found. The system gives connections and links of the first processes ports
+    // of its own choice, which are above these.
+    let held = (20_000..30_000).filter_map(|port| TcpListener::bind(("127.3.5.7", port)).ok());
+    let held: Vec<_> = held.take(processes).collect();
     let addresses = held.iter().map(|socket| Ok(socket.local_addr()?.to_string()));
     let cluster = format!("worker={}", addresses.collect::<std::io::Result<Vec<_>>>()?.join(","));
     drop(held);
