@@ -33,16 +33,18 @@ impl DeviceLimits {
     }
 }
 
-/// What a process needs of each device. A lack of what links need is hard if `must_have` says so.
+/// What a process needs of each of so many devices. A lack of what links need is hard if
+/// `must_have` says so.
 pub(super) fn device_resources(
     config: &Config,
+    devices: u64,
     limits: &DeviceLimits,
     must_have: bool,
 ) -> [PlannedResource; 2] {
-    let (peers, devices) = (peers_over_verbs(config), devices(config));
+    let peers = peers_over_verbs(config);
     let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
-    let standby = if has_standby(config) { " (one stands by)" } else { "" };
-    let (data, outside) = (u64::from(data_queues(config)), u64::from(config.rdma_registrations));
+    let standby = if has_standby(config, devices) { " (one stands by)" } else { "" };
+    let (data, outside) = (u64::from(data_queues(config, devices)), u64::from(config.rdma_registrations));
     let pairs = (1 + data) * peers;
     let (limit, origin) = &limits.queue_pairs;
     let queue_pairs = PlannedResource::count(
@@ -68,16 +70,17 @@ pub(super) fn device_resources(
     [queue_pairs, regions]
 }
 
-/// Queue pairs for data to each peer, on each device: with a standby if there are several.
-pub(super) fn data_queues(config: &Config) -> u8 {
+/// Queue pairs for data to each peer, on each of so many devices: with a standby if there are
+/// several.
+pub(super) fn data_queues(config: &Config, devices: u64) -> u8 {
     match config.rdma_memory_windows {
         MemoryWindows::On => 1,
-        MemoryWindows::Off => config.rdma_qps_per_peer + u8::from(has_standby(config)),
+        MemoryWindows::Off => config.rdma_qps_per_peer + u8::from(has_standby(config, devices)),
     }
 }
 
-fn has_standby(config: &Config) -> bool {
-    config.rdma_memory_windows == MemoryWindows::Off && devices(config) > 1
+fn has_standby(config: &Config, devices: u64) -> bool {
+    config.rdma_memory_windows == MemoryWindows::Off && devices > 1
 }
 
 /// The RDMA devices that a process uses at most.

@@ -132,7 +132,8 @@ impl ResourcePlan {
 
     /// What the process must have of these devices, and no more.
     pub(super) fn of_device(config: &Config, device: &VerbsDevice) -> Self {
-        let resources = device_resources(config, &DeviceLimits::of(device), true);
+        let devices = device.limits().count() as u64;
+        let resources = device_resources(config, devices, &DeviceLimits::of(device), true);
         ResourcePlan { resources: resources.into(), peers: peers(config) }
     }
 
@@ -152,7 +153,8 @@ impl ResourcePlan {
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
-        let locked_links = verbs::link_bytes(data_queues(config), config.queue_depth) * devices * peers;
+        let locked_links =
+            verbs::link_bytes(data_queues(config, devices), config.queue_depth) * devices * peers;
         let of_verbs = if names_verbs { locked_links } else { 0 };
         let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
@@ -264,7 +266,7 @@ impl ResourcePlan {
             },
         ];
         if opens_verbs(config) && (names_verbs || has_device()) {
-            resources.extend(device_resources(config, of_devices, names_verbs));
+            resources.extend(device_resources(config, devices, of_devices, names_verbs));
         }
         if may_use(FabricKind::Shm) {
             let because = format!("{}, and {} per peer", MAPS.0, MAPS.1);

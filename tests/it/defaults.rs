@@ -57,7 +57,8 @@ fn a_sender_that_computes_without_a_call_delivers_at_once() {
             assert_eq!(values(&got.tensor)[LARGE - 1], (number + LARGE - 1) as f32);
             received.fetch_add(1, Ordering::SeqCst);
         }
-        let took = sent_at.lock().expect("unpoisoned").expect("all were sent").elapsed();
+        // The last one may have come before the sender has noted the time.
+        let took = sent_at.lock().expect("unpoisoned").map_or(Duration::ZERO, |at| at.elapsed());
         println!("the last of {SMALL} small and 3 large tensors came {took:?} after the last send");
         assert!(took < 5 * BOUND, "{took:?}");
     });

@@ -5,7 +5,7 @@ use crate::harness::{Got, TIMEOUT, exposed, immediate, tensor, tensor_mut};
 use crate::rails::*;
 use crate::setup::*;
 use crate::{expect, needs_fake};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::{LinkFailure, Port, PostError};
 
 /// Polls both ends until this side has the event of a repaired link. Returns the earlier events.
@@ -179,14 +179,18 @@ fn a_link_that_has_lost_all_its_rails_ends_with_the_first_cause() {
     fake.assert_clean();
 }
 
-#[test]
-fn rails_may_be_lost_one_after_the_other() {
-    needs_fake!();
+fn three_rails() -> (Fake, Verbs, Verbs) {
     let nics = |host| (0..3).map(move |at| nic(host, at, ""));
     let script: String = ['a', 'b'].into_iter().flat_map(nics).collect();
     let fake = Fake::new(&script);
-    let over_three = ["a_0,a_1,a_2", "b_0,b_1,b_2"].map(over);
-    let (mut a, mut b) = ends(&fake, over_three, &link(16));
+    let (a, b) = ends(&fake, ["a_0,a_1,a_2", "b_0,b_1,b_2"].map(over), &link(16));
+    (fake, a, b)
+}
+
+#[test]
+fn rails_may_be_lost_one_after_the_other() {
+    needs_fake!();
+    let (fake, mut a, mut b) = three_rails();
     for (lost, left) in [(0, ["_1", "_2"]), (1, ["_2", "_2"])] {
         fake.run(&format!("cut device=a_{lost}"));
         a.port.post_receives(a.link, 1);
@@ -269,6 +273,74 @@ fn a_side_that_leaves_sends_what_the_first_rail_has_left() {
     assert_arrives(&mut a, &mut b, large, 3);
     expect!(b.next(&mut a), Got::Down(LinkFailure::Closed) => ());
     drop((a, b));
+    fake.assert_clean();
+}
+
+/// Of a link with three rails. `a` is told of the loss of two at once, and `b` of one.
+#[test]
+fn a_side_that_loses_two_rails_at_once_goes_on_over_the_third() {
+    needs_fake!();
+    let (fake, mut a, mut b) = three_rails();
+    a.port.post_receives(a.link, 1);
+    b.port.post_receives(b.link, 1);
+    for device in ["a_0", "a_1"] {
+        fake.run(&format!("event kind=1 qp={}", data_pair(&fake, device)));
+    }
+    a.port.send(a.link, b"early").expect("room");
+    let mut came = until_repaired(&mut b, &mut a);
+    if came.is_empty() {
+        came.push(b.next(&mut a));
+    }
+    assert!(matches!(&came[..], [Got::Message(m)] if m == b"early"), "{came:?}");
+    until_repaired(&mut a, &mut b);
+    assert_carries(&mut b, &mut a, 4);
+    assert_eq!(a.fabric.lost_rails().load(std::sync::atomic::Ordering::Relaxed), 2);
+    assert_eq!((pairs_of(&fake, "a_0").len(), pairs_of(&fake, "a_1").len()), (0, 0));
+    drop((a, b));
+    fake.assert_clean();
+}
+
+/// Nobody polls for longer than a device has to complete its receives.
+#[test]
+fn a_side_that_does_not_poll_for_long_keeps_its_link() {
+    needs_fake!();
+    let (fake, mut a, mut b) = slow_rails();
+    b.port.post_receives(b.link, 1);
+    fake.run("slow on=0");
+    fake.run(&format!("fail_request status=12 qp={}", data_pair(&fake, "a_0")));
+    a.port.send(a.link, b"late").expect("room");
+    while a.fabric.lost_rails().load(std::sync::atomic::Ordering::Relaxed) == 0 && a.arrivals.is_empty() {
+        a.poll();
+        std::thread::sleep(Duration::from_millis(2300));
+    }
+    assert_eq!(until_repaired(&mut a, &mut b).len(), 0);
+    until_repaired(&mut b, &mut a);
+    assert_eq!(expect!(b.next(&mut a), Got::Message(m) => m), b"late");
+    drop((a, b));
+    fake.assert_clean();
+}
+
+/// A write of no bytes from no memory has no key on any device.
+#[test]
+fn writes_of_no_bytes_are_posted_again() {
+    needs_fake!();
+    let (fake, mut a, mut b) = slow_rails();
+    b.port.post_receives(b.link, 2);
+    let (source, target) = (tensor(&a.pool, &[]), tensor_mut(&b.pool, 0));
+    let grant = b.port.grant(b.link, target).expect("room");
+    fake.run("cut device=a_0");
+    a.port.write(a.link, &source, 0, &grant, Some(immediate(3))).expect("room");
+    a.port.write(a.link, &tensor(&a.pool, &[1; 8]), 0, &grant, Some(immediate(4))).expect("room");
+    for slot in [3, 4] {
+        let got = loop {
+            match b.next(&mut a) {
+                Got::Repaired => {}
+                got => break expect!(got, Got::Immediate(of, bytes) => (of, bytes)),
+            }
+        };
+        assert_eq!(got, (immediate(slot), 0));
+    }
+    drop((source, a, b));
     fake.assert_clean();
 }
 

@@ -27,8 +27,8 @@ const SENDS: u32 = RECEIVES + 8;
 /// Requests that the send and the receive queue hold.
 pub(super) const ROOM: [u32; 2] = [SENDS, RECEIVES];
 
-/// The control queue pair's number in a request's name. While a link is made, each further rail has
-/// one, with a number that is one less.
+/// The control queue pair's number in a request's name. Each further rail has one that stands by,
+/// with a number that is one less.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
 pub(super) const BYTES: usize = 16;
@@ -249,10 +249,10 @@ impl ControlQueue {
     }
 
     /// The peer has taken over as well: sends what it has not received again. `false` if the driver
-    /// refuses, or the peer has said so before.
+    /// refuses.
     pub fn resume(&mut self, buffer: &mut LinkBuffer) -> bool {
-        let is_first = std::mem::take(&mut self.is_waiting);
-        is_first && (0..self.kept.len()).all(|at| self.send(buffer, self.kept[at].0, self.kept[at].1))
+        self.is_waiting = false;
+        (0..self.kept.len()).all(|at| self.send(buffer, self.kept[at].0, self.kept[at].1))
     }
 
     fn post_receive(&mut self, buffer: &LinkBuffer, place: u32) -> bool {

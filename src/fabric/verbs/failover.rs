@@ -16,7 +16,6 @@
 use super::control::{BYTES, ControlQueue};
 use super::data_queue::{DataQueue, Renamed};
 use super::link::VerbsLinkInner;
-use super::rails::LinkRail;
 use super::stripes::Stripe;
 use super::sys::ibv_wc;
 use crate::fabric::{Completions, Event, LinkFailure};
@@ -31,6 +30,13 @@ pub(super) struct Standby {
     pub control: ControlQueue,
     /// Messages that the peer, which has taken over already, has sent on the control queue pair.
     pub arrived: u32,
+}
+
+impl Standby {
+    /// Whether asynchronous events have reported a queue pair of it.
+    pub fn failure(&self, device: &str) -> Option<LinkFailure> {
+        self.main.failure(device).or_else(|| self.control.failure(device))
+    }
 }
 
 /// A first rail is lost, and the peer has not taken over yet.
@@ -53,10 +59,7 @@ impl VerbsLinkInner {
             Some(Failover { why, .. }) => return self.fail(why.clone()),
             None => {}
         }
-        let stands_by = |rail: &LinkRail| !rail.is_lost && rail.standby.is_some();
-        let Some(to) = self.rails.iter().position(stands_by).filter(|_| self.is_up()) else {
-            return self.fail(why);
-        };
+        let Some(to) = self.next_rail().filter(|_| self.is_up()) else { return self.fail(why) };
         let since = self.shared.watcher.ticks();
         self.failover = Some(Failover { why: why.clone(), since, to, has_taken_over: false });
         // A queue pair that has refused a request is gone, and so is the request.
@@ -68,6 +71,11 @@ impl VerbsLinkInner {
         self.control.stop();
         self.lose_stripes(None);
         self.suspect = None;
+    }
+
+    /// The rail that takes over if the first one is lost.
+    fn next_rail(&self) -> Option<usize> {
+        self.rails.iter().position(|rail| !rail.is_lost && rail.standby.is_some())
     }
 
     /// Whether the first rail is lost, and its queue pairs are still there.
@@ -83,16 +91,25 @@ impl VerbsLinkInner {
         }
     }
 
-    /// Continues a failover.
-    pub fn go_on_over_another_rail(&mut self, out: &mut Completions) {
+    /// Whether the peer is still to be told of the end over such a rail.
+    pub fn is_disconnecting_standby(&self) -> bool {
+        let mut standbys = self.rails.iter().filter_map(|rail| rail.standby.as_ref());
+        standbys.any(|standby| standby.control.is_disconnecting)
+    }
+
+    /// Continues a failover. `emptied`: the completion queues are empty.
+    pub fn go_on_over_another_rail(&mut self, emptied: bool, out: &mut Completions) {
         let Some(Failover { why, since, to, has_taken_over: false }) = &self.failover else { return };
-        let (to, late) = (*to, self.shared.watcher.ticks().wrapping_sub(*since) > DRAIN_TICKS);
         if !self.is_up() {
             self.failover = None;
-        } else if self.rails[to].is_lost || late {
-            self.fail(why.clone());
-        } else if self.main.is_drained() && self.control.is_drained() {
-            self.take_over(to, out);
+            return;
+        }
+        let is_late = self.shared.watcher.ticks().wrapping_sub(*since) > DRAIN_TICKS;
+        let to = if self.rails[*to].is_lost { self.next_rail() } else { Some(*to) };
+        match to {
+            Some(to) if self.main.is_drained() && self.control.is_drained() => self.take_over(to, out),
+            Some(_) if !(is_late && emptied) => {}
+            _ => self.fail(why.clone()),
         }
     }
 
@@ -102,7 +119,9 @@ impl VerbsLinkInner {
         if self.main.is_lost {
             return self.fail(self.stays(self.device));
         }
-        let Some(Standby { mut main, mut control, arrived }) = self.rails[to].standby.take() else { return };
+        let Some(Standby { mut main, mut control, arrived }) = self.rails[to].standby.take() else {
+            unreachable!("a rail takes over that stands by");
+        };
         main.take_over(&mut self.main);
         self.main = main;
         self.swap_first_rail(to);
@@ -110,7 +129,7 @@ impl VerbsLinkInner {
             && control.take_over(&mut self.control, &mut self.local, self.main.consumed);
         self.control = control;
         if let Some(failover) = &mut self.failover {
-            failover.has_taken_over = true;
+            (failover.to, failover.has_taken_over) = (to, true);
             if !is_told {
                 let why = failover.why.clone();
                 return self.fail(why);
@@ -167,37 +186,51 @@ impl VerbsLinkInner {
             pool: [former.peer.region.rkey, self.peer.region.rkey],
             key_of: |source: &_| shared.local_key(source, device),
         };
-        if let Err(why) = self.main.resume(arrived, &mut self.local, &renamed, (self.id, out)) {
+        if let Err(why) = self.main.arrived(arrived, self.id, out) {
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        if !self.control.resume(&mut self.local) {
-            let why = "control messages can't be sent on another rail";
-            return self.fail(LinkFailure::Refused(why));
+        let is_resumed = self.main.resume(&mut self.local, &renamed).is_ok();
+        if !is_resumed || !self.control.resume(&mut self.local) {
+            return self.fail(self.refusal_of(self.main.number()));
         }
         out.push(self.id, Event::Repaired);
         // Parts that were under way on the lost rail.
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
     }
 
+    /// The rail that has this queue pair standing by.
+    pub fn standby_at(&self, number: u8) -> Option<usize> {
+        let has = |standby: &Standby| [standby.main.number(), standby.control.number()].contains(&number);
+        self.rails.iter().position(|rail| rail.standby.as_ref().is_some_and(has))
+    }
+
     /// Something came on a queue pair that stands by.
     #[cold]
     pub fn standby_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc) {
-        let of_control =
-            |rail: &LinkRail| rail.standby.as_ref().is_some_and(|standby| standby.control.number() == number);
-        let Some(at) = self.rails.iter().position(of_control).filter(|_| is_receive) else { return };
-        if wc.byte_len as usize != BYTES {
-            let why = "it sent a control message of another length";
+        let Some(at) = self.standby_at(number) else { return };
+        let Some(standby) = &mut self.rails[at].standby else { return };
+        if !is_receive {
+            return standby.control.done();
+        }
+        if number != standby.control.number() || wc.byte_len as usize != BYTES {
+            let why = "it sent something else than a control message to a queue pair that stands by";
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        if let Some(standby) = &mut self.rails[at].standby {
-            standby.arrived += 1;
+        standby.arrived += 1;
+        if !self.is_up() {
+            return;
         }
         let device = self.device_name().to_owned();
         let cause = "the peer has lost its end: see its log";
         self.lose_first_rail(LinkFailure::Device { device, event: "the first rail is lost", cause });
-        if let Some(why) = self.failover.as_ref().filter(|it| it.to != at).map(|it| it.why.clone()) {
-            // The sides have lost several rails, and do not agree.
-            self.fail(why);
+        match &mut self.failover {
+            // The peer may have lost more rails.
+            Some(failover) if !failover.has_taken_over => failover.to = at,
+            Some(Failover { why, .. }) => {
+                let why = why.clone();
+                self.fail(why);
+            }
+            None => {}
         }
     }
 
@@ -224,7 +257,7 @@ impl VerbsLinkInner {
         LinkFailure::Device { device, event: "a queue pair can't be stopped", cause }
     }
 
-    /// The key of the peer's pool on the first rail, for one that it has granted.
+    /// The key that opens the peer's pool on the present first rail, for a key of an earlier one.
     #[cold]
     pub fn current_key(&self, granted: u32) -> u32 {
         if self.former_keys.contains(&granted) { self.peer.region.rkey } else { granted }

@@ -423,6 +423,10 @@ impl VerbsLinkInner {
             self.control.flush(is_receive);
             return self.suspected(wc, why);
         }
+        if let Some(at) = self.standby_at(queue) {
+            let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
+            return self.lose_rail(at, &why);
+        }
         let is_there = |of: &mut DataQueue| of.number() == queue && of.pair().is_some();
         if !self.queues().any(is_there) {
             return;
@@ -464,6 +468,8 @@ impl VerbsLinkInner {
     pub fn service(&mut self, emptied: bool, events: bool, out: &mut Completions) -> bool {
         self.send_unsent_credits();
         if events && self.is_up() {
+            // Before the first rail, so that none of them takes over that is lost, too.
+            self.look_at_rails();
             let device = self.device_name();
             let of_first = self.stripes.queues.iter().filter(|stripe| stripe.rail.is_none());
             let mut queues = iter::once(&self.main).chain(of_first.map(|stripe| &stripe.queue));
@@ -473,9 +479,8 @@ impl VerbsLinkInner {
                 Some(why) => self.lose_first_rail(why),
                 None => {}
             }
-            self.look_at_rails();
         }
-        self.go_on_over_another_rail(out);
+        self.go_on_over_another_rail(emptied, out);
         if self.stripes.is_recovering {
             self.recover_losses();
         }
@@ -542,12 +547,14 @@ impl VerbsLinkInner {
             // At once, because the port may not be polled for a while.
             let last = Some(self.main.consuming);
             self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
+            self.disconnect_standby(&LinkFailure::Closed);
             self.make_room();
             if ticks <= DETACH_TICKS && !self.queues().all(|queue| queue.is_idle()) {
                 return false;
             }
         }
-        !self.control.is_disconnecting || ticks > DETACH_TICKS
+        let is_told = !self.control.is_disconnecting && !self.is_disconnecting_standby();
+        is_told || ticks > DETACH_TICKS
     }
 
     /// Lets the peer know of returned receives, now or as soon as there is room.

@@ -319,9 +319,10 @@ impl VerbsLinkInner {
         for at in 0..self.rails.len() {
             let device = self.shared.devices[self.rails[at].device].name();
             let of_rail = self.stripes.queues.iter().filter(|stripe| stripe.rail == Some(at));
-            let standby = self.rails[at].standby.as_ref().map(|standby| &standby.main);
-            let mut queues = of_rail.map(|stripe| &stripe.queue).chain(standby);
-            match queues.find_map(|queue| queue.failure(device)) {
+            let of_data = of_rail.map(|stripe| &stripe.queue).find_map(|queue| queue.failure(device));
+            let standby = self.rails[at].standby.as_ref();
+            let of_standby = || standby.and_then(|standby| standby.failure(device));
+            match of_data.or_else(of_standby) {
                 // The peer has used a key or bounds that were not granted: no failure of the rail.
                 Some(why @ LinkFailure::Protocol(_)) => return self.fail(why),
                 Some(why) => self.lose_rail(at, &why),

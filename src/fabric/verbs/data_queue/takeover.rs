@@ -81,39 +81,53 @@ impl DataQueue {
         }
     }
 
-    /// Begins to send: posts again what has not landed. So many of this side's messages, modulo
-    /// 2^32, have arrived.
+    /// Completes what has landed: so many of this side's messages, modulo 2^32, have arrived.
     ///
     /// # Errors
     /// The rule that the peer breaks by its count.
-    pub fn resume<K: Fn(&Tensor) -> Result<u32, PostError>>(
-        &mut self,
-        arrived: u32,
-        buffer: &mut LinkBuffer,
-        renamed: &Renamed<K>,
-        (link, out): (LinkId, &mut Completions),
-    ) -> Result<(), &'static str> {
-        let mut kept = self.kept.take().unwrap_or_default();
+    pub fn arrived(&mut self, count: u32, link: LinkId, out: &mut Completions) -> Result<(), &'static str> {
+        let Some(mut kept) = self.kept.take() else { return Ok(()) };
         let consuming = kept.iter().filter(|request| request.consumes()).count() as u32;
-        let mut landed = arrived.wrapping_sub(self.consuming.wrapping_sub(consuming));
+        let mut landed = count.wrapping_sub(self.consuming.wrapping_sub(consuming));
         if landed > consuming {
             return Err("it counted messages that were not sent");
         }
-        self.consuming = arrived;
-        let mut outstanding = std::mem::take(&mut self.outstanding);
+        self.consuming = count;
         while landed > 0
-            && let Some(entry) = outstanding.pop_front()
+            && let Some(entry) = self.outstanding.pop_front()
         {
             landed -= kept.drain(..entry.requests as usize).filter(SendRequest::consumes).count() as u32;
             self.op_done(entry.op, link, out);
         }
+        self.kept = Some(kept);
+        Ok(())
+    }
+
+    /// Begins to send: posts again what has not landed.
+    ///
+    /// # Errors
+    /// If a request can't be posted. What is outstanding then fails with the link.
+    pub fn resume<K: Fn(&Tensor) -> Result<u32, PostError>>(
+        &mut self,
+        buffer: &mut LinkBuffer,
+        renamed: &Renamed<K>,
+    ) -> Result<(), PostError> {
+        let places = self.depth as usize + 1;
+        let mut outstanding = std::mem::replace(&mut self.outstanding, VecDeque::with_capacity(places));
+        let mut kept = self.kept.replace(VecDeque::with_capacity(places)).unwrap_or_default();
         self.phase = QueuePhase::Ready;
         (self.in_use, self.receive_at) = (0, 0);
-        self.keep_requests();
-        for entry in outstanding.into_iter().filter(|entry| !entry.is_flush) {
+        while let Some(entry) = outstanding.pop_front() {
+            if entry.is_flush {
+                continue;
+            }
             let requests = kept.drain(..entry.requests as usize);
-            self.post_again(buffer, renamed, requests, &entry.op)
-                .map_err(|_| "a request can't be posted on another rail")?;
+            let posted = self.post_again(buffer, renamed, requests, &entry.op);
+            if posted.is_err() {
+                self.outstanding.push_back(entry);
+                self.outstanding.append(&mut outstanding);
+                return posted;
+            }
             self.note(entry.requests, true, 0, entry.op);
         }
         Ok(())
@@ -131,7 +145,7 @@ impl DataQueue {
             let signal = if at == last { IBV_SEND_SIGNALED } else { 0 };
             let (piece, flags) = match (renamed.buffer.copy_of::<PLACE>(&request.piece), op) {
                 (Some(bytes), _) => self.copy(buffer, &bytes[..request.piece.length as usize]),
-                (None, PostedOp::Write(source) | PostedOp::Part(source)) => {
+                (None, PostedOp::Write(source) | PostedOp::Part(source)) if request.piece.length > 0 => {
                     (ibv_sge { lkey: (renamed.key_of)(source)?, ..request.piece }, 0)
                 }
                 (None, _) => (request.piece, 0),
