@@ -384,6 +384,7 @@ fn small_tensors_of_a_sequence_of_steps() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn tensors_that_are_written_to_a_grant() {
     prove("written");
 }
@@ -394,11 +395,13 @@ fn large_tensors() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn tensors_received_into_given_ones() {
     prove("into");
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn borrowed_tensors() {
     prove("borrowed");
 }

@@ -302,6 +302,7 @@ fn a_side_that_loses_two_rails_at_once_goes_on_over_the_third() {
 
 /// Nobody polls for longer than a device has to complete its receives.
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_side_that_does_not_poll_for_long_keeps_its_link() {
     needs_fake!();
     let (fake, mut a, mut b) = slow_rails();

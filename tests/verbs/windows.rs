@@ -315,6 +315,7 @@ fn a_link_that_fails_while_a_revocation_waits_gives_the_tensor_back_and_tells_th
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_revocation_that_nothing_ends_ends_the_link() {
     needs_fake!();
     let fake = Fake::new(&script(""));

@@ -368,6 +368,7 @@ fn ask_until_full(world: &mut World, first: u64, step: u64, key: &TensorKey) -> 
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn the_keys_of_requests_take_bounded_memory_which_is_free_again_once_they_have_ended() {
     let mut world = World::new();
     let key = key(&"x".repeat(2048));
