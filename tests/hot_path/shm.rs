@@ -366,6 +366,7 @@ fn prove_in(modes: &[Mode], name: &str) {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn tensors_of_a_node_that_is_not_told_a_mode() {
     ["small", "small_in_sequence", "written", "borrowed"]
         .into_iter()
@@ -429,6 +430,7 @@ fn batches_of_tensors_that_are_written() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn batches_of_more_than_may_be_outstanding() {
     prove("crowded_batch");
 }

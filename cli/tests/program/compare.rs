@@ -32,6 +32,7 @@ fn names(report: &Value, measure: &str) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn the_peers_on_path_are_compared_in_turns_as_text_json_and_picture() {
     let _alone = alone();
     if !two_cores() {

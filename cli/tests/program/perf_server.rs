@@ -389,6 +389,7 @@ fn a_client_without_a_server_is_told_how_to_start_one() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn clients_that_trickle_keep_neither_the_places_nor_a_processor() {
     /// More than the server has places.
     const TRICKLES: usize = 70;

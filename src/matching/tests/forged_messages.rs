@@ -477,6 +477,7 @@ fn forge_all<F: Fabric, S: Borrow<[F; 2]>>(
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn a_peer_that_forges_any_field_of_any_message_ends_its_own_link_at_most_in_simulation() {
     let pools = [pool(), pool()];
     let zero = Duration::ZERO..=Duration::ZERO;
