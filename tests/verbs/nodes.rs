@@ -62,6 +62,23 @@ fn tensors_of_every_size_travel_and_nothing_is_left_behind() {
     fake.assert_clean();
 }
 
+/// Step `id` of one of two members: each sends tensors of three sizes to the other one.
+fn exchange(node: &Node, task: u32, id: u64) -> Result<(), Error> {
+    let step = node.step(id)?;
+    for floats in [1, 5000, 100_000] {
+        let to = node.edge_to("w", 1 - task, &format!("of {floats}"))?;
+        step.send(&to, counting(node, id as f32, floats))?;
+    }
+    for floats in [1, 5000, 100_000] {
+        let from = node.edge_from("w", 1 - task, &format!("of {floats}"))?;
+        let got = step.recv(&from, SOON)?;
+        assert_eq!(values(&got.tensor), values(&counting(node, id as f32, floats)));
+    }
+    // The peer has begun this step, so it has all tensors of the one before.
+    (id > 0).then(|| node.cleanup(id - 1));
+    Ok(())
+}
+
 #[test]
 fn tensors_travel_between_members_with_and_without_memory_windows() {
     needs_fake!();
@@ -74,18 +91,7 @@ fn tensors_travel_between_members_with_and_without_memory_windows() {
         };
         run_each(2, settings, |node, task| {
             for id in 0..20 {
-                let step = node.step(id).expect("new");
-                for floats in [1, 5000, 100_000] {
-                    let to = node.edge_to("w", 1 - task, &format!("of {floats}")).expect("an edge");
-                    step.send(&to, counting(node, id as f32, floats)).expect("sent");
-                }
-                for floats in [1, 5000, 100_000] {
-                    let from = node.edge_from("w", 1 - task, &format!("of {floats}")).expect("an edge");
-                    let got = step.recv(&from, SOON).expect("received");
-                    assert_eq!(values(&got.tensor), values(&counting(node, id as f32, floats)));
-                }
-                // The peer has begun this step, so it has all tensors of the one before.
-                (id > 0).then(|| node.cleanup(id - 1));
+                exchange(node, task, id).unwrap_or_else(|error| panic!("step {id}: {error}"));
             }
         });
         let made = fake.calls("alloc_mw").len();
@@ -169,18 +175,7 @@ fn the_loss_of_either_rail_fails_no_call() {
                 if (id, task) == (20, 0) {
                     fake.run(&format!("cut device={lost}"));
                 }
-                let step = node.step(id).expect("new");
-                for floats in [1, 5000, 100_000] {
-                    let to = node.edge_to("w", 1 - task, &format!("of {floats}")).expect("an edge");
-                    step.send(&to, counting(node, id as f32, floats)).expect("sent");
-                }
-                for floats in [1, 5000, 100_000] {
-                    let from = node.edge_from("w", 1 - task, &format!("of {floats}")).expect("an edge");
-                    let got =
-                        step.recv(&from, SOON).unwrap_or_else(|error| panic!("{lost}, step {id}: {error}"));
-                    assert_eq!(values(&got.tensor), values(&counting(node, id as f32, floats)));
-                }
-                (id > 0).then(|| node.cleanup(id - 1));
+                exchange(node, task, id).unwrap_or_else(|error| panic!("{lost}, step {id}: {error}"));
             }
             let counters = node.counters();
             let counted = [Counter::RailsLost, Counter::PeersLost].map(|counter| counters.get(counter));

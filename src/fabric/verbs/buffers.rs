@@ -93,15 +93,17 @@ impl LinkBuffer {
     ///
     /// # Panics
     /// If the piece has more than `MOST` bytes.
-    pub fn copy_of<const MOST: usize>(&self, piece: &ibv_sge) -> Option<[u8; MOST]> {
+    ///
+    /// # Safety
+    /// If the piece is of this buffer, no receive has its place.
+    pub unsafe fn copy_of<const MOST: usize>(&self, piece: &ibv_sge) -> Option<[u8; MOST]> {
         let at = usize::try_from(piece.addr.checked_sub(self.base.as_ptr() as u64)?).ok()?;
         let len = piece.length as usize;
         if len == 0 || at.checked_add(len).is_none_or(|end| end > self.len) {
             return None;
         }
         let mut copy = [0; MOST];
-        // SAFETY: inside, as was just checked. The piece is of a request to send, so no device
-        // writes there.
+        // SAFETY: inside, as was just checked. No device writes there, as the caller vouches.
         copy[..len].copy_from_slice(unsafe { self.bytes(at, len) });
         Some(copy)
     }

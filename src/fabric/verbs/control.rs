@@ -379,7 +379,7 @@ impl ControlQueue {
             return Err("it sent a control message of another length");
         }
         let mut bytes = [0; BYTES];
-        // SAFETY: this receive is complete, and is posted again below.
+        // SAFETY: this receive is complete, and is posted again below at the earliest.
         bytes.copy_from_slice(unsafe { buffer.bytes(self.places + place as usize * BYTES, BYTES) });
         if !self.flushed {
             // A broken queue pair is reported by its outstanding requests.

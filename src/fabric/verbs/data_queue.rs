@@ -12,7 +12,7 @@
 mod receives;
 mod takeover;
 
-pub(super) use takeover::Renamed;
+pub(super) use takeover::Translation;
 
 use super::address::RemoteRegion;
 use super::buffers::{LinkBuffer, PLACE};

@@ -14,7 +14,7 @@
 //! The old first rail is then a lost one: see `rails` for the parts that were under way there.
 
 use super::control::{BYTES, ControlQueue};
-use super::data_queue::{DataQueue, Renamed};
+use super::data_queue::{DataQueue, Translation};
 use super::link::VerbsLinkInner;
 use super::stripes::Stripe;
 use super::sys::ibv_wc;
@@ -29,7 +29,7 @@ pub(super) struct Standby {
     pub main: DataQueue,
     pub control: ControlQueue,
     /// Messages that the peer, which has taken over already, has sent on the control queue pair.
-    pub arrived: u32,
+    pub control_messages: u32,
 }
 
 impl Standby {
@@ -117,9 +117,9 @@ impl VerbsLinkInner {
     fn take_over(&mut self, to: usize, out: &mut Completions) {
         self.main.destroy();
         if self.main.is_lost {
-            return self.fail(self.stays(self.device));
+            return self.fail(self.not_stopped(self.device));
         }
-        let Some(Standby { mut main, mut control, arrived }) = self.rails[to].standby.take() else {
+        let Some(Standby { mut main, mut control, control_messages }) = self.rails[to].standby.take() else {
             unreachable!("a rail takes over that stands by");
         };
         main.take_over(&mut self.main);
@@ -135,12 +135,12 @@ impl VerbsLinkInner {
                 return self.fail(why);
             }
         }
-        for _ in 0..arrived {
+        for _ in 0..control_messages {
             self.control_received(BYTES as u32, out);
         }
     }
 
-    /// Exchanges all that belongs to a rail.
+    /// Exchanges what belongs to the first rail and to another one.
     fn swap_first_rail(&mut self, with: usize) {
         let rail = &mut self.rails[with];
         std::mem::swap(&mut self.local, &mut rail.local);
@@ -148,7 +148,7 @@ impl VerbsLinkInner {
         std::mem::swap(&mut self.peer, &mut rail.peer);
         std::mem::swap(&mut self.device, &mut rail.device);
         std::mem::swap(&mut self.gid, &mut rail.gid);
-        std::mem::swap(&mut self.name, &mut rail.name);
+        std::mem::swap(&mut self.listed_at, &mut rail.listed_at);
         std::mem::swap(&mut self.places, &mut rail.places);
         self.former_keys.push(rail.peer.region.rkey);
         for stripe in &mut self.stripes.queues {
@@ -180,16 +180,16 @@ impl VerbsLinkInner {
         };
         let former = &self.rails[to];
         let (shared, device) = (&self.shared, self.device);
-        let renamed = Renamed {
+        let translation = Translation {
             buffer: &former.local,
             words: [former.peer.totals(), self.peer.totals()],
             pool: [former.peer.region.rkey, self.peer.region.rkey],
             key_of: |source: &_| shared.local_key(source, device),
         };
-        if let Err(why) = self.main.arrived(arrived, self.id, out) {
+        if let Err(why) = self.main.complete_arrived(arrived, self.id, out) {
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        let is_resumed = self.main.resume(&mut self.local, &renamed).is_ok();
+        let is_resumed = self.main.resume(&mut self.local, &translation).is_ok();
         if !is_resumed || !self.control.resume(&mut self.local) {
             return self.fail(self.refusal_of(self.main.number()));
         }
@@ -216,7 +216,7 @@ impl VerbsLinkInner {
             let why = "it sent something else than a control message to a queue pair that stands by";
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        standby.arrived += 1;
+        standby.control_messages += 1;
         if !self.is_up() {
             return;
         }
@@ -232,29 +232,6 @@ impl VerbsLinkInner {
             }
             None => {}
         }
-    }
-
-    /// Destroys the stripes of a rail; `None` is the first one. `false` if the link has ended,
-    /// because one can't be destroyed.
-    pub fn lose_stripes(&mut self, rail: Option<usize>) -> bool {
-        let of_rail = |stripe: &&mut Stripe| stripe.rail == rail && stripe.loss.is_none();
-        self.stripes.queues.iter_mut().filter(of_rail).for_each(|stripe| stripe.queue.destroy());
-        if self.stripes.queues.iter().any(|stripe| stripe.queue.is_lost) {
-            let device = rail.map_or(self.device, |at| self.rails[at].device);
-            self.fail(self.stays(device));
-            return false;
-        }
-        self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
-        self.stripes.weigh(self.weight);
-        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
-        true
-    }
-
-    /// The failure of a device that can't stop a queue pair.
-    pub fn stays(&self, device: usize) -> LinkFailure {
-        let device = self.shared.devices[device].name().to_owned();
-        let cause = "the driver or the device: see the kernel's log (`dmesg`)";
-        LinkFailure::Device { device, event: "a queue pair can't be stopped", cause }
     }
 
     /// The key that opens the peer's pool on the present first rail, for a key of an earlier one.

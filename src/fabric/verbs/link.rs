@@ -67,11 +67,10 @@ pub(super) struct VerbsLinkInner {
     pub peer: RailAddress,
     /// The keys of the peer's pool on earlier first rails.
     pub former_keys: Vec<u32>,
-    /// The place of this side's device on the first rail, its GID, and its number among the devices
-    /// of the link.
+    /// The place of this side's device on the first rail, its GID, and its place in [`LinkDevices`].
     pub device: usize,
     pub gid: Gid,
-    pub name: usize,
+    pub listed_at: usize,
     /// The bit of the main queue pair in the parts of a write.
     pub main_part: u8,
     /// The share of the main queue pair in a large write: see [`Stripe::weight`].
@@ -143,7 +142,7 @@ impl VerbsLinkInner {
             failover: None,
             former_keys: Vec::new(),
             gid,
-            name: 0,
+            listed_at: 0,
             main_part: main.number(),
             main,
             stripes: Stripes::new(stripes, weight),

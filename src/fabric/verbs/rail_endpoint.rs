@@ -283,13 +283,12 @@ impl ConnectingRail {
         Gid(self.own.gid.raw)
     }
 
-    /// What a link keeps of a rail besides its first one, whose device has the number `name` among
-    /// those of the link. Its queue pairs for data were taken.
-    pub fn into_link_rail(self, name: usize) -> LinkRail {
+    /// What a link keeps of a rail besides its first one. Its queue pairs for data were taken.
+    pub fn into_link_rail(self, listed_at: usize) -> LinkRail {
         debug_assert!(self.queues.is_empty());
         let gid = self.gid();
         let ConnectingRail { standby, control, local, words, places, device, peer, .. } = self;
-        let standby = standby.map(|main| Standby { main, control, arrived: 0 });
-        LinkRail { standby, local, words, device, name, gid, peer, is_lost: false, places }
+        let standby = standby.map(|main| Standby { main, control, control_messages: 0 });
+        LinkRail { standby, local, words, device, listed_at, gid, peer, is_lost: false, places }
     }
 }

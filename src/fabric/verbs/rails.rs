@@ -39,8 +39,8 @@ pub(super) struct LinkRail {
     pub words: LinkBuffer,
     /// The place of this side's device.
     pub device: usize,
-    /// Its number among the devices of the link.
-    pub name: usize,
+    /// The place of the device in [`LinkDevices`].
+    pub listed_at: usize,
     /// The GID of this side's port.
     pub gid: Gid,
     pub peer: RailAddress,
@@ -185,7 +185,7 @@ impl VerbsLinkInner {
             standby.main.destroy();
             if standby.main.is_lost {
                 self.rails[at].standby = Some(standby);
-                return self.fail(self.stays(self.rails[at].device));
+                return self.fail(self.not_stopped(self.rails[at].device));
             }
         }
         if self.lose_stripes(Some(at)) {
@@ -193,11 +193,34 @@ impl VerbsLinkInner {
         }
     }
 
+    /// Destroys the stripes of a rail; `None` is the first one. `false` if the link has ended,
+    /// because one can't be destroyed.
+    pub fn lose_stripes(&mut self, rail: Option<usize>) -> bool {
+        let of_rail = |stripe: &&mut Stripe| stripe.rail == rail && stripe.loss.is_none();
+        self.stripes.queues.iter_mut().filter(of_rail).for_each(|stripe| stripe.queue.destroy());
+        if self.stripes.queues.iter().any(|stripe| stripe.queue.is_lost) {
+            let device = rail.map_or(self.device, |at| self.rails[at].device);
+            self.fail(self.not_stopped(device));
+            return false;
+        }
+        self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
+        self.stripes.weigh(self.weight);
+        (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
+        true
+    }
+
+    /// The failure of a device that can't stop a queue pair.
+    pub fn not_stopped(&self, device: usize) -> LinkFailure {
+        let device = self.shared.devices[device].name().to_owned();
+        let cause = "the driver or the device: see the kernel's log (`dmesg`)";
+        LinkFailure::Device { device, event: "a queue pair can't be stopped", cause }
+    }
+
     /// Marks a rail as lost, and has the thread for device events log it.
     pub fn tell_of_lost_rail(&mut self, at: usize, why: String) {
         let rail = &mut self.rails[at];
         rail.is_lost = true;
-        self.devices.lose(rail.name);
+        self.devices.lose(rail.listed_at);
         self.shared.lost_rails.fetch_add(1, Ordering::Relaxed);
         self.shared.watcher.log(LostRail {
             device: self.shared.devices[rail.device].name().to_owned(),

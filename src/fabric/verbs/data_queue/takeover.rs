@@ -12,8 +12,8 @@ use crate::fabric::{Completions, LinkId, PostError};
 use crate::memory::Tensor;
 use std::collections::VecDeque;
 
-/// What the queue that was taken over named, and what this one names in its stead.
-pub(in crate::fabric::verbs) struct Renamed<'a, K> {
+/// How requests of the earlier queue are posted on this one: other keys, and another buffer.
+pub(in crate::fabric::verbs) struct Translation<'a, K> {
     /// The buffer of the earlier queue.
     pub buffer: &'a LinkBuffer,
     /// The peer's words for lengths, by the keys of both rails.
@@ -85,7 +85,12 @@ impl DataQueue {
     ///
     /// # Errors
     /// The rule that the peer breaks by its count.
-    pub fn arrived(&mut self, count: u32, link: LinkId, out: &mut Completions) -> Result<(), &'static str> {
+    pub fn complete_arrived(
+        &mut self,
+        count: u32,
+        link: LinkId,
+        out: &mut Completions,
+    ) -> Result<(), &'static str> {
         let Some(mut kept) = self.kept.take() else { return Ok(()) };
         let consuming = kept.iter().filter(|request| request.consumes()).count() as u32;
         let mut landed = count.wrapping_sub(self.consuming.wrapping_sub(consuming));
@@ -110,7 +115,7 @@ impl DataQueue {
     pub fn resume<K: Fn(&Tensor) -> Result<u32, PostError>>(
         &mut self,
         buffer: &mut LinkBuffer,
-        renamed: &Renamed<K>,
+        translation: &Translation<K>,
     ) -> Result<(), PostError> {
         let places = self.depth as usize + 1;
         let mut outstanding = std::mem::replace(&mut self.outstanding, VecDeque::with_capacity(places));
@@ -122,7 +127,7 @@ impl DataQueue {
                 continue;
             }
             let requests = kept.drain(..entry.requests as usize);
-            let posted = self.post_again(buffer, renamed, requests, &entry.op);
+            let posted = self.post_again(buffer, translation, requests, &entry.op);
             if posted.is_err() {
                 self.outstanding.push_back(entry);
                 self.outstanding.append(&mut outstanding);
@@ -136,25 +141,27 @@ impl DataQueue {
     fn post_again<K: Fn(&Tensor) -> Result<u32, PostError>>(
         &mut self,
         buffer: &mut LinkBuffer,
-        renamed: &Renamed<K>,
+        translation: &Translation<K>,
         requests: impl ExactSizeIterator<Item = SendRequest>,
         op: &PostedOp,
     ) -> Result<(), PostError> {
-        let last = requests.len() - 1;
+        let count = requests.len();
         for (at, request) in requests.enumerate() {
-            let signal = if at == last { IBV_SEND_SIGNALED } else { 0 };
-            let (piece, flags) = match (renamed.buffer.copy_of::<PLACE>(&request.piece), op) {
+            let signal = if at + 1 == count { IBV_SEND_SIGNALED } else { 0 };
+            // SAFETY: a request to send names places of the buffer that are for sends alone.
+            let copied = unsafe { translation.buffer.copy_of::<PLACE>(&request.piece) };
+            let (piece, flags) = match (copied, op) {
                 (Some(bytes), _) => self.copy(buffer, &bytes[..request.piece.length as usize]),
                 (None, PostedOp::Write(source) | PostedOp::Part(source)) if request.piece.length > 0 => {
-                    (ibv_sge { lkey: (renamed.key_of)(source)?, ..request.piece }, 0)
+                    (ibv_sge { lkey: (translation.key_of)(source)?, ..request.piece }, 0)
                 }
                 (None, _) => (request.piece, 0),
             };
-            let place = renamed.words[1].addr.wrapping_add(u64::from(self.receive_at) * 8);
+            let place = translation.words[1].addr.wrapping_add(u64::from(self.receive_at) * 8);
             let remote = request.remote.map(|remote| match remote.rkey {
-                key if key == renamed.pool[0] => RemoteAddr { rkey: renamed.pool[1], ..remote },
-                key if key == renamed.words[0].rkey => {
-                    RemoteAddr { addr: place, rkey: renamed.words[1].rkey }
+                key if key == translation.pool[0] => RemoteAddr { rkey: translation.pool[1], ..remote },
+                key if key == translation.words[0].rkey => {
+                    RemoteAddr { addr: place, rkey: translation.words[1].rkey }
                 }
                 _ => remote,
             });
