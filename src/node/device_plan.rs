@@ -43,7 +43,7 @@ pub(super) fn device_resources(
 ) -> [PlannedResource; 2] {
     let peers = peers_over_verbs(config);
     let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
-    let standby = if has_standby(config, devices) { " (one stands by)" } else { "" };
+    let backup = if has_backup(config, devices) { " (one is a backup)" } else { "" };
     let (data, outside) = (u64::from(data_queues(config, devices)), u64::from(config.rdma_registrations));
     let pairs = (1 + data) * peers;
     let (limit, origin) = &limits.queue_pairs;
@@ -51,7 +51,7 @@ pub(super) fn device_resources(
         "queue pairs",
         pairs,
         (*limit, origin),
-        format!("1 for messages and {data} for data{standby}, for each of {peers} peers{of_each}"),
+        format!("1 for messages and {data} for data{backup}, for each of {peers} peers{of_each}"),
         "lower rdma_qps_per_peer if it is more than 1, use fewer processes, or leave verbs out of fabric"
             .into(),
         must_have,
@@ -70,16 +70,16 @@ pub(super) fn device_resources(
     [queue_pairs, regions]
 }
 
-/// Queue pairs for data to each peer, on each of so many devices: with a standby if there are
+/// Queue pairs for data to each peer, on each of so many devices: with a backup if there are
 /// several.
 pub(super) fn data_queues(config: &Config, devices: u64) -> u8 {
     match config.rdma_memory_windows {
         MemoryWindows::On => 1,
-        MemoryWindows::Off => config.rdma_qps_per_peer + u8::from(has_standby(config, devices)),
+        MemoryWindows::Off => config.rdma_qps_per_peer + u8::from(has_backup(config, devices)),
     }
 }
 
-fn has_standby(config: &Config, devices: u64) -> bool {
+fn has_backup(config: &Config, devices: u64) -> bool {
     config.rdma_memory_windows == MemoryWindows::Off && devices > 1
 }
 

@@ -456,7 +456,7 @@ mod tests {
         };
         assert_eq!((of("a", "queue pairs").need, of("a,b", "queue pairs").need), (2 * 4, 3 * 4));
         let because = of("a,b", "queue pairs").because;
-        assert!(because.contains("2 for data (one stands by)") && because.contains("on each of 2 devices"));
+        assert!(because.contains("2 for data (one is a backup)") && because.contains("on each of 2 devices"));
         assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
         let locked = |device| of(device, "locked memory").need;
         // Of 4 peers: 256 bytes for each of 2 * 256 places of a queue pair for data, and the words,

@@ -358,15 +358,15 @@ fn a_peer_that_lies_about_rails_loses_its_link_and_nothing_else() {
     const STRIPE_LOST: u64 = 5;
     const PARTS_WRITTEN: u64 = 6;
     const TAKEN_OVER: u64 = 7;
-    // By the first rail's queue pair for control messages, or by the one that stands by.
-    let (first, standby) = ("b_0", "b_1");
+    // By the first rail's queue pair for control messages, or by its backup.
+    let (first, backup) = ("b_0", "b_1");
     for (device, messages, said) in [
         (first, vec![[TAKEN_OVER, 0, 0, 0, 0]], "though no rail is lost"),
-        (standby, vec![[TAKEN_OVER, 0, 3, 0, 0]], "it counted messages that were not sent"),
-        (standby, vec![[TAKEN_OVER, 0, u64::from(u32::MAX), 0, 0]], "it counted messages that were not sent"),
-        (standby, vec![[TAKEN_OVER, 0, 2, 0, 0]; 2], "though no rail is lost"),
-        (standby, vec![[TAKEN_OVER, 0, 2, 9, 0]], "it acknowledged control messages that were not sent"),
-        (standby, vec![[99, 0, 0, 0, 0]], "a control message of an unknown kind"),
+        (backup, vec![[TAKEN_OVER, 0, 3, 0, 0]], "it counted messages that were not sent"),
+        (backup, vec![[TAKEN_OVER, 0, u64::from(u32::MAX), 0, 0]], "it counted messages that were not sent"),
+        (backup, vec![[TAKEN_OVER, 0, 2, 0, 0]; 2], "though no rail is lost"),
+        (backup, vec![[TAKEN_OVER, 0, 2, 9, 0]], "it acknowledged control messages that were not sent"),
+        (backup, vec![[99, 0, 0, 0, 0]], "a control message of an unknown kind"),
         (first, vec![[STRIPE_LOST, 9, 0, 0, 0]], "a stripe that the link does not have"),
         (first, vec![[STRIPE_LOST, 1, 5, 0, 0]], "it counted parts of writes that were not sent"),
         (first, vec![[STRIPE_LOST, 1, 0, 0, 0]; 2], "it lost a stripe twice"),

@@ -135,7 +135,7 @@ fn each_rail_has_as_many_queue_pairs_as_are_set() {
     let fake = Fake::new(&four_nics(["", ""]));
     let wide = over_both().map(|options| VerbsOptions { qps_per_peer: 2, ..options });
     let (mut a, mut b) = ends(&fake, wide, &link(16));
-    assert_eq!((pairs_of(&fake, "a_0").len(), pairs_of(&fake, "a_1").len()), (3, 4), "control and standby");
+    assert_eq!((pairs_of(&fake, "a_0").len(), pairs_of(&fake, "a_1").len()), (3, 4), "control and backup");
     b.port.post_receives(b.link, 1);
     let large = bulk(&a, &mut b, 9);
     fake.run("trace");

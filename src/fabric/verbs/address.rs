@@ -77,7 +77,7 @@ pub(super) struct RailAddress {
     pub pairs: Vec<(u32, u32)>,
     /// The queue pair that becomes the main one if the first rail is lost. A side with one device
     /// has none.
-    pub standby: Option<(u32, u32)>,
+    pub backup: Option<(u32, u32)>,
 }
 
 /// The bits of a ping that are the token. The others are the rail that the acceptor has chosen as
@@ -211,7 +211,7 @@ impl RailAddress {
         bytes.extend(self.hello.rkey.to_le_bytes());
         bytes.extend(self.hello.token.to_le_bytes());
         // No queue pair for data has the number 0.
-        for (number, psn) in [self.standby.unwrap_or_default()].iter().chain(&self.pairs) {
+        for (number, psn) in [self.backup.unwrap_or_default()].iter().chain(&self.pairs) {
             bytes.extend(number.to_le_bytes());
             bytes.extend(psn.to_le_bytes());
         }
@@ -329,7 +329,7 @@ impl AddressReader<'_> {
         let region =
             RemoteRegion { id: u16::from_le_bytes(self.take()?), base: self.u64()?, rkey: self.u32()? };
         let hello = PingTarget { addr: self.u64()?, rkey: self.u32()?, token: self.u64()? };
-        let standby = match self.u24().zip(self.u24())? {
+        let backup = match self.u24().zip(self.u24())? {
             (0, 0) => None,
             (0, _) => return None,
             pair => Some(pair),
@@ -352,7 +352,7 @@ impl AddressReader<'_> {
             region,
             hello,
             pairs: Vec::new(),
-            standby,
+            backup,
         };
         Some((rail, stripes))
     }
@@ -377,7 +377,7 @@ mod tests {
             region: RemoteRegion { id: 3, base: 0x7000, rkey: 0xABCD },
             hello: PingTarget { addr: 0x9000, rkey: 5, token: PingTarget::token(77) },
             pairs: vec![(1, 2), (3, 4), (0xFF_FFFF, 6), (7, 8)],
-            standby: (number > 0).then_some((9, 10)),
+            backup: (number > 0).then_some((9, 10)),
         }
     }
 

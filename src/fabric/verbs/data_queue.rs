@@ -68,8 +68,8 @@ enum QueuePhase {
     Ready,
     /// It is in the error state or destroyed: nothing is posted any more.
     Stopped,
-    /// It stands by, or has taken over and its peer has not: no sends yet.
-    Standby,
+    /// It is a backup, or has taken over and its peer has not: no sends yet.
+    Backup,
 }
 
 /// A queue pair for data.

@@ -79,15 +79,15 @@ impl VerbsEndpoint {
         // memory window is of one queue pair.
         let may_stripe = depth > 1 && !shared.options.memory_windows;
         let data_queues = if may_stripe { shared.options.qps_per_peer } else { 1 };
-        // The further rails of a link stand by for the first one.
-        let has_standby = may_stripe && shared.devices.len() > 1;
-        let places = (u32::from(data_queues) + u32::from(has_standby))
+        // The further rails of a link have backups of the first one.
+        let has_backup = may_stripe && shared.devices.len() > 1;
+        let places = (u32::from(data_queues) + u32::from(has_backup))
             .checked_mul(2 * depth + SPARE)
             .and_then(|places| places.checked_add(control::ROOM.iter().sum()))
             .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
         let resources = shared.ports.get(port, &shared.watcher)?;
         let make = |device| {
-            let queues = (data_queues, has_standby);
+            let queues = (data_queues, has_backup);
             RailEndpoint::new(shared, &resources, device, places, depth, queues)
         };
         let rails = working_rails(shared, make)?;

@@ -1,6 +1,6 @@
 //! The loss of a link's first rail: another rail becomes the first one, and no call fails.
 //!
-//! Each further rail has a *standby*: a control queue pair, and a queue pair for data that becomes
+//! Each further rail has a *backup*: a control queue pair, and a queue pair for data that becomes
 //! the main one. A side that can't use the first rail any more goes through these steps.
 //!
 //! 1. **Drain.** It moves its queue pairs there to the error state, and waits until all receives
@@ -25,14 +25,14 @@ use crate::fabric::{Completions, Event, LinkFailure};
 const DRAIN_TICKS: u32 = 20;
 
 /// The queue pairs of a further rail that take over from those of the first one.
-pub(super) struct Standby {
+pub(super) struct Backup {
     pub main: DataQueue,
     pub control: ControlQueue,
     /// Messages that the peer, which has taken over already, has sent on the control queue pair.
     pub control_messages: u32,
 }
 
-impl Standby {
+impl Backup {
     /// Whether asynchronous events have reported a queue pair of it.
     pub fn failure(&self, device: &str) -> Option<LinkFailure> {
         self.main.failure(device).or_else(|| self.control.failure(device))
@@ -75,7 +75,7 @@ impl VerbsLinkInner {
 
     /// The rail that takes over if the first one is lost.
     fn next_rail(&self) -> Option<usize> {
-        self.rails.iter().position(|rail| !rail.is_lost && rail.standby.is_some())
+        self.rails.iter().position(|rail| !rail.is_lost && rail.backup.is_some())
     }
 
     /// Whether the first rail is lost, and its queue pairs are still there.
@@ -84,17 +84,17 @@ impl VerbsLinkInner {
     }
 
     /// Tells the peer of the end of the link over the rail that would have taken over.
-    pub fn disconnect_standby(&mut self, why: &LinkFailure) {
+    pub fn disconnect_backup(&mut self, why: &LinkFailure) {
         let Some(rail) = self.failover.as_ref().and_then(|it| self.rails.get_mut(it.to)) else { return };
-        if let Some(standby) = &mut rail.standby {
-            standby.control.disconnect(&mut rail.local, why, None);
+        if let Some(backup) = &mut rail.backup {
+            backup.control.disconnect(&mut rail.local, why, None);
         }
     }
 
     /// Whether the peer is still to be told of the end over such a rail.
-    pub fn is_disconnecting_standby(&self) -> bool {
-        let mut standbys = self.rails.iter().filter_map(|rail| rail.standby.as_ref());
-        standbys.any(|standby| standby.control.is_disconnecting)
+    pub fn is_disconnecting_backup(&self) -> bool {
+        let mut backups = self.rails.iter().filter_map(|rail| rail.backup.as_ref());
+        backups.any(|backup| backup.control.is_disconnecting)
     }
 
     /// Continues a failover. `emptied`: the completion queues are empty.
@@ -119,8 +119,8 @@ impl VerbsLinkInner {
         if self.main.is_lost {
             return self.fail(self.not_stopped(self.device));
         }
-        let Some(Standby { mut main, mut control, control_messages }) = self.rails[to].standby.take() else {
-            unreachable!("a rail takes over that stands by");
+        let Some(Backup { mut main, mut control, control_messages }) = self.rails[to].backup.take() else {
+            unreachable!("a rail takes over that has a backup");
         };
         main.take_over(&mut self.main);
         self.main = main;
@@ -198,25 +198,25 @@ impl VerbsLinkInner {
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
     }
 
-    /// The rail that has this queue pair standing by.
-    pub fn standby_at(&self, number: u8) -> Option<usize> {
-        let has = |standby: &Standby| [standby.main.number(), standby.control.number()].contains(&number);
-        self.rails.iter().position(|rail| rail.standby.as_ref().is_some_and(has))
+    /// The rail of which this queue pair is a backup.
+    pub fn backup_at(&self, number: u8) -> Option<usize> {
+        let has = |backup: &Backup| [backup.main.number(), backup.control.number()].contains(&number);
+        self.rails.iter().position(|rail| rail.backup.as_ref().is_some_and(has))
     }
 
-    /// Something came on a queue pair that stands by.
+    /// Something came on a backup queue pair.
     #[cold]
-    pub fn standby_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc) {
-        let Some(at) = self.standby_at(number) else { return };
-        let Some(standby) = &mut self.rails[at].standby else { return };
+    pub fn backup_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc) {
+        let Some(at) = self.backup_at(number) else { return };
+        let Some(backup) = &mut self.rails[at].backup else { return };
         if !is_receive {
-            return standby.control.done();
+            return backup.control.done();
         }
-        if number != standby.control.number() || wc.byte_len as usize != BYTES {
-            let why = "it sent something else than a control message to a queue pair that stands by";
+        if number != backup.control.number() || wc.byte_len as usize != BYTES {
+            let why = "it sent something else than a control message to a backup queue pair";
             return self.fail(LinkFailure::Protocol(why.into()));
         }
-        standby.control_messages += 1;
+        backup.control_messages += 1;
         if !self.is_up() {
             return;
         }

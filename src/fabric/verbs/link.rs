@@ -67,7 +67,8 @@ pub(super) struct VerbsLinkInner {
     pub peer: RailAddress,
     /// The keys of the peer's pool on earlier first rails.
     pub former_keys: Vec<u32>,
-    /// The place of this side's device on the first rail, its GID, and its place in [`LinkDevices`].
+    /// The place of this side's device on the first rail, its GID, and its place in
+    /// [`LinkDevices`].
     pub device: usize,
     pub gid: Gid,
     pub listed_at: usize,
@@ -122,7 +123,7 @@ impl VerbsLinkInner {
     pub fn new(options: &LinkOptions, parts: VerbsLinkParts) -> Self {
         let VerbsLinkParts { main, stripes, control, local, words, mut rails, peer, device, .. } = parts;
         let VerbsLinkParts { gid, weight, devices, awaited, places, port, shared, .. } = parts;
-        rails.iter_mut().filter_map(|rail| rail.standby.as_mut()).for_each(|it| it.main.stand_by());
+        rails.iter_mut().filter_map(|rail| rail.backup.as_mut()).for_each(|it| it.main.be_backup());
         let numbers = stripes.iter().map(|stripe| stripe.queue.number());
         VerbsLinkInner {
             arrivals: Arrivals::new(main.number(), numbers, options.depth),
@@ -223,7 +224,7 @@ impl VerbsLinkInner {
         if matches!(self.phase, VerbsLinkPhase::Up | VerbsLinkPhase::Draining(..)) {
             if self.is_up() {
                 self.control.disconnect(&mut self.local, &why, None);
-                self.disconnect_standby(&why);
+                self.disconnect_backup(&why);
             }
             self.phase = VerbsLinkPhase::Failing(why);
             self.destroy_queues();
@@ -233,11 +234,11 @@ impl VerbsLinkInner {
     /// Ends all queue pairs through which the peer reaches memory.
     fn destroy_queues(&mut self) {
         self.queues().for_each(DataQueue::destroy);
-        self.standbys().for_each(DataQueue::destroy);
+        self.backups().for_each(DataQueue::destroy);
     }
 
-    fn standbys(&mut self) -> impl Iterator<Item = &mut DataQueue> {
-        self.rails.iter_mut().filter_map(|rail| rail.standby.as_mut()).map(|standby| &mut standby.main)
+    fn backups(&mut self) -> impl Iterator<Item = &mut DataQueue> {
+        self.rails.iter_mut().filter_map(|rail| rail.backup.as_mut()).map(|backup| &mut backup.main)
     }
 
     /// A request could not be posted though there was room: its queue pair is broken. The reason
@@ -365,7 +366,7 @@ impl VerbsLinkInner {
     /// A completion of a stripe came: of its requests, or of a part that has landed there.
     fn stripe_completed(&mut self, number: u8, is_receive: bool, wc: &ibv_wc, out: &mut Completions) {
         let Some(at) = self.stripe_at(number) else {
-            return self.standby_completed(number, is_receive, wc);
+            return self.backup_completed(number, is_receive, wc);
         };
         let (id, leaves) = (self.id, self.detached_at.is_some());
         let stripe = &mut self.stripes.queues[at];
@@ -422,7 +423,7 @@ impl VerbsLinkInner {
             self.control.flush(is_receive);
             return self.suspected(wc, why);
         }
-        if let Some(at) = self.standby_at(queue) {
+        if let Some(at) = self.backup_at(queue) {
             let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
             return self.lose_rail(at, &why);
         }
@@ -526,7 +527,7 @@ impl VerbsLinkInner {
     /// If a queue pair could not be stopped, the peer may write as long as this process lives, so
     /// the memory is leaked.
     fn keep_what_is_lost(&mut self) {
-        if self.queues().any(|queue| queue.is_lost) || self.standbys().any(|queue| queue.is_lost) {
+        if self.queues().any(|queue| queue.is_lost) || self.backups().any(|queue| queue.is_lost) {
             std::mem::forget((std::mem::take(&mut self.grants), Arc::clone(&self.shared)));
             self.local.keep();
             self.words.keep();
@@ -546,13 +547,13 @@ impl VerbsLinkInner {
             // At once, because the port may not be polled for a while.
             let last = Some(self.main.consuming);
             self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
-            self.disconnect_standby(&LinkFailure::Closed);
+            self.disconnect_backup(&LinkFailure::Closed);
             self.make_room();
             if ticks <= DETACH_TICKS && !self.queues().all(|queue| queue.is_idle()) {
                 return false;
             }
         }
-        let is_told = !self.control.is_disconnecting && !self.is_disconnecting_standby();
+        let is_told = !self.control.is_disconnecting && !self.is_disconnecting_backup();
         is_told || ticks > DETACH_TICKS
     }
 

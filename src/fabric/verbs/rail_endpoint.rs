@@ -10,7 +10,7 @@ use super::cq::CqPlaces;
 use super::data_queue::{self, DataQueue, RemoteAddr, SPARE};
 use super::device::Gid;
 use super::endpoint::{not_posted, random};
-use super::failover::Standby;
+use super::failover::Backup;
 use super::failure::{peer, status};
 use super::port_resources::{PendingLink, PortResources};
 use super::qp::QueuePair;
@@ -20,8 +20,8 @@ use crate::fabric::{FabricError, FabricKind, LinkId};
 use std::ffi::c_int;
 use std::time::Duration;
 
-/// The number of the standby's queue on the rail at place 0, behind those of all other queues.
-const STANDBY: u8 = 128;
+/// The number of the backup's queue on the rail at place 0, behind those of all other queues.
+const BACKUP: u8 = 128;
 
 /// The rights of the peer on a data queue pair.
 const POOL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -31,7 +31,7 @@ pub(super) struct RailEndpoint {
     // Dropped in this order: queue pairs, the memory that they name, their places in the completion
     // queue.
     pairs: Vec<QueuePair>,
-    standby: Option<QueuePair>,
+    backup: Option<QueuePair>,
     local: LinkBuffer,
     words: LinkBuffer,
     places: CqPlaces,
@@ -42,32 +42,32 @@ pub(super) struct RailEndpoint {
 }
 
 /// Where the pieces of a rail's buffer are: the control queue pair's, then each data queue's and
-/// the standby's, last the ping to be sent.
+/// the backup's, last the ping to be sent.
 fn places_of(queue: usize, depth: u32) -> usize {
     control::PLACE_BYTES.next_multiple_of(64) + queue * data_queue::bytes_of_places(depth)
 }
 
 /// Bytes of the buffers of a rail: its own, and the words that the peer writes. `data_queues`: with
-/// a standby.
+/// a backup.
 fn buffer_bytes(data_queues: usize, depth: u32) -> [usize; 2] {
     [places_of(data_queues, depth) + 8, 8 * (data_queues + depth as usize)]
 }
 
-/// Bytes that one link locks on each device. `data_queues`: with a standby.
+/// Bytes that one link locks on each device. `data_queues`: with a backup.
 pub(crate) fn link_bytes(data_queues: u8, depth: u32) -> u64 {
     buffer_bytes(data_queues.into(), depth).into_iter().map(|len| LinkBuffer::size(len) as u64).sum()
 }
 
 impl RailEndpoint {
     /// On the device at this place. It has `data_queues` queue pairs for data, one more if
-    /// `has_standby`, and takes `places` places of a completion queue.
+    /// `has_backup`, and takes `places` places of a completion queue.
     pub fn new(
         shared: &VerbsShared,
         resources: &PortResources,
         device: usize,
         places: u32,
         depth: u32,
-        (data_queues, has_standby): (u8, bool),
+        (data_queues, has_backup): (u8, bool),
     ) -> Result<Self, FabricError> {
         let of_device = &shared.devices[device];
         let chosen = &of_device.chosen;
@@ -82,8 +82,8 @@ impl RailEndpoint {
         for _ in 0..data_queues {
             pairs.push(for_data()?);
         }
-        let standby = has_standby.then(for_data).transpose()?;
-        let data_queues = usize::from(data_queues) + usize::from(has_standby);
+        let backup = has_backup.then(for_data).transpose()?;
+        let data_queues = usize::from(data_queues) + usize::from(has_backup);
         let [own_bytes, word_bytes] = buffer_bytes(data_queues, depth);
         let local = LinkBuffer::new(&of_device.domain, own_bytes, false)?;
         let words = LinkBuffer::new(&of_device.domain, word_bytes, true)?;
@@ -106,9 +106,9 @@ impl RailEndpoint {
             region: RemoteRegion { id: shared.region_id, base: shared.base, rkey },
             hello: PingTarget { addr: words.piece(0, 8).addr, rkey: words.rkey(), token },
             pairs: numbers,
-            standby: standby.as_ref().map(number).transpose()?,
+            backup: backup.as_ref().map(number).transpose()?,
         };
-        Ok(RailEndpoint { pairs, standby, local, words, places, device, place, own })
+        Ok(RailEndpoint { pairs, backup, local, words, places, device, place, own })
     }
 
     /// The rail with the peer's end. It is the one at `place` among the common ones, and its queue
@@ -135,10 +135,10 @@ impl RailEndpoint {
             DataQueue::new(pair, link, number, depth, places_of(at, depth), signal_every)
         };
         let queues: Vec<_> = pairs.enumerate().map(|(at, pair)| queue(at, first + at as u8, pair)).collect();
-        let standby = self.standby.take().filter(|_| !is_alone && peer.standby.is_some());
+        let backup = self.backup.take().filter(|_| !is_alone && peer.backup.is_some());
         ConnectingRail {
             // There are few rails.
-            standby: standby.map(|pair| queue(queues.len(), STANDBY + place as u8, pair)),
+            backup: backup.map(|pair| queue(queues.len(), BACKUP + place as u8, pair)),
             queues,
             control: ControlQueue::new(of_control, link, CONTROL - place as u8, 0),
             local: self.local,
@@ -161,7 +161,7 @@ pub(super) struct ConnectingRail {
     // queue.
     pub queues: Vec<DataQueue>,
     /// The main queue, if the first rail is lost. No ping comes on it.
-    standby: Option<DataQueue>,
+    backup: Option<DataQueue>,
     pub control: ControlQueue,
     pub local: LinkBuffer,
     pub words: LinkBuffer,
@@ -200,9 +200,9 @@ impl ConnectingRail {
     fn connect(&mut self, shared: &VerbsShared) -> Result<(), FabricError> {
         let (chosen, options) = (&shared.devices[self.device].chosen, &shared.options);
         let pairs = self.control.pair().into_iter().chain(self.queues.iter_mut().flat_map(DataQueue::pair));
-        let numbers = self.own.pairs.iter().chain(&self.own.standby);
-        let of_peer = self.peer.pairs.iter().chain(&self.peer.standby);
-        let pairs = pairs.chain(self.standby.iter_mut().flat_map(DataQueue::pair));
+        let numbers = self.own.pairs.iter().chain(&self.own.backup);
+        let of_peer = self.peer.pairs.iter().chain(&self.peer.backup);
+        let pairs = pairs.chain(self.backup.iter_mut().flat_map(DataQueue::pair));
         for ((pair, own), theirs) in pairs.zip(numbers).zip(of_peer) {
             pair.connect(chosen, &self.place, options, own.1, &self.peer, *theirs)?;
         }
@@ -215,7 +215,7 @@ impl ConnectingRail {
         if self.failure.is_some() {
             return;
         }
-        let at = places_of(self.queues.len() + usize::from(self.standby.is_some()), self.depth);
+        let at = places_of(self.queues.len() + usize::from(self.backup.is_some()), self.depth);
         let target = self.peer.hello;
         self.local.write(at, &target.ping(first).to_le_bytes());
         for (index, queue) in self.queues.iter_mut().enumerate() {
@@ -287,8 +287,8 @@ impl ConnectingRail {
     pub fn into_link_rail(self, listed_at: usize) -> LinkRail {
         debug_assert!(self.queues.is_empty());
         let gid = self.gid();
-        let ConnectingRail { standby, control, local, words, places, device, peer, .. } = self;
-        let standby = standby.map(|main| Standby { main, control, control_messages: 0 });
-        LinkRail { standby, local, words, device, listed_at, gid, peer, is_lost: false, places }
+        let ConnectingRail { backup, control, local, words, places, device, peer, .. } = self;
+        let backup = backup.map(|main| Backup { main, control, control_messages: 0 });
+        LinkRail { backup, local, words, device, listed_at, gid, peer, is_lost: false, places }
     }
 }

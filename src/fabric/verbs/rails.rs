@@ -20,7 +20,7 @@ use super::cq::CqPlaces;
 use super::data_queue::{PostedOp, RemoteAddr};
 use super::device::Gid;
 use super::events::LostRail;
-use super::failover::Standby;
+use super::failover::Backup;
 use super::link::VerbsLinkInner;
 use super::stripes::{AnnouncedLength, Stripe};
 use super::sys::IBV_WC_GENERAL_ERR;
@@ -33,8 +33,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// What a link has of a rail besides the first one. Dropped after its queue pairs.
 pub(super) struct LinkRail {
     // Dropped in this order: queue pairs, the memory that queue pairs name, their places.
-    /// None if the rail is lost, or a link may have no standby.
-    pub standby: Option<Standby>,
+    /// None if the rail is lost, or a link may have no backup.
+    pub backup: Option<Backup>,
     pub local: LinkBuffer,
     pub words: LinkBuffer,
     /// The place of this side's device.
@@ -181,10 +181,10 @@ impl VerbsLinkInner {
         if !self.phase.is_up() || self.rails[at].is_lost {
             return;
         }
-        if let Some(mut standby) = self.rails[at].standby.take() {
-            standby.main.destroy();
-            if standby.main.is_lost {
-                self.rails[at].standby = Some(standby);
+        if let Some(mut backup) = self.rails[at].backup.take() {
+            backup.main.destroy();
+            if backup.main.is_lost {
+                self.rails[at].backup = Some(backup);
                 return self.fail(self.not_stopped(self.rails[at].device));
             }
         }
@@ -343,9 +343,9 @@ impl VerbsLinkInner {
             let device = self.shared.devices[self.rails[at].device].name();
             let of_rail = self.stripes.queues.iter().filter(|stripe| stripe.rail == Some(at));
             let of_data = of_rail.map(|stripe| &stripe.queue).find_map(|queue| queue.failure(device));
-            let standby = self.rails[at].standby.as_ref();
-            let of_standby = || standby.and_then(|standby| standby.failure(device));
-            match of_data.or_else(of_standby) {
+            let backup = self.rails[at].backup.as_ref();
+            let of_backup = || backup.and_then(|backup| backup.failure(device));
+            match of_data.or_else(of_backup) {
                 // The peer has used a key or bounds that were not granted: no failure of the rail.
                 Some(why @ LinkFailure::Protocol(_)) => return self.fail(why),
                 Some(why) => self.lose_rail(at, &why),

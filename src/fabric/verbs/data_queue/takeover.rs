@@ -37,9 +37,9 @@ impl DataQueue {
         self.kept = Some(VecDeque::with_capacity(self.depth as usize + 1));
     }
 
-    /// Lets a queue that is connected stand by.
-    pub fn stand_by(&mut self) {
-        self.phase = QueuePhase::Standby;
+    /// Makes a queue that is connected a backup.
+    pub fn be_backup(&mut self) {
+        self.phase = QueuePhase::Backup;
     }
 
     /// Whether another queue can take over. None can if a read is outstanding: it may have happened
