@@ -173,7 +173,18 @@ count_tests() {
     ' "$1"
 }
 
-# Prints the seconds of each step, the skipped tests and the sum. Fails if anything failed.
+# failed_tests LOG: prints each failed test of a log of cargo test with the first lines of its output, since
+# the whole log is long, and often cut.
+failed_tests() {
+    awk '
+        /^ +Running / || /^ +Doc-tests / || /^successes:$/ { failures = 0; left = 0 }
+        /^failures:$/ { failures = 1; left = 0; next }
+        failures && /^---- .* stdout ----$/ { left = 40; print "  " $2; next }
+        left > 0 { left--; print "    " $0 }
+    ' "$1"
+}
+
+# Prints the seconds of each step, the skipped and the failed tests, and the sum. Fails if anything failed.
 summary() {
     local passed=0 failed=0 skipped=0 at p f s line
     echo
@@ -185,6 +196,7 @@ summary() {
         count_tests "$work/$at.log" >"$work/counts"
         read -r p f s <"$work/counts"
         tail -n +2 "$work/counts" >>"$reasons"
+        failed_tests "$work/$at.log" >>"$work/failures"
         # A step that failed without a failed test (lints, a build, a hang) is one failure.
         for line in "${failed_steps[@]}"; do
             [[ $line -ne $at || $f -gt 0 ]] || f=1
@@ -194,6 +206,10 @@ summary() {
     if [[ -s $reasons ]]; then
         echo "skipped tests:"
         sort "$reasons" | uniq -c | sed 's/^ *1   /  /'
+    fi
+    if [[ -s $work/failures ]]; then
+        echo "failed tests:"
+        cat "$work/failures"
     fi
     echo "$((SECONDS / 60)) min $((SECONDS % 60)) s in all"
     local closing="$passed passed, $failed failed"
