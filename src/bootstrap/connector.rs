@@ -1,14 +1,15 @@
 //! Opens connections to one peer, which prove both names before they carry a request.
 
 use super::auth::{AuthStream, Authenticator, ProofError};
-use crate::wire::TaskId;
+use crate::wire::{TaskId, is_lack};
 use hyper_util::rt::TokioIo;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
-use tokio::net::TcpStream;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
@@ -25,16 +26,58 @@ pub(super) struct Connector {
 }
 
 impl Connector {
+    /// Connects with the first address of the name that proves to be the peer's: another program
+    /// may have the port at one of them.
     pub(super) async fn connect(self) -> Result<AuthStream, ProofError> {
-        let connected = timeout(self.limit, async {
-            let stream = TcpStream::connect(&self.address).await?;
-            stream.set_nodelay(true)?;
-            self.auth.connect(stream, &self.peer).await
-        });
-        connected.await.unwrap_or_else(|_| {
-            let what = format!("{} never answered within {:?}", self.address, self.limit);
-            Err(io::Error::new(io::ErrorKind::TimedOut, what).into())
-        })
+        let until = Instant::now() + self.limit;
+        let found = timeout(self.limit, lookup_host(&self.address))
+            .await
+            .unwrap_or_else(|_| Err(self.too_late(&format!("the name of {} was not found", self.address))))?;
+        let mut addresses: Vec<SocketAddr> = found.collect();
+        addresses.dedup();
+        self.connect_first(&addresses, until).await
+    }
+
+    /// The same with these addresses, which share the time. If none is the peer's, the error is
+    /// that of one that can be reached, if there is one.
+    pub(super) async fn connect_first(
+        &self,
+        addresses: &[SocketAddr],
+        until: Instant,
+    ) -> Result<AuthStream, ProofError> {
+        let mut failed: Option<ProofError> = None;
+        for (at, address) in addresses.iter().enumerate() {
+            let left = until.saturating_duration_since(Instant::now());
+            let share = left / (addresses.len() - at) as u32;
+            let error = match timeout(share, self.connect_to(*address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => error,
+                Err(_) => self.too_late(&format!("{} never answered", self.address)).into(),
+            };
+            failed = failed.filter(|first| rank(first) >= rank(&error)).or(Some(error));
+        }
+        Err(failed.unwrap_or_else(|| io::Error::from(io::ErrorKind::NotFound).into()))
+    }
+
+    async fn connect_to(&self, address: SocketAddr) -> Result<AuthStream, ProofError> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        self.auth.connect(stream, &self.peer).await
+    }
+
+    fn too_late(&self, what: &str) -> io::Error {
+        io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {:?}", self.limit))
+    }
+}
+
+/// How much an error tells. A lack of this process is no word about the peer. That nobody listens
+/// is true of the peer only if it holds everywhere.
+fn rank(error: &ProofError) -> u8 {
+    match error {
+        ProofError::Io(error) if is_lack(error) => 3,
+        ProofError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => 0,
+        ProofError::Io(_) => 1,
+        _ => 2,
     }
 }
 

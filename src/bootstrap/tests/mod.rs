@@ -1,5 +1,6 @@
 //! Several members in one process, each with a peering that only pretends to make links.
 
+mod addresses;
 pub(super) mod certificates;
 mod early_deaths;
 mod lifecycle;
