@@ -1,21 +1,27 @@
 //! What a process needs of its RDMA devices, beside their limits.
 
 use super::plan::PlannedResource;
+use super::rdma::verbs_options;
 use super::transport::peers_over_verbs;
 use crate::config::{Config, MemoryWindows};
-use crate::fabric::verbs::VerbsDevice;
 use crate::fabric::verbs::device::{AUTO, Limits, MAX_RAILS};
+use crate::fabric::verbs::{VerbsDevice, depth_of_device, link_completions};
 
 /// The smallest limits of the devices, each with its origin; or why there is none.
 pub(super) struct DeviceLimits {
     queue_pairs: (Option<u64>, String),
+    completion_queues: (Option<u64>, String),
     regions: (Option<u64>, String),
+    /// Completions of one queue, and work requests of a queue pair.
+    entries: Option<u64>,
+    requests: Option<u64>,
 }
 
 impl DeviceLimits {
     /// They are not known, for this reason.
     pub fn unknown(why: &str) -> Self {
-        DeviceLimits { queue_pairs: (None, why.into()), regions: (None, why.into()) }
+        let [queue_pairs, completion_queues, regions] = [(); 3].map(|()| (None, why.into()));
+        DeviceLimits { queue_pairs, completion_queues, regions, entries: None, requests: None }
     }
 
     pub fn of(device: &VerbsDevice) -> Self {
@@ -28,8 +34,17 @@ impl DeviceLimits {
         };
         DeviceLimits {
             queue_pairs: smallest("max_qp", |limits| limits.max_qp),
+            completion_queues: smallest("max_cq", |limits| limits.max_cq),
             regions: smallest("max_mr", |limits| limits.max_mr),
+            entries: smallest("max_cqe", |limits| limits.max_cqe).0,
+            requests: smallest("max_qp_wr", |limits| limits.max_qp_wr).0,
         }
+    }
+
+    /// The queue depth of links, as far as it is known.
+    pub fn depth(&self, config: &Config) -> u32 {
+        let most = self.requests.and_then(|most| u32::try_from(most).ok());
+        depth_of_device(config.rdma_qp_queue_depth, most.unwrap_or(u32::MAX))
     }
 }
 
@@ -40,7 +55,7 @@ pub(super) fn device_resources(
     devices: u64,
     limits: &DeviceLimits,
     must_have: bool,
-) -> [PlannedResource; 2] {
+) -> [PlannedResource; 3] {
     let peers = peers_over_verbs(config);
     let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
     let backup = if has_backup(config, devices) { " (one is a backup)" } else { "" };
@@ -56,6 +71,23 @@ pub(super) fn device_resources(
             .into(),
         must_have,
     );
+    let of_link = link_completions(data_queues(config, devices), limits.depth(config));
+    let entries = u64::from(verbs_options(config).cq_entries);
+    // A queue has places for one link at least.
+    let links = (limits.entries.map_or(entries, |most| most.min(entries)) / of_link).max(1);
+    let pollers = config.poller_count() as u64;
+    let of_poller = peers.div_ceil(pollers).div_ceil(links);
+    let (limit, origin) = &limits.completion_queues;
+    let completion_queues = PlannedResource::count(
+        "completion queues",
+        pollers * of_poller,
+        (*limit, origin),
+        format!("{of_poller} of each poller, with places for {links} links each{of_each}"),
+        "lower rdma_qp_queue_depth, rdma_qps_per_peer or pollers, use fewer processes, or leave verbs out of \
+         fabric"
+            .into(),
+        must_have,
+    );
     let of_links = 1 + 2 * peers;
     let (limit, origin) = &limits.regions;
     let regions = PlannedResource::count(
@@ -67,7 +99,7 @@ pub(super) fn device_resources(
         // Without the others, memory outside the pool is copied.
         must_have && limit.is_some_and(|limit| limit < of_links),
     );
-    [queue_pairs, regions]
+    [queue_pairs, completion_queues, regions]
 }
 
 /// Queue pairs for data to each peer, on each of so many devices: with a backup if there are

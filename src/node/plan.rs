@@ -154,7 +154,7 @@ impl ResourcePlan {
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
         let locked_links =
-            verbs::link_bytes(data_queues(config, devices), config.queue_depth) * devices * peers;
+            verbs::link_bytes(data_queues(config, devices), of_devices.depth(config)) * devices * peers;
         let of_verbs = if names_verbs { locked_links } else { 0 };
         let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
@@ -459,13 +459,13 @@ mod tests {
         assert!(because.contains("2 for data (one is a backup)") && because.contains("on each of 2 devices"));
         assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
         let locked = |device| of(device, "locked memory").need;
-        // Of 4 peers: 256 bytes for each of 2 * 256 places of a queue pair for data, and the words,
-        // both in whole pages.
-        let with = |queues: u64| (256 << 20) + 4 * (queues * (128 << 10) + 4096 + 4096);
+        // Of 4 peers: 256 bytes for each of 2 * 1024 places of a queue pair for data, and the
+        // words, both in whole pages.
+        let with = |queues: u64| (256 << 20) + 4 * (queues * (512 << 10) + 4096 + 3 * 4096);
         assert_eq!(locked("a"), with(1));
         assert_eq!((locked("a,b"), locked("auto")), (2 * with(2), 4 * with(2)));
-        assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 2 MiB for links");
-        assert!(of("a", "memory").because.starts_with("pool_size, and 544 KiB of link memory"));
+        assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 8 MiB for links");
+        assert!(of("a", "memory").because.starts_with("pool_size, and 2 MiB of link memory"));
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     told.node_guid = of.guid.to_be();
     told.max_mr_size = u64::MAX;
     told.max_qp = of.max_qp;
-    told.max_cq = 1 << 17;
+    told.max_cq = of.max_cq;
     told.max_mr = of.max_mr;
     told.max_pd = 1 << 17;
     told.max_mw = of.max_mw;

@@ -254,6 +254,10 @@ pub unsafe extern "C" fn ibv_create_cq(
     if let Some(errno) = state.fault("create_cq", device) {
         return refuse(errno);
     }
+    let here = state.cqs.values().filter(|cq| state.device_of(cq.context) == device).count();
+    if here >= state.devices[device].max_cq as usize {
+        return refuse(ENOMEM);
+    }
     let of = &state.devices[device];
     if !(1..=of.max_cqe).contains(&cqe) || !(0..of.vectors).contains(&vector) {
         return refuse(EINVAL);

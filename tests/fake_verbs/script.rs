@@ -10,6 +10,8 @@ use std::fmt::Write;
 
 /// Objects of a kind that a device can have, unless the script says less.
 const MANY: u64 = 1 << 17;
+/// Completions of one queue.
+const MANY_ENTRIES: u64 = 1 << 20;
 
 /// The state that a process starts with.
 pub fn from_environment() -> State {
@@ -107,6 +109,8 @@ fn run(state: &mut State, line: &str) -> String {
         "limits" => {
             let at = named(state, &words);
             state.devices[at].max_qp = words.or("max_qp", MANY) as c_int;
+            state.devices[at].max_cq = words.or("max_cq", MANY) as c_int;
+            state.devices[at].max_cqe = words.or("max_cqe", MANY_ENTRIES) as c_int;
             state.devices[at].max_mr = words.or("max_mr", MANY) as c_int;
         }
         "remove" => {
@@ -170,9 +174,10 @@ fn device(state: &mut State, words: &Words<'_>) {
         handle: hand_out(handle) as usize,
         caps: number("caps", 0) as u32,
         max_qp: number("max_qp", MANY) as c_int,
+        max_cq: number("max_cq", MANY) as c_int,
         max_mr: number("max_mr", MANY) as c_int,
         max_qp_wr: number("max_qp_wr", 8192) as c_int,
-        max_cqe: number("max_cqe", 1 << 20) as c_int,
+        max_cqe: number("max_cqe", MANY_ENTRIES) as c_int,
         max_sge: number("max_sge", 16) as c_int,
         max_qp_rd_atom: number("max_qp_rd_atom", 16) as c_int,
         max_qp_init_rd_atom: number("max_qp_init_rd_atom", 16) as c_int,

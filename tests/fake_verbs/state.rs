@@ -35,6 +35,8 @@ pub struct Device {
     pub caps: u32,
     /// Queue pairs at a time.
     pub max_qp: c_int,
+    /// Completion queues at a time.
+    pub max_cq: c_int,
     /// Memory regions at a time.
     pub max_mr: c_int,
     pub max_qp_wr: c_int,

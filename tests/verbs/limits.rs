@@ -7,9 +7,13 @@ use crate::nodes::{ON_FAKE_1, fake};
 use std::time::Instant;
 use tensorwire::{Builder, Node, NodeError, ResourcePlan};
 
-/// A device that lacks queue pairs, and one that lacks regions, for two peers. What the error says.
-const TOO_SMALL: [(&str, [&str; 3]); 2] = [
+/// Devices that lack queue pairs, completion queues and regions for two peers. What the error says.
+const TOO_SMALL: [(&str, [&str; 3]); 3] = [
     ("max_qp=3", ["queue pairs: 4 (", "limit 3 (max_qp of fake_1)", ": lower rdma_qps_per_peer"]),
+    (
+        "max_cq=1 max_cqe=3000",
+        ["completion queues: 2 (", "limit 1 (max_cq of fake_1)", ": lower rdma_qp_queue_depth"],
+    ),
     ("max_mr=4", ["memory regions: ", "limit 4 (max_mr of fake_1)", ": lower rdma_registrations"]),
 ];
 
@@ -37,17 +41,25 @@ fn a_device_that_is_too_small_for_the_cluster_is_refused_before_anything_is_made
     }
     let config = with(&ON_FAKE_1, &cluster(3)).build().expect("settings");
     let says = "no limit known (a device says it once it is open)";
-    assert_eq!(ResourcePlan::new(&config).to_string().matches(says).count(), 2);
+    assert_eq!(ResourcePlan::new(&config).to_string().matches(says).count(), 3);
 }
 
 #[test]
 fn a_device_that_has_what_two_members_need_is_enough() {
     needs_fake!();
     let (fake, _turn) = fake();
-    fake.run("limits device=fake_1 max_qp=4 max_mr=6");
+    fake.run("limits device=fake_1 max_qp=4 max_cq=2 max_cqe=3000 max_mr=6");
     run(2, &ON_FAKE_1, |_, _| {});
     fake.run("limits device=fake_1");
     fake.assert_clean();
+    // Each of the two has locked what was planned.
+    let config = with(&ON_FAKE_1, &cluster(2)).build().expect("settings");
+    let plan = ResourcePlan::with_devices(&config);
+    let planned = |name| plan.resources().iter().find(|it| it.name == name).expect("planned").need;
+    let locked: u64 = fake.calls("reg_mr").iter().map(|call| call.number("len")).sum();
+    assert_eq!(locked, 2 * planned("locked memory"));
+    let made = [fake.calls("create_qp"), fake.calls("create_cq")].map(|calls| calls.len() as u64);
+    assert_eq!(made, [2 * planned("queue pairs"), 2 * planned("completion queues")]);
 }
 
 /// Nobody serves the store: a member that waits for the others would hear of that instead.

@@ -62,6 +62,12 @@ pub(super) fn not_posted(what: &str) -> FabricError {
     os(format!("posting {what}"), error, "see the kernel's log (`dmesg`)")
 }
 
+/// Places that a link takes of the completion queues of each device. `data_queues`: with a backup.
+pub(crate) fn link_completions(data_queues: u8, depth: u32) -> u64 {
+    let of_control: u32 = control::ROOM.iter().sum();
+    u64::from(data_queues) * (2 * u64::from(depth) + u64::from(SPARE)) + u64::from(of_control)
+}
+
 impl VerbsEndpoint {
     pub(super) fn new(
         shared: &Arc<VerbsShared>,
@@ -81,10 +87,8 @@ impl VerbsEndpoint {
         let data_queues = if may_stripe { shared.options.qps_per_peer } else { 1 };
         // The further rails of a link have backups of the first one.
         let has_backup = may_stripe && shared.devices.len() > 1;
-        let places = (u32::from(data_queues) + u32::from(has_backup))
-            .checked_mul(2 * depth + SPARE)
-            .and_then(|places| places.checked_add(control::ROOM.iter().sum()))
-            .ok_or_else(|| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
+        let places = u32::try_from(link_completions(data_queues + u8::from(has_backup), depth))
+            .map_err(|_| refuse("depth", depth.into(), "so many that all queues have less than 2^32"))?;
         let resources = shared.ports.get(port, &shared.watcher)?;
         let make = |device| {
             let queues = (data_queues, has_backup);

@@ -64,6 +64,7 @@ pub mod sys;
 mod windows;
 
 pub use endpoint::VerbsEndpoint;
+pub(crate) use endpoint::link_completions;
 pub(crate) use grants::MAX_GRANTS;
 pub use options::VerbsOptions;
 pub use port::{VerbsLink, VerbsPort};
@@ -291,8 +292,13 @@ fn nearest_of<'a>(choices: impl Iterator<Item = &'a Choice> + Clone) -> &'a Choi
 }
 
 fn depth_within(chosen: &Chosen) -> u32 {
-    let device = u32::try_from(chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
-    chosen.choice.queue_depth.min(device.saturating_sub(SPARE)).max(1)
+    let max_qp_wr = u32::try_from(chosen.context.attr().max_qp_wr).unwrap_or(u32::MAX);
+    depth_of_device(chosen.choice.queue_depth, max_qp_wr)
+}
+
+/// The queue depth of links on a device with this limit, of which `wanted` is the setting.
+pub(crate) fn depth_of_device(wanted: u32, max_qp_wr: u32) -> u32 {
+    wanted.min(max_qp_wr.saturating_sub(SPARE)).max(1)
 }
 
 impl VerbsFabric {
