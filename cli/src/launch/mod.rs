@@ -33,7 +33,7 @@ use std::time::Duration;
 /// The first port of each of several hosts.
 const FIRST_PORT: u16 = 29600;
 /// Seconds until those that don't end are killed.
-const GRACE: u64 = 5;
+const GRACE: u64 = 30;
 
 /// Starts processes of any program on this host as the members of a cluster.
 ///

@@ -6,6 +6,10 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use tensorwire::{Config, ResourcePlan};
 
+/// Resources whose limit all processes of this host share.
+const OF_ALL: [&str; 6] =
+    ["threads", "memory", "memory of the cgroup", "queue pairs", "completion queues", "memory regions"];
+
 /// Prints the plan of one process, and their number. The settings are those of the environment: a
 /// program may have others.
 ///
@@ -22,17 +26,12 @@ pub fn show(members: &[Launched]) -> Result<(), CliError> {
     if let Some(short) = short {
         return Err(CliError::Failed(format!("a limit is too low: {short}")));
     }
-    for name in ["memory", "memory of the cgroup"] {
-        let Some(one) = plan.resources().iter().find(|resource| resource.name == name) else { continue };
-        let need = one.need.saturating_mul(members.len() as u64);
-        if let Some(limit) = one.limit.filter(|limit| *limit < need) {
-            let [need, limit] = [need, limit].map(|bytes| bytes >> 20);
-            let what = format!(
-                "all processes together may need {need} MiB of memory, and {limit} MiB are available ({}): \
-                 lower pool_size or queue_depth, or use fewer processes",
-                one.origin
-            );
-            return Err(CliError::Failed(what));
+    for one in plan.resources().iter().filter(|one| OF_ALL.contains(&one.name)) {
+        let mut all = one.clone();
+        all.need = one.need.saturating_mul(members.len() as u64);
+        all.because = format!("of all {} processes of this host, at most", members.len());
+        if all.is_short() {
+            return Err(CliError::Failed(format!("a limit is too low: {all}")));
         }
     }
     Ok(())

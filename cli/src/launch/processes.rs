@@ -300,7 +300,10 @@ impl Crew {
         }
         let failure = Failure { name: member.name.clone(), process: member.child.id(), end };
         let are_others = self.members.iter().any(|member| !member.has_ended);
-        let then = if are_others { "; the others are ended" } else { "" };
+        let then = match are_others {
+            true => format!("; the others are ended, and killed after {grace:?} (--grace)"),
+            false => String::new(),
+        };
         output::to_stderr(format!("tensorwire launch: {failure}{then}\n").as_bytes());
         self.first = Some(failure);
         self.ask(grace);

@@ -3,6 +3,7 @@
 mod auth;
 #[path = "../../../tests/support/bare_machine.rs"]
 mod bare_machine;
+mod cgroups;
 mod compare;
 mod devices;
 mod launch;
