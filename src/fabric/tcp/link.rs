@@ -354,6 +354,8 @@ impl TcpLinkInner {
             return;
         }
         if self.out.kept.has_room_for_last(SHORT_HEADER + LONG_HEADER) {
+            // An older number must not follow.
+            self.unsent_credits = None;
             self.out.post(Frame::Credits { returned }, &[]);
         } else {
             self.unsent_credits = Some(returned);

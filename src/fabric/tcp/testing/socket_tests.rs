@@ -1,13 +1,15 @@
-//! The options of the sockets of a link, as the kernel tells them.
+//! Both sides of a link in one process: the options of its sockets, as the kernel tells them, and
+//! credits that find no room.
 
-use super::hostile_peer::{TIMEOUT, Victim, link_options};
+use super::hostile_peer::{POLLS, TIMEOUT, Victim, link_options};
 use super::pool;
+use crate::fabric::tcp::frame::MAX_SEND;
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
-use crate::fabric::{Endpoint, Fabric, Port, Role};
+use crate::fabric::{Completions, Endpoint, Fabric, Port, Role};
 use crate::memory::Pool;
 use rustix::net::sockopt;
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BUSY_POLL: Duration = Duration::from_micros(70);
 
@@ -71,4 +73,42 @@ fn the_sockets_of_a_link_send_at_once_and_poll_busily_where_the_kernel_takes_it(
             assert_eq!(check_sockets(&mut side, wanted), 4, "the main one and three for bulk");
         }
     }
+}
+
+/// The newest number of credits counts, so the peer would lack those of the newer one.
+#[test]
+fn credits_that_found_no_room_never_follow_newer_ones() {
+    let pool = pool();
+    let [mut a, mut b] = both_sides(&pool, &TcpOptions::default());
+    b.port.post_receives(b.link, 10_000);
+    // The peer acknowledges nothing, and the send buffer fills.
+    let bytes = vec![0; MAX_SEND];
+    let mut len = MAX_SEND;
+    while len > 0 {
+        a.port.poll(&mut Completions::default());
+        if a.port.send(a.link, &bytes[..len]).is_err() {
+            len /= 2;
+        }
+    }
+    let waits = |a: &mut Victim| a.port.link_mut(a.link).unsent_credits.is_some();
+    let older = (1..100).find(|returned| {
+        a.port.publish_credits(a.link, *returned);
+        waits(&mut a)
+    });
+    assert!(older.is_some());
+    // The acknowledgement comes, and the next post frees what it acknowledges.
+    let began = Instant::now();
+    while a.port.send(a.link, &[1]).is_err() {
+        assert!(began.elapsed() < TIMEOUT);
+        b.port.poll(&mut Completions::default());
+        // Reads without a poll.
+        a.port.link_mut(a.link).receive(&mut Completions::default()).map_err(drop).expect("it is up");
+    }
+    assert!(waits(&mut a));
+    a.port.publish_credits(a.link, 1000);
+    for _ in 0..POLLS {
+        a.port.poll(&mut Completions::default());
+        b.port.poll(&mut Completions::default());
+    }
+    assert_eq!(b.port.peer_credits(b.link), 1000);
 }
