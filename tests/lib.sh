@@ -179,7 +179,10 @@ failed_tests() {
     awk '
         /^ +Running / || /^ +Doc-tests / || /^successes:$/ { failures = 0; left = 0 }
         /^failures:$/ { failures = 1; left = 0; next }
-        failures && /^---- .* stdout ----$/ { left = 40; print "  " $2; next }
+        failures && /^---- .* stdout ----$/ {
+            gsub(/^---- | stdout ----$/, "")
+            left = 40; print "  " $0; next
+        }
         left > 0 { left--; print "    " $0 }
     ' "$1"
 }

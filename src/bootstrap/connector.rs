@@ -38,8 +38,8 @@ impl Connector {
         self.connect_first(&addresses, until).await
     }
 
-    /// The same with these addresses, which share the time. If none is the peer's, the error is
-    /// that of one that can be reached, if there is one.
+    /// The same with these addresses, which share the time. If none is the peer's, the error is the
+    /// one that tells most.
     pub(super) async fn connect_first(
         &self,
         addresses: &[SocketAddr],

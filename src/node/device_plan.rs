@@ -76,13 +76,15 @@ pub(super) fn device_resources(
     // A queue has places for one link at least.
     let links = (limits.entries.map_or(entries, |most| most.min(entries)) / of_link).max(1);
     let pollers = config.poller_count() as u64;
-    let of_poller = peers.div_ceil(pollers).div_ceil(links);
+    // Each poller may have a queue that is not full.
+    let partial = pollers.min(peers);
+    let queues = (peers - partial) / links + partial;
     let (limit, origin) = &limits.completion_queues;
     let completion_queues = PlannedResource::count(
         "completion queues",
-        pollers * of_poller,
+        queues,
         (*limit, origin),
-        format!("{of_poller} of each poller, with places for {links} links each{of_each}"),
+        format!("{peers} peers on {pollers} pollers, {links} links in a queue{of_each}"),
         "lower rdma_qp_queue_depth, rdma_qps_per_peer or pollers, use fewer processes, or leave verbs out of \
          fabric"
             .into(),

@@ -10,6 +10,9 @@ use tensorwire::{Config, ResourcePlan};
 const OF_ALL: [&str; 6] =
     ["threads", "memory", "memory of the cgroup", "queue pairs", "completion queues", "memory regions"];
 
+/// Those whose lack ends processes, later than their start.
+const KILLS: [&str; 2] = ["memory", "memory of the cgroup"];
+
 /// Prints the plan of one process, and their number. The settings are those of the environment: a
 /// program may have others.
 ///
@@ -29,10 +32,14 @@ pub fn show(members: &[Launched]) -> Result<(), CliError> {
     for one in plan.resources().iter().filter(|one| OF_ALL.contains(&one.name)) {
         let mut all = one.clone();
         all.need = one.need.saturating_mul(members.len() as u64);
-        all.because = format!("of all {} processes of this host, at most", members.len());
-        if all.is_short() {
+        all.because = format!("{} processes, each {}", members.len(), one.because);
+        if !all.is_short() {
+            continue;
+        }
+        if all.is_hard || KILLS.contains(&all.name) {
             return Err(CliError::Failed(format!("a limit is too low: {all}")));
         }
+        print(&format!("all processes may need more than there is: {all}\n"))?;
     }
     Ok(())
 }
