@@ -206,7 +206,8 @@ impl ResourcePlan {
                     config.pool_size + links,
                     (limits.memory, "MemAvailable of /proc/meminfo"),
                     format!("pool_size, and {} of link memory, which fills as it is used", bytes(links)),
-                    "lower pool_size, over shared memory also queue_depth, or use fewer processes per host"
+                    "lower pool_size, over shared memory also queue_depth, over RDMA also \
+                     rdma_qp_queue_depth, or use fewer processes per host"
                         .into(),
                     false,
                 )
@@ -223,7 +224,8 @@ impl ResourcePlan {
                         format!("pool_size, and {} of link memory, which fills as it is used", bytes(links))
                     },
                     "raise it (MemoryMax of the service, the memory limit of the container), lower \
-                     pool_size, over shared memory also queue_depth, or reserve huge pages for the pool"
+                     pool_size, over shared memory also queue_depth, over RDMA also \
+                     rdma_qp_queue_depth, or reserve huge pages for the pool"
                         .into(),
                     // What the start fills.
                     is_below(limits.cgroup_memory.as_ref().map(|(limit, _)| *limit), in_cgroup + of_verbs),
