@@ -27,8 +27,8 @@ const SENDS: u32 = RECEIVES + 8;
 /// Requests that the send and the receive queue hold.
 pub(super) const ROOM: [u32; 2] = [SENDS, RECEIVES];
 
-/// The control queue pair's number in a request's name. Each further rail has one that stands by,
-/// with a number that is one less.
+/// The control queue pair's number in a request's name. The backup of a further rail has a number
+/// that is one less.
 pub(super) const CONTROL: u8 = u8::MAX;
 /// Bytes of a message.
 pub(super) const BYTES: usize = 16;
