@@ -118,7 +118,10 @@ impl Client {
             Ok(life) => life,
             Err(error) => return self.not_met(error, asked.elapsed()),
         };
-        self.note(None);
+        self.shared.step(|members| {
+            members.note_unanswered(self.peer, String::new());
+            (members.note(self.peer, None), Vec::new())
+        });
         if !self.shared.starts(self.peer) {
             return;
         }
@@ -129,10 +132,6 @@ impl Client {
             self.shared
                 .change(|members| ((), members.give_up(self.peer, info.incarnation, info.generation, &why)));
         }
-    }
-
-    fn note(&self, why: Option<String>) {
-        self.shared.step(|members| (members.note(self.peer, why), Vec::new()));
     }
 
     /// Handles a call without an answer, or without a listener: it tells about the earlier life.
@@ -155,11 +154,17 @@ impl Client {
             false => self.shared.step(note),
         }
         let is_end = matches!(error, CallError::Unattended(_) | CallError::Cut(_));
+        let is_refusal = matches!(error, CallError::Refused(_));
         let why = error.into_text();
-        match is_end {
-            true => self.shared.step(|members| (members.note_end(self.peer, why), Vec::new())),
-            false => self.note(Some(why)),
-        }
+        self.shared.step(|members| {
+            // A refusal is an answer, and may name a life that is not the caller's to know.
+            members.note_unanswered(self.peer, if is_refusal { String::new() } else { why.clone() });
+            match is_end {
+                true => members.note_end(self.peer, why),
+                false => members.note(self.peer, Some(why)),
+            }
+            ((), Vec::new())
+        });
     }
 
     /// Asks for the identity at the peer's address.
@@ -181,15 +186,19 @@ impl Client {
         let name = &self.shared.peers[self.peer];
         let who = who(answer.member)
             .map_err(|why| CallError::Refused(format!("{name} gave an answer that is refused: {why}")))?;
+        let life = who.incarnation;
+        let unanswered = shorten(&answer.unanswered, MAX_REASON);
         let met = self.shared.step(|members| match members.meet(self.peer, &who, true, Instant::now()) {
-            Ok(events) => (Ok(()), events),
+            Ok(events) => {
+                members.note_unanswered_there(self.peer, life, unanswered);
+                (Ok(()), events)
+            }
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal: LifeRefusal| {
-            let life = who.incarnation;
             CallError::Refused(format!("{name} answers as incarnation {life}, which is refused: {refusal:?}"))
         })?;
-        Ok(who.incarnation)
+        Ok(life)
     }
 
     /// Makes one generation of the link. After a failure the peer knows, and nothing is connected.

@@ -56,6 +56,10 @@ pub struct HelloRequest {
 pub struct HelloResponse {
     #[prost(message, optional, tag = "1")]
     pub member: ::core::option::Option<Member>,
+    /// Why the callee's own calls to the caller get no answer; empty if they get one, or if none was made. At
+    /// most 1 KiB.
+    #[prost(string, tag = "2")]
+    pub unanswered: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]

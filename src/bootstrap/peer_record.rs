@@ -31,6 +31,8 @@ pub(super) struct PeerRecord {
     /// How its address ended a connection since, or that nothing listens there any more. Both
     /// follow from a peer that has stopped, so `reach` keeps the cause.
     pub(super) end: Option<String>,
+    /// Why the last call to it got no answer; empty if it got one.
+    pub(super) unanswered: String,
     /// The generation that failed last, and why.
     pub(super) failed: Option<(u64, String)>,
     /// Why the one before it failed, until the two sides have compared what they know of the last.
@@ -60,6 +62,8 @@ pub(super) struct PeerLife {
     pub(super) heard: Instant,
     /// It has answered at its address in the cluster, so answers there are about this life.
     pub(super) dialed: bool,
+    /// Why its last call to this process got no answer, in its words; empty if it got one.
+    pub(super) unanswered_there: String,
     pub(super) stage: LifeStage,
 }
 
@@ -141,6 +145,7 @@ impl PeerRecord {
             busy: false,
             reach: None,
             end: None,
+            unanswered: String::new(),
             quiet_until: None,
             failed: None,
             failed_before: None,
@@ -270,8 +275,16 @@ impl PeerRecord {
             (None, None, Some((_, why))) if self.life.is_some() => {
                 format!("its link failed: {}", self.failed_before.as_ref().unwrap_or(why))
             }
-            _ if self.life.is_some() => "it is up, and the link with it is still being made".into(),
-            _ => "it has not been reached yet".into(),
+            _ => match &self.life {
+                Some(PeerLife { unanswered_there: why, .. }) if !why.is_empty() => {
+                    format!(
+                        "it is up, and its calls to this process get no answer; {} says: {why}",
+                        self.name
+                    )
+                }
+                Some(_) => "it is up, and the link with it is still being made".into(),
+                None => "it has not been reached yet".into(),
+            },
         };
         match &self.lost {
             Some(lost) => format!("it was lost ({lost}); since then: {now}"),

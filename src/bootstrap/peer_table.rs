@@ -125,6 +125,23 @@ impl PeerTable {
         self.peers[index].end = Some(why);
     }
 
+    /// Remembers why a call to the peer got no answer; empty once it gets one.
+    pub(super) fn note_unanswered(&mut self, index: usize, why: String) {
+        self.peers[index].unanswered = why;
+    }
+
+    /// Why the last call to the peer got no answer; empty if it got one.
+    pub(super) fn why_unanswered(&self, index: usize) -> String {
+        self.peers[index].unanswered.clone()
+    }
+
+    /// Remembers what that life of the peer says of its own calls to this process.
+    pub(super) fn note_unanswered_there(&mut self, index: usize, life: Incarnation, why: String) {
+        if let Some(life) = self.peers[index].known(life) {
+            life.unanswered_there = why;
+        }
+    }
+
     /// Remembers why this process has refused the peer. Returns whether to log it.
     pub(super) fn note_refusal(&mut self, index: usize, why: String, is_final: bool, now: Instant) -> bool {
         self.peers[index].note_refusal(why, is_final, now)
@@ -175,7 +192,7 @@ impl PeerTable {
             None => {}
         }
         let (who, stage) = (who.clone(), LifeStage::Apart);
-        peer.begin_life(PeerLife { who, heard: now, dialed, stage });
+        peer.begin_life(PeerLife { who, heard: now, dialed, unanswered_there: String::new(), stage });
         Ok(events)
     }
 

@@ -249,7 +249,8 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         if shared.see(|members| members.link(from.peer).is_none()) {
             shared.nudges[from.peer].notify_one();
         }
-        Ok(Response::new(grpc::HelloResponse { member: shared.member() }))
+        let unanswered = shorten(&shared.see(|members| members.why_unanswered(from.peer)), MAX_REASON);
+        Ok(Response::new(grpc::HelloResponse { member: shared.member(), unanswered }))
     }
 
     async fn get_remote_address(

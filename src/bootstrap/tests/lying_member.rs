@@ -25,6 +25,7 @@ impl Bootstrap for Liar {
             Some(refusal) => Err(Status::permission_denied(refusal.clone())),
             None => Ok(Response::new(grpc::HelloResponse {
                 member: Some(grpc::Member { incarnation: 9, host_id: "there".into() }),
+                unanswered: String::new(),
             })),
         }
     }

@@ -232,6 +232,22 @@ fn an_address_where_nothing_listens_any_more_does_not_hide_the_cause_before() {
 }
 
 #[test]
+fn what_a_life_says_of_its_calls_is_shown_until_they_get_an_answer_and_ends_with_it() {
+    let (mut members, now) = (table(), Instant::now());
+    let (says, waits) = ("says: no descriptors", "still being made");
+    members.meet(0, &life(1), true, now).unwrap();
+    members.note_unanswered_there(0, life(2).incarnation, "another life".into());
+    assert!(members.why_missing(0).contains(waits));
+    members.note_unanswered_there(0, life(1).incarnation, "no descriptors".into());
+    assert!(members.why_missing(0).contains(says));
+    members.note_unanswered_there(0, life(1).incarnation, String::new());
+    assert!(members.why_missing(0).contains(waits));
+    members.note_unanswered_there(0, life(1).incarnation, "no descriptors".into());
+    members.meet(0, &life(2), true, now).unwrap();
+    assert!(members.why_missing(0).contains(waits));
+}
+
+#[test]
 fn a_peer_that_is_refused_again_and_again_is_logged_once_in_a_while() {
     let (mut members, begin) = (table(), Instant::now());
     let at = |seconds| begin + Duration::from_secs(seconds);

@@ -247,3 +247,16 @@ fn an_address_with_a_name_that_leads_elsewhere_is_tried_again() {
     let error = member.await_missing("worker/0 has reached itself at the address of worker/1");
     println!("{error}");
 }
+
+#[test]
+fn a_peer_whose_calls_get_no_answer_says_why() {
+    let list = addresses(3);
+    let cluster = cluster(&[("worker", &list[..2])]);
+    let elsewhere = Some(list[2].parse().unwrap());
+    let reached = Member::start(options(&cluster, 0));
+    let unreached = Member::start(BootstrapOptions { bind: elsewhere, ..options(&cluster, 1) });
+    let why = format!("nobody listens at {}", list[1]);
+    let said = format!("it is up, and its calls to this process get no answer; worker/0 says: {why}");
+    unreached.await_missing(&said);
+    reached.await_missing(&why);
+}
