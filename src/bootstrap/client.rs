@@ -118,10 +118,7 @@ impl Client {
             Ok(life) => life,
             Err(error) => return self.not_met(error, asked.elapsed()),
         };
-        self.shared.step(|members| {
-            members.note_unanswered(self.peer, String::new());
-            (members.note(self.peer, None), Vec::new())
-        });
+        self.shared.step(|members| (members.note(self.peer, None, true), Vec::new()));
         if !self.shared.starts(self.peer) {
             return;
         }
@@ -154,16 +151,12 @@ impl Client {
             false => self.shared.step(note),
         }
         let is_end = matches!(error, CallError::Unattended(_) | CallError::Cut(_));
-        let is_refusal = matches!(error, CallError::Refused(_));
+        // The peer is not told why it was refused: that may name a life which is not its own.
+        let is_answer = matches!(error, CallError::Refused(_));
         let why = error.into_text();
-        self.shared.step(|members| {
-            // A refusal is an answer, and may name a life that is not the caller's to know.
-            members.note_unanswered(self.peer, if is_refusal { String::new() } else { why.clone() });
-            match is_end {
-                true => members.note_end(self.peer, why),
-                false => members.note(self.peer, Some(why)),
-            }
-            ((), Vec::new())
+        self.shared.step(|members| match is_end {
+            true => (members.note_end(self.peer, why), Vec::new()),
+            false => (members.note(self.peer, Some(why), is_answer), Vec::new()),
         });
     }
 

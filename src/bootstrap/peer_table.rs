@@ -7,8 +7,7 @@
 
 use super::peer_record::{EndpointState, HandshakeProgress, LifeStage, OfferDecision, PeerLife, PeerRecord};
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
-use crate::wire::{Code, Incarnation, Status};
-use crate::wire::{LossCause, TaskId};
+use crate::wire::{Code, Incarnation, LossCause, Status, TaskId};
 use std::time::{Duration, Instant};
 
 /// Generations of two lives. An attempt each 10 ms takes more than a year for them. Their sum over
@@ -115,19 +114,16 @@ impl PeerTable {
         self.peers[index].why_missing()
     }
 
-    /// Remembers why the peer could not be reached, or refused; `None` once it answers.
-    pub(super) fn note(&mut self, index: usize, why: Option<String>) {
+    /// Remembers why the peer could not be reached, or refused, which is an answer; else `None`.
+    pub(super) fn note(&mut self, index: usize, why: Option<String>, is_answer: bool) {
+        self.peers[index].unanswered = why.clone().filter(|_| !is_answer).unwrap_or_default();
         self.peers[index].note(why);
     }
 
     /// Remembers that the peer's address has ended a connection, or that nothing listens there.
     pub(super) fn note_end(&mut self, index: usize, why: String) {
+        self.peers[index].unanswered.clone_from(&why);
         self.peers[index].end = Some(why);
-    }
-
-    /// Remembers why a call to the peer got no answer; empty once it gets one.
-    pub(super) fn note_unanswered(&mut self, index: usize, why: String) {
-        self.peers[index].unanswered = why;
     }
 
     /// Why the last call to the peer got no answer; empty if it got one.

@@ -218,15 +218,15 @@ fn a_failed_endpoint_is_remembered_for_whoever_asks_about_its_generation() {
 #[test]
 fn an_address_where_nothing_listens_any_more_does_not_hide_the_cause_before() {
     let mut members = table();
-    members.note(0, Some("it is not proven to be worker/1".into()));
+    members.note(0, Some("it is not proven to be worker/1".into()), false);
     for _ in 0..2 {
         members.note_end(0, "nobody listens there".into());
         let why = members.why_missing(0);
         assert_eq!(why, "it is not proven to be worker/1; since then: nobody listens there");
     }
-    members.note(0, Some("it never answered".into()));
+    members.note(0, Some("it never answered".into()), false);
     assert_eq!(members.why_missing(0), "it never answered");
-    members.note(0, None);
+    members.note(0, None, true);
     members.note_end(0, "nobody listens there".into());
     assert_eq!(members.why_missing(0), "nobody listens there");
 }
