@@ -82,6 +82,8 @@ fn a_sender_that_computes_does_not_stall_its_readers_where_there_is_a_thread() {
 fn who_waits_in_the_adaptive_mode_sleeps_and_is_woken_at_once() {
     let _alone = alone();
     const BOUND: Duration = Duration::from_millis(2);
+    /// A thread may lose its CPU for a while after one of them.
+    const SENDS: usize = 11;
     let sent: Arc<Mutex<Option<Instant>>> = Arc::default();
     run(
         2,
@@ -95,15 +97,29 @@ fn who_waits_in_the_adaptive_mode_sleeps_and_is_woken_at_once() {
                 let used = cpu_time() - before;
                 println!("two nodes, one of which waits, used {used:?} of the CPU in a second");
                 assert!(used < Duration::from_millis(100), "they did not sleep: {used:?}");
-                let tensor = counting(node, 1.0, 10);
-                *sent.lock().expect("unpoisoned") = Some(Instant::now());
-                step.send(&node.edge_to("w", 1, "x").expect("edge"), tensor).expect("sent");
+                let to = node.edge_to("w", 1, "x").expect("edge");
+                for _ in 0..SENDS {
+                    let tensor = counting(node, 1.0, 10);
+                    *sent.lock().expect("unpoisoned") = Some(Instant::now());
+                    step.send(&to, tensor).expect("sent");
+                    // The receiver falls asleep again.
+                    std::thread::sleep(Duration::from_millis(50));
+                }
                 return;
             }
-            step.recv(&node.edge_from("w", 0, "x").expect("edge"), SOON).expect("received");
-            let took = sent.lock().expect("unpoisoned").expect("it was sent").elapsed();
-            println!("a sleeping receiver had its tensor {took:?} after the send");
-            assert!(took < 5 * BOUND, "{took:?}");
+            let from = node.edge_from("w", 0, "x").expect("edge");
+            let wait = |_| {
+                step.recv(&from, SOON).expect("received");
+                sent.lock().expect("unpoisoned").expect("it was sent").elapsed()
+            };
+            let mut took: Vec<Duration> = (0..SENDS).map(wait).collect();
+            took.sort();
+            let median = took[took.len() / 2];
+            println!(
+                "a sleeping receiver had its tensor {median:?} after the send, at most {:?}",
+                took[SENDS - 1]
+            );
+            assert!(median < 5 * BOUND, "{took:?}");
         },
     );
 }
@@ -181,7 +197,7 @@ fn auto_is_adaptive_unless_calls_shall_spin_or_yield() {
             assert_eq!(polling_threads(), []);
         });
     }
-    assert_eq!(polling_threads(), [], "every thread has ended");
+    assert_no_polling_thread("auto");
 }
 
 /// The time of one round with `THREADS` threads that wait in one node, in this mode.
@@ -260,8 +276,17 @@ fn peers_are_dealt_out_to_several_pollers_which_are_pinned_as_asked() {
             assert_eq!(polling_threads().into_iter().collect::<BTreeSet<_>>(), expected);
             exchange_with_all(node, task, 3, 20);
         });
-        assert_eq!(polling_threads(), [], "{mode}: every thread has ended");
+        assert_no_polling_thread(mode);
     }
+}
+
+/// A thread that was joined may be listed for a moment.
+fn assert_no_polling_thread(mode: &str) {
+    let ended = Instant::now();
+    while !polling_threads().is_empty() && ended.elapsed() < Duration::from_secs(1) {
+        std::thread::yield_now();
+    }
+    assert_eq!(polling_threads(), [], "{mode}: every thread has ended");
 }
 
 /// Each member sends to, and receives from, each other member in each step.

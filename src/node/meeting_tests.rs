@@ -132,7 +132,7 @@ fn a_cluster_of_one_meets_nobody() {
 #[test]
 fn whoever_has_not_come_is_named_by_all() {
     // One waits longer than task 0, one as long, and one less.
-    for (timeouts, at) in [(["500ms", "30s"], 1), (["500ms", "500ms"], 1), (["1500ms", "300ms"], 2)] {
+    for (timeouts, at) in [(["2s", "30s"], 2), (["2s", "2s"], 2), (["4s", "1s"], 4)] {
         let port = free_port().to_string();
         let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
         let folder = tempfile::tempdir().unwrap();
@@ -187,7 +187,7 @@ fn whoever_was_refused_at_the_store_is_in_the_error_of_task_0_with_the_reason() 
 fn a_master_that_never_comes_is_named_with_its_address() {
     let port = free_port().to_string();
     let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
-    let error = member(1, 2, &master, "200ms").start().unwrap_err();
+    let error = member(1, 2, &master, "2s").start().unwrap_err();
     let NodeError::Meeting(inner) = &error else { panic!("{error}") };
     assert!(matches!(**inner, MeetingError::Store { .. }), "{error:?}");
     let error = error.to_string();

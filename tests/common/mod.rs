@@ -234,7 +234,10 @@ pub fn two_members(settings: &[(&str, &str)]) -> [Node; 2] {
     };
     std::thread::scope(|scope| {
         let members = [0, 1].map(|task| (task, &start)).map(|(task, start)| scope.spawn(move || start(task)));
-        members.map(|member| member.join().expect("no panic"))
+        let members = members.map(|member| member.join().expect("no panic"));
+        // It waits for the bootstrap threads, which hold the pollers while they report the links.
+        members.iter().for_each(|node| drop(node.edges(0).expect("usable")));
+        members
     })
 }
 

@@ -135,8 +135,8 @@ fn role_heir() {
         let reader = scope.spawn(|| read_all_the_while(&held, &over));
         std::thread::sleep(2 * BORROW_GRACE);
         assert_eq!(relocated(&node), 0, "as long as it lives nothing is copied");
-        lender.kill();
         let killed = Instant::now();
+        lender.kill();
         until(&node, "the end of the dead sender's pool", || relocated(&node) > 0);
         let took = killed.elapsed();
         println!("what was borrowed was copied {took:?} after the death (grace {BORROW_GRACE:?})");
@@ -407,14 +407,16 @@ fn a_loan_that_is_held_for_longer_than_the_grace_period_is_counted_once() {
     if lends_nothing() {
         return;
     }
-    run(2, &borrowing(&[]), |node, task| {
+    // No loan may be overdue before all four have come.
+    const LONG_GRACE: Duration = Duration::from_secs(1);
+    run(2, &borrowing(&[("borrow_grace", "1s")]), |node, task| {
         let overdue = || node.counters().get(Counter::LoansOverdue);
         if task == 0 {
             send_some(node, 0..4, 1000);
             hear(node, 1, "held");
             assert_eq!((lent(node).0, overdue()), (3, 0));
             until(node, "the end of the grace period", || overdue() > 0);
-            std::thread::sleep(3 * BORROW_GRACE);
+            std::thread::sleep(3 * LONG_GRACE);
             assert_eq!((lent(node), overdue()), ((3, 12_000), 3));
             say(node, 1, "drop");
             until(node, "the give-back", || lent(node) == (0, 0));

@@ -122,7 +122,7 @@ fn a_member_that_dies_after_its_hello_and_before_it_is_reached_ends_the_joins_in
         let mut victim = Other::start("early_deaths::role_unreachable", &cluster);
         victim.wait_for("there");
         // Its Hello is sent at once. Nobody can tell that it has come: it has no link.
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_secs(1));
         assert!(nodes.iter().all(|node| node.progress().is_ok()), "it lives");
         victim.kill();
         Instant::now()

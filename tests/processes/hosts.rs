@@ -19,7 +19,8 @@ use tensorwire::{Error, FabricKind, LossCause, Node, UntakenEdge};
 const PER_HOST: u32 = 2;
 /// The silence bound of clusters over TCP.
 const SILENCE: Duration = Duration::from_secs(3);
-/// The silence bound of clusters over soft-RoCE, whose emulated processes stand still now and then.
+/// The silence bound where processes stand still now and then: over soft-RoCE, which is emulated,
+/// and on full CPUs.
 const LONG_SILENCE: Duration = Duration::from_secs(15);
 /// How long a call may take to end once the peer that it needs is lost.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -44,11 +45,11 @@ struct Members {
 impl Members {
     /// Starts all of them, and waits until they have joined.
     fn joined(network: &Network) -> Members {
-        Members::joined_with(network, &[])
+        Members::joined_with(network, &[], SILENCE)
     }
 
-    /// As [`Members::joined`], with an RDMA device for each host.
-    fn joined_with(network: &Network, devices: &[&str]) -> Members {
+    /// As [`Members::joined`], with an RDMA device for each host, if any, and a silence bound.
+    fn joined_with(network: &Network, devices: &[&str], silence: Duration) -> Members {
         let count = network.hosts() * PER_HOST;
         let address = |task: u32| format!("{}:{}", Network::address(host_of(task)), 4000 + task);
         let cluster = format!("w={}", (0..count).map(address).collect::<Vec<_>>().join(","));
@@ -59,8 +60,12 @@ impl Members {
         let start = |task: u32| {
             let starter = network.starter(host_of(task));
             let device = devices.get(host_of(task) as usize).copied().unwrap_or_default();
-            let environment =
-                [("TEST_ME", &*task.to_string()), ("TEST_SECRET", &*path), ("TEST_DEVICE", device)];
+            let environment = [
+                ("TEST_ME", &*task.to_string()),
+                ("TEST_SECRET", &*path),
+                ("TEST_DEVICE", device),
+                ("TEST_SILENCE", &*format!("{}s", silence.as_secs())),
+            ];
             Other::start_by(&starter.each_ref().map(String::as_str), ROLE, &cluster, &environment)
         };
         let mut members = Members { all: (0..count).map(start).collect(), _secret: secret };
@@ -104,15 +109,12 @@ fn role_member() {
     let variable = |name| std::env::var(name).expect("started by a test");
     let task: u32 = variable("TEST_ME").parse().expect("a number");
     let device = variable("TEST_DEVICE");
-    let (between, silence) = match &*device {
-        "" => (FabricKind::Tcp, SILENCE),
-        _ => (FabricKind::Verbs, LONG_SILENCE),
-    };
+    let between = if device.is_empty() { FabricKind::Tcp } else { FabricKind::Verbs };
     let mut builder = member(&variable("TEST_CLUSTER"), task)
         .set("fabric", "auto")
         .set("secret_file", variable("TEST_SECRET"))
         .set("join_timeout", format!("{}s", JOIN.as_secs()))
-        .set("silence_bound", format!("{}s", silence.as_secs()));
+        .set("silence_bound", variable("TEST_SILENCE"));
     if between == FabricKind::Verbs {
         builder = builder.set("rdma_device", device);
     }
@@ -277,7 +279,8 @@ fn lack(node: &Node, task: u32, cut: u32) {
 #[test]
 fn members_of_four_hosts_share_memory_or_use_tcp() {
     let Some(network) = Network::of(4) else { return };
-    let mut members = Members::joined(&network);
+    // Eight members share the CPUs with other tests.
+    let mut members = Members::joined_with(&network, &[], LONG_SILENCE);
     members.all_do(|_| true, "paths");
     for line in members.all_do(|_| true, "exchange 0 20 1000") {
         println!("{line}");
@@ -370,7 +373,7 @@ fn members_of_two_hosts_share_memory_or_use_their_devices() {
     let devices = std::env::var("TENSORWIRE_TEST_DEVICES").expect("two devices");
     let devices: Vec<&str> = devices.split(',').collect();
     let network = Network::of(devices.len() as u32).expect("namespaces and a bridge");
-    let mut members = Members::joined_with(&network, &devices);
+    let mut members = Members::joined_with(&network, &devices, LONG_SILENCE);
     members.all_do(|_| true, "paths");
     for line in members.all_do(|_| true, "exchange 0 20 1000") {
         println!("{line}");
