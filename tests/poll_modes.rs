@@ -82,7 +82,7 @@ fn a_sender_that_computes_does_not_stall_its_readers_where_there_is_a_thread() {
 fn who_waits_in_the_adaptive_mode_sleeps_and_is_woken_at_once() {
     let _alone = alone();
     const BOUND: Duration = Duration::from_millis(2);
-    /// A thread may lose its CPU for a while after one of them.
+    /// A thread may lose its CPU for a while after two of them.
     const SENDS: usize = 11;
     let sent: Arc<Mutex<Option<Instant>>> = Arc::default();
     run(
@@ -114,12 +114,8 @@ fn who_waits_in_the_adaptive_mode_sleeps_and_is_woken_at_once() {
             };
             let mut took: Vec<Duration> = (0..SENDS).map(wait).collect();
             took.sort();
-            let median = took[took.len() / 2];
-            println!(
-                "a sleeping receiver had its tensor {median:?} after the send, at most {:?}",
-                took[SENDS - 1]
-            );
-            assert!(median < 5 * BOUND, "{took:?}");
+            println!("a sleeping receiver had its tensors so long after the sends: {took:?}");
+            assert!(took[SENDS - 3] < 5 * BOUND, "{took:?}");
         },
     );
 }

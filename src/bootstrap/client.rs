@@ -151,7 +151,7 @@ impl Client {
             false => self.shared.step(note),
         }
         let is_end = matches!(error, CallError::Unattended(_) | CallError::Cut(_));
-        // The peer is not told why it was refused: that may name a life which is not its own.
+        // The peer is not told of it: the text may name a life that is not the peer's to know.
         let is_answer = matches!(error, CallError::Refused(_));
         let why = error.into_text();
         self.shared.step(|members| match is_end {

@@ -114,7 +114,7 @@ impl PeerTable {
         self.peers[index].why_missing()
     }
 
-    /// Remembers why the peer could not be reached, or refused, which is an answer; else `None`.
+    /// Remembers why a call failed; `None` if it did not. `is_answer`: the peer has answered it.
     pub(super) fn note(&mut self, index: usize, why: Option<String>, is_answer: bool) {
         self.peers[index].unanswered = why.clone().filter(|_| !is_answer).unwrap_or_default();
         self.peers[index].note(why);

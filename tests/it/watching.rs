@@ -96,6 +96,7 @@ fn a_report_has_each_wait_with_its_peer_its_reason_and_its_age() {
     assert_eq!((wait.peer().task(), wait.name(), wait.step), (1, "x", 5.into()), "{wait}");
     assert!(wait.since >= Duration::from_millis(20) && wait.since < SOON, "{wait}");
     // A receive of another step, and a later one within the process.
+    let began = Instant::now();
     let first = receiving.receive(&here).begin().expect("begun");
     std::thread::sleep(Duration::from_millis(5));
     let local = receiver.edge_to("w", 1, "own").expect("an edge");
@@ -105,6 +106,7 @@ fn a_report_has_each_wait_with_its_peer_its_reason_and_its_age() {
     let [older, newer] = &waits.waits[..] else { panic!("{waits}") };
     assert_eq!((older.name(), older.wait, older.peer().task()), ("x", EdgeWait::NoValue, 0), "{waits}");
     assert!(older.since > newer.since && newer.name() == "own", "{waits}");
+    assert!(older.since <= began.elapsed(), "{older}");
     let text = format!("receive of 'x' 0:0, step 6, from w/0: {:.1} s, ", older.since.as_secs_f64());
     assert!(older.to_string().contains(&text), "{older}");
     let one = receiver.waits(1).expect("usable");

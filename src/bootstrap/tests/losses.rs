@@ -30,7 +30,7 @@ fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
 #[test]
 fn a_peer_that_dies_without_a_word_is_lost_with_the_next_heartbeat() {
     let cluster = workers(2);
-    let heartbeat = Duration::from_millis(200);
+    let heartbeat = Duration::from_millis(50);
     let quick = |task| BootstrapOptions { heartbeat, ..options(&cluster, task) };
     for (victim, survivor) in [(1, 0), (0, 1)] {
         let members = [Member::start(quick(0)), Member::start(quick(1))];
@@ -299,7 +299,7 @@ fn however_often_a_member_leaves_and_hangs_up_one_task_looks_for_its_cause() {
         for _ in 0..50 {
             let mut call = leave();
             let waits = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_pending())).await;
-            assert!(waits, "it hangs up first");
+            assert!(waits, "the end of its cause is waited for");
             drop(call);
             tokio::task::yield_now().await;
         }
