@@ -36,6 +36,7 @@ fn row(name: &str, ours: f64, other: &str, theirs: f64) {
 
 fn main() {
     tensors();
+    copies();
     keys();
     messages();
 }
@@ -60,6 +61,24 @@ fn tensors() {
         let ours = handed_over_ns(|| pool.tensor(meta.clone()).expect("memory").freeze());
         let theirs = handed_over_ns(|| Vec::<u8>::with_capacity(bytes as usize));
         row(&format!("tensor of {bytes} B: make, drop elsewhere"), ours, "Vec: make, drop elsewhere", theirs);
+    }
+}
+
+/// Copies to 16 bytes behind the source, modulo a page, which are slow on some CPUs.
+fn copies() {
+    const LEN: usize = 64 << 10;
+    let region = Region::create(0, &RegionOptions::new(1 << 20)).expect("1 MiB");
+    let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
+    let meta = TensorMeta::new(DType::U8, Shape::new(&[LEN as u64]).expect("shape")).expect("meta");
+    let mut tensor = pool.tensor(meta).expect("memory");
+    let memory = vec![1u8; LEN + 4096];
+    for distance in [0, 16] {
+        let start = tensor.as_ptr().addr().wrapping_sub(memory.as_ptr().addr() + distance) % 4096;
+        let source = &memory[start..][..LEN];
+        let ours = median_ns(|| black_box(&mut tensor).fill_from(black_box(source)).expect("as long"));
+        let theirs = median_ns(|| black_box(tensor.bytes_mut()).copy_from_slice(black_box(source)));
+        let name = format!("copy of {LEN} B to {distance} B behind the source");
+        row(&name, ours, "memcpy", theirs);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The reports of a port: arrivals, local completions, failures.
 
 use super::LinkId;
-use crate::memory::{LentBytes, TensorMut};
+use crate::memory::{LentBytes, TensorMut, append};
 use crate::wire::{Immediate, LossCause};
 use std::net::SocketAddr;
 
@@ -203,7 +203,7 @@ impl Completions {
     #[inline]
     fn add(&mut self, bytes: &[u8]) -> MessageRange {
         let range = MessageRange { start: self.bytes.len() as u32, len: bytes.len() as u32 };
-        self.bytes.extend_from_slice(bytes);
+        append(&mut self.bytes, bytes);
         range
     }
 

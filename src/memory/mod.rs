@@ -39,6 +39,7 @@ macro_rules! internal {
 }
 
 mod byte_count;
+mod copy;
 mod foreign;
 mod fork;
 mod loan;
@@ -50,6 +51,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use copy::{append, copy, copy_from};
 pub use foreign::observers::{ForeignMemoryObserver, WeakOwner, observe_foreign_memory};
 pub use foreign::{ForeignError, ForeignLocation, ForeignMemory, ForeignRegistration, HeldOwner, Owner};
 pub use fork::{ForkGuard, SharedMapping};

@@ -5,7 +5,7 @@ use super::context::Context;
 use crate::fabric::Registrar;
 use crate::link::{TensorKey, Value};
 use crate::matching::{Error, PeerIndex};
-use crate::memory::Tensor;
+use crate::memory::{self, Tensor};
 use crate::telemetry::{Counter, Gauge, SharedCounters, Snapshot};
 use std::sync::{Arc, OnceLock};
 
@@ -87,7 +87,7 @@ impl Context {
         let copy = self.pool.tensor(tensor.meta().clone());
         let mut copy =
             copy.map_err(|error| Error::NoRoom { key: key.to_string(), source: Arc::new(error) })?;
-        copy.bytes_mut().copy_from_slice(tensor.bytes());
+        memory::copy(copy.bytes_mut(), tensor.bytes());
         self.foreign.counters.add(Counter::TensorsStaged, 1);
         self.foreign.counters.add(Counter::BytesStaged, tensor.meta().bytes());
         Ok(copy.freeze())

@@ -5,7 +5,7 @@ use crate::matching::{
     AskOutcome, Cancel, CancelAll, CancelReason, Delivery, Error, Numbered, OfferOutcome, Payload, Table,
     Waiter,
 };
-use crate::memory::{Tensor, TensorMut};
+use crate::memory::{Tensor, TensorMut, copy};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
 use crate::wire::message::Placement;
@@ -194,7 +194,7 @@ fn complete(local: LocalWaiter, value: Value) {
         }
         // `DeferredWakeups::deliver` has compared type and shape.
         (Value::Tensor(tensor), Some(mut given)) => {
-            given.bytes_mut().copy_from_slice(tensor.bytes());
+            copy(given.bytes_mut(), tensor.bytes());
             let (sender, receiver) = (placement_of(&tensor), placement_of_mut(&given));
             (Payload::Into(given), false, sender, receiver)
         }

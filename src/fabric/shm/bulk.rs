@@ -6,10 +6,9 @@ use crate::fabric::shm::loans::borrowed::LoanTable;
 use crate::fabric::shm::memory::order::OrderSource;
 use crate::fabric::shm::regions::LazyRegion;
 use crate::fabric::shm::violation::ShmViolation;
-use crate::memory::{Lender, LenderPart, PeerRegionError, Pool, Span, Tensor};
+use crate::memory::{Lender, LenderPart, PeerRegionError, Pool, Span, Tensor, copy_from};
 use rustix::io::Errno;
 use std::cell::OnceCell;
-use std::ptr;
 use std::sync::Arc;
 
 /// The regions of the peer's pool that it has shared.
@@ -100,7 +99,7 @@ impl PeerPool {
         // that only this thread has. The peer may change its bytes meanwhile. Any bytes are valid,
         // and nothing is decided by them. The caller checks afterwards that the peer still took
         // part in the link.
-        unsafe { ptr::copy_nonoverlapping(start.add(skip as usize), out.as_mut_ptr(), out.len()) };
+        unsafe { copy_from(out, start.add(skip as usize)) };
         Ok(())
     }
 }

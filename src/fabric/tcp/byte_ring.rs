@@ -1,5 +1,7 @@
 //! A ring of bytes. A position counts the bytes that were ever written before it.
 
+use crate::memory::copy;
+
 /// Bytes from a position on, oldest first. A power of two of them at most.
 #[derive(Debug)]
 pub(super) struct ByteRing {
@@ -51,8 +53,8 @@ impl ByteRing {
     pub(super) fn replace(&mut self, position: u64, bytes: &[u8]) {
         let at = self.index(position);
         let first = bytes.len().min(self.bytes.len() - at);
-        self.bytes[at..at + first].copy_from_slice(&bytes[..first]);
-        self.bytes[..bytes.len() - first].copy_from_slice(&bytes[first..]);
+        copy(&mut self.bytes[at..at + first], &bytes[..first]);
+        copy(&mut self.bytes[..bytes.len() - first], &bytes[first..]);
     }
 
     /// The bytes between two positions, in two parts. The second part is usually empty.

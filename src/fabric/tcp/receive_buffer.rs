@@ -2,6 +2,7 @@
 
 use super::frame::{MAX_SEND, SHORT_HEADER};
 use super::io::{self, SocketRead};
+use crate::memory::copy;
 use rustix::io::Errno;
 use std::net::TcpStream;
 
@@ -56,7 +57,7 @@ impl ReceiveBuffer {
     #[inline]
     pub(super) fn take(&mut self, room: &mut [u8]) -> usize {
         let count = room.len().min(self.end - self.start);
-        room[..count].copy_from_slice(&self.bytes()[..count]);
+        copy(&mut room[..count], &self.bytes()[..count]);
         self.start += count;
         self.has_long = false;
         count

@@ -7,7 +7,7 @@ use super::{
 use crate::fabric::Port;
 use crate::link::EdgeKey;
 use crate::link::links::{Link, LinkContext};
-use crate::memory::LentBytes;
+use crate::memory::{LentBytes, copy};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VERSION};
@@ -213,7 +213,7 @@ impl Link {
         self.windows.eager_in.add(data.len())?;
         let bytes = match (cx.pool.landing(&told.meta), self.windows.eager_in.share(data.len())) {
             (Ok(mut tensor), share) => {
-                tensor.bytes_mut().copy_from_slice(data);
+                copy(tensor.bytes_mut(), data);
                 let tensor = tensor.freeze();
                 match share {
                     None => ArrivedBytes::Landed(tensor),

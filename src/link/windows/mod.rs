@@ -29,7 +29,7 @@ mod tests;
 
 use super::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKeyRef};
 use crate::fabric::LinkLimits;
-use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
+use crate::memory::{self, LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
@@ -319,7 +319,7 @@ impl ArrivedTensor {
             let (sent, given) = (Box::new(self.told.meta.clone()), Box::new(given.meta().clone()));
             return Err(self.rejected(ReceiveError::ShapeMismatch { sent, given }));
         }
-        given.bytes_mut().copy_from_slice(self.bytes());
+        memory::copy(given.bytes_mut(), self.bytes());
         let is_elsewhere = matches!(self.bytes, ArrivedBytes::Kept { .. } | ArrivedBytes::Lent { .. });
         if given.is_foreign() && !is_elsewhere {
             counters.increment(Counter::TensorsStaged);
@@ -337,7 +337,7 @@ impl ArrivedTensor {
         }
         match pool.landing(&self.told.meta) {
             Ok(mut copy) => {
-                copy.bytes_mut().copy_from_slice(self.bytes());
+                memory::copy(copy.bytes_mut(), self.bytes());
                 Ok(copy.freeze())
             }
             Err(error) => Err(self.rejected(ReceiveError::NoRoom(error))),

@@ -5,6 +5,7 @@ use super::{AnswerHead, IDLE_GRACE, NEVER, OpenRequest, OwnRequest, RecvTensors,
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
 use crate::link::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKey};
 use crate::matching::{CallId, CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
+use crate::memory::copy;
 use crate::telemetry::Counter;
 use crate::wire::message::Placement;
 use crate::wire::{Code, Incarnation, Status, Time};
@@ -252,7 +253,7 @@ impl RecvTensors {
                         let mut rest = tensor.bytes_mut();
                         for part in parts {
                             let (place, behind) = rest.split_at_mut(part.len());
-                            place.copy_from_slice(part);
+                            copy(place, part);
                             rest = behind;
                         }
                         ArrivedBytes::Landed(tensor.freeze())

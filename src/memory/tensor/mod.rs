@@ -6,6 +6,7 @@ pub(crate) mod view;
 
 use self::tensor_mut::TensorMut;
 use self::view::ViewError;
+use crate::memory;
 use crate::memory::loan::{LentBytes, LentError};
 use crate::memory::pool::Pool;
 use crate::memory::pool::error::PoolError;
@@ -248,7 +249,7 @@ impl Tensor {
         };
         match pool.tensor(shared.meta().clone()) {
             Ok(mut copy) => {
-                copy.bytes_mut().copy_from_slice(shared.bytes());
+                memory::copy(copy.bytes_mut(), shared.bytes());
                 Ok(copy)
             }
             Err(source) => Err(MakeMutError { tensor: shared, source }),

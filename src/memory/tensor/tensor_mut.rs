@@ -2,6 +2,7 @@
 
 use super::view::{self, ViewError};
 use super::{Span, Tensor};
+use crate::memory::copy_from;
 use crate::memory::pool::header::{Storage, TensorHeader};
 use crate::wire::{DType, Element, Shape, TensorMeta};
 use std::fmt;
@@ -158,10 +159,7 @@ impl TensorMut {
         // SAFETY: the element type is T's, so there are size_of_val(values) bytes on both sides.
         // They don't overlap: this is the only handle to its bytes and is borrowed mutably.
         // Elements have no padding, so all copied bytes are initialised.
-        unsafe {
-            let from = values.as_ptr().cast::<u8>();
-            std::ptr::copy_nonoverlapping(from, self.as_mut_ptr(), size_of_val(values));
-        }
+        unsafe { copy_from(self.bytes_mut(), values.as_ptr().cast()) };
         Ok(())
     }
 
