@@ -185,10 +185,17 @@ impl SendBuffer {
         in_batch: bool,
     ) {
         let is_next = !in_batch && self.is_open() && self.is_empty();
-        let sent = (is_next && payload[1].len() > COPIED_LATER)
-            .then(|| io::send_all(socket, &[header, payload[0], payload[1]].map(IoSlice::new)));
+        let start = self.ring.end();
         self.ring.push(header);
-        payload.iter().for_each(|part| self.ring.push(part));
+        self.ring.push(payload[0]);
+        // Each buffer of a call costs about 100 ns, so the first two go as one.
+        let sent = match self.ring.parts(start, self.ring.end()) {
+            [head, []] if is_next && payload[1].len() > COPIED_LATER => {
+                Some(io::send_all(socket, &[head, payload[1]].map(IoSlice::new)))
+            }
+            _ => None,
+        };
+        self.ring.push(payload[1]);
         self.posted += 1;
         match sent {
             None => self.send_or_wait(socket, in_batch),

@@ -12,10 +12,10 @@ use super::address::{TcpAddress, Token};
 use super::arrivals::{ArrivingConnections, ArrivingCount, PartialHello, own_limit};
 use super::deadline::ConnectDeadline;
 use super::hello::{Hello, Speaker};
+use super::set_up::into_link;
 use crate::fabric::{FabricError, FabricKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -191,37 +191,6 @@ impl LinkPlan<'_> {
     fn ready(&self, sockets: Vec<TcpStream>) -> Result<Sockets, FabricError> {
         into_link(sockets, self.options).map_err(not_set)
     }
-}
-
-/// The connections of a link, the main one first, with their options set.
-pub(super) fn into_link(sockets: Vec<TcpStream>, options: &TcpOptions) -> io::Result<Sockets> {
-    sockets.iter().try_for_each(|socket| set_up(socket, options))?;
-    let mut sockets = sockets.into_iter();
-    let Some(main) = sockets.next() else { unreachable!("the main connection is always made") };
-    Ok(Sockets { main, bulk: sockets.collect() })
-}
-
-fn set_up(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
-    let timeout = options.time_to_notice();
-    socket.set_nonblocking(true)?;
-    socket.set_nodelay(true)?;
-    sockopt::set_tcp_user_timeout(socket, timeout.as_millis() as u32)?; // at most an hour
-    let interval = options.keep_alive();
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, interval)?;
-    sockopt::set_tcp_keepintvl(socket, interval)?;
-    sockopt::set_tcp_keepcnt(socket, 3)?;
-    if !options.busy_poll.is_zero() {
-        let micros = options.busy_poll.as_micros() as u32; // at most a second
-        if let Err(error) = socket2::SockRef::from(socket).set_busy_poll(micros) {
-            tracing::debug!(
-                micros,
-                %error,
-                "no busy polling: it takes CAP_NET_ADMIN, or as large a net.core.busy_read"
-            );
-        }
-    }
-    Ok(())
 }
 
 fn not_set(error: io::Error) -> FabricError {

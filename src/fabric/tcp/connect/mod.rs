@@ -16,3 +16,4 @@ mod dial;
 pub(super) mod handshake;
 pub(super) mod hello;
 pub(super) mod repair;
+mod set_up;
