@@ -4,6 +4,7 @@ use crate::bootstrap::PeerInfo;
 use crate::fabric::{FabricError, FabricKind};
 use crate::wire::{Incarnation, TaskId, is_lack};
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Failures in a row after which a fabric counts as one that does not reach the peer.
@@ -68,6 +69,8 @@ impl FabricFailures {
 fn tells_of_fabric(kind: FabricKind, error: &FabricError) -> bool {
     match (kind, error) {
         (_, FabricError::Peer { .. } | FabricError::Disagreement { .. }) => true,
+        // The system keeps the processes apart, as SELinux may.
+        (FabricKind::Shm, FabricError::Os { source, .. }) => source.kind() == ErrorKind::PermissionDenied,
         // The kernel connects the socket of a peer that lives: only its process may be slow.
         (FabricKind::Shm, _) => false,
         (_, FabricError::Os { source, .. }) => !is_lack(source),
@@ -117,15 +120,14 @@ mod tests {
 
     #[test]
     fn a_slow_peer_and_a_lack_of_descriptors_do_not_count() {
-        let lack = |errno: Errno| FabricError::Os {
-            fabric: FabricKind::Verbs,
-            tried: "a call".into(),
-            remedy: "none",
-            source: errno.into(),
+        let tells = |fabric: FabricKind, errno: Errno| {
+            let (tried, source) = ("a call".into(), errno.into());
+            tells_of_fabric(fabric, &FabricError::Os { fabric, tried, remedy: "none", source })
         };
         assert!(!tells_of_fabric(FabricKind::Shm, &silent()));
-        assert!(!tells_of_fabric(FabricKind::Verbs, &lack(Errno::MFILE)));
-        assert!(tells_of_fabric(FabricKind::Verbs, &lack(Errno::NETUNREACH)));
+        assert!(!tells(FabricKind::Verbs, Errno::MFILE) && tells(FabricKind::Verbs, Errno::NETUNREACH));
+        assert!(!tells(FabricKind::Shm, Errno::MFILE) && !tells(FabricKind::Shm, Errno::CONNREFUSED));
+        assert!(tells(FabricKind::Shm, Errno::ACCESS) && tells(FabricKind::Shm, Errno::PERM));
         assert!(tells_of_fabric(FabricKind::Verbs, &silent()));
         let why = "it runs as user 1".into();
         assert!(tells_of_fabric(FabricKind::Shm, &FabricError::Peer { fabric: FabricKind::Shm, why }));

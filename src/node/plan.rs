@@ -5,7 +5,7 @@ use super::error::NodeError;
 use super::pollers::poll_mode;
 use super::rdma::verbs_options;
 use super::system_limits::SystemLimits;
-use super::transport::opens_verbs;
+use super::transport::{opens_verbs, peers_over_verbs};
 use crate::config::Config;
 use crate::engine::PollMode;
 use crate::fabric::verbs::{self, VerbsDevice};
@@ -18,6 +18,8 @@ use std::fmt;
 const FILES: u64 = 16;
 /// Descriptors of each further poller over tcp.
 const FILES_PER_POLLER: u64 = 2;
+/// Descriptors of an RDMA device: its commands and its events. Each poller has one more for it.
+const FILES_PER_DEVICE: u64 = 2;
 /// Descriptors of a peer over a fabric. Each peer has a connection of the bootstrap service in each
 /// direction. Shared memory has its pool, its process and the link besides. Tcp has a socket that
 /// listens, a main connection, and `tcp_streams` more. Tensors by calls have a connection in each
@@ -38,8 +40,6 @@ const MAPS: (u64, u64) = (60, 6);
 const THREADS: u64 = 2;
 /// Threads that come later, if at all: of owners of foreign memory, and of a store's server.
 const LATER_THREADS: u64 = 2;
-/// Where the kernel lists RDMA devices.
-const DEVICES: &str = "/sys/class/infiniband";
 
 /// One resource that a process needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,15 +147,19 @@ impl ResourcePlan {
         let per_peer = per_peer.map(|(kind, files)| files + streams(kind)).max().unwrap_or(0);
         let pollers = config.poller_count() as u64;
         let of_pollers = if may_use(FabricKind::Tcp) { FILES_PER_POLLER * (pollers - 1) } else { 0 };
-        let own = FILES + of_pollers;
+        // Named, or found.
+        let has_verbs = names_verbs || opens_verbs(config) && limits.has_device;
+        let of_devices_files = if has_verbs { devices * (FILES_PER_DEVICE + pollers) } else { 0 };
+        let own = FILES + of_pollers + of_devices_files;
         let files = limits.open + own + per_peer * peers;
         let arriving = if may_use(FabricKind::Tcp) { ARRIVING.0 + ARRIVING.1 * peers } else { 0 };
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
         let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
         let locked_links =
-            verbs::link_bytes(data_queues(config, devices), of_devices.depth(config)) * devices * peers;
-        let of_verbs = if names_verbs { locked_links } else { 0 };
+            verbs::link_bytes(data_queues(config, devices), of_devices.depth(config)) * devices;
+        let locked_links = locked_links * peers_over_verbs(config);
+        let of_verbs = if has_verbs { locked_links } else { 0 };
         let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
         let in_cgroup = if reserved { 0 } else { config.pool_size };
@@ -246,14 +250,14 @@ impl ResourcePlan {
                 unit: Unit::Bytes,
                 ..count(
                     "locked memory",
-                    match (names_verbs, config.pool_lock) {
+                    match (has_verbs, config.pool_lock) {
                         // The kernel counts what each device locks.
                         (true, _) => config.pool_size * devices + locked_links,
                         (false, LockPolicy::No) => 0,
                         (false, _) => config.pool_size,
                     },
                     (limits.locked, "RLIMIT_MEMLOCK"),
-                    match (names_verbs, devices) {
+                    match (has_verbs, devices) {
                         (true, 1) => format!("the pool, and {} for links", bytes(locked_links)),
                         (true, _) => {
                             let links = bytes(locked_links);
@@ -267,7 +271,7 @@ impl ResourcePlan {
                 )
             },
         ];
-        if opens_verbs(config) && (names_verbs || has_device()) {
+        if has_verbs {
             resources.extend(device_resources(config, devices, of_devices, names_verbs));
         }
         if may_use(FabricKind::Shm) {
@@ -303,11 +307,6 @@ impl ResourcePlan {
 
 fn peers(config: &Config) -> u64 {
     config.cluster.members().count() as u64 - 1
-}
-
-/// Whether the kernel lists an RDMA device.
-fn has_device() -> bool {
-    std::fs::read_dir(DEVICES).is_ok_and(|mut devices| devices.next().is_some())
 }
 
 fn bytes(count: u64) -> String {
@@ -370,6 +369,7 @@ mod tests {
         memory: None,
         address_space: None,
         cgroup_memory: None,
+        has_device: false,
     };
 
     #[test]
@@ -435,6 +435,26 @@ mod tests {
         }
         let without = plan(5, &[("fabric", "shm,tcp")], &small);
         assert!(without.resources().iter().all(|it| it.name != "queue pairs") && without.check().is_ok());
+    }
+
+    #[test]
+    fn a_device_that_is_found_counts_as_one_that_is_named_but_its_lack_is_not_hard() {
+        let small = SystemLimits { locked: Some(64 << 10), has_device: true, ..WIDE };
+        let of = |fabric: &[(&str, &str)], limits: &SystemLimits| {
+            let hosts = [("cluster", "w=a:1,a:2,b:1"), ("auth", "plain"), ("allow_non_loopback", "true")];
+            plan(3, &[&hosts, fabric].concat(), limits)
+        };
+        let need = |plan: &ResourcePlan, name: &str| {
+            plan.resources().iter().find(|it| it.name == name).map(|it| it.need)
+        };
+        let (auto, named) = (of(&[], &small), of(&[("fabric", "shm,verbs,tcp")], &small));
+        for name in ["locked memory", "open files", "queue pairs"] {
+            assert!(need(&auto, name).is_some() && need(&auto, name) == need(&named, name), "{name}");
+        }
+        let without = of(&[], &SystemLimits { has_device: false, ..small });
+        assert_eq!(need(&without, "open files"), need(&auto, "open files").map(|files| files - 3));
+        assert_eq!((need(&without, "locked memory"), need(&without, "queue pairs")), (Some(256 << 20), None));
+        assert!(auto.check().is_ok() && named.check().is_err());
     }
 
     #[test]

@@ -9,6 +9,9 @@ const IPC_LOCK: u32 = 14;
 /// Those that lift the limit of the user's threads (CAP_SYS_ADMIN, CAP_SYS_RESOURCE).
 const MANY_THREADS: [u32; 2] = [21, 24];
 
+/// Where the kernel lists RDMA devices.
+const DEVICES: &str = "/sys/class/infiniband";
+
 /// The limits of a process, and what it takes already.
 #[derive(Clone, Debug)]
 pub(super) struct SystemLimits {
@@ -30,16 +33,20 @@ pub(super) struct SystemLimits {
     pub address_space: Option<u64>,
     /// The smallest one of the cgroups, and where it is.
     pub cgroup_memory: Option<(u64, String)>,
+    /// Whether the kernel lists an RDMA device.
+    pub has_device: bool,
 }
 
 impl SystemLimits {
     pub fn of_this_process() -> Self {
         // Less the one of the folder that is read.
         let open = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1));
-        SystemLimits { open: open as u64, ..Self::of_files(&|path| std::fs::read_to_string(path).ok()) }
+        let has_device = std::fs::read_dir(DEVICES).is_ok_and(|mut devices| devices.next().is_some());
+        let of_files = Self::of_files(&|path| std::fs::read_to_string(path).ok());
+        SystemLimits { open: open as u64, has_device, ..of_files }
     }
 
-    /// The same without the open descriptors; `read` reads the files of the system.
+    /// The same without the open descriptors and devices; `read` reads the files of the system.
     fn of_files(read: ReadFile<'_>) -> Self {
         let text = |path: &str| read(Path::new(path)).unwrap_or_default();
         let status = text("/proc/self/status");
@@ -61,6 +68,7 @@ impl SystemLimits {
             memory: kib(&text("/proc/meminfo"), "MemAvailable:"),
             address_space: getrlimit(Resource::As).current,
             cgroup_memory: CgroupLimit::MEMORY.smallest(read),
+            has_device: false,
         }
     }
 }
