@@ -20,13 +20,15 @@ fn processes_end_with_the_weights_of_a_single_run_bit_for_bit() {
 }
 
 #[test]
-fn processes_end_with_the_same_weights_over_grpc_calls() {
+fn processes_end_with_the_same_weights_over_tcp_and_grpc_calls() {
     let args = "--servers 2 --workers 3 --steps 10 --seed 9";
     let alone = Train::new(&format!("{args} --single")).summary();
-    let apart = Train::new(&format!("{args} --fabric grpc")).summary();
-    assert_eq!(apart["weights_digest"], alone["weights_digest"]);
-    assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]));
-    assert_eq!(apart["fabric"], "grpc");
+    for fabric in ["tcp", "grpc"] {
+        let apart = Train::new(&format!("{args} --fabric {fabric}")).summary();
+        assert_eq!(apart["weights_digest"], alone["weights_digest"], "{fabric}");
+        assert_eq!((&apart["accuracy"], &apart["loss"]), (&alone["accuracy"], &alone["loss"]), "{fabric}");
+        assert_eq!(apart["fabric"], fabric);
+    }
 }
 
 #[test]

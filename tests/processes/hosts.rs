@@ -322,8 +322,8 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
 /// host it would take twice as long.
 const FLOOR: Duration = Duration::from_millis(2500);
 /// What [`SLOW`] is in bits a second.
-const SLOW_BITS: f64 = 100e6;
-const SLOW: &str = "100mbit";
+const SLOW_BITS: f64 = 50e6;
+const SLOW: &str = "50mbit";
 /// The host that is slow.
 const SLOW_HOST: u32 = 2;
 

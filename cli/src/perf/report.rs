@@ -306,7 +306,7 @@ mod tests {
         let plan = Plan::check(args, &BTreeSet::new(), &[0, 1]).unwrap();
         let facts = Facts {
             fabric: "shm".into(),
-            fabric_reason: None,
+            fabric_reason: Some("same host: shared memory".into()),
             device: None,
             pages: "2 MiB".into(),
             poll_mode: "inline".into(),
@@ -335,6 +335,7 @@ mod tests {
             assert!(!json[key].is_null(), "{key}");
         }
         assert_eq!((&json["test"], &json["fabric"]), (&"cache_line".into(), &"shm".into()));
+        assert_eq!(json["fabric_reason"], "same host: shared memory");
         let result = &json["results"][0];
         for (key, value) in [
             ("bytes", 8.0),

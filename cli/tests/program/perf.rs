@@ -261,18 +261,20 @@ fn small_writes_that_are_copied_are_counted_like_others() {
 }
 
 #[test]
-fn tensors_are_measured_over_tcp_and_over_grpc_calls() {
+fn tensors_are_measured_over_each_fabric_and_over_grpc_calls() {
     let _alone = alone();
     if !two_cores() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    for fabric in ["tcp", "grpc"] {
+    for (fabric, chosen) in [("auto", "shm"), ("tcp", "tcp"), ("grpc", "grpc")] {
         let path = folder.path().join(fabric);
         let options = "perf rendezvous_lat --local -s 8,200KiB -n 20 --warmup 5 --fabric";
         let output = run(&format!("{options} {fabric} --json {}", path.display()));
         let report = report(&path, &output);
-        assert_eq!(report["fabric"], fabric);
+        assert_eq!(report["fabric"], chosen);
+        let why = report["fabric_reason"].as_str().expect("the reason");
+        assert!(!why.is_empty() && text(&output.stdout).contains(&format!("{chosen} ({why})")), "{report}");
         let results = report["results"].as_array().expect("the results");
         assert!(results.iter().all(|result| result["p50_ns"].as_f64().expect("a time") > 0.0), "{report}");
         assert_eq!(results.len(), 2);

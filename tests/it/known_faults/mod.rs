@@ -351,5 +351,12 @@ fn role_logs_its_set_up() {
             .filter(|line| line.contains("connected"))
             .collect::<Vec<_>>();
         assert_eq!(success.is_empty(), !connects, "{job}: {success:?}");
+        let fabric = std::env::var("TENSORWIRE_TEST_FABRIC").unwrap_or("shm".into());
+        // With the devices in between, if it is verbs.
+        let names = |line: &str| {
+            let behind = line.split_once(&format!("connected by {fabric}"));
+            behind.and_then(|(_, reason)| reason.split_once(" (")).is_some_and(|(_, why)| why.contains(')'))
+        };
+        assert!(success.iter().all(|line| names(line)), "{success:?}");
     }
 }

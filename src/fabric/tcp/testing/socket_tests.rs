@@ -20,7 +20,7 @@ fn takes_busy_poll() -> bool {
     match socket2::SockRef::from(&socket).set_busy_poll(BUSY_POLL.as_micros() as u32) {
         Ok(()) => true,
         Err(error) => {
-            println!("the sockets have no busy polling, which takes CAP_NET_ADMIN: {error}");
+            println!("skipped: busy polling of the sockets, which takes CAP_NET_ADMIN: {error}");
             false
         }
     }
