@@ -1,9 +1,12 @@
 //! Counts the instructions of a call, one by one: the CPU traps after each (the trap flag of
-//! x86-64), and the handler looks at the next.
+//! x86-64), and the handler looks at the next. Those of the kernel's vDSO, which reads clocks, are
+//! not counted: each kernel has another number of them.
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use std::io::Error;
+use std::ops::Range;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 static INSTRUCTIONS: AtomicU64 = AtomicU64::new(0);
@@ -11,6 +14,8 @@ static LOCKED: AtomicU64 = AtomicU64::new(0);
 static CLOCK: AtomicU64 = AtomicU64::new(0);
 static HASH: AtomicU64 = AtomicU64::new(0);
 static SYSTEM_CALLS: AtomicU64 = AtomicU64::new(0);
+/// The addresses of the vDSO.
+static VDSO: OnceLock<Range<u64>> = OnceLock::new();
 
 /// What a call has executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,11 +60,13 @@ extern "C" fn on_trap(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes the context of the interrupted thread. Its instruction pointer is
     // at the next instruction, which can be read; eight bytes behind its start are mapped too,
     // except at the end of the last page of code, which holds no code of this program.
-    let bytes = unsafe {
+    let (at, bytes) = unsafe {
         let registers = &(*context.cast::<ucontext_t>()).uc_mcontext.gregs;
-        *(registers[libc::REG_RIP as usize] as *const [u8; 8])
+        let at = registers[libc::REG_RIP as usize] as u64;
+        (at, *(at as *const [u8; 8]))
     };
-    INSTRUCTIONS.fetch_add(1, Relaxed);
+    let is_ours = VDSO.get().is_none_or(|vdso| !vdso.contains(&at));
+    INSTRUCTIONS.fetch_add(u64::from(is_ours), Relaxed);
     let is_prefix = |byte: &u8| matches!(byte, 0xF0 | 0xF2 | 0xF3 | 0x66 | 0x2E | 0x3E | 0x64 | 0x65);
     let prefixes = bytes.iter().take_while(|byte| is_prefix(byte)).count();
     let rex = bytes.get(prefixes).copied().filter(|byte| byte & 0xF0 == 0x40);
@@ -75,11 +82,23 @@ extern "C" fn on_trap(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     counter.fetch_add(1, Relaxed);
 }
 
+/// The addresses of the vDSO, if the kernel maps one.
+fn vdso() -> Option<Range<u64>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let (start, end) =
+        maps.lines().find(|line| line.ends_with("[vdso]"))?.split_once(' ')?.0.split_once('-')?;
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    Some(address(start)?..address(end)?)
+}
+
 /// Installs the handler of the trap.
 ///
 /// # Errors
 /// If the system refuses it.
 pub fn install() -> Result<(), Error> {
+    if let Some(vdso) = vdso() {
+        VDSO.get_or_init(|| vdso);
+    }
     // SAFETY: an all-zero action is valid; the handler only reads memory and adds to atomics.
     let refused = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
