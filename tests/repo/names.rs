@@ -229,31 +229,44 @@ fn spaced(text: &str) -> String {
     spaced.split_whitespace().fold(String::from(" "), |text, word| text + word + " ")
 }
 
-/// Whether a spaced text has this name, or its plural.
-fn has_name(text: &str, name: &str) -> bool {
-    let name = spaced(name);
-    let name = name.trim_end();
-    text.contains(&format!("{name} ")) || text.contains(&format!("{name}s "))
+/// A name, and the two forms of it that a spaced text may have: that of one and the plural.
+struct ReplacedName {
+    name: String,
+    forms: [String; 2],
+}
+
+impl ReplacedName {
+    fn new(name: String) -> Self {
+        let spaced = spaced(&name);
+        let one = spaced.trim_end();
+        ReplacedName { forms: [format!("{one} "), format!("{one}s ")], name }
+    }
+
+    fn is_in(&self, spaced: &str) -> bool {
+        self.forms.iter().any(|form| spaced.contains(form))
+    }
 }
 
 /// The older names that have one meaning only.
-fn gone() -> Vec<String> {
+fn gone() -> Vec<ReplacedName> {
     let (names, older) = glossary();
     let is_ambiguous = |name: &String| AMBIGUOUS.iter().any(|(words, _why)| words.contains(&name.as_str()));
-    older.into_iter().filter(|name| !names.contains(name) && !is_ambiguous(name)).collect()
+    let gone = older.into_iter().filter(|name| !names.contains(name) && !is_ambiguous(name));
+    gone.map(ReplacedName::new).collect()
 }
 
 #[test]
 fn no_source_or_page_uses_a_name_that_the_glossary_replaces() {
     let gone = gone();
     assert!(gone.len() > 50, "only {} names: the glossary is not where it is read", gone.len());
-    let texts = sources().into_iter().map(|source| (source.path, source.text));
-    let pages = files(&["docs"], "md").into_iter().filter(|(path, _)| path != Path::new(GLOSSARY));
+    let pages = files(&["docs"], "md");
+    let pages = pages.iter().filter(|(path, _)| path != Path::new(GLOSSARY));
+    let texts = sources().iter().map(|source| (&source.path, &source.text));
     let mut broken = Vec::new();
-    for (path, text) in texts.chain(pages) {
-        let text = spaced(&text);
-        let found = gone.iter().filter(|name| has_name(&text, name));
-        broken.extend(found.map(|name| format!("{}: {name}", path.display())));
+    for (path, text) in texts.chain(pages.map(|(path, text)| (path, text))) {
+        let text = spaced(text);
+        let found = gone.iter().filter(|gone| gone.is_in(&text));
+        broken.extend(found.map(|gone| format!("{}: {}", path.display(), gone.name)));
     }
     assert!(broken.is_empty(), "{} uses of replaced names:\n{}", broken.len(), broken.join("\n"));
     let (_, older) = glossary();
@@ -265,7 +278,7 @@ fn no_source_or_page_uses_a_name_that_the_glossary_replaces() {
 #[test]
 fn a_replaced_name_is_found() {
     let gone = gone();
-    let said = |text: &str| gone.iter().any(|name| has_name(&spaced(text), name));
+    let said = |text: &str| gone.iter().any(|gone| gone.is_in(&spaced(text)));
     assert!(said("a.inbox.pop()") && said("let loan_lease = 1;") && said("LoanLease") && said("two leases"));
     assert!(said("// it was held\n// up there") && said("fn turned_away()"));
     assert!(!said("please, release the loan") && !said("|held| up") && !said("its slot"));

@@ -2,6 +2,7 @@
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -180,8 +181,13 @@ pub struct Source {
     pub is_test: bool,
 }
 
-/// The sources of the library and the program.
-pub fn sources() -> Vec<Source> {
+/// The sources of the library and the program, which are read once.
+pub fn sources() -> &'static [Source] {
+    static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(read_sources);
+    &SOURCES
+}
+
+fn read_sources() -> Vec<Source> {
     let files = files(&["src", "cli/src"], "rs");
     assert!(files.len() > 10, "only {} files found under src: the walk is broken", files.len());
     let tests: Vec<PathBuf> = files.iter().flat_map(|(path, text)| test_files(path, text)).collect();
