@@ -113,7 +113,8 @@ documented() {
 # scenario.
 everything() {
     TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=40 \
-        tested cargo test --locked --workspace --no-fail-fast -- --show-output
+        tested cargo test --locked --workspace --no-fail-fast \
+        --config 'target."cfg(all())".runner = "tests/runner"' -- --show-output
 }
 
 # main_job [release]: fifty steps of training by three processes, and the same by one process without the

@@ -68,6 +68,7 @@ fn moves_more_than_4_gib(bulk: &'static str, receiver_pool: u64) {
     sender.join().expect("no panic");
 }
 
+#[ignore = "takes long: tests/nightly"]
 #[test]
 fn a_tensor_of_more_than_4_gib_is_borrowed_whole() {
     if !lends_nothing() {
