@@ -109,12 +109,12 @@ documented() {
     RUSTDOCFLAGS="-D warnings" limited cargo doc --no-deps --locked --package tensorwire
 }
 
-# With examples and doctests. Where spinning threads share a CPU the hot path takes a hundred rounds per
+# With examples and doctests. Where spinning threads share a CPU the hot path takes forty rounds per
 # scenario.
 everything() {
     TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=40 \
         tested cargo test --locked --workspace --no-fail-fast \
-        --config 'target."cfg(all())".runner = "tests/runner"' -- --show-output
+        --config 'target."cfg(all())".runner = "tests/runner"'
 }
 
 # main_job [release]: fifty steps of training by three processes, and the same by one process without the
