@@ -5,7 +5,6 @@
 //! request, for example HTTP/2 pings, keep no connection alive.
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
-use super::pacer::ProofPacer;
 use super::places::Places;
 use super::refused::RefusedCallers;
 use crate::wire::{TaskId, source_of};
@@ -66,7 +65,6 @@ pub(super) struct Acceptor {
     /// Callers that have places of their own, in ascending order.
     peers: Vec<TaskId>,
     auth: Arc<Authenticator>,
-    pacer: ProofPacer,
     places: Arc<SharedPlaces>,
     /// How long a proven connection may be without a valid request.
     idle: Duration,
@@ -86,8 +84,7 @@ impl Acceptor {
         let (proven, incoming) = mpsc::channel(WAITING);
         let (places, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
         peers.sort();
-        let pacer = ProofPacer::default();
-        let acceptor = Acceptor { me, peers, auth, pacer, places, idle, proven, log, refused };
+        let acceptor = Acceptor { me, peers, auth, places, idle, proven, log, refused };
         (Arc::new(acceptor), ProvenConnections(incoming))
     }
 
@@ -131,7 +128,7 @@ impl Acceptor {
         let task = tokio::spawn(async move {
             // The sender is dropped only if this task is aborted.
             let Ok(number) = number.await else { return };
-            let outcome = timeout(PROOF_LIMIT, this.pacer.run(this.auth.accept(stream))).await;
+            let outcome = timeout(PROOF_LIMIT, this.auth.accept(stream)).await;
             this.places().dismiss(number);
             match outcome.unwrap_or(Err(ProofError::TooLate)) {
                 // Fails when this process stops.

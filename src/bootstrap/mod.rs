@@ -21,7 +21,6 @@
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
 //! | `refused` | the callers that were refused last |
-//! | `pacer` | the time that failed proofs may take |
 //! | `places` | how many connections there are, and whose |
 //! | `store` | a key-value store that the service has beside its own calls |
 //! | `prover` | the same proofs for a connection beside the service |
@@ -41,7 +40,6 @@ mod generated;
 mod incarnation;
 mod messages;
 mod options;
-mod pacer;
 mod peer_record;
 mod peer_table;
 mod peering;

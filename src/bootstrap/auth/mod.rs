@@ -11,6 +11,7 @@
 //! | `secret` | the shared secret, and the keys that follow from it |
 //! | `tls` | certificates of members |
 //! | `keys` | TLS between two known keys |
+//! | `pacer` | the time that failed handshakes of TLS may take |
 //! | `files` | files that only their owner can read |
 //! | `stream` | the connection after the proof |
 //! | `error` | errors and refusals |
@@ -19,6 +20,7 @@ mod error;
 mod files;
 mod greeting;
 mod keys;
+mod pacer;
 mod secret;
 mod stream;
 mod tls;
@@ -31,6 +33,7 @@ pub(super) use stream::AuthStream;
 
 use crate::wire::TaskId;
 use greeting::{Greeting, NONCE, Opening};
+use pacer::HandshakePacer;
 use secret::ClusterSecret;
 use std::fmt;
 use std::io;
@@ -150,6 +153,7 @@ impl TlsFiles {
 pub(super) struct Authenticator {
     me: TaskId,
     method: Method,
+    pacer: HandshakePacer,
 }
 
 enum Method {
@@ -174,7 +178,7 @@ impl Authenticator {
             AuthSettings::Uid => Method::Uid(SocketOwners::open()?),
             AuthSettings::Plain => Method::Plain,
         };
-        Ok(Authenticator { me: me.clone(), method })
+        Ok(Authenticator { me: me.clone(), method, pacer: HandshakePacer::default() })
     }
 
     fn mode(&self) -> AuthMode {
@@ -222,9 +226,10 @@ impl Authenticator {
         if opening.nonce != nonce {
             return Err(ProofError::NoOpening);
         }
+        let (from, pacer) = (&opening.from, &self.pacer);
         let mut stream = match &self.method {
-            Method::Tls(own) => AuthStream::Tls(Box::new(own.accept(stream, &opening.from).await?)),
-            Method::Secret(own) => AuthStream::Tls(Box::new(own.accept(stream, &opening.from).await?)),
+            Method::Tls(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, from)).await?)),
+            Method::Secret(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, from)).await?)),
             Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
         };
         stream.write_all(&[Verdict::Welcome.to_byte()]).await?;

@@ -1,0 +1,173 @@
+//! The time that failed handshakes take of the thread that listens.
+//!
+//! A handshake of TLS is some hundred microseconds of arithmetic, for a stranger as for a member.
+//! Without a pause a flood of them keeps busy a CPU that links may need too.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// After a failed handshake new ones wait for so many times the CPU time that it took.
+const REST: u32 = 3;
+/// The longest wait of a handshake, which is a small part of each limit of a connection.
+const MAX_REST: Duration = Duration::from_millis(100);
+
+/// Has handshakes wait, so that failed ones take a quarter of a thread's time. They take more if
+/// those under way at a time take more than a third of [`MAX_REST`].
+#[derive(Default)]
+pub(super) struct HandshakePacer {
+    rests_until: Mutex<Option<Instant>>,
+}
+
+impl HandshakePacer {
+    /// Runs a handshake, after the rest that earlier ones have caused. One that is dropped has
+    /// failed.
+    pub(super) async fn run<T, E>(&self, handshake: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.rest().await;
+        let mut paced = PacedHandshake { pacer: self, took: Duration::ZERO, has_failed: true };
+        let mut handshake = pin!(handshake);
+        let outcome = std::future::poll_fn(|context| {
+            let before = cpu_time();
+            let polled = handshake.as_mut().poll(context);
+            paced.took += cpu_time().saturating_sub(before);
+            polled
+        });
+        let outcome = outcome.await;
+        paced.has_failed = outcome.is_err();
+        outcome
+    }
+
+    async fn rest(&self) {
+        let latest = Instant::now() + MAX_REST;
+        // Others that fail meanwhile make the rest longer.
+        loop {
+            let until = self.rests_until().map(|until| until.min(latest));
+            match until {
+                Some(until) if until > Instant::now() => sleep_until(until).await,
+                _ => return,
+            }
+        }
+    }
+
+    fn rests_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.rests_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A handshake that has begun.
+struct PacedHandshake<'a> {
+    pacer: &'a HandshakePacer,
+    took: Duration,
+    has_failed: bool,
+}
+
+impl Drop for PacedHandshake<'_> {
+    fn drop(&mut self) {
+        if self.has_failed {
+            let mut rests_until = self.pacer.rests_until();
+            *rests_until = Some(extended(*rests_until, Instant::now(), self.took));
+        }
+    }
+}
+
+/// When the rest ends that a failed handshake makes longer.
+fn extended(until: Option<Instant>, now: Instant, took: Duration) -> Instant {
+    let begin = until.map_or(now, |until| until.max(now));
+    (begin + took * REST).min(now + MAX_REST)
+}
+
+/// The CPU time of this thread. Time in which others had the CPU does not count.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::{pending, ready};
+    use std::sync::Arc;
+    use tokio::task::JoinSet;
+
+    const WORK: Duration = Duration::from_millis(5);
+
+    #[test]
+    fn failures_add_up_and_no_wait_is_longer_than_the_bound() {
+        let now = Instant::now();
+        let ms = Duration::from_millis;
+        assert_eq!(extended(None, now, ms(2)), now + ms(6));
+        assert_eq!(extended(Some(now + ms(6)), now, ms(1)), now + ms(9));
+        assert_eq!(extended(Some(now), now + ms(4), ms(1)), now + ms(7), "the earlier rest is over");
+        assert_eq!(extended(Some(now + ms(99)), now, ms(1)), now + MAX_REST);
+        assert_eq!(extended(None, now, Duration::from_secs(9)), now + MAX_REST);
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    /// Takes the CPU for a time.
+    async fn work(time: Duration, outcome: Result<(), ()>) -> Result<(), ()> {
+        let begin = cpu_time();
+        while cpu_time() - begin < time {}
+        outcome
+    }
+
+    #[test]
+    fn a_handshake_waits_after_one_that_failed() {
+        let pacer = HandshakePacer::default();
+        runtime().block_on(async {
+            let begin = Instant::now();
+            pacer.run(work(WORK, Err(()))).await.unwrap_err();
+            pacer.run(ready(Ok::<_, ()>(()))).await.unwrap();
+            assert!(begin.elapsed() >= WORK * (REST + 1), "{:?}", begin.elapsed());
+        });
+    }
+
+    #[test]
+    fn a_member_that_proves_its_name_has_nobody_wait() {
+        let pacer = HandshakePacer::default();
+        runtime().block_on(async { pacer.run(work(WORK, Ok(()))).await.unwrap() });
+        assert_eq!(*pacer.rests_until(), None);
+    }
+
+    #[test]
+    fn a_handshake_that_is_given_up_has_others_wait() {
+        let pacer = HandshakePacer::default();
+        let stalled = async {
+            work(WORK, Ok(())).await?;
+            pending::<Result<(), ()>>().await
+        };
+        let begin = Instant::now();
+        runtime().block_on(async {
+            let limited = tokio::time::timeout(WORK, pacer.run(stalled));
+            limited.await.expect_err("it never ends");
+        });
+        let until = pacer.rests_until().expect("it took some time");
+        assert!(until >= begin + WORK * (REST + 1), "{:?}", until - begin);
+    }
+
+    #[test]
+    fn many_that_fail_at_a_time_take_a_quarter_of_the_time() {
+        const AT_A_TIME: u32 = 8;
+        const SHORT: Duration = Duration::from_millis(1);
+        let (begin, cpu) = (Instant::now(), cpu_time());
+        runtime().block_on(async {
+            let pacer = Arc::new(HandshakePacer::default());
+            let callers = (0..AT_A_TIME).map(|_| {
+                let pacer = pacer.clone();
+                async move {
+                    while begin.elapsed() < MAX_REST * 5 {
+                        pacer.run(work(SHORT, Err(()))).await.unwrap_err();
+                    }
+                }
+            });
+            callers.collect::<JoinSet<()>>().join_all().await;
+        });
+        let (cpu, elapsed) = (cpu_time() - cpu, begin.elapsed());
+        // The first ones begin at once, and the rest after the last ones is not waited for.
+        assert!(cpu <= elapsed / (REST + 1) + SHORT * AT_A_TIME * 3, "{cpu:?} of {elapsed:?}");
+    }
+}
