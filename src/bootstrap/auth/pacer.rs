@@ -10,22 +10,22 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// After a failed handshake new ones wait for so many times the CPU time that it took.
-const REST: u32 = 3;
-/// The longest wait of a handshake, which is a small part of each limit of a connection.
-const MAX_REST: Duration = Duration::from_millis(100);
+const PENALTY: u32 = 3;
+/// The longest wait of a handshake. It is shorter than the fixed time limits of a caller.
+const MAX_DELAY: Duration = Duration::from_millis(100);
 
 /// Has handshakes wait, so that failed ones take a quarter of a thread's time. They take more if
-/// those under way at a time take more than a third of [`MAX_REST`].
+/// those under way at a time take more than a third of [`MAX_DELAY`].
 #[derive(Default)]
 pub(super) struct HandshakePacer {
-    rests_until: Mutex<Option<Instant>>,
+    delayed_until: Mutex<Option<Instant>>,
 }
 
 impl HandshakePacer {
-    /// Runs a handshake, after the rest that earlier ones have caused. One that is dropped has
+    /// Runs a handshake, after the delay that earlier ones have caused. One that is dropped has
     /// failed.
     pub(super) async fn run<T, E>(&self, handshake: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        self.rest().await;
+        self.delay().await;
         let mut paced = PacedHandshake { pacer: self, took: Duration::ZERO, has_failed: true };
         let mut handshake = pin!(handshake);
         let outcome = std::future::poll_fn(|context| {
@@ -39,11 +39,11 @@ impl HandshakePacer {
         outcome
     }
 
-    async fn rest(&self) {
-        let latest = Instant::now() + MAX_REST;
-        // Others that fail meanwhile make the rest longer.
+    async fn delay(&self) {
+        let latest = Instant::now() + MAX_DELAY;
+        // Others that fail meanwhile make the delay longer.
         loop {
-            let until = self.rests_until().map(|until| until.min(latest));
+            let until = self.delayed_until().map(|until| until.min(latest));
             match until {
                 Some(until) if until > Instant::now() => sleep_until(until).await,
                 _ => return,
@@ -51,8 +51,8 @@ impl HandshakePacer {
         }
     }
 
-    fn rests_until(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.rests_until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn delayed_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.delayed_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,16 +66,16 @@ struct PacedHandshake<'a> {
 impl Drop for PacedHandshake<'_> {
     fn drop(&mut self) {
         if self.has_failed {
-            let mut rests_until = self.pacer.rests_until();
-            *rests_until = Some(extended(*rests_until, Instant::now(), self.took));
+            let mut delayed_until = self.pacer.delayed_until();
+            *delayed_until = Some(extended(*delayed_until, Instant::now(), self.took));
         }
     }
 }
 
-/// When the rest ends that a failed handshake makes longer.
+/// When the delay ends that a failed handshake makes longer.
 fn extended(until: Option<Instant>, now: Instant, took: Duration) -> Instant {
     let begin = until.map_or(now, |until| until.max(now));
-    (begin + took * REST).min(now + MAX_REST)
+    (begin + took * PENALTY).min(now + MAX_DELAY)
 }
 
 /// The CPU time of this thread. Time in which others had the CPU does not count.
@@ -99,9 +99,9 @@ mod tests {
         let ms = Duration::from_millis;
         assert_eq!(extended(None, now, ms(2)), now + ms(6));
         assert_eq!(extended(Some(now + ms(6)), now, ms(1)), now + ms(9));
-        assert_eq!(extended(Some(now), now + ms(4), ms(1)), now + ms(7), "the earlier rest is over");
-        assert_eq!(extended(Some(now + ms(99)), now, ms(1)), now + MAX_REST);
-        assert_eq!(extended(None, now, Duration::from_secs(9)), now + MAX_REST);
+        assert_eq!(extended(Some(now), now + ms(4), ms(1)), now + ms(7), "the earlier delay is over");
+        assert_eq!(extended(Some(now + ms(99)), now, ms(1)), now + MAX_DELAY);
+        assert_eq!(extended(None, now, Duration::from_secs(9)), now + MAX_DELAY);
     }
 
     fn runtime() -> tokio::runtime::Runtime {
@@ -122,7 +122,7 @@ mod tests {
             let begin = Instant::now();
             pacer.run(work(WORK, Err(()))).await.unwrap_err();
             pacer.run(ready(Ok::<_, ()>(()))).await.unwrap();
-            assert!(begin.elapsed() >= WORK * (REST + 1), "{:?}", begin.elapsed());
+            assert!(begin.elapsed() >= WORK * (PENALTY + 1), "{:?}", begin.elapsed());
         });
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn a_member_that_proves_its_name_has_nobody_wait() {
         let pacer = HandshakePacer::default();
         runtime().block_on(async { pacer.run(work(WORK, Ok(()))).await.unwrap() });
-        assert_eq!(*pacer.rests_until(), None);
+        assert_eq!(*pacer.delayed_until(), None);
     }
 
     #[test]
@@ -145,8 +145,8 @@ mod tests {
             let limited = tokio::time::timeout(WORK, pacer.run(stalled));
             limited.await.expect_err("it never ends");
         });
-        let until = pacer.rests_until().expect("it took some time");
-        assert!(until >= begin + WORK * (REST + 1), "{:?}", until - begin);
+        let until = pacer.delayed_until().expect("it took some time");
+        assert!(until >= begin + WORK * (PENALTY + 1), "{:?}", until - begin);
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
             let callers = (0..AT_A_TIME).map(|_| {
                 let pacer = pacer.clone();
                 async move {
-                    while begin.elapsed() < MAX_REST * 5 {
+                    while begin.elapsed() < MAX_DELAY * 5 {
                         pacer.run(work(SHORT, Err(()))).await.unwrap_err();
                     }
                 }
@@ -167,7 +167,7 @@ mod tests {
             callers.collect::<JoinSet<()>>().join_all().await;
         });
         let (cpu, elapsed) = (cpu_time() - cpu, begin.elapsed());
-        // The first ones begin at once, and the rest after the last ones is not waited for.
-        assert!(cpu <= elapsed / (REST + 1) + SHORT * AT_A_TIME * 3, "{cpu:?} of {elapsed:?}");
+        // The first ones begin at once, and nobody waits after the last ones.
+        assert!(cpu <= elapsed / (PENALTY + 1) + SHORT * AT_A_TIME * 3, "{cpu:?} of {elapsed:?}");
     }
 }
