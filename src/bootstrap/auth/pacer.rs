@@ -10,12 +10,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// After a failed handshake new ones wait for so many times the CPU time that it took.
-const PENALTY: u32 = 3;
+const PENALTY: u32 = 9;
 /// The longest wait of a handshake. It is shorter than the fixed time limits of a caller.
 const MAX_DELAY: Duration = Duration::from_millis(100);
 
-/// Has handshakes wait, so that failed ones take a quarter of a thread's time. They take more if
-/// those under way at a time take more than a third of [`MAX_DELAY`].
+/// Has handshakes wait, so that failed ones take a tenth of a thread's time. They take more if
+/// those under way at a time take more than a ninth of [`MAX_DELAY`].
 #[derive(Default)]
 pub(super) struct HandshakePacer {
     delayed_until: Mutex<Option<Instant>>,
@@ -97,9 +97,9 @@ mod tests {
     fn failures_add_up_and_no_wait_is_longer_than_the_bound() {
         let now = Instant::now();
         let ms = Duration::from_millis;
-        assert_eq!(extended(None, now, ms(2)), now + ms(6));
-        assert_eq!(extended(Some(now + ms(6)), now, ms(1)), now + ms(9));
-        assert_eq!(extended(Some(now), now + ms(4), ms(1)), now + ms(7), "the earlier delay is over");
+        assert_eq!(extended(None, now, ms(2)), now + ms(18));
+        assert_eq!(extended(Some(now + ms(18)), now, ms(1)), now + ms(27));
+        assert_eq!(extended(Some(now), now + ms(4), ms(1)), now + ms(13), "the earlier delay is over");
         assert_eq!(extended(Some(now + ms(99)), now, ms(1)), now + MAX_DELAY);
         assert_eq!(extended(None, now, Duration::from_secs(9)), now + MAX_DELAY);
     }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn many_that_fail_at_a_time_take_a_quarter_of_the_time() {
+    fn many_that_fail_at_a_time_take_a_tenth_of_the_time() {
         const AT_A_TIME: u32 = 8;
         const SHORT: Duration = Duration::from_millis(1);
         let (begin, cpu) = (Instant::now(), cpu_time());
