@@ -128,7 +128,12 @@ impl Acceptor {
         let task = tokio::spawn(async move {
             // The sender is dropped only if this task is aborted.
             let Ok(number) = number.await else { return };
-            let outcome = timeout(PROOF_LIMIT, this.auth.accept(stream)).await;
+            let proof = async {
+                let greeted = this.auth.greet(stream).await?;
+                this.places().opened(number);
+                this.auth.admit(greeted).await
+            };
+            let outcome = timeout(PROOF_LIMIT, proof).await;
             this.places().dismiss(number);
             match outcome.unwrap_or(Err(ProofError::TooLate)) {
                 // Fails when this process stops.

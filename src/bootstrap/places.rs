@@ -17,9 +17,16 @@ pub(super) const MAX_OF_OTHERS: usize = 8;
 /// The places, with a value of type `C` for each candidate and `M` for each connection.
 pub(super) struct Places<C, M> {
     next: u64,
-    candidates: Vec<(u64, IpAddr, C)>,
+    candidates: Vec<CandidatePlace<C>>,
     /// By name; `None` for callers that are no members. The oldest first.
     connections: BTreeMap<Option<TaskId>, VecDeque<(u64, M)>>,
+}
+
+struct CandidatePlace<C> {
+    number: u64,
+    source: IpAddr,
+    has_opened: bool,
+    value: C,
 }
 
 impl<C, M> Places<C, M> {
@@ -28,30 +35,41 @@ impl<C, M> Places<C, M> {
     }
 
     /// A place for a candidate. If there is none, one of the addresses with the most candidates
-    /// gives up its place. `draw` picks one of all their candidates. So a flood from one host does
-    /// not keep out the members of others. One from a member's own host, or from as many hosts as
-    /// there are places, keeps it out by chance only.
-    pub(super) fn admit(&mut self, from: IpAddr, candidate: C, draw: u64) -> (u64, Option<C>) {
+    /// gives up its place. `draw` picks one of those that have sent an opening, or of those that
+    /// have not, whichever are more. So a flood from one host does not keep out the members of
+    /// others. One from a member's own host, or from as many hosts as there are places, keeps it
+    /// out by chance only.
+    pub(super) fn admit(&mut self, from: IpAddr, value: C, draw: u64) -> (u64, Option<C>) {
         let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
         let number = self.number();
-        self.candidates.push((number, source_of(from), candidate));
+        self.candidates.push(CandidatePlace { number, source: source_of(from), has_opened: false, value });
         (number, evicted)
     }
 
     fn evict(&mut self, draw: u64) -> C {
         let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for (_, source, _) in &self.candidates {
-            *counts.entry(*source).or_default() += 1;
+        for candidate in &self.candidates {
+            *counts.entry(candidate.source).or_default() += 1;
         }
         let most = counts.values().copied().max().unwrap_or_default();
-        let is_of_the_busiest = |at: &usize| counts.get(&self.candidates[*at].1) == Some(&most);
-        let busiest: Vec<usize> = (0..self.candidates.len()).filter(is_of_the_busiest).collect();
-        self.candidates.swap_remove(busiest[(draw % busiest.len() as u64) as usize]).2
+        let candidates = self.candidates.iter().enumerate();
+        let busiest = candidates.filter(|(_, candidate)| counts.get(&candidate.source) == Some(&most));
+        let (opened, silent): (Vec<_>, Vec<_>) = busiest.partition(|(_, candidate)| candidate.has_opened);
+        let drawn_from = if opened.len() > silent.len() { opened } else { silent };
+        let (at, _) = drawn_from[(draw % drawn_from.len() as u64) as usize];
+        self.candidates.swap_remove(at).value
+    }
+
+    /// The candidate has sent its opening.
+    pub(super) fn opened(&mut self, number: u64) {
+        if let Some(candidate) = self.candidates.iter_mut().find(|known| known.number == number) {
+            candidate.has_opened = true;
+        }
     }
 
     /// The candidate has proven its name, or was refused.
     pub(super) fn dismiss(&mut self, number: u64) {
-        self.candidates.retain(|(known, ..)| *known != number);
+        self.candidates.retain(|known| known.number != number);
     }
 
     /// A place for a connection of that member, or of a caller that is no member. The oldest
@@ -95,7 +113,7 @@ mod tests {
             assert_ne!(evicted, Some("member"));
         }
         assert_eq!(places.candidates.len(), MAX_CANDIDATES);
-        assert!(places.candidates.iter().any(|(_, _, who)| *who == "member"));
+        assert!(places.candidates.iter().any(|candidate| candidate.value == "member"));
     }
 
     #[test]
@@ -105,6 +123,38 @@ mod tests {
             places.admit(STRANGER.into(), number, 0);
         }
         assert_eq!(places.admit(STRANGER.into(), 900, 5).1, Some(5));
+    }
+
+    #[test]
+    fn silent_candidates_of_an_address_take_no_place_of_one_that_has_sent_its_opening() {
+        let mut places: Places<&str, ()> = Places::new();
+        let (member, _) = places.admit(STRANGER.into(), "member", 0);
+        places.opened(member);
+        for draw in 1..10 * MAX_CANDIDATES as u64 {
+            assert_ne!(places.admit(STRANGER.into(), "silent", draw).1, Some("member"));
+        }
+    }
+
+    #[test]
+    fn candidates_with_an_opening_take_no_place_of_one_that_has_not_sent_its_own_yet() {
+        let mut places: Places<&str, ()> = Places::new();
+        places.admit(STRANGER.into(), "member", 0);
+        for draw in 1..10 * MAX_CANDIDATES as u64 {
+            let (number, evicted) = places.admit(STRANGER.into(), "opened", draw);
+            assert_ne!(evicted, Some("member"));
+            places.opened(number);
+        }
+    }
+
+    #[test]
+    fn an_opening_saves_no_place_of_the_busiest_address() {
+        let mut places: Places<&str, ()> = Places::new();
+        places.admit(MEMBER.into(), "member", 0);
+        for draw in 1..2 * MAX_CANDIDATES as u64 {
+            let (number, evicted) = places.admit(STRANGER.into(), "stranger", draw);
+            assert_ne!(evicted, Some("member"));
+            places.opened(number);
+        }
     }
 
     /// One candidate from each of as many addresses as there are places: a flood from many hosts.

@@ -34,10 +34,12 @@ const LOOK: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// A flood on the bootstrap ports. `PROOFS` is one of whole handshakes of TLS with a wrong secret.
-/// That on the sockets of the handshakes of links is `RENDEZVOUS`, and that on the ports of links
-/// over TCP `LINKS`.
+/// `MIXED` has `PARALLEL` of them at a time, beside silent connections. The flood on the sockets of
+/// the handshakes of links is `RENDEZVOUS`, and that on the ports of links over TCP `LINKS`.
 const PORTS: [&str; 4] = ["silent", "pings", "garbage", "calls"];
 const PROOFS: &str = "proofs";
+const MIXED: &str = "mixed";
+const PARALLEL: usize = 2;
 const RENDEZVOUS: &str = "rendezvous";
 const LINKS: &str = "links";
 
@@ -222,8 +224,9 @@ fn role_flooded() {
         Ok("tcp") => vec![LINKS],
         Ok("grpc" | "verbs") => PORTS.into(),
         _ => {
-            let proofs = (auth == "secret").then_some(PROOFS);
-            let kinds = PORTS.into_iter().chain(proofs).chain(user.is_none().then_some(RENDEZVOUS));
+            let proofs: &[&str] = if auth == "secret" { &[PROOFS, MIXED] } else { &[] };
+            let kinds =
+                PORTS.into_iter().chain(proofs.iter().copied()).chain(user.is_none().then_some(RENDEZVOUS));
             kinds.collect()
         }
     };
@@ -297,6 +300,7 @@ fn role_flood() {
         RENDEZVOUS => flood_handshakes(|| orders.is_finished()),
         LINKS => flood_links(&variable("TEST_KNOWN"), || orders.is_finished()),
         PROOFS => flood_proofs(&cluster, || orders.is_finished()),
+        MIXED => flood_mixed(&cluster, || orders.is_finished()),
         port => flood_ports(&cluster, &opening(port), || orders.is_finished()),
     };
     println!("flooded with {count} connections in {:?}", begin.elapsed());
@@ -340,6 +344,14 @@ fn flood_proofs(cluster: &str, is_over: impl Fn() -> bool) -> usize {
         failed += 1;
     }
     failed
+}
+
+fn flood_mixed(cluster: &str, is_over: impl Fn() -> bool + Sync) -> usize {
+    std::thread::scope(|scope| {
+        let proofs: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(|| flood_proofs(cluster, &is_over))).collect();
+        let silent = flood_ports(cluster, &[], &is_over);
+        silent + proofs.into_iter().map(|thread| thread.join().expect("it ends")).sum::<usize>()
+    })
 }
 
 /// The ports on loopback at which somebody listens, as the kernel lists them.

@@ -163,6 +163,12 @@ enum Method {
     Plain,
 }
 
+/// A caller that has sent its opening, and has proven nothing.
+pub(super) struct Greeted {
+    stream: TcpStream,
+    from: TaskId,
+}
+
 /// A proven caller.
 pub(super) struct Admitted {
     pub(super) stream: AuthStream,
@@ -213,10 +219,20 @@ impl Authenticator {
 
     /// Greets a caller and has it prove its name. The caller of this function bounds its time.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<Admitted, ProofError> {
-        self.admit(stream).await.map_err(|error| error.with_remedy(self.mode()))
+        self.admit(self.greet(stream).await?).await
     }
 
-    async fn admit(&self, mut stream: TcpStream) -> Result<Admitted, ProofError> {
+    /// Greets a caller and reads its opening, as [`accept`](Self::accept) does first.
+    pub(super) async fn greet(&self, stream: TcpStream) -> Result<Greeted, ProofError> {
+        self.opened(stream).await.map_err(|error| error.with_remedy(self.mode()))
+    }
+
+    /// Has a greeted caller prove its name.
+    pub(super) async fn admit(&self, greeted: Greeted) -> Result<Admitted, ProofError> {
+        self.proven(greeted).await.map_err(|error| error.with_remedy(self.mode()))
+    }
+
+    async fn opened(&self, mut stream: TcpStream) -> Result<Greeted, ProofError> {
         let mut nonce = [0; NONCE];
         getrandom::fill(&mut nonce).map_err(|error| ProofError::Io(io::Error::other(error.to_string())))?;
         let greeting = Greeting { mode: self.mode(), verdict: Verdict::Welcome, nonce };
@@ -226,15 +242,19 @@ impl Authenticator {
         if opening.nonce != nonce {
             return Err(ProofError::NoOpening);
         }
-        let (from, pacer) = (&opening.from, &self.pacer);
+        Ok(Greeted { stream, from: opening.from })
+    }
+
+    async fn proven(&self, Greeted { stream, from }: Greeted) -> Result<Admitted, ProofError> {
+        let pacer = &self.pacer;
         let mut stream = match &self.method {
-            Method::Tls(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, from)).await?)),
-            Method::Secret(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, from)).await?)),
+            Method::Tls(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, &from)).await?)),
+            Method::Secret(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, &from)).await?)),
             Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
         };
         stream.write_all(&[Verdict::Welcome.to_byte()]).await?;
         stream.flush().await?;
-        Ok(Admitted { stream, name: opening.from })
+        Ok(Admitted { stream, name: from })
     }
 
     /// Proves this process's name to member `to`, and has it prove its own.
