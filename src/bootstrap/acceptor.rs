@@ -5,6 +5,7 @@
 //! request, for example HTTP/2 pings, keep no connection alive.
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
+use super::pacer::HandshakePacer;
 use super::places::Places;
 use super::refused::RefusedCallers;
 use crate::wire::{TaskId, source_of};
@@ -65,6 +66,7 @@ pub(super) struct Acceptor {
     /// Callers that have places of their own, in ascending order.
     peers: Vec<TaskId>,
     auth: Arc<Authenticator>,
+    pacer: HandshakePacer,
     places: Arc<SharedPlaces>,
     /// How long a proven connection may be without a valid request.
     idle: Duration,
@@ -84,7 +86,8 @@ impl Acceptor {
         let (proven, incoming) = mpsc::channel(WAITING);
         let (places, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
         peers.sort();
-        let acceptor = Acceptor { me, peers, auth, places, idle, proven, log, refused };
+        let pacer = HandshakePacer::default();
+        let acceptor = Acceptor { me, peers, auth, pacer, places, idle, proven, log, refused };
         (Arc::new(acceptor), ProvenConnections(incoming))
     }
 
@@ -131,7 +134,7 @@ impl Acceptor {
             let proof = async {
                 let greeted = this.auth.greet(stream).await?;
                 this.places().opened(number);
-                this.auth.admit(greeted).await
+                this.pacer.run(this.auth.admit(greeted)).await
             };
             let outcome = timeout(PROOF_LIMIT, proof).await;
             this.places().dismiss(number);

@@ -40,6 +40,7 @@ mod generated;
 mod incarnation;
 mod messages;
 mod options;
+mod pacer;
 mod peer_record;
 mod peer_table;
 mod peering;

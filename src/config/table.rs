@@ -322,7 +322,8 @@ settings! {
     /// one cluster only. `tensorwire auth certificates` makes one.
     tls_ca: PathBuf, FilePath, optional, "a path, with `tls_certificate` and `tls_key`", Some;
     /// The file of this member's certificate, in PEM form. Its alternative name is
-    /// `URI:tensorwire:JOB/INDEX`. Changed files are read again within a second.
+    /// `URI:tensorwire:JOB/INDEX`. At most four others may follow, of authorities in between.
+    /// Changed files are read again within a second.
     tls_certificate: PathBuf, FilePath, optional, "a path, with `tls_ca` and `tls_key`", Some;
     /// The file of the certificate's private key, in PEM form, which only its owner may read.
     tls_key: PathBuf, FilePath, optional, "a path, with `tls_ca` and `tls_certificate`", Some;

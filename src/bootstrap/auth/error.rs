@@ -76,13 +76,16 @@ pub(in crate::bootstrap) enum ProofError {
     OtherName(TaskId),
     #[error("TLS failed: {0}")]
     Tls(String),
-    #[error("it has sent what is no opening of a connection")]
+    #[error("it has sent what is no opening of a connection: is it a member of this release?")]
     NoOpening,
     #[error("the kernel does not tell whose connection it is: {0}")]
     Unknown(io::Error),
-    #[error("it did not prove its name within the time")]
+    #[error("it did not prove its name within the time: if it is a member, look at its host and network")]
     TooLate,
-    #[error("it gave up its place to a newer one, as too many connections had proven no name yet")]
+    #[error(
+        "it gave up its place to a newer one, as too many connections had proven no name yet: keep \
+         strangers from this port with a firewall"
+    )]
     Displaced,
 }
 

@@ -20,7 +20,6 @@ mod error;
 mod files;
 mod greeting;
 mod keys;
-mod pacer;
 mod secret;
 mod stream;
 mod tls;
@@ -33,7 +32,6 @@ pub(super) use stream::AuthStream;
 
 use crate::wire::TaskId;
 use greeting::{Greeting, NONCE, Opening};
-use pacer::HandshakePacer;
 use secret::ClusterSecret;
 use std::fmt;
 use std::io;
@@ -136,7 +134,7 @@ impl AuthSettings {
 pub struct TlsFiles {
     /// The authorities that sign the members' certificates.
     pub ca: PathBuf,
-    /// This member's certificate, and those between it and an authority.
+    /// This member's certificate, and those between it and an authority: at most four.
     pub certificate: PathBuf,
     /// The private key of the certificate.
     pub key: PathBuf,
@@ -153,7 +151,6 @@ impl TlsFiles {
 pub(super) struct Authenticator {
     me: TaskId,
     method: Method,
-    pacer: HandshakePacer,
 }
 
 enum Method {
@@ -184,7 +181,7 @@ impl Authenticator {
             AuthSettings::Uid => Method::Uid(SocketOwners::open()?),
             AuthSettings::Plain => Method::Plain,
         };
-        Ok(Authenticator { me: me.clone(), method, pacer: HandshakePacer::default() })
+        Ok(Authenticator { me: me.clone(), method })
     }
 
     fn mode(&self) -> AuthMode {
@@ -246,10 +243,9 @@ impl Authenticator {
     }
 
     async fn proven(&self, Greeted { stream, from }: Greeted) -> Result<Admitted, ProofError> {
-        let pacer = &self.pacer;
         let mut stream = match &self.method {
-            Method::Tls(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, &from)).await?)),
-            Method::Secret(own) => AuthStream::Tls(Box::new(pacer.run(own.accept(stream, &from)).await?)),
+            Method::Tls(own) => AuthStream::Tls(Box::new(own.accept(stream, &from).await?)),
+            Method::Secret(own) => AuthStream::Tls(Box::new(own.accept(stream, &from).await?)),
             Method::Uid(_) | Method::Plain => AuthStream::Tcp(stream),
         };
         stream.write_all(&[Verdict::Welcome.to_byte()]).await?;

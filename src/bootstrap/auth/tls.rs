@@ -11,10 +11,11 @@ use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    ServerConfig, SignatureScheme,
 };
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -26,6 +27,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 /// Bytes of the longest file.
 const MAX_FILE: usize = 1 << 20;
+/// Certificates between a member's and an authority's. webpki tries all paths through those that a
+/// peer sends, before the peer has proven anything: 600 took 200 s in a test build.
+const MAX_BETWEEN: usize = 4;
 /// How often the files are looked at, at most.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -168,6 +172,7 @@ impl Loaded {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| ca()(error.to_string()))?;
+        let verifier = Arc::new(CallerCertificate(verifier));
         let (own, between) = chain.split_first().expect("a file has a certificate, or is refused");
         // Each role has its own extended key usage.
         let is_server_s = verify(own, between, &roots, UnixTime::now(), &provider);
@@ -228,9 +233,19 @@ fn verify(
     now: UnixTime,
     provider: &CryptoProvider,
 ) -> Result<(), Error> {
+    check_count(intermediates)?;
     let parsed = ParsedCertificate::try_from(certificate)?;
     let algorithms = provider.signature_verification_algorithms.all;
     verify_server_cert_signed_by_trust_anchor(&parsed, roots, intermediates, now, algorithms)
+}
+
+fn check_count(intermediates: &[CertificateDer<'_>]) -> Result<(), Error> {
+    match intermediates.len() {
+        ..=MAX_BETWEEN => Ok(()),
+        count => Err(Error::General(format!(
+            "a certificate comes with {count} others, and {MAX_BETWEEN} are the most"
+        ))),
+    }
 }
 
 /// Why this member's certificate is none that its peers with the same authorities would believe.
@@ -240,6 +255,49 @@ fn not_good(error: &Error, ca: &Path) -> String {
             format!("no authority of tls_ca = {} has signed it", ca.display())
         }
         error => format!("its peers would refuse it: {error}"),
+    }
+}
+
+/// Accepts the certificate of any caller that an authority has signed. The caller's name is
+/// compared afterwards.
+#[derive(Debug)]
+struct CallerCertificate(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for CallerCertificate {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        check_count(intermediates)?;
+        self.0.verify_client_cert(certificate, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        keys::no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }
 
@@ -297,6 +355,54 @@ mod tests {
     use crate::bootstrap::tests::certificates::{Authority, write};
     use crate::bootstrap::tests::logged;
     use std::fs::{File, FileTimes};
+
+    /// A member whose certificate has so many between it and the authority.
+    fn with_between(count: usize) -> Result<Certificates, AuthError> {
+        let (folder, root) = (tempfile::tempdir().unwrap(), Authority::new());
+        let mut chain = vec![root.below(0)];
+        for number in 1..count {
+            chain.push(chain[number - 1].below(number));
+        }
+        let files = chain.last().unwrap().worker(folder.path(), 0);
+        chain.iter().rev().for_each(|authority| authority.add(&files.certificate));
+        root.replace(&files.ca);
+        Certificates::open(&files, &TaskId::new("worker", 0).unwrap())
+    }
+
+    #[test]
+    fn four_certificates_may_stand_between_a_member_s_and_the_authority_s() {
+        with_between(MAX_BETWEEN).unwrap();
+        let error = with_between(MAX_BETWEEN + 1).err().unwrap().to_string();
+        assert!(error.contains("comes with 5 others, and 4 are the most"), "{error}");
+    }
+
+    /// Six layers, in which each certificate may have signed each of the next one, and others that
+    /// webpki looks at on each of 137,256 paths.
+    #[test]
+    fn many_certificates_are_refused_at_once_on_both_sides() {
+        const LAYERS: usize = 6;
+        let (folder, root) = (tempfile::tempdir().unwrap(), Authority::new());
+        let (mut others, mut upper) = (Vec::new(), root.below(LAYERS));
+        for layer in (0..LAYERS).rev() {
+            let certificates: Vec<_> = (0..7).map(|_| upper.below(layer)).collect();
+            others.extend(certificates.iter().map(Authority::certificate));
+            upper = certificates.into_iter().next().unwrap();
+        }
+        others.resize_with(600, || root.below(LAYERS + 1).certificate());
+        let stranger = certificates(&upper.worker(folder.path(), 1).certificate).unwrap().remove(0);
+        let (name, files) = (TaskId::new("worker", 1).unwrap(), Authority::new().worker(folder.path(), 1));
+        let loaded = Certificates::open(&files, &name).unwrap().0.lock().loaded.clone();
+        let (roots, provider) = (loaded.roots.clone(), loaded.provider.clone());
+        let caller = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let caller = CallerCertificate(caller.build().unwrap());
+        let listener = MemberCertificate { roots, provider, name };
+        let (begin, now, server_name) = (Instant::now(), UnixTime::now(), keys::no_server_name());
+        let error = listener.verify_server_cert(&stranger, &others, &server_name, &[], now).unwrap_err();
+        assert!(error.to_string().contains("comes with 600 others"), "{error}");
+        let error = caller.verify_client_cert(&stranger, &others, now).unwrap_err();
+        assert!(error.to_string().contains("comes with 600 others"), "{error}");
+        assert!(begin.elapsed() < Duration::from_millis(100), "{:?}", begin.elapsed());
+    }
 
     #[test]
     fn files_that_were_written_are_read_again_whatever_their_times_say() {

@@ -3,9 +3,11 @@
 use super::*;
 use graviola::signing::eddsa::Ed25519SigningKey;
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, PublicKeyData,
-    SanType, SignatureAlgorithm, SigningKey, date_time_ymd,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
+    PublicKeyData, SanType, SignatureAlgorithm, SigningKey, date_time_ymd,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -54,6 +56,22 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), pem }
     }
 
+    /// An authority whose certificate this one has signed.
+    pub(in crate::bootstrap) fn below(&self, number: usize) -> Authority {
+        let key = Key::new();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, format!("between {number}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.serial_number = Some((number as u64 + 2).into());
+        params.key_identifier_method = KeyIdMethod::PreSpecified(key.1[..20].to_vec());
+        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Authority { issuer: Issuer::new(params, key), pem }
+    }
+
+    pub(in crate::bootstrap) fn certificate(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_slice(self.pem.as_bytes()).unwrap()
+    }
+
     /// Writes the files of a member, whose certificate has `uri` as its name and holds until a time
     /// since 1970.
     pub(in crate::bootstrap) fn issue(&self, folder: &Path, uri: &str, until: Duration) -> TlsFiles {
@@ -79,6 +97,11 @@ impl Authority {
     pub(in crate::bootstrap) fn worker(&self, folder: &Path, task: u32) -> TlsFiles {
         let in_2500_years = Duration::from_secs(2500 * 365 * 24 * 3600);
         self.issue(folder, &format!("tensorwire:worker/{task}"), in_2500_years)
+    }
+
+    /// Writes the authority's certificate in place of a file.
+    pub(in crate::bootstrap) fn replace(&self, ca: &Path) {
+        write(ca, self.pem.as_bytes());
     }
 
     /// Adds the authority's certificate to a file that has another's.
