@@ -10,9 +10,9 @@ const NEWS: Duration = Duration::from_millis(2500);
 
 /// Rounds of kills at times that are drawn.
 const ROUNDS: u32 = 6;
-/// The survivors that may wait for the whole timeout, of two in each round. In their rounds the
-/// member had connected, and died before it had said a word. So it may still come.
-const MOST_LATE: u32 = 4;
+/// The survivors that may wait for the whole timeout: those of one round. In it the member had
+/// connected, and died before it had said a word. So it may still come.
+const MOST_LATE: u32 = 2;
 
 /// A member of a cluster in which a loss ends every call.
 fn start(cluster: &str, task: u32) -> Node {
