@@ -301,13 +301,13 @@ fn role_flood() {
         LINKS => flood_links(&variable("TEST_KNOWN"), || orders.is_finished()),
         PROOFS => flood_proofs(&cluster, || orders.is_finished()),
         MIXED => flood_mixed(&cluster, || orders.is_finished()),
-        port => flood_ports(&cluster, &opening(port), || orders.is_finished()),
+        port => flood_ports(&cluster, &opening(port), PAUSE, || orders.is_finished()),
     };
     println!("flooded with {count} connections in {:?}", begin.elapsed());
     assert!(count > 0, "no flood");
 }
 
-fn flood_ports(cluster: &str, bytes: &[u8], is_over: impl Fn() -> bool) -> usize {
+fn flood_ports(cluster: &str, bytes: &[u8], pause: Duration, is_over: impl Fn() -> bool) -> usize {
     let addresses: Vec<&str> = cluster.trim_start_matches("w=").split(',').collect();
     let (mut open, mut count) = (VecDeque::new(), 0);
     for address in addresses.iter().cycle() {
@@ -323,7 +323,7 @@ fn flood_ports(cluster: &str, bytes: &[u8], is_over: impl Fn() -> bool) -> usize
         if open.len() > OPEN {
             open.pop_front();
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
     }
     unreachable!("there are addresses");
 }
@@ -346,10 +346,11 @@ fn flood_proofs(cluster: &str, is_over: impl Fn() -> bool) -> usize {
     failed
 }
 
+/// Half as many silent connections as a flood of these alone.
 fn flood_mixed(cluster: &str, is_over: impl Fn() -> bool + Sync) -> usize {
     std::thread::scope(|scope| {
         let proofs: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(|| flood_proofs(cluster, &is_over))).collect();
-        let silent = flood_ports(cluster, &[], &is_over);
+        let silent = flood_ports(cluster, &[], 2 * PAUSE, &is_over);
         silent + proofs.into_iter().map(|thread| thread.join().expect("it ends")).sum::<usize>()
     })
 }
