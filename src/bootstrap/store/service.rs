@@ -177,7 +177,18 @@ impl store_server::Store for StoreService {
             let keys = (0u32..).zip(&request.keys);
             keys.filter(|(_, key)| !store.has(key)).map(|(at, _)| at).collect::<Vec<u32>>()
         };
-        let all = |store: &MemoryStore| request.keys.iter().all(|key| store.has(key)).then_some(());
+        // Most changes leave the key missing that was missing before.
+        let mut known_missing = 0;
+        let all = |store: &MemoryStore| {
+            if request.keys.get(known_missing).is_some_and(|key| !store.has(key)) {
+                return None;
+            }
+            match request.keys.iter().position(|key| !store.has(key)) {
+                Some(at) => known_missing = at,
+                None => return Some(()),
+            }
+            None
+        };
         let found = self.until(caller, request.wait_ms, all).await?;
         let missing = if found.is_some() { Vec::new() } else { missing(&self.store) };
         Ok(Response::new(grpc::WaitResponse { missing }))

@@ -17,6 +17,8 @@ pub(super) const OPCODE_SHIFT: u32 = 16;
 pub(super) const OPCODE_BITS: u64 = 0xFF << OPCODE_SHIFT;
 /// The bit of a request whose completion the port waits for.
 pub(super) const AWAITED: u64 = 1 << 1;
+/// The bit of a receive.
+pub(super) const RECEIVE: u64 = 1;
 
 /// Names a request: link, opcode, number of the queue pair, and whether it is a receive.
 pub(super) fn name(link: LinkId, queue: u8, receive: bool) -> u64 {

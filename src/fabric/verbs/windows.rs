@@ -16,7 +16,7 @@ use super::endpoint::random;
 use super::failure::{os, unavailable};
 use super::library::returned;
 use super::port::VerbsPort;
-use super::post_list::{AWAITED, OPCODE_BITS, name};
+use super::post_list::{AWAITED, OPCODE_BITS, RECEIVE, name};
 use super::sys::*;
 use super::{Chosen, FabricDevice};
 use crate::fabric::{FabricError, LinkFailure, LinkId, PostError};
@@ -28,8 +28,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The longest wait for a bind or a revocation, in ticks of 100 ms, while the queue pair completes
-/// nothing.
+/// no request.
 const WAIT_TICKS: u32 = 50;
+/// The longest wait in ticks, for a peer that acknowledges one request after the other slowly.
+const LONGEST_WAIT_TICKS: u32 = 300;
 
 const REMEDY: &str = "set rdma_memory_windows to off, or name a device that has them with rdma_device";
 
@@ -279,7 +281,8 @@ impl VerbsPort {
     /// for the next poll, in their order. Returns whether the request was carried out: otherwise
     /// the link is about to go down.
     fn await_request(&mut self, id: LinkId) -> bool {
-        let mut since = self.shared.watcher.ticks();
+        let begun = self.shared.watcher.ticks();
+        let mut since = begun;
         let shared = Arc::clone(&self.shared);
         loop {
             let Some(link) = self.link(id) else { return false };
@@ -294,9 +297,10 @@ impl VerbsPort {
             self.pending.extend_from_slice(&self.batch[..count]);
             // Requests and receives of the main queue pair.
             let of_main = |wc: &&ibv_wc| wc.wr_id & !(OPCODE_BITS | 0xFF) == name(id, 0, false);
-            let mut came = self.batch[..count].iter().filter(of_main).peekable();
+            let mut came = self.batch[..count].iter().filter(of_main);
             let ticks = shared.watcher.ticks();
-            if came.peek().is_some() {
+            // Not a receive: the peer decides when a message comes.
+            if came.clone().any(|wc| wc.wr_id & RECEIVE == 0) {
                 since = ticks;
             }
             let ending = came.find(|wc| wc.status != IBV_WC_SUCCESS || wc.wr_id & AWAITED != 0);
@@ -305,6 +309,10 @@ impl VerbsPort {
             }
             if ticks.wrapping_sub(since) > WAIT_TICKS {
                 self.fail_window(id, "a memory window was not bound or revoked in 5 s");
+                return false;
+            }
+            if ticks.wrapping_sub(begun) > LONGEST_WAIT_TICKS {
+                self.fail_window(id, "a memory window was not bound or revoked in 30 s");
                 return false;
             }
             if count == 0 {
