@@ -258,7 +258,7 @@ impl Matching {
             return Some(error.clone());
         }
         if let Some(refusal) = entry.incoming.refusal(edge, key.step) {
-            let error = ReceiveError::Remote(refusal.status(key));
+            let error = ReceiveError::Remote(refusal.status(key, usize::MAX));
             return Some(error_of(lanes, key, error));
         }
         if is_bounded && entry.waiting >= self.max_waiting {

@@ -110,7 +110,7 @@ pub const WINDOWS: WindowOptions = WindowOptions {
     max_cells: CELLS,
     max_edges: MAX_EDGES,
     kept_edges: 1 << 12,
-    max_needs: 1 << 20,
+    max_needs: 1 << 17,
     resends: false,
 };
 

@@ -10,6 +10,10 @@ use crate::telemetry::Counter;
 use crate::wire::message::Placement;
 use std::sync::Arc;
 
+/// Bytes of a peer's error in the second receive that it ends, and in later ones. The first has
+/// all.
+const TEXT_OF_OTHERS: usize = 1024;
+
 impl Matching {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
     pub fn receive(
@@ -42,7 +46,7 @@ impl Matching {
             return waiter.complete(Err(error));
         }
         if let Some(refusal) = entry.incoming.refusal(edge, step) {
-            let error = ReceiveError::Remote(refusal.status(key.borrowed()));
+            let error = ReceiveError::Remote(refusal.status(key.borrowed(), usize::MAX));
             self.send_due(lanes, peer, edge);
             return failed(lanes, waiter, &key, error);
         }
@@ -129,9 +133,11 @@ impl Matching {
             Incoming::Ended(waiters, values, refusal) => {
                 values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
                 self.update_ready_for(lanes, &waiters);
+                let mut most = usize::MAX;
                 for waiter in waiters {
                     let Some(receive) = self.take_waiting(waiter) else { continue };
-                    let error = ReceiveError::Remote(refusal.status(receive.key.borrowed()));
+                    let error = ReceiveError::Remote(refusal.status(receive.key.borrowed(), most));
+                    most = TEXT_OF_OTHERS;
                     failed(lanes, receive.waiter, &receive.key, error);
                 }
             }

@@ -3,6 +3,7 @@
 use super::{InEdges, OutEdges, Record, StepsOver, Taken, ToReceiver, ToSender, WindowOptions};
 use crate::wire::EdgeId;
 use proptest::prelude::*;
+use std::time::{Duration, Instant};
 
 const OPTIONS: WindowOptions = WindowOptions {
     first_window: 2,
@@ -82,6 +83,39 @@ fn edges_whose_needs_were_not_answered_are_forgotten_when_they_retire() {
     assert!(edges.receive(more, |_| None, |_| None, &mut |_| {}).is_err(), "too many needs");
     drop(edges.lost());
     assert_eq!(edges.edges().count(), 0, "a lost peer needs nothing");
+}
+
+/// Each message of a peer at its limits is handled as fast as any.
+#[test]
+fn no_message_of_a_peer_that_fills_its_limits_takes_long() {
+    let options = WindowOptions {
+        max_edges: 1 << 15,
+        kept_edges: 1 << 12,
+        max_needs: 1 << 17,
+        resends: false,
+        ..OPTIONS
+    };
+    let mut edges = OutEdges::<u32, u8, u8>::new(options);
+    let begin = Instant::now();
+    let mut say = |message| edges.receive(message, |_| None, |_| None, &mut |_| {}).map(drop);
+    let edge = |number| EdgeId { number, generation: 0 };
+    for key in 0..options.max_edges {
+        say(ToSender::Announce { edge: edge(key), key, limit: 0, resume: None }).expect("allowed");
+        say(ToSender::Need { edge: edge(key), step: 1 }).expect("allowed");
+    }
+    for step in u64::from(options.max_edges)..u64::from(options.max_needs) {
+        say(ToSender::Need { edge: edge(0), step }).expect("allowed");
+    }
+    for step in 0..u64::from(options.max_needs) {
+        say(ToSender::Unneed { edge: edge(0), step: u64::MAX - step }).expect("allowed");
+    }
+    for number in 0..options.max_edges {
+        say(ToSender::Retire { edge: edge(number), came: 0 }).expect("allowed");
+    }
+    say(ToSender::Resumed).expect_err("no link was repaired");
+    assert_eq!(edges.edges().count(), 0);
+    println!("{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
 proptest! {

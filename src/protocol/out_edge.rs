@@ -5,7 +5,8 @@ use super::in_edge::FEW;
 use super::message::{Record, Taken};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 
 /// The sending end of an edge: the credit, and the values that wait for it.
 ///
@@ -30,7 +31,9 @@ pub struct OutEdge<V> {
     /// Values without credit, with their steps, oldest first. Empty while there is credit.
     waiting: VecDeque<(u64, V)>,
     /// Steps of which the receiver needs values, with the number of values.
-    needs: Vec<(u64, u32)>,
+    needs: BTreeMap<u64, u32>,
+    /// Values of all these steps.
+    needed: usize,
     /// Values that left and did not arrive for certain, oldest first, with their count.
     kept: VecDeque<(u64, Record<V>)>,
 }
@@ -46,7 +49,8 @@ impl<V> Default for OutEdge<V> {
             limit: 0,
             answers: 0,
             waiting: VecDeque::new(),
-            needs: Vec::new(),
+            needs: BTreeMap::new(),
+            needed: 0,
             kept: VecDeque::new(),
         }
     }
@@ -88,7 +92,7 @@ impl<V: Clone> OutEdge<V> {
     /// Bytes that the lists of the edge have allocated.
     pub fn heap_bytes(&self) -> usize {
         self.waiting.capacity() * size_of::<(u64, V)>()
-            + self.needs.capacity() * size_of::<(u64, u32)>()
+            + self.needs.len() * size_of::<(u64, u32)>()
             + self.kept.capacity() * size_of::<(u64, Record<V>)>()
     }
 
@@ -120,7 +124,7 @@ impl<V: Clone> OutEdge<V> {
     /// Whether a value of a step that is offered now leaves at once.
     #[inline]
     pub fn can_leave(&self, step: u64) -> bool {
-        self.id.is_some() && (self.sent < self.limit || self.needs.iter().any(|(of, _)| *of == step))
+        self.id.is_some() && (self.sent < self.limit || self.needs.contains_key(&step))
     }
 
     /// Offers a value. Returns its record if the value leaves at once. With `keep` the value is
@@ -218,8 +222,7 @@ impl<V: Clone> OutEdge<V> {
         }
         (self.id, self.ended) = (Some(edge), None);
         self.waiting.reserve(FEW);
-        self.needs.reserve(FEW);
-        self.needs.clear();
+        self.forget_needs();
         self.asked = None;
         self.limit = limit.checked_add(self.answers).ok_or(WindowViolation("a limit of 2^64"))?;
         if self.limit < self.sent || self.limit - self.sent > window {
@@ -272,31 +275,34 @@ impl<V: Clone> OutEdge<V> {
         if is_on(Mutant::NeedForgotten) {
             return None;
         }
-        match self.needs.iter_mut().find(|(of, _)| *of == step) {
-            Some((_, count)) => *count += 1,
-            None => self.needs.push((step, 1)),
-        }
+        *self.needs.entry(step).or_default() += 1;
+        self.needed += 1;
         None
     }
 
     /// The receiver takes back its needs of a step. Returns their number.
     pub fn unneeded(&mut self, step: u64) -> usize {
-        let before = self.needs();
-        self.needs.retain(|(of, _)| *of != step);
-        before - self.needs()
+        let count = self.needs.remove(&step).unwrap_or_default() as usize;
+        self.needed -= count;
+        count
     }
 
     /// Values that the receiver needs.
     pub fn needs(&self) -> usize {
-        self.needs.iter().map(|(_, count)| *count as usize).sum()
+        self.needed
     }
 
     /// Steps have ended here. Returns their waiting values, which are not sent.
-    pub fn end_steps(&mut self, is_over: impl Fn(u64) -> bool) -> Vec<V> {
-        self.needs.retain(|(step, _)| !is_over(*step));
+    pub fn end_steps(&mut self, steps: &RangeInclusive<u64>) -> Vec<V> {
+        if steps.is_empty() {
+            return Vec::new();
+        }
+        while let Some((step, _)) = self.needs.range(steps.clone()).next() {
+            self.unneeded(*step);
+        }
         let mut dropped = Vec::new();
         for (step, value) in std::mem::take(&mut self.waiting) {
-            match is_over(step) {
+            match steps.contains(&step) {
                 true => dropped.push(value),
                 false => self.waiting.push_back((step, value)),
             }
@@ -310,7 +316,7 @@ impl<V: Clone> OutEdge<V> {
     pub fn retired(&mut self, keep: bool) {
         self.ended = self.id.or(self.ended).filter(|_| keep);
         (self.id, self.limit) = (None, 0);
-        self.needs.clear();
+        self.forget_needs();
     }
 
     /// The receiver knows that the number is free.
@@ -376,12 +382,18 @@ impl<V: Clone> OutEdge<V> {
         (self.sent, self.answers, self.taken) = (0, 0, Taken::default());
     }
 
+    fn forget_needs(&mut self) {
+        self.needs.clear();
+        self.needed = 0;
+    }
+
     fn take_need(&mut self, step: u64) -> bool {
-        let Some(at) = self.needs.iter().position(|(of, _)| *of == step) else { return false };
-        self.needs[at].1 -= 1;
-        if self.needs[at].1 == 0 {
-            self.needs.swap_remove(at);
+        let Some(count) = self.needs.get_mut(&step) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.needs.remove(&step);
         }
+        self.needed -= 1;
         true
     }
 }

@@ -25,8 +25,8 @@ enum Unacked<E> {
 struct NamedOutEdge<K, V> {
     key: K,
     edge: OutEdge<V>,
-    /// Whether the edge is in [`OutEdges::pending`].
-    is_pending: bool,
+    /// The place of the edge in [`OutEdges::pending`], if it is there.
+    pending_at: Option<u32>,
 }
 
 /// The sending ends of all edges of a link, across the lives of the peer. The methods hand each
@@ -98,7 +98,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         if let Some(index) = self.by_key.get(key) {
             return *index;
         }
-        let named = NamedOutEdge { key: key.clone(), edge: OutEdge::default(), is_pending: false };
+        let named = NamedOutEdge { key: key.clone(), edge: OutEdge::default(), pending_at: None };
         let index = self.edges.add(named);
         self.by_key.insert(key.clone(), index);
         index
@@ -184,7 +184,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let Some(named) = self.edges.get_mut(index) else { return false };
         let Some(record) = named.edge.offer(step, value, resends) else {
             let is_first = named.edge.one_waits();
-            if !named.is_pending {
+            if named.pending_at.is_none() {
                 self.note_pending(index);
             }
             return is_first;
@@ -250,7 +250,10 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
                 self.forget(index);
             }
             ToSender::Resumed => {
-                self.is_resuming = false;
+                // To look at all edges takes long.
+                if !std::mem::take(&mut self.is_resuming) {
+                    return Err(WindowViolation("the end of announcements that were not repeated"));
+                }
                 self.forget_all(|edge| {
                     if edge.id().is_none() {
                         edge.all_came()
@@ -307,18 +310,16 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     /// [`OutEdges::tell_end`] tells the peer, now or later.
     pub fn drop_steps(&mut self, steps: &RangeInclusive<u64>) -> Vec<V> {
         let mut dropped = Vec::new();
-        let mut pending = std::mem::take(&mut self.pending);
-        pending.retain(|index| {
-            let Some(named) = self.edges.get_mut(*index) else { return false };
+        // Backwards: an edge that leaves the list gives its place to one that was looked at.
+        for at in (0..self.pending.len()).rev() {
+            let index = self.pending[at];
+            let Some(named) = self.edges.get_mut(index) else { continue };
             self.needs -= named.edge.needs();
-            dropped.extend(named.edge.end_steps(|step| steps.contains(&step)));
+            dropped.extend(named.edge.end_steps(steps));
             self.needs += named.edge.needs();
-            named.is_pending = named.edge.has_pending();
-            let stays = named.is_pending;
-            self.forget(*index);
-            stays
-        });
-        self.pending = pending;
+            self.unlist(index);
+            self.forget(index);
+        }
         dropped
     }
 
@@ -361,7 +362,9 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.needs = 0;
         let mut lost = Vec::new();
         self.edges.iter_mut().for_each(|(_, named)| lost.extend(named.edge.lost()));
-        self.unlist_idle();
+        for at in (0..self.pending.len()).rev() {
+            self.unlist(self.pending[at]);
+        }
         self.forget_all(|_| {});
         lost
     }
@@ -423,8 +426,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     }
 
     fn note_pending(&mut self, index: u32) {
-        if let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_pending) {
-            named.is_pending = true;
+        if let Some(named) = self.edges.get_mut(index).filter(|named| named.pending_at.is_none()) {
+            named.pending_at = Some(self.pending.len() as u32);
             self.pending.push(index);
         }
     }
@@ -432,19 +435,12 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     /// Takes an edge out of the list of pending ones, if nothing waits there. The next end of a
     /// step may be far.
     fn unlist(&mut self, index: u32) {
-        let is_idle = |named: &NamedOutEdge<K, V>| named.is_pending && !named.edge.has_pending();
-        if self.edges.get(index).is_some_and(is_idle) {
-            self.unlist_idle();
+        let Some(named) = self.edges.get_mut(index).filter(|named| !named.edge.has_pending()) else { return };
+        let Some(at) = named.pending_at.take() else { return };
+        self.pending.swap_remove(at as usize);
+        if let Some(moved) = self.pending.get(at as usize) {
+            self.edges.get_mut(*moved).into_iter().for_each(|moved| moved.pending_at = Some(at));
         }
-    }
-
-    fn unlist_idle(&mut self) {
-        let OutEdges { edges, pending, .. } = self;
-        pending.retain(|index| {
-            let Some(named) = edges.get_mut(*index) else { return false };
-            named.is_pending = named.edge.has_pending();
-            named.is_pending
-        });
     }
 
     /// Removes the edge if it is unused.
@@ -458,7 +454,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     #[cold]
     fn forget_unused(&mut self, index: u32) {
         let Some(named) = self.edges.get(index).filter(|_| !self.is_resuming) else { return };
-        if !named.is_pending {
+        if named.pending_at.is_none() {
             self.by_key.remove(&named.key);
             self.edges.remove(index);
         }

@@ -1,5 +1,6 @@
 //! How a call ended: the canonical codes of gRPC, with a message for people.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// The canonical status codes (`google.rpc.Code`), which trainers and gRPC share.
@@ -106,6 +107,37 @@ impl Status {
     pub fn with_details(mut self, details: Vec<u8>) -> Self {
         self.details = details;
         self
+    }
+
+    /// The same error with at most so many bytes of its text, and of its details.
+    pub(crate) fn cut(&self, most: usize) -> Status {
+        let (message, details) = self.shortened(most);
+        Status { message: message.into(), details: details.into(), ..*self }
+    }
+
+    /// The text and the details, or as much of them as `most` bytes of each can hold. The text is
+    /// cut at a character; details, which mean nothing in part, are left out. The text then ends
+    /// with a note of that.
+    pub(crate) fn shortened(&self, most: usize) -> (Cow<'_, str>, &[u8]) {
+        let Status { message, details, .. } = self;
+        let cut = message.len() > most;
+        let left_out = details.len() > most;
+        if !cut && !left_out {
+            return (message.into(), details);
+        }
+        let mut note = String::new();
+        if left_out {
+            note += &format!(" [{} bytes of details were left out: {most} travel at most]", details.len());
+        }
+        let mut end = message.len();
+        if end + note.len() > most {
+            note += &format!(" [cut from {} bytes]", message.len());
+            end = most - note.len();
+        }
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        (format!("{}{note}", &message[..end]).into(), if left_out { &[] } else { details })
     }
 }
 

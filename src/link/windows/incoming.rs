@@ -11,12 +11,15 @@ use crate::memory::{LentBytes, copy};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VERSION};
-use crate::wire::{EdgeId, EdgeName, ShortMessage};
+use crate::wire::{EdgeId, EdgeName, ShortMessage, Status};
 use std::sync::Arc;
 
 /// Bytes of the error of a record at most. A window holds it. The errors of records that this side
 /// sends are shorter.
 const MAX_RECORD_TEXT: usize = 4096;
+/// Bytes of the longer errors of a link's refusals and ended steps that are kept whole. Later ones
+/// are cut: receives that begin later get them too, so they stay.
+pub(super) const ERROR_ROOM: usize = 16 << 20;
 
 impl Link {
     /// Handles a whole message.
@@ -80,10 +83,12 @@ impl Link {
             Message::Refused { edge, status } => {
                 cx.counters.increment(Counter::ErrorsReceived);
                 self.recorder.record(FlightEvent::RefusalCame { edge: edge.number });
-                WindowEvent::ToReceiver(ToReceiver::Refused { edge, error: status.into() })
+                let error = self.kept_error(status).into();
+                WindowEvent::ToReceiver(ToReceiver::Refused { edge, error })
             }
             Message::StepsOver { first, last, status } => {
-                let error = status.map_or(WindowRefusal::CleanedUp, WindowRefusal::from);
+                let error = status.map(|status| self.kept_error(status));
+                let error = error.map_or(WindowRefusal::CleanedUp, WindowRefusal::from);
                 cx.counters.add(Counter::ErrorsReceived, u64::from(error.is_error()));
                 if error.is_error() {
                     let event = FlightEvent::AbortCame { first: first.into(), last: last.into() };
@@ -95,6 +100,21 @@ impl Link {
         };
         self.push_window(cx, event);
         Ok(())
+    }
+
+    /// An error of the peer, or what there is room for.
+    fn kept_error(&mut self, error: Status) -> Status {
+        let len = error.message.len() + error.details.len();
+        if len <= MAX_RECORD_TEXT {
+            return error;
+        }
+        match self.windows.error_room.checked_sub(len) {
+            Some(room) => {
+                self.windows.error_room = room;
+                error
+            }
+            None => error.cut(MAX_RECORD_TEXT),
+        }
     }
 
     /// Handles a loan, whose message is its record.

@@ -55,20 +55,20 @@ pub enum WindowRefusal {
     /// The sender has cleaned the step up.
     CleanedUp,
     /// The step was aborted at the sender, or the sender does not serve the edge.
-    Because(Box<Status>),
+    Because(Arc<Status>),
 }
 
 impl From<Status> for WindowRefusal {
     fn from(status: Status) -> Self {
-        WindowRefusal::Because(Box::new(status))
+        WindowRefusal::Because(Arc::new(status))
     }
 }
 
 impl WindowRefusal {
-    /// The error of a receive.
-    pub fn status(&self, of: TensorKeyRef<'_>) -> Status {
+    /// The error of a receive, with at most so many bytes of the sender's text and of its details.
+    pub fn status(&self, of: TensorKeyRef<'_>, most: usize) -> Status {
         match self {
-            WindowRefusal::Because(status) => (**status).clone(),
+            WindowRefusal::Because(status) => status.cut(most),
             WindowRefusal::CleanedUp => {
                 let message = format!("step {} was cleaned up at {}", of.step, of.edge.name.source_task());
                 Status::new(Code::NotFound, message)
@@ -202,6 +202,8 @@ pub struct RejectedTensor {
 /// What a link remembers of the messages before: meta-data, and what each edge has asked for.
 #[derive(Debug)]
 pub(in crate::link) struct WindowLink {
+    /// Bytes of long errors of the peer that this side still keeps whole.
+    error_room: usize,
     told: ToldMetas,
     known: KnownMetas,
     /// What the receiver of each edge has asked for, by the number of the edge.
@@ -223,6 +225,7 @@ impl WindowLink {
     /// Nothing yet, on a link with these limits.
     pub fn new(limits: &LinkLimits) -> Self {
         WindowLink {
+            error_room: incoming::ERROR_ROOM,
             told: ToldMetas::default(),
             known: KnownMetas::default(),
             asked: Vec::new(),

@@ -10,6 +10,7 @@ use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
 use crate::wire::{Code, EdgeId, Status, checksum_of};
+use std::sync::Arc;
 
 /// Bytes of a record before the bytes of its tensor: type, flags, edge, count, step, checksum and
 /// meta id.
@@ -88,7 +89,7 @@ impl Link {
             ToReceiver::Refused { edge, error: WindowRefusal::Because(status) } => {
                 cx.counters.increment(Counter::ErrorsSent);
                 self.recorder.record(FlightEvent::Refused { edge: edge.number });
-                self.send(cx, &Message::Refused { edge, status: *status });
+                self.send(cx, &Message::Refused { edge, status: Arc::unwrap_or_clone(status) });
             }
             // Not reached: a cleanup ends steps, not edges.
             ToReceiver::Refused { error: WindowRefusal::CleanedUp, .. } => {}
@@ -106,7 +107,7 @@ impl Link {
                 }
                 let status = match error {
                     WindowRefusal::CleanedUp => None,
-                    WindowRefusal::Because(status) => Some(*status),
+                    WindowRefusal::Because(status) => Some(Arc::unwrap_or_clone(status)),
                 };
                 self.send(cx, &Message::StepsOver { first, last, status });
             }

@@ -261,6 +261,32 @@ fn a_record_has_a_short_error() {
     assert!(scene.ended().contains("an error of 5000 bytes"));
 }
 
+/// Receives that begin later get the errors of ended steps too, so they stay.
+#[test]
+fn long_errors_of_ended_steps_are_cut_once_they_take_much_memory() {
+    const TEXT: usize = 64 << 10;
+    let mut scene = scene(true);
+    let text = "e".repeat(TEXT);
+    let mut lens = Vec::new();
+    for step in 0..300 {
+        let status = Some(Status::new(Code::Internal, text.clone()));
+        scene.say(&Message::StepsOver { first: step, last: step, status });
+        let mut told = None;
+        while told.is_none() {
+            scene.links.poll();
+            told = scene.links.next_window();
+        }
+        let Some((_, WindowEvent::ToReceiver(ToReceiver::StepsOver(over)))) = told else {
+            panic!("{told:?}")
+        };
+        let WindowRefusal::Because(status) = over.error else { panic!("{:?}", over.error) };
+        lens.push(status.message.len());
+        scene.peer.post_receives(scene.peer_link, 64);
+    }
+    assert!(lens[..256].iter().all(|len| *len == TEXT), "16 MiB");
+    assert!(lens[256..].iter().all(|len| *len <= 4096), "{:?}", &lens[256..]);
+}
+
 /// The record of edge `number` that is expected.
 fn expected(number: u32) -> Record<()> {
     let edge = EdgeId { number, generation: 1 };

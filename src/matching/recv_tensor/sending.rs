@@ -216,7 +216,7 @@ impl RecvTensors {
     fn end_of(&self, key: &TensorKey) -> Option<Status> {
         Some(match self.steps.end_of(key.step)? {
             StepEnd::Aborted(status) => status.clone().into_derived(),
-            StepEnd::CleanedUp => WindowRefusal::CleanedUp.status(key.borrowed()),
+            StepEnd::CleanedUp => WindowRefusal::CleanedUp.status(key.borrowed(), usize::MAX),
         })
     }
 

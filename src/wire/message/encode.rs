@@ -174,7 +174,7 @@ fn derived_flag(status: &Status) -> u8 {
 
 fn put_status(out: &mut Vec<u8>, status: &Status) {
     out.push(status.code as u8);
-    let (message, details) = travelling(status);
+    let (message, details) = status.shortened(MAX_STATUS_TEXT);
     put_long(out, message.as_bytes());
     put_long(out, details);
 }
@@ -183,30 +183,4 @@ fn put_long(out: &mut Vec<u8>, bytes: &[u8]) {
     debug_assert!(bytes.len() <= MAX_STATUS_TEXT);
     out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     out.extend_from_slice(bytes);
-}
-
-/// The text and the details of an error, or as much of them as travels. The text is cut at a
-/// character; details, which mean nothing in part, are left out. The text then ends with a note of
-/// that.
-fn travelling(status: &Status) -> (std::borrow::Cow<'_, str>, &[u8]) {
-    let Status { message, details, .. } = status;
-    let cut = message.len() > MAX_STATUS_TEXT;
-    let left_out = details.len() > MAX_STATUS_TEXT;
-    if !cut && !left_out {
-        return (message.into(), details);
-    }
-    let mut note = String::new();
-    if left_out {
-        note +=
-            &format!(" [{} bytes of details were left out: {MAX_STATUS_TEXT} travel at most]", details.len());
-    }
-    let mut end = message.len();
-    if end + note.len() > MAX_STATUS_TEXT {
-        note += &format!(" [cut from {} bytes]", message.len());
-        end = MAX_STATUS_TEXT - note.len();
-    }
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    (format!("{}{note}", &message[..end]).into(), if left_out { &[] } else { details })
 }
