@@ -10,9 +10,10 @@ use crate::telemetry::Counter;
 use crate::wire::message::Placement;
 use std::sync::Arc;
 
-/// Bytes of a peer's error in the second receive that it ends, and in later ones. The first has
-/// all.
-const TEXT_OF_OTHERS: usize = 1024;
+/// Bytes of a peer's error in the receives that it ends, all together. The receives after that
+/// have [`CUT_TEXT`] bytes of its text and of its details.
+const TEXT_OF_ALL: usize = 64 << 20;
+const CUT_TEXT: usize = 1024;
 
 impl Matching {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
@@ -133,11 +134,13 @@ impl Matching {
             Incoming::Ended(waiters, values, refusal) => {
                 values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
                 self.update_ready_for(lanes, &waiters);
-                let mut most = usize::MAX;
+                let mut room = TEXT_OF_ALL;
                 for waiter in waiters {
                     let Some(receive) = self.take_waiting(waiter) else { continue };
-                    let error = ReceiveError::Remote(refusal.status(receive.key.borrowed(), most));
-                    most = TEXT_OF_OTHERS;
+                    let most = if room > 0 { usize::MAX } else { CUT_TEXT };
+                    let status = refusal.status(receive.key.borrowed(), most);
+                    room = room.saturating_sub(status.message.len() + status.details.len());
+                    let error = ReceiveError::Remote(status);
                     failed(lanes, receive.waiter, &receive.key, error);
                 }
             }
