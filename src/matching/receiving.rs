@@ -47,9 +47,9 @@ impl Matching {
             return waiter.complete(Err(error));
         }
         if let Some(refusal) = entry.incoming.refusal(edge, step) {
-            let error = ReceiveError::Remote(refusal.status(key.borrowed(), usize::MAX));
-            self.send_due(lanes, peer, edge);
-            return failed(lanes, waiter, &key, error);
+            let refusal = refusal.clone();
+            let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing };
+            return self.receive_refused(lanes, receive, &refusal);
         }
         if waiter.timeout.is_zero() {
             entry.incoming.ask(edge, step, &mut |message| lanes.to_sender(peer, message));
@@ -70,6 +70,14 @@ impl Matching {
         }
         self.send_due(lanes, peer, edge);
         self.update_ready(lanes, peer, edge);
+    }
+
+    /// The peer has ended the step of a receive, or does not serve its edge.
+    #[inline(never)] // keeps the begin of a receive short
+    fn receive_refused(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive, refusal: &WindowRefusal) {
+        let WaitingReceive { peer, edge, key, waiter, .. } = receive;
+        self.send_due(lanes, peer, edge);
+        failed(lanes, waiter, &key, ReceiveError::Remote(refusal.status(key.borrowed(), usize::MAX)));
     }
 
     #[inline(always)] // else the receive is copied

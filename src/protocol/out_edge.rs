@@ -124,7 +124,7 @@ impl<V: Clone> OutEdge<V> {
     /// Whether a value of a step that is offered now leaves at once.
     #[inline]
     pub fn can_leave(&self, step: u64) -> bool {
-        self.id.is_some() && (self.sent < self.limit || self.needs.contains_key(&step))
+        self.id.is_some() && (self.sent < self.limit || (self.needed > 0 && self.is_needed(step)))
     }
 
     /// Offers a value. Returns its record if the value leaves at once. With `keep` the value is
@@ -132,7 +132,7 @@ impl<V: Clone> OutEdge<V> {
     #[inline]
     pub fn offer(&mut self, step: u64, value: V, keep: bool) -> Option<Record<V>> {
         if let Some(edge) = self.id {
-            if !self.needs.is_empty() && self.take_need(step) {
+            if self.needed > 0 && self.take_need(step) {
                 return Some(self.leave(edge, step, value, true, keep));
             }
             if self.sent < self.limit {
@@ -387,6 +387,13 @@ impl<V: Clone> OutEdge<V> {
         self.needed = 0;
     }
 
+    // The search of a map would lengthen the path of values without a need.
+    #[inline(never)]
+    fn is_needed(&self, step: u64) -> bool {
+        self.needs.contains_key(&step)
+    }
+
+    #[inline(never)]
     fn take_need(&mut self, step: u64) -> bool {
         let Some(count) = self.needs.get_mut(&step) else { return false };
         *count -= 1;

@@ -185,7 +185,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let Some(record) = named.edge.offer(step, value, resends) else {
             let is_first = named.edge.one_waits();
             if named.pending_at.is_none() {
-                self.note_pending(index);
+                named.pending_at = Some(self.pending.len() as u32);
+                self.pending.push(index);
             }
             return is_first;
         };

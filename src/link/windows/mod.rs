@@ -66,6 +66,7 @@ impl From<Status> for WindowRefusal {
 
 impl WindowRefusal {
     /// The error of a receive, with at most so many bytes of the sender's text and of its details.
+    #[cold]
     pub fn status(&self, of: TensorKeyRef<'_>, most: usize) -> Status {
         match self {
             WindowRefusal::Because(status) => status.cut(most),
