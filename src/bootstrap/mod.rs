@@ -21,6 +21,7 @@
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
 //! | `refused` | the callers that were refused last |
+//! | `pacer` | the time that failed handshakes may take |
 //! | `places` | how many connections there are, and whose |
 //! | `store` | a key-value store that the service has beside its own calls |
 //! | `prover` | the same proofs for a connection beside the service |

@@ -11,7 +11,6 @@
 //! | `secret` | the shared secret, and the keys that follow from it |
 //! | `tls` | certificates of members |
 //! | `keys` | TLS between two known keys |
-//! | `pacer` | the time that failed handshakes of TLS may take |
 //! | `files` | files that only their owner can read |
 //! | `stream` | the connection after the proof |
 //! | `error` | errors and refusals |
