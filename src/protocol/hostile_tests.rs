@@ -1,6 +1,6 @@
 //! Both ends take any messages of a hostile peer: each is obeyed or refused, and none panics.
 
-use super::{InEdges, OutEdges, Record, StepsOver, Taken, ToReceiver, ToSender, WindowOptions};
+use super::{InEdges, Incoming, OutEdges, Record, StepsOver, Taken, ToReceiver, ToSender, WindowOptions};
 use crate::wire::EdgeId;
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -118,6 +118,34 @@ fn no_message_of_a_peer_that_fills_its_limits_takes_long() {
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
+/// The end of a step without values costs the same whatever the edges hold or need.
+#[test]
+fn no_end_of_a_step_at_a_peer_takes_long() {
+    let options = WindowOptions { max_cells: 1 << 13, max_edges: 1 << 15, first_window: 1, ..OPTIONS };
+    let mut edges = InEdges::<u32, u8, u32, u8>::new(options);
+    let begin = Instant::now();
+    let (mut announced, mut needs) = (0, 0);
+    for key in 0..options.max_edges {
+        let index = edges.edge(&key);
+        edges.wait(index, 1, key, &mut |message| match message {
+            ToSender::Announce { .. } => announced += 1,
+            ToSender::Need { .. } => needs += 1,
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!((announced, needs), (1 << 15, 3 << 13), "edges without a cell need their values");
+    for step in 2..100_000 {
+        let over = StepsOver { first: step, last: step, error: 2 };
+        let end = edges.receive(ToReceiver::StepsOver(over), |_| false, &mut |_| {}).expect("allowed");
+        assert_eq!(end, Incoming::Ended(Vec::new(), Vec::new(), 2));
+    }
+    let over = StepsOver { first: 0, last: 1, error: 2 };
+    let end = edges.receive(ToReceiver::StepsOver(over), |_| false, &mut |_| {}).expect("allowed");
+    assert!(matches!(end, Incoming::Ended(waiters, ..) if waiters.len() == announced));
+    println!("{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -172,6 +200,14 @@ proptest! {
             }
             if edges.receive(message, |step| step == 2, &mut |_| {}).is_err() {
                 break;
+            }
+            for step in 0..4 {
+                let is_quiet = edges.edges().all(|(_, _, edge)| {
+                    let steps = edge.held().iter().map(|held| held.step);
+                    let steps = steps.chain(edge.waiters().map(|(step, _)| *step));
+                    !steps.chain(edge.needed()).any(|of| of == step)
+                });
+                prop_assert_eq!(edges.is_quiet(step), is_quiet, "step {}", step);
             }
             let held: usize = edges.edges().map(|(_, _, edge)| edge.held().len()).sum();
             let cells = (OPTIONS.max_edges as u64 * OPTIONS.largest_window) as usize + begun.len();

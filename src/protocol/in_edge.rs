@@ -123,7 +123,17 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// Needs that are not answered yet.
     pub fn needs(&self) -> usize {
-        self.needs.iter().map(|(_, count)| *count as usize).sum()
+        self.needed().count()
+    }
+
+    /// The step of each need that is not answered yet.
+    pub fn needed(&self) -> impl Iterator<Item = u64> {
+        self.needs.iter().flat_map(|(step, count)| std::iter::repeat_n(*step, *count as usize))
+    }
+
+    /// Needs of a step that are not answered yet.
+    pub fn needs_of(&self, step: u64) -> u32 {
+        self.needs.iter().find(|(of, _)| *of == step).map_or(0, |(_, count)| *count)
     }
 
     /// Values that came since the announcement.
@@ -263,7 +273,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// sender, if the value does not come by itself.
     pub fn ask<K>(&mut self, step: u64) -> Option<ToSender<K>> {
         let InState::Announced(edge) = self.state else { return None };
-        if self.credit() > 0 || self.needs.iter().any(|(of, _)| *of == step) {
+        if self.credit() > 0 || self.needs_of(step) > 0 {
             return None;
         }
         self.needs.push((step, 1));
@@ -545,8 +555,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// Whether more receives wait for a step than it has needs.
     fn lacks(&self, step: u64) -> bool {
         let waiting = self.waiters.iter().filter(|(of, _)| *of == step).count();
-        let asked = self.needs.iter().find(|(of, _)| *of == step).map_or(0, |(_, count)| *count as usize);
-        waiting > asked
+        waiting > self.needs_of(step) as usize
     }
 
     /// Counts the answer to a need. Returns whether the step had a need.

@@ -57,10 +57,8 @@ pub struct InEdges<K, V, W, E> {
     unnumbered: VecDeque<u32>,
     /// Edges that may have a value, a waiter or a need. The end of a step examines no others.
     busy: Vec<u32>,
-    /// The values and waiters of each step. The end of a step without any examines no edge.
+    /// The values, waiters and needs of each step. The end of a step without any examines no edge.
     counts: StepCounts,
-    /// Whether a need was sent since the end of a step last found none open.
-    has_needs: bool,
     /// Refused edges, oldest first. Some may be gone.
     refused: VecDeque<u32>,
     /// Cells of all windows.
@@ -89,7 +87,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             unnumbered: VecDeque::new(),
             busy: Vec::new(),
             counts: StepCounts::default(),
-            has_needs: false,
             refused: VecDeque::new(),
             cells: 0,
             hand: 0,
@@ -199,7 +196,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.announce(index, true, post);
         let credit = self.next_message(index, post);
         if !credit && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step)) {
-            self.note_need(index);
+            self.note_busy(index, step);
             post(message);
         }
     }
@@ -283,8 +280,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             let Some(message) = edge.next_message(usual.min(before + before.min(spare))) else { break };
             let grown = edge.window() - before;
             self.cells += grown;
-            if matches!(message, ToSender::Need { .. }) {
-                self.note_need(index);
+            if let ToSender::Need { step, .. } = message {
+                self.note_busy(index, step);
             }
             post(message);
             sent = true;
@@ -329,7 +326,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
             ToReceiver::StepsOver(over) => {
                 let error = over.error.clone();
-                if !self.has_needs && self.counts.are_empty(over.first, over.last) {
+                if self.counts.are_empty(over.first, over.last) {
                     self.over.add(over);
                     return Ok(Incoming::Ended(Vec::new(), Vec::new(), error));
                 }
@@ -352,7 +349,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             return Err(WindowViolation("a value of a step that it had ended"));
         }
         let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
-        let delivery = match edge.arrive(record, is_over(step))? {
+        let was_needed = record.answers_need && edge.needs_of(step) > 0;
+        let arrived = edge.arrive(record, is_over(step))?;
+        if was_needed {
+            self.counts.remove(step);
+        }
+        let delivery = match arrived {
             Arrived::For(waiter, held) => {
                 self.counts.remove(step);
                 return Ok(Incoming::Value(index, waiter, held));
@@ -373,7 +375,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         steps: &RangeInclusive<u64>,
         post: &mut impl FnMut(ToSender<K>),
     ) -> (Vec<W>, Vec<V>) {
-        if !self.has_needs && self.counts.are_empty(*steps.start(), *steps.end()) {
+        if self.counts.are_empty(*steps.start(), *steps.end()) {
             return (Vec::new(), Vec::new());
         }
         self.end(|edge, post| edge.end_steps(|step| steps.contains(&step), post), post)
@@ -382,7 +384,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// Whether no edge has a value, a waiter or a need of a step.
     #[inline]
     pub fn is_quiet(&self, step: u64) -> bool {
-        self.counts.is_empty(step) && !self.has_needs
+        self.counts.is_empty(step)
     }
 
     /// Ends steps on each busy edge.
@@ -403,7 +405,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             all.1.extend(values);
             self.send_due(*index, post);
         }
-        self.has_needs = false;
         // The lists take turns, so that none is allocated again.
         let noted = std::mem::take(&mut self.busy);
         noted.iter().for_each(|index| self.unlist(*index));
@@ -431,6 +432,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
         }
         post(ToSender::Resumed);
+        self.recount();
         (0..self.edges.numbers()).for_each(|index| self.send_due(index, post));
     }
 
@@ -450,7 +452,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
             self.forget(index);
         }
-        self.has_needs = false;
         self.recount();
         waiters
     }
@@ -504,14 +505,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.is_up = true;
     }
 
-    /// Notes a value or a waiter of a step on an edge.
+    /// Notes a value, a waiter or a need of a step on an edge.
     fn note_busy(&mut self, index: u32, step: u64) {
         self.counts.add(step);
-        self.list(index);
-    }
-
-    fn note_need(&mut self, index: u32) {
-        self.has_needs = true;
         self.list(index);
     }
 
@@ -519,7 +515,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     fn is_still_busy(&mut self, index: u32) -> bool {
         let Some(named) = self.edges.get_mut(index).filter(|named| !named.is_busy) else { return false };
         named.is_busy = !named.edge.is_idle();
-        self.has_needs |= named.edge.needs() > 0;
         named.is_busy
     }
 
@@ -559,6 +554,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             let Some(named) = edges.get(*index) else { continue };
             named.edge.waiters().for_each(|(step, _)| counts.add(*step));
             named.edge.held().iter().for_each(|held| counts.add(held.step));
+            named.edge.needed().for_each(|step| counts.add(step));
         }
     }
 

@@ -5,7 +5,7 @@ const NEAR: usize = 16;
 /// Other steps for which memory is allocated at the start.
 const FAR: usize = 64;
 
-/// The number of values and waiters of each step.
+/// The number of values, waiters and needs of each step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepCounts {
     /// The step and its count, at the lowest bits of the step.
