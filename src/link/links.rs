@@ -15,11 +15,14 @@ use crate::wire::message::{Message, VERSION};
 use crate::wire::{TaskId, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Events and completions for which memory is allocated at the start.
 const EVENTS: usize = 256;
 /// Polls of [`Links::poll_all`]: enough for anything that the queues can hold.
 const LAST_POLLS: u32 = 10_000;
+/// The time of [`Links::poll_all`]: enough to copy gigabytes. The other links wait meanwhile.
+const LAST_TIME: Duration = Duration::from_secs(1);
 /// About the most messages that [`Links::poll_all`] reads. What a link that then ends has left is
 /// dropped.
 const LAST_MESSAGES: usize = 1 << 17;
@@ -107,7 +110,7 @@ pub struct Links<P: Port> {
     pub(super) polled: PolledPlace,
     pub(super) batch: BatchState,
     pub(super) ready_bytes: ReadyBytes,
-    flight_clock: FlightClock,
+    clock: FlightClock,
 }
 
 impl<P: Port> Links<P> {
@@ -126,13 +129,14 @@ impl<P: Port> Links<P> {
             polled: PolledPlace::default(),
             batch: BatchState::default(),
             ready_bytes: ReadyBytes::default(),
-            flight_clock: Arc::new(|| Time::ZERO),
+            clock: Arc::new(|| Time::ZERO),
         }
     }
 
-    /// Has this clock say the times of flight records. Without it all are zero.
-    pub fn timed_by(self, flight_clock: FlightClock) -> Self {
-        Links { flight_clock, ..self }
+    /// Has this clock say the times of flight records, and when [`Links::poll_all`] must end.
+    /// Without it the time is always zero.
+    pub fn timed_by(self, clock: FlightClock) -> Self {
+        Links { clock, ..self }
     }
 
     /// Records an event of a link.
@@ -200,7 +204,7 @@ impl<P: Port> Links<P> {
         let id = self.port.attach(link)?;
         let limits = self.port.limits(id).clone();
         self.port.post_receives(id, limits.depth - limits.receives);
-        let recorder = Box::new(FlightRecorder::new(self.flight_clock.clone()));
+        let recorder = Box::new(FlightRecorder::new(self.clock.clone()));
         let mut link = Link::new(id, identity, settings, &limits, recorder);
         link.recorder.record(FlightEvent::Attached);
         let nonce = link.identity.nonce();
@@ -261,13 +265,15 @@ impl<P: Port> Links<P> {
         told
     }
 
-    /// Polls until nothing more comes. Polls and messages are bounded: peers may never be silent.
+    /// Polls until nothing more comes. Polls, messages and time are bounded: peers may never be
+    /// silent.
     #[cold]
     pub fn poll_all(&mut self) {
+        let end = (self.clock)() + LAST_TIME;
         for _ in 0..LAST_POLLS {
             // A poll that copies a part of a large tensor returns 0 and leaves something to come.
             let is_silent = self.poll() == 0 && self.arm();
-            if is_silent || self.windows.len() >= LAST_MESSAGES {
+            if is_silent || self.windows.len() >= LAST_MESSAGES || (self.clock)() >= end {
                 return;
             }
         }

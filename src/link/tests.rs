@@ -12,6 +12,8 @@ use crate::wire::message::pack::{is_packed, unpack};
 use crate::wire::message::{MAX_STATUS_TEXT, Message, VERSION};
 use crate::wire::{Code, EdgeId, TaskId, Time};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 mod packing;
@@ -347,4 +349,20 @@ fn a_queue_is_stuck_since_the_first_look_after_which_nothing_has_left() {
         scene.links.poll();
         assert_eq!(looks(&mut scene, times), [since; 2]);
     }
+}
+
+/// The peer says one more thing each time that this side asks the time.
+#[test]
+fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time() {
+    let Scene { links, link, peer } = scene();
+    let calls = Arc::new(AtomicU64::new(0));
+    let (asked, peer) = (calls.clone(), Mutex::new(peer));
+    let mut links = links.timed_by(Arc::new(move || {
+        let mut peer = peer.lock().expect("no panic");
+        peer.say(&Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } });
+        Time::ZERO + asked.fetch_add(1, Ordering::Relaxed) as u32 * Duration::from_millis(200)
+    }));
+    links.poll_all();
+    assert_eq!(calls.load(Ordering::Relaxed), 6, "one second, from the first call on");
+    assert_eq!(links.take_down(link).map(drop), None);
 }
