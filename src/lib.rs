@@ -176,7 +176,9 @@ pub use config::{
 pub use engine::{PinError, PollMode, StartError, WaitStrategy, pin_current_thread, process_cpus};
 pub use fabric::{FabricError, FabricKind, FabricSet};
 pub use link::Value;
-pub use matching::{EdgeReport, EdgeReports, EdgeWait, Untaken, UntakenEdge, WaitReport, WaitReports};
+pub use matching::{
+    EdgeReport, EdgeReports, EdgeWait, GrantedBytes, Untaken, UntakenEdge, WaitReport, WaitReports,
+};
 pub use memory::{
     BufferRing, DecodeError, FlatTensor, ForeignError, ForeignMemory, LockPolicy, MAX_DEPTH, MakeMutError,
     NestedTensor, PageKind, PagePolicy, Pool, PoolError, PoolStats, RegionError, RegionReport, RingError,

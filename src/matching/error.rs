@@ -2,8 +2,37 @@
 
 use crate::memory::PoolError;
 use crate::wire::{Code, EdgeNameError, Incarnation, LossCause, Status, StepId, TaskId, TensorMeta};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Bytes of the pool that a peer may write to and has not written yet.
+///
+/// ```
+/// use tensorwire::{Error, GrantedBytes};
+///
+/// fn who_holds_the_pool(error: &Error) -> Option<String> {
+///     let Error::NoRoom { granted, .. } = error else { return None };
+///     let GrantedBytes { peer, bytes } = granted.as_deref()?;
+///     Some(format!("{peer} has not written {bytes} bytes"))
+/// }
+/// # assert_eq!(who_holds_the_pool(&Error::Stopped), None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantedBytes {
+    /// The task that is to write.
+    pub peer: TaskId,
+    /// Of all its destinations.
+    pub bytes: u64,
+}
+
+impl fmt::Display for GrantedBytes {
+    /// As the end of a sentence about the pool.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GrantedBytes { peer, bytes } = self;
+        write!(f, "; {bytes} bytes are the destinations of tensors that {peer} has not written yet")
+    }
+}
 
 /// The reason why a send or a receive failed.
 ///
@@ -135,12 +164,15 @@ pub enum Error {
     /// a copy in the pool was not done, and its handle to the tensor is dropped. Receivers are not
     /// told: they wait for another send, their deadline, or the [abort](crate::Step::abort) of the
     /// step.
-    #[error("no room for {key}: {source}")]
+    #[error("no room for {key}: {source}{}", .granted.as_ref().map(ToString::to_string).unwrap_or_default())]
     NoRoom {
         /// The key of the tensor.
         key: String,
         /// The size of the allocation, and the free memory.
         source: Arc<PoolError>,
+        /// The peer with the most bytes in destinations that it has not written yet. `None` if the
+        /// thread of the receive has none.
+        granted: Option<Box<GrantedBytes>>,
     },
     /// A limit was reached.
     #[error("{what} is at its limit of {limit}: {remedy}")]

@@ -6,8 +6,8 @@ use crate::link::windows::{LandingRefused, QueuedValues, WindowEvent, WindowRefu
 use crate::link::{DirectReceive, EdgeKey, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerIndex, PeerObserver,
-    ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, GrantedBytes, LinkTag, Members, PeerIndex,
+    PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
@@ -52,6 +52,11 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
 
     fn counters(&self) -> &CountersWriter {
         self.links.counters()
+    }
+
+    #[cold]
+    fn most_granted(&self) -> Option<GrantedBytes> {
+        self.links.most_granted().map(|(peer, bytes)| GrantedBytes { peer: peer.clone(), bytes })
     }
 
     fn begin_batch(&mut self) {

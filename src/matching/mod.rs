@@ -55,7 +55,7 @@ pub use command::{
 };
 pub use direct::ExpectedRecord;
 pub use edge_report::{EdgeReport, EdgeReports, EdgeWait};
-pub use error::Error;
+pub use error::{Error, GrantedBytes};
 pub(crate) use gone_steps::MAX_RETIRED_STEPS;
 pub use handler::WindowHandler;
 pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
@@ -125,6 +125,10 @@ pub trait Lanes {
     fn pool(&self) -> &Pool;
     /// The poller's counters.
     fn counters(&self) -> &CountersWriter;
+    /// The peer with the most bytes in destinations that it may write to, if any has some.
+    fn most_granted(&self) -> Option<GrantedBytes> {
+        None
+    }
     /// Opens a batch: see [`Links::begin_batch`](crate::link::Links::begin_batch).
     fn begin_batch(&mut self);
     /// Records an event of a peer's link in its flight recorder.

@@ -343,7 +343,7 @@ pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: Receive
         ReceiveError::Remote(status) => Error::Remote { peer, key: name, status },
         ReceiveError::NoRoom(error) => {
             lanes.counters().increment(Counter::PoolExhausted);
-            Error::NoRoom { key: name, source: Arc::new(error) }
+            Error::NoRoom { key: name, source: Arc::new(error), granted: lanes.most_granted().map(Box::new) }
         }
         ReceiveError::Corrupted(Corruption { bytes, sent, actual }) => {
             Error::Corrupted { peer, key: name, bytes, sent, actual }

@@ -14,11 +14,11 @@ use crate::fabric::ShortTake;
 use crate::link::placement_of;
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, LandingRefused, ReadyValue, ToldMeta};
 use crate::matching::{Cancel, CancelReason, Outcome, Payload, StepChange};
-use crate::memory::{PagePolicy, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
+use crate::memory::{PagePolicy, PoolError, PoolOptions, Region, RegionOptions, Tensor, TensorMut};
 use crate::protocol::Record;
 use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::telemetry::Counter;
-use crate::wire::{Code, DType, EdgeId, EdgeName, Immediate, Shape, Status, TensorMeta, checksum_of};
+use crate::wire::{Code, DType, EdgeId, EdgeName, Immediate, Shape, Status, TaskId, TensorMeta, checksum_of};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -57,6 +57,11 @@ impl Lanes for TestLanes {
 
     fn counters(&self) -> &CountersWriter {
         &self.counters
+    }
+
+    fn most_granted(&self) -> Option<GrantedBytes> {
+        let bytes = self.offers.granted_bytes();
+        (bytes > 0).then(|| GrantedBytes { peer: TaskId::new("a", 0).expect("a task"), bytes })
     }
 
     fn begin_batch(&mut self) {}
@@ -252,10 +257,14 @@ impl Pair {
         while [SENDER, RECEIVER].map(|side| self.deliver(side)) != [false; 2] {}
     }
 
-    fn tensor(&self, side: usize, number: u32, len: usize) -> TensorMut {
+    fn try_tensor(&self, side: usize, len: usize) -> Result<TensorMut, PoolError> {
         let shape = Shape::new(&[len as u64]).expect("a shape");
         let meta = TensorMeta::new(DType::U8, shape).expect("meta-data");
-        let mut tensor = self.sides[side].pool.zeroed(meta).expect("room");
+        self.sides[side].pool.zeroed(meta)
+    }
+
+    fn tensor(&self, side: usize, number: u32, len: usize) -> TensorMut {
+        let mut tensor = self.try_tensor(side, len).expect("room");
         tensor.bytes_mut()[..4].copy_from_slice(&number.to_le_bytes());
         tensor
     }

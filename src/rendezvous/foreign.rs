@@ -85,8 +85,8 @@ impl Context {
 
     fn staged(&self, key: &TensorKey, tensor: &Tensor) -> Result<Tensor, Error> {
         let copy = self.pool.tensor(tensor.meta().clone());
-        let mut copy =
-            copy.map_err(|error| Error::NoRoom { key: key.to_string(), source: Arc::new(error) })?;
+        let no_room = |error| Error::NoRoom { key: key.to_string(), source: Arc::new(error), granted: None };
+        let mut copy = copy.map_err(no_room)?;
         memory::copy(copy.bytes_mut(), tensor.bytes());
         self.foreign.counters.add(Counter::TensorsStaged, 1);
         self.foreign.counters.add(Counter::BytesStaged, tensor.meta().bytes());

@@ -2,12 +2,13 @@
 
 use super::{LandingRefused, WindowEvent};
 use crate::fabric::{Port, PostError};
+use crate::link::Links;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::TensorMut;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Slab;
 use crate::telemetry::Gauge;
-use crate::wire::{EdgeId, Grant, Immediate, Slot};
+use crate::wire::{EdgeId, Grant, Immediate, Slot, TaskId};
 
 /// Whose tensor lands in a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,14 @@ impl Landings {
     #[cfg(any(test, feature = "sim"))]
     pub fn of_receives(&self) -> usize {
         self.granted.iter().filter(|(_, (_, lands_for))| *lands_for == LandingFor::Receive).count()
+    }
+}
+
+impl<P: Port> Links<P> {
+    /// The peer with the most bytes in destinations that it may write to, if any has some.
+    pub fn most_granted(&self) -> Option<(&TaskId, u64)> {
+        let granted = self.links.iter().map(|link| (&link.identity.peer, link.windows.landings.bytes()));
+        granted.filter(|(_, bytes)| *bytes > 0).max_by_key(|(_, bytes)| *bytes)
     }
 }
 

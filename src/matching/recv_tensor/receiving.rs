@@ -348,7 +348,7 @@ impl RecvTensors {
             ReceiveError::Remote(status) => Error::Remote { peer, key: name, status },
             ReceiveError::NoRoom(error) => {
                 self.counters.increment(Counter::PoolExhausted);
-                Error::NoRoom { key: name, source: Arc::new(error) }
+                Error::NoRoom { key: name, source: Arc::new(error), granted: None }
             }
             ReceiveError::Corrupted(Corruption { bytes, sent, actual }) => {
                 Error::Corrupted { peer, key: name, bytes, sent, actual }

@@ -57,6 +57,11 @@ impl Offers {
         Some((landing, target))
     }
 
+    /// Bytes of all destinations.
+    pub fn granted_bytes(&self) -> u64 {
+        self.granted.iter().map(|(.., target)| target.meta().bytes()).sum()
+    }
+
     pub fn clear(&mut self) {
         self.offered.clear();
         self.granted.clear();
@@ -369,6 +374,31 @@ fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tenso
     let mut next = pair.receive("x", 1);
     pair.run();
     assert_eq!(next.number(), 10);
+    pair.end(1..=1);
+}
+
+#[test]
+fn a_receive_without_room_names_the_peer_that_has_not_written() {
+    let mut pair = Pair::offering(2);
+    let mut first = pair.on_its_way(10);
+    let taken: Vec<_> = std::iter::from_fn(|| pair.try_tensor(RECEIVER, 8).ok()).collect();
+    let mut call = pair.receive("x", 1);
+    pair.send("x", 1, 20);
+    pair.run_messages();
+    let error = call.error();
+    let Error::NoRoom { granted: Some(granted), .. } = &error else { panic!("{error}") };
+    assert_eq!(**granted, GrantedBytes { peer: TaskId::new("a", 0).expect("a task"), bytes: 8 });
+    assert!(
+        error.to_string().ends_with(
+            "; 8 bytes are the destinations of tensors that a/0 \
+         has not written yet"
+        ),
+        "{error}"
+    );
+    drop(taken);
+    let mut next = pair.receive("x", 1);
+    pair.run();
+    assert_eq!((first.number(), next.number()), (10, 20));
     pair.end(1..=1);
 }
 

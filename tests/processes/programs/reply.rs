@@ -116,7 +116,7 @@ impl Reader {
             "NoRoom" => {
                 let larger = Form { dtype: DType::U8, dims: vec![1 << 40], serialized: 0 };
                 let source = self.pool.tensor(larger.meta()).map(drop).expect_err("beyond the pool");
-                Error::NoRoom { key, source: Arc::new(source) }
+                Error::NoRoom { key, source: Arc::new(source), granted: None }
             }
             // No call here may have it, so its text is enough.
             _ => Error::Remote { peer, key: "(another error)".into(), status: status(Code::Unknown) },

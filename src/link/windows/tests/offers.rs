@@ -172,9 +172,11 @@ fn granted_bytes_are_counted_until_they_are_written_or_the_link_ends() {
         let (immediate, grant) = scene.landing();
         let counters = scene.links.counters().counters();
         assert_eq!(counters.gauge(Gauge::GrantedBytes), BYTES);
+        assert_eq!(scene.links.most_granted().map(|(_, bytes)| bytes), Some(BYTES));
         end(&mut scene, immediate, &grant);
         scene.sent();
         assert_eq!(counters.gauge(Gauge::GrantedBytes), 0);
+        assert_eq!(scene.links.most_granted(), None);
     }
 }
 
