@@ -8,6 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd
 use rustix::io::{Errno, pwrite};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::param::page_size;
+use rustix::system::sysinfo;
 use std::ffi::c_void;
 use std::io;
 
@@ -36,6 +37,18 @@ pub enum PeerRegionError {
         size: u64,
         /// Size that the peer says, in bytes.
         claimed: u64,
+    },
+    /// The region can't be mapped, and is larger than the memory of the host.
+    #[error(
+        "the peer's region of {} can't be mapped: this host has {} of memory and swap",
+        ByteCount(*.claimed),
+        ByteCount(*.memory)
+    )]
+    TooLarge {
+        /// Size that the peer says, in bytes.
+        claimed: u64,
+        /// Memory and swap of this host, in bytes.
+        memory: u64,
     },
     /// A call to the operating system failed.
     #[error("{tried} the peer's region of {} failed: {source}", ByteCount(*.claimed))]
@@ -147,6 +160,17 @@ fn file_at(base: *const c_void) -> Option<u64> {
     line.split_whitespace().nth(4)?.parse().ok()
 }
 
+/// Why a file of `size` bytes was not mapped. A sparse file costs its maker nothing, so one that is
+/// larger than all memory is the maker's fault.
+fn not_mapped(claimed: u64, size: u64, source: io::Error) -> PeerRegionError {
+    let has = sysinfo();
+    let memory = (has.totalram as u64 + has.totalswap as u64).saturating_mul(u64::from(has.mem_unit));
+    match size > memory {
+        true => PeerRegionError::TooLarge { claimed: size, memory },
+        false => PeerRegionError::Os { tried: "mapping", claimed, source },
+    }
+}
+
 /// Ends the process: its readers would fault at any moment, without a reason in the log.
 fn abort_unmapped(len: u64, error: Errno, again: Errno) -> ! {
     let what = ByteCount(len);
@@ -180,8 +204,7 @@ impl PeerRegion {
         // this reason the type hands out a pointer and no slice, and `LentBytes` states who vouches
         // for the bytes.
         let map = unsafe { MmapOptions::new().len(bytes).map(&fd) };
-        let map = map.map_err(|source| PeerRegionError::Os { tried: "mapping", claimed: len, source })?;
-        Ok(PeerRegion { map, len })
+        Ok(PeerRegion { map: map.map_err(|error| not_mapped(len, size, error))?, len })
     }
 
     /// Copies `parts` (offset and length) into private memory and maps it at the same addresses.

@@ -1,10 +1,11 @@
 use super::region;
+use crate::memory::region::peer::SEALS;
 use crate::memory::{
     LockPolicy, NumaPolicy, PageKind, PagePolicy, PeerRegion, PeerRegionError, Region, RegionError,
     RegionOptions, verify_seals,
 };
 use rustix::fd::AsFd;
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::path::Path;
@@ -48,6 +49,11 @@ fn a_receiver_checks_seals_and_size_before_it_maps() {
     ftruncate(&open, 8192).expect("size");
     assert!(matches!(verify_seals(&open, 1), Err(PeerRegionError::Seals { have: 0 })));
     assert!(matches!(PeerRegion::map(open, 8192), Err(PeerRegionError::Seals { .. })));
+    let sparse = memfd_create("sparse", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&sparse, 1 << 50).expect("size");
+    fcntl_add_seals(&sparse, SEALS).expect("sealed");
+    let error = PeerRegion::map(sparse, 1 << 50).expect_err("beyond the address space");
+    assert!(matches!(error, PeerRegionError::TooLarge { claimed, .. } if claimed == 1 << 50), "{error}");
     let (pipe, _) = rustix::pipe::pipe().expect("pipe");
     assert!(matches!(verify_seals(pipe.as_fd(), 1), Err(PeerRegionError::Seals { have: 0 })));
 }
