@@ -15,6 +15,11 @@ pub(super) fn os(
     FabricError::Os { fabric: FabricKind::Tcp, tried: tried.into(), remedy, source: source.into() }
 }
 
+/// The two sides do not fit.
+pub(super) fn differs(why: impl Into<String>) -> FabricError {
+    FabricError::Disagreement { fabric: FabricKind::Tcp, why: why.into() }
+}
+
 /// The peer is refused.
 pub(super) fn peer(why: impl Into<String>) -> FabricError {
     FabricError::Peer { fabric: FabricKind::Tcp, why: why.into() }

@@ -1,6 +1,6 @@
 //! The address of an endpoint. Only the endpoint that it connects to reads it.
 
-use super::super::failure::{os, peer};
+use super::super::failure::{differs, os, peer};
 use super::super::options::{MAX_ADDRESSES, MAX_STREAMS};
 use crate::fabric::FabricError;
 use std::fmt;
@@ -88,7 +88,8 @@ impl TcpAddress {
     /// Decodes an address that a peer has sent.
     ///
     /// # Errors
-    /// If it is no address of this version, or its values are out of range.
+    /// [`FabricError::Disagreement`] if it is of another version. [`FabricError::Peer`] if it is no
+    /// address, or its values are out of range.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, FabricError> {
         let mut reader = TcpByteReader(bytes);
         if reader.take::<8>() != Some(MAGIC) {
@@ -97,7 +98,7 @@ impl TcpAddress {
         match reader.take().map(u16::from_le_bytes) {
             Some(VERSION) => {}
             version => {
-                return Err(peer(format!(
+                return Err(differs(format!(
                     "its address has version {}, this side speaks {VERSION}: run the same release on both",
                     version.unwrap_or(0)
                 )));
@@ -193,7 +194,9 @@ mod tests {
         }
         let mut other = address().to_bytes();
         other[8] = 9;
-        assert!(TcpAddress::from_bytes(&other).expect_err("refused").to_string().contains("version 9"));
+        let error = TcpAddress::from_bytes(&other).expect_err("refused");
+        assert!(matches!(error, FabricError::Disagreement { .. }), "no further attempt mends it: {error}");
+        assert!(error.to_string().contains("version 9"), "{error}");
     }
 
     #[test]
