@@ -2,7 +2,7 @@
 
 use super::plan::PlannedResource;
 use super::rdma::verbs_options;
-use super::transport::peers_over_verbs;
+use super::transport::peers_beyond_shm;
 use crate::config::{Config, MemoryWindows};
 use crate::fabric::verbs::device::{AUTO, Limits, MAX_RAILS};
 use crate::fabric::verbs::{VerbsDevice, depth_of_device, link_completions};
@@ -56,7 +56,7 @@ pub(super) fn device_resources(
     limits: &DeviceLimits,
     must_have: bool,
 ) -> [PlannedResource; 3] {
-    let peers = peers_over_verbs(config);
+    let peers = peers_beyond_shm(config);
     let of_each = if devices > 1 { format!(", on each of {devices} devices") } else { String::new() };
     let backup = if has_backup(config, devices) { " (one is a backup)" } else { "" };
     let (data, outside) = (u64::from(data_queues(config, devices)), u64::from(config.rdma_registrations));

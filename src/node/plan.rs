@@ -5,7 +5,7 @@ use super::error::NodeError;
 use super::pollers::poll_mode;
 use super::rdma::verbs_options;
 use super::system_limits::SystemLimits;
-use super::transport::{opens_verbs, peers_over_verbs};
+use super::transport::{members_of_host, opens_verbs, peers_beyond_shm};
 use crate::config::Config;
 use crate::engine::PollMode;
 use crate::fabric::verbs::{self, VerbsDevice};
@@ -158,7 +158,7 @@ impl ResourcePlan {
         let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
         let locked_links =
             verbs::link_bytes(data_queues(config, devices), of_devices.depth(config)) * devices;
-        let locked_links = locked_links * peers_over_verbs(config);
+        let locked_links = locked_links * peers_beyond_shm(config);
         let of_verbs = if has_verbs { locked_links } else { 0 };
         let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
@@ -285,6 +285,14 @@ impl ResourcePlan {
             let most = (Some(shm::MAX_LINKS as u64), "of shared memory");
             resources.push(count("links of a poller", each, most, because, remedy, true));
         }
+        if may_use(FabricKind::Tcp) {
+            let (members, peers) = (members_of_host(config), peers_beyond_shm(config));
+            let because = format!("{members} members at this address, each with {peers} links over tcp");
+            let remedy = "widen net.ipv4.ip_local_port_range (sysctl), or give members other addresses";
+            let most = (limits.ports, "net.ipv4.ip_local_port_range");
+            let is_hard = config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Tcp]));
+            resources.push(count("ports", members * peers, most, because, remedy.into(), is_hard));
+        }
         ResourcePlan { resources, peers }
     }
 
@@ -366,6 +374,7 @@ mod tests {
         user_threads: None,
         cgroup_threads: None,
         maps: None,
+        ports: None,
         memory: None,
         address_space: None,
         cgroup_memory: None,
@@ -409,6 +418,14 @@ mod tests {
             error.contains(
                 "locked memory: 256 MiB (the pool), limit 64 KiB (RLIMIT_MEMLOCK): raise `ulimit -l`"
             ),
+            "{error}"
+        );
+        let ports = SystemLimits { ports: Some(28_232), ..WIDE };
+        assert!(plan(256, &[], &ports).check().is_ok(), "shared memory needs none");
+        assert!(plan(168, &[("fabric", "tcp")], &ports).check().is_ok());
+        let error = plan(169, &[("fabric", "tcp")], &ports).check().unwrap_err().to_string();
+        assert!(
+            error.contains("ports: 28392 (169 members at this address, each with 168 links over tcp)"),
             "{error}"
         );
         let maps = SystemLimits { maps: Some(100), ..WIDE };

@@ -28,6 +28,8 @@ pub(super) struct SystemLimits {
     /// Threads of all processes of the cgroup: the smallest limit, and where it is.
     pub cgroup_threads: Option<(u64, String)>,
     pub maps: Option<u64>,
+    /// Ports that the kernel gives to sockets which name none.
+    pub ports: Option<u64>,
     /// Memory of the host that is available.
     pub memory: Option<u64>,
     pub address_space: Option<u64>,
@@ -65,6 +67,7 @@ impl SystemLimits {
             user_threads: getrlimit(Resource::Nproc).current.filter(|_| !is_unbound),
             cgroup_threads: CgroupLimit::PIDS.smallest(read),
             maps: text("/proc/sys/vm/max_map_count").trim().parse().ok(),
+            ports: range(&text("/proc/sys/net/ipv4/ip_local_port_range")),
             memory: kib(&text("/proc/meminfo"), "MemAvailable:"),
             address_space: getrlimit(Resource::As).current,
             cgroup_memory: CgroupLimit::MEMORY.smallest(read),
@@ -76,6 +79,13 @@ impl SystemLimits {
 /// A field of a file of `/proc`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// The size of a range of which a file has the first and the last number.
+fn range(text: &str) -> Option<u64> {
+    let mut ends = text.split_whitespace().map(|end| end.parse::<u64>().ok());
+    let (first, last) = (ends.next()??, ends.next()??);
+    (last.checked_sub(first)?).checked_add(1)
 }
 
 /// A field that is in KiB, in bytes.
@@ -98,6 +108,7 @@ mod tests {
         write("proc/self/status", "Name:\tx\nVmSize:\t    2048 kB\nThreads:\t3\nCapEff:\t0000000000004000\n");
         write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   1024 kB\n");
         write("proc/sys/vm/max_map_count", "65530\n");
+        write("proc/sys/net/ipv4/ip_local_port_range", "32768\t60999\n");
         write("proc/self/cgroup", "0::/job/member\n");
         write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         write("sys/fs/cgroup/job/memory.max", "1048576\n");
@@ -106,6 +117,7 @@ mod tests {
         let under_root = |path: &Path| std::fs::read_to_string(root.join(path.strip_prefix("/").ok()?)).ok();
         let limits = SystemLimits::of_files(&under_root);
         assert_eq!((limits.mapped, limits.memory, limits.maps), (2 << 20, Some(1 << 20), Some(65_530)));
+        assert_eq!(limits.ports, Some(28_232));
         assert_eq!((limits.locked, limits.running), (None, 3), "CAP_IPC_LOCK");
         let limit = "memory.max of cgroup /sys/fs/cgroup/job".to_owned();
         assert_eq!(limits.cgroup_memory, Some((1 << 20, limit)));

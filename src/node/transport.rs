@@ -117,12 +117,17 @@ fn host_of(address: &HostPort) -> (Option<String>, Option<IpAddr>) {
     }
 }
 
-/// The peers that verbs is for: shared memory comes before it on the same host.
-pub(super) fn peers_over_verbs(config: &Config) -> u64 {
+/// The peers that verbs and tcp are for: shared memory comes before them on the same host.
+pub(super) fn peers_beyond_shm(config: &Config) -> u64 {
     let has_shm = config.fabric.is_none_or(|set| set.has(FabricKind::Shm));
+    let same = if has_shm { members_of_host(config) } else { 1 };
+    config.cluster.members().count() as u64 - same
+}
+
+/// The members at the host of this one, which is one of them.
+pub(super) fn members_of_host(config: &Config) -> u64 {
     let own = config.cluster.address(config.task_id()).map(host_of);
-    let peers = config.cluster.members().filter(|(task, _)| task != config.task_id());
-    peers.filter(|(_, address)| !has_shm || Some(host_of(address)) != own).count() as u64
+    config.cluster.members().filter(|(_, address)| Some(host_of(address)) == own).count() as u64
 }
 
 /// Whether a node opens RDMA devices.

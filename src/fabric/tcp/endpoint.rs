@@ -12,7 +12,8 @@ use super::options::refuse;
 use super::port::TcpLink;
 use super::session::TcpSession;
 use crate::fabric::{Endpoint, FabricError, LinkOptions, Role};
-use std::net::{SocketAddr, TcpListener};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,11 +35,8 @@ impl TcpEndpoint {
             return Err(refuse("depth", options.depth.into(), "1 to 65536"));
         }
         let bind = shared.options.bind;
-        let listener = TcpListener::bind(SocketAddr::new(bind, 0)).map_err(|error| {
-            let remedy =
-                "set `bind` to an address of this host, or raise the limit of open files (ulimit -n)";
-            os(format!("listening on {bind}"), error, remedy)
-        })?;
+        let listener = TcpListener::bind(SocketAddr::new(bind, 0));
+        let listener = listener.map_err(|error| not_listening(bind, error))?;
         // Without it, strangers could fill the queue of the kernel before they are closed.
         let _ = rustix::net::listen(&listener, BACKLOG);
         listener.set_nonblocking(true).map_err(|error| os("setting up a listener", error, LIMITS))?;
@@ -55,6 +53,16 @@ impl TcpEndpoint {
         let address = own.to_bytes();
         Ok(TcpEndpoint { shared: Arc::clone(shared), listener, options: options.clone(), own, address })
     }
+}
+
+/// Why an endpoint does not listen, with what to change.
+fn not_listening(bind: IpAddr, error: io::Error) -> FabricError {
+    let remedy = match error.kind() {
+        ErrorKind::AddrInUse => "widen net.ipv4.ip_local_port_range: each link has a port of its own",
+        ErrorKind::AddrNotAvailable => "set `bind` to an address of this host",
+        _ => LIMITS,
+    };
+    os(format!("listening on a free port of {bind}"), error, remedy)
 }
 
 impl Endpoint for TcpEndpoint {
@@ -108,5 +116,24 @@ impl Endpoint for TcpEndpoint {
             poll_bytes: shared.options.poll_bytes,
         };
         Ok(TcpLink::new(Box::new(TcpLinkInner::new(&options, parts)), watcher))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn an_endpoint_that_does_not_listen_says_what_to_change() {
+        for (kind, remedy) in [
+            (ErrorKind::AddrInUse, "widen net.ipv4.ip_local_port_range"),
+            (ErrorKind::AddrNotAvailable, "set `bind` to an address of this host"),
+            (ErrorKind::OutOfMemory, "raise the limits of open files"),
+        ] {
+            let error = not_listening(Ipv4Addr::LOCALHOST.into(), kind.into()).to_string();
+            assert!(error.contains("listening on a free port of 127.0.0.1 failed"), "{error}");
+            assert!(error.contains(remedy), "{error}");
+        }
     }
 }

@@ -41,8 +41,8 @@ fn is_within_a_host(own: IpAddr, peer: IpAddr) -> bool {
     own == peer || own.is_loopback() || peer.is_loopback()
 }
 
-/// A connection within a host is never congested. The system's congestion control, such as CUBIC
-/// or BBR, takes 2 to 3 % of a round trip more than Reno, which each kernel has.
+/// A connection within a host is never congested. BBR takes 2 to 3 % of a round trip more than
+/// Reno, which each kernel has.
 fn spare_congestion_control(socket: &TcpStream) {
     if let Err(error) = socket2::SockRef::from(socket).set_tcp_congestion(b"reno") {
         tracing::debug!(%error, "the system's congestion control stays in use within the host");
