@@ -59,6 +59,8 @@ struct Cache {
     number: u64,
     /// Where the next record begins; 0 for a file without header.
     end: u64,
+    /// The log says that the file could not be written anew.
+    is_waste_told: bool,
 }
 
 impl FileStore {
@@ -115,7 +117,16 @@ impl FileStore {
         self.append(&file, &mut cache, &bytes).map_err(|error| self.failed("writing", error))?;
         // It was checked that there is room.
         log::apply(&mut cache.table, &bytes).map_err(|why| self.failed("writing", why))?;
-        self.compact(&mut cache).map_err(|error| self.failed("writing it anew", error))?;
+        // The change is made, so this is no error of the call.
+        if let Err(error) = self.compact(&mut cache)
+            && !std::mem::replace(&mut cache.is_waste_told, true)
+        {
+            let path = self.path.display();
+            tracing::warn!(
+                "{path} has mostly old values and grows, as it can't be written anew: {error}. Let this user \
+                 make files in its folder"
+            );
+        }
         Ok(done)
     }
 
@@ -216,7 +227,7 @@ impl FileStore {
             }
         };
         if cache.end == 0 || cache.number != number || length < cache.end {
-            *cache = Cache { table: StoreTable::default(), number, end: START };
+            *cache = Cache { table: StoreTable::default(), number, end: START, ..*cache };
         }
         let mut bytes = vec![0; (length - cache.end) as usize];
         file.read_exact_at(&mut bytes, cache.end).map_err(failed)?;

@@ -281,3 +281,17 @@ fn a_file_with_mostly_old_values_is_written_anew() {
     assert_eq!(open(&path).count("").unwrap(), 2);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left of the writing");
 }
+
+#[test]
+fn a_change_is_made_although_its_file_can_t_be_written_anew() {
+    let (folder, _) = file();
+    // The name of the new file would be too long.
+    let path = folder.path().join("s".repeat(250));
+    let (one, other) = (open(&path), open(&path));
+    for number in 0..100 {
+        one.set("k", &vec![number; MAX_VALUE]).unwrap();
+        assert_eq!(other.get("k", SHORT).unwrap()[0], number);
+    }
+    assert!(std::fs::metadata(&path).unwrap().len() > 6 << 20, "nothing was written anew");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left of the writing");
+}
