@@ -339,6 +339,22 @@ fn pids() -> String {
     std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |it| it.display().to_string())
 }
 
+/// Sets a key that is not set, and returns its value. A call whose answer was lost within the time
+/// is made once more: it finds the value that it has set.
+fn claim(
+    store: &impl Store,
+    key: &str,
+    value: &[u8],
+    within: Duration,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    match store.compare_and_set(key, None, value) {
+        Err(StoreError::Unreachable { waited, .. }) if waited < within => {
+            store.compare_and_set(key, None, value)
+        }
+        said => said,
+    }
+}
+
 impl MeetingMember<'_> {
     fn failed(&self, source: StoreError) -> MeetingError {
         let Meeting { store, origin, .. } = self.meeting;
@@ -350,11 +366,15 @@ impl MeetingMember<'_> {
         }
     }
 
+    /// Sets a key that is not set, and returns its value.
+    fn claim(&self, key: &str, value: &[u8]) -> Result<Option<Vec<u8>>, MeetingError> {
+        claim(&self.store, key, value, self.meeting.config.join_timeout).map_err(|error| self.failed(error))
+    }
+
     fn agree_on_size(&self) -> Result<(), MeetingError> {
         let ours = self.meeting.size;
         let text = ours.to_string();
-        let said = self.store.compare_and_set("size", None, text.as_bytes());
-        match said.map_err(|error| self.failed(error))? {
+        match self.claim("size", text.as_bytes())? {
             Some(said) if said != text.as_bytes() => Err(MeetingError::Size {
                 me: self.me.clone(),
                 store: self.meeting.store.clone(),
@@ -367,8 +387,7 @@ impl MeetingMember<'_> {
 
     fn publish(&self, address: &HostPort) -> Result<(), NodeError> {
         let entry = format!("{address}\n{}\n{}\n{}", host::identity()?, std::process::id(), pids());
-        let said = self.store.compare_and_set(&key(self.me.task()), None, entry.as_bytes());
-        match said.map_err(|error| self.failed(error))? {
+        match self.claim(&key(self.me.task()), entry.as_bytes())? {
             Some(said) if said != entry.as_bytes() => {
                 let by = String::from_utf8_lossy(&said).replace('\n', ", ");
                 let (me, store) = (self.me.clone(), self.meeting.store.clone());

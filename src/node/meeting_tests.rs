@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::Builder;
+use crate::store::MemoryStore;
 use std::ffi::OsString;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -386,4 +387,64 @@ fn an_address_that_the_store_leads_to_is_refused_with_its_cause() {
         return println!("skipped: this host has no network: {error}");
     }
     assert!(error.contains("from which it calls tcp://192.0.2.1:5000, is not loopback"), "{error}");
+}
+
+/// A store whose first answer is lost after the call was done.
+#[derive(Debug)]
+struct LosingStore {
+    store: MemoryStore,
+    waited: Duration,
+    calls: AtomicU32,
+}
+
+impl Store for LosingStore {
+    fn compare_and_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        desired: &[u8],
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let said = self.store.compare_and_set(key, expected, desired);
+        if self.calls.fetch_add(1, Ordering::Relaxed) > 0 {
+            return said;
+        }
+        let (store, tried, why) = ("a store".into(), "setting".into(), "it was closed".into());
+        Err(StoreError::Unreachable { store, tried, why, waited: self.waited })
+    }
+
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.store.get(key, timeout)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        self.store.wait(keys, timeout)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
+        self.store.add(key, amount)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        self.store.delete(key)
+    }
+
+    fn count(&self, prefix: &str) -> Result<u64, StoreError> {
+        self.store.count(prefix)
+    }
+}
+
+#[test]
+fn a_member_whose_answer_was_lost_finds_its_own_value() {
+    let store = |waited| LosingStore { store: MemoryStore::new(), waited, calls: AtomicU32::new(0) };
+    let within = Duration::from_secs(1);
+    let soon = store(Duration::from_millis(1));
+    assert_eq!(claim(&soon, "size", b"2", within).expect("made again"), Some(b"2".to_vec()));
+    assert_eq!(claim(&soon, "size", b"3", within).expect("answered"), Some(b"2".to_vec()));
+    let late = store(within);
+    assert!(matches!(claim(&late, "size", b"2", within), Err(StoreError::Unreachable { .. })));
+    assert_eq!(late.calls.load(Ordering::Relaxed), 1, "no time is left");
 }
