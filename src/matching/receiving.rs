@@ -141,19 +141,24 @@ impl Matching {
             }
             Incoming::Ended(waiters, values, refusal) => {
                 values.into_iter().for_each(|value| _ = self.discard(lanes, peer, value));
-                self.update_ready_for(lanes, &waiters);
-                let mut room = TEXT_OF_ALL;
-                for waiter in waiters {
-                    let Some(receive) = self.take_waiting(waiter) else { continue };
-                    let most = if room > 0 { usize::MAX } else { CUT_TEXT };
-                    let status = refusal.status(receive.key.borrowed(), most);
-                    room = room.saturating_sub(status.message.len() + status.details.len());
-                    let error = ReceiveError::Remote(status);
-                    failed(lanes, receive.waiter, &receive.key, error);
-                }
+                self.fail_refused(lanes, waiters, &refusal);
             }
         }
         Ok(())
+    }
+
+    /// Fails receives whose steps have ended at the sender, or whose edge it does not serve.
+    #[cold]
+    fn fail_refused(&mut self, lanes: &mut impl Lanes, waiters: Vec<u32>, refusal: &WindowRefusal) {
+        self.update_ready_for(lanes, &waiters);
+        let mut room = TEXT_OF_ALL;
+        for waiter in waiters {
+            let Some(receive) = self.take_waiting(waiter) else { continue };
+            let most = if room > 0 { usize::MAX } else { CUT_TEXT };
+            let status = refusal.status(receive.key.borrowed(), most);
+            room = room.saturating_sub(status.message.len() + status.details.len());
+            failed(lanes, receive.waiter, &receive.key, ReceiveError::Remote(status));
+        }
     }
 
     /// Gives a value to a receive, or to the next one that it fits. The caller then calls

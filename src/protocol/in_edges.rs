@@ -196,7 +196,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.announce(index, true, post);
         let credit = self.next_message(index, post);
         if !credit && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step)) {
-            self.note_busy(index, step);
+            self.note_need(index, step);
             post(message);
         }
     }
@@ -281,7 +281,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             let grown = edge.window() - before;
             self.cells += grown;
             if let ToSender::Need { step, .. } = message {
-                self.note_busy(index, step);
+                self.note_need(index, step);
             }
             post(message);
             sent = true;
@@ -326,12 +326,10 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
             ToReceiver::StepsOver(over) => {
                 let error = over.error.clone();
-                if self.counts.are_empty(over.first, over.last) {
-                    self.over.add(over);
-                    return Ok(Incoming::Ended(Vec::new(), Vec::new(), error));
-                }
-                let (waiters, values) =
-                    self.end(|edge, _| edge.sender_ended(|step| over.includes(step)), post);
+                let (waiters, values) = match self.counts.are_empty(over.first, over.last) {
+                    true => (Vec::new(), Vec::new()),
+                    false => self.end(|edge, _| edge.sender_ended(|step| over.includes(step)), post),
+                };
                 self.over.add(over);
                 Ok(Incoming::Ended(waiters, values, error))
             }
@@ -348,13 +346,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         if self.over.error(step).is_some() {
             return Err(WindowViolation("a value of a step that it had ended"));
         }
-        let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
-        let was_needed = record.answers_need && edge.needs_of(step) > 0;
-        let arrived = edge.arrive(record, is_over(step))?;
-        if was_needed {
-            self.counts.remove(step);
+        if record.answers_need {
+            self.note_answer(index, step);
         }
-        let delivery = match arrived {
+        let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
+        let delivery = match edge.arrive(record, is_over(step))? {
             Arrived::For(waiter, held) => {
                 self.counts.remove(step);
                 return Ok(Incoming::Value(index, waiter, held));
@@ -509,6 +505,19 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     fn note_busy(&mut self, index: u32, step: u64) {
         self.counts.add(step);
         self.list(index);
+    }
+
+    #[cold]
+    fn note_need(&mut self, index: u32, step: u64) {
+        self.note_busy(index, step);
+    }
+
+    /// Notes that a value has come for a need, if there is one.
+    #[cold]
+    fn note_answer(&mut self, index: u32, step: u64) {
+        if self.edges.get(index).is_some_and(|named| named.edge.needs_of(step) > 0) {
+            self.counts.remove(step);
+        }
     }
 
     /// Whether an edge stays in the list of busy ones, in which it is once.
