@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of the pool that a peer may write to and has not written yet.
+/// Bytes of the pool for tensors that a peer has offered, and not written yet.
 ///
 /// ```
 /// use tensorwire::{Error, GrantedBytes};
@@ -170,8 +170,8 @@ pub enum Error {
         key: String,
         /// The size of the allocation, and the free memory.
         source: Arc<PoolError>,
-        /// The peer with the most bytes in destinations that it has not written yet. `None` if the
-        /// thread of the receive has none.
+        /// Of the peers with the poller of this receive, the one with the most such bytes. `None`
+        /// if there is none, for sends, and over gRPC.
         granted: Option<Box<GrantedBytes>>,
     },
     /// A limit was reached.

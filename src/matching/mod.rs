@@ -125,10 +125,9 @@ pub trait Lanes {
     fn pool(&self) -> &Pool;
     /// The poller's counters.
     fn counters(&self) -> &CountersWriter;
-    /// The peer with the most bytes in destinations that it may write to, if any has some.
-    fn most_granted(&self) -> Option<GrantedBytes> {
-        None
-    }
+    /// The peer with the most bytes for tensors that it has offered and not written yet, if any has
+    /// some.
+    fn most_granted(&self) -> Option<GrantedBytes>;
     /// Opens a batch: see [`Links::begin_batch`](crate::link::Links::begin_batch).
     fn begin_batch(&mut self);
     /// Records an event of a peer's link in its flight recorder.

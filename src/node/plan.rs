@@ -5,12 +5,13 @@ use super::error::NodeError;
 use super::pollers::poll_mode;
 use super::rdma::verbs_options;
 use super::system_limits::SystemLimits;
-use super::transport::{members_of_host, opens_verbs, peers_beyond_shm};
+use super::transport::{opens_verbs, peers_beyond_shm};
 use crate::config::Config;
 use crate::engine::PollMode;
 use crate::fabric::verbs::{self, VerbsDevice};
 use crate::fabric::{FabricKind, shm, tcp};
 use crate::memory::{LockPolicy, is_for_reserve};
+use crate::wire::HostPort;
 use std::fmt;
 
 /// Descriptors of a node without peers: event queues, the pool, the listener. And those of one link
@@ -47,7 +48,8 @@ const LATER_THREADS: u64 = 2;
 pub struct PlannedResource {
     /// As people call it, such as `open files`.
     pub name: &'static str,
-    /// How much of it this process needs, in its unit.
+    /// How much of it this process needs, in its unit. Of ports, how many all members at its
+    /// address need.
     pub need: u64,
     /// The limit of this process; `None` if there is none, or it is not known before a device is
     /// opened.
@@ -286,11 +288,14 @@ impl ResourcePlan {
             resources.push(count("links of a poller", each, most, because, remedy, true));
         }
         if may_use(FabricKind::Tcp) {
-            let (members, peers) = (members_of_host(config), peers_beyond_shm(config));
+            let (members, peers) = (members_at_address(config), peers_beyond_shm(config));
             let because = format!("{members} members at this address, each with {peers} links over tcp");
             let remedy = "widen net.ipv4.ip_local_port_range (sysctl), or give members other addresses";
             let most = (limits.ports, "net.ipv4.ip_local_port_range");
-            let is_hard = config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Tcp]));
+            // Members of one name may bind different addresses.
+            let own = config.cluster.address(config.task_id());
+            let is_known = config.bind.is_none() && own.is_some_and(|own| own.ip().is_some());
+            let is_hard = is_known && config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Tcp]));
             resources.push(count("ports", members * peers, most, because, remedy.into(), is_hard));
         }
         ResourcePlan { resources, peers }
@@ -311,6 +316,13 @@ impl ResourcePlan {
             None => Ok(()),
         }
     }
+}
+
+/// The members that the cluster has at the address of this one, which counts too.
+fn members_at_address(config: &Config) -> u64 {
+    let of = |address: &HostPort| (address.ip(), address.name().map(str::to_owned));
+    let own = config.cluster.address(config.task_id()).map(of);
+    config.cluster.members().filter(|(_, address)| Some(of(address)) == own).count() as u64
 }
 
 fn peers(config: &Config) -> u64 {
@@ -428,6 +440,15 @@ mod tests {
             error.contains("ports: 28392 (169 members at this address, each with 168 links over tcp)"),
             "{error}"
         );
+        // Each address has ports of its own, and a name can be that of several.
+        let at = |addresses: &str, more: &[(&str, &str)]| {
+            let cluster = [("cluster", addresses), ("fabric", "tcp")];
+            plan(1, &[&cluster, more].concat(), &SystemLimits { ports: Some(3), ..WIDE })
+        };
+        assert!(at("w=127.0.0.1:1,127.0.0.2:1,127.0.0.2:2", &[]).check().is_ok());
+        assert!(at("w=127.0.0.1:1,127.0.0.1:2,127.0.0.2:1", &[]).check().is_err());
+        assert!(at("w=localhost:1,localhost:2,127.0.0.1:1", &[]).check().is_ok());
+        assert!(at("w=127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", &[("bind", "127.0.0.9:1")]).check().is_ok());
         let maps = SystemLimits { maps: Some(100), ..WIDE };
         assert!(plan(16, &[], &maps).check().unwrap_err().to_string().contains("vm.max_map_count"));
     }

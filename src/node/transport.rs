@@ -124,8 +124,8 @@ pub(super) fn peers_beyond_shm(config: &Config) -> u64 {
     config.cluster.members().count() as u64 - same
 }
 
-/// The members at the host of this one, which is one of them.
-pub(super) fn members_of_host(config: &Config) -> u64 {
+/// The members at the host of this one, which counts too.
+fn members_of_host(config: &Config) -> u64 {
     let own = config.cluster.address(config.task_id()).map(host_of);
     config.cluster.members().filter(|(_, address)| Some(host_of(address)) == own).count() as u64
 }

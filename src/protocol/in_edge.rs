@@ -319,6 +319,12 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.came += 1;
     }
 
+    /// Whether the next value of the edge has this number, and answers a need of the step.
+    pub fn is_answer(&self, edge: EdgeId, n: u16, step: u64) -> bool {
+        let is_next = matches!(self.state, InState::Announced(own) if own == edge);
+        is_next && n == (self.came + 1) as u16 && self.needs_of(step) > 0
+    }
+
     /// A value has come.
     ///
     /// # Errors

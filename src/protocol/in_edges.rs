@@ -13,6 +13,7 @@ use super::slab::Slab;
 use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
 use crate::mutants::{Mutant, is_on};
+use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 
@@ -305,8 +306,10 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             ToReceiver::Refused { edge, error } => {
                 let index = self.find(edge)?;
                 let Some(refused) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
+                let steps = refused.waiters().map(|(step, _)| *step).chain(refused.needed());
+                let steps: Vec<u64> = steps.collect();
                 let waiters = refused.refused(error.clone())?;
-                self.recount();
+                steps.into_iter().for_each(|step| self.counts.remove(step));
                 self.release(edge, post);
                 self.note_refused(index);
                 Ok(Incoming::Ended(waiters, Vec::new(), error))
@@ -326,9 +329,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             }
             ToReceiver::StepsOver(over) => {
                 let error = over.error.clone();
-                let (waiters, values) = match self.counts.are_empty(over.first, over.last) {
-                    true => (Vec::new(), Vec::new()),
-                    false => self.end(|edge, _| edge.sender_ended(|step| over.includes(step)), post),
+                // A step that was over before has values at most that receives have taken.
+                let ends = |step| over.includes(step) && self.over.error(step).is_none();
+                let (waiters, values) = match self.counts.has_any(ends) {
+                    false => (Vec::new(), Vec::new()),
+                    true => self.end(|edge, _| edge.sender_ended(|step| over.includes(step)), post),
                 };
                 self.over.add(over);
                 Ok(Incoming::Ended(waiters, values, error))
@@ -347,7 +352,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             return Err(WindowViolation("a value of a step that it had ended"));
         }
         if record.answers_need {
-            self.note_answer(index, step);
+            self.note_answer(index, record.edge, record.n, step);
         }
         let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
         let delivery = match edge.arrive(record, is_over(step))? {
@@ -371,7 +376,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         steps: &RangeInclusive<u64>,
         post: &mut impl FnMut(ToSender<K>),
     ) -> (Vec<W>, Vec<V>) {
-        if self.counts.are_empty(*steps.start(), *steps.end()) {
+        if !self.counts.has_any(|step| steps.contains(&step)) {
             return (Vec::new(), Vec::new());
         }
         self.end(|edge, post| edge.end_steps(|step| steps.contains(&step), post), post)
@@ -507,15 +512,16 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.list(index);
     }
 
+    /// Keeps needs, which are rare, out of the usual path.
     #[cold]
     fn note_need(&mut self, index: u32, step: u64) {
         self.note_busy(index, step);
     }
 
-    /// Notes that a value has come for a need, if there is one.
+    /// Notes that a value comes for a need, if it does.
     #[cold]
-    fn note_answer(&mut self, index: u32, step: u64) {
-        if self.edges.get(index).is_some_and(|named| named.edge.needs_of(step) > 0) {
+    fn note_answer(&mut self, index: u32, edge: EdgeId, n: u16, step: u64) {
+        if self.edges.get(index).is_some_and(|named| named.edge.is_answer(edge, n, step)) {
             self.counts.remove(step);
         }
     }
@@ -559,6 +565,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     fn recount(&mut self) {
         let InEdges { edges, busy, counts, .. } = self;
         counts.clear();
+        // It may have an edge twice, whose index was free meanwhile.
+        busy.sort_unstable();
+        busy.dedup();
         for index in busy.iter() {
             let Some(named) = edges.get(*index) else { continue };
             named.edge.waiters().for_each(|(step, _)| counts.add(*step));

@@ -61,10 +61,9 @@ impl StepCounts {
         (near.0 != step || near.1 == 0) && self.far.iter().all(|far| far.0 != step)
     }
 
-    /// Whether none of the steps from `first` to `last` has anything.
-    pub fn are_empty(&self, first: u64, last: u64) -> bool {
-        let all = self.near.iter().chain(&self.far);
-        all.filter(|(_, count)| *count > 0).all(|(step, _)| !(first..=last).contains(step))
+    /// Whether any of the steps that `is` one has something.
+    pub fn has_any(&self, is: impl Fn(u64) -> bool) -> bool {
+        self.near.iter().chain(&self.far).any(|(step, count)| *count > 0 && is(*step))
     }
 }
 
@@ -86,8 +85,8 @@ mod tests {
         assert!(counts.is_empty(3) && !counts.is_empty(3 + NEAR as u64));
         (0..3).for_each(|_| counts.remove(3 + NEAR as u64));
         assert!(counts.is_empty(3 + NEAR as u64) && !counts.is_empty(u64::MAX));
-        assert!(counts.are_empty(0, u64::MAX - 1) && !counts.are_empty(u64::MAX, u64::MAX));
+        assert!(!counts.has_any(|step| step < u64::MAX) && counts.has_any(|step| step == u64::MAX));
         counts.add(5);
-        assert!(counts.are_empty(0, 4) && !counts.are_empty(5, 5) && !counts.are_empty(0, u64::MAX));
+        assert!(!counts.has_any(|step| step < 5) && counts.has_any(|step| step == 5));
     }
 }

@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_region_that_is_not_sealed_too_short_or_too_large_is_the_peers() {
         let short = PeerRegionError::TooShort { size: 1, claimed: 2 };
-        let large = PeerRegionError::TooLarge { claimed: 2, memory: 1 };
+        let large = PeerRegionError::TooLarge { size: 2, memory: 1 };
         for error in [PeerRegionError::Seals { have: 0 }, short, large] {
             let LinkFailure::Protocol(why) = not_mapped(3, &error).into() else { panic!("{error}") };
             assert!(why.contains("its region 3"), "{why}");

@@ -54,17 +54,28 @@ impl Landings {
         self.granted.iter().map(|(_, (grant, _))| grant.len).sum()
     }
 
+    /// Bytes of the destinations of offered tensors.
+    fn offered(&self) -> u64 {
+        self.for_receives().map(|grant| grant.len).sum()
+    }
+
     /// Number of the destinations of offered tensors.
     #[cfg(any(test, feature = "sim"))]
     pub fn of_receives(&self) -> usize {
-        self.granted.iter().filter(|(_, (_, lands_for))| *lands_for == LandingFor::Receive).count()
+        self.for_receives().count()
+    }
+
+    fn for_receives(&self) -> impl Iterator<Item = &Grant> {
+        let all = self.granted.iter().map(|(_, granted)| granted);
+        all.filter(|(_, lands_for)| *lands_for == LandingFor::Receive).map(|(grant, _)| grant)
     }
 }
 
 impl<P: Port> Links<P> {
-    /// The peer with the most bytes in destinations that it may write to, if any has some.
+    /// The peer with the most bytes in destinations of tensors that it has offered and not written
+    /// yet, if any has some.
     pub fn most_granted(&self) -> Option<(&TaskId, u64)> {
-        let granted = self.links.iter().map(|link| (&link.identity.peer, link.windows.landings.bytes()));
+        let granted = self.links.iter().map(|link| (&link.identity.peer, link.windows.landings.offered()));
         granted.filter(|(_, bytes)| *bytes > 0).max_by_key(|(_, bytes)| *bytes)
     }
 }

@@ -41,12 +41,12 @@ pub enum PeerRegionError {
     /// The region can't be mapped, and is larger than the memory of the host.
     #[error(
         "the peer's region of {} can't be mapped: this host has {} of memory and swap",
-        ByteCount(*.claimed),
+        ByteCount(*.size),
         ByteCount(*.memory)
     )]
     TooLarge {
-        /// Size that the peer says, in bytes.
-        claimed: u64,
+        /// Size of the file in bytes.
+        size: u64,
         /// Memory and swap of this host, in bytes.
         memory: u64,
     },
@@ -166,7 +166,7 @@ fn not_mapped(claimed: u64, size: u64, source: io::Error) -> PeerRegionError {
     let has = sysinfo();
     let memory = (has.totalram as u64 + has.totalswap as u64).saturating_mul(u64::from(has.mem_unit));
     match size > memory {
-        true => PeerRegionError::TooLarge { claimed: size, memory },
+        true => PeerRegionError::TooLarge { size, memory },
         false => PeerRegionError::Os { tried: "mapping", claimed, source },
     }
 }

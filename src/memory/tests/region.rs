@@ -53,7 +53,7 @@ fn a_receiver_checks_seals_and_size_before_it_maps() {
     ftruncate(&sparse, 1 << 50).expect("size");
     fcntl_add_seals(&sparse, SEALS).expect("sealed");
     let error = PeerRegion::map(sparse, 1 << 50).expect_err("beyond the address space");
-    assert!(matches!(error, PeerRegionError::TooLarge { claimed, .. } if claimed == 1 << 50), "{error}");
+    assert!(matches!(error, PeerRegionError::TooLarge { size, .. } if size == 1 << 50), "{error}");
     let (pipe, _) = rustix::pipe::pipe().expect("pipe");
     assert!(matches!(verify_seals(pipe.as_fd(), 1), Err(PeerRegionError::Seals { have: 0 })));
 }

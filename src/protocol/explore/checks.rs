@@ -54,6 +54,7 @@ impl World {
             assert_eq!(edge.occupied(), occupied, "occupied cells of edge {key}");
             assert!(cells <= case.options.largest_window, "{cells} cells of edge {key} are in use");
         }
+        self.check_counts(case);
         self.check_untaken(case);
         let nothing_moves = self.to_receiver.is_empty() && self.to_sender.is_empty();
         if nothing_moves && self.untold.is_empty() && self.sender_up && self.receiver_up {
@@ -108,6 +109,19 @@ impl World {
                 let numberless = *edge.state() == InState::Unannounced && numbers == case.options.max_edges;
                 assert!(!waiting || numberless, "{waiter} waits for a value that its sender has");
             }
+        }
+    }
+
+    /// The receiver knows of each step whether any edge has something of it.
+    fn check_counts(&self, case: &Case) {
+        let (values, calls) = (case.values(), case.calls());
+        let steps = values.iter().map(|(_, step)| *step);
+        for step in steps.chain(calls.iter().map(|call| call.step)) {
+            let has_none = self.receiver.edges().all(|(_, _, edge)| {
+                let mut steps = edge.held().iter().map(|held| held.step).chain(edge.needed());
+                !steps.any(|of| of == step) && edge.waiters().all(|(of, _)| *of != step)
+            });
+            assert_eq!(self.receiver.is_quiet(step), has_none, "whether step {step} has nothing");
         }
     }
 

@@ -95,16 +95,17 @@ impl TcpAddress {
         if reader.take::<8>() != Some(MAGIC) {
             return Err(peer(format!("its address of {} bytes is not one of this fabric", bytes.len())));
         }
+        let wrong = || peer(format!("its address of {} bytes is cut short, too long or wrong", bytes.len()));
         match reader.take().map(u16::from_le_bytes) {
             Some(VERSION) => {}
-            version => {
+            Some(version) => {
                 return Err(differs(format!(
-                    "its address has version {}, this side speaks {VERSION}: run the same release on both",
-                    version.unwrap_or(0)
+                    "its address has version {version}, this side speaks {VERSION}: run the same release on \
+                     both"
                 )));
             }
+            None => return Err(wrong()),
         }
-        let wrong = || peer(format!("its address of {} bytes is cut short, too long or wrong", bytes.len()));
         let address = reader.address().filter(|_| reader.0.is_empty()).ok_or_else(wrong)?;
         let is_fine = address.depth > 0
             && (1..=MAX_STREAMS).contains(&address.streams)
