@@ -192,6 +192,8 @@ struct HistoryState {
     count: u64,
     /// Members that have joined once.
     joined: HashSet<TaskId>,
+    /// When the last events of each member were logged, since the start.
+    logged: HashMap<TaskId, Vec<Duration>>,
     /// Tasks that wait for the next event, by the number of their stream.
     wakers: HashMap<u64, Waker>,
     /// Streams so far.
@@ -200,6 +202,20 @@ struct HistoryState {
     /// Runs callbacks and wakers.
     executor: Option<Executor>,
     is_over: bool,
+}
+
+impl HistoryState {
+    /// Notes an event of a member for the log, and returns how many others the log has of late.
+    /// With [`MAX_LOGGED`] it gets no more.
+    fn log(&mut self, peer: &TaskId, since_start: Duration) -> usize {
+        let logged = self.logged.entry(peer.clone()).or_default();
+        logged.retain(|at| *at + LOG_TIME > since_start);
+        let recent = logged.len();
+        if recent < MAX_LOGGED {
+            logged.push(since_start);
+        }
+        recent
+    }
 }
 
 type EventFunction = Box<dyn FnMut(NodeEvent) + Send>;
@@ -253,9 +269,7 @@ impl EventHistory {
         }
         state.count += 1;
         let number = state.count;
-        let since = since_start.saturating_sub(LOG_TIME);
-        let recent = state.kept.iter().rev().take_while(|event| event.since_start >= since);
-        let recent = recent.filter(|event| event.peer == peer).count();
+        let recent = state.log(&peer, since_start);
         let event = NodeEvent { number, missed: 0, at, since_start, peer, incarnation, generation, kind };
         if state.kept.len() == KEPT {
             state.kept.pop_front();

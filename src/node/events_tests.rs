@@ -133,3 +133,19 @@ fn the_log_has_a_bounded_number_of_events_of_a_link_that_breaks_again_and_again(
     let mut events = reader(&history);
     assert_eq!(std::iter::from_fn(|| events.try_next()).count(), 101, "readers get all");
 }
+
+#[test]
+fn a_link_that_breaks_for_long_is_in_the_log_all_the_time() {
+    let history = EventHistory::new();
+    let of = peer(1);
+    let mut logged = Vec::new();
+    for half in 0..600 {
+        let at = Duration::from_millis(450 * half);
+        if history.state().log(&of.peer, at) < MAX_LOGGED {
+            logged.push(at);
+        }
+    }
+    let pauses = logged.windows(2).map(|two| two[1] - two[0]);
+    assert!(pauses.max() < Some(LOG_TIME), "{logged:?}");
+    assert!(logged.windows(MAX_LOGGED + 1).all(|many| many[MAX_LOGGED] - many[0] >= LOG_TIME));
+}

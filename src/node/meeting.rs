@@ -339,19 +339,22 @@ fn pids() -> String {
     std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |it| it.display().to_string())
 }
 
-/// Sets a key that is not set, and returns its value. A call whose answer was lost within the time
-/// is made once more: it finds the value that it has set.
+/// Sets a key that is not set, and returns its value. If the connection breaks before the answer,
+/// and before the end of the time, a look at the key tells whether the call was done.
 fn claim(
     store: &impl Store,
     key: &str,
     value: &[u8],
     within: Duration,
 ) -> Result<Option<Vec<u8>>, StoreError> {
-    match store.compare_and_set(key, None, value) {
-        Err(StoreError::Unreachable { waited, .. }) if waited < within => {
-            store.compare_and_set(key, None, value)
-        }
-        said => said,
+    let error = match store.compare_and_set(key, None, value) {
+        Err(error @ StoreError::Unreachable { waited, .. }) if waited < within => error,
+        said => return said,
+    };
+    match store.get(key, TURN) {
+        Ok(value) => Ok(Some(value)),
+        Err(StoreError::Timeout { .. }) => store.compare_and_set(key, None, value),
+        Err(_) => Err(error),
     }
 }
 

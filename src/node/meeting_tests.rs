@@ -389,11 +389,12 @@ fn an_address_that_the_store_leads_to_is_refused_with_its_cause() {
     assert!(error.contains("from which it calls tcp://192.0.2.1:5000, is not loopback"), "{error}");
 }
 
-/// A store whose first answer is lost after the call was done.
+/// A store that loses the first answer, before or after the call is done.
 #[derive(Debug)]
 struct LosingStore {
     store: MemoryStore,
     waited: Duration,
+    is_done: bool,
     calls: AtomicU32,
 }
 
@@ -404,9 +405,12 @@ impl Store for LosingStore {
         expected: Option<&[u8]>,
         desired: &[u8],
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let said = self.store.compare_and_set(key, expected, desired);
-        if self.calls.fetch_add(1, Ordering::Relaxed) > 0 {
-            return said;
+        let is_first = self.calls.fetch_add(1, Ordering::Relaxed) == 0;
+        if self.is_done || !is_first {
+            let said = self.store.compare_and_set(key, expected, desired);
+            if !is_first {
+                return said;
+            }
         }
         let (store, tried, why) = ("a store".into(), "setting".into(), "it was closed".into());
         Err(StoreError::Unreachable { store, tried, why, waited: self.waited })
@@ -439,12 +443,19 @@ impl Store for LosingStore {
 
 #[test]
 fn a_member_whose_answer_was_lost_finds_its_own_value() {
-    let store = |waited| LosingStore { store: MemoryStore::new(), waited, calls: AtomicU32::new(0) };
+    let store = |waited, is_done| LosingStore {
+        store: MemoryStore::new(),
+        waited,
+        is_done,
+        calls: AtomicU32::new(0),
+    };
     let within = Duration::from_secs(1);
-    let soon = store(Duration::from_millis(1));
-    assert_eq!(claim(&soon, "size", b"2", within).expect("made again"), Some(b"2".to_vec()));
-    assert_eq!(claim(&soon, "size", b"3", within).expect("answered"), Some(b"2".to_vec()));
-    let late = store(within);
+    for is_done in [true, false] {
+        let soon = store(Duration::from_millis(1), is_done);
+        assert_eq!(claim(&soon, "size", b"2", within).expect("found or set"), Some(b"2".to_vec()));
+        assert_eq!(claim(&soon, "size", b"3", within).expect("answered"), Some(b"2".to_vec()));
+    }
+    let late = store(within, true);
     assert!(matches!(claim(&late, "size", b"2", within), Err(StoreError::Unreachable { .. })));
     assert_eq!(late.calls.load(Ordering::Relaxed), 1, "no time is left");
 }
