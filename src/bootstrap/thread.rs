@@ -132,7 +132,8 @@ async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener
     let (me, peers) = (shared.options.me.clone(), shared.peers.clone());
     let names = peers.iter().chain([&me]).cloned().collect();
     let server = Arc::new(Server::new(shared.clone()));
-    let tensors = shared.tensors.get().map(|(service, _)| tensors::service(server.clone(), service.clone()));
+    let tensors =
+        shared.tensors.get().map(|(service, _)| tensors::service(server.clone(), &peers, service.clone()));
     let limits = ConnectionLimits {
         idle,
         call: shared.options.link_timeout + Duration::from_secs(1),

@@ -56,6 +56,15 @@ impl<T> Fifo<T> {
         self.first.iter().chain(&self.rest)
     }
 
+    /// Removes all items that `fit`.
+    pub fn remove_all(&mut self, mut fit: impl FnMut(&T) -> bool) -> Vec<T> {
+        let all = self.first.take().into_iter().chain(std::mem::take(&mut self.rest));
+        let (removed, kept): (Vec<T>, Vec<T>) = all.partition(|item| fit(item));
+        self.rest = kept.into();
+        self.first = self.rest.pop_front();
+        removed
+    }
+
     /// Removes the first item that `fits`.
     pub fn remove(&mut self, mut fits: impl FnMut(&T) -> bool) -> Option<T> {
         if self.first.as_ref().is_some_and(&mut fits) {
@@ -85,5 +94,10 @@ mod tests {
         assert!(fifo.is_empty());
         fifo.push(5);
         assert_eq!((fifo.last().copied(), fifo.pop(), fifo.last()), (Some(5), Some(5), None));
+        (1..=6).for_each(|thing| fifo.push(thing));
+        assert_eq!(fifo.remove_all(|thing| *thing % 2 == 1), [1, 3, 5]);
+        assert_eq!(fifo.iter().copied().collect::<Vec<_>>(), [2, 4, 6]);
+        assert_eq!(fifo.remove_all(|_| true), [2, 4, 6]);
+        assert!(fifo.is_empty());
     }
 }

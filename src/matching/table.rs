@@ -141,9 +141,8 @@ impl<V, W> Table<V, W> {
         let mut removed = Vec::new();
         self.queues.retain(|key, queue| {
             let KeyQueue::Waiters(waiters) = queue else { return true };
-            while let Some(waiter) = waiters.remove(|waiter| fits(key, waiter)) {
-                removed.push((key.clone(), waiter));
-            }
+            let of_key = waiters.remove_all(|waiter| fits(key, waiter));
+            removed.extend(of_key.into_iter().map(|waiter| (key.clone(), waiter)));
             !waiters.is_empty()
         });
         removed.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -7,13 +7,14 @@ use super::super::thread::MAX_MESSAGE;
 use super::{
     MAX_KEY, PART, PENDING_AFTER, SentAnswer, TensorAnswer, TensorPeer, TensorRequest, TensorService,
 };
-use crate::wire::Incarnation;
+use crate::wire::{Incarnation, TaskId};
 use bytes::Bytes;
 use grpc::tensors_server::{self, TensorsServer};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Request, Response, Status};
@@ -24,9 +25,18 @@ pub(in crate::bootstrap) const SERVICE_NAME: &str = tensors_server::SERVICE_NAME
 /// The HTTP/2 side of the service.
 pub(in crate::bootstrap) type TensorsGrpc = TensorsServer<TensorServer>;
 
-/// Has `service` answer the peers that `server` knows.
-pub(in crate::bootstrap) fn service(server: Arc<Server>, service: Arc<dyn TensorService>) -> TensorsGrpc {
-    TensorsServer::new(TensorServer { server, service })
+/// Answers of one peer with a tensor that are under way at a time. Each has a part of it in memory,
+/// also if the peer reads nothing.
+const MAX_ANSWERS: usize = 256;
+
+/// Has `service` answer these peers, which `server` knows.
+pub(in crate::bootstrap) fn service(
+    server: Arc<Server>,
+    peers: &[TaskId],
+    service: Arc<dyn TensorService>,
+) -> TensorsGrpc {
+    let places = |peer: &TaskId| (peer.clone(), Arc::new(Semaphore::new(MAX_ANSWERS)));
+    TensorsServer::new(TensorServer { server, service, places: peers.iter().map(places).collect() })
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE)
 }
@@ -35,6 +45,8 @@ pub(in crate::bootstrap) fn service(server: Arc<Server>, service: Arc<dyn Tensor
 pub(in crate::bootstrap) struct TensorServer {
     server: Arc<Server>,
     service: Arc<dyn TensorService>,
+    /// The places of each peer's answers.
+    places: HashMap<TaskId, Arc<Semaphore>>,
 }
 
 impl TensorServer {
@@ -46,6 +58,12 @@ impl TensorServer {
         }
         let (name, incarnation) = self.server.check_introduced(proven, caller)?;
         Ok(TensorPeer { name, incarnation })
+    }
+
+    /// A place for an answer, once there is one.
+    async fn place(&self, peer: &TaskId) -> Option<OwnedSemaphorePermit> {
+        // Nobody closes it.
+        self.places.get(peer)?.clone().acquire_owned().await.ok()
     }
 }
 
@@ -77,7 +95,10 @@ impl grpc::tensors_server::Tensors for TensorServer {
         let is_try = request.is_try;
         self.service.recv_tensor(&from, request, TensorAnswer(answer));
         match timeout(PENDING_AFTER, answered).await {
-            Ok(Ok(value)) => Ok(Response::new(Parts::of_value(proven, value))),
+            Ok(Ok(value)) => {
+                let place = self.place(&from.name).await;
+                Ok(Response::new(Parts::of_value(proven, place, value)))
+            }
             Ok(Err(_)) if !is_try => {
                 Err(Status::unavailable("another link, or a newer call of the same request"))
             }
@@ -110,22 +131,24 @@ impl grpc::tensors_server::Tensors for TensorServer {
 pub(in crate::bootstrap) struct Parts {
     /// Its connection is of use as long as parts leave.
     caller: Arc<ProvenCaller>,
+    /// Among the answers of the peer. `None` if there is nothing yet.
+    _place: Option<OwnedSemaphorePermit>,
     first: Option<grpc::RecvTensorPart>,
     rest: Bytes,
 }
 
 impl Parts {
-    fn of_value(caller: Arc<ProvenCaller>, value: SentAnswer) -> Self {
+    fn of_value(caller: Arc<ProvenCaller>, place: Option<OwnedSemaphorePermit>, value: SentAnswer) -> Self {
         let SentAnswer { head, bytes: mut rest } = value;
         let length = rest.len() as u64;
         let data = rest.split_to(rest.len().min(PART));
         let first = grpc::RecvTensorPart { head, length, data, ..Default::default() };
-        Parts { caller, first: Some(first), rest }
+        Parts { caller, _place: place, first: Some(first), rest }
     }
 
     fn pending(caller: Arc<ProvenCaller>) -> Self {
         let first = grpc::RecvTensorPart { is_pending: true, ..Default::default() };
-        Parts { caller, first: Some(first), rest: Bytes::new() }
+        Parts { caller, _place: None, first: Some(first), rest: Bytes::new() }
     }
 }
 

@@ -5,6 +5,7 @@ use super::super::generated::tensors_client::TensorsClient;
 use super::protocol::Raw;
 use super::*;
 use bytes::Bytes;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Answers each request with its key, and notes what it was told.
 #[derive(Default)]
@@ -28,17 +29,35 @@ impl TensorService for Echo {
     }
 }
 
+/// Answers each request with as many bytes.
+struct Large(Bytes);
+
+impl TensorService for Large {
+    fn recv_tensor(&self, _: &TensorPeer, _: TensorRequest, answer: TensorAnswer) {
+        answer.send(SentAnswer { head: vec![1], bytes: self.0.clone() });
+    }
+
+    fn mark_recv_finished(&self, _: &TensorPeer, _: u64, _: bool) {}
+
+    fn cleanup_all(&self, _: &TensorPeer, _: u64) {}
+}
+
 /// Worker 1, which serves tensors, and a peer that has introduced itself.
 fn introduced() -> (Member, Arc<Echo>, Raw) {
+    let echo = Arc::new(Echo::default());
+    let (member, raw) = introduced_to(echo.clone());
+    (member, echo, raw)
+}
+
+fn introduced_to(service: Arc<dyn TensorService>) -> (Member, Raw) {
     let cluster = workers(2);
     let member = Member::new(options(&cluster, 1));
-    let echo = Arc::new(Echo::default());
-    drop(member.service.serve_tensors(echo.clone(), 1 << 20));
+    drop(member.service.serve_tensors(service, 1 << 20));
     member.service.start().unwrap();
     let mut raw = Raw::new(&cluster, 7);
     raw.hello().unwrap();
     raw.caller.to_incarnation = member.incarnation.get();
-    (member, echo, raw)
+    (member, raw)
 }
 
 impl Raw {
@@ -110,4 +129,38 @@ fn a_process_that_serves_no_tensors_says_so() {
     raw.caller.to_incarnation = member.incarnation.get();
     let error = raw.recv_tensor(b"key".to_vec(), false).unwrap_err();
     assert_eq!(error.code(), tonic::Code::Unimplemented, "{error}");
+}
+
+#[test]
+fn a_peer_that_reads_nothing_has_a_bounded_number_of_answers_under_way() {
+    const CALLS: usize = 600;
+    let (_member, raw) = introduced_to(Arc::new(Large(vec![0; 1 << 20].into())));
+    let (open, answered) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
+    raw.runtime.block_on(async {
+        let mut calls = tokio::task::JoinSet::new();
+        for request_id in 0..CALLS as u64 {
+            let (caller, key) = (Some(raw.caller.clone()), b"key".to_vec());
+            let request = grpc::RecvTensorRequest { caller, key, request_id, ..Default::default() };
+            let (mut tensors, open) = (TensorsClient::new(raw.channel.clone()), open.clone());
+            let answered = answered.clone();
+            calls.spawn(async move {
+                let parts = tensors.recv_tensor(request).await.expect("served").into_inner();
+                answered.fetch_add(1, Ordering::Relaxed);
+                open.lock().unwrap().push(parts);
+            });
+        }
+        while answered.load(Ordering::Relaxed) < 256 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // Some have left: the connection takes 5 MiB that nobody reads.
+        let under_way = answered.load(Ordering::Relaxed);
+        assert!((256..=256 + 16).contains(&under_way), "{under_way} answers are under way");
+        // The others are served once these are gone.
+        while calls.try_join_next().is_some() || !calls.is_empty() {
+            open.lock().unwrap().clear();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert_eq!(answered.load(Ordering::Relaxed), CALLS);
 }

@@ -29,6 +29,22 @@ pub(super) struct SentValue {
     pub value: Value,
     /// When it was sent.
     pub since: Time,
+    /// Its checksum, once a request has asked for it: a peer can ask any number of times.
+    checksum: Option<u64>,
+}
+
+impl SentValue {
+    /// The answer that gives the value.
+    fn answer(&mut self, wants_checksum: bool) -> AnswerValue {
+        let Value::Tensor(tensor) = &self.value else {
+            return AnswerValue { head: AnswerHead::Dead, bytes: AnswerBytes::Dead };
+        };
+        let checksum =
+            wants_checksum.then(|| *self.checksum.get_or_insert_with(|| checksum_of(tensor.bytes())));
+        let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
+        let head = AnswerHead::Tensor { meta, placement, checksum };
+        AnswerValue { head, bytes: AnswerBytes::Tensor(tensor.clone()) }
+    }
 }
 
 /// What this process sends to one peer.
@@ -85,17 +101,13 @@ impl Outbound {
 
     /// Forgets the requests with these numbers. Returns the keys of those that had a value.
     fn forget(&mut self, mut fits: impl FnMut(u64) -> bool) -> Vec<TensorKey> {
-        let gone: Vec<_> = self.requests.extract_if(|id, _| fits(*id)).collect();
-        let mut had_value = Vec::new();
-        for (id, request) in gone {
-            self.key_bytes -= request.key_bytes();
-            let PeerRequest { key, state, .. } = request;
-            match state {
-                RequestState::Waiting(_) => drop(self.table.remove_waiter(&key, |waiter| *waiter == id)),
-                RequestState::Answered(_) => had_value.push(key),
-            }
-        }
-        had_value
+        let gone: HashMap<_, _> = self.requests.extract_if(|id, _| fits(*id)).collect();
+        // All in one pass: the requests for one key can be many.
+        drop(self.table.remove_waiters(|_, id| gone.contains_key(id)));
+        self.key_bytes -= gone.values().map(PeerRequest::key_bytes).sum::<usize>();
+        let had_value =
+            |request: PeerRequest| matches!(request.state, RequestState::Answered(_)).then_some(request.key);
+        gone.into_values().filter_map(had_value).collect()
     }
 
     /// Why no request for this key can be added, if a bound is reached.
@@ -133,16 +145,16 @@ impl RecvTensors {
         if !self.steps.goes_on(key.step) {
             return self.left(1);
         }
-        match self.peer(peer).out.table.offer(key, SentValue { value, since: now }) {
+        match self.peer(peer).out.table.offer(key, SentValue { value, since: now, checksum: None }) {
             OfferOutcome::Matched(id, value) => self.answer(peer, id, value),
             OfferOutcome::Queued => self.counters.increment(Counter::SendsWaited),
         }
     }
 
     /// Answers a waiting request.
-    fn answer(&mut self, peer: PeerIndex, id: u64, value: Numbered<SentValue>) {
+    fn answer(&mut self, peer: PeerIndex, id: u64, mut value: Numbered<SentValue>) {
         let Some(request) = self.peer(peer).out.requests.get(&id) else { return };
-        let answered = answer_of(&value.value.value, request.wants_checksum);
+        let answered = value.value.answer(request.wants_checksum);
         self.counters.increment(Counter::TensorsSent);
         self.counters.add(Counter::BytesSent, bytes_of(&value.value.value));
         let Some(request) = self.peer(peer).out.requests.get_mut(&id) else { return };
@@ -179,7 +191,7 @@ impl RecvTensors {
             }
             match &mut known.state {
                 RequestState::Waiting(before) => *before = answer,
-                RequestState::Answered(value) => answer(answer_of(&value.value.value, known.wants_checksum)),
+                RequestState::Answered(value) => answer(value.value.answer(known.wants_checksum)),
             }
             return;
         }
@@ -322,13 +334,28 @@ impl RecvTensors {
     }
 }
 
-/// The answer that gives a value.
-fn answer_of(value: &Value, wants_checksum: bool) -> AnswerValue {
-    let Value::Tensor(tensor) = value else {
-        return AnswerValue { head: AnswerHead::Dead, bytes: AnswerBytes::Dead };
-    };
-    let checksum = wants_checksum.then(|| checksum_of(tensor.bytes()));
-    let (meta, placement) = (tensor.meta().clone(), placement_of(tensor));
-    let head = AnswerHead::Tensor { meta, placement, checksum };
-    AnswerValue { head, bytes: AnswerBytes::Tensor(tensor.clone()) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
+    use crate::wire::{DType, Shape, TensorMeta};
+
+    #[test]
+    fn a_value_is_hashed_once_however_often_it_is_asked_for() {
+        let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
+        let region = Region::create(0, &region).expect("1 MiB");
+        let pool = Pool::new(region, PoolOptions::default()).expect("a pool");
+        let meta = TensorMeta::new(DType::U8, Shape::new(&[8]).expect("a shape")).expect("meta-data");
+        let tensor = pool.zeroed(meta).expect("room").freeze();
+        let right = checksum_of(tensor.bytes());
+        let mut sent = SentValue { value: Value::Tensor(tensor), since: Time::ZERO, checksum: None };
+        let checksum = |sent: &mut SentValue, wants| match sent.answer(wants).head {
+            AnswerHead::Tensor { checksum, .. } => checksum,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((checksum(&mut sent, false), sent.checksum), (None, None), "nobody wants it");
+        assert_eq!((checksum(&mut sent, true), sent.checksum), (Some(right), Some(right)));
+        sent.checksum = Some(7);
+        assert_eq!(checksum(&mut sent, true), Some(7), "it was not computed again");
+    }
 }

@@ -50,3 +50,18 @@ fn requests_that_were_given_up_are_bounded_while_the_peer_does_not_hear_it() {
     world.deliver_all();
     assert!(matches!(value(&mut result), Some(Ok(7))));
 }
+
+#[test]
+fn the_end_of_a_link_with_many_requests_for_one_key_takes_no_time() {
+    let mut world = World::new();
+    let text = text(&key("x"), 70);
+    for id in 0..MAX_PEER_REQUESTS as u64 {
+        world.ask(&request(id, text.clone()));
+    }
+    let begin = Instant::now();
+    world.sender.clean_up_peer((RECEIVER, life(RECEIVER)), u64::MAX);
+    println!("{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    world.send(&key("x"), 1);
+    assert!(world.answers.lock().unwrap().is_empty(), "all are forgotten");
+}
