@@ -96,39 +96,45 @@ impl Client {
                 continue;
             }
             // Also during an attempt that the peer started: the peer may have died since.
-            self.approach().await;
+            let has_failed = self.approach().await;
             if self.shared.see(|members| members.link(self.peer).is_none()) {
-                self.rest(pause).await;
+                self.rest(pause, has_failed).await;
                 pause = PAUSES.1.min(pause * 2);
             }
         }
     }
 
-    /// Sleeps for `pause`, or until the peer calls.
-    async fn rest(&self, pause: Duration) {
-        sleep(SHORTEST).await;
+    /// Sleeps for `pause`, or until the peer calls. The calls of a peer with which no link can be
+    /// made cut little of it.
+    async fn rest(&self, pause: Duration, has_failed: bool) {
+        let least = if has_failed { SHORTEST.max(pause / 8) } else { SHORTEST };
+        sleep(least).await;
         // An error means that the time is over.
-        drop(timeout(pause.saturating_sub(SHORTEST), self.shared.nudges[self.peer].notified()).await);
+        drop(timeout(pause.saturating_sub(least), self.shared.nudges[self.peer].notified()).await);
     }
 
-    /// One attempt to meet the peer and, on the side that starts, to make the link.
-    async fn approach(&self) {
+    /// One attempt to meet the peer and, on the side that starts, to make the link. Returns whether
+    /// the link could not be made.
+    async fn approach(&self) -> bool {
         let asked = Instant::now();
         let life = match self.hello().await {
             Ok(life) => life,
-            Err(error) => return self.not_met(error, asked.elapsed()),
+            Err(error) => {
+                self.not_met(error, asked.elapsed());
+                return false;
+            }
         };
         self.shared.step(|members| (members.note(self.peer, None, true), Vec::new()));
         if !self.shared.starts(self.peer) {
-            return;
+            return false;
         }
         let started = self.shared.step(|members| (members.start(self.peer, life), Vec::new()));
-        let Some(info) = started else { return };
-        if let Err(why) = self.link_up(&info).await {
-            self.shared.log_attempt(self.peer, &why);
-            self.shared
-                .change(|members| ((), members.give_up(self.peer, info.incarnation, info.generation, &why)));
-        }
+        let Some(info) = started else { return false };
+        let Err(why) = self.link_up(&info).await else { return false };
+        self.shared.log_attempt(self.peer, &why);
+        self.shared
+            .change(|members| ((), members.give_up(self.peer, info.incarnation, info.generation, &why)));
+        true
     }
 
     /// Handles a call without an answer, or without a listener: it tells about the earlier life.

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 /// Past lives of a peer that are remembered, so that late messages of theirs are refused.
 pub(super) const PAST_LIVES: usize = 64;
 
-/// A peer's refusals are logged once in this time.
+/// A peer's refusals are logged once in this time, and [`MAX_NEWS`] failures of attempts.
 const QUIET: Duration = Duration::from_secs(10);
+/// Failed attempts with other causes that are logged in [`QUIET`].
+const MAX_NEWS: usize = 4;
 
 /// Another member of the cluster.
 pub(super) struct PeerRecord {
@@ -41,6 +43,8 @@ pub(super) struct PeerRecord {
     pub(super) quiet_until: Option<Instant>,
     /// The failure of an attempt that the log has.
     pub(super) logged: Option<String>,
+    /// When the last failures of attempts were logged.
+    pub(super) news: Vec<Instant>,
     /// How the last link that was up has ended.
     pub(super) lost: Option<String>,
     /// It outlasts the life: a peer that leaves because of it leaves at once.
@@ -150,6 +154,7 @@ impl PeerRecord {
             failed: None,
             failed_before: None,
             logged: None,
+            news: Vec::new(),
             lost: None,
             disagreement: None,
             ended: None,
@@ -315,14 +320,19 @@ impl PeerRecord {
 
     /// Whether the log lacks that the two disagree for good.
     pub(super) fn is_new_disagreement(&mut self) -> bool {
-        self.is_news("a disagreement")
+        const CAUSE: &str = "a disagreement";
+        self.logged.replace(CAUSE.to_owned()).as_deref() != Some(CAUSE)
     }
 
-    /// Whether the log lacks this failure of an attempt.
-    pub(super) fn is_news(&mut self, why: &str) -> bool {
+    /// Whether to log this failure of an attempt: the log lacks it, and has few others of late.
+    pub(super) fn is_news(&mut self, why: &str, now: Instant) -> bool {
         let cause = why.split(SAW).next().unwrap_or_default();
-        let is_news = self.logged.as_deref() != Some(cause);
-        self.logged = Some(cause.to_owned());
+        self.news.retain(|at| now < *at + QUIET);
+        let is_news = self.logged.as_deref() != Some(cause) && self.news.len() < MAX_NEWS;
+        if is_news {
+            self.logged = Some(cause.to_owned());
+            self.news.push(now);
+        }
         is_news
     }
 

@@ -143,9 +143,9 @@ impl PeerTable {
         self.peers[index].note_refusal(why, is_final, now)
     }
 
-    /// Whether the log lacks this failure of an attempt. Attempts follow each other quickly.
-    pub(super) fn is_news(&mut self, index: usize, why: &str) -> bool {
-        self.peers[index].is_news(why)
+    /// Whether to log this failure of an attempt. Attempts follow each other quickly.
+    pub(super) fn is_news(&mut self, index: usize, why: &str, now: Instant) -> bool {
+        self.peers[index].is_news(why, now)
     }
 
     /// Whether the log lacks that the two disagree for good, whichever side has found it.

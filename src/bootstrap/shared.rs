@@ -180,7 +180,7 @@ impl BootstrapShared {
         let (me, name, disagreement) = (&self.options.me, &self.peers[peer], self.disagreement_with(peer));
         let is_news = match &disagreement {
             Some(_) => self.step(|members| (members.is_new_disagreement(peer), Vec::new())),
-            None => self.step(|members| (members.is_news(peer, why), Vec::new())),
+            None => self.step(|members| (members.is_news(peer, why, Instant::now()), Vec::new())),
         };
         if is_news {
             let next =

@@ -13,7 +13,8 @@ use crate::wire::TaskId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Response, Status};
 
@@ -41,7 +42,8 @@ pub(in crate::bootstrap) fn service(
     let changed = watch::Sender::new(());
     let observed = changed.clone();
     store.observe(move || observed.send_replace(()));
-    let service = StoreService { store, names, changed, waiting: Mutex::default(), refused };
+    let turns = names.iter().map(|_| Semaphore::new(1)).collect();
+    let service = StoreService { store, names, turns, changed, waiting: Mutex::default(), refused };
     store_server::StoreServer::new(service)
         .max_decoding_message_size(max_message)
         .max_encoding_message_size(max_message)
@@ -52,6 +54,8 @@ pub(in crate::bootstrap) struct StoreService {
     store: MemoryStore,
     /// Who may call.
     names: Vec<TaskId>,
+    /// The turn of each of them to look at many keys.
+    turns: Vec<Semaphore>,
     changed: watch::Sender<()>,
     /// The number of waiting calls of each caller.
     waiting: Mutex<HashMap<TaskId, usize>>,
@@ -84,6 +88,15 @@ impl StoreService {
         let (caller, request) = self.open(request)?;
         check_owner(&caller, key(&request))?;
         Ok(request)
+    }
+
+    /// Waits for the caller's turn to look at many keys. The thread serves others between two looks
+    /// of one caller.
+    async fn take_turn(&self, caller: &TaskId) {
+        let Some(at) = self.names.iter().position(|name| name == caller) else { return };
+        let turn = self.turns[at].acquire().await;
+        yield_now().await;
+        drop(turn);
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<TaskId, usize>> {
@@ -172,6 +185,7 @@ impl store_server::Store for StoreService {
                 "{count} keys in one call; at most {MAX_KEYS_OF_CALL} are taken"
             )));
         }
+        self.take_turn(&caller).await;
         request.keys.iter().try_for_each(|key| check_key(key)).map_err(refused)?;
         let missing = |store: &MemoryStore| {
             let keys = (0u32..).zip(&request.keys);
@@ -216,8 +230,55 @@ impl store_server::Store for StoreService {
     }
 
     async fn count(&self, request: Request<grpc::CountRequest>) -> Answer<grpc::CountResponse> {
-        let (_, request) = self.open(request)?;
+        let (caller, request) = self.open(request)?;
+        self.take_turn(&caller).await;
         let keys = self.store.count(&request.prefix).map_err(refused)?;
         Ok(Response::new(grpc::CountResponse { keys }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_serves_others_between_two_looks_of_one_caller() {
+        let names: Vec<TaskId> = (0..2).map(|task| TaskId::new("w", task).expect("a job name")).collect();
+        let service = Arc::new(StoreService {
+            store: MemoryStore::new(),
+            turns: names.iter().map(|_| Semaphore::new(1)).collect(),
+            names: names.clone(),
+            changed: watch::Sender::new(()),
+            waiting: Mutex::default(),
+            refused: RefusedCallers::default(),
+        });
+        let turns = Arc::new(Mutex::new(Vec::new()));
+        let note = |turns: &Mutex<Vec<usize>>, who| turns.lock().expect("no panic").push(who);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for call in 0..40 {
+                let (service, turns, caller) = (service.clone(), turns.clone(), names[call % 2].clone());
+                tasks.spawn(async move {
+                    service.take_turn(&caller).await;
+                    note(&turns, call % 2);
+                });
+            }
+            // Another task, which is ready all the time.
+            let (turns, calls) = (turns.clone(), 40);
+            tasks.spawn(async move {
+                while turns.lock().expect("no panic").iter().filter(|who| **who < 2).count() < calls {
+                    note(&turns, 2);
+                    yield_now().await;
+                }
+            });
+            tasks.join_all().await;
+        });
+        let turns = turns.lock().expect("no panic");
+        // Each time that the other task runs, it does so before or after a look of each caller.
+        for looks in turns.split(|who| *who == 2) {
+            let of = |caller| looks.iter().filter(|who| **who == caller).count();
+            assert!(of(0) <= 2 && of(1) <= 2, "{turns:?}");
+        }
     }
 }

@@ -260,7 +260,21 @@ fn a_peer_that_is_refused_again_and_again_is_logged_once_in_a_while() {
     assert!(members.note_refusal(0, "another cluster".into(), true, at(11)));
     assert!(!members.note_refusal(0, "another cluster, which is this".into(), true, at(60)));
     assert!(!members.is_new_disagreement(0));
-    assert!(members.is_news(0, "the cable is cut") && members.is_new_disagreement(0));
+    assert!(members.is_news(0, "the cable is cut", at(61)) && members.is_new_disagreement(0));
+}
+
+#[test]
+fn attempts_that_fail_in_other_words_each_time_are_logged_a_few_times_in_a_while() {
+    let (mut members, begin) = (table(), Instant::now());
+    let mut logged = 0;
+    for tenth in 0..1000_u64 {
+        let (why, now) = (format!("word {tenth}"), begin + Duration::from_millis(100 * tenth));
+        logged += usize::from(members.is_news(0, &why, now));
+        assert!(!members.is_news(0, &why, now), "each at most once");
+    }
+    assert_eq!(logged, 4 * 10, "four in ten seconds");
+    let (later, same) = (begin + Duration::from_secs(200), "word 963");
+    assert!(members.is_news(0, "the cable is cut", later) && members.is_news(0, same, later));
 }
 
 #[test]
