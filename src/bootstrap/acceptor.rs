@@ -117,12 +117,10 @@ impl Acceptor {
 
     /// Has a new connection prove its name, unless the first look refuses it.
     fn examine(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        if let Err((verdict, why)) = self.auth.screen(&stream) {
-            self.log_refusal(from, &why);
-            // An empty send buffer has room for a greeting. It is lost if the caller has gone.
-            let greeting = self.auth.refusal(verdict);
-            let _ = rustix::net::send(&stream, greeting.as_ref(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-            return;
+        let is_slow = self.auth.screens_slowly();
+        // A stranger that is refused here takes no place.
+        if !is_slow && let Err(why) = self.screen(&stream) {
+            return self.log_refusal(from, &why);
         }
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!("TCP_NODELAY for {from}: {error}");
@@ -132,6 +130,9 @@ impl Acceptor {
             // The sender is dropped only if this task is aborted.
             let Ok(number) = number.await else { return };
             let proof = async {
+                if is_slow {
+                    this.pacer.run(async { this.screen(&stream) }).await?;
+                }
                 let greeted = this.auth.greet(stream).await?;
                 this.places().opened(number);
                 this.pacer.run(this.auth.admit(greeted)).await
@@ -152,6 +153,15 @@ impl Acceptor {
             evicted.task.abort();
             self.log_refusal(evicted.from, &ProofError::Displaced);
         }
+    }
+
+    /// The first look at a connection. A stranger is told that it is one.
+    fn screen(&self, stream: &TcpStream) -> Result<(), ProofError> {
+        let Err((verdict, why)) = self.auth.screen(stream) else { return Ok(()) };
+        // An empty send buffer has room for a greeting. It is lost if the caller has gone.
+        let greeting = self.auth.refusal(verdict);
+        let _ = rustix::net::send(stream, greeting.as_ref(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        Err(why)
     }
 
     fn place(&self, admitted: Admitted) -> AcceptedConnection {
@@ -427,5 +437,33 @@ mod tests {
         });
         assert_eq!(log.lines().count(), 1, "{log}");
         assert!(log.contains("a connection from 127.0.0.1:") && log.contains("gave up its place"), "{log}");
+    }
+
+    #[test]
+    fn without_sock_diag_looks_that_refuse_delay_later_ones_and_members_come_in() {
+        runtime().block_on(async {
+            let [me, peer] = [0, 1].map(|task| TaskId::new("worker", task).unwrap());
+            let auth = Arc::new(Authenticator::without_sock_diag(&me));
+            let (peers, idle) = (vec![peer.clone()], Duration::from_secs(1));
+            let (acceptor, mut incoming) = Acceptor::new(me.clone(), peers, auth, idle, Default::default());
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            for is_gone in [true, true, false] {
+                let caller = tokio::net::TcpStream::connect(address).await.unwrap();
+                let (stream, from) = listener.accept().await.unwrap();
+                if is_gone {
+                    // The table has no established socket of it any more.
+                    drop(caller);
+                    acceptor.examine(stream, from);
+                    continue;
+                }
+                acceptor.examine(stream, from);
+                let auth = Authenticator::open(&AuthSettings::Uid, &peer).unwrap();
+                auth.connect(caller, &me).await.unwrap();
+                assert_eq!(incoming.0.recv().await.expect("a member").caller.name, peer);
+            }
+            assert!(acceptor.pacer.delayed_until().is_some(), "two looks have failed");
+            assert_eq!(acceptor.refused.lines().len(), 1);
+        });
     }
 }

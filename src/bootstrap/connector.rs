@@ -1,15 +1,16 @@
 //! Opens connections to one peer, which prove both names before they carry a request.
 
 use super::auth::{AuthStream, Authenticator, ProofError};
+use super::blocking;
 use crate::wire::{TaskId, is_lack};
 use hyper_util::rt::TokioIo;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
@@ -30,12 +31,28 @@ impl Connector {
     /// may have the port at one of them.
     pub(super) async fn connect(self) -> Result<AuthStream, ProofError> {
         let until = Instant::now() + self.limit;
-        let found = timeout(self.limit, lookup_host(&self.address))
-            .await
-            .unwrap_or_else(|_| Err(self.too_late(&format!("the name of {} was not found", self.address))))?;
-        let mut addresses: Vec<SocketAddr> = found.collect();
-        addresses.dedup();
+        let addresses = match self.address.parse() {
+            Ok(address) => vec![address],
+            Err(_) => timeout(self.limit, self.look_up()).await.unwrap_or_else(|_| {
+                Err(self.too_late(&format!("the name of {} was not found", self.address)))
+            })?,
+        };
         self.connect_first(&addresses, until).await
+    }
+
+    async fn look_up(&self) -> io::Result<Vec<SocketAddr>> {
+        let address = self.address.clone();
+        let found = blocking::start(move || address.to_socket_addrs().map(Vec::from_iter));
+        let (_, found) = found.map_err(|error| {
+            let address = &self.address;
+            io::Error::other(format!(
+                "this process has no thread to look up {address}: {error}; raise its limit of processes \
+                 (ulimit -u)"
+            ))
+        })?;
+        let mut addresses = found.await.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+        addresses.dedup();
+        Ok(addresses)
     }
 
     /// The same with these addresses, which share the time. If none is the peer's, the error is the

@@ -21,6 +21,7 @@
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
 //! | `refused` | the callers that were refused last |
+//! | `blocking` | calls that may block |
 //! | `pacer` | the time that failed handshakes may take |
 //! | `places` | how many connections there are, and whose |
 //! | `store` | a key-value store that the service has beside its own calls |
@@ -29,6 +30,7 @@
 
 mod acceptor;
 mod auth;
+mod blocking;
 mod client;
 mod connector;
 mod error;

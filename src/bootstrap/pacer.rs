@@ -51,7 +51,7 @@ impl HandshakePacer {
         }
     }
 
-    fn delayed_until(&self) -> MutexGuard<'_, Option<Instant>> {
+    pub(super) fn delayed_until(&self) -> MutexGuard<'_, Option<Instant>> {
         self.delayed_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -42,7 +42,7 @@ impl Prover {
     pub fn open(settings: &AuthSettings, me: &TaskId) -> Result<Self, BootstrapError> {
         let auth =
             Authenticator::open(settings, me).map_err(|why| BootstrapError::Auth { me: me.clone(), why })?;
-        Ok(Prover(Arc::new(Proving { auth, me: me.clone(), runtime: thread::runtime(1)? })))
+        Ok(Prover(Arc::new(Proving { auth, me: me.clone(), runtime: thread::runtime()? })))
     }
 
     /// A first look at a caller, which takes no time. One that is refused is told so.

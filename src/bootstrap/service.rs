@@ -147,7 +147,7 @@ impl Bootstrap {
         let listener = listen(options)?;
         listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
         let local_addr = listener.local_addr().map_err(failed("reading the socket's address"))?;
-        let runtime = thread::runtime(self.shared.peers.len())?;
+        let runtime = thread::runtime()?;
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();
         // Before the thread starts: it answers its first callers by this phase.

@@ -1,13 +1,13 @@
 //! The state that the handle, the bootstrap thread and the threads that make links share.
 
 use super::BootstrapError;
+use super::blocking;
 use super::generated as grpc;
 use super::options::BootstrapOptions;
 use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
 use super::service::NodeState;
 use super::tensors::{TensorClients, TensorService};
-use super::thread::BLOCKING_NAME;
 use crate::store::MemoryStore;
 use crate::wire::shorten;
 use crate::wire::{Code, HostPort, Incarnation, Status, TaskId};
@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 
 /// Bytes of the longest reason that travels. A peer's reason is cut to it.
 pub const MAX_REASON: usize = 1024;
@@ -400,16 +400,11 @@ pub(super) async fn connect(
 
 /// Runs `work` on a thread of its own, as it may block. The end of the service waits for it. Fails
 /// if the system has no thread.
-///
-/// Not on the runtime's threads: tokio panics if the system has none.
 async fn on_own_thread<T: Send + 'static>(
     shared: &BootstrapShared,
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<Result<T, String>, Status> {
-    let (done, outcome) = oneshot::channel();
-    let thread = std::thread::Builder::new().name(BLOCKING_NAME.into());
-    // The receiver is gone if the service stops.
-    let thread = thread.spawn(move || drop(done.send(work()))).map_err(|error| {
+    let (thread, outcome) = blocking::start(work).map_err(|error| {
         let what = format!(
             "this process has no thread for the link: {error}; raise its limit of address space (ulimit \
              -v) or of processes (ulimit -u)"

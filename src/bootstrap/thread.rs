@@ -52,13 +52,10 @@ pub(super) struct StopOrder {
     pub(super) until: Instant,
 }
 
-/// The runtime of the thread. Its other threads resolve names and read certificates.
-pub(super) fn runtime(peers: usize) -> Result<Runtime, BootstrapError> {
+/// The runtime of the thread.
+pub(super) fn runtime() -> Result<Runtime, BootstrapError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .thread_name(BLOCKING_NAME)
-        .max_blocking_threads(peers.saturating_mul(2).clamp(2, 512) + 1)
-        .thread_keep_alive(Duration::from_secs(1))
         .build()
         .map_err(|source| BootstrapError::Start { tried: "making the event queue", source })
 }

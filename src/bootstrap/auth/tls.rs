@@ -3,6 +3,7 @@
 //! A certificate names members by alternative names of the form `tensorwire:JOB/INDEX` (URI). A
 //! member believes the authorities of `tls_ca`, which are for one cluster only.
 
+use super::super::blocking;
 use super::error::{AuthError, ProofError};
 use super::{TlsFiles, Verdict, files, keys};
 use crate::wire::TaskId;
@@ -107,8 +108,19 @@ impl Certificates {
         let is_due = self.0.lock().next_look.take_if(|at| *at <= Instant::now()).is_some();
         if is_due {
             let files = self.0.clone();
-            // Fails when this process stops.
-            drop(tokio::task::spawn_blocking(move || files.look()).await);
+            match blocking::start(move || files.look()) {
+                // An error is a panic of that thread.
+                Ok((_, looked)) => drop(looked.await),
+                Err(error) => {
+                    let me = &self.0.me;
+                    tracing::warn!(
+                        "{me}: this process has no thread to look at its certificates, which stay in use: \
+                         {error}; raise its limit of processes (ulimit -u)"
+                    );
+                }
+            }
+            // The thread has set it, if there was one.
+            self.0.lock().next_look.get_or_insert_with(|| Instant::now() + LOOK);
         }
         self.0.lock().loaded.clone()
     }

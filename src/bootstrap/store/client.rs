@@ -148,7 +148,7 @@ impl RemoteStore {
         };
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
         let endpoint = endpoint.map_err(|error| local(error.to_string()))?;
-        let runtime = super::super::thread::runtime(0).map_err(|error| local(error.to_string()))?;
+        let runtime = super::super::thread::runtime().map_err(|error| local(error.to_string()))?;
         let channel = {
             let _entered = runtime.enter();
             endpoint.connect_with_connector_lazy(connector)

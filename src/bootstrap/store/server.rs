@@ -69,7 +69,7 @@ impl StoreServer {
             listener.set_nonblocking(true).map_err(failed("making the socket non-blocking"))?;
         }
         let local_addr = listeners[0].local_addr().map_err(failed("reading the socket's address"))?;
-        let runtime = thread::runtime(0)?;
+        let runtime = thread::runtime()?;
         let (stop, stopped) = oneshot::channel();
         let names: Vec<TaskId> = names.into_iter().collect();
         let (me, served, refused) = (options.me.clone(), store.clone(), RefusedCallers::default());

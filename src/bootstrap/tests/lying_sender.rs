@@ -83,7 +83,7 @@ where
     std::thread::spawn(move || {
         let proofs = (auth, RefusedCallers::default());
         let serving = serve_connections(me, vec![other], proofs, vec![listener], limits, service);
-        thread::runtime(1).unwrap().block_on(async {
+        thread::runtime().unwrap().block_on(async {
             let _serving = JoinSet::from_iter([serving]);
             // Fails when the test ends.
             let _ = ended.await;
