@@ -519,8 +519,8 @@ impl Node {
     /// Each names the edge, the step, the peer that is waited for, why, and since when. Ask for it
     /// when a step hangs.
     ///
-    /// The log has it by itself after `hung_after`, but for receives on edges within the process.
-    /// They are only here.
+    /// The log has it by itself after `hung_after`, but for receives on edges within the process,
+    /// and sent values over gRPC calls. They are only here.
     ///
     /// The call makes progress for a millisecond, so that it sees receives of all threads.
     ///
