@@ -49,14 +49,18 @@ pub enum Event {
     Down(LinkFailure),
 }
 
+fn pid_text(pid: u32) -> String {
+    if pid == 0 { "of another PID namespace".into() } else { format!("pid {pid}") }
+}
+
 /// Why a link went down.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkFailure {
     /// The peer's process is gone, as the kernel reports it.
-    #[error("the peer's process (pid {pid}) has ended")]
+    #[error("the peer's process ({}) has ended", pid_text(*.pid))]
     PeerDied {
-        /// The peer's process id.
+        /// The peer's process id; 0 if it was in another PID namespace.
         pid: u32,
     },
     /// The peer has closed the link.

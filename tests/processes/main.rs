@@ -16,6 +16,7 @@ mod lifecycle;
 mod network_down;
 mod other_user;
 mod outages;
+mod pid_namespaces;
 mod programs;
 mod rails;
 mod resources;

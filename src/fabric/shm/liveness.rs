@@ -361,9 +361,19 @@ mod tests {
 
     #[test]
     fn a_death_is_reported_to_its_own_watch_and_no_other() {
+        dies_alone(|process| process);
+    }
+
+    #[test]
+    fn processes_of_other_pid_namespaces_are_told_apart() {
+        dies_alone(|process| PeerProcess { pid: 0, ..process });
+    }
+
+    fn dies_alone(known_as: fn(PeerProcess) -> PeerProcess) {
         let watcher = watcher();
         let (mut first, first_process) = sleeper();
         let (mut second, second_process) = sleeper();
+        let (first_process, second_process) = (known_as(first_process), known_as(second_process));
         let first_watch = watcher.watch(first_process).expect("watched");
         let second_watch = watcher.watch(second_process).expect("watched");
         assert!(!first_watch.is_dead());

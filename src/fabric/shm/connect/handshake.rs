@@ -150,7 +150,7 @@ pub(crate) fn initiate(
             )(error));
         }
     };
-    let identified = identify_peer(socket.as_fd(), side, address);
+    let identified = identify_peer(socket.as_fd(), side);
     let (pid, process) = identified.map_err(Rejection::into_error)?;
     socket::send(&socket, &side.hello(address), &side.files()).map_err(talking)?;
     if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(talking)? {
@@ -224,7 +224,7 @@ pub(crate) fn accept(
             }
         }
         if ready[0] {
-            match Candidate::accept_one(listener, side, address) {
+            match Candidate::accept_one(listener, side) {
                 Ok(None) => {}
                 Ok(Some(candidate)) => candidates.push(candidate),
                 Err(Rejection::Candidate(why)) => last_rejection = Some(why),
@@ -247,9 +247,10 @@ pub(crate) fn accept(
 /// # Errors
 /// If the process has ended.
 fn process_of(address: &ShmAddress, here: HostId) -> Result<Option<OwnedFd>, FabricError> {
-    let Some(pid) = i32::try_from(address.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    let pid = i32::try_from(address.pid).ok().and_then(Pid::from_raw);
+    let Some(pid) = pid.filter(|_| address.host.has_pids_of(here)) else { return Ok(None) };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Err(Errno::SRCH) if address.host.has_pids_of(here) => Err(has_ended(address)),
+        Err(Errno::SRCH) => Err(has_ended(address)),
         opened => Ok(opened.ok()),
     }
 }
@@ -285,11 +286,7 @@ enum CandidateProgress {
 }
 
 impl Candidate {
-    fn accept_one(
-        listener: &OwnedFd,
-        side: &LocalSide<'_>,
-        address: &ShmAddress,
-    ) -> Result<Option<Candidate>, Rejection> {
+    fn accept_one(listener: &OwnedFd, side: &LocalSide<'_>) -> Result<Option<Candidate>, Rejection> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
@@ -297,7 +294,7 @@ impl Candidate {
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
             Err(error) => return Err(Rejection::Local(few_files("accepting the peer's connection", error))),
         };
-        let (pid, process) = identify_peer(socket.as_fd(), side, address)?;
+        let (pid, process) = identify_peer(socket.as_fd(), side)?;
         Ok(Some(Candidate { socket, state: CandidateState::New { pid, process } }))
     }
 
@@ -341,12 +338,9 @@ impl Candidate {
     }
 }
 
-/// Identifies the process at the other end. Refuses a process of another user.
-fn identify_peer(
-    socket: BorrowedFd<'_>,
-    side: &LocalSide<'_>,
-    address: &ShmAddress,
-) -> Result<(u32, OwnedFd), Rejection> {
+/// Identifies the process at the other end, by an id that is 0 if the process is in another PID
+/// namespace. Refuses a process of another user.
+fn identify_peer(socket: BorrowedFd<'_>, side: &LocalSide<'_>) -> Result<(u32, OwnedFd), Rejection> {
     let who = socket::credentials(socket)
         .map_err(|error| Rejection::Candidate(format!("the kernel does not say who it is: {error}")))?;
     check_uid(who.uid, side.uid).map_err(Rejection::Candidate)?;
@@ -354,7 +348,7 @@ fn identify_peer(
         true => Rejection::Local(few_files("watching the peer's process", error)),
         false => Rejection::Candidate(format!("its process {} can't be watched: {error}", who.pid)),
     })?;
-    Ok((if who.pid == 0 { address.pid } else { who.pid }, process))
+    Ok((who.pid, process))
 }
 
 impl LocalSide<'_> {
