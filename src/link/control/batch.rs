@@ -1,6 +1,6 @@
 //! Batches: short messages share control slots, and devices and sleeping peers are notified once.
 
-use crate::fabric::{Event, Port};
+use crate::fabric::{Event, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::Counter;
@@ -68,6 +68,18 @@ impl<P: Port> Links<P> {
     }
 }
 
+/// Takes a pack apart. None is longer than a message of all fabrics, also where longer ones travel.
+/// So a poll handles a bounded number of messages.
+///
+/// # Errors
+/// If it is longer, or no pack.
+pub(in crate::link) fn unpack_slot(bytes: &[u8]) -> Result<Unpacked<'_>, String> {
+    if bytes.len() > MAX_MESSAGE {
+        return Err(format!("a pack of {} bytes came, of at most {MAX_MESSAGE}", bytes.len()));
+    }
+    unpack(bytes).map_err(|error| error.to_string())
+}
+
 impl Link {
     /// Handles a control slot: a message, or `PACKED` with several.
     pub(in crate::link) fn on_packed<P: Port>(
@@ -78,7 +90,7 @@ impl Link {
         if !is_packed(bytes) {
             return self.on_message(cx, bytes);
         }
-        let mut messages = unpack(bytes).map_err(|error| error.to_string())?;
+        let mut messages = unpack_slot(bytes)?;
         if is_on(Mutant::LastOfPackLost) {
             let handled = messages.clone().count() - 1;
             return messages.take(handled).try_for_each(|message| self.on_message(cx, message));

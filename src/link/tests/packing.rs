@@ -45,6 +45,18 @@ fn a_pack_is_its_messages_in_their_order() {
 }
 
 #[test]
+fn a_pack_that_is_longer_than_a_message_of_all_fabrics_is_refused() {
+    let mut scene = scene();
+    let mut long = vec![17];
+    while long.len() <= SLOT {
+        long.extend([5, 12, 1, 0, 0, 0]);
+    }
+    let (link, mut cx) = scene.links.with(scene.link).expect("up");
+    let why = link.on_packed(&mut cx, &long).expect_err("too long");
+    assert!(why.contains("of at most 224"), "{why}");
+}
+
+#[test]
 fn a_pack_that_breaks_its_rules_ends_the_link_and_a_bad_message_in_one_too() {
     let good = pack(&[retired(0), retired(1)]);
     let nested = [&[17, good.len() as u8][..], &good, &[1, 2]].concat();

@@ -4,6 +4,7 @@
 use super::WindowLink;
 use super::short::{ExpectedValue, count_sent};
 use crate::fabric::{Accept, Event, LinkId, NextMessage, Port, ShortTake};
+use crate::link::control::batch::unpack_slot;
 use crate::link::links::{Link, Links};
 use crate::link::{DirectReceive, placement_of};
 use crate::memory::Tensor;
@@ -11,7 +12,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::protocol::Record;
 use crate::telemetry::Counter;
 use crate::wire::message::PlainRecord;
-use crate::wire::message::pack::{Unpacked, is_packed, unpack};
+use crate::wire::message::pack::{Unpacked, is_packed};
 
 /// The place of the next message among the completions of a poll, whose first messages were taken.
 #[derive(Debug, Default)]
@@ -101,7 +102,7 @@ fn first_of(bytes: &[u8], taken: usize) -> Option<(&[u8], usize)> {
     let mut messages = match taken {
         0 if !is_packed(bytes) => return Some((bytes, 0)),
         // The general way reports a pack that is not correct.
-        0 => unpack(bytes).ok()?,
+        0 => unpack_slot(bytes).ok()?,
         _ => Unpacked::of_rest(&bytes[taken..]),
     };
     if is_on(Mutant::FirstOfPackSkipped) {
