@@ -64,7 +64,9 @@ impl Node {
     /// so that nobody takes this node for it.
     fn why_it_stops(&self) -> String {
         if let Some(error) = self.context.failure() {
-            return stopped_because_of(&error);
+            let is_lost = |peer: &PeerReport| matches!(peer.state, PeerState::Lost(_));
+            let lost = self.peers().into_iter().filter(is_lost).map(|peer| peer.task.to_string());
+            return stopped_because_of(&error, &lost.collect::<Vec<_>>());
         }
         let failed = self.failed_join.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match failed {
@@ -142,14 +144,16 @@ fn is_connected(peer: &PeerReport) -> bool {
 
 /// What a node tells its peers that stops because of this loss. If the lost peer has stopped for
 /// the same reason, its words are passed on, with the name of the first peer that said them. So the
-/// first cause is in the words of each member of a chain.
-fn stopped_because_of(loss: &Error) -> String {
+/// first cause is in the words of each member of a chain. A first peer that is not among the `lost`
+/// ones may be well: then who says so is named too.
+fn stopped_because_of(loss: &Error, lost: &[String]) -> String {
     const AS: &str = "it stopped, as ";
     const SAID: &str = " did, which said: ";
+    let is_lost = |name: &str| lost.iter().any(|lost| lost == name);
     let Error::PeerLost { peer, cause, .. } = loss else { return format!("{AS}{loss}") };
     match cause {
         LossCause::Left(reason) => match reason.strip_prefix(AS) {
-            Some(why) if why.contains(SAID) => reason.clone(),
+            Some(why) if why.split_once(SAID).is_some_and(|(first, _)| is_lost(first)) => reason.clone(),
             Some(why) => format!("{AS}{peer}{SAID}{why}"),
             None => format!("{AS}{loss}"),
         },
@@ -184,5 +188,29 @@ impl Drop for Node {
             Ok(dropped) => log_dropped(&dropped),
             Err(error) => tracing::warn!(%error, "the node did not stop cleanly"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Incarnation, TaskId};
+
+    #[test]
+    fn words_about_a_third_member_are_passed_on_with_the_name_of_who_says_them() {
+        let said = |words: &str| Error::PeerLost {
+            peer: TaskId::new("w", 1).expect("a job name"),
+            incarnation: Incarnation::new(7).expect("not 0"),
+            cause: LossCause::Left(words.into()),
+        };
+        let chain = "it stopped, as w/2 did, which said: the disk is full";
+        let told = |lost: &[&str]| {
+            let lost: Vec<String> = lost.iter().map(|name| (*name).into()).collect();
+            stopped_because_of(&said(chain), &lost)
+        };
+        assert_eq!(told(&["w/1", "w/2"]), chain);
+        let with_speaker = "it stopped, as w/1 did, which said: w/2 did, which said: the disk is full";
+        assert_eq!(told(&["w/1"]), with_speaker, "w/2 is well, as far as is known here");
+        assert!(stopped_because_of(&said("the disk is full"), &[]).contains("w/1"));
     }
 }
