@@ -16,6 +16,9 @@ use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
+/// The number of the file system of reserved huge pages (linux/magic.h).
+const HUGETLBFS: u64 = 0x9584_58f6;
+
 /// A shared mapping, unmapped on drop.
 struct SegmentMapping {
     base: NonNull<u64>,
@@ -384,6 +387,11 @@ impl SharedSegment {
         let have = rustix::fs::fstat(file).map_err(|error| error.to_string())?.st_size;
         if have < bytes as i64 {
             return Err(format!("its doorbells have {have} bytes, not {bytes}"));
+        }
+        // A page of the reserve that is gone is an access that kills.
+        let kind = rustix::fs::fstatfs(file).map_err(|error| error.to_string())?.f_type;
+        if kind as u64 == HUGETLBFS {
+            return Err("its doorbells are in reserved huge pages".into());
         }
         Ok(())
     }
