@@ -113,6 +113,7 @@ impl Matching {
     ///
     /// # Errors
     /// If the peer breaks the protocol. Its link must end.
+    #[inline(always)] // else the message is copied
     pub fn handle_sender(
         &mut self,
         lanes: &mut impl Lanes,

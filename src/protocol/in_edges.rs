@@ -205,9 +205,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// A receive waits for a value of a step. The edge holds none of that step. An edge without a
     /// number is announced.
     pub fn wait(&mut self, index: u32, step: u64, waiter: W, post: &mut impl FnMut(ToSender<K>)) {
-        if let Some(edge) = self.edge_mut(index) {
-            edge.wait(step, waiter);
-            self.note_busy(index, step);
+        if let Some(named) = self.edges.get_mut(index) {
+            named.edge.wait(step, waiter);
+            self.counts.add(step);
+            if !named.is_busy {
+                self.list(index);
+            }
         }
         self.send_due(index, post);
     }
@@ -295,6 +298,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     ///
     /// # Errors
     /// If the peer breaks the protocol.
+    #[inline(always)] // else the message and its value are copied
     pub fn receive(
         &mut self,
         message: ToReceiver<V, E>,

@@ -173,6 +173,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     }
 
     /// Offers a value on an edge. Returns whether it waits, and none waited there before.
+    #[inline(always)] // else the value is copied
     pub fn offer(
         &mut self,
         index: u32,
