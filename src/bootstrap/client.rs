@@ -60,6 +60,11 @@ impl CallError {
     }
 }
 
+/// The part of a pause that calls of the peer don't cut.
+fn least_rest(pause: Duration, has_failed: bool) -> Duration {
+    if has_failed { SHORTEST.max(pause / 8) } else { SHORTEST }
+}
+
 impl Client {
     /// Must be called on the bootstrap thread. The first call connects.
     pub(super) fn new(
@@ -107,7 +112,7 @@ impl Client {
     /// Sleeps for `pause`, or until the peer calls. The calls of a peer with which no link can be
     /// made cut little of it.
     async fn rest(&self, pause: Duration, has_failed: bool) {
-        let least = if has_failed { SHORTEST.max(pause / 8) } else { SHORTEST };
+        let least = least_rest(pause, has_failed);
         sleep(least).await;
         // An error means that the time is over.
         drop(timeout(pause.saturating_sub(least), self.shared.nudges[self.peer].notified()).await);
@@ -483,4 +488,16 @@ fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
         }
     }
     CallError::Unreachable(format!("{address} could not be reached: {innermost}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_a_peer_cut_no_more_than_seven_eighths_of_a_pause_after_a_failed_attempt() {
+        assert_eq!(least_rest(PAUSES.1, false), SHORTEST);
+        assert_eq!(least_rest(PAUSES.0, true), PAUSES.0 / 8);
+        assert_eq!(least_rest(PAUSES.1, true) * 16, Duration::from_secs(1));
+    }
 }

@@ -11,9 +11,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
+
+/// The look-ups of names that this process has under way at a time. One outlasts its caller, which
+/// tries again.
+static LOOK_UPS: Semaphore = Semaphore::const_new(64);
 
 /// Connects with one peer.
 #[derive(Clone)]
@@ -42,7 +47,12 @@ impl Connector {
 
     async fn look_up(&self) -> io::Result<Vec<SocketAddr>> {
         let address = self.address.clone();
-        let found = blocking::start(move || address.to_socket_addrs().map(Vec::from_iter));
+        // Nobody closes it.
+        let place = LOOK_UPS.acquire().await.ok();
+        let found = blocking::start(move || {
+            let _until_the_end = place;
+            address.to_socket_addrs().map(Vec::from_iter)
+        });
         let (_, found) = found.map_err(|error| {
             let address = &self.address;
             io::Error::other(format!(

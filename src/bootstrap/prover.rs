@@ -45,7 +45,8 @@ impl Prover {
         Ok(Prover(Arc::new(Proving { auth, me: me.clone(), runtime: thread::runtime()? })))
     }
 
-    /// A first look at a caller, which takes no time. One that is refused is told so.
+    /// A first look at a caller, which takes no time where the kernel has sock_diag. One that is
+    /// refused is told so.
     ///
     /// # Errors
     /// Why it is refused, in words about it.

@@ -339,21 +339,20 @@ fn pids() -> String {
     std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |it| it.display().to_string())
 }
 
-/// Sets a key that is not set, and returns its value. If the connection breaks before the answer,
-/// and before the end of the time, a look at the key tells whether the call was done.
+/// Sets a key that is not set, by the call `set`, and returns its value. If the connection breaks
+/// before the answer, and before the end of the time, `look` tells whether the call was done.
 fn claim(
-    store: &impl Store,
-    key: &str,
-    value: &[u8],
+    set: impl Fn() -> Result<Option<Vec<u8>>, StoreError>,
+    look: impl FnOnce() -> Result<Vec<u8>, StoreError>,
     within: Duration,
 ) -> Result<Option<Vec<u8>>, StoreError> {
-    let error = match store.compare_and_set(key, None, value) {
+    let error = match set() {
         Err(error @ StoreError::Unreachable { waited, .. }) if waited < within => error,
         said => return said,
     };
-    match store.get(key, TURN) {
+    match look() {
         Ok(value) => Ok(Some(value)),
-        Err(StoreError::Timeout { .. }) => store.compare_and_set(key, None, value),
+        Err(StoreError::Timeout { .. }) => set(),
         Err(_) => Err(error),
     }
 }
@@ -371,7 +370,9 @@ impl MeetingMember<'_> {
 
     /// Sets a key that is not set, and returns its value.
     fn claim(&self, key: &str, value: &[u8]) -> Result<Option<Vec<u8>>, MeetingError> {
-        claim(&self.store, key, value, self.meeting.config.join_timeout).map_err(|error| self.failed(error))
+        let set = || self.store.compare_and_set(key, None, value);
+        let look = || self.store.get(key, TURN);
+        claim(set, look, self.meeting.config.join_timeout).map_err(|error| self.failed(error))
     }
 
     fn agree_on_size(&self) -> Result<(), MeetingError> {

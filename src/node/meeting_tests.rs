@@ -389,73 +389,26 @@ fn an_address_that_the_store_leads_to_is_refused_with_its_cause() {
     assert!(error.contains("from which it calls tcp://192.0.2.1:5000, is not loopback"), "{error}");
 }
 
-/// A store that loses the first answer, before or after the call is done.
-#[derive(Debug)]
-struct LosingStore {
-    store: MemoryStore,
-    waited: Duration,
-    is_done: bool,
-    calls: AtomicU32,
-}
-
-impl Store for LosingStore {
-    fn compare_and_set(
-        &self,
-        key: &str,
-        expected: Option<&[u8]>,
-        desired: &[u8],
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let is_first = self.calls.fetch_add(1, Ordering::Relaxed) == 0;
-        if self.is_done || !is_first {
-            let said = self.store.compare_and_set(key, expected, desired);
-            if !is_first {
-                return said;
-            }
-        }
-        let (store, tried, why) = ("a store".into(), "setting".into(), "it was closed".into());
-        Err(StoreError::Unreachable { store, tried, why, waited: self.waited })
-    }
-
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.store.set(key, value)
-    }
-
-    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
-        self.store.get(key, timeout)
-    }
-
-    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
-        self.store.wait(keys, timeout)
-    }
-
-    fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
-        self.store.add(key, amount)
-    }
-
-    fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        self.store.delete(key)
-    }
-
-    fn count(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.store.count(prefix)
-    }
-}
-
 #[test]
-fn a_member_whose_answer_was_lost_finds_its_own_value() {
-    let store = |waited, is_done| LosingStore {
-        store: MemoryStore::new(),
-        waited,
-        is_done,
-        calls: AtomicU32::new(0),
+fn a_member_whose_answer_was_lost_finds_its_own_value_or_sets_it() {
+    let (within, soon) = (Duration::from_secs(1), Duration::from_millis(1));
+    let lost = |waited| {
+        let (store, tried, why) = ("a store".into(), "setting".into(), "it was closed".into());
+        Err(StoreError::Unreachable { store, tried, why, waited })
     };
-    let within = Duration::from_secs(1);
     for is_done in [true, false] {
-        let soon = store(Duration::from_millis(1), is_done);
-        assert_eq!(claim(&soon, "size", b"2", within).expect("found or set"), Some(b"2".to_vec()));
-        assert_eq!(claim(&soon, "size", b"3", within).expect("answered"), Some(b"2".to_vec()));
+        let (store, calls) = (MemoryStore::new(), AtomicU32::new(0));
+        let set = || match calls.fetch_add(1, Ordering::Relaxed) {
+            0 if is_done => store.compare_and_set("size", None, b"2").and_then(|_| lost(soon)),
+            0 => lost(soon),
+            _ => store.compare_and_set("size", None, b"2"),
+        };
+        let said = claim(set, || store.get("size", soon), within);
+        assert_eq!(said.expect("found or set"), Some(b"2".to_vec()));
+        assert_eq!(calls.load(Ordering::Relaxed), if is_done { 1 } else { 2 });
     }
-    let late = store(within, true);
-    assert!(matches!(claim(&late, "size", b"2", within), Err(StoreError::Unreachable { .. })));
-    assert_eq!(late.calls.load(Ordering::Relaxed), 1, "no time is left");
+    let no_time = claim(|| lost(within), || panic!("no time is left"), within);
+    assert!(matches!(no_time, Err(StoreError::Unreachable { .. })), "{no_time:?}");
+    let lost_again = claim(|| lost(soon), || lost(soon).map(|_: Option<Vec<u8>>| Vec::new()), within);
+    assert!(matches!(lost_again, Err(StoreError::Unreachable { .. })), "{lost_again:?}");
 }

@@ -29,13 +29,17 @@ pub(super) fn why(result: Result<ShmLink, FabricError>) -> String {
 }
 
 fn memfd(bytes: u64, sealed: bool) -> OwnedFd {
-    let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
-    ftruncate(&file, bytes).expect("room");
+    memfd_in(MemfdFlags::empty(), bytes, sealed).expect("a memfd")
+}
+
+fn memfd_in(pages: MemfdFlags, bytes: u64, sealed: bool) -> rustix::io::Result<OwnedFd> {
+    let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages)?;
+    ftruncate(&file, bytes)?;
     if sealed {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        fcntl_add_seals(&file, seals).expect("sealed");
+        fcntl_add_seals(&file, seals)?;
     }
-    file
+    Ok(file)
 }
 
 pub(super) fn address(endpoint: &ShmEndpoint) -> ShmAddress {
@@ -161,6 +165,23 @@ fn files_without_seals_are_rejected() {
         vec![memfd(bytes, true), doorbells(), one.into()]
     };
     assert_rejected(with(socket), "not sealed");
+}
+
+#[test]
+fn doorbells_in_reserved_huge_pages_are_rejected() {
+    // Such a file needs no page of the reserve before it is mapped.
+    if let Err(error) = memfd_in(MemfdFlags::HUGETLB, 1 << 30, true) {
+        return println!("skipped: no memfd in huge pages: {error}");
+    }
+    assert_rejected(
+        |from, to| {
+            let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
+            let doorbells = memfd_in(MemfdFlags::HUGETLB, 1 << 30, true).expect("a memfd");
+            let files = vec![memfd(segment, true), doorbells, memfd(4096, true)];
+            (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files)
+        },
+        "doorbells are in reserved huge pages",
+    );
 }
 
 #[test]
