@@ -10,34 +10,71 @@
 //! the third sleeps between its sends.
 
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Node, Sequence};
 
-const ROUNDS: u64 = 40_000;
+/// Turns of all cases. One more, before them, is not counted.
+const TURNS: usize = 5;
+const ROUNDS: u64 = 1_000_000;
 const WARM_UP: u64 = 4_000;
-/// The load: a tensor of so many bytes in each pause.
-const PAUSE: Duration = Duration::from_micros(200);
 const SOON: Duration = Duration::from_secs(20);
+
+/// What the third member sends.
+#[derive(Clone, Copy)]
+struct Load {
+    bytes: u64,
+    /// Between two tensors.
+    pause: Duration,
+}
+
+/// Of one run of a case.
+struct Figures {
+    p50: Duration,
+    p99: Duration,
+    /// Tensors of the load that have arrived in a second.
+    loads: f64,
+}
 
 fn main() {
     let other = std::env::args().skip(1).find(|word| word != "--bench").unwrap_or_else(|| "tcp".into());
     println!("round trip of 8 bytes over shared memory, {ROUNDS} times");
-    let cases: [(String, u32, Option<u64>); 5] = [
+    let load = |bytes, micros| Some(Load { bytes, pause: Duration::from_micros(micros) });
+    let cases: [(String, u32, Option<Load>); 6] = [
         ("shm alone, no other fabric open".into(), 2, None),
         (format!("shm, {other} open without links"), 2, None),
         (format!("beside an idle link over {other}"), 3, None),
-        (format!("beside 4 KiB each 200 us over {other}"), 3, Some(4 << 10)),
-        (format!("beside 256 KiB each 200 us over {other}"), 3, Some(256 << 10)),
+        (format!("beside 4 KiB each 200 us over {other}"), 3, load(4 << 10, 200)),
+        (format!("beside 256 KiB each 200 us over {other}"), 3, load(256 << 10, 200)),
+        (format!("beside 256 KiB without pause over {other}"), 3, load(256 << 10, 0)),
     ];
-    for round in 0..2 {
-        for (number, (name, members, load)) in cases.iter().enumerate() {
+    let mut found: [Vec<Figures>; 6] = Default::default();
+    for turn in 0..=TURNS {
+        for (number, (_, members, load)) in cases.iter().enumerate() {
             let figures = measure(&other, number, *members, *load);
-            if round > 0 {
-                println!("{name:40} {figures}");
+            if turn > 0 {
+                found[number].push(figures);
             }
         }
     }
+    println!("medians of {TURNS} turns, with the least and the most");
+    for ((name, ..), figures) in cases.iter().zip(&mut found) {
+        let p50 = spread(figures, |it| it.p50, |time| format!("{time:.2?}"));
+        let p99 = spread(figures, |it| it.p99, |time| format!("{time:.2?}"));
+        let loads = spread(figures, |it| it.loads as u64, |loads| loads.to_string());
+        println!("{name:42} p50 {p50:30} p99 {p99:30} load {loads} tensors/s");
+    }
+}
+
+/// The median of a figure, with the least and the most.
+fn spread<T: Ord + Copy>(
+    figures: &mut [Figures],
+    of: impl Fn(&Figures) -> T,
+    text: impl Fn(T) -> String,
+) -> String {
+    figures.sort_by_key(|figures| of(figures));
+    let at = |place: usize| text(of(&figures[place]));
+    format!("{} ({} to {})", at(figures.len() / 2), at(0), at(figures.len() - 1))
 }
 
 fn start(cluster: &str, task: u32, fabric: &str) -> Node {
@@ -48,7 +85,7 @@ fn start(cluster: &str, task: u32, fabric: &str) -> Node {
     node.start().expect("it starts")
 }
 
-fn measure(other: &str, case: usize, members: u32, load: Option<u64>) -> String {
+fn measure(other: &str, case: usize, members: u32, load: Option<Load>) -> Figures {
     let both = format!("shm,{other}");
     let of = |task: u32| match (case, task) {
         (0, _) => "shm",
@@ -59,17 +96,17 @@ fn measure(other: &str, case: usize, members: u32, load: Option<u64>) -> String 
     let address = |socket: &TcpListener| socket.local_addr().expect("bound").to_string();
     let cluster = format!("w={}", sockets.iter().map(address).collect::<Vec<_>>().join(","));
     drop(sockets);
-    let (is_over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for task in 1..members {
-            let (cluster, is_over, sent, fabric) = (&cluster, &is_over, &sent, of(task));
+            let (cluster, is_over, fabric) = (&cluster, &is_over, of(task));
             scope.spawn(move || {
                 let node = start(cluster, task, fabric);
                 node.join().expect("all come");
                 let sequence = node.sequence(1 << 40);
                 match (task, load) {
                     (1, _) => echo(&node, sequence),
-                    (_, Some(bytes)) => send_until(&node, bytes, is_over, sent),
+                    (_, Some(load)) => send_until(&node, load, is_over),
                     (_, None) => {
                         while !is_over.load(Ordering::Relaxed) {
                             std::thread::sleep(Duration::from_millis(1));
@@ -82,19 +119,19 @@ fn measure(other: &str, case: usize, members: u32, load: Option<u64>) -> String 
         let node = start(&cluster, 0, of(0));
         node.join().expect("all come");
         let began = Instant::now();
-        let mut times = exchange(&node, node.sequence(1 << 40), load.is_some());
+        let (mut times, loads) = exchange(&node, node.sequence(1 << 40), load.is_some());
         let took = began.elapsed();
         is_over.store(true, Ordering::Relaxed);
         node.stop().expect("it stops");
         times.sort_unstable();
         let at = |share: f64| Duration::from_nanos(times[(times.len() as f64 * share) as usize]);
-        let per_second = sent.load(Ordering::Relaxed) as f64 / took.as_secs_f64();
-        format!("p50 {:>8.2?}  p99 {:>8.2?}  load {per_second:>6.0} tensors/s", at(0.5), at(0.99))
+        Figures { p50: at(0.5), p99: at(0.99), loads: loads as f64 / took.as_secs_f64() }
     })
 }
 
-/// Round trips; between them the values of the load are taken as they come.
-fn exchange(node: &Node, sequence: Sequence, has_load: bool) -> Vec<u64> {
+/// The nanoseconds of the round trips, and the number of tensors of the load. They are taken
+/// between round trips, as they come.
+fn exchange(node: &Node, sequence: Sequence, has_load: bool) -> (Vec<u64>, u64) {
     let (to, from) =
         (node.edge_to("w", 1, "ping").expect("edge"), node.edge_from("w", 1, "pong").expect("edge"));
     let loads = node.sequence(1 << 50);
@@ -122,7 +159,7 @@ fn exchange(node: &Node, sequence: Sequence, has_load: bool) -> Vec<u64> {
             pending = Some(receive(loaded));
         }
     }
-    times
+    (times, loaded)
 }
 
 fn echo(node: &Node, sequence: Sequence) {
@@ -138,19 +175,23 @@ fn echo(node: &Node, sequence: Sequence) {
     }
 }
 
-fn send_until(node: &Node, bytes: u64, is_over: &AtomicBool, sent: &AtomicU64) {
+fn send_until(node: &Node, load: Load, is_over: &AtomicBool) {
     let edge = node.edge_to("w", 0, "load").expect("edge");
     let loads = node.sequence(1 << 50);
     for n in 0.. {
-        if is_over.load(Ordering::Relaxed) {
-            return;
+        // The pool is full while the receiver is slower.
+        let mut room = None;
+        while room.is_none() {
+            if is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            room = node.tensor_within(DType::U8, &[load.bytes], Duration::from_millis(1)).ok();
         }
-        let tensor = node.tensor(DType::U8, &[bytes]);
-        if let (Ok(step), Ok(tensor)) = (node.step(loads.step(n)), tensor)
-            && step.send(&edge, tensor.freeze()).is_ok()
-        {
-            sent.fetch_add(1, Ordering::Relaxed);
+        let tensor = room.expect("found").freeze();
+        let sent = node.step(loads.step(n)).map(|step| step.send(&edge, tensor));
+        if !matches!(sent, Ok(Ok(()))) {
+            return assert!(is_over.load(Ordering::Relaxed), "the load ends before the round trips");
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(load.pause);
     }
 }

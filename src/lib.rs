@@ -122,7 +122,7 @@
 //! | [`Node::join`] for all members | 60 s | `join_timeout` |
 //! | setting up one link, tried again until the join's deadline | 5 s | |
 //! | a receive whose caller does not say | 60 s | `recv_timeout` |
-//! | [`Step::try_recv`] of a large tensor over verbs, or over gRPC calls | 100 ms | `cancel_grace` |
+//! | [`Step::try_recv`] of a large tensor over verbs or TCP, or over gRPC calls | 100 ms | `cancel_grace` |
 //! | a borrowed tensor, until it counts as overdue; and after its sender's death, until it is copied out of the dead process's memory | 5 s | `borrow_grace` |
 //! | [`Node::stop`], serving what was sent; and again for the bootstrap service | 2 s | `stop_timeout` |
 //! | silence of a peer's process until it counts as dead (death that the kernel reports counts at once) | 5 s | `silence_bound` |

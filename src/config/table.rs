@@ -420,8 +420,8 @@ settings! {
     /// a batch do not count.
     max_requests: u32, Number<u32>, default("4096"), "1 to 1048575",
         |count| (1..1 << 20).contains(&count).then_some(count);
-    /// Sent tensors that can wait here: for credit of their receiver, or over verbs until they are
-    /// written. One more send fails at once; `Step::send_within` waits for room.
+    /// Sent tensors that can wait here: for credit of their receiver, or, over verbs and TCP, until
+    /// they are written. One more send fails at once; `Step::send_within` waits for room.
     max_outstanding_sends: u32, Number<u32>, default("1048576"), "1 to 16777216",
         |count| (1..=1 << 24).contains(&count).then_some(count);
     /// How long a receive waits if its caller gives no timeout.
@@ -429,8 +429,8 @@ settings! {
     /// A call that waits for longer is logged, once, with the peer that it waits for and why. Not
     /// looked for are receives on edges within the process: `Node::waits` has them.
     hung_after: Duration, DurationText, default("30s"), "1ms to 24h", up_to_a_day;
-    /// How long `Step::try_recv` waits for a tensor above `small_tensor_bytes` that its sender
-    /// offers over verbs, and writes then. Over gRPC calls, how long it waits for the answer.
+    /// How long `Step::try_recv` waits for a tensor that its sender offers over verbs or TCP, and
+    /// writes then. Over gRPC calls, how long it waits for the answer.
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// How long a stop serves pending sends before it aborts them.
     stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);
@@ -440,8 +440,9 @@ settings! {
     /// Connections to each peer over TCP for tensors of more than 64 KiB, over which they are
     /// striped. One more carries everything else. Two members use the smaller number.
     tcp_streams: u8, Number<u8>, default("1"), "1 to 15", |count| (1..=15).contains(&count).then_some(count);
-    /// How long a read of an empty socket polls the NIC (`SO_BUSY_POLL`); 0s for not at all. A
-    /// kernel or a process without the right to set it goes without.
+    /// The `SO_BUSY_POLL` of the sockets; 0s for none. With any other value Linux looks at the NIC
+    /// once in each read of an empty socket, as reads do not block. Without CAP_NET_ADMIN it may be
+    /// `net.core.busy_read` at most, or it is left out.
     tcp_busy_poll: Duration, DurationText, default("50us"), "0s to 1s",
         |span| (span <= Duration::from_secs(1)).then_some(span);
     /// How long a network outage may last before a link over TCP ends. Half of it is for the

@@ -24,10 +24,15 @@ fn variables(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
     pairs.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect()
 }
 
-/// A member as a launcher starts it.
+/// A member as torchrun starts it.
 fn member(rank: u32, size: u32, more: &[(&str, &str)], timeout: &str) -> Builder {
+    member_of(("RANK", "WORLD_SIZE"), (rank, size), more, timeout)
+}
+
+/// A member as the launcher starts it that sets these variables to the rank and the size.
+fn member_of(names: (&str, &str), (rank, size): (u32, u32), more: &[(&str, &str)], timeout: &str) -> Builder {
     let (rank, size) = (rank.to_string(), size.to_string());
-    let own = [("RANK", &*rank), ("WORLD_SIZE", &*size), ("TENSORWIRE_POOL_SIZE", "4MiB")];
+    let own = [(names.0, &*rank), (names.1, &*size), ("TENSORWIRE_POOL_SIZE", "4MiB")];
     let own = [&own[..], &[("TENSORWIRE_JOIN_TIMEOUT", timeout)], more].concat();
     Builder::default().environment(variables(&own))
 }
@@ -63,6 +68,42 @@ fn members_meet_at_the_master_in_any_order() {
     let named = [&master[..], &[("TENSORWIRE_JOB", "peer")]].concat();
     let builders: Vec<_> = (0..2).rev().map(|rank| member(rank, 2, &named, LONG)).collect();
     assert_eq!(join_all(builders).into_iter().rev().collect::<Vec<_>>(), good("peer", 2));
+}
+
+#[test]
+fn members_of_each_launcher_meet_at_the_master() {
+    let launchers = [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ];
+    for names in launchers {
+        let port = free_port().to_string();
+        let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+        let builders = (0..2).map(|rank| member_of(names, (rank, 2), &master, LONG)).collect();
+        assert_eq!(join_all(builders), good("worker", 2), "{names:?}");
+    }
+}
+
+#[test]
+fn members_without_a_common_fabric_hear_at_once_what_each_names() {
+    for fabrics in [["grpc", "tcp"], ["shm", "tcp"]] {
+        let port = free_port().to_string();
+        let of = |rank: usize| {
+            let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+            let more = [&master[..], &[("TENSORWIRE_FABRIC", fabrics[rank])]].concat();
+            member(rank as u32, 2, &more, "60s")
+        };
+        let began = Instant::now();
+        for joined in join_all((0..2).map(of).collect()) {
+            let why = joined.expect_err("no fabric is common");
+            for part in ["no fabric in common", "Set fabric to the same value on all members"] {
+                assert!(why.contains(part), "{part}: {why}");
+            }
+            assert!(why.contains(&format!("fabric is {}", fabrics[0])), "{why}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    }
 }
 
 #[test]

@@ -111,8 +111,8 @@ impl Step {
     /// its sender. So does a [`Standing`](super::Standing). If tensors of other steps use up the
     /// window of the edge, the call asks for one of this step, for a later call.
     ///
-    /// Over verbs a tensor above `small_tensor_bytes` has arrived when its sender offers it. The
-    /// call then waits until the tensor is written, for `cancel_grace` at most.
+    /// Over verbs and TCP a tensor that does not travel in its message has arrived when its sender
+    /// offers it. The call then waits until the tensor is written, for `cancel_grace` at most.
     ///
     /// Over gRPC calls the call asks the sender, and waits for its answer for `cancel_grace` at
     /// most.

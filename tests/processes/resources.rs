@@ -310,6 +310,7 @@ fn as_many_descriptors_as_planned_are_enough_to_join() {
         for member in &mut members {
             member.say("stop");
         }
+        assert_eq!(members.each_mut().map(|member| member.ends_well()), [true; 4], "{settings}");
     }
 }
 

@@ -25,8 +25,9 @@ pub struct TcpOptions {
     pub main_bytes: u32,
     /// Bytes that one poll moves for a link in each direction, about; at least 64 KiB.
     pub poll_bytes: u64,
-    /// How long a read of an empty socket polls the NIC (`SO_BUSY_POLL`), at most a second; 0 for
-    /// not at all. A kernel or a process without the right to set it goes without.
+    /// The `SO_BUSY_POLL` of the sockets, at most a second; 0 for none. With any other value Linux
+    /// looks at the NIC once in each read of an empty socket, as reads do not block. Without
+    /// CAP_NET_ADMIN it may be `net.core.busy_read` at most, or it is left out.
     pub busy_poll: Duration,
     /// How long a peer may be out of reach before its link ends, 1 s to an hour. Half of it is for
     /// each connection to notice (`TCP_USER_TIMEOUT`, keep-alive), and half for new connections.
