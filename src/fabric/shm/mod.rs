@@ -282,7 +282,7 @@ impl ShmEndpoint {
         let mut regions = Vec::with_capacity(peer.regions.len());
         for (id, len, file) in peer.regions {
             let make = |file| Ok(LazyRegion::new(file, len, process.clone(), Arc::clone(&shared.reclaimer)));
-            let region = shared.peer_regions.get(file, len, make)?;
+            let region = shared.peer_regions.get(peer.pid, file, len, make)?;
             regions.push((id, region));
         }
         let map = |file: OwnedFd| PeerDoorbells::map(file.as_fd());
@@ -294,7 +294,7 @@ impl ShmEndpoint {
             watch: shared.watcher.get()?.watch(process)?,
             orphans: Arc::clone(&shared.orphans),
             poll_bytes: shared.options.poll_bytes,
-            doorbells: shared.peer_doorbells.get(peer.doorbells, doorbells::BYTES as u64, map)?,
+            doorbells: shared.peer_doorbells.get(peer.pid, peer.doorbells, doorbells::BYTES as u64, map)?,
             has_barriers: shared.has_barriers && peer.has_barriers,
         };
         Ok(ShmLink(Box::new(ShmLinkInner::new(&self.options, &self.layout, parts))))

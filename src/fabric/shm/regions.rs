@@ -7,7 +7,8 @@ use crate::memory::{PeerRegion, PeerRegionError};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// A region of a peer's pool, mapped when it is first used. All links to one process share it.
+/// A region of a peer's pool, mapped when it is first used. All links to one process share it, if
+/// the process has an id here.
 pub(super) struct LazyRegion {
     len: u64,
     /// The file, until it is mapped.
