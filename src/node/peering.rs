@@ -286,11 +286,12 @@ impl FabricPeering {
         let unusable = |error: Unusable| Status::new(Code::Unavailable, error.to_string());
         self.pollers.submit(index, attach).map_err(unusable)?;
         let end = Instant::now() + timeout;
+        let mut pause = PROBE_PAUSES.0;
         while Instant::now() < end {
             self.pollers.progress(index).map_err(unusable)?;
-            match outcome.recv_timeout(PROBE_POLL) {
+            match outcome.recv_timeout(pause) {
                 Ok(result) => return result.map_err(|why| Status::new(Code::Unavailable, why)),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => pause = PROBE_PAUSES.1.min(pause * 2),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -511,8 +512,9 @@ pub(super) fn tag_of(peer: &PeerInfo) -> LinkTag {
     LinkTag { incarnation: peer.incarnation, generation: peer.number.into() }
 }
 
-/// How long the thread that probes a link waits between two polls.
-const PROBE_POLL: Duration = Duration::from_micros(50);
+/// Pauses of the thread that probes a link between two polls: the first, and the longest. Each poll
+/// keeps the program from the poller, also while a peer never answers.
+const PROBE_PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 
 impl Peering for FabricPeering {
     fn prepare(&self, peer: &PeerInfo, theirs: Option<&[u8]>) -> Result<Prepared, Status> {

@@ -10,11 +10,16 @@ pub const MEETING_KEYS: &str = "tensorwire/meeting/";
 fn owner(key: &str) -> Option<u32> {
     let mut parts = key.strip_prefix(MEETING_KEYS)?.rsplit('/');
     match (parts.next()?, parts.next()) {
-        // The cluster of all, which the first member makes.
-        ("outcome", _) => Some(0),
+        // The cluster of all, which the first member makes, and their number.
+        ("outcome" | "size", _) => Some(0),
         (task, Some("member")) => task.parse().ok(),
         _ => None,
     }
+}
+
+/// Whether a change is a claim that each member may make: the first one to come says the size.
+pub(super) fn is_free_claim(key: &str, expected: Option<&[u8]>) -> bool {
+    expected.is_none() && key.starts_with(MEETING_KEYS) && key.ends_with("/size")
 }
 
 /// Fails for a caller that changes a key of another one.

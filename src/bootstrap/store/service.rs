@@ -7,7 +7,7 @@ use super::super::acceptor::ProvenCaller;
 use super::super::refused::RefusedCallers;
 use super::generated as grpc;
 use super::generated::store_server;
-use super::owners::check_owner;
+use super::owners::{check_owner, is_free_claim};
 use crate::store::{MemoryStore, Store, StoreError, check_key};
 use crate::wire::TaskId;
 use std::collections::HashMap;
@@ -127,10 +127,11 @@ impl StoreService {
         if first.is_some() || wait_ms == 0 {
             return Ok(first);
         }
-        let _place = self.enter(caller)?;
+        let place = self.enter(caller)?;
         let end = Instant::now() + LONGEST_WAIT.min(Duration::from_millis(wait_ms.into()));
         loop {
             let is_over = !timeout_at(end, changes.changed()).await.is_ok_and(|changed| changed.is_ok());
+            self.take_turn(&place.caller).await;
             let found = found(&self.store);
             if found.is_some() || is_over {
                 return Ok(found);
@@ -218,7 +219,10 @@ impl store_server::Store for StoreService {
         &self,
         request: Request<grpc::CompareAndSetRequest>,
     ) -> Answer<grpc::CompareAndSetResponse> {
-        let request = self.open_change(request, |request| &request.key)?;
+        let (caller, request) = self.open(request)?;
+        if !is_free_claim(&request.key, request.expected.as_deref()) {
+            check_owner(&caller, &request.key)?;
+        }
         let set = self.store.compare_and_set(&request.key, request.expected.as_deref(), &request.desired);
         Ok(Response::new(grpc::CompareAndSetResponse { value: set.map_err(refused)? }))
     }
@@ -239,46 +243,89 @@ impl store_server::Store for StoreService {
 
 #[cfg(test)]
 mod tests {
+    use super::store_server::Store as _;
     use super::*;
 
-    #[test]
-    fn the_thread_serves_others_between_two_looks_of_one_caller() {
+    /// The calls of both callers together: as many as may wait.
+    const CALLS: usize = 2 * MAX_WAITING;
+
+    /// A call that looks at keys.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Look {
+        Count,
+        /// For a key that is there.
+        Wait,
+        /// For a key that is set later.
+        LongWait,
+    }
+
+    impl Look {
+        async fn call(self, service: &StoreService, caller: &TaskId) {
+            let proven = Arc::new(ProvenCaller::new(caller.clone(), Duration::from_secs(60)));
+            if self == Look::Count {
+                let mut request = Request::new(grpc::CountRequest { prefix: String::new() });
+                request.extensions_mut().insert(proven);
+                service.count(request).await.expect("counted");
+                return;
+            }
+            let (key, wait_ms) = if self == Look::Wait { ("there", 0) } else { ("later", 60_000) };
+            let mut request = Request::new(grpc::WaitRequest { keys: vec![key.into()], wait_ms });
+            request.extensions_mut().insert(proven);
+            let missing = service.wait(request).await.expect("waited").into_inner().missing;
+            assert_eq!(missing, [0; 0]);
+        }
+    }
+
+    /// Who has run, one after the other: 0 and 1 are calls that have ended, 2 is another task.
+    async fn turns_of(look: Look) -> Vec<usize> {
         let names: Vec<TaskId> = (0..2).map(|task| TaskId::new("w", task).expect("a job name")).collect();
+        let changed = watch::Sender::new(());
         let service = Arc::new(StoreService {
             store: MemoryStore::new(),
             turns: names.iter().map(|_| Semaphore::new(1)).collect(),
             names: names.clone(),
-            changed: watch::Sender::new(()),
+            changed: changed.clone(),
             waiting: Mutex::default(),
             refused: RefusedCallers::default(),
         });
+        service.store.set("there", b"").expect("room");
+        service.store.observe(move || changed.send_replace(()));
         let turns = Arc::new(Mutex::new(Vec::new()));
         let note = |turns: &Mutex<Vec<usize>>, who| turns.lock().expect("no panic").push(who);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(async {
-            let mut tasks = tokio::task::JoinSet::new();
-            for call in 0..40 {
-                let (service, turns, caller) = (service.clone(), turns.clone(), names[call % 2].clone());
-                tasks.spawn(async move {
-                    service.take_turn(&caller).await;
-                    note(&turns, call % 2);
-                });
-            }
-            // Another task, which is ready all the time.
-            let (turns, calls) = (turns.clone(), 40);
+        let mut tasks = tokio::task::JoinSet::new();
+        for call in 0..CALLS {
+            let (service, turns, caller) = (service.clone(), turns.clone(), names[call % 2].clone());
             tasks.spawn(async move {
-                while turns.lock().expect("no panic").iter().filter(|who| **who < 2).count() < calls {
-                    note(&turns, 2);
-                    yield_now().await;
-                }
+                look.call(&service, &caller).await;
+                note(&turns, call % 2);
             });
-            tasks.join_all().await;
-        });
-        let turns = turns.lock().expect("no panic");
-        // Each time that the other task runs, it does so before or after a look of each caller.
-        for looks in turns.split(|who| *who == 2) {
-            let of = |caller| looks.iter().filter(|who| **who == caller).count();
-            assert!(of(0) <= 2 && of(1) <= 2, "{turns:?}");
+        }
+        if look == Look::LongWait {
+            while service.waiting().values().sum::<usize>() < CALLS {
+                yield_now().await;
+            }
+            service.store.set("later", b"").expect("room");
+        }
+        while !tasks.is_empty() {
+            note(&turns, 2);
+            yield_now().await;
+            while let Some(ended) = tasks.try_join_next() {
+                ended.expect("no panic");
+            }
+        }
+        Arc::into_inner(turns).expect("all have ended").into_inner().expect("no panic")
+    }
+
+    #[test]
+    fn the_thread_serves_others_between_two_looks_of_one_caller() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        for look in [Look::Count, Look::Wait, Look::LongWait] {
+            let turns = runtime.block_on(turns_of(look));
+            // Each time that the other task runs, it does so before or after a look of each caller.
+            for looks in turns.split(|who| *who == 2) {
+                let of = |caller| looks.iter().filter(|who| **who == caller).count();
+                assert!(of(0) <= 2 && of(1) <= 2, "{look:?}: {turns:?}");
+            }
         }
     }
 }

@@ -476,7 +476,7 @@ fn members_that_ask_for_plain_join_without_a_proof() {
 
 /// Opens connections from `source` as fast as it can until `over`, and proves nothing. Returns how
 /// many.
-fn flood(source: &str, address: &str, over: &AtomicBool) -> usize {
+pub(super) fn flood(source: &str, address: &str, over: &AtomicBool) -> usize {
     let source = std::net::SocketAddr::new(source.parse().unwrap(), 0);
     let address = address.parse().unwrap();
     runtime().block_on(async {

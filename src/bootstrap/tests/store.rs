@@ -265,7 +265,21 @@ fn a_member_changes_its_own_key_of_a_meeting_alone() {
             (two.get(&own, LONG).unwrap(), two.get(&outcome, LONG).unwrap()),
             (b"1".into(), b"2".into())
         );
-        two.set(&key("size"), b"3").unwrap();
+        // The first one to come says the size, and nobody but task 0 changes it then.
+        let size = key("size");
+        assert_eq!(two.compare_and_set(&size, None, b"3").unwrap(), Some(b"3".to_vec()));
+        assert_eq!(one.compare_and_set(&size, None, b"9").unwrap(), Some(b"3".to_vec()));
+        let refused = [
+            two.set(&size, b"9").err(),
+            two.add(&size, 1).err(),
+            two.compare_and_set(&size, Some(b"3"), b"9").err(),
+            two.delete(&size).err(),
+        ];
+        for error in refused {
+            let error = error.expect("refused").to_string();
+            assert!(error.contains("the key is that of worker/0"), "{error}");
+        }
+        first.set(&size, b"3").unwrap();
         assert!(one.delete(&own).unwrap() && first.delete(&outcome).unwrap());
     }
     // Keys of programs belong to nobody.
@@ -338,6 +352,40 @@ fn nobody_without_a_proof_reaches_a_store() {
         (b"v".to_vec(), 1)
     );
     connect(1, &address).set("k", b"w").unwrap();
+}
+
+/// A member that meets others makes a connection, a few calls, and waits.
+#[test]
+#[ignore = "takes long: tests/nightly"]
+fn members_meet_at_a_store_during_a_flood() {
+    for source in ["127.77.0.1", "127.0.0.1"] {
+        let address = address_of_one();
+        let server = serve(&address);
+        let over = AtomicBool::new(false);
+        let text = address.to_string();
+        std::thread::scope(|scope| {
+            let floods = [0, 1].map(|_| scope.spawn(|| proofs::flood(source, &text, &over)));
+            std::thread::sleep(Duration::from_millis(300));
+            let begin = Instant::now();
+            for round in 0..20 {
+                let [one, two] = [1, 2].map(|me| connect(me, &address));
+                let (own, its) = (format!("member/1/{round}"), format!("member/2/{round}"));
+                let meet = |store: &RemoteStore, own: &str, its: &str| {
+                    store.compare_and_set(own, None, b"address").unwrap();
+                    store.wait(&[own, its], LONG).unwrap();
+                };
+                let meets = scope.spawn(move || meet(&two, &its, &own));
+                meet(&one, &format!("member/1/{round}"), &format!("member/2/{round}"));
+                meets.join().unwrap();
+            }
+            let took = begin.elapsed();
+            over.store(true, Ordering::SeqCst);
+            let count: usize = floods.into_iter().map(|flood| flood.join().unwrap()).sum();
+            println!("{count} connections from {source}; 20 meetings took {took:?}");
+            assert!(count >= 1000 && took < Duration::from_secs(20), "{count} {took:?}");
+        });
+        drop(server);
+    }
 }
 
 #[test]
