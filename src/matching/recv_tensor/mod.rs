@@ -5,8 +5,9 @@
 //! one request at a time, so that its receives are served in their order. The sender answers a
 //! request once it has a value, and keeps the value until the receiver says that the request is
 //! finished. So a request may be repeated when its answer was lost. A request for which no receive
-//! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line. If only tries
-//! wait, the request is a try: the sender answers at once, with a value or without.
+//! waits any more is given up after [`IDLE_GRACE`], and its value goes back in line. So does a
+//! value that no receive could take, if much is held already. If only tries wait, the request is a
+//! try: the sender answers at once, with a value or without.
 //!
 //! [`RecvTensors`] is plain state: no I/O, no clock, no threads. A [`RequestChannel`] carries
 //! requests.

@@ -14,6 +14,9 @@ use foldhash::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// A peer's values that no receive has taken have at most the bytes of the pool divided by this.
+pub(super) const HELD_PART: u64 = 4;
+
 /// A receive that waits.
 #[derive(Debug)]
 pub(super) struct QueuedReceive {
@@ -40,6 +43,8 @@ pub(super) struct Inbound {
     next_request: u64,
     /// Receives that wait, without those of batches.
     waiting: u32,
+    /// Bytes of the values that are held.
+    held_bytes: u64,
 }
 
 impl Inbound {
@@ -47,6 +52,19 @@ impl Inbound {
     /// the peer to hear it.
     fn is_full(&self, max_requests: u32) -> bool {
         self.waiting >= max_requests || self.requests.len() / 2 >= max_requests as usize
+    }
+
+    /// Keeps a value for the next receive of a key.
+    fn hold(&mut self, key: &TensorKey, held: HeldValue) {
+        let Some(queue) = self.keys.get_mut(key) else { return };
+        self.held_bytes += held.bytes();
+        queue.held = Some(held);
+    }
+
+    fn take_held(&mut self, key: &TensorKey) -> Option<HeldValue> {
+        let held = self.keys.get_mut(key)?.held.take()?;
+        self.held_bytes -= held.bytes();
+        Some(held)
     }
 }
 
@@ -89,6 +107,15 @@ pub(super) enum ArrivedValue {
     Tensor(ArrivedTensor),
 }
 
+impl HeldValue {
+    pub fn bytes(&self) -> u64 {
+        match &self.value {
+            ArrivedValue::Dead => 0,
+            ArrivedValue::Tensor(tensor) => tensor.told.meta.bytes(),
+        }
+    }
+}
+
 impl ReceiveQueue {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.held.is_none() && self.request.is_none()
@@ -113,9 +140,7 @@ impl RecvTensors {
             return self.fail(receive, error);
         }
         let state = self.peer(peer);
-        if let Some(queue) = state.incoming.keys.get_mut(&key)
-            && let Some(held) = queue.held.take()
-        {
+        if let Some(held) = state.incoming.take_held(&key) {
             self.deliver(peer, &key, receive, held);
             return self.proceed(peer, &key);
         }
@@ -266,14 +291,13 @@ impl RecvTensors {
         }
     }
 
-    /// Gives a value to the first receive that can take it, or holds it.
+    /// Gives a value to the first receive that can take it. Else holds it or gives it back.
     fn hand_out(&mut self, peer: PeerIndex, key: &TensorKey, mut held: HeldValue) {
         loop {
             let incoming = &mut self.peer(peer).incoming;
             let Some(queue) = incoming.keys.get_mut(key) else { return };
             let Some(receive) = queue.waiting.pop_front() else {
-                queue.held = Some(held);
-                return;
+                return self.hold_or_give_back(peer, key, held);
             };
             incoming.waiting -= u32::from(receive.is_bounded);
             match self.place(peer, key, receive, held) {
@@ -283,12 +307,26 @@ impl RecvTensors {
         }
     }
 
+    /// Holds a value that no receive has taken, if the bound allows it. Else it is the sender's
+    /// again, which sends it to the next request of the key.
+    fn hold_or_give_back(&mut self, peer: PeerIndex, key: &TensorKey, held: HeldValue) {
+        let most = self.pool.region().len() / HELD_PART;
+        let incoming = &mut self.peer(peer).incoming;
+        if incoming.held_bytes + held.bytes() <= most {
+            return incoming.hold(key, held);
+        }
+        let Some(queue) = incoming.keys.get_mut(key) else { return };
+        let id = held.request;
+        queue.request = Some(Request { id, open: None, last_try: None, idle_since: None });
+        incoming.requests.insert(id, key.clone());
+        self.finish(peer, id, true);
+    }
+
     /// Gives a held value to a receive that has just begun.
     fn deliver(&mut self, peer: PeerIndex, key: &TensorKey, receive: QueuedReceive, held: HeldValue) {
-        if let Some(left) = self.place(peer, key, receive, held)
-            && let Some(queue) = self.peer(peer).incoming.keys.get_mut(key)
-        {
-            queue.held = Some(left);
+        // What is left was within the bound before. Its link may be over, so it can't go back.
+        if let Some(left) = self.place(peer, key, receive, held) {
+            self.peer(peer).incoming.hold(key, left);
         }
     }
 
@@ -464,8 +502,10 @@ impl RecvTensors {
                     self.fail(receive, error(&key));
                 }
                 self.withdraw(peer, &key);
-                let queue = self.peer(peer).incoming.keys.remove(&key);
-                if let Some(held) = queue.and_then(|queue| queue.held) {
+                let incoming = &mut self.peer(peer).incoming;
+                let held = incoming.take_held(&key);
+                incoming.keys.remove(&key);
+                if let Some(held) = held {
                     self.finish(peer, held.request, false);
                 }
             }
@@ -494,9 +534,10 @@ impl RecvTensors {
 
     /// Drops the values that came from an earlier life of a peer. Returns their number.
     pub(super) fn drop_held(&mut self, peer: PeerIndex) -> u64 {
-        let keys = &mut self.peer(peer).incoming.keys;
+        let incoming = &mut self.peer(peer).incoming;
+        incoming.held_bytes = 0;
         let mut dropped = 0;
-        keys.retain(|_, queue| {
+        incoming.keys.retain(|_, queue| {
             dropped += u64::from(queue.held.take().is_some());
             !queue.is_idle()
         });

@@ -1,7 +1,7 @@
 //! Reports of edges, of waits, and of values that were not taken.
 
 use super::RecvTensors;
-use super::receiving::ArrivedValue;
+use super::receiving::HeldValue;
 use crate::link::{EdgeKey, TensorKey, Value};
 use crate::matching::untaken::LostEdge;
 use crate::matching::{
@@ -49,9 +49,7 @@ impl RecvTensors {
                 let report = edges.entry((&key.edge, false)).or_insert_with(|| empty(&key.edge, false));
                 report.waiting += queue.waiting.len();
                 report.held += usize::from(queue.held.is_some());
-                if let Some(ArrivedValue::Tensor(tensor)) = queue.held.as_ref().map(|held| &held.value) {
-                    report.tensor_bytes += tensor.told.meta.bytes();
-                }
+                report.tensor_bytes += queue.held.as_ref().map_or(0, HeldValue::bytes);
                 if !queue.waiting.is_empty() {
                     report.wait = Some(receive_wait(&peer.down));
                 }

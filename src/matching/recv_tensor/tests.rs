@@ -1,6 +1,7 @@
 //! Two processes whose calls are lost, repeated and late.
 
 mod flood;
+mod held;
 
 use super::sending::MAX_PEER_KEY_BYTES;
 use super::*;
@@ -148,13 +149,22 @@ impl World {
     }
 
     fn receive_within(&mut self, key: &TensorKey, timeout: Duration) -> (CallId, OneshotReceiver<Outcome>) {
+        self.receive_to(key, timeout, Destination::Alloc)
+    }
+
+    fn receive_to(
+        &mut self,
+        key: &TensorKey,
+        timeout: Duration,
+        destination: Destination,
+    ) -> (CallId, OneshotReceiver<Outcome>) {
         self.next_call += 1;
         let (result, sender) = self.calls.channel();
         let id = CallId(self.next_call);
         let (begun, deadline) = (Time::from_nanos(0), Time::from_nanos(0) + Duration::from_secs(1));
         let (permit, cancel_reason, is_logged) = (None, None, false);
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-        self.receiver.receive((SENDER, key.clone()), Destination::Alloc, waiter, true);
+        self.receiver.receive((SENDER, key.clone()), destination, waiter, true);
         self.tell();
         (id, result)
     }
