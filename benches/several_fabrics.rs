@@ -18,15 +18,9 @@ use tensorwire::{DType, Node, Sequence};
 const TURNS: usize = 5;
 const ROUNDS: u64 = 1_000_000;
 const WARM_UP: u64 = 4_000;
+/// The load: a tensor of so many bytes in each pause.
+const PAUSE: Duration = Duration::from_micros(200);
 const SOON: Duration = Duration::from_secs(20);
-
-/// What the third member sends.
-#[derive(Clone, Copy)]
-struct Load {
-    bytes: u64,
-    /// Between two tensors.
-    pause: Duration,
-}
 
 /// Of one run of a case.
 struct Figures {
@@ -39,16 +33,14 @@ struct Figures {
 fn main() {
     let other = std::env::args().skip(1).find(|word| word != "--bench").unwrap_or_else(|| "tcp".into());
     println!("round trip of 8 bytes over shared memory, {ROUNDS} times");
-    let load = |bytes, micros| Some(Load { bytes, pause: Duration::from_micros(micros) });
-    let cases: [(String, u32, Option<Load>); 6] = [
+    let cases: [(String, u32, Option<u64>); 5] = [
         ("shm alone, no other fabric open".into(), 2, None),
         (format!("shm, {other} open without links"), 2, None),
         (format!("beside an idle link over {other}"), 3, None),
-        (format!("beside 4 KiB each 200 us over {other}"), 3, load(4 << 10, 200)),
-        (format!("beside 256 KiB each 200 us over {other}"), 3, load(256 << 10, 200)),
-        (format!("beside 256 KiB without pause over {other}"), 3, load(256 << 10, 0)),
+        (format!("beside 4 KiB each 200 us over {other}"), 3, Some(4 << 10)),
+        (format!("beside 256 KiB each 200 us over {other}"), 3, Some(256 << 10)),
     ];
-    let mut found: [Vec<Figures>; 6] = Default::default();
+    let mut found: [Vec<Figures>; 5] = Default::default();
     for turn in 0..=TURNS {
         for (number, (_, members, load)) in cases.iter().enumerate() {
             let figures = measure(&other, number, *members, *load);
@@ -85,7 +77,7 @@ fn start(cluster: &str, task: u32, fabric: &str) -> Node {
     node.start().expect("it starts")
 }
 
-fn measure(other: &str, case: usize, members: u32, load: Option<Load>) -> Figures {
+fn measure(other: &str, case: usize, members: u32, load: Option<u64>) -> Figures {
     let both = format!("shm,{other}");
     let of = |task: u32| match (case, task) {
         (0, _) => "shm",
@@ -106,7 +98,7 @@ fn measure(other: &str, case: usize, members: u32, load: Option<Load>) -> Figure
                 let sequence = node.sequence(1 << 40);
                 match (task, load) {
                     (1, _) => echo(&node, sequence),
-                    (_, Some(load)) => send_until(&node, load, is_over),
+                    (_, Some(bytes)) => send_until(&node, bytes, is_over),
                     (_, None) => {
                         while !is_over.load(Ordering::Relaxed) {
                             std::thread::sleep(Duration::from_millis(1));
@@ -175,7 +167,7 @@ fn echo(node: &Node, sequence: Sequence) {
     }
 }
 
-fn send_until(node: &Node, load: Load, is_over: &AtomicBool) {
+fn send_until(node: &Node, bytes: u64, is_over: &AtomicBool) {
     let edge = node.edge_to("w", 0, "load").expect("edge");
     let loads = node.sequence(1 << 50);
     for n in 0.. {
@@ -185,13 +177,13 @@ fn send_until(node: &Node, load: Load, is_over: &AtomicBool) {
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            room = node.tensor_within(DType::U8, &[load.bytes], Duration::from_millis(1)).ok();
+            room = node.tensor_within(DType::U8, &[bytes], Duration::from_millis(1)).ok();
         }
         let tensor = room.expect("found").freeze();
         let sent = node.step(loads.step(n)).map(|step| step.send(&edge, tensor));
         if !matches!(sent, Ok(Ok(()))) {
             return assert!(is_over.load(Ordering::Relaxed), "the load ends before the round trips");
         }
-        std::thread::sleep(load.pause);
+        std::thread::sleep(PAUSE);
     }
 }
