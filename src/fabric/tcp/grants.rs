@@ -142,6 +142,7 @@ fn refuse(target: FrameTarget, len: u64, why: TcpGrantViolation) -> TcpViolation
 mod tests {
     use super::super::testing::{pool, tensor, tensor_mut};
     use super::*;
+    use crate::memory::Pool;
 
     fn why(result: Result<&mut [u8], TcpViolation>) -> TcpGrantViolation {
         match result {
@@ -151,7 +152,11 @@ mod tests {
     }
 
     fn writable(grants: &mut TcpGrants, len: usize) -> Grant {
-        let held = tensor_mut(&pool(), len);
+        writable_of(&pool(), grants, len)
+    }
+
+    fn writable_of(pool: &Pool, grants: &mut TcpGrants, len: usize) -> Grant {
+        let held = tensor_mut(pool, len);
         let span = held.span();
         grants.add(TcpGranted::Write(held), span).expect("room")
     }
@@ -179,8 +184,8 @@ mod tests {
 
     #[test]
     fn keys_are_not_in_a_row_and_a_revoked_one_is_invalid() {
-        let mut grants = TcpGrants::default();
-        let keys: Vec<Grant> = (0..100).map(|_| writable(&mut grants, 8)).collect();
+        let (mut grants, pool) = (TcpGrants::default(), pool());
+        let keys: Vec<Grant> = (0..100).map(|_| writable_of(&pool, &mut grants, 8)).collect();
         let near = keys.windows(2).filter(|pair| pair[0].key.abs_diff(pair[1].key) < 1 << 16).count();
         assert!(near < 5, "{keys:?}");
         assert!(grants.revoke(&keys[3]).is_some());
