@@ -146,6 +146,55 @@ fn no_end_of_a_step_at_a_peer_takes_long() {
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
+/// The peer fills the windows of all edges with values, each of a step of its own, and ends the
+/// steps one by one.
+#[test]
+fn no_end_of_a_step_with_a_value_at_a_peer_takes_long() {
+    const EDGES: u32 = 1 << 7;
+    const EACH: u64 = 1 << 5;
+    let options = WindowOptions {
+        first_window: EACH,
+        usual_window: EACH,
+        largest_window: EACH,
+        max_cells: u64::from(EDGES) * EACH,
+        max_edges: EDGES,
+        ..OPTIONS
+    };
+    let mut edges = InEdges::<u32, u64, u32, u8>::new(options);
+    let begin = Instant::now();
+    let mut announced = Vec::new();
+    for key in 0..EDGES {
+        let index = edges.edge(&key);
+        edges.wait(index, u64::MAX, key, &mut |message| match message {
+            ToSender::Announce { edge, limit, .. } => announced.push((edge, limit)),
+            other => panic!("{other:?}"),
+        });
+    }
+    let step = |number, nth| nth * 1_000_003 + u64::from(number) * 17;
+    let mut steps = Vec::new();
+    for (edge, limit) in announced {
+        assert_eq!(limit, EACH);
+        for nth in 0..limit {
+            let step = step(edge.number, nth);
+            steps.push(step);
+            let record = Record { edge, n: nth as u16 + 1, step, answers_need: false, value: step };
+            edges.receive(ToReceiver::Record(record), |_| false, &mut |_| {}).expect("allowed");
+        }
+    }
+    println!("{} values in {:?}", steps.len(), begin.elapsed());
+    let mut slowest = Duration::ZERO;
+    for step in steps {
+        let over = StepsOver { first: step, last: step, error: 2 };
+        let message = Instant::now();
+        let end = edges.receive(ToReceiver::StepsOver(over), |_| false, &mut |_| {}).expect("allowed");
+        assert_eq!(end, Incoming::Ended(Vec::new(), vec![step], 2));
+        slowest = slowest.max(message.elapsed());
+    }
+    assert_eq!(edges.lost().len(), EDGES as usize);
+    println!("{:?}, at most {slowest:?} for one message", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 

@@ -1,5 +1,6 @@
 //! The edges on which a link receives.
 
+mod ends;
 #[cfg(test)]
 mod growth_tests;
 mod numbers;
@@ -15,7 +16,6 @@ use super::{WindowOptions, WindowViolation};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::RangeInclusive;
 
 /// The content of a message, for the layer above.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -331,17 +331,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 self.send_due(index, post);
                 Ok(Incoming::Nothing)
             }
-            ToReceiver::StepsOver(over) => {
-                let error = over.error.clone();
-                // A step that was over before has values at most that receives have taken.
-                let ends = |step| over.includes(step) && self.over.error(step).is_none();
-                let (waiters, values) = match self.counts.has_any(ends) {
-                    false => (Vec::new(), Vec::new()),
-                    true => self.end(|edge, _| edge.sender_ended(|step| over.includes(step)), post),
-                };
-                self.over.add(over);
-                Ok(Incoming::Ended(waiters, values, error))
-            }
+            ToReceiver::StepsOver(over) => Ok(self.end_at_sender(over, post)),
         }
     }
 
@@ -372,52 +362,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         };
         self.send_due(index, post);
         Ok(delivery)
-    }
-
-    /// Steps have ended here. Returns their waiters, which fail, and their held values.
-    pub fn end_steps(
-        &mut self,
-        steps: &RangeInclusive<u64>,
-        post: &mut impl FnMut(ToSender<K>),
-    ) -> (Vec<W>, Vec<V>) {
-        if !self.counts.has_any(|step| steps.contains(&step)) {
-            return (Vec::new(), Vec::new());
-        }
-        self.end(|edge, post| edge.end_steps(|step| steps.contains(&step), post), post)
-    }
-
-    /// Whether no edge has a value, a waiter or a need of a step.
-    #[inline]
-    pub fn is_quiet(&self, step: u64) -> bool {
-        self.counts.is_empty(step)
-    }
-
-    /// Ends steps on each busy edge.
-    fn end<P: FnMut(ToSender<K>)>(
-        &mut self,
-        end: impl Fn(&mut InEdge<V, W, E>, &mut P) -> (Vec<W>, Vec<V>),
-        post: &mut P,
-    ) -> (Vec<W>, Vec<V>) {
-        let mut all = (Vec::new(), Vec::new());
-        let mut busy = std::mem::take(&mut self.busy);
-        busy.sort_unstable();
-        busy.dedup();
-        for index in &busy {
-            let Some(named) = self.edges.get_mut(*index) else { continue };
-            named.is_busy = false;
-            let (waiters, values) = end(&mut named.edge, post);
-            all.0.extend(waiters);
-            all.1.extend(values);
-            self.send_due(*index, post);
-        }
-        // The lists take turns, so that none is allocated again.
-        let noted = std::mem::take(&mut self.busy);
-        noted.iter().for_each(|index| self.unlist(*index));
-        busy.extend(noted);
-        busy.retain(|index| self.is_still_busy(*index));
-        self.busy = busy;
-        self.recount();
-        all
     }
 
     /// Gives the number of an edge back, if the edge is idle. Returns whether it is.
@@ -461,11 +405,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         waiters
     }
 
-    /// Drops the held values, which are of a life that ended. No receive waits.
-    pub fn drop_held(&mut self) -> Vec<V> {
-        self.end(|edge, _| edge.end_all(), &mut |_| {}).1
-    }
-
     /// As [`InEdge::take_in_place`].
     pub fn take_in_place(&mut self, index: u32, step: u64) -> Option<&mut V> {
         self.edge_mut(index)?.take_in_place(step)
@@ -498,11 +437,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         if let Some(edge) = self.edge_mut(index) {
             edge.replace_held(is_it, value);
         }
-    }
-
-    /// Drops the held values that `is_lost`. The peer's life has ended, and no receive waits.
-    pub fn drop_held_if(&mut self, is_lost: impl Fn(&V) -> bool) -> Vec<V> {
-        self.end(|edge, _| (Vec::new(), edge.drop_held_if(&is_lost)), &mut |_| {}).1
     }
 
     /// The next life of the peer is linked.
@@ -563,21 +497,6 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         // So that the next search is as far away as this one took.
         busy.reserve(busy.len().max(64));
         self.busy = busy;
-    }
-
-    /// Counts anew, after several waiters or values have left.
-    fn recount(&mut self) {
-        let InEdges { edges, busy, counts, .. } = self;
-        counts.clear();
-        // It may have an edge twice, whose index was free meanwhile.
-        busy.sort_unstable();
-        busy.dedup();
-        for index in busy.iter() {
-            let Some(named) = edges.get(*index) else { continue };
-            named.edge.waiters().for_each(|(step, _)| counts.add(*step));
-            named.edge.held().iter().for_each(|held| counts.add(held.step));
-            named.edge.needed().for_each(|step| counts.add(step));
-        }
     }
 
     fn edge_mut(&mut self, index: u32) -> Option<&mut InEdge<V, W, E>> {

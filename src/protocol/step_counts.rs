@@ -1,8 +1,11 @@
 //! The number of things that each step still has.
 
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
 /// Steps that are counted without a search, if their ids are consecutive.
 const NEAR: usize = 16;
-/// Other steps for which memory is allocated at the start.
+/// Other steps that are counted without an allocation.
 const FAR: usize = 64;
 
 /// The number of values, waiters and needs of each step.
@@ -12,11 +15,13 @@ pub struct StepCounts {
     near: [(u64, u32); NEAR],
     /// Counts of steps whose place another step had.
     far: Vec<(u64, u32)>,
+    /// Those for which `far` had no room. A peer that sends values of many steps fills it.
+    rest: BTreeMap<u64, u32>,
 }
 
 impl Default for StepCounts {
     fn default() -> Self {
-        StepCounts { near: [(0, 0); NEAR], far: Vec::with_capacity(FAR) }
+        StepCounts { near: [(0, 0); NEAR], far: Vec::with_capacity(FAR), rest: BTreeMap::new() }
     }
 }
 
@@ -28,9 +33,12 @@ impl StepCounts {
         if near.1 == 0 || near.0 == step {
             return *near = (step, near.1 + 1);
         }
-        match self.far.iter_mut().find(|far| far.0 == step) {
-            Some(far) => far.1 += 1,
-            None => self.far.push((step, 1)),
+        if let Some(far) = self.far.iter_mut().find(|far| far.0 == step) {
+            far.1 += 1;
+        } else if self.far.len() < FAR && !self.rest.contains_key(&step) {
+            self.far.push((step, 1));
+        } else {
+            *self.rest.entry(step).or_default() += 1;
         }
     }
 
@@ -45,6 +53,11 @@ impl StepCounts {
             if self.far[at].1 == 0 {
                 self.far.swap_remove(at);
             }
+        } else if let Some(count) = self.rest.get_mut(&step) {
+            *count -= 1;
+            if *count == 0 {
+                self.rest.remove(&step);
+            }
         }
     }
 
@@ -52,18 +65,23 @@ impl StepCounts {
     pub fn clear(&mut self) {
         self.near = [(0, 0); NEAR];
         self.far.clear();
+        self.rest.clear();
     }
 
     /// Whether the step has nothing.
     #[inline]
     pub fn is_empty(&self, step: u64) -> bool {
         let near = self.near[step as usize % NEAR];
-        (near.0 != step || near.1 == 0) && self.far.iter().all(|far| far.0 != step)
+        (near.0 != step || near.1 == 0)
+            && self.far.iter().all(|far| far.0 != step)
+            && !self.rest.contains_key(&step)
     }
 
-    /// Whether any of the steps that `is` one has something.
-    pub fn has_any(&self, is: impl Fn(u64) -> bool) -> bool {
-        self.near.iter().chain(&self.far).any(|(step, count)| *count > 0 && is(*step))
+    /// Whether any of `steps` that `is` one has something.
+    pub fn has_any(&self, steps: &RangeInclusive<u64>, is: impl Fn(u64) -> bool) -> bool {
+        let mut listed = self.near.iter().chain(&self.far);
+        listed.any(|(step, count)| *count > 0 && steps.contains(step) && is(*step))
+            || (!steps.is_empty() && self.rest.range(steps.clone()).any(|(step, _)| is(*step)))
     }
 }
 
@@ -85,8 +103,33 @@ mod tests {
         assert!(counts.is_empty(3) && !counts.is_empty(3 + NEAR as u64));
         (0..3).for_each(|_| counts.remove(3 + NEAR as u64));
         assert!(counts.is_empty(3 + NEAR as u64) && !counts.is_empty(u64::MAX));
-        assert!(!counts.has_any(|step| step < u64::MAX) && counts.has_any(|step| step == u64::MAX));
+        let has = |counts: &StepCounts, steps| counts.has_any(&steps, |_| true);
+        assert!(!has(&counts, 0..=u64::MAX - 1) && has(&counts, u64::MAX..=u64::MAX));
         counts.add(5);
-        assert!(!counts.has_any(|step| step < 5) && counts.has_any(|step| step == 5));
+        assert!(!has(&counts, 0..=4) && has(&counts, 5..=5) && !counts.has_any(&(5..=5), |_| false));
+        assert!(!has(&counts, 6..=5), "no step");
+    }
+
+    #[test]
+    fn many_steps_are_counted_wherever_their_counts_are() {
+        let steps = || (0..1000u64).map(|n| n * 1_000_003);
+        let mut counts = StepCounts::default();
+        (0..2).for_each(|_| steps().for_each(|step| counts.add(step)));
+        assert_eq!(counts.far.len(), FAR);
+        assert!(steps().all(|step| !counts.is_empty(step) && counts.has_any(&(step..=step), |_| true)));
+        // Whatever makes room elsewhere, a step stays where its count is.
+        for step in steps().step_by(2).chain(steps().step_by(2)) {
+            counts.remove(step);
+        }
+        steps().for_each(|step| counts.add(step));
+        for step in steps() {
+            let left = 1 + 2 * u32::from(!steps().step_by(2).any(|even| even == step));
+            (0..left).for_each(|_| {
+                assert!(!counts.is_empty(step));
+                counts.remove(step);
+            });
+            assert!(counts.is_empty(step));
+        }
+        assert!(!counts.has_any(&(0..=u64::MAX), |_| true));
     }
 }
