@@ -41,6 +41,7 @@ pub use key::{DeviceName, DeviceNameError, KeyError, KeyPart, MAX_NAME, Rendezvo
 pub use lack::is_lack;
 pub(crate) use lack::{LACK_REMEDY, LACKS};
 pub use loss::LossCause;
+pub(crate) use shape::MAX_INLINE_RANK;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use short_message::{SHORT_MESSAGE, SHORT_WORDS, ShortMessage, UnreadMessage};
 pub use source::source_of;

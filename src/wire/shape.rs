@@ -8,7 +8,8 @@ pub const MAX_RANK: usize = 254;
 /// The largest dimension a tensor may have.
 pub const MAX_DIM: u64 = i64::MAX as u64;
 
-const INLINE: usize = 6;
+/// Dimensions of a shape that needs no memory of its own.
+pub(crate) const MAX_INLINE_RANK: usize = 6;
 
 /// The dimensions of a tensor, outermost first. Rank 0 is a scalar.
 ///
@@ -25,7 +26,7 @@ pub struct Shape(Dims);
 
 #[derive(Clone)]
 enum Dims {
-    Inline { rank: u8, dims: [u64; INLINE] },
+    Inline { rank: u8, dims: [u64; MAX_INLINE_RANK] },
     Heap(Box<[u64]>),
 }
 
@@ -74,7 +75,7 @@ pub enum ShapeError {
 
 impl Shape {
     /// No dimensions, one element.
-    pub const SCALAR: Shape = Shape(Dims::Inline { rank: 0, dims: [0; INLINE] });
+    pub const SCALAR: Shape = Shape(Dims::Inline { rank: 0, dims: [0; MAX_INLINE_RANK] });
 
     /// A shape with these dimensions.
     ///
@@ -93,8 +94,8 @@ impl Shape {
     /// These dimensions in place, if there is room for them.
     #[inline]
     fn inline(dims: &[u64]) -> Option<Self> {
-        let mut inline = [0; INLINE];
-        if dims.len() > INLINE {
+        let mut inline = [0; MAX_INLINE_RANK];
+        if dims.len() > MAX_INLINE_RANK {
             return None;
         }
         for (place, dim) in inline.iter_mut().zip(dims) {
@@ -110,6 +111,11 @@ impl Shape {
             Dims::Inline { rank, dims } => &dims[..usize::from(*rank)],
             Dims::Heap(dims) => dims,
         }
+    }
+
+    /// Whether the shape has no memory of its own.
+    pub(crate) fn is_inline(&self) -> bool {
+        matches!(self.0, Dims::Inline { .. })
     }
 
     /// The number of dimensions.
@@ -216,7 +222,7 @@ fn bits_per_dim(rank: usize) -> Option<usize> {
     match rank {
         0 | 1 => Some(DIM_BITS),
         2 => Some(DIM_BITS / 2),
-        3..=INLINE => Some(DIM_BITS / INLINE),
+        3..=MAX_INLINE_RANK => Some(DIM_BITS / MAX_INLINE_RANK),
         _ => None,
     }
 }
@@ -257,7 +263,7 @@ impl TensorMeta {
     pub(crate) fn inline(dtype: DType, dims: &[u64]) -> Option<Self> {
         let rank = dims.len();
         let bits = bits_per_dim(rank)?;
-        let (mut kept, mut elements, mut word) = ([0; INLINE], 1u64, 0);
+        let (mut kept, mut elements, mut word) = ([0; MAX_INLINE_RANK], 1u64, 0);
         for (place, dim) in kept.iter_mut().zip(dims) {
             *place = *dim;
             elements = elements.checked_mul(*dim)?;
@@ -444,7 +450,7 @@ mod tests {
             &[3],
             &[0],
             &[2, 3, 4, 5, 6, 7],
-            &[1; INLINE + 1],
+            &[1; MAX_INLINE_RANK + 1],
             &[MAX_DIM],
             &[MAX_DIM + 1],
             &[MAX_DIM + 1, 0],
@@ -454,7 +460,7 @@ mod tests {
         for dims in shapes {
             for dtype in [DType::U8, DType::F32, DType::String] {
                 let any = Shape::new(dims).and_then(|shape| TensorMeta::new(dtype, shape)).ok();
-                let kept = any.filter(|meta| meta.bytes() > 0 && dims.len() <= INLINE);
+                let kept = any.filter(|meta| meta.bytes() > 0 && dims.len() <= MAX_INLINE_RANK);
                 assert_eq!(TensorMeta::inline(dtype, dims), kept, "{dtype} {dims:?}");
             }
         }
@@ -474,8 +480,8 @@ mod tests {
             &[1, 1 << 24],
             &[2, 3, 4, 5, 6, 7],
             &[2, 3, 4, 5, 6, 256],
-            &[1; INLINE],
-            &[1; INLINE + 1],
+            &[1; MAX_INLINE_RANK],
+            &[1; MAX_INLINE_RANK + 1],
         ];
         let shapes = dims.map(|dims| Shape::new(dims).expect("a shape"));
         let all = shapes.iter().flat_map(|shape| {

@@ -14,9 +14,10 @@ use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, R
 use crate::wire::{EdgeId, EdgeName, ShortMessage, Status};
 use std::sync::Arc;
 
-/// Bytes of the error of a record at most. A window holds it. The errors of records that this side
-/// sends are shorter.
-const MAX_RECORD_TEXT: usize = 4096;
+/// Bytes of the error of a record at most, which a window holds.
+pub(super) const MAX_RECORD_TEXT: usize = 512;
+/// Bytes of an error of ended steps or of an edge that are kept always.
+const SHORT_TEXT: usize = 4096;
 /// Bytes of the longer errors of a link's refusals and ended steps that are kept whole. Later ones
 /// are cut: receives that begin later get them too, so they stay.
 pub(super) const ERROR_ROOM: usize = 16 << 20;
@@ -105,7 +106,7 @@ impl Link {
     /// An error of the peer, or what there is room for.
     fn kept_error(&mut self, error: Status) -> Status {
         let len = error.message.len() + error.details.len();
-        if len <= MAX_RECORD_TEXT {
+        if len <= SHORT_TEXT {
             return error;
         }
         match self.windows.error_room.checked_sub(len) {
@@ -113,7 +114,7 @@ impl Link {
                 self.windows.error_room = room;
                 error
             }
-            None => error.cut(MAX_RECORD_TEXT),
+            None => error.cut(SHORT_TEXT),
         }
     }
 

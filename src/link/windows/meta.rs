@@ -1,13 +1,15 @@
 //! The meta-data of a connection, by number: told once, named by each record.
 
 use crate::mutants::{Mutant, is_on};
-use crate::wire::TensorMeta;
 use crate::wire::message::{Placement, VersionedMeta};
+use crate::wire::{MAX_INLINE_RANK, TensorMeta};
 use foldhash::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Numbers of a connection. The next meta-data beyond them take the oldest number.
 pub(super) const MAX_METAS: u16 = 4096;
+/// Shapes outside [`KnownMetas`] that values may keep, of those with memory of their own.
+const MAX_KEPT_SHAPES: usize = 8192;
 
 /// The meta-data that were told to the peer.
 #[derive(Debug, Default)]
@@ -72,30 +74,58 @@ pub struct ToldMeta {
 
 /// The meta-data that the peer has told, by number.
 #[derive(Debug, Default)]
-pub(super) struct KnownMetas(Vec<Option<Arc<ToldMeta>>>);
+pub(super) struct KnownMetas {
+    by_number: Vec<Option<Arc<ToldMeta>>>,
+    /// Replaced meta-data whose shapes have memory of their own, which values may keep.
+    kept: Vec<Weak<ToldMeta>>,
+}
 
 impl KnownMetas {
-    /// Bytes that the table has allocated, without large shapes.
+    /// Bytes that the tables have allocated, without large shapes.
     pub fn heap_bytes(&self) -> usize {
-        let known = self.0.iter().flatten().count() * size_of::<ToldMeta>();
-        self.0.capacity() * size_of::<Option<Arc<ToldMeta>>>() + known
+        let known = self.by_number.iter().flatten().count() * size_of::<ToldMeta>();
+        let kept = self.kept.capacity() * size_of::<Weak<ToldMeta>>();
+        self.by_number.capacity() * size_of::<Option<Arc<ToldMeta>>>() + kept + known
     }
 
     /// Notes meta-data under their number.
     ///
     /// # Errors
-    /// If the number is beyond the largest.
+    /// If the number is beyond the largest. If values keep too many large shapes.
     pub fn learn(&mut self, told: VersionedMeta) -> Result<(), String> {
         let VersionedMeta { version, placement, meta } = told;
         if version > u32::from(MAX_METAS) {
             return Err(format!("meta-data came under number {version}, of at most {MAX_METAS}"));
         }
         let place = version as usize;
-        if self.0.len() <= place {
-            self.0.resize(place + 1, None);
+        if self.by_number.len() <= place {
+            self.by_number.resize(place + 1, None);
         }
-        self.0[place] = Some(Arc::new(ToldMeta { meta, sender: placement }));
-        Ok(())
+        let told = Arc::new(ToldMeta { meta, sender: placement });
+        match self.by_number[place].replace(told) {
+            Some(old) if !old.meta.shape().is_inline() => self.keep(&old),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn keep(&mut self, replaced: &Arc<ToldMeta>) -> Result<(), String> {
+        self.kept.push(Arc::downgrade(replaced));
+        if self.kept.len() < MAX_KEPT_SHAPES {
+            return Ok(());
+        }
+        // The caller has the one that was replaced just now.
+        self.kept.retain(|kept| kept.strong_count() > usize::from(kept.as_ptr() == Arc::as_ptr(replaced)));
+        // Half of them, so that the next search is as far away as this one took.
+        if self.kept.len() <= MAX_KEPT_SHAPES / 2 {
+            return Ok(());
+        }
+        Err(format!(
+            "it replaced the meta-data of {} tensors that wait here, of more than {MAX_INLINE_RANK} \
+             dimensions each: at most {} are allowed",
+            self.kept.len(),
+            MAX_KEPT_SHAPES / 2
+        ))
     }
 
     /// The meta-data of a number.
@@ -104,7 +134,7 @@ impl KnownMetas {
     /// If the number was never told.
     #[inline]
     pub fn get(&self, number: u16) -> Result<&Arc<ToldMeta>, String> {
-        let known = self.0.get(usize::from(number)).and_then(Option::as_ref);
+        let known = self.by_number.get(usize::from(number)).and_then(Option::as_ref);
         known.ok_or_else(|| format!("a record has meta-data {number}, which were never told"))
     }
 }
@@ -139,5 +169,30 @@ mod tests {
         let beyond =
             VersionedMeta { version: u32::from(MAX_METAS) + 1, placement: Placement::POOL, meta: meta(1) };
         assert!(known.learn(beyond).is_err());
+    }
+
+    /// Replaces one meta-data again and again. Values keep the replaced ones that `is_kept`.
+    fn replace_shapes(rank: usize, count: usize, is_kept: impl Fn(usize) -> bool) -> Result<(), String> {
+        let (mut known, mut values) = (KnownMetas::default(), Vec::new());
+        let meta = TensorMeta::new(DType::U8, Shape::new(&vec![1; rank]).expect("a shape")).expect("a size");
+        for nth in 0..count {
+            known.learn(VersionedMeta { version: 1, placement: Placement::POOL, meta: meta.clone() })?;
+            if is_kept(nth) {
+                values.push(known.get(1)?.clone());
+            }
+            assert!(known.kept.len() <= MAX_KEPT_SHAPES);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_large_shapes_that_values_keep_are_bounded() {
+        let many = 10 * MAX_KEPT_SHAPES;
+        replace_shapes(254, many, |_| false).expect("no value keeps one");
+        replace_shapes(254, many, |nth| nth % 24 == 0).expect("few values keep one");
+        replace_shapes(6, many, |_| true).expect("small shapes have no memory of their own");
+        let error = replace_shapes(254, many, |_| true).expect_err("too many");
+        assert!(error.contains("8192 tensors that wait here, of more than 6 dimensions"), "{error}");
+        replace_shapes(7, many, |nth| nth % 2 == 0).expect_err("too many, in time");
     }
 }

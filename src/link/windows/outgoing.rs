@@ -237,14 +237,15 @@ fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {
     }
 }
 
-/// The error of the receive of a tensor that no message carries.
+/// The error of the receive of a tensor that no message carries, of at most
+/// [`MAX_RECORD_TEXT`](super::incoming::MAX_RECORD_TEXT) bytes.
 #[cold]
 fn too_long(tensor: &Tensor, limits: &LinkLimits) -> Status {
-    let (meta, bytes) = (tensor.meta(), tensor.meta().bytes());
+    let bytes = tensor.meta().bytes();
     let message = match limits.lends {
         true => format!(
-            "{meta} can't be sent: the fabric does not lend it, and a record carries {MAX_IN_RECORD} bytes \
-             at most; copy it to the pool first"
+            "the tensor has {bytes} bytes and can't be sent: the fabric does not lend it, and a record \
+             carries {MAX_IN_RECORD} bytes at most; copy it to the pool first"
         ),
         false => format!(
             "the tensor has {bytes} bytes, and the queue of the link carries {} in one write: raise \

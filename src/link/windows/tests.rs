@@ -154,6 +154,7 @@ fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
         });
         assert_eq!(status.code, Code::ResourceExhausted);
         assert!(status.message.contains(&format!("{bytes}")), "{}", status.message);
+        assert!(status.message.len() <= incoming::MAX_RECORD_TEXT, "{}", status.message);
     }
 }
 
@@ -256,9 +257,9 @@ fn a_record_has_few_bytes() {
 #[test]
 fn a_record_has_a_short_error() {
     let mut scene = scene(true);
-    let status = Status::new(Code::Internal, "e".repeat(5000));
+    let status = Status::new(Code::Internal, "e".repeat(513));
     scene.say(&record(RecordValue::Error(status)));
-    assert!(scene.ended().contains("an error of 5000 bytes"));
+    assert!(scene.ended().contains("an error of 513 bytes, of at most 512"));
 }
 
 /// Receives that begin later get the errors of ended steps too, so they stay.
