@@ -223,7 +223,8 @@ impl PeerRegion {
     /// [`PeerRegionError::Os`] if there is no memory for the parts, or one is outside the region.
     ///
     /// # Safety
-    /// The region's maker has ended, so nobody writes to the region any more. Until the region is
+    /// The process that sent the region has ended. If it was the maker, nobody writes to the region
+    /// any more. What another process writes meanwhile may be missing in the copy. Until the region is
     /// dropped, only these parts are read, by [`PeerRegion::bytes_at`] or as
     /// [`LentBytes`](super::LentBytes).
     pub unsafe fn relocate(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
