@@ -201,16 +201,33 @@ pub fn any_ports(count: usize) -> Vec<SocketAddr> {
     (1..).take(count).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).collect()
 }
 
+/// The first and the last port that the system gives to sockets that ask for any.
+const PORTS_OF_SYSTEM: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+
 /// Free ports of this host.
 ///
-/// Another program could take one before the process does. To make this unlikely, each launch uses
-/// a loopback address of its own (all of 127.0.0.0/8 is loopback).
+/// The system gives none of them to the links of a process that starts before another one. Another
+/// program could take one before the process does. To make this unlikely, each launch uses a
+/// loopback address of its own (all of 127.0.0.0/8 is loopback).
 pub fn free_ports(count: usize) -> std::io::Result<Vec<SocketAddr>> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 128 | a & 63, b, c.max(1));
+    let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap_or_default();
     // All sockets stay open until the last port is known, or a port could come twice.
-    let bound = (0..count).map(|_| TcpListener::bind((address, 0))).collect::<std::io::Result<Vec<_>>>()?;
+    let bound = ports_outside(&range).filter_map(|port| TcpListener::bind((address, port)).ok());
+    let mut bound: Vec<_> = bound.take(count).collect();
+    while bound.len() < count {
+        bound.push(TcpListener::bind((address, 0))?);
+    }
     bound.iter().map(TcpListener::local_addr).collect()
+}
+
+/// The ports outside a range in the form of [`PORTS_OF_SYSTEM`], without those of system services.
+fn ports_outside(range: &str) -> impl Iterator<Item = u16> + use<> {
+    let mut ends = range.split_whitespace().map_while(|end| end.parse().ok());
+    // The kernel's usual range, if it does not tell.
+    let (first, last) = (ends.next().unwrap_or(32_768), ends.next().unwrap_or(60_999));
+    (1024..first).rev().chain((last..=u16::MAX).skip(1))
 }
 
 #[cfg(test)]
@@ -282,5 +299,18 @@ mod tests {
         let layout = Layout::on_this_host(&JobSizes::of("w", 50).unwrap(), &ports).unwrap();
         // It refuses an address that comes twice.
         assert_eq!(layout.cluster().unwrap().members().count(), 50);
+        let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap();
+        let ends: Vec<u16> = range.split_whitespace().map(|end| end.parse().unwrap()).collect();
+        let is_outside = |port: u16| port < ends[0] || port > ends[1];
+        assert!(ports.iter().all(|at| is_outside(at.port())) || ends[0] < 1100, "{ports:?} in {range}");
+    }
+
+    #[test]
+    fn ports_of_the_system_and_of_its_services_are_left_out() {
+        let all = |range| ports_outside(range).collect::<Vec<_>>();
+        assert_eq!(all("1026\t65533\n"), [1025, 1024, 65534, 65535]);
+        assert_eq!(all("1024 65535"), []);
+        assert_eq!(all(""), all("32768 60999"));
+        assert_eq!(all("32768 60999").len(), (32_768 - 1024) + (65_535 - 60_999));
     }
 }

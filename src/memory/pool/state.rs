@@ -67,7 +67,8 @@ impl OpenPool {
         let units = (region.len() / unit) as u32;
         let cache = options.cache.unwrap_or(region.len() / 8).min(region.len());
         let central = CentralAndCollected {
-            central: Central::new(units, options.max_blocks),
+            // A pool has no more blocks than units. The allocator wants two more places.
+            central: Central::new(units, options.max_blocks.min(units.saturating_add(2))),
             collected: Collected::default(),
             emptied_at: 0,
         };

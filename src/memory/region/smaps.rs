@@ -27,6 +27,10 @@ fn parse(smaps: impl BufRead, start: u64, len: u64) -> io::Result<MappedPages> {
     for line in smaps.lines() {
         let line = line?;
         if let Some((from, to)) = range(&line) {
+            // The lines are in order, and the kernel counts the pages of each mapping as it is read.
+            if from >= start + len {
+                break;
+            }
             inside = from >= start && to - start <= len && from < to;
             total.size += if inside { to - from } else { 0 };
             total.resident = 0;
@@ -103,6 +107,15 @@ VmFlags: rd lo
             resident: pages.resident,
         };
         assert_eq!(pages, expected);
+    }
+
+    #[test]
+    fn mappings_behind_the_range_are_not_read() {
+        let (before, _) = SMAPS.split_once("Rss:                   4 kB\nAnon").expect("the last one");
+        // No text, so that reading it fails.
+        let smaps = std::io::Read::chain(before.as_bytes(), &[0xff, b'\n'][..]);
+        let smaps = BufReader::new(smaps);
+        assert_eq!(parse(smaps, 0x1000, 0x3000).expect("parses").size, 0x3000);
     }
 
     #[test]

@@ -123,6 +123,15 @@ fn a_full_table_of_blocks_has_its_own_error() {
 }
 
 #[test]
+fn the_table_has_room_for_all_blocks_of_the_smallest_size() {
+    let pool = pool(1 << 16);
+    let tensors: Vec<_> = std::iter::from_fn(|| pool.tensor(bytes(1)).ok()).collect();
+    assert_eq!((tensors.len(), pool.stats().free), ((1 << 16) / 64, 0));
+    let error = pool.tensor(bytes(1)).expect_err("full");
+    assert!(!matches!(error, PoolError::TableFull { .. }), "{error}");
+}
+
+#[test]
 fn options_out_of_range_are_refused_by_name() {
     let refused = |options| Pool::new(region(4096), options).expect_err("refused").to_string();
     let few = PoolOptions { max_blocks: 1, ..PoolOptions::default() };
