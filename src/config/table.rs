@@ -429,6 +429,9 @@ settings! {
     /// A call that waits for longer is logged, once, with the peer that it waits for and why. Not
     /// looked for are receives on edges within the process: `Node::waits` has them.
     hung_after: Duration, DurationText, default("30s"), "1ms to 24h", up_to_a_day;
+    /// Whether each link that comes up is told on standard error too: the peer, the fabric, and why
+    /// it is this one. The log has the same line. `tensorwire launch --paths` sets it.
+    print_paths: bool, Bool, default("false"), "true or false", Some;
     /// How long `Step::try_recv` waits for a tensor that its sender offers over verbs or TCP, and
     /// writes then. Over gRPC calls, how long it waits for the answer.
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);

@@ -33,6 +33,7 @@ pub(super) const fn sample(
 }
 
 pub(super) const NO_STRING: &[&str] = &["true", "1.5", "[]", "{}", "\"\""];
+const SWITCH: &[(&str, &str)] = &[("true", "true"), ("false", "false")];
 const NO_SWITCH: &[&str] = &["1", "\"true\"", "[]", "1979-05-27"];
 pub(super) const NO_NUMBER: &[&str] = &["true", "1.5", "[1]", "-1", "0x10", "\"\"", "99999999999999999999"];
 const NO_SPAN: &[&str] = &["5", "5.0", "true", "[\"5s\"]"];
@@ -109,12 +110,7 @@ const SAMPLES: &[Sample] = &[
     sample("tls_ca", &[("ca.pem", "ca.pem")], &["", "a\0b"], NO_STRING),
     sample("tls_certificate", &[("me.pem", "me.pem")], &["", "a\0b"], NO_STRING),
     sample("tls_key", &[("/run/me.key", "/run/me.key")], &["", "a\0b"], NO_STRING),
-    sample(
-        "allow_non_loopback",
-        &[("true", "true"), ("false", "false")],
-        &["", "yes", "1", "True"],
-        NO_SWITCH,
-    ),
+    sample("allow_non_loopback", SWITCH, &["", "yes", "1", "True"], NO_SWITCH),
     sample(
         "profile",
         &[
@@ -132,6 +128,7 @@ const SAMPLES: &[Sample] = &[
         BAD_SPAN_0,
         NO_SPAN,
     ),
+    sample("print_paths", SWITCH, &["", "1", "yes"], NO_SWITCH),
     sample("hung_after", &[("250ms", "250ms"), ("30s", "30s")], BAD_SPAN_0, NO_SPAN),
     sample("heartbeat_interval", &[("1ms", "1ms"), ("1500us", "1500us")], BAD_SPAN_0, NO_SPAN),
     sample("silence_bound", &[("2s", "2s"), ("24h", "24h")], BAD_SPAN_0, NO_SPAN),
@@ -198,7 +195,7 @@ const SAMPLES: &[Sample] = &[
         NO_NUMBER,
     ),
     sample("small_tensor_bytes", &[("0", "0"), ("160", "160")], &["", "161", "-1", "1KiB"], NO_NUMBER),
-    sample("validate", &[("true", "true"), ("false", "false")], &["", "yes", "1"], NO_SWITCH),
+    sample("validate", SWITCH, &["", "yes", "1"], NO_SWITCH),
     sample("max_lent_bytes", &[("0", "0"), ("16TiB", "16TiB")], &["", "-1", "17TiB", "half"], NO_STRING),
     sample("borrow_grace", &[("1ms", "1ms"), ("24h", "24h")], &["0s", "25h", "", "5"], NO_STRING),
     sample("bulk_receive", &[("copy", "copy"), ("borrow", "borrow")], &["", "move"], NO_STRING),

@@ -16,6 +16,7 @@ use crate::matching::{
 use crate::rendezvous::{Context, Error, Losses, Paths, PeerStatus};
 use crate::wire::{Code, Generation, LossCause, Status, TaskId};
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -101,6 +102,8 @@ fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -
 /// Reports the state of links to the rendezvous and to the bootstrap service.
 pub(super) struct LinkReporter {
     me: TaskId,
+    /// As the setting of this name.
+    print_paths: bool,
     losses: Arc<Losses>,
     directory: PeerDirectory,
     events: Arc<EventHistory>,
@@ -109,9 +112,14 @@ pub(super) struct LinkReporter {
 }
 
 impl LinkReporter {
-    pub fn new(me: TaskId, losses: Arc<Losses>, directory: PeerDirectory, events: Arc<EventHistory>) -> Self {
+    pub fn new(
+        (me, print_paths): (TaskId, bool),
+        losses: Arc<Losses>,
+        directory: PeerDirectory,
+        events: Arc<EventHistory>,
+    ) -> Self {
         let (bootstrap, pollers) = (OnceLock::new(), OnceLock::new());
-        LinkReporter { me, losses, directory, events, bootstrap, pollers }
+        LinkReporter { me, print_paths, losses, directory, events, bootstrap, pollers }
     }
 
     fn event_peer(&self, peer: PeerIndex, tag: LinkTag) -> EventPeer {
@@ -165,8 +173,12 @@ impl PeerObserver for LinkReporter {
             let devices = if devices.is_empty() { devices } else { format!(" over {devices}") };
             format!(" by {}{devices} ({})", found.kind, found.why)
         });
-        let me = self.me.clone();
-        self.log(move || tracing::info!("{me}: {event}: connected{over}"));
+        let (me, print_paths) = (self.me.clone(), self.print_paths);
+        self.log(move || {
+            tracing::info!("{me}: {event}: connected{over}");
+            // Nobody may read it.
+            let _ = print_paths.then(|| writeln!(std::io::stderr(), "{me}: {event}: connected{over}"));
+        });
     }
 
     fn down(&self, lost: &LostPeer) {

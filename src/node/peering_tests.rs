@@ -57,7 +57,7 @@ fn side_on(task: u32, life: u64, tcp: impl Fn(&Pool) -> Option<TcpFabric>) -> Si
     };
     let me = TaskId::new("w", task).expect("a job name");
     let reporter = Arc::new(LinkReporter::new(
-        TaskId::new("w", task).expect("a job name"),
+        (me.clone(), false),
         losses.clone(),
         directory.clone(),
         EventHistory::new(),

@@ -290,7 +290,8 @@ impl ResourcePlan {
         if may_use(FabricKind::Tcp) {
             let (members, peers) = (members_at_address(config), peers_beyond_shm(config));
             let because = format!("{members} members at this address, each with {peers} links over tcp");
-            let remedy = "widen net.ipv4.ip_local_port_range (sysctl), or give members other addresses";
+            let remedy = "widen net.ipv4.ip_local_port_range (sysctl), or give members other addresses, such \
+                          as 127.0.0.2";
             let most = (limits.ports, "net.ipv4.ip_local_port_range");
             // Members of one name may bind different addresses.
             let own = config.cluster.address(config.task_id());

@@ -199,8 +199,8 @@ impl Node {
         let outstanding = Arc::new(AtomicUsize::new(0));
         let directory = PeerDirectory::new(members.clone());
         let events = EventHistory::new();
-        let reporter =
-            Arc::new(LinkReporter::new(me.clone(), losses.clone(), directory.clone(), events.clone()));
+        let who = (me.clone(), config.print_paths);
+        let reporter = Arc::new(LinkReporter::new(who, losses.clone(), directory.clone(), events.clone()));
         let polling = Polling::new(config, members.all().len(), cpus);
         let identity = NodeIdentity { me: me.clone(), incarnation, members: members.clone(), host };
         let NodeParts { pollers, peering, registrar, lost_rails, calls } = opening.open(

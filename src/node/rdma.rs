@@ -1,9 +1,9 @@
 //! The settings of an RDMA device, as the verbs fabric takes them.
 
+use super::transport::host_of;
 use crate::config::{Config, MemoryWindows, Origin};
 use crate::fabric::verbs::VerbsOptions;
 use crate::fabric::verbs::device::{DeviceSetting, DeviceSettings, Mtu};
-use crate::wire::HostPort;
 
 /// The settings of an RDMA device, each with its origin, for
 /// [`choose`](crate::fabric::verbs::device::choose).
@@ -52,7 +52,6 @@ pub(super) fn verbs_options(config: &Config) -> VerbsOptions {
 /// in turn, in the order of the cluster.
 fn comp_vector(config: &Config) -> u32 {
     let me = config.task_id();
-    let host_of = |address: &HostPort| (address.name().map(str::to_owned), address.ip());
     let own = config.cluster.address(me).map(host_of);
     let earlier = config.cluster.members().take_while(|(task, _)| task != me);
     let on_this_host = earlier.filter(|(_, address)| Some(host_of(address)) == own).count();

@@ -110,7 +110,7 @@ fn own_addresses(config: &Config) -> Result<Vec<IpAddr>, FabricError> {
 const TCP_ADDRESSES: usize = 8;
 
 /// The host of an address, as far as it tells.
-fn host_of(address: &HostPort) -> (Option<String>, Option<IpAddr>) {
+pub(super) fn host_of(address: &HostPort) -> (Option<String>, Option<IpAddr>) {
     match address.ip() {
         Some(ip) if ip.is_loopback() => (None, None),
         ip => (address.name().filter(|name| *name != "localhost").map(str::to_owned), ip),

@@ -17,6 +17,11 @@ fn lines_of(name: &str, args: &[&str]) -> Vec<String> {
 
 /// The lines that a command prints, which must succeed.
 pub fn lines(command: &mut Command) -> Vec<String> {
+    output(command).0
+}
+
+/// As [`lines`], with the lines on standard error.
+fn output(command: &mut Command) -> (Vec<String>, Vec<String>) {
     // A node reads these variables, and the shell that runs the tests may have set some.
     const READ: [&str; 8] =
         ["TENSORWIRE_", "RDMA_", "RANK", "WORLD_SIZE", "MASTER_", "OMPI_COMM_", "PMI_", "SLURM_"];
@@ -26,9 +31,32 @@ pub fn lines(command: &mut Command) -> Vec<String> {
         }
     }
     let output = command.output().expect("it starts");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {errors}", output.status);
-    String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+    let [lines, errors] = [output.stdout, output.stderr]
+        .map(|text| String::from_utf8(text).expect("text").lines().map(str::to_owned).collect::<Vec<_>>());
+    assert!(output.status.success(), "{command:?}: {}: {errors:?}", output.status);
+    (lines, errors)
+}
+
+/// Each process tells of each other one once.
+#[test]
+fn the_launcher_shows_the_fabric_to_each_peer_and_why() {
+    let why = [("auto", "shm (", "same host"), ("tcp", "tcp (", "fabric = tcp")];
+    for (fabric, by, because) in why {
+        let mut command = Command::new(tensorwire());
+        command.args(["launch", "-n", "3", "--paths", "--", "env"]);
+        let (_, told) = output(command.arg(format!("TENSORWIRE_FABRIC={fabric}")).arg(example("ring")));
+        println!("{told:#?}");
+        let pairs = (0..3).flat_map(|me| (0..3).map(move |peer| (me, peer))).filter(|(me, peer)| me != peer);
+        for (me, peer) in pairs {
+            let begin = format!("[worker:{me}] worker/{me}: ");
+            let is_of =
+                |line: &&String| line.starts_with(&begin) && line.contains(&format!("worker/{peer} "));
+            let of: Vec<&String> = told.iter().filter(is_of).collect();
+            assert!(matches!(of[..], [line] if line.contains(&format!("connected by {by}"))), "{told:?}");
+            assert!(of[0].contains(because), "{of:?}");
+        }
+        assert_eq!(told.len(), 6);
+    }
 }
 
 #[test]

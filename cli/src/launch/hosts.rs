@@ -39,6 +39,9 @@ fn command(args: &LaunchArgs, number: usize) -> String {
     if args.grace != super::GRACE {
         option("--grace", &args.grace.to_string());
     }
+    if args.paths {
+        words.push("--paths".into());
+    }
     words.push("--".into());
     words.extend(args.command.iter().map(|word| quoted(&word.to_string_lossy())));
     words.join(" ")
@@ -66,14 +69,13 @@ mod tests {
 
     #[test]
     fn each_host_gets_the_command_that_starts_its_part() {
-        let line =
-            "launch --hosts a:1,[::1]:2 --jobs ps=1,worker=2 --cores 0-1 --port 4000 -- ./train --name";
-        let line = line.split(' ').chain(["it's a run"]);
+        let line = "launch --hosts a:1,[::1]:2 --jobs ps=1,worker=2 --cores 0-1 --paths --port 4000 --";
+        let line = line.split(' ').chain(["./train", "--name", "it's a run"]);
         let args = Line::try_parse_from(line).unwrap().args;
         let text = commands(&args, args.hosts.as_ref().unwrap());
         let second = "[::1]:\n  tensorwire launch --jobs ps=1,worker=2 --hosts 'a:1,[::1]:2' --host-rank 1 \
                       --port \
-                      4000 --cores 0,1 -- ./train --name 'it'\\''s a run'\n";
+                      4000 --cores 0,1 --paths -- ./train --name 'it'\\''s a run'\n";
         assert!(text.ends_with(second), "{text}");
         assert!(text.contains("a:\n  tensorwire launch ") && text.contains("auth secret"), "{text}");
     }

@@ -159,12 +159,12 @@ pub struct Layout(pub Vec<Placed>);
 
 impl Layout {
     /// One process for each address of this host.
-    pub fn on_this_host(jobs: &JobSizes, ports: &[SocketAddr]) -> Result<Self, String> {
+    pub fn on_this_host(jobs: &JobSizes, addresses: &[SocketAddr]) -> Result<Self, String> {
         let place = |((name, address), local_rank): ((TaskId, &SocketAddr), u32)| {
             let address = HostPort::try_from(*address).map_err(|error| error.to_string())?;
             Ok(Placed { name, address, host: 0, local_rank })
         };
-        let named = jobs.names()?.into_iter().zip(ports).zip(0..);
+        let named = jobs.names()?.into_iter().zip(addresses).zip(0..);
         Ok(Layout(named.map(place).collect::<Result<_, String>>()?))
     }
 
@@ -196,30 +196,34 @@ impl Layout {
     }
 }
 
-/// Ports of this host, free or not.
-pub fn any_ports(count: usize) -> Vec<SocketAddr> {
-    (1..).take(count).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).collect()
-}
-
 /// The first and the last port that the system gives to sockets that ask for any.
 const PORTS_OF_SYSTEM: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// Free ports of this host.
+/// Addresses of this host, at which nobody may be able to listen.
+pub fn any_addresses(count: usize) -> Vec<SocketAddr> {
+    loopback_addresses().map(|address| (address, 1).into()).take(count).collect()
+}
+
+/// Addresses of this host with a free port each.
 ///
-/// The system gives none of them to the links of a process that starts before another one. Another
-/// program could take one before the process does. To make this unlikely, each launch uses a
-/// loopback address of its own (all of 127.0.0.0/8 is loopback).
-pub fn free_ports(count: usize) -> std::io::Result<Vec<SocketAddr>> {
-    let [_, a, b, c] = std::process::id().to_be_bytes();
-    let address = Ipv4Addr::new(127, 128 | a & 63, b, c.max(1));
+/// The system gives none of these ports to sockets that ask for any. Links of a process that starts
+/// before another one are such.
+pub fn free_addresses(count: usize) -> std::io::Result<Vec<SocketAddr>> {
     let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap_or_default();
-    // All sockets stay open until the last port is known, or a port could come twice.
-    let bound = ports_outside(&range).filter_map(|port| TcpListener::bind((address, port)).ok());
-    let mut bound: Vec<_> = bound.take(count).collect();
-    while bound.len() < count {
-        bound.push(TcpListener::bind((address, 0))?);
-    }
-    bound.iter().map(TcpListener::local_addr).collect()
+    let free_at = |address| {
+        let mut bound = ports_outside(&range).filter_map(|port| TcpListener::bind((address, port)).ok());
+        bound.next().map_or_else(|| TcpListener::bind((address, 0)), Ok)?.local_addr()
+    };
+    loopback_addresses().take(count).map(free_at).collect()
+}
+
+/// An address for each process, so that each has all ports for its links. Another program could
+/// take one before the process does: to make this unlikely, each launch begins at an address of its
+/// own. All of 127.0.0.0/8 is loopback.
+fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let first = u32::from(Ipv4Addr::new(127, 128 | a & 63, b, c.max(1)));
+    (first..).map(Ipv4Addr::from)
 }
 
 /// The ports outside a range in the form of [`PORTS_OF_SYSTEM`], without those of system services.
@@ -233,6 +237,7 @@ fn ports_outside(range: &str) -> impl Iterator<Item = u16> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn refused<T: FromStr<Err = String> + std::fmt::Debug>(text: &str, part: &str) {
         let error = text.parse::<T>().unwrap_err();
@@ -245,7 +250,7 @@ mod tests {
         let names: Vec<String> = jobs.names().unwrap().iter().map(TaskId::to_string).collect();
         assert_eq!((jobs.processes(), names.join(" ")), (3, "ps/0 worker/0 worker/1".into()));
         let on_hosts = Layout::on_hosts(&jobs, &"b:2,a:1".parse().unwrap(), 4000).unwrap();
-        let here = Layout::on_this_host(&jobs, &free_ports(3).unwrap()).unwrap();
+        let here = Layout::on_this_host(&jobs, &free_addresses(3).unwrap()).unwrap();
         for layout in [on_hosts, here] {
             let cluster = layout.cluster().unwrap();
             let ranks = layout.0.iter().map(|placed| (placed.name.clone(), &placed.address));
@@ -293,23 +298,26 @@ mod tests {
     }
 
     #[test]
-    fn free_ports_are_different_and_on_the_loopback_interface() {
-        let ports = free_ports(50).unwrap();
-        assert!(ports.iter().all(|port| port.ip().is_loopback()));
-        let layout = Layout::on_this_host(&JobSizes::of("w", 50).unwrap(), &ports).unwrap();
-        // It refuses an address that comes twice.
-        assert_eq!(layout.cluster().unwrap().members().count(), 50);
+    fn free_addresses_are_different_and_on_the_loopback_interface() {
         let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap();
         let ends: Vec<u16> = range.split_whitespace().map(|end| end.parse().unwrap()).collect();
-        let is_outside = |port: u16| port < ends[0] || port > ends[1];
-        assert!(ports.iter().all(|at| is_outside(at.port())) || ends[0] < 1100, "{ports:?} in {range}");
+        let free = free_addresses(300).unwrap();
+        for (at, any) in free.iter().zip(any_addresses(300)) {
+            assert!(at.ip().is_loopback() && at.ip() == any.ip(), "{at}");
+            assert!(at.port() < ends[0] || at.port() > ends[1] || ends[0] < 1100, "{at} in {range}");
+        }
+        let ips: BTreeSet<_> = free.iter().map(SocketAddr::ip).collect();
+        assert_eq!(ips.len(), 300);
+        let layout = Layout::on_this_host(&JobSizes::of("w", 300).unwrap(), &free).unwrap();
+        // It refuses an address that comes twice.
+        assert_eq!(layout.cluster().unwrap().members().count(), 300);
     }
 
     #[test]
     fn ports_of_the_system_and_of_its_services_are_left_out() {
         let all = |range| ports_outside(range).collect::<Vec<_>>();
         assert_eq!(all("1026\t65533\n"), [1025, 1024, 65534, 65535]);
-        assert_eq!(all("1024 65535"), []);
+        assert!(all("1024 65535").is_empty());
         assert_eq!(all(""), all("32768 60999"));
         assert_eq!(all("32768 60999").len(), (32_768 - 1024) + (65_535 - 60_999));
     }

@@ -77,6 +77,9 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=3600))]
     grace: u64,
+    /// Each process tells on standard error which fabric it uses to each other one, and why
+    #[arg(long)]
+    paths: bool,
     /// Print what each process needs of the system, and the limits of this one, instead of starting
     /// the program. Exit status 1 if a limit is too low
     #[arg(long)]
@@ -107,8 +110,12 @@ pub fn run(args: LaunchArgs) -> Result<(), CliError> {
         None => on_this_host(&jobs, args.plan)?,
     };
     let host = args.host_rank.unwrap_or(0);
-    let members =
+    let mut members =
         environment::members(&layout, host, args.cores.as_ref(), &master).map_err(CliError::Usage)?;
+    if args.paths {
+        let printing = || ("TENSORWIRE_PRINT_PATHS", "true".to_owned());
+        members.iter_mut().for_each(|member| member.variables.push(printing()));
+    }
     if args.plan {
         plan::show(&members)?;
         return descriptors::check(here);
@@ -135,13 +142,12 @@ fn on_hosts(jobs: &JobSizes, hosts: &HostSlots, port: u16) -> Result<(Layout, Ma
 fn on_this_host(jobs: &JobSizes, is_plan: bool) -> Result<(Layout, Master), CliError> {
     // One more than there are processes.
     let count = jobs.processes() as usize + 1;
-    let ports = match is_plan {
-        true => layout::any_ports(count),
-        false => {
-            layout::free_ports(count).map_err(|error| CliError::failed("looking for free ports", error))?
-        }
+    let addresses = match is_plan {
+        true => layout::any_addresses(count),
+        false => layout::free_addresses(count)
+            .map_err(|error| CliError::failed("looking for free ports", error))?,
     };
-    let (of_master, ports) = ports.split_first().ok_or_else(|| CliError::Usage("no process".into()))?;
-    let master = Master { host: of_master.ip().to_string(), port: of_master.port() };
-    Ok((Layout::on_this_host(jobs, ports).map_err(CliError::Usage)?, master))
+    let (master, addresses) = addresses.split_first().ok_or_else(|| CliError::Usage("no process".into()))?;
+    let at = Master { host: master.ip().to_string(), port: master.port() };
+    Ok((Layout::on_this_host(jobs, addresses).map_err(CliError::Usage)?, at))
 }

@@ -224,8 +224,8 @@ impl PeerRegion {
     ///
     /// # Safety
     /// The process that sent the region has ended. If it was the maker, nobody writes to the region
-    /// any more. What another process writes meanwhile may be missing in the copy. Until the region is
-    /// dropped, only these parts are read, by [`PeerRegion::bytes_at`] or as
+    /// any more. What another process writes meanwhile may be missing in the copy. Until the region
+    /// is dropped, only these parts are read, by [`PeerRegion::bytes_at`] or as
     /// [`LentBytes`](super::LentBytes).
     pub unsafe fn relocate(&self, parts: &[(u64, u64)]) -> Result<(), PeerRegionError> {
         // SAFETY: the caller's promise.

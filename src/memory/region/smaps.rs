@@ -27,7 +27,7 @@ fn parse(smaps: impl BufRead, start: u64, len: u64) -> io::Result<MappedPages> {
     for line in smaps.lines() {
         let line = line?;
         if let Some((from, to)) = range(&line) {
-            // The lines are in order, and the kernel counts the pages of each mapping as it is read.
+            // The lines are in order, and the kernel counts the pages of a mapping as it is read.
             if from >= start + len {
                 break;
             }

@@ -127,12 +127,12 @@ impl ReclaimCandidate {
         let (pid, tensors) = (self.process.pid, spans.len() as u64);
         // Several loans may be of the same bytes.
         let (spans, bytes) = merge_spans(spans);
-        // SAFETY: the process that sent it has ended. An honest one was its maker, and nobody else can
-        // map it for writing (its seals). One that sent the region of another process lent bytes that
-        // change under their readers at any time, before the copy as after it. A candidate is made
-        // when the last `LazyRegion` of the region is gone. From then on nothing is pulled from the
-        // region or borrowed of it. Earlier loans have their places in `tables`; each loan keeps its
-        // table alive until its bytes are not read any more.
+        // SAFETY: the process that sent it has ended. An honest one was its maker, and nobody else
+        // can map it for writing (its seals). One that sent the region of another process lent
+        // bytes that change under their readers at any time, before the copy as after it. A
+        // candidate is made when the last `LazyRegion` of the region is gone. From then on nothing
+        // is pulled from the region or borrowed of it. Earlier loans have their places in `tables`;
+        // each loan keeps its table alive until its bytes are not read any more.
         match unsafe { region.relocate(&spans) } {
             Ok(()) => {
                 limiter.relocated(tensors, bytes);
