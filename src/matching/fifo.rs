@@ -52,6 +52,10 @@ impl<T> Fifo<T> {
         self.first.is_none()
     }
 
+    pub fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
     }

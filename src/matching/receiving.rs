@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// have [`CUT_TEXT`] bytes of its text and of its details.
 const TEXT_OF_ALL: usize = 64 << 20;
 const CUT_TEXT: usize = 1024;
+/// Bytes of a peer's earlier error in a receive that begins now: of its text, and of its details.
+/// As many receives can begin as this process likes.
+const LATE_TEXT: usize = 4096;
 
 impl Matching {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
@@ -77,7 +80,7 @@ impl Matching {
     fn receive_refused(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive, refusal: &WindowRefusal) {
         let WaitingReceive { peer, edge, key, waiter, .. } = receive;
         self.send_due(lanes, peer, edge);
-        failed(lanes, waiter, &key, ReceiveError::Remote(refusal.status(key.borrowed(), usize::MAX)));
+        failed(lanes, waiter, &key, ReceiveError::Remote(refusal.status(key.borrowed(), LATE_TEXT)));
     }
 
     #[inline(always)] // else the receive is copied

@@ -126,6 +126,14 @@ impl<V, W> Table<V, W> {
         }
     }
 
+    /// The number of waiters of a key.
+    pub fn waiting(&self, key: &TensorKey) -> usize {
+        match self.queues.get(key) {
+            Some(KeyQueue::Waiters(waiters)) => waiters.len(),
+            Some(KeyQueue::Values(_)) | None => 0,
+        }
+    }
+
     /// Removes the first waiter of a key that `fits`.
     pub fn remove_waiter(&mut self, key: &TensorKey, fits: impl FnMut(&W) -> bool) -> Option<W> {
         let Some(KeyQueue::Waiters(waiters)) = self.queues.get_mut(key) else { return None };

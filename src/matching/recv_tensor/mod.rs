@@ -15,6 +15,7 @@
 //! | file | |
 //! |---|---|
 //! | `sending` | values of this process, and the requests of peers |
+//! | `inbound` | what is kept of the receives from one peer |
 //! | `receiving` | receives of this process, and the answers of peers |
 //! | `ending` | the ends of calls, steps and lives |
 //! | `finished` | which requests of a peer have ended |
@@ -24,6 +25,7 @@
 mod ending;
 mod finished;
 mod head;
+mod inbound;
 mod receiving;
 mod report;
 mod sending;
@@ -43,7 +45,7 @@ use crate::telemetry::CountersWriter;
 use crate::wire::{Incarnation, TaskId, Time};
 use finished::FinishedRequests;
 use foldhash::HashMap;
-use receiving::{Inbound, QueuedReceive};
+use inbound::{Inbound, QueuedReceive};
 use sending::Outbound;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

@@ -1,126 +1,18 @@
 //! The receiving side.
 
 use super::head::decode_failure;
-use super::{AnswerHead, IDLE_GRACE, NEVER, OpenRequest, OwnRequest, RecvTensors, not_borrowed};
+use super::inbound::{ArrivedValue, CUT_FAILURE, HELD_PART, HeldValue, QueuedReceive, ReceiveQueue, Request};
+use super::{AnswerHead, IDLE_GRACE, NEVER, OwnRequest, RecvTensors, not_borrowed};
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
 use crate::link::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKey};
-use crate::matching::{CallId, CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
+use crate::matching::{CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
 use crate::memory::copy;
 use crate::telemetry::Counter;
-use crate::wire::message::Placement;
+use crate::wire::message::{MAX_LONG_MESSAGE, Placement};
 use crate::wire::{Code, Incarnation, Status, Time};
 use bytes::Bytes;
-use foldhash::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// A peer's values that no receive has taken have at most the bytes of the pool divided by this.
-pub(super) const HELD_PART: u64 = 4;
-
-/// A receive that waits.
-#[derive(Debug)]
-pub(super) struct QueuedReceive {
-    pub destination: Destination,
-    pub waiter: Waiter,
-    /// Whether the receive counts towards the limit of receives that wait.
-    pub is_bounded: bool,
-}
-
-impl QueuedReceive {
-    /// Whether the receive takes a value that is there, and does not wait for one.
-    fn is_try(&self) -> bool {
-        self.waiter.timeout.is_zero()
-    }
-}
-
-/// What this process receives from one peer.
-#[derive(Debug, Default)]
-pub(super) struct Inbound {
-    pub keys: HashMap<TensorKey, ReceiveQueue>,
-    /// The keys of the requests that wait for an answer, or for the peer to hear that they were
-    /// given up.
-    requests: HashMap<u64, TensorKey>,
-    next_request: u64,
-    /// Receives that wait, without those of batches.
-    waiting: u32,
-    /// Bytes of the values that are held.
-    held_bytes: u64,
-}
-
-impl Inbound {
-    /// Whether as many receives wait as may, or twice as many requests that were given up wait for
-    /// the peer to hear it.
-    fn is_full(&self, max_requests: u32) -> bool {
-        self.waiting >= max_requests || self.requests.len() / 2 >= max_requests as usize
-    }
-
-    /// Keeps a value for the next receive of a key.
-    fn hold(&mut self, key: &TensorKey, held: HeldValue) {
-        let Some(queue) = self.keys.get_mut(key) else { return };
-        self.held_bytes += held.bytes();
-        queue.held = Some(held);
-    }
-
-    fn take_held(&mut self, key: &TensorKey) -> Option<HeldValue> {
-        let held = self.keys.get_mut(key)?.held.take()?;
-        self.held_bytes -= held.bytes();
-        Some(held)
-    }
-}
-
-/// The receives of a key.
-#[derive(Debug, Default)]
-pub(super) struct ReceiveQueue {
-    pub waiting: VecDeque<QueuedReceive>,
-    /// A value that no receive could take. No request is made meanwhile.
-    pub held: Option<HeldValue>,
-    request: Option<Request>,
-}
-
-struct Request {
-    id: u64,
-    /// `None` for a request that was given up, until the peer has heard so.
-    open: Option<OpenRequest>,
-    /// The last receive of a try. `None` if the request waits for a value.
-    last_try: Option<CallId>,
-    /// Since when no receive has waited for it, as far as [`RecvTensors::expire`] has seen.
-    idle_since: Option<Time>,
-}
-
-impl std::fmt::Debug for Request {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("id", &self.id).field("is_open", &self.open.is_some()).finish()
-    }
-}
-
-/// A value that has come.
-#[derive(Debug)]
-pub(super) struct HeldValue {
-    /// The request that it has answered, which ends when a receive has taken it.
-    request: u64,
-    pub value: ArrivedValue,
-}
-
-#[derive(Debug)]
-pub(super) enum ArrivedValue {
-    Dead,
-    Tensor(ArrivedTensor),
-}
-
-impl HeldValue {
-    pub fn bytes(&self) -> u64 {
-        match &self.value {
-            ArrivedValue::Dead => 0,
-            ArrivedValue::Tensor(tensor) => tensor.told.meta.bytes(),
-        }
-    }
-}
-
-impl ReceiveQueue {
-    fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.held.is_none() && self.request.is_none()
-    }
-}
 
 impl RecvTensors {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
@@ -154,7 +46,7 @@ impl RecvTensors {
             return self.give_up_one(&key, receive, CancelReason::Deadline(None));
         }
         let max_requests = self.settings.max_requests;
-        if is_bounded && self.peer(peer).incoming.is_full(max_requests) {
+        if self.peer(peer).incoming.is_full(max_requests, is_bounded) {
             let error = Error::too_many_receives(max_requests);
             return self.fail(receive, error);
         }
@@ -226,14 +118,23 @@ impl RecvTensors {
         match answer {
             Ok((head, parts)) => match self.arrived(&head, &parts) {
                 Ok(Ok(value)) => self.hand_out(peer, &key, HeldValue { request: id, value }),
-                Ok(Err(status)) => self.failed(peer, id, &key, &status),
+                Ok(Err(status)) => {
+                    self.counters.increment(Counter::ErrorsReceived);
+                    self.finish(peer, id, false);
+                    self.refused(peer, &key, status);
+                }
                 Err(why) => {
                     self.finish(peer, id, false);
                     let what = format!("the answer is not valid: {why}");
-                    self.refused(peer, &key, &Status::new(Code::DataLoss, what));
+                    self.refused(peer, &key, Status::new(Code::DataLoss, what));
                 }
             },
-            Err(status) => self.failed(peer, id, &key, &status),
+            // The sender may have the request, with a value.
+            Err(status) => {
+                self.counters.increment(Counter::ErrorsReceived);
+                self.give_back(peer, &key, id);
+                self.refused(peer, &key, status);
+            }
         }
         self.proceed(peer, &key);
     }
@@ -256,16 +157,13 @@ impl RecvTensors {
         }
     }
 
-    fn failed(&mut self, peer: PeerIndex, id: u64, key: &TensorKey, status: &Status) {
-        self.counters.increment(Counter::ErrorsReceived);
-        self.finish(peer, id, true);
-        self.refused(peer, key, status);
-    }
-
     /// The value of an answer, in the pool if it has room, or why there is none.
     fn arrived(&self, head: &[u8], parts: &[Bytes]) -> Result<Result<ArrivedValue, Status>, String> {
         let len: usize = parts.iter().map(Bytes::len).sum();
         match AnswerHead::decode(head)? {
+            AnswerHead::Failed if len > MAX_LONG_MESSAGE => {
+                Err(format!("a failure of {len} bytes, of at most {MAX_LONG_MESSAGE}"))
+            }
             AnswerHead::Failed => decode_failure(&parts.concat()).map(Err),
             AnswerHead::Dead if len == 0 => Ok(Ok(ArrivedValue::Dead)),
             AnswerHead::Dead => Err(format!("a dead value with {len} bytes")),
@@ -315,10 +213,16 @@ impl RecvTensors {
         if incoming.held_bytes + held.bytes() <= most {
             return incoming.hold(key, held);
         }
+        self.give_back(peer, key, held.request);
+    }
+
+    /// Gives an answered request up: its value goes back in line at the sender. The next request of
+    /// the key follows when the sender has heard it.
+    fn give_back(&mut self, peer: PeerIndex, key: &TensorKey, id: u64) {
+        let incoming = &mut self.peer(peer).incoming;
         let Some(queue) = incoming.keys.get_mut(key) else { return };
-        let id = held.request;
         queue.request = Some(Request { id, open: None, last_try: None, idle_since: None });
-        incoming.requests.insert(id, key.clone());
+        incoming.given_up.insert(id, key.clone());
         self.finish(peer, id, true);
     }
 
@@ -397,9 +301,11 @@ impl RecvTensors {
     }
 
     /// The sender has no value for a key, and will have none.
-    fn refused(&mut self, peer: PeerIndex, key: &TensorKey, status: &Status) {
+    fn refused(&mut self, peer: PeerIndex, key: &TensorKey, status: Status) {
+        let mut status = self.peer(peer).incoming.kept(status);
         for receive in self.take_waiting(peer, key) {
-            let error = self.error_of(key, ReceiveError::Remote(status.clone()));
+            let cut = status.cut(CUT_FAILURE);
+            let error = self.error_of(key, ReceiveError::Remote(std::mem::replace(&mut status, cut)));
             self.fail(receive, error);
         }
     }
@@ -476,6 +382,8 @@ impl RecvTensors {
         let (id, open) = (request.id, request.open.take());
         request.idle_since = None;
         if open.is_some() {
+            incoming.requests.remove(&id);
+            incoming.given_up.insert(id, key.clone());
             self.finish(peer, id, true);
         }
     }
@@ -483,7 +391,7 @@ impl RecvTensors {
     /// The peer has heard that a request was given up.
     pub fn withdrawn(&mut self, peer: PeerIndex, id: u64) {
         let incoming = &mut self.peer(peer).incoming;
-        let Some(key) = incoming.requests.remove(&id) else { return };
+        let Some(key) = incoming.given_up.remove(&id) else { return };
         if let Some(queue) = incoming.keys.get_mut(&key) {
             queue.request.take_if(|request| request.id == id);
         }
@@ -515,7 +423,7 @@ impl RecvTensors {
     /// Fails the receives of a peer that is lost. Values that have come stay.
     pub(super) fn lose_receives(&mut self, peer: PeerIndex, error: &Error) {
         let incoming = &mut self.peer(peer).incoming;
-        incoming.requests.clear();
+        incoming.lose_link();
         let mut keys: Vec<_> = incoming.keys.keys().cloned().collect();
         keys.sort_unstable();
         for key in keys {

@@ -1,7 +1,7 @@
 //! Reports of edges, of waits, and of values that were not taken.
 
 use super::RecvTensors;
-use super::receiving::HeldValue;
+use super::inbound::HeldValue;
 use crate::link::{EdgeKey, TensorKey, Value};
 use crate::matching::untaken::LostEdge;
 use crate::matching::{

@@ -12,12 +12,16 @@ use crate::matching::untaken::LostEdge;
 use crate::matching::{AskOutcome, Numbered, OfferOutcome, PeerIndex, Table};
 use crate::telemetry::Counter;
 use crate::wire::{Code, EdgeName, Incarnation, RendezvousKey, Status, Time, checksum_of};
-use foldhash::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Requests of one peer that are not finished.
 pub const MAX_PEER_REQUESTS: usize = 1 << 16;
+
+/// Requests of one peer for one key that wait. A peer makes the next one when it knows that the one
+/// before has ended.
+pub(super) const MAX_KEY_REQUESTS: usize = 16;
 
 /// Bytes of the keys of one peer's requests that are not finished. A request outlives its call, so
 /// the bound of calls does not bound them.
@@ -52,7 +56,7 @@ impl SentValue {
 pub(super) struct Outbound {
     /// The values, and the numbers of the requests that wait for one.
     pub table: Table<SentValue, u64>,
-    requests: HashMap<u64, PeerRequest>,
+    requests: BTreeMap<u64, PeerRequest>,
     /// Bytes of the keys of `requests`.
     key_bytes: usize,
     finished: FinishedRequests,
@@ -99,21 +103,32 @@ impl Outbound {
         self.requests.values().filter(answered).map(|request| &request.key)
     }
 
-    /// Forgets the requests with these numbers. Returns the keys of those that had a value.
-    fn forget(&mut self, mut fits: impl FnMut(u64) -> bool) -> Vec<TensorKey> {
-        let gone: HashMap<_, _> = self.requests.extract_if(|id, _| fits(*id)).collect();
-        // All in one pass: the requests for one key can be many.
-        drop(self.table.remove_waiters(|_, id| gone.contains_key(id)));
-        self.key_bytes -= gone.values().map(PeerRequest::key_bytes).sum::<usize>();
+    /// Forgets the first request, if `fits` its number. Returns it.
+    fn forget_first(&mut self, fits: impl FnOnce(u64) -> bool) -> Option<PeerRequest> {
+        let first = self.requests.first_entry().filter(|first| fits(*first.key()))?;
+        let (id, request) = first.remove_entry();
+        self.key_bytes -= request.key_bytes();
+        if let RequestState::Waiting(_) = request.state {
+            self.table.remove_waiter(&request.key, |waiter| *waiter == id);
+        }
+        Some(request)
+    }
+
+    /// Forgets the first requests, as long as `fits` their numbers. Returns the keys of those that
+    /// had a value.
+    fn forget(&mut self, fits: impl Fn(u64) -> bool) -> Vec<TensorKey> {
+        let gone = std::iter::from_fn(|| self.forget_first(&fits));
         let had_value =
             |request: PeerRequest| matches!(request.state, RequestState::Answered(_)).then_some(request.key);
-        gone.into_values().filter_map(had_value).collect()
+        gone.filter_map(had_value).collect()
     }
 
     /// Why no request for this key can be added, if a bound is reached.
     fn full(&self, key: &TensorKey) -> Option<Status> {
         let (held, more) = (self.key_bytes, bytes_of_key(key));
-        let what = if self.requests.len() >= MAX_PEER_REQUESTS {
+        let what = if self.table.waiting(key) >= MAX_KEY_REQUESTS {
+            format!("{MAX_KEY_REQUESTS} requests for {key} wait here: a peer makes one at a time")
+        } else if self.requests.len() >= MAX_PEER_REQUESTS {
             format!("{MAX_PEER_REQUESTS} requests wait here, which is the limit of a peer")
         } else if held + more > MAX_PEER_KEY_BYTES {
             format!(

@@ -1,9 +1,10 @@
 //! Two processes whose calls are lost, repeated and late.
 
+mod failures;
 mod flood;
 mod held;
 
-use super::sending::MAX_PEER_KEY_BYTES;
+use super::sending::{MAX_KEY_REQUESTS, MAX_PEER_KEY_BYTES};
 use super::*;
 use crate::link::{EdgeKey, LinkSettings, Value};
 use crate::matching::{Cancel, CancelReason, Payload, StepChange};
@@ -100,8 +101,13 @@ fn key(name: &str) -> TensorKey {
 }
 
 fn text(key: &TensorKey, incarnation: u64) -> String {
+    text_in_turn(key, incarnation, 0)
+}
+
+/// The text of one of many keys.
+fn text_in_turn(key: &TensorKey, incarnation: u64, turn: u64) -> String {
     let name = &key.edge.name;
-    format!("{};{incarnation:016x};{};{};0:0", name.source(), name.destination(), name.name())
+    format!("{};{incarnation:016x};{};{};0:{turn}", name.source(), name.destination(), name.name())
 }
 
 impl World {
@@ -158,13 +164,23 @@ impl World {
         timeout: Duration,
         destination: Destination,
     ) -> (CallId, OneshotReceiver<Outcome>) {
+        self.begin(key, timeout, destination, true)
+    }
+
+    fn begin(
+        &mut self,
+        key: &TensorKey,
+        timeout: Duration,
+        destination: Destination,
+        is_bounded: bool,
+    ) -> (CallId, OneshotReceiver<Outcome>) {
         self.next_call += 1;
         let (result, sender) = self.calls.channel();
         let id = CallId(self.next_call);
         let (begun, deadline) = (Time::from_nanos(0), Time::from_nanos(0) + Duration::from_secs(1));
         let (permit, cancel_reason, is_logged) = (None, None, false);
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-        self.receiver.receive((SENDER, key.clone()), destination, waiter, true);
+        self.receiver.receive((SENDER, key.clone()), destination, waiter, is_bounded);
         self.tell();
         (id, result)
     }
@@ -355,56 +371,11 @@ fn a_request_for_what_is_not_the_peers_is_refused_by_name() {
         assert!(status.code == code && status.message.contains(why), "{status}");
     }
     for id in 10..10 + MAX_PEER_REQUESTS as u64 {
-        world.ask(&request(id, good.clone()));
+        world.ask(&request(id, text_in_turn(&key("x"), 70, id)));
     }
     assert!(world.answers.lock().unwrap().is_empty());
     world.ask(&request(9, good));
     assert_eq!(failure(&world).code, Code::ResourceExhausted);
-}
-
-/// Makes requests with the numbers from `first` on until one is refused. Returns its number.
-fn ask_until_full(world: &mut World, first: u64, step: u64, key: &TensorKey) -> u64 {
-    let text = text(key, 70);
-    for id in first.. {
-        world.ask(&OwnRequest { step, ..request(id, text.clone()) });
-        if !world.answers.lock().unwrap().is_empty() {
-            let status = failure(world);
-            assert_eq!(status.code, Code::ResourceExhausted);
-            assert!(status.message.contains("the limit is 16777216; receive fewer"), "{status}");
-            return id;
-        }
-    }
-    unreachable!("a bound was reached")
-}
-
-#[test]
-#[ignore = "takes long: tests/nightly"]
-fn the_keys_of_requests_take_bounded_memory_which_is_free_again_once_they_have_ended() {
-    let mut world = World::new();
-    let key = key(&"x".repeat(2048));
-    let name = &key.edge.name;
-    let bytes = name.source().len() + name.destination().len() + name.name().len();
-    let most = (MAX_PEER_KEY_BYTES / bytes) as u64;
-    let from = (RECEIVER, life(RECEIVER));
-    for id in 0..2 * most {
-        world.ask(&OwnRequest { is_try: true, ..request(id, text(&key, 70)) });
-    }
-    world.answers.lock().unwrap().clear();
-    let first = 2 * most;
-    let full = ask_until_full(&mut world, first, STEP, &key);
-    assert_eq!(full - first, most);
-    world.ask(&request(first, text(&key, 70)));
-    assert!(world.answers.lock().unwrap().is_empty(), "a request that is made again counts once");
-    world.sender.finished(from, first, true);
-    let next = ask_until_full(&mut world, full, STEP, &key);
-    assert_eq!(next - full, 1, "one is finished");
-    world.sender.clean_up_peer(from, next);
-    let full = ask_until_full(&mut world, next, STEP, &key);
-    assert_eq!(full - next, most, "all are forgotten");
-    world.sender.step_changed(StepChange::CleanedUp { step: STEP });
-    world.answers.lock().unwrap().clear();
-    let next = ask_until_full(&mut world, full, STEP + 1, &key);
-    assert_eq!(next - full, most, "their step has ended");
 }
 
 #[test]

@@ -140,6 +140,25 @@ fn a_long_error_that_ends_many_receives_is_whole_in_the_first_of_them() {
 }
 
 #[test]
+fn a_long_error_is_cut_in_receives_that_begin_after_it_came() {
+    const TEXT: usize = 1 << 20;
+    let mut pair = Pair::new(2);
+    let mut waits = pair.receive("x", 5);
+    pair.run();
+    let status = Status::new(Code::Internal, "e".repeat(TEXT)).with_details(vec![7; 4000]);
+    pair.step(SENDER, StepChange::Aborted { steps: 5..=5, status });
+    pair.run();
+    let mut late = ["x", "x", "y"].map(|name| pair.receive(name, 5));
+    pair.run();
+    let len = |call: &mut Call| match call.error() {
+        Error::Remote { status, .. } => (status.message.len(), status.details.len()),
+        error => panic!("{error}"),
+    };
+    assert_eq!(len(&mut waits), (TEXT, 4000));
+    assert_eq!(late.each_mut().map(len), [(4096, 4000); 3]);
+}
+
+#[test]
 fn an_aborted_range_is_told_as_one_and_a_peer_that_returns_hears_of_it() {
     let mut pair = Pair::new(1);
     pair.step(SENDER, StepChange::Sequence { base: 10 });

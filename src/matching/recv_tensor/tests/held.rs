@@ -4,7 +4,7 @@ use super::*;
 
 /// Bytes of the pool of a [`World`].
 const POOL: u64 = 1 << 20;
-const MOST: u64 = POOL / receiving::HELD_PART;
+const MOST: u64 = POOL / inbound::HELD_PART;
 
 fn meta(len: u64) -> TensorMeta {
     TensorMeta::new(DType::U8, Shape::new(&[len]).unwrap()).unwrap()
