@@ -14,6 +14,9 @@ pub(super) const PAST_LIVES: usize = 64;
 const QUIET: Duration = Duration::from_secs(10);
 /// Failed attempts with other causes that are logged in [`QUIET`].
 const MAX_NEWS: usize = 4;
+/// A generation that the peer starts begins so long after the last one. What a link leaves behind
+/// goes within seconds, so a peer must not have links made and ended without a pause.
+pub(super) const GENERATION_PAUSE: Duration = Duration::from_millis(50);
 
 /// Another member of the cluster.
 pub(super) struct PeerRecord {
@@ -28,6 +31,8 @@ pub(super) struct PeerRecord {
     pub(super) past: VecDeque<Incarnation>,
     /// A thread is making an endpoint or connecting it.
     pub(super) busy: bool,
+    /// When the peer started a generation last.
+    pub(super) offered: Option<Instant>,
     /// Why the last attempt to reach the peer failed, or why the peer refused.
     pub(super) reach: Option<String>,
     /// How its address ended a connection since, or that nothing listens there any more. Both
@@ -147,6 +152,7 @@ impl PeerRecord {
             life: None,
             past: VecDeque::new(),
             busy: false,
+            offered: None,
             reach: None,
             end: None,
             unanswered: String::new(),
@@ -202,6 +208,15 @@ impl PeerRecord {
             LifeStage::Linking(attempt) if attempt.generation == info.generation => Some(attempt),
             _ => None,
         }
+    }
+
+    /// Whether the peer has to wait before it starts a generation. Otherwise it starts one now.
+    pub(super) fn starts_too_soon(&mut self, now: Instant) -> bool {
+        let too_soon = self.offered.is_some_and(|last| now < last + GENERATION_PAUSE);
+        if !too_soon {
+            self.offered = Some(now);
+        }
+        too_soon
     }
 
     /// Starts a generation. The caller has ended the previous one.
@@ -309,7 +324,7 @@ impl PeerRecord {
     pub(super) fn note_refusal(&mut self, why: String, is_final: bool, now: Instant) -> bool {
         let is_new = self.note(Some(why));
         if is_final {
-            return self.is_new_disagreement();
+            return self.is_new_disagreement(now);
         }
         let is_news = is_new && self.quiet_until.is_none_or(|until| now >= until);
         if is_news {
@@ -318,10 +333,9 @@ impl PeerRecord {
         is_news
     }
 
-    /// Whether the log lacks that the two disagree for good.
-    pub(super) fn is_new_disagreement(&mut self) -> bool {
-        const CAUSE: &str = "a disagreement";
-        self.logged.replace(CAUSE.to_owned()).as_deref() != Some(CAUSE)
+    /// Whether to log that the two disagree for good.
+    pub(super) fn is_new_disagreement(&mut self, now: Instant) -> bool {
+        self.is_news("a disagreement", now)
     }
 
     /// Whether to log this failure of an attempt: the log lacks it, and has few others of late.

@@ -10,8 +10,7 @@ use super::peering::{MAX_OFFER, PeerInfo, Prepared};
 use crate::wire::{Code, Incarnation, LossCause, Status, TaskId};
 use std::time::{Duration, Instant};
 
-/// Generations of two lives. An attempt each 10 ms takes more than a year for them. Their sum over
-/// all lives of a peer can't overflow.
+/// Generations of two lives. Their sum over all lives of a peer can't overflow.
 const MAX_GENERATION: u64 = u32::MAX as u64;
 
 /// A peer without a link that has not called for so long does not call any more. While it lives,
@@ -149,8 +148,8 @@ impl PeerTable {
     }
 
     /// Whether the log lacks that the two disagree for good, whichever side has found it.
-    pub(super) fn is_new_disagreement(&mut self, index: usize) -> bool {
-        self.peers[index].is_new_disagreement()
+    pub(super) fn is_new_disagreement(&mut self, index: usize, now: Instant) -> bool {
+        self.peers[index].is_new_disagreement(now)
     }
 
     /// A life of the peer has introduced itself, by a call or (`dialed`) by an answer. An answer at
@@ -275,6 +274,7 @@ impl PeerTable {
         from: Incarnation,
         generation: u64,
         offer: &[u8],
+        now: Instant,
     ) -> (OfferDecision, Vec<PeerEvent>) {
         let peer = &mut self.peers[index];
         let refused = |why: String| (OfferDecision::Refused(why), Vec::new());
@@ -300,7 +300,7 @@ impl PeerTable {
         if generation > MAX_GENERATION {
             return refused(format!("generation {generation} is too high: {MAX_GENERATION} is the last"));
         }
-        if peer.busy {
+        if peer.busy || peer.starts_too_soon(now) {
             // An older generation is still being given up. A refusal would hide why it failed.
             return (OfferDecision::Wait, Vec::new());
         }

@@ -6,8 +6,8 @@
 use super::acceptor::ProvenCaller;
 use super::generated as grpc;
 use super::options::MAX_HOST_ID;
-use super::peer_record::{HandshakeProgress, OfferDecision};
-use super::peer_table::{LifeRefusal, PeerIdentity};
+use super::peer_record::{GENERATION_PAUSE, HandshakeProgress, OfferDecision};
+use super::peer_table::{LifeRefusal, PeerIdentity, PeerTable};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{
     BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,
@@ -277,9 +277,11 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let mut changes = shared.watch();
         loop {
             changes.mark_unchanged();
-            let offered = shared
-                .step(|members| members.offered(from.peer, from.life, request.generation, &request.offer));
-            match offered {
+            let offered = |members: &mut PeerTable| {
+                let now = Instant::now();
+                members.offered(from.peer, from.life, request.generation, &request.offer, now)
+            };
+            match shared.step(offered) {
                 OfferDecision::Answer(offer) => {
                     return Ok(Response::new(grpc::GetRemoteAddressResponse { offer }));
                 }
@@ -290,7 +292,9 @@ impl grpc::bootstrap_server::Bootstrap for Server {
                     drop(tokio::spawn(accept(shared.clone(), from.peer, info, request.offer.clone())));
                 }
                 OfferDecision::Wait => {
-                    if !Self::turn(&mut changes, until).await {
+                    // A generation whose time has not come waits for nothing else.
+                    let look = until.min(tokio::time::Instant::now() + GENERATION_PAUSE);
+                    if !Self::turn(&mut changes, look).await && look == until {
                         return Err(Status::deadline_exceeded("this side's endpoint takes too long to make"));
                     }
                 }

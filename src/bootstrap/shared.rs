@@ -178,9 +178,10 @@ impl BootstrapShared {
     /// the cause of all that follows.
     pub(super) fn log_attempt(&self, peer: usize, why: &str) {
         let (me, name, disagreement) = (&self.options.me, &self.peers[peer], self.disagreement_with(peer));
+        let now = Instant::now();
         let is_news = match &disagreement {
-            Some(_) => self.step(|members| (members.is_new_disagreement(peer), Vec::new())),
-            None => self.step(|members| (members.is_news(peer, why, Instant::now()), Vec::new())),
+            Some(_) => self.step(|members| (members.is_new_disagreement(peer, now), Vec::new())),
+            None => self.step(|members| (members.is_news(peer, why, now), Vec::new())),
         };
         if is_news {
             let next =

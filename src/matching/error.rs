@@ -317,6 +317,15 @@ impl Error {
         }
     }
 
+    /// The error of a receive over gRPC calls from a peer that does not hear that others ended.
+    pub(crate) fn too_many_given_up(limit: usize) -> Self {
+        Error::ResourceExhausted {
+            what: "the number of receives that ended early, and that the peer has not heard of,",
+            limit: limit as u64,
+            remedy: "raise max_requests, or wait until the peer answers calls",
+        }
+    }
+
     /// The error of a receive whose destination can't be granted.
     pub(crate) fn too_many_grants(max: u32) -> Self {
         Error::ResourceExhausted {

@@ -1,7 +1,7 @@
 //! The state of the peers, without network and clock.
 
 use super::*;
-use crate::bootstrap::peer_record::PAST_LIVES;
+use crate::bootstrap::peer_record::{GENERATION_PAUSE, PAST_LIVES};
 use crate::wire::Code;
 
 const SILENCE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ fn a_link_is_up_whichever_side_is_ready_first() {
     linked(now);
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let (OfferDecision::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x") else {
+    let (OfferDecision::Start(info), acts) = members.offered(0, life(1).incarnation, 4, b"x", now) else {
         panic!()
     };
     assert!(acts.is_empty() && info.generation == 4);
@@ -156,10 +156,12 @@ fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
-    assert_eq!(members.offered(0, info.incarnation, 1, b"x").0, OfferDecision::Wait);
+    let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x", now) else {
+        panic!()
+    };
+    assert_eq!(members.offered(0, info.incarnation, 1, b"x", now).0, OfferDecision::Wait);
     // Not refused: a refusal would hide why the first one failed.
-    assert_eq!(members.offered(0, info.incarnation, 2, b"x").0, OfferDecision::Wait);
+    assert_eq!(members.offered(0, info.incarnation, 2, b"x", now).0, OfferDecision::Wait);
     assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
     assert_eq!(members.start(0, info.incarnation), None);
     let (late, acts) = members.prepared(0, &info, endpoint(5));
@@ -202,15 +204,37 @@ fn an_endpoint_is_given_up_exactly_once_wherever_its_generation_ends() {
     }
 }
 
+/// What an ended link leaves behind takes seconds to go.
+#[test]
+fn a_peer_that_starts_generations_without_a_pause_waits() {
+    let begin = Instant::now();
+    let mut members = table();
+    members.meet(0, &life(1), false, begin).unwrap();
+    let mut started = 0;
+    for millis in 0..1000_u64 {
+        let now = begin + Duration::from_millis(millis);
+        match members.offered(0, life(1).incarnation, started + 1, b"x", now).0 {
+            OfferDecision::Start(_) => started += 1,
+            decision => assert_eq!(decision, OfferDecision::Wait),
+        }
+        members.idle(0);
+    }
+    assert_eq!(started, 20);
+}
+
 #[test]
 fn a_failed_endpoint_is_remembered_for_whoever_asks_about_its_generation() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x") else { panic!() };
+    let (OfferDecision::Start(info), _) = members.offered(0, life(1).incarnation, 1, b"x", now) else {
+        panic!()
+    };
     members.prepared(0, &info, Err(Status::new(Code::ResourceExhausted, "no memory"))).0.unwrap_err();
     members.idle(0);
-    let (OfferDecision::Refused(why), _) = members.offered(0, info.incarnation, 1, b"x") else { panic!() };
+    let (OfferDecision::Refused(why), _) = members.offered(0, info.incarnation, 1, b"x", now) else {
+        panic!()
+    };
     assert!(why.contains("no memory"), "{why}");
     assert!(members.why_missing(0).contains("no memory"));
 }
@@ -259,8 +283,8 @@ fn a_peer_that_is_refused_again_and_again_is_logged_once_in_a_while() {
     // A disagreement is one line, whichever side finds it, and in whichever words.
     assert!(members.note_refusal(0, "another cluster".into(), true, at(11)));
     assert!(!members.note_refusal(0, "another cluster, which is this".into(), true, at(60)));
-    assert!(!members.is_new_disagreement(0));
-    assert!(members.is_news(0, "the cable is cut", at(61)) && members.is_new_disagreement(0));
+    assert!(!members.is_new_disagreement(0, at(60)));
+    assert!(members.is_news(0, "the cable is cut", at(61)) && members.is_new_disagreement(0, at(61)));
 }
 
 #[test]
@@ -294,8 +318,10 @@ fn generations_are_counted_for_each_pair_of_lives() {
     let now = Instant::now();
     let mut members = table();
     members.meet(0, &life(1), false, now).unwrap();
-    let offered = |members: &mut PeerTable, number, generation| {
-        members.offered(0, life(number).incarnation, generation, b"x").0
+    let mut later = now;
+    let mut offered = |members: &mut PeerTable, number, generation| {
+        later += GENERATION_PAUSE;
+        members.offered(0, life(number).incarnation, generation, b"x", later).0
     };
     let OfferDecision::Refused(why) = offered(&mut members, 1, MAX_GENERATION + 1) else { panic!() };
     assert!(why.contains("too high"), "{why}");

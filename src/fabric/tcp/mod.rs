@@ -67,7 +67,7 @@ pub use watcher::Notifier;
 
 use super::{Fabric, FabricError, LinkOptions};
 use crate::memory::Pool;
-use connect::arrivals::ArrivingCount;
+use connect::arrivals::SharedArrivals;
 use link::TcpLinkInner;
 use std::sync::Arc;
 use watcher::{Watcher, WatcherOfPorts};
@@ -85,7 +85,7 @@ struct TcpShared {
     options: TcpOptions,
     pool: Pool,
     /// The connections of strangers at all endpoints.
-    arriving: ArrivingCount,
+    arriving: SharedArrivals,
 }
 
 /// Ends a link that its owner has let go.
@@ -103,7 +103,7 @@ impl TcpFabric {
     /// If an option is out of range.
     pub fn new(pool: &Pool, options: TcpOptions) -> Result<Self, FabricError> {
         options.check()?;
-        let (watcher, arriving) = (WatcherOfPorts::default(), ArrivingCount::default());
+        let (watcher, arriving) = (WatcherOfPorts::default(), SharedArrivals::default());
         let shared = TcpShared { watcher, options, pool: pool.clone(), arriving };
         Ok(TcpFabric { shared: Arc::new(shared) })
     }

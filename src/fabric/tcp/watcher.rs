@@ -42,7 +42,7 @@ const LEAVE: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_millis(500);
 /// Time between two looks at detached links.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// Bytes that a look sends for a detached link, about, and reads and drops.
+/// Bytes that a look sends for a detached link, about. It reads and drops as many of all together.
 const TICK_BYTES: u64 = 4 << 20;
 
 /// The watcher. Its thread starts with the first link, and ends when the last holder drops this.
@@ -274,7 +274,7 @@ impl TcpWatcherShared {
             if self.is_over.load(Ordering::Acquire) {
                 return finish(links);
             }
-            links.retain_mut(|link| !link.step());
+            step_all(&mut links, |_| false);
             let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
             sessions.step(orders, &self.epoll, Instant::now());
         }
@@ -335,12 +335,18 @@ fn events(epoll: &OwnedFd, session: u64) -> SessionEvents<'_> {
 fn finish(mut links: Vec<LeavingLink>) {
     let start = Instant::now();
     loop {
-        links.retain_mut(|link| !link.step() && !link.is_shut);
+        step_all(&mut links, |link| link.is_shut);
         if links.is_empty() || start.elapsed() >= LAST {
             return;
         }
         std::thread::yield_now();
     }
+}
+
+/// Goes on with detached links. Those that are finished, or done, go.
+fn step_all(links: &mut Vec<LeavingLink>, is_done: impl Fn(&LeavingLink) -> bool) {
+    let mut left = TICK_BYTES;
+    links.retain_mut(|link| !link.step(&mut left) && !is_done(link));
 }
 
 /// A link that its owner has detached.
@@ -356,27 +362,29 @@ impl LeavingLink {
         LeavingLink { out, since: Instant::now(), is_shut: false }
     }
 
-    /// Sends and reads. Returns whether the link is finished.
-    fn step(&mut self) -> bool {
+    /// Sends, and reads `left` bytes about. Returns whether the link is finished.
+    fn step(&mut self, left: &mut u64) -> bool {
         self.out.pump(TICK_BYTES);
         if self.out.is_done() && !self.is_shut {
             self.is_shut = true;
             self.out.sockets.shut_down();
         }
-        let ended = self.out.sockets.all().map(has_ended).filter(|ended| *ended).count();
+        let ended = self.out.sockets.all().filter(|socket| has_ended(socket, left)).count();
         ended == 1 + self.out.sockets.bulk.len() || self.since.elapsed() >= LEAVE
     }
 }
 
-/// Drops what has come on a connection. Returns whether the peer has closed it.
-fn has_ended(socket: &std::net::TcpStream) -> bool {
+/// Drops what has come on a connection, `left` bytes about. Returns whether the peer has closed it.
+fn has_ended(socket: &std::net::TcpStream, left: &mut u64) -> bool {
     let mut dropped = [0; 16 << 10];
-    for _ in 0..TICK_BYTES / dropped.len() as u64 {
+    loop {
         match io::receive(socket, &mut dropped) {
-            Ok(SocketRead::Bytes(_)) => {}
+            Ok(SocketRead::Bytes(bytes)) => *left = left.saturating_sub(bytes as u64),
             Ok(SocketRead::Nothing) => return false,
             Ok(SocketRead::End) | Err(_) => return true,
         }
+        if *left == 0 {
+            return false;
+        }
     }
-    false
 }

@@ -1,9 +1,9 @@
 //! What this process receives from one peer: the receives that wait, requests, and values.
 
-use super::OpenRequest;
+use super::{MAX_PEER_REQUESTS, OpenRequest};
 use crate::link::windows::ArrivedTensor;
 use crate::link::{Destination, TensorKey};
-use crate::matching::{CallId, Waiter};
+use crate::matching::{CallId, Error, Waiter};
 use crate::wire::{Status, Time};
 use foldhash::HashMap;
 use std::collections::VecDeque;
@@ -52,11 +52,15 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// Whether no receive can begin. As many receives wait as may, if that binds this one. Or
-    /// twice `max_requests` requests that were given up wait for the peer to hear it.
-    pub fn is_full(&self, max_requests: u32, is_bounded: bool) -> bool {
-        let is_unheard = self.given_up.len() / 2 >= max_requests as usize;
-        is_unheard || is_bounded && self.waiting >= max_requests
+    /// Why no receive can begin now. `is_bounded` as for
+    /// [`RecvTensors::receive`](super::RecvTensors::receive).
+    pub fn full(&self, max_requests: u32, is_bounded: bool) -> Option<Error> {
+        if is_bounded && self.waiting >= max_requests {
+            return Some(Error::too_many_receives(max_requests));
+        }
+        // A batch that ends early gives up all its requests at once, and others may follow.
+        let most = MAX_PEER_REQUESTS.max(2 * max_requests as usize);
+        (self.given_up.len() >= most).then(|| Error::too_many_given_up(most))
     }
 
     /// What the receives of a failure get of it.

@@ -46,8 +46,7 @@ impl RecvTensors {
             return self.give_up_one(&key, receive, CancelReason::Deadline(None));
         }
         let max_requests = self.settings.max_requests;
-        if self.peer(peer).incoming.is_full(max_requests, is_bounded) {
-            let error = Error::too_many_receives(max_requests);
+        if let Some(error) = self.peer(peer).incoming.full(max_requests, is_bounded) {
             return self.fail(receive, error);
         }
         let state = self.peer(peer);

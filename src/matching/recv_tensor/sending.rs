@@ -23,6 +23,10 @@ pub const MAX_PEER_REQUESTS: usize = 1 << 16;
 /// before has ended.
 pub(super) const MAX_KEY_REQUESTS: usize = 16;
 
+/// Bytes of the text of an ended step in an answer, and of its details. The bound of requests does
+/// not bound such answers.
+const MAX_FAILURE: usize = 4096;
+
 /// Bytes of the keys of one peer's requests that are not finished. A request outlives its call, so
 /// the bound of calls does not bound them.
 pub(super) const MAX_PEER_KEY_BYTES: usize = 16 << 20;
@@ -242,7 +246,7 @@ impl RecvTensors {
     /// Why a key gets no value any more, if its step has ended here.
     fn end_of(&self, key: &TensorKey) -> Option<Status> {
         Some(match self.steps.end_of(key.step)? {
-            StepEnd::Aborted(status) => status.clone().into_derived(),
+            StepEnd::Aborted(status) => status.cut(MAX_FAILURE).into_derived(),
             StepEnd::CleanedUp => WindowRefusal::CleanedUp.status(key.borrowed(), usize::MAX),
         })
     }

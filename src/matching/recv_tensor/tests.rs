@@ -164,23 +164,13 @@ impl World {
         timeout: Duration,
         destination: Destination,
     ) -> (CallId, OneshotReceiver<Outcome>) {
-        self.begin(key, timeout, destination, true)
-    }
-
-    fn begin(
-        &mut self,
-        key: &TensorKey,
-        timeout: Duration,
-        destination: Destination,
-        is_bounded: bool,
-    ) -> (CallId, OneshotReceiver<Outcome>) {
         self.next_call += 1;
         let (result, sender) = self.calls.channel();
         let id = CallId(self.next_call);
         let (begun, deadline) = (Time::from_nanos(0), Time::from_nanos(0) + Duration::from_secs(1));
         let (permit, cancel_reason, is_logged) = (None, None, false);
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-        self.receiver.receive((SENDER, key.clone()), destination, waiter, is_bounded);
+        self.receiver.receive((SENDER, key.clone()), destination, waiter, true);
         self.tell();
         (id, result)
     }

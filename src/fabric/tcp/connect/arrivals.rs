@@ -4,7 +4,7 @@
 //! for newer ones: nobody waits behind strangers. The peer says its hello when it connects, so that
 //! it is read before its connection could make way.
 
-use super::deadline::ConnectDeadline;
+use super::deadline::{ConnectDeadline, PeriodCount};
 use super::hello::{BYTES, Hello};
 use crate::wire::{LACKS, source_of};
 use rustix::io::Errno;
@@ -27,20 +27,38 @@ pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
 const TAKEN: usize = 256;
 /// An endpoint logs strangers, and repairs, once in this time.
 pub(super) const QUIET: Duration = Duration::from_secs(10);
+/// Lines of all endpoints of a fabric in that time: a peer can have its link made again and again.
+const MAX_LINES: u16 = 16;
 
-/// How many connections have not said their hello yet, of all endpoints of a fabric.
-#[derive(Clone, Debug, Default)]
-pub(in super::super) struct ArrivingCount(Arc<AtomicUsize>);
+/// What the endpoints of a fabric count together.
+#[derive(Clone, Debug)]
+pub(in super::super) struct SharedArrivals {
+    /// Connections that have not said their hello yet.
+    waiting: Arc<AtomicUsize>,
+    /// Lines in the log.
+    lines: Arc<PeriodCount>,
+}
 
-impl ArrivingCount {
+impl Default for SharedArrivals {
+    fn default() -> Self {
+        SharedArrivals { waiting: Arc::default(), lines: Arc::new(PeriodCount::new(QUIET)) }
+    }
+}
+
+impl SharedArrivals {
     fn add(&self) -> CountedArrival {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        CountedArrival(Arc::clone(&self.0))
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        CountedArrival(Arc::clone(&self.waiting))
     }
 
     /// Connections that wait.
     pub(in super::super) fn get(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Whether the log gets a further line: [`MAX_LINES`] in [`QUIET`].
+    pub(super) fn may_log(&self) -> bool {
+        self.lines.add(MAX_LINES)
     }
 }
 
@@ -56,7 +74,7 @@ impl Drop for CountedArrival {
 /// The connections of one endpoint that have not said their hello yet, the oldest first.
 #[derive(Default)]
 pub(super) struct ArrivingConnections {
-    count: ArrivingCount,
+    shared: SharedArrivals,
     waiting: Vec<ArrivingConnection>,
     /// Connections that were closed, as they were not the peer's.
     strangers: u64,
@@ -77,13 +95,13 @@ pub(super) enum LeftWaiting {
 
 impl ArrivingConnections {
     /// None yet. They count among all of the fabric.
-    pub(super) fn new(count: ArrivingCount) -> Self {
-        ArrivingConnections { count, ..Self::default() }
+    pub(super) fn new(shared: SharedArrivals) -> Self {
+        ArrivingConnections { shared, ..Self::default() }
     }
 
     /// Whether one of them has to make way.
     fn has_too_many(&self) -> bool {
-        self.waiting.len() > OWN_PLACES && self.count.get() > HALF_OPEN
+        self.waiting.len() > OWN_PLACES && self.shared.get() > HALF_OPEN
     }
 
     /// Takes the connections that wait in the kernel, by `accept`, and tells `watch` of each. Tells
@@ -112,7 +130,7 @@ impl ArrivingConnections {
             match accept() {
                 Ok((socket, from)) => {
                     watch(&socket);
-                    let counted = self.count.add();
+                    let counted = self.shared.add();
                     let arrived = ArrivingConnection::new(socket, from.ip(), counted);
                     let Some(arrived) = arrived else { continue };
                     self.read(arrived, admit);
@@ -172,7 +190,7 @@ impl ArrivingConnections {
 
     fn close(&mut self, from: IpAddr, why: &str) {
         self.strangers += 1;
-        if self.quiet.is_none_or(ConnectDeadline::is_over) {
+        if self.quiet.is_none_or(ConnectDeadline::is_over) && self.shared.may_log() {
             self.quiet = Some(ConnectDeadline::after(QUIET));
             tracing::warn!(
                 "a connection from {from} to the port of a link was closed: {why}. It is not the peer's; {} \
@@ -340,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_several_endpoints_takes_the_places_of_one() {
-        let count = ArrivingCount::default();
+        let count = SharedArrivals::default();
         let mut endpoints: Vec<ArrivingConnections> =
             (0..8).map(|_| ArrivingConnections::new(count.clone())).collect();
         let mut others = Vec::new();

@@ -9,7 +9,7 @@ use super::super::failure::{LIMITS, os, peer};
 use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, ArrivingCount, PartialHello, own_limit};
+use super::arrivals::{ArrivingConnections, PartialHello, SharedArrivals, own_limit};
 use super::deadline::ConnectDeadline;
 use super::hello::{Hello, Speaker};
 use super::set_up::into_link;
@@ -121,9 +121,9 @@ impl LinkPlan<'_> {
     pub(in super::super) fn accept(
         &self,
         listener: &TcpListener,
-        count: &ArrivingCount,
+        shared: &SharedArrivals,
     ) -> Result<Sockets, FabricError> {
-        let mut arriving = ArrivingConnections::new(count.clone());
+        let mut arriving = ArrivingConnections::new(shared.clone());
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
         let mut lack: Option<(Errno, ConnectDeadline)> = None;
         while accepted.iter().any(Option::is_none) {

@@ -10,7 +10,7 @@ use super::super::io::Sockets;
 use super::super::options::TcpOptions;
 use super::super::session::{RepairMailbox, RepairOutcome};
 use super::address::{TcpAddress, Token};
-use super::arrivals::{ArrivingConnections, ArrivingCount, HELLO_TIME, LeftWaiting, QUIET};
+use super::arrivals::{ArrivingConnections, HELLO_TIME, LeftWaiting, QUIET, SharedArrivals};
 use super::deadline::ConnectDeadline;
 use super::dial::{DialError, DialledConnection};
 use super::hello::{Hello, Speaker};
@@ -100,6 +100,7 @@ pub(in super::super) struct SessionWatch {
     cut_until: Option<Instant>,
     /// When a repair is logged again for all to see.
     quiet: Option<ConnectDeadline>,
+    shared: SharedArrivals,
 }
 
 /// The watcher's epoll, and what it calls the session.
@@ -123,14 +124,14 @@ impl SessionEvents<'_> {
 }
 
 impl SessionWatch {
-    pub(in super::super) fn new(plan: SessionPlan, listener: TcpListener, count: &ArrivingCount) -> Self {
+    pub(in super::super) fn new(plan: SessionPlan, listener: TcpListener, shared: &SharedArrivals) -> Self {
         SessionWatch {
             plan,
             listener,
             mailbox: Arc::default(),
             number: 0,
             attempts: 0,
-            arriving: ArrivingConnections::new(count.clone()),
+            arriving: ArrivingConnections::new(shared.clone()),
             has_more: false,
             lack: None,
             set: None,
@@ -140,6 +141,7 @@ impl SessionWatch {
             made: None,
             cut_until: None,
             quiet: None,
+            shared: shared.clone(),
         }
     }
 
@@ -289,7 +291,7 @@ impl SessionWatch {
     /// Logs a repair, for all to see once in a while.
     fn log(&mut self, number: u32) {
         const DONE: &str = "the connections to a peer were made again";
-        if self.quiet.is_none_or(ConnectDeadline::is_over) {
+        if self.quiet.is_none_or(ConnectDeadline::is_over) && self.shared.may_log() {
             self.quiet = Some(ConnectDeadline::after(QUIET));
             tracing::info!(peer = %self.plan.seen, number, "{DONE}");
         } else {

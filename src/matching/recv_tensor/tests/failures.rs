@@ -60,3 +60,17 @@ fn a_failure_of_more_bytes_than_any_has_is_not_read() {
     };
     assert!(text < 200, "{text}");
 }
+
+/// A peer can ask again and again, and read no answer.
+#[test]
+fn the_error_of_an_ended_step_is_short_in_each_answer() {
+    let mut world = World::new();
+    let status = Status::new(Code::Internal, "e".repeat(TEXT)).with_details(vec![7; TEXT]);
+    world.ask(&request(1, text(&key("x"), 70)));
+    world.sender.step_changed(StepChange::Aborted { steps: STEP..=STEP, status });
+    world.ask(&request(2, text(&key("x"), 70)));
+    for _ in 0..2 {
+        let status = failure(&world);
+        assert_eq!((status.message.len(), status.details.len()), (4096, 0));
+    }
+}

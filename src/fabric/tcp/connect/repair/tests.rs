@@ -36,7 +36,7 @@ impl Meeting {
         let plan =
             SessionPlan { role: Role::Initiator, options, own: Token([1; 16]), peer, seen, streams: 1 };
         Meeting {
-            watch: SessionWatch::new(plan, own, &ArrivingCount::default()),
+            watch: SessionWatch::new(plan, own, &SharedArrivals::default()),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll"),
             acceptor: Some(acceptor),
             arrived: Vec::new(),
