@@ -301,7 +301,7 @@ impl PeerTable {
             return refused(format!("generation {generation} is too high: {MAX_GENERATION} is the last"));
         }
         if peer.busy || peer.starts_too_soon(now) {
-            // An older generation is still being given up. A refusal would hide why it failed.
+            // An older one is given up, or has just begun. A refusal would hide why it fails.
             return (OfferDecision::Wait, Vec::new());
         }
         let cause = LossCause::Closed(format!("it has started generation {generation}"));

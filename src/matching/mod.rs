@@ -214,6 +214,8 @@ struct PeerEdges {
     /// Whether the peer has announced an edge on the present link. Only then it hears which steps
     /// have ended here.
     has_announced: bool,
+    /// Bytes of the peer's earlier errors that later receives on this link may still have.
+    late_text: usize,
 }
 
 impl PeerEdges {
@@ -280,6 +282,7 @@ impl Matching {
             waiting: 0,
             down: Some(Error::NotConnected { peer: peer.clone() }),
             has_announced: false,
+            late_text: receiving::TEXT_OF_LATE,
         };
         Matching {
             peers: members.all().iter().map(no_link).collect(),

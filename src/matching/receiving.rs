@@ -14,9 +14,11 @@ use std::sync::Arc;
 /// have [`CUT_TEXT`] bytes of its text and of its details.
 const TEXT_OF_ALL: usize = 64 << 20;
 const CUT_TEXT: usize = 1024;
-/// Bytes of a peer's earlier error in a receive that begins now: of its text, and of its details.
-/// As many receives can begin as this process likes.
-const LATE_TEXT: usize = 4096;
+/// Bytes of a peer's earlier errors in the receives of a link that begin later, all together. As
+/// many can begin as this process likes. Those after that have [`CUT_LATE`] bytes of the text and
+/// of the details.
+pub(super) const TEXT_OF_LATE: usize = 64 << 20;
+const CUT_LATE: usize = 4096;
 
 impl Matching {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
@@ -80,7 +82,11 @@ impl Matching {
     fn receive_refused(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive, refusal: &WindowRefusal) {
         let WaitingReceive { peer, edge, key, waiter, .. } = receive;
         self.send_due(lanes, peer, edge);
-        failed(lanes, waiter, &key, ReceiveError::Remote(refusal.status(key.borrowed(), LATE_TEXT)));
+        let room = &mut self.peers[peer.0 as usize].late_text;
+        let most = if *room > 0 { usize::MAX } else { CUT_LATE };
+        let status = refusal.status(key.borrowed(), most);
+        *room = room.saturating_sub(status.message.len() + status.details.len());
+        failed(lanes, waiter, &key, ReceiveError::Remote(status));
     }
 
     #[inline(always)] // else the receive is copied

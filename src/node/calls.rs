@@ -185,7 +185,7 @@ fn bytes_of(AnswerValue { head, bytes }: AnswerValue) -> SentAnswer {
     let bytes = match bytes {
         AnswerBytes::Dead => Bytes::new(),
         AnswerBytes::Tensor(tensor) => Bytes::from_owner(SentBytes(tensor)),
-        AnswerBytes::Failure(text) => text.into(),
+        AnswerBytes::Failure(text) => text,
     };
     SentAnswer { head: head.encode(), bytes }
 }

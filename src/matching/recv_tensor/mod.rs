@@ -43,6 +43,7 @@ use crate::memory::{Pool, Tensor};
 use crate::sync::OneshotSender;
 use crate::telemetry::CountersWriter;
 use crate::wire::{Incarnation, TaskId, Time};
+use bytes::Bytes;
 use finished::FinishedRequests;
 use foldhash::HashMap;
 use inbound::{Inbound, QueuedReceive};
@@ -68,7 +69,7 @@ pub enum AnswerBytes {
     /// The elements, or the serialised form.
     Tensor(Tensor),
     /// Why there is no value.
-    Failure(Vec<u8>),
+    Failure(Bytes),
 }
 
 /// Takes the answer to a request of a peer. Does nothing if the peer has hung up. A drop says that

@@ -12,9 +12,10 @@ use crate::matching::untaken::LostEdge;
 use crate::matching::{AskOutcome, Numbered, OfferOutcome, PeerIndex, Table};
 use crate::telemetry::Counter;
 use crate::wire::{Code, EdgeName, Incarnation, RendezvousKey, Status, Time, checksum_of};
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Requests of one peer that are not finished.
 pub const MAX_PEER_REQUESTS: usize = 1 << 16;
@@ -23,9 +24,12 @@ pub const MAX_PEER_REQUESTS: usize = 1 << 16;
 /// before has ended.
 pub(super) const MAX_KEY_REQUESTS: usize = 16;
 
-/// Bytes of the text of an ended step in an answer, and of its details. The bound of requests does
-/// not bound such answers.
-const MAX_FAILURE: usize = 4096;
+/// Bytes of a failure that has no part in [`MAX_LONG_FAILURES`].
+const SHORT_FAILURE: usize = 4096;
+/// Bytes of the longer failures in answers to one peer that are not sent. Others have
+/// [`SHORT_FAILURE`] bytes of the text and of the details. The bound of requests bounds no
+/// failures.
+const MAX_LONG_FAILURES: usize = 64 << 20;
 
 /// Bytes of the keys of one peer's requests that are not finished. A request outlives its call, so
 /// the bound of calls does not bound them.
@@ -66,6 +70,26 @@ pub(super) struct Outbound {
     finished: FinishedRequests,
     /// The life of the peer whose requests these are.
     life: Option<Incarnation>,
+    /// Bytes of long failures in answers that are not sent.
+    long_failures: Arc<AtomicUsize>,
+}
+
+/// A failure in an answer, which counts as not sent until the drop.
+struct LongFailure {
+    bytes: Vec<u8>,
+    all: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for LongFailure {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for LongFailure {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
 }
 
 impl std::fmt::Debug for Outbound {
@@ -146,6 +170,20 @@ impl Outbound {
         Some(Status::new(Code::ResourceExhausted, what))
     }
 
+    /// The bytes of an answer with a failure.
+    fn failure(&self, status: Status) -> Bytes {
+        if status.message.len() + status.details.len() <= SHORT_FAILURE {
+            return encode_failure(status).into();
+        }
+        // Relaxed: a bound needs no order, and other threads only take away.
+        if self.long_failures.load(Ordering::Relaxed) >= MAX_LONG_FAILURES {
+            return encode_failure(status.cut(SHORT_FAILURE)).into();
+        }
+        let bytes = encode_failure(status);
+        self.long_failures.fetch_add(bytes.len(), Ordering::Relaxed);
+        Bytes::from_owner(LongFailure { bytes, all: self.long_failures.clone() })
+    }
+
     fn add(&mut self, id: u64, request: PeerRequest) {
         self.key_bytes += request.key_bytes();
         self.requests.insert(id, request);
@@ -200,13 +238,13 @@ impl RecvTensors {
         self.meet(peer, life);
         let key = match self.key_of_request(peer, step, key) {
             Ok(key) => key,
-            Err(status) => return self.refuse(answer, status),
+            Err(status) => return self.refuse(peer, answer, status),
         };
         let out = &mut self.peer(peer).out;
         if let Some(known) = out.requests.get_mut(&id) {
             if known.key != key {
                 let what = format!("request {id} was for {}, and is for {key} now", known.key);
-                return self.refuse(answer, Status::new(Code::InvalidArgument, what));
+                return self.refuse(peer, answer, Status::new(Code::InvalidArgument, what));
             }
             match &mut known.state {
                 RequestState::Waiting(before) => *before = answer,
@@ -216,13 +254,13 @@ impl RecvTensors {
         }
         if out.finished.contains(id) {
             let what = format!("request {id} is finished, and can't be made again");
-            return self.refuse(answer, Status::new(Code::FailedPrecondition, what));
+            return self.refuse(peer, answer, Status::new(Code::FailedPrecondition, what));
         }
         if let Some(status) = out.full(&key) {
-            return self.refuse(answer, status);
+            return self.refuse(peer, answer, status);
         }
         if let Some(status) = self.end_of(&key) {
-            return self.refuse(answer, status);
+            return self.refuse(peer, answer, status);
         }
         let out = &mut self.peer(peer).out;
         let state = RequestState::Waiting(answer);
@@ -237,16 +275,16 @@ impl RecvTensors {
         }
     }
 
-    fn refuse(&self, answer: RequestAnswer, status: Status) {
+    fn refuse(&mut self, peer: PeerIndex, answer: RequestAnswer, status: Status) {
         self.counters.increment(Counter::ErrorsSent);
-        let bytes = AnswerBytes::Failure(encode_failure(status));
+        let bytes = AnswerBytes::Failure(self.peer(peer).out.failure(status));
         answer(AnswerValue { head: AnswerHead::Failed, bytes });
     }
 
     /// Why a key gets no value any more, if its step has ended here.
     fn end_of(&self, key: &TensorKey) -> Option<Status> {
         Some(match self.steps.end_of(key.step)? {
-            StepEnd::Aborted(status) => status.cut(MAX_FAILURE).into_derived(),
+            StepEnd::Aborted(status) => status.clone().into_derived(),
             StepEnd::CleanedUp => WindowRefusal::CleanedUp.status(key.borrowed(), usize::MAX),
         })
     }
@@ -339,7 +377,7 @@ impl RecvTensors {
             self.left(values.len());
             for (key, PeerRequest { state, .. }) in requests {
                 if let (RequestState::Waiting(answer), Some(status)) = (state, self.end_of(&key)) {
-                    self.refuse(answer, status);
+                    self.refuse(peer, answer, status);
                 }
             }
         }

@@ -202,7 +202,7 @@ impl World {
             let bytes = match bytes {
                 AnswerBytes::Dead => Bytes::new(),
                 AnswerBytes::Tensor(tensor) => Bytes::copy_from_slice(tensor.bytes()),
-                AnswerBytes::Failure(text) => text.into(),
+                AnswerBytes::Failure(text) => text,
             };
             answers.lock().unwrap().push_back((id, head.encode(), bytes));
         });
