@@ -1,7 +1,6 @@
 //! The ends of calls, steps and lives.
 
 use super::ended_steps::StepEnd;
-use super::receiving::TEXT_OF_LATE;
 use super::{Lanes, Matching};
 use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
@@ -154,8 +153,8 @@ impl Matching {
     pub fn up(&mut self, peer: PeerIndex) {
         let entry = &mut self.peers[peer.0 as usize];
         entry.down = None;
-        entry.late_text = TEXT_OF_LATE;
         entry.incoming.returned();
+        self.late_texts.remove(&peer);
     }
 
     /// A peer announces an edge. With its first one the peer hears which steps have ended here.

@@ -214,8 +214,6 @@ struct PeerEdges {
     /// Whether the peer has announced an edge on the present link. Only then it hears which steps
     /// have ended here.
     has_announced: bool,
-    /// Bytes of the peer's earlier errors that later receives on this link may still have.
-    late_text: usize,
 }
 
 impl PeerEdges {
@@ -264,6 +262,8 @@ pub struct Matching {
     /// Values that left for lives of peers that have ended.
     lost: LostValues,
     long_waits: LongWaits,
+    /// Bytes of a peer's earlier errors in receives that began later on its present link.
+    late_texts: HashMap<PeerIndex, usize>,
 }
 
 impl Matching {
@@ -282,7 +282,6 @@ impl Matching {
             waiting: 0,
             down: Some(Error::NotConnected { peer: peer.clone() }),
             has_announced: false,
-            late_text: receiving::TEXT_OF_LATE,
         };
         Matching {
             peers: members.all().iter().map(no_link).collect(),
@@ -297,6 +296,7 @@ impl Matching {
             news: 0,
             lost: LostValues::default(),
             long_waits: LongWaits::new(hung_after),
+            late_texts: HashMap::default(),
         }
     }
 

@@ -17,7 +17,7 @@ const CUT_TEXT: usize = 1024;
 /// Bytes of a peer's earlier errors in the receives of a link that begin later, all together. As
 /// many can begin as this process likes. Those after that have [`CUT_LATE`] bytes of the text and
 /// of the details.
-pub(super) const TEXT_OF_LATE: usize = 64 << 20;
+const TEXT_OF_LATE: usize = 64 << 20;
 const CUT_LATE: usize = 4096;
 
 impl Matching {
@@ -82,10 +82,10 @@ impl Matching {
     fn receive_refused(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive, refusal: &WindowRefusal) {
         let WaitingReceive { peer, edge, key, waiter, .. } = receive;
         self.send_due(lanes, peer, edge);
-        let room = &mut self.peers[peer.0 as usize].late_text;
-        let most = if *room > 0 { usize::MAX } else { CUT_LATE };
+        let so_far = self.late_texts.entry(peer).or_default();
+        let most = if *so_far < TEXT_OF_LATE { usize::MAX } else { CUT_LATE };
         let status = refusal.status(key.borrowed(), most);
-        *room = room.saturating_sub(status.message.len() + status.details.len());
+        *so_far += status.message.len() + status.details.len();
         failed(lanes, waiter, &key, ReceiveError::Remote(status));
     }
 
