@@ -92,26 +92,29 @@ impl Matching {
     #[inline(always)] // else the receive is copied
     pub(super) fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
         let WaitingReceive { peer, edge, is_bounded, .. } = receive;
-        let waiting = &mut self.peers[peer.0 as usize].waiting;
-        if is_bounded && *waiting >= self.max_waiting {
+        // One search for the entry.
+        let Matching { peers, waiting, calls, max_waiting, next_deadline, long_waits, .. } = self;
+        let entry = &mut peers[peer.0 as usize];
+        if is_bounded && entry.waiting >= *max_waiting {
+            let max = *max_waiting;
             self.send_due(lanes, peer, edge);
-            return receive.waiter.complete(Err(Error::too_many_receives(self.max_waiting)));
+            return receive.waiter.complete(Err(Error::too_many_receives(max)));
         }
-        *waiting += u32::from(is_bounded);
+        entry.waiting += u32::from(is_bounded);
         let step = receive.key.step;
-        let waiter = self.add_waiting(receive);
-        let entry = &mut self.peers[peer.0 as usize];
+        *next_deadline = (*next_deadline).min(long_waits.next_look(&receive.waiter));
+        let id = receive.waiter.id;
+        let waiter = waiting.add(receive);
+        calls.insert(id, waiter);
         entry.incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
         if entry.offers {
             self.update_ready_of(lanes, peer, edge);
         }
     }
 
-    /// Adds a receive that waits, which counts as waiting already.
-    #[inline(always)] // else the receive is copied
+    /// Adds a receive that waits again, and counts as waiting.
     pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
-        let Waiter { begun, deadline, .. } = receive.waiter;
-        self.next_deadline = self.next_deadline.min(deadline).min(self.long_waits.due(begun));
+        self.next_deadline = self.next_deadline.min(self.long_waits.next_look(&receive.waiter));
         let id = receive.waiter.id;
         let waiter = self.waiting.add(receive);
         self.calls.insert(id, waiter);

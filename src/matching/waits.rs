@@ -1,6 +1,6 @@
 //! [`WaitReports`]: which calls wait for which peers, and since when.
 
-use super::{EdgeWait, Lanes, Matching, PeerIndex, WaitingReceive};
+use super::{EdgeWait, Lanes, Matching, PeerIndex, Waiter, WaitingReceive};
 use crate::link::{EdgeKey, TensorKey};
 use crate::telemetry::FlightEvent;
 use crate::wire::{EdgeSide, StepId, TaskId, Time};
@@ -185,6 +185,12 @@ impl LongWaits {
     #[inline]
     pub fn due(&self, begun: Time) -> Time {
         begun + self.report_after
+    }
+
+    /// When a receive that waits is late, or reported.
+    #[inline]
+    pub fn next_look(&self, waiter: &Waiter) -> Time {
+        waiter.deadline.min(self.due(waiter.begun))
     }
 }
 
