@@ -13,7 +13,7 @@ pub(super) const HELD_PART: u64 = 4;
 
 /// Bytes of a failure of a peer that its receives get whole. Of longer ones those of a link have
 /// [`FAILURES`] together.
-const SHORT_FAILURE: usize = 4096;
+pub(super) const SHORT_FAILURE: usize = 4096;
 const FAILURES: usize = 64 << 20;
 /// Bytes of a failure's text and of its details in each receive of a key but the first.
 pub(super) const CUT_FAILURE: usize = 1024;

@@ -1,6 +1,7 @@
 //! The sending side.
 
 use super::head::encode_failure;
+use super::inbound::SHORT_FAILURE;
 use super::report::bytes_of;
 use super::{
     AnswerBytes, AnswerHead, AnswerValue, AskedRequest, FinishedRequests, RecvTensors, RequestAnswer,
@@ -24,8 +25,6 @@ pub const MAX_PEER_REQUESTS: usize = 1 << 16;
 /// before has ended.
 pub(super) const MAX_KEY_REQUESTS: usize = 16;
 
-/// Bytes of a failure that has no part in [`MAX_LONG_FAILURES`].
-const SHORT_FAILURE: usize = 4096;
 /// Bytes of the longer failures in answers to one peer that are not sent. Others have
 /// [`SHORT_FAILURE`] bytes of the text and of the details. The bound of requests bounds no
 /// failures.
