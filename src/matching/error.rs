@@ -13,12 +13,13 @@ use std::time::Duration;
 ///
 /// fn who_holds_the_pool(error: &Error) -> Option<String> {
 ///     let Error::NoRoom { granted, .. } = error else { return None };
-///     let GrantedBytes { peer, bytes } = granted.as_deref()?;
+///     let GrantedBytes { peer, bytes, .. } = granted.as_deref()?;
 ///     Some(format!("{peer} has not written {bytes} bytes"))
 /// }
 /// # assert_eq!(who_holds_the_pool(&Error::Stopped), None);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GrantedBytes {
     /// The task that is to write.
     pub peer: TaskId,
