@@ -1,7 +1,7 @@
 //! The short path. The record of a tensor goes from its sender to the port, or from the port to its
 //! receive. No queue and no event is in between.
 
-use super::eager::EagerReceiver;
+use super::eager::{EagerReceiver, is_eager};
 use super::meta::KnownMetas;
 use super::{AskedOfEdge, ToldMeta, WindowLink, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextMessage, Port, ShortTake};
@@ -243,6 +243,14 @@ impl<'a> ExpectedValue<'a> {
         let Record { edge, n, step, .. } = self.record;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
             .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
+        match is_eager(data.len()) {
+            true => self.accept_eager(meta, data),
+            false => self.copied(meta, data),
+        }
+    }
+
+    #[inline(never)] // as above
+    fn accept_eager(self, meta: u16, data: &[u8]) -> Option<()> {
         // A poll reports a tensor that may not come.
         self.eager.add(data.len()).ok()?;
         let ExpectedValue { known, eager, pool, record, receive } = self;
