@@ -817,11 +817,12 @@ pub struct RecvTensorPart {
 pub struct MarkRecvFinishedRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    #[prost(uint64, tag = "2")]
-    pub request_id: u64,
-    /// The caller gave up, and has taken no value. A value that was meant for the request goes back in line.
-    #[prost(bool, tag = "3")]
-    pub is_given_up: bool,
+    /// Both lists together have at most 1024 requests.
+    #[prost(uint64, repeated, tag = "2")]
+    pub request_ids: ::prost::alloc::vec::Vec<u64>,
+    /// The caller gave up, and has taken no value. A value that was meant for such a request goes back in line.
+    #[prost(uint64, repeated, tag = "3")]
+    pub given_up_ids: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MarkRecvFinishedResponse {}
@@ -951,7 +952,7 @@ pub mod tensors_client {
                 .insert(GrpcMethod::new("tensorwire.v1.Tensors", "RecvTensor"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Says that the caller is done with a request, whether it was answered or not. May be repeated.
+        /// Says that the caller is done with requests, whether they were answered or not. May be repeated.
         pub async fn mark_recv_finished(
             &mut self,
             request: impl tonic::IntoRequest<super::MarkRecvFinishedRequest>,
@@ -1028,7 +1029,7 @@ pub mod tensors_server {
             &self,
             request: tonic::Request<super::RecvTensorRequest>,
         ) -> std::result::Result<tonic::Response<Self::RecvTensorStream>, tonic::Status>;
-        /// Says that the caller is done with a request, whether it was answered or not. May be repeated.
+        /// Says that the caller is done with requests, whether they were answered or not. May be repeated.
         async fn mark_recv_finished(
             &self,
             request: tonic::Request<super::MarkRecvFinishedRequest>,

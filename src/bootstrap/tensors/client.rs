@@ -5,14 +5,17 @@ use super::super::connector::Connector;
 use super::super::generated as grpc;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
-use super::{ArrivedParts, MAX_CALLS, MAX_HEAD, MIN_PART, PENDING_AFTER, TensorPeer, TensorRequest, WINDOWS};
+use super::{
+    ArrivedParts, MAX_CALLS, MAX_ENDS, MAX_HEAD, MIN_PART, PENDING_AFTER, TensorPeer, TensorRequest, WINDOWS,
+};
 use crate::wire::{Code, Incarnation, Status, TaskId, shorten};
 use grpc::tensors_client::TensorsClient;
 use std::error::Error;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
@@ -28,9 +31,8 @@ const STALLED: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Time for a connection and its proofs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// Ends of requests that a peer is told at a time, and those that wait behind them. A peer that
-/// answers hears them sooner than so many come.
-pub(in crate::bootstrap) const TOLD_ENDS: usize = 64;
+/// Ends of answered requests that a peer has not heard. A peer that answers hears them sooner than
+/// so many come.
 pub(in crate::bootstrap) const UNHEARD_ENDS: usize = 16 * 1024;
 /// Bytes of a peer's words in an error.
 const MAX_WORDS: usize = 1024;
@@ -53,11 +55,22 @@ struct TensorClient {
     calls: Arc<Semaphore>,
     /// Bytes of large tensors that may be on their way, in units.
     room: Arc<Semaphore>,
-    /// Ends of requests at a time.
-    ends: Arc<Semaphore>,
+    /// To the task that tells the peer of them.
+    ends: UnboundedSender<RequestEnd>,
     /// Ends of answered requests that the peer has not heard.
     unheard: Arc<Semaphore>,
     max_bytes: u64,
+}
+
+/// The end of a request, of which its peer is told.
+struct RequestEnd {
+    life: Incarnation,
+    id: u64,
+    is_given_up: bool,
+    /// One of [`UNHEARD_ENDS`], if the request was answered.
+    _place: Option<OwnedSemaphorePermit>,
+    /// Called when the peer has heard it.
+    done: Box<dyn FnOnce() + Send + Sync>,
 }
 
 /// Why a call has no answer.
@@ -135,18 +148,16 @@ impl TensorCaller {
         to: TensorPeer,
         id: u64,
         is_given_up: bool,
-        done: impl FnOnce() + Send + 'static,
+        done: impl FnOnce() + Send + Sync + 'static,
     ) {
-        let Some((handle, client)) = self.client(&to.name) else { return };
-        let place = client.unheard.clone().try_acquire_owned();
-        if place.is_err() && !is_given_up {
+        let Some((_, client)) = self.client(&to.name) else { return };
+        let place = client.unheard.clone().try_acquire_owned().ok();
+        if place.is_none() && !is_given_up {
             return;
         }
-        drop(handle.spawn(async move {
-            client.mark_recv_finished(to.incarnation, id, is_given_up).await;
-            drop(place);
-            done();
-        }));
+        let (life, done) = (to.incarnation, Box::new(done));
+        // Fails only if the service has ended.
+        let _ = client.ends.send(RequestEnd { life, id, is_given_up, _place: place, done });
     }
 
     /// Has a peer forget the requests of earlier lives of this process, and of this life those
@@ -179,9 +190,12 @@ impl TensorClient {
             .max_encoding_message_size(MAX_MESSAGE);
         let units = usize::try_from(max_bytes / ROOM_UNIT + 1).unwrap_or(usize::MAX);
         let room = units.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
-        let [calls, room, ends, unheard] = [MAX_CALLS as usize, room, TOLD_ENDS, UNHEARD_ENDS]
-            .map(|permits| Arc::new(Semaphore::new(permits)));
-        Ok(TensorClient { shared, peer, grpc, calls, room, ends, unheard, max_bytes })
+        let [calls, room, unheard] =
+            [MAX_CALLS as usize, room, UNHEARD_ENDS].map(|permits| Arc::new(Semaphore::new(permits)));
+        let (ends, come) = unbounded_channel();
+        let client = TensorClient { shared, peer, grpc, calls, room, ends, unheard, max_bytes };
+        drop(Handle::current().spawn(client.clone().tell_ends(come)));
+        Ok(client)
     }
 
     async fn recv_tensor(
@@ -266,14 +280,28 @@ impl TensorClient {
         }
     }
 
-    async fn mark_recv_finished(&self, life: Incarnation, request_id: u64, is_given_up: bool) {
-        // The service has ended if there is no permit to come.
-        let Ok(_permit) = self.ends.acquire().await else { return };
+    /// Tells the peer of the ends that `come`, all that wait by one call.
+    async fn tell_ends(self, mut come: UnboundedReceiver<RequestEnd>) {
+        let mut ends = Vec::new();
+        while come.recv_many(&mut ends, MAX_ENDS).await > 0 {
+            for of_life in ends.chunk_by(|one, next| one.life == next.life) {
+                self.mark_recv_finished(of_life).await;
+            }
+            ends.drain(..).for_each(|end| (end.done)());
+        }
+    }
+
+    /// Tells the peer that these requests to one of its lives have ended.
+    async fn mark_recv_finished(&self, ends: &[RequestEnd]) {
+        let Some(RequestEnd { life, .. }) = ends.first() else { return };
+        let ids = |is_given_up| {
+            ends.iter().filter(|end| end.is_given_up == is_given_up).map(|end| end.id).collect::<Vec<_>>()
+        };
         self.until_heard(|client| {
             let request = grpc::MarkRecvFinishedRequest {
-                caller: client.shared.caller(client.peer, Some(life)),
-                request_id,
-                is_given_up,
+                caller: client.shared.caller(client.peer, Some(*life)),
+                request_ids: ids(false),
+                given_up_ids: ids(true),
             };
             let mut grpc = client.grpc.clone();
             async move { grpc.mark_recv_finished(request).await.map(drop) }

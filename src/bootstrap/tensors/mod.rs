@@ -14,7 +14,7 @@ mod server;
 
 pub(super) use client::TensorClients;
 #[cfg(test)]
-pub(super) use client::{TOLD_ENDS, UNHEARD_ENDS};
+pub(super) use client::UNHEARD_ENDS;
 pub use client::{TensorCall, TensorCaller};
 pub(super) use server::{SERVICE_NAME, TensorsGrpc, service};
 
@@ -39,6 +39,9 @@ const MAX_KEY: usize = 8 * 1024;
 
 /// Requests of one peer that may wait or be answered at a time.
 pub(super) const MAX_CALLS: u32 = 1024;
+
+/// Ends of requests that one call tells.
+pub(super) const MAX_ENDS: usize = 1024;
 
 /// How long a call waits for its value before the sender answers that there is none yet. Then
 /// another call gets its place.

@@ -5,7 +5,8 @@ use super::super::generated as grpc;
 use super::super::server::{Server, open};
 use super::super::thread::MAX_MESSAGE;
 use super::{
-    MAX_KEY, PART, PENDING_AFTER, SentAnswer, TensorAnswer, TensorPeer, TensorRequest, TensorService,
+    MAX_ENDS, MAX_KEY, PART, PENDING_AFTER, SentAnswer, TensorAnswer, TensorPeer, TensorRequest,
+    TensorService,
 };
 use crate::wire::{Incarnation, TaskId};
 use bytes::Bytes;
@@ -112,7 +113,16 @@ impl grpc::tensors_server::Tensors for TensorServer {
     ) -> Result<Response<grpc::MarkRecvFinishedResponse>, Status> {
         let (proven, request) = open(request)?;
         let from = self.check(&proven, request.caller)?;
-        self.service.mark_recv_finished(&from, request.request_id, request.is_given_up);
+        let ends = request.request_ids.len() + request.given_up_ids.len();
+        if ends > MAX_ENDS {
+            let message = format!("the ends of {ends} requests; a call tells at most {MAX_ENDS}");
+            return Err(Status::invalid_argument(message));
+        }
+        let finished = request.request_ids.into_iter().map(|id| (id, false));
+        let given_up = request.given_up_ids.into_iter().map(|id| (id, true));
+        finished.chain(given_up).for_each(|(id, is_given_up)| {
+            self.service.mark_recv_finished(&from, id, is_given_up);
+        });
         Ok(Response::new(grpc::MarkRecvFinishedResponse {}))
     }
 

@@ -3,7 +3,7 @@
 use super::super::auth::{AuthSettings, Authenticator};
 use super::super::generated as grpc;
 use super::super::refused::RefusedCallers;
-use super::super::tensors::{TOLD_ENDS, UNHEARD_ENDS};
+use super::super::tensors::{MAX_ENDS, UNHEARD_ENDS};
 use super::super::thread::{self, ConnectionLimits, MAX_CALLS, serve_connections};
 use super::*;
 use bytes::Bytes;
@@ -31,8 +31,16 @@ const MIN_PART: usize = 64 * 1024;
 struct Liar<F> {
     script: F,
     calls: Arc<AtomicU32>,
-    /// The requests whose ends it has been told. It says that it can't hear them now.
-    ends: Arc<Mutex<HashSet<u64>>>,
+    ends: Arc<ToldEnds>,
+}
+
+/// The ends of requests that a liar was told.
+#[derive(Default)]
+struct ToldEnds {
+    /// The requests of each call.
+    calls: Mutex<Vec<Vec<u64>>>,
+    /// Otherwise it says that it can't hear them now.
+    are_heard: AtomicBool,
 }
 
 #[tonic::async_trait]
@@ -55,8 +63,12 @@ where
         &self,
         request: Request<grpc::MarkRecvFinishedRequest>,
     ) -> Result<Response<grpc::MarkRecvFinishedResponse>, tonic::Status> {
-        self.ends.lock().unwrap().insert(request.into_inner().request_id);
-        Err(tonic::Status::unavailable("not now"))
+        let request = request.into_inner();
+        self.ends.calls.lock().unwrap().push([request.request_ids, request.given_up_ids].concat());
+        match self.ends.are_heard.load(Ordering::SeqCst) {
+            true => Ok(Response::new(grpc::MarkRecvFinishedResponse {})),
+            false => Err(tonic::Status::unavailable("not now")),
+        }
     }
 
     async fn cleanup_all(
@@ -110,8 +122,7 @@ struct Victim {
     caller: TensorCaller,
     /// Calls that the liar has got.
     calls: Arc<AtomicU32>,
-    /// The requests whose ends the liar has been told.
-    ends: Arc<Mutex<HashSet<u64>>>,
+    ends: Arc<ToldEnds>,
     _member: Member,
     /// Ends the liar's thread.
     _end: oneshot::Sender<()>,
@@ -258,11 +269,27 @@ fn a_sender_that_hears_of_no_end_costs_bounded_memory_and_few_calls() {
     // A request that was given up is told in any case: the next one of its key waits for that.
     tell(1 << 32, true);
     assert_eq!(Arc::strong_count(&waiting), 2 + UNHEARD_ENDS);
+    let calls = || victim.ends.calls.lock().unwrap().clone();
     let begin = Instant::now();
-    while victim.ends.lock().unwrap().len() < TOLD_ENDS {
-        assert!(begin.elapsed() < LONG, "{:?}", victim.ends);
+    while calls().len() < 4 {
+        assert!(begin.elapsed() < LONG, "{:?}", calls());
         std::thread::sleep(Duration::from_millis(1));
     }
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(victim.ends.lock().unwrap().len(), TOLD_ENDS);
+    // Pauses of 5, 10, 20, 40, 80, 160 ms, then 200 ms each.
+    let most = 7 + begin.elapsed().as_millis() as usize / 200;
+    let refused = calls();
+    assert!(refused.len() <= most, "{} calls", refused.len());
+    assert!(refused[0].len() <= MAX_ENDS && refused.iter().all(|call| *call == refused[0]), "{refused:?}");
+    victim.ends.are_heard.store(true, Ordering::SeqCst);
+    while Arc::strong_count(&waiting) > 1 {
+        assert!(begin.elapsed() < LONG, "{} ends wait", Arc::strong_count(&waiting));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let told = calls();
+    let (calls, ends) = (told.len() - refused.len(), told.concat().into_iter().collect::<HashSet<_>>());
+    println!("{} ends in {calls} calls", ends.len());
+    assert!(ends.len() == UNHEARD_ENDS + 1 && ends.contains(&(1 << 32)), "{} ends", ends.len());
+    // The first call may have had one end alone.
+    assert!(calls <= most + UNHEARD_ENDS / MAX_ENDS + 2, "{calls} calls");
+    assert!(told.iter().all(|call| call.len() <= MAX_ENDS));
 }

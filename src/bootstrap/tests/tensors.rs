@@ -112,12 +112,21 @@ fn an_answer_comes_in_parts_and_that_of_a_try_may_have_none() {
     assert!(parts.len() == 1 && parts[0].is_pending && parts[0].head.is_empty());
     let mut tensors = TensorsClient::new(raw.channel.clone());
     let caller = Some(raw.caller.clone());
-    let finished = grpc::MarkRecvFinishedRequest { caller: caller.clone(), request_id: 3, is_given_up: true };
-    raw.runtime.block_on(tensors.mark_recv_finished(finished)).unwrap();
+    let finished = |request_ids: &[u64], given_up_ids: &[u64]| grpc::MarkRecvFinishedRequest {
+        caller: caller.clone(),
+        request_ids: request_ids.to_vec(),
+        given_up_ids: given_up_ids.to_vec(),
+    };
+    raw.runtime.block_on(tensors.mark_recv_finished(finished(&[5, 4], &[3]))).unwrap();
+    let too_many = tensors.mark_recv_finished(finished(&[0; 1000], &[0; 25]));
+    let error = raw.runtime.block_on(too_many).unwrap_err();
+    assert!(error.message().contains("the ends of 1025 requests; a call tells at most 1024"), "{error}");
     let clean_up = grpc::CleanupAllRequest { caller, first_request_id: 4 };
     raw.runtime.block_on(tensors.cleanup_all(clean_up)).unwrap();
-    let told = ["asks for 3", "asks for 3", "has finished 3, true", "cleans up below 4"];
-    assert_eq!(*echo.0.lock().unwrap(), told.map(|what| format!("worker/0 {what}")));
+    let ends = ["has finished 5, false", "has finished 4, false", "has finished 3, true"];
+    let told = [&["asks for 3", "asks for 3"][..], &ends, &["cleans up below 4"]].concat();
+    let told: Vec<_> = told.iter().map(|what| format!("worker/0 {what}")).collect();
+    assert_eq!(*echo.0.lock().unwrap(), told);
 }
 
 #[test]
