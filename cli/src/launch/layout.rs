@@ -204,22 +204,33 @@ pub fn any_addresses(count: usize) -> Vec<SocketAddr> {
     loopback_addresses().map(|address| (address, 1).into()).take(count).collect()
 }
 
-/// Addresses of this host with a free port each.
+/// Addresses of this host with a free port each. The ports differ, as a process that listens on all
+/// interfaces takes its port on all addresses.
 ///
 /// The system gives none of these ports to sockets that ask for any. Links of a process that starts
 /// before another one are such.
 pub fn free_addresses(count: usize) -> std::io::Result<Vec<SocketAddr>> {
     let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap_or_default();
+    let ports: Vec<u16> = ports_outside(&range).take(PORTS).collect();
+    // Launches that begin at about the same time have addresses in common, and no port.
+    let first = std::process::id() as usize * PORTS_APART % ports.len().max(1);
+    let mut next = ports.iter().cycle().skip(first);
     let free_at = |address| {
-        let mut bound = ports_outside(&range).filter_map(|port| TcpListener::bind((address, port)).ok());
-        bound.next().map_or_else(|| TcpListener::bind((address, 0)), Ok)?.local_addr()
+        let mut bound = next.by_ref().take(ports.len());
+        let free = bound.find_map(|port| TcpListener::bind((address, *port)).ok());
+        free.map_or_else(|| TcpListener::bind((address, 0)), Ok)?.local_addr()
     };
     loopback_addresses().take(count).map(free_at).collect()
 }
 
-/// An address for each process, so that each has all ports for its links. Another program could
-/// take one before the process does: to make this unlikely, each launch begins at an address of its
-/// own. All of 127.0.0.0/8 is loopback.
+/// The ports that launches use. Many services have ports below these.
+const PORTS: usize = 16 * 1024;
+/// Ports between the first ones of two launches whose process ids follow each other: more than a
+/// launch has processes.
+const PORTS_APART: usize = 2053;
+
+/// An address for each process, so that each has all ports for its links. Each launch begins at an
+/// address of its own. All of 127.0.0.0/8 is loopback.
 fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let first = u32::from(Ipv4Addr::new(127, 128 | a & 63, b, c.max(1)));
@@ -307,7 +318,8 @@ mod tests {
             assert!(at.port() < ends[0] || at.port() > ends[1] || ends[0] < 1100, "{at} in {range}");
         }
         let ips: BTreeSet<_> = free.iter().map(SocketAddr::ip).collect();
-        assert_eq!(ips.len(), 300);
+        let ports: BTreeSet<_> = free.iter().map(SocketAddr::port).collect();
+        assert_eq!((ips.len(), ports.len()), (300, 300));
         let layout = Layout::on_this_host(&JobSizes::of("w", 300).unwrap(), &free).unwrap();
         // It refuses an address that comes twice.
         assert_eq!(layout.cluster().unwrap().members().count(), 300);
