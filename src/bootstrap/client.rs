@@ -133,7 +133,8 @@ impl Client {
         if !self.shared.starts(self.peer) {
             return false;
         }
-        let started = self.shared.step(|members| (members.start(self.peer, life), Vec::new()));
+        let now = Instant::now();
+        let started = self.shared.step(|members| (members.start(self.peer, life, now), Vec::new()));
         let Some(info) = started else { return false };
         let Err(why) = self.link_up(&info).await else { return false };
         self.shared.log_attempt(self.peer, &why);

@@ -248,7 +248,7 @@ impl Scene {
         let Some(answer) = decoded::<grpc::HelloResponse>(bytes) else { return };
         let Ok(who) = who(answer.member) else { return };
         let started = self.shared.step(|members| match members.meet(CALLEE, &who, true, Instant::now()) {
-            Ok(acts) => (members.start(CALLEE, who.incarnation), acts),
+            Ok(acts) => (members.start(CALLEE, who.incarnation, Instant::now()), acts),
             Err(_) => (None, Vec::new()),
         });
         let Some(info) = started else { return };

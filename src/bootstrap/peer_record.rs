@@ -14,8 +14,8 @@ pub(super) const PAST_LIVES: usize = 64;
 const QUIET: Duration = Duration::from_secs(10);
 /// Failed attempts with other causes that are logged in [`QUIET`].
 const MAX_NEWS: usize = 4;
-/// A generation that the peer starts begins so long after the last one. What a link leaves behind
-/// goes within seconds, so a peer must not have links made and ended without a pause.
+/// A generation begins so long after the last one, on whichever side it starts. What a link leaves
+/// behind goes within seconds, so a peer must not have links made and ended without a pause.
 pub(super) const GENERATION_PAUSE: Duration = Duration::from_millis(50);
 
 /// Another member of the cluster.
@@ -31,8 +31,8 @@ pub(super) struct PeerRecord {
     pub(super) past: VecDeque<Incarnation>,
     /// A thread is making an endpoint or connecting it.
     pub(super) busy: bool,
-    /// When the peer started a generation last.
-    pub(super) offered: Option<Instant>,
+    /// When a generation was started last.
+    pub(super) started: Option<Instant>,
     /// Why the last attempt to reach the peer failed, or why the peer refused.
     pub(super) reach: Option<String>,
     /// How its address ended a connection since, or that nothing listens there any more. Both
@@ -152,7 +152,7 @@ impl PeerRecord {
             life: None,
             past: VecDeque::new(),
             busy: false,
-            offered: None,
+            started: None,
             reach: None,
             end: None,
             unanswered: String::new(),
@@ -210,11 +210,11 @@ impl PeerRecord {
         }
     }
 
-    /// Whether the peer has to wait before it starts a generation. Otherwise it starts one now.
+    /// Whether a generation has to wait before it is started. Otherwise it is started now.
     pub(super) fn starts_too_soon(&mut self, now: Instant) -> bool {
-        let too_soon = self.offered.is_some_and(|last| now < last + GENERATION_PAUSE);
+        let too_soon = self.started.is_some_and(|last| now < last + GENERATION_PAUSE);
         if !too_soon {
-            self.offered = Some(now);
+            self.started = Some(now);
         }
         too_soon
     }
@@ -335,14 +335,18 @@ impl PeerRecord {
 
     /// Whether to log that the two disagree for good.
     pub(super) fn is_new_disagreement(&mut self, now: Instant) -> bool {
-        self.is_news("a disagreement", now)
+        // It ends the attempts, so those before must not hide it.
+        self.is_among(1 + MAX_NEWS, "a disagreement", now)
     }
 
     /// Whether to log this failure of an attempt: the log lacks it, and has few others of late.
     pub(super) fn is_news(&mut self, why: &str, now: Instant) -> bool {
-        let cause = why.split(SAW).next().unwrap_or_default();
+        self.is_among(MAX_NEWS, why.split(SAW).next().unwrap_or_default(), now)
+    }
+
+    fn is_among(&mut self, most: usize, cause: &str, now: Instant) -> bool {
         self.news.retain(|at| now < *at + QUIET);
-        let is_news = self.logged.as_deref() != Some(cause) && self.news.len() < MAX_NEWS;
+        let is_news = self.logged.as_deref() != Some(cause) && self.news.len() < most;
         if is_news {
             self.logged = Some(cause.to_owned());
             self.news.push(now);

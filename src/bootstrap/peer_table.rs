@@ -147,7 +147,7 @@ impl PeerTable {
         self.peers[index].is_news(why, now)
     }
 
-    /// Whether the log lacks that the two disagree for good, whichever side has found it.
+    /// Whether to log that the two disagree for good, whichever side has found it.
     pub(super) fn is_new_disagreement(&mut self, index: usize, now: Instant) -> bool {
         self.peers[index].is_new_disagreement(now)
     }
@@ -254,17 +254,17 @@ impl PeerTable {
         }
     }
 
-    /// Starts a new generation from this side. `None` while an older one is still being given up,
-    /// or if the peer is linked, being linked, or not that life any more. `None` too if that life
+    /// Starts a new generation from this side. `None` if an older one has just begun or is still
+    /// given up, and if the peer is linked or being linked. `None` too if that life is over, or
     /// disagrees with this process for good.
-    pub(super) fn start(&mut self, index: usize, with: Incarnation) -> Option<PeerInfo> {
+    pub(super) fn start(&mut self, index: usize, with: Incarnation, now: Instant) -> Option<PeerInfo> {
         let peer = &mut self.peers[index];
         let may_start = matches!(peer.known(with)?.stage, LifeStage::Apart) && peer.disagreement.is_none();
-        if peer.busy || !may_start {
+        let generation = peer.generation + 1;
+        if peer.busy || !may_start || generation > MAX_GENERATION || peer.starts_too_soon(now) {
             return None;
         }
-        let generation = peer.generation + 1;
-        (generation <= MAX_GENERATION).then(|| peer.begin(generation, Vec::new()))?
+        peer.begin(generation, Vec::new())
     }
 
     /// The peer, which has introduced itself, has started a generation and made an offer.

@@ -218,7 +218,7 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     );
     assert!(members.unanswered(0, now + Duration::from_secs(9)).is_empty(), "once");
     members.meet(0, &who, true, now + Duration::from_secs(10)).unwrap();
-    assert!(members.start(0, who.incarnation).is_some(), "it may come back");
+    assert!(members.start(0, who.incarnation, now + Duration::from_secs(10)).is_some(), "it may come back");
     let acts = members.unattended(0, "nobody", now);
     members.idle(0);
     assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");

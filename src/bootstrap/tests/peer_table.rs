@@ -22,7 +22,7 @@ fn endpoint(ticket: u64) -> Result<Prepared, Status> {
 fn linked(now: Instant) -> (PeerTable, PeerInfo) {
     let mut members = table();
     members.meet(0, &life(1), true, now).unwrap();
-    let info = members.start(0, life(1).incarnation).unwrap();
+    let info = members.start(0, life(1).incarnation, now).unwrap();
     members.prepared(0, &info, endpoint(5)).0.unwrap();
     members.idle(0);
     assert_eq!(members.connecting(0, &info), Some(5));
@@ -89,7 +89,7 @@ fn a_life_held_for_dead_may_come_back_with_a_new_generation_until_another_one_ta
     members.silent(0, start + SILENCE);
     assert_eq!(members.heard(0, info.incarnation, start + SILENCE), Err(LifeRefusal::Unknown));
     members.meet(0, &life(1), false, start + SILENCE).unwrap();
-    assert_eq!(members.start(0, info.incarnation).unwrap().generation, 2);
+    assert_eq!(members.start(0, info.incarnation, start + SILENCE).unwrap().generation, 2);
     members.idle(0);
     members.meet(0, &life(2), false, start + SILENCE * 2).unwrap();
     assert_eq!(members.meet(0, &life(1), false, start + SILENCE * 2), Err(LifeRefusal::Over));
@@ -117,18 +117,21 @@ fn a_disagreement_ends_all_attempts_with_that_life_and_the_first_cause_is_kept()
     // The peer's attempt failed before it made an offer.
     members.give_up(0, life(1).incarnation, 1, "it has no descriptors");
     assert!(members.why_missing(0).contains("it has no descriptors"));
-    let info = members.start(0, life(1).incarnation).unwrap();
+    let info = members.start(0, life(1).incarnation, now).unwrap();
     let refusal = Status::new(Code::FailedPrecondition, "queue_depth is 64 and 128");
     assert!(members.prepared(0, &info, Err(refusal)).0.is_err());
     members.idle(0);
     members.give_up(0, life(1).incarnation, info.generation, "a later word of the peer");
     assert_eq!(members.disagreement(), Some((0, "queue_depth is 64 and 128")));
     assert!(members.why_missing(0).contains("queue_depth is 64 and 128"), "{}", members.why_missing(0));
-    assert_eq!(members.start(0, life(1).incarnation), None, "nothing mends it");
+    assert_eq!(members.start(0, life(1).incarnation, now + GENERATION_PAUSE), None, "nothing mends it");
     members.over(0, life(1).incarnation, &LossCause::Left("it gave up its join".into()));
     assert!(members.disagreement().is_some(), "a join that has not looked yet still sees it");
     members.meet(0, &life(2), true, now).unwrap();
-    assert!(members.disagreement().is_none() && members.start(0, life(2).incarnation).is_some());
+    assert!(
+        members.disagreement().is_none()
+            && members.start(0, life(2).incarnation, now + GENERATION_PAUSE).is_some()
+    );
 }
 
 #[test]
@@ -148,7 +151,7 @@ fn a_process_that_disagrees_does_not_hide_a_life_that_is_alive() {
     assert_eq!(members.disagreement(), Some((0, "version 3")));
     members.meet(0, &life(1), false, now + SILENCE).unwrap();
     assert_eq!(members.disagreement(), None);
-    assert!(members.start(0, life(1).incarnation).is_some());
+    assert!(members.start(0, life(1).incarnation, now + SILENCE).is_some());
 }
 
 #[test]
@@ -163,12 +166,12 @@ fn nothing_new_starts_while_a_thread_still_works_for_the_old() {
     // Not refused: a refusal would hide why the first one failed.
     assert_eq!(members.offered(0, info.incarnation, 2, b"x", now).0, OfferDecision::Wait);
     assert!(members.give_up(0, info.incarnation, 1, "changed my mind").is_empty(), "no ticket yet");
-    assert_eq!(members.start(0, info.incarnation), None);
+    assert_eq!(members.start(0, info.incarnation, now + GENERATION_PAUSE), None);
     let (late, acts) = members.prepared(0, &info, endpoint(5));
     assert!(late.unwrap_err().contains("changed my mind"));
     assert_eq!(acts, [PeerEvent::Abandon(info.clone(), 5)], "the late endpoint is given up");
     members.idle(0);
-    assert_eq!(members.start(0, info.incarnation).unwrap().generation, 2);
+    assert_eq!(members.start(0, info.incarnation, now + GENERATION_PAUSE).unwrap().generation, 2);
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn an_endpoint_is_given_up_exactly_once_wherever_its_generation_ends() {
     for end in 0..4 {
         let mut members = table();
         members.meet(0, &life(1), false, now).unwrap();
-        let info = members.start(0, life(1).incarnation).unwrap();
+        let info = members.start(0, life(1).incarnation, now).unwrap();
         let abandon = vec![PeerEvent::Abandon(info.clone(), 5)];
         if end == 0 {
             assert!(members.close().is_empty());
@@ -216,6 +219,25 @@ fn a_peer_that_starts_generations_without_a_pause_waits() {
         match members.offered(0, life(1).incarnation, started + 1, b"x", now).0 {
             OfferDecision::Start(_) => started += 1,
             decision => assert_eq!(decision, OfferDecision::Wait),
+        }
+        members.idle(0);
+    }
+    assert_eq!(started, 20);
+}
+
+/// The peer makes each link, and ends it at once.
+#[test]
+fn a_peer_that_ends_each_link_has_few_made_by_this_side() {
+    let begin = Instant::now();
+    let mut members = table();
+    members.meet(0, &life(1), true, begin).unwrap();
+    let mut started = 0;
+    for millis in 0..1000_u64 {
+        let now = begin + Duration::from_millis(millis);
+        if let Some(info) = members.start(0, life(1).incarnation, now) {
+            started += 1;
+            assert_eq!(info.generation, started);
+            members.give_up(0, info.incarnation, info.generation, "enough");
         }
         members.idle(0);
     }
@@ -297,6 +319,9 @@ fn attempts_that_fail_in_other_words_each_time_are_logged_a_few_times_in_a_while
         assert!(!members.is_news(0, &why, now), "each at most once");
     }
     assert_eq!(logged, 4 * 10, "four in ten seconds");
+    let end = begin + Duration::from_secs(100);
+    assert!(members.is_new_disagreement(0, end), "it is not hidden by others");
+    assert!(!members.is_news(0, "another word", end));
     let (later, same) = (begin + Duration::from_secs(200), "word 963");
     assert!(members.is_news(0, "the cable is cut", later) && members.is_news(0, same, later));
 }
@@ -331,13 +356,13 @@ fn generations_are_counted_for_each_pair_of_lives() {
     assert!(matches!(offered(&mut members, 1, MAX_GENERATION), OfferDecision::Start(_)));
     members.idle(0);
     members.give_up(0, life(1).incarnation, MAX_GENERATION, "enough");
-    assert_eq!(members.start(0, life(1).incarnation), None, "that life has none left");
+    assert_eq!(members.start(0, life(1).incarnation, now + SILENCE), None, "that life has none left");
     members.meet(0, &life(2), true, now).unwrap();
     let OfferDecision::Start(info) = offered(&mut members, 2, 1) else { panic!() };
     assert_eq!((info.generation, info.number), (1, MAX_GENERATION + 1), "a link's number grows for ever");
     members.idle(0);
     members.meet(0, &life(3), true, now).unwrap();
-    let info = members.start(0, life(3).incarnation).unwrap();
+    let info = members.start(0, life(3).incarnation, now + SILENCE).unwrap();
     assert_eq!((info.generation, info.number), (1, MAX_GENERATION + 2));
     assert_eq!(members.report(0, info.number, "it is not up"), None);
 }
