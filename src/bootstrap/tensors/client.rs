@@ -43,6 +43,8 @@ const ROOM_UNIT: u64 = 4096;
 pub(in crate::bootstrap) struct TensorClients {
     handle: Handle,
     clients: Vec<TensorClient>,
+    /// For the last link of each peer.
+    tellers: Vec<Option<LinkTeller>>,
 }
 
 /// The client of one peer.
@@ -55,16 +57,21 @@ struct TensorClient {
     calls: Arc<Semaphore>,
     /// Bytes of large tensors that may be on their way, in units.
     room: Arc<Semaphore>,
-    /// To the task that tells the peer of them.
-    ends: UnboundedSender<RequestEnd>,
-    /// Ends of answered requests that the peer has not heard.
-    unheard: Arc<Semaphore>,
     max_bytes: u64,
 }
 
-/// The end of a request, of which its peer is told.
-struct RequestEnd {
+/// A task that tells a peer what it may forget: the requests of earlier links, and then each one
+/// of this link that has ended.
+struct LinkTeller {
     life: Incarnation,
+    ends: UnboundedSender<RequestEnd>,
+    /// Places for the ends of answered requests that the peer has not heard.
+    unheard: Arc<Semaphore>,
+    _task: TensorCall,
+}
+
+/// What a peer is told of an ended request.
+struct RequestEnd {
     id: u64,
     is_given_up: bool,
     /// One of [`UNHEARD_ENDS`], if the request was answered.
@@ -90,8 +97,33 @@ impl TensorClients {
         max_bytes: u64,
     ) -> Result<Self, tonic::transport::Error> {
         let client = |peer| TensorClient::new(shared.clone(), auth.clone(), peer, max_bytes);
-        let clients = (0..shared.peers.len()).map(client).collect::<Result<_, _>>()?;
-        Ok(TensorClients { handle: Handle::current(), clients })
+        let clients = (0..shared.peers.len()).map(client).collect::<Result<Vec<_>, _>>()?;
+        let tellers = clients.iter().map(|_| None).collect();
+        Ok(TensorClients { handle: Handle::current(), clients, tellers })
+    }
+}
+
+impl LinkTeller {
+    fn begin(handle: &Handle, client: TensorClient, life: Incarnation, first_request: u64) -> Self {
+        let (ends, come) = unbounded_channel();
+        let task = handle.spawn(async move {
+            client.cleanup_all(life, first_request).await;
+            client.tell_ends(life, come).await;
+        });
+        let _task = TensorCall(Some(task.abort_handle()));
+        LinkTeller { life, ends, unheard: Arc::new(Semaphore::new(UNHEARD_ENDS)), _task }
+    }
+
+    fn tell(&self, id: u64, is_given_up: bool, done: Box<dyn FnOnce() + Send + Sync>) {
+        let place = match is_given_up {
+            true => None,
+            false => match self.unheard.clone().try_acquire_owned() {
+                Ok(place) => Some(place),
+                Err(_) => return,
+            },
+        };
+        // Fails only if the service has ended.
+        let _ = self.ends.send(RequestEnd { id, is_given_up, _place: place, done });
     }
 }
 
@@ -118,11 +150,11 @@ impl TensorCaller {
         TensorCaller(Arc::downgrade(shared))
     }
 
-    fn client(&self, peer: &TaskId) -> Option<(Handle, TensorClient)> {
+    /// Does something with the clients, of which the peer has this index.
+    fn with<R>(&self, peer: &TaskId, act: impl FnOnce(&mut TensorClients, usize) -> R) -> Option<R> {
         let shared = self.0.upgrade()?;
-        let clients = shared.tensor_clients();
-        let TensorClients { handle, clients } = clients.as_ref()?;
-        Some((handle.clone(), clients.get(shared.index_of(peer)?)?.clone()))
+        let peer = shared.index_of(peer)?;
+        Some(act(shared.tensor_clients().as_mut()?, peer))
     }
 
     /// Asks a peer for a value, as often as it takes. A try gets `None` if there is no value.
@@ -135,13 +167,19 @@ impl TensorCaller {
         request: TensorRequest,
         done: impl FnOnce(Result<Option<ArrivedParts>, Status>) + Send + 'static,
     ) -> TensorCall {
-        let Some((handle, client)) = self.client(&to.name) else { return TensorCall(None) };
-        let task = handle.spawn(async move { done(client.recv_tensor(to.incarnation, request).await) });
-        TensorCall(Some(task.abort_handle()))
+        let task = self.with(&to.name, |TensorClients { handle, clients, .. }, peer| {
+            let client = clients[peer].clone();
+            handle
+                .spawn(async move { done(client.recv_tensor(to.incarnation, request).await) })
+                .abort_handle()
+        });
+        TensorCall(task)
     }
 
-    /// Tells a peer that a request has ended, until it has heard it or its life is over. `done` is
-    /// then called on the bootstrap thread, and must not block. The end of an answered request is
+    /// Tells a peer that a request since the last [clean-up](Self::cleanup_all) has ended.
+    ///
+    /// `done` is called on the bootstrap thread once the peer has heard it or its life is over. It
+    /// must not block, and is not called after the next clean-up. The end of an answered request is
     /// not told if [`UNHEARD_ENDS`] of them wait: such a peer keeps what it has answered.
     pub fn mark_recv_finished(
         &self,
@@ -150,21 +188,22 @@ impl TensorCaller {
         is_given_up: bool,
         done: impl FnOnce() + Send + Sync + 'static,
     ) {
-        let Some((_, client)) = self.client(&to.name) else { return };
-        let place = client.unheard.clone().try_acquire_owned().ok();
-        if place.is_none() && !is_given_up {
-            return;
-        }
-        let (life, done) = (to.incarnation, Box::new(done));
-        // Fails only if the service has ended.
-        let _ = client.ends.send(RequestEnd { life, id, is_given_up, _place: place, done });
+        self.with(&to.name, |clients, peer| {
+            if let Some(teller) =
+                clients.tellers[peer].as_ref().filter(|teller| teller.life == to.incarnation)
+            {
+                teller.tell(id, is_given_up, Box::new(done));
+            }
+        });
     }
 
     /// Has a peer forget the requests of earlier lives of this process, and of this life those
-    /// below `first_request`.
+    /// below `first_request`. It is not told of their ends any more.
     pub fn cleanup_all(&self, to: TensorPeer, first_request: u64) {
-        let Some((handle, client)) = self.client(&to.name) else { return };
-        drop(handle.spawn(client.cleanup_all(to.incarnation, first_request)));
+        self.with(&to.name, |TensorClients { handle, clients, tellers }, peer| {
+            let client = clients[peer].clone();
+            tellers[peer] = Some(LinkTeller::begin(handle, client, to.incarnation, first_request));
+        });
     }
 }
 
@@ -190,12 +229,8 @@ impl TensorClient {
             .max_encoding_message_size(MAX_MESSAGE);
         let units = usize::try_from(max_bytes / ROOM_UNIT + 1).unwrap_or(usize::MAX);
         let room = units.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
-        let [calls, room, unheard] =
-            [MAX_CALLS as usize, room, UNHEARD_ENDS].map(|permits| Arc::new(Semaphore::new(permits)));
-        let (ends, come) = unbounded_channel();
-        let client = TensorClient { shared, peer, grpc, calls, room, ends, unheard, max_bytes };
-        drop(Handle::current().spawn(client.clone().tell_ends(come)));
-        Ok(client)
+        let [calls, room] = [MAX_CALLS as usize, room].map(|permits| Arc::new(Semaphore::new(permits)));
+        Ok(TensorClient { shared, peer, grpc, calls, room, max_bytes })
     }
 
     async fn recv_tensor(
@@ -281,25 +316,21 @@ impl TensorClient {
     }
 
     /// Tells the peer of the ends that `come`, all that wait by one call.
-    async fn tell_ends(self, mut come: UnboundedReceiver<RequestEnd>) {
+    async fn tell_ends(&self, life: Incarnation, mut come: UnboundedReceiver<RequestEnd>) {
         let mut ends = Vec::new();
         while come.recv_many(&mut ends, MAX_ENDS).await > 0 {
-            for of_life in ends.chunk_by(|one, next| one.life == next.life) {
-                self.mark_recv_finished(of_life).await;
-            }
+            self.mark_recv_finished(life, &ends).await;
             ends.drain(..).for_each(|end| (end.done)());
         }
     }
 
-    /// Tells the peer that these requests to one of its lives have ended.
-    async fn mark_recv_finished(&self, ends: &[RequestEnd]) {
-        let Some(RequestEnd { life, .. }) = ends.first() else { return };
+    async fn mark_recv_finished(&self, life: Incarnation, ends: &[RequestEnd]) {
         let ids = |is_given_up| {
             ends.iter().filter(|end| end.is_given_up == is_given_up).map(|end| end.id).collect::<Vec<_>>()
         };
         self.until_heard(|client| {
             let request = grpc::MarkRecvFinishedRequest {
-                caller: client.shared.caller(client.peer, Some(*life)),
+                caller: client.shared.caller(client.peer, Some(life)),
                 request_ids: ids(false),
                 given_up_ids: ids(true),
             };
@@ -309,7 +340,7 @@ impl TensorClient {
         .await;
     }
 
-    async fn cleanup_all(self, life: Incarnation, first_request_id: u64) {
+    async fn cleanup_all(&self, life: Incarnation, first_request_id: u64) {
         self.until_heard(|client| {
             let caller = client.shared.caller(client.peer, Some(life));
             let request = grpc::CleanupAllRequest { caller, first_request_id };

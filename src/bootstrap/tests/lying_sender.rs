@@ -34,13 +34,28 @@ struct Liar<F> {
     ends: Arc<ToldEnds>,
 }
 
-/// The ends of requests that a liar was told.
+/// The ends of requests that a liar was told. It says that it can't hear them now, until it is to.
 #[derive(Default)]
 struct ToldEnds {
     /// The requests of each call.
     calls: Mutex<Vec<Vec<u64>>>,
-    /// Otherwise it says that it can't hear them now.
     are_heard: AtomicBool,
+    /// The first request of each clean-up.
+    clean_ups: Mutex<Vec<u64>>,
+    clean_ups_are_heard: AtomicBool,
+}
+
+impl ToldEnds {
+    fn calls(&self) -> Vec<Vec<u64>> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+fn heard<T>(is_heard: &AtomicBool, answer: T) -> Result<Response<T>, tonic::Status> {
+    match is_heard.load(Ordering::SeqCst) {
+        true => Ok(Response::new(answer)),
+        false => Err(tonic::Status::unavailable("not now")),
+    }
 }
 
 #[tonic::async_trait]
@@ -65,17 +80,15 @@ where
     ) -> Result<Response<grpc::MarkRecvFinishedResponse>, tonic::Status> {
         let request = request.into_inner();
         self.ends.calls.lock().unwrap().push([request.request_ids, request.given_up_ids].concat());
-        match self.ends.are_heard.load(Ordering::SeqCst) {
-            true => Ok(Response::new(grpc::MarkRecvFinishedResponse {})),
-            false => Err(tonic::Status::unavailable("not now")),
-        }
+        heard(&self.ends.are_heard, grpc::MarkRecvFinishedResponse {})
     }
 
     async fn cleanup_all(
         &self,
-        _request: Request<grpc::CleanupAllRequest>,
+        request: Request<grpc::CleanupAllRequest>,
     ) -> Result<Response<grpc::CleanupAllResponse>, tonic::Status> {
-        Ok(Response::new(grpc::CleanupAllResponse {}))
+        self.ends.clean_ups.lock().unwrap().push(request.into_inner().first_request_id);
+        heard(&self.ends.clean_ups_are_heard, grpc::CleanupAllResponse {})
     }
 }
 
@@ -252,44 +265,105 @@ fn an_answer_behind_early_ones_is_taken() {
     assert_eq!(victim.calls.load(Ordering::SeqCst), 3);
 }
 
+/// Ends that a victim tells. Each holds `waiting` until it is heard or is not told.
+struct Ends<'a> {
+    victim: &'a Victim,
+    waiting: Arc<()>,
+}
+
+impl Victim {
+    /// A link has begun, and the liar has heard so.
+    fn ends(&self) -> Ends<'_> {
+        self.answer().unwrap().expect("a value");
+        self.ends.clean_ups_are_heard.store(true, Ordering::SeqCst);
+        self.caller.cleanup_all(peer(), 0);
+        Ends { victim: self, waiting: Arc::default() }
+    }
+}
+
+impl Ends<'_> {
+    fn tell(&self, id: u64, is_given_up: bool) {
+        let waits = self.waiting.clone();
+        self.victim.caller.mark_recv_finished(peer(), id, is_given_up, move || drop(waits));
+    }
+
+    fn waiting(&self) -> usize {
+        Arc::strong_count(&self.waiting) - 1
+    }
+}
+
+fn peer() -> TensorPeer {
+    TensorPeer { name: name("worker", 1), incarnation: Incarnation::new(9).unwrap() }
+}
+
+fn wait_until(what: impl Fn() -> bool) -> Duration {
+    let begin = Instant::now();
+    while !what() {
+        assert!(begin.elapsed() < LONG, "it does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    begin.elapsed()
+}
+
 #[test]
 fn a_sender_that_hears_of_no_end_costs_bounded_memory_and_few_calls() {
     let victim = Victim::of(|_| vec![first(1, 1)]);
-    victim.answer().unwrap().expect("a value");
-    let to = || TensorPeer { name: name("worker", 1), incarnation: Incarnation::new(9).unwrap() };
-    let waiting = Arc::new(());
-    let tell = |id, is_given_up| {
-        let waits = waiting.clone();
-        victim.caller.mark_recv_finished(to(), id, is_given_up, move || drop(waits));
-    };
+    let ends = victim.ends();
     for id in 0..UNHEARD_ENDS as u64 + 1000 {
-        tell(id, false);
+        ends.tell(id, false);
     }
-    assert_eq!(Arc::strong_count(&waiting), 1 + UNHEARD_ENDS);
+    assert_eq!(ends.waiting(), UNHEARD_ENDS);
     // A request that was given up is told in any case: the next one of its key waits for that.
-    tell(1 << 32, true);
-    assert_eq!(Arc::strong_count(&waiting), 2 + UNHEARD_ENDS);
-    let calls = || victim.ends.calls.lock().unwrap().clone();
-    let begin = Instant::now();
-    while calls().len() < 4 {
-        assert!(begin.elapsed() < LONG, "{:?}", calls());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    ends.tell(1 << 32, true);
+    assert_eq!(ends.waiting(), 1 + UNHEARD_ENDS);
+    let took = wait_until(|| victim.ends.calls().len() >= 4);
     // Pauses of 5, 10, 20, 40, 80, 160 ms, then 200 ms each.
-    let most = 7 + begin.elapsed().as_millis() as usize / 200;
-    let refused = calls();
+    let most = 7 + took.as_millis() as usize / 200;
+    let refused = victim.ends.calls();
     assert!(refused.len() <= most, "{} calls", refused.len());
     assert!(refused[0].len() <= MAX_ENDS && refused.iter().all(|call| *call == refused[0]), "{refused:?}");
     victim.ends.are_heard.store(true, Ordering::SeqCst);
-    while Arc::strong_count(&waiting) > 1 {
-        assert!(begin.elapsed() < LONG, "{} ends wait", Arc::strong_count(&waiting));
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let told = calls();
-    let (calls, ends) = (told.len() - refused.len(), told.concat().into_iter().collect::<HashSet<_>>());
-    println!("{} ends in {calls} calls", ends.len());
-    assert!(ends.len() == UNHEARD_ENDS + 1 && ends.contains(&(1 << 32)), "{} ends", ends.len());
-    // The first call may have had one end alone.
-    assert!(calls <= most + UNHEARD_ENDS / MAX_ENDS + 2, "{calls} calls");
+    wait_until(|| ends.waiting() == 0);
+    let told = victim.ends.calls();
+    let (calls, all) = (told.len() - refused.len(), told.concat().into_iter().collect::<HashSet<_>>());
+    println!("{} ends in {calls} calls", all.len());
+    assert!(all.len() == UNHEARD_ENDS + 1 && all.contains(&(1 << 32)), "{} ends", all.len());
+    // The first call may have had one end alone, and may have been refused again.
+    assert!(calls <= UNHEARD_ENDS / MAX_ENDS + 4, "{calls} calls");
     assert!(told.iter().all(|call| call.len() <= MAX_ENDS));
+}
+
+#[test]
+fn the_end_of_an_answered_request_is_told_beside_many_that_were_given_up() {
+    let victim = Victim::of(|_| vec![first(1, 1)]);
+    let ends = victim.ends();
+    (0..2 * UNHEARD_ENDS as u64).for_each(|id| ends.tell(id, true));
+    ends.tell(1 << 32, false);
+    victim.ends.are_heard.store(true, Ordering::SeqCst);
+    wait_until(|| ends.waiting() == 0);
+    assert!(victim.ends.calls().concat().contains(&(1 << 32)), "not told");
+}
+
+#[test]
+fn a_sender_that_hears_of_no_clean_up_gets_few_calls_for_all_its_links() {
+    let victim = Victim::of(|_| vec![first(1, 1)]);
+    victim.answer().unwrap().expect("a value");
+    let ends = Ends { victim: &victim, waiting: Arc::default() };
+    for link in 1..=1000 {
+        victim.caller.cleanup_all(peer(), link);
+        ends.tell(link, true);
+    }
+    // The requests of earlier links are covered.
+    wait_until(|| ends.waiting() == 1);
+    let clean_ups = || victim.ends.clean_ups.lock().unwrap().clone();
+    let begun = clean_ups().len();
+    std::thread::sleep(Duration::from_millis(700));
+    let calls = clean_ups().len() - begun;
+    // Pauses of 5, 10, 20, 40, 80, 160 ms, then 200 ms each.
+    assert!((2..=10).contains(&calls), "{calls} calls");
+    assert!(victim.ends.calls().is_empty(), "ends of a link are told after its clean-up");
+    victim.ends.clean_ups_are_heard.store(true, Ordering::SeqCst);
+    victim.ends.are_heard.store(true, Ordering::SeqCst);
+    wait_until(|| ends.waiting() == 0);
+    assert_eq!((clean_ups().last(), victim.ends.calls()), (Some(&1000), vec![vec![1000]]));
 }
