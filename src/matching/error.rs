@@ -323,7 +323,7 @@ impl Error {
         Error::ResourceExhausted {
             what: "the number of receives that ended early, and that the peer has not heard of,",
             limit: limit as u64,
-            remedy: "raise max_requests, or wait until the peer answers calls",
+            remedy: "wait until the peer answers calls",
         }
     }
 

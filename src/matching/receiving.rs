@@ -85,7 +85,8 @@ impl Matching {
         let so_far = self.late_texts.entry(peer).or_default();
         let most = if *so_far < TEXT_OF_LATE { usize::MAX } else { CUT_LATE };
         let status = refusal.status(key.borrowed(), most);
-        *so_far += status.message.len() + status.details.len();
+        let bytes = status.message.len() + status.details.len();
+        *so_far += if bytes > CUT_LATE { bytes } else { 0 };
         failed(lanes, waiter, &key, ReceiveError::Remote(status));
     }
 

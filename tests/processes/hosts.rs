@@ -244,8 +244,8 @@ fn begin_across(
     pending
 }
 
-/// A call that needs a member that is cut off ends with its loss, as do the receives that have begun
-/// `across`; the others stay connected.
+/// A call that needs a member that is cut off ends with its loss, and so do the receives `across`.
+/// The others stay connected.
 fn lose(node: &Node, task: u32, cut: u32, across: Vec<(u32, Pending<Tensor>)>) {
     for (peer, pending) in across {
         assert_is_loss(&pending.wait().expect_err("most of it is to come"), peer);

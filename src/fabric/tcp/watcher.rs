@@ -274,7 +274,7 @@ impl TcpWatcherShared {
             if self.is_over.load(Ordering::Acquire) {
                 return finish(links);
             }
-            step_all(&mut links, |_| false);
+            step_all(&mut links, TICK_BYTES, |_| false);
             let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
             sessions.step(orders, &self.epoll, Instant::now());
         }
@@ -335,7 +335,7 @@ fn events(epoll: &OwnedFd, session: u64) -> SessionEvents<'_> {
 fn finish(mut links: Vec<LeavingLink>) {
     let start = Instant::now();
     loop {
-        step_all(&mut links, |link| link.is_shut);
+        step_all(&mut links, TICK_BYTES, |link| link.is_shut);
         if links.is_empty() || start.elapsed() >= LAST {
             return;
         }
@@ -343,10 +343,13 @@ fn finish(mut links: Vec<LeavingLink>) {
     }
 }
 
-/// Goes on with detached links. Those that are finished, or done, go.
-fn step_all(links: &mut Vec<LeavingLink>, is_done: impl Fn(&LeavingLink) -> bool) {
-    let mut left = TICK_BYTES;
+/// Goes on with detached links, and reads `left` bytes about. Those that are finished, or done, go.
+fn step_all(links: &mut Vec<LeavingLink>, mut left: u64, is_done: impl Fn(&LeavingLink) -> bool) {
     links.retain_mut(|link| !link.step(&mut left) && !is_done(link));
+    if !links.is_empty() {
+        // Each look begins with another link: a peer may send as much as a look reads, without end.
+        links.rotate_left(1);
+    }
 }
 
 /// A link that its owner has detached.
@@ -385,6 +388,48 @@ fn has_ended(socket: &std::net::TcpStream, left: &mut u64) -> bool {
         }
         if *left == 0 {
             return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::io::Sockets;
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    /// A link whose owner has detached it, and its peer's end.
+    fn leaving() -> (LeavingLink, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let main = listener.accept().unwrap().0;
+        [&main, &peer].into_iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+        (LeavingLink::new(Outgoing::new(Sockets { main, bulk: Vec::new() }, 4, 1 << 16)), peer)
+    }
+
+    #[test]
+    fn links_that_leave_are_read_in_turn() {
+        const LOOKS: u64 = 200;
+        const LOOK_BYTES: u64 = 1 << 20;
+        let (mut links, mut peers): (Vec<_>, Vec<_>) = (0..3).map(|_| leaving()).unzip();
+        let mut sent = [0; 3];
+        let chunk = vec![1; 64 << 10];
+        for _ in 0..LOOKS {
+            for (peer, sent) in peers.iter_mut().zip(&mut sent) {
+                while let Ok(bytes) = peer.write(&chunk) {
+                    *sent += bytes as u64;
+                }
+            }
+            step_all(&mut links, LOOK_BYTES, |_| false);
+        }
+        println!("{sent:?} bytes");
+        // What one peer sends would be a third. The kernel's buffers are in each count.
+        let fair = LOOKS * LOOK_BYTES / 3;
+        assert!(sent.iter().all(|sent| *sent > fair / 2), "{sent:?}: a look reads {LOOK_BYTES}");
+        drop(peers);
+        while !links.is_empty() {
+            step_all(&mut links, LOOK_BYTES, |_| false);
         }
     }
 }

@@ -27,7 +27,8 @@ pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
 const TAKEN: usize = 256;
 /// An endpoint logs strangers, and repairs, once in this time.
 pub(super) const QUIET: Duration = Duration::from_secs(10);
-/// Lines of all endpoints of a fabric in that time: a peer can have its link made again and again.
+/// Lines on strangers, and on repairs, of all endpoints of a fabric in that time. A peer can have
+/// its link made again and again.
 const MAX_LINES: u16 = 16;
 
 /// What the endpoints of a fabric count together.
@@ -36,12 +37,14 @@ pub(in super::super) struct SharedArrivals {
     /// Connections that have not said their hello yet.
     waiting: Arc<AtomicUsize>,
     /// Lines in the log.
-    lines: Arc<PeriodCount>,
+    strangers: Arc<PeriodCount>,
+    repairs: Arc<PeriodCount>,
 }
 
 impl Default for SharedArrivals {
     fn default() -> Self {
-        SharedArrivals { waiting: Arc::default(), lines: Arc::new(PeriodCount::new(QUIET)) }
+        let lines = || Arc::new(PeriodCount::new(QUIET));
+        SharedArrivals { waiting: Arc::default(), strangers: lines(), repairs: lines() }
     }
 }
 
@@ -56,9 +59,14 @@ impl SharedArrivals {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Whether the log gets a further line: [`MAX_LINES`] in [`QUIET`].
-    pub(super) fn may_log(&self) -> bool {
-        self.lines.add(MAX_LINES)
+    /// Whether the log gets a further line on strangers: [`MAX_LINES`] in [`QUIET`].
+    fn may_log_stranger(&self) -> bool {
+        self.strangers.add(MAX_LINES)
+    }
+
+    /// As for strangers.
+    pub(super) fn may_log_repair(&self) -> bool {
+        self.repairs.add(MAX_LINES)
     }
 }
 
@@ -190,7 +198,7 @@ impl ArrivingConnections {
 
     fn close(&mut self, from: IpAddr, why: &str) {
         self.strangers += 1;
-        if self.quiet.is_none_or(ConnectDeadline::is_over) && self.shared.may_log() {
+        if self.quiet.is_none_or(ConnectDeadline::is_over) && self.shared.may_log_stranger() {
             self.quiet = Some(ConnectDeadline::after(QUIET));
             tracing::warn!(
                 "a connection from {from} to the port of a link was closed: {why}. It is not the peer's; {} \

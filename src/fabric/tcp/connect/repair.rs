@@ -291,7 +291,7 @@ impl SessionWatch {
     /// Logs a repair, for all to see once in a while.
     fn log(&mut self, number: u32) {
         const DONE: &str = "the connections to a peer were made again";
-        if self.quiet.is_none_or(ConnectDeadline::is_over) && self.shared.may_log() {
+        if self.quiet.is_none_or(ConnectDeadline::is_over) && self.shared.may_log_repair() {
             self.quiet = Some(ConnectDeadline::after(QUIET));
             tracing::info!(peer = %self.plan.seen, number, "{DONE}");
         } else {

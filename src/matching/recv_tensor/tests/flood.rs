@@ -59,7 +59,10 @@ fn requests_that_end_without_an_answer_are_bounded_while_the_peer_does_not_hear_
         world.idle();
         let (_, mut result) = world.receive(&key("one more"));
         let refusal = value(&mut result).expect("refused").expect_err("no value comes").to_string();
-        assert!(refusal.contains("that ended early") && refusal.contains("raise max_requests"), "{refusal}");
+        assert!(
+            refusal.contains("that ended early") && refusal.contains("until the peer answers calls"),
+            "{refusal}"
+        );
         world.deliver_all();
         world.send(&key("later"), 7);
         let (_, mut result) = world.receive(&key("later"));
