@@ -204,15 +204,15 @@ pub fn any_addresses(count: usize) -> Vec<SocketAddr> {
     loopback_addresses().map(|address| (address, 1).into()).take(count).collect()
 }
 
-/// Addresses of this host with a free port each. The ports differ, as a process that listens on all
-/// interfaces takes its port on all addresses.
+/// Addresses of this host with a free port each. The ports differ as long as there are enough: a
+/// process that listens on all interfaces takes its port on all addresses.
 ///
 /// The system gives none of these ports to sockets that ask for any. Links of a process that starts
 /// before another one are such.
 pub fn free_addresses(count: usize) -> std::io::Result<Vec<SocketAddr>> {
     let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap_or_default();
     let ports: Vec<u16> = ports_outside(&range).take(PORTS).collect();
-    // Launches that begin at about the same time have addresses in common, and no port.
+    // Launches that begin at about the same time have addresses in common, and other ports there.
     let first = std::process::id() as usize * PORTS_APART % ports.len().max(1);
     let mut next = ports.iter().cycle().skip(first);
     let free_at = |address| {
@@ -225,8 +225,8 @@ pub fn free_addresses(count: usize) -> std::io::Result<Vec<SocketAddr>> {
 
 /// The ports that launches use. Many services have ports below these.
 const PORTS: usize = 16 * 1024;
-/// Ports between the first ones of two launches whose process ids follow each other: more than a
-/// launch has processes.
+/// Ports between the first ones of two launches whose process ids follow each other. A launch has
+/// fewer processes.
 const PORTS_APART: usize = 2053;
 
 /// An address for each process, so that each has all ports for its links. Each launch begins at an

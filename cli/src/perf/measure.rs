@@ -268,9 +268,10 @@ fn warm_and_measure(
     Ok(took)
 }
 
-/// The responder: answers turn after turn until it is told to quit.
+/// The responder: answers turn after turn, of at most `max_bytes`, until it is told to quit.
 pub fn answer(
     channel: &mut ControlChannel,
+    max_bytes: usize,
     mapping: Option<&Arc<WordMapping>>,
     mut test: Box<dyn Responder>,
     mut baseline: Option<Box<dyn Responder>>,
@@ -291,6 +292,10 @@ pub fn answer(
         }
         let message = channel.receive()?;
         if let ChannelMessage::Turn { subject, bytes } = message {
+            if !(1..=max_bytes).contains(&bytes) {
+                let why = format!("a turn of {bytes} bytes came, in a run of 1 to {max_bytes}");
+                return Err(CliError::Failed(why));
+            }
             turn = (subject, bytes);
         }
         let (subject, bytes) = turn;

@@ -5,6 +5,7 @@ use super::fabric_name::FabricName;
 use super::options::{FabricOptions, MIN_TURNS, Notify, PerfArgs, Test};
 use crate::error::CliError;
 use clap::parser::ValueSource;
+use clap::{Args, FromArgMatches};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -169,6 +170,34 @@ impl Plan {
     }
 }
 
+/// Checks that the options of a client are such as the command line takes: whoever has proven to be
+/// one may send any.
+///
+/// # Errors
+/// What the command line says of them.
+pub fn check_foreign(args: &PerfArgs) -> Result<(), CliError> {
+    let terms = terms(args)?;
+    let mut line = vec!["perf".to_owned(), args.test.name().to_owned()];
+    let options = terms.iter().filter(|(name, _)| !["test", "is_baseline"].contains(&name.as_str()));
+    line.extend(options.filter_map(|(name, value)| {
+        let option = format!("--{}", name.replace('_', "-"));
+        match value {
+            Value::Null | Value::Bool(false) => None,
+            Value::Bool(true) => Some(option),
+            value => Some(format!("{option}={}", in_words(Some(value)))),
+        }
+    }));
+    let refused = |error: clap::Error| {
+        let why = error.to_string();
+        CliError::Usage(format!("the client's options: {}", why.lines().next().unwrap_or_default()))
+    };
+    let command = PerfArgs::augment_args(clap::Command::new("perf"));
+    let matches = command.try_get_matches_from(line).map_err(refused)?;
+    let mut again = PerfArgs::from_arg_matches(&matches).map_err(refused)?;
+    again.resolve()?;
+    check_pool(&again)
+}
+
 /// The options by name, as JSON.
 fn terms(args: &PerfArgs) -> Result<Map<String, Value>, CliError> {
     match serde_json::to_value(args) {
@@ -289,7 +318,7 @@ fn check_pool(args: &PerfArgs) -> Result<(), CliError> {
 mod tests {
     use super::*;
     use crate::perf::options::RendezvousOptions;
-    use clap::{CommandFactory, FromArgMatches};
+    use clap::CommandFactory;
 
     /// As the program does it.
     #[derive(clap::Parser)]
@@ -303,6 +332,33 @@ mod tests {
         let matches = Cli::command().try_get_matches_from(line).map_err(|error| error.to_string())?;
         let args = PerfArgs::from_arg_matches(&matches).map_err(|error| error.to_string())?;
         Plan::check(args, &given(&matches), &[0, 1]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn options_of_a_client_are_such_as_the_command_line_takes() {
+        for options in [
+            "write_lat --fabric verbs -s 2,64KiB --notify memory --links 3 -I 64 -Q 4",
+            "write_bw --fabric tcp --streams 3 -D 0.5",
+            "send_lat -n 100 --warmup 0 -t 512 --unpinned",
+            "read_lat --fabric verbs --mtu 1024",
+            "rendezvous_lat --standing --pool 1GiB",
+            "rendezvous_lat --borrow --all-sizes",
+            "rendezvous_lat --profile low-latency --busy 2 --batch 100 -s 8,64",
+        ] {
+            let mut args = plan(options).unwrap().args;
+            check_foreign(&args).unwrap_or_else(|error| panic!("{options}: {error}"));
+            args.run.turns = 1001;
+            assert!(check_foreign(&args).unwrap_err().to_string().contains("1001 is not in"), "{options}");
+        }
+        let mut args = plan("send_lat -s 8").unwrap().args;
+        for (bytes, why) in [(0, "a size is 1 to"), (225, "carries 224 bytes"), (1 << 63, "a size is 1 to")] {
+            args.run.sizes = Some(vec![bytes]);
+            let error = check_foreign(&args).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let mut args = plan("write_lat -s 64KiB").unwrap().args;
+        args.test.fabric_mut().unwrap().pool = 4096;
+        assert!(check_foreign(&args).unwrap_err().to_string().contains("raise --pool"));
     }
 
     fn rendezvous(options: &str) -> RendezvousOptions {

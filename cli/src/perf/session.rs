@@ -67,7 +67,7 @@ pub fn answer(
     };
     pin(args, core)?;
     channel.send(&ChannelMessage::Opened { core })?;
-    measure::answer(channel, mapping, workload, baseline)
+    measure::answer(channel, max_bytes, mapping, workload, baseline)
 }
 
 /// Why a run failed: the last message of the other process, or its exit status, or `seen`.
