@@ -301,9 +301,10 @@ fn check(facts: &std::fs::Metadata) -> Result<(), String> {
     if facts.uid() != me {
         return Err(format!("it belongs to user {}, and this process runs as user {me}", facts.uid()));
     }
-    match facts.mode() & 0o022 {
+    // Who may read it can lock it.
+    match facts.mode() & 0o066 {
         0 => Ok(()),
-        _ => Err(format!("others may write it (mode {:04o}): chmod go-w", facts.mode() & 0o7777)),
+        _ => Err(format!("others may read or write it (mode {:04o}): chmod go-rw", facts.mode() & 0o7777)),
     }
 }
 

@@ -194,12 +194,15 @@ fn a_file_that_is_no_store_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_file_that_others_may_write_a_link_and_a_folder_are_refused() {
+fn a_file_that_others_may_open_a_link_and_a_folder_are_refused() {
     let (folder, path) = file();
     open(&path).set("a", b"1").unwrap();
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o620)).unwrap();
-    let error = FileStore::open(&path, LONG).unwrap_err().to_string();
-    assert!(error.contains("others may write it (mode 0620): chmod go-w"), "{error}");
+    for mode in [0o620, 0o604] {
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let error = FileStore::open(&path, LONG).unwrap_err().to_string();
+        let why = format!("others may read or write it (mode {mode:04o}): chmod go-rw");
+        assert!(error.contains(&why), "{error}");
+    }
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     let link = folder.path().join("link");
     symlink(&path, &link).unwrap();

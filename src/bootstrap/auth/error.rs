@@ -1,7 +1,8 @@
 //! Errors of proofs. No message has a secret or a key in it.
 
+use super::super::shared::MAX_REASON;
 use super::{AuthMode, Verdict};
-use crate::wire::{LACK_REMEDY, TaskId};
+use crate::wire::{LACK_REMEDY, TaskId, shorten};
 use std::io;
 use std::path::PathBuf;
 
@@ -127,7 +128,7 @@ impl From<io::Error> for ProofError {
     fn from(error: io::Error) -> Self {
         let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         match tls {
-            Some(error) => ProofError::Tls(error.to_string()),
+            Some(error) => error.clone().into(),
             None => ProofError::Io(error),
         }
     }
@@ -135,13 +136,25 @@ impl From<io::Error> for ProofError {
 
 impl From<rustls::Error> for ProofError {
     fn from(error: rustls::Error) -> Self {
-        ProofError::Tls(error.to_string())
+        // It has parts of the other's certificates.
+        ProofError::Tls(shorten(&error.to_string(), MAX_REASON))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// rustls prints each number of what a certificate says that it is for.
+    #[test]
+    fn a_stranger_does_not_decide_how_long_an_error_is() {
+        let long = || rustls::Error::General("1".repeat(300_000));
+        for error in [ProofError::from(long()), io::Error::other(long()).into()] {
+            let text = error.with_remedy(AuthMode::Tls).to_string();
+            assert!(text.len() < 2 * MAX_REASON, "{} bytes", text.len());
+            assert!(text.contains("were the certificates"), "{text}");
+        }
+    }
 
     /// A listener that has proven nothing says whatever it likes.
     #[test]
