@@ -4,6 +4,7 @@ use super::auth::{Authenticator, ProofError, was_cut};
 use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
+use super::peer_record::GENERATION_PAUSE;
 use super::peer_table::{LifeRefusal, PeerTable, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::{REFUSED_FOR_GOOD, who};
@@ -87,6 +88,7 @@ impl Client {
     /// returns.
     pub(super) async fn tend(self) {
         let mut pause = PAUSES.0;
+        let mut next_start = Instant::now();
         loop {
             let link = self.shared.see(|members| members.link(self.peer));
             // After the look at the link: the peer hears why a link ended before it hears of the
@@ -101,7 +103,7 @@ impl Client {
                 continue;
             }
             // Also during an attempt that the peer started: the peer may have died since.
-            let has_failed = self.approach().await;
+            let has_failed = self.approach(&mut next_start).await;
             if self.shared.see(|members| members.link(self.peer).is_none()) {
                 self.rest(pause, has_failed).await;
                 pause = PAUSES.1.min(pause * 2);
@@ -118,9 +120,12 @@ impl Client {
         drop(timeout(pause.saturating_sub(least), self.shared.nudges[self.peer].notified()).await);
     }
 
-    /// One attempt to meet the peer and, on the side that starts, to make the link. Returns whether
-    /// the link could not be made.
-    async fn approach(&self) -> bool {
+    /// One attempt to meet the peer and, on the side that starts, to make the link: not before
+    /// `next_start`. Returns whether the link could not be made.
+    async fn approach(&self, next_start: &mut Instant) -> bool {
+        if self.shared.starts(self.peer) {
+            sleep(next_start.saturating_duration_since(Instant::now())).await;
+        }
         let asked = Instant::now();
         let life = match self.hello().await {
             Ok(life) => life,
@@ -136,6 +141,7 @@ impl Client {
         let now = Instant::now();
         let started = self.shared.step(|members| (members.start(self.peer, life, now), Vec::new()));
         let Some(info) = started else { return false };
+        *next_start = now + GENERATION_PAUSE;
         let Err(why) = self.link_up(&info).await else { return false };
         self.shared.log_attempt(self.peer, &why);
         self.shared

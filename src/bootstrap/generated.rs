@@ -817,7 +817,7 @@ pub struct RecvTensorPart {
 pub struct MarkRecvFinishedRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    /// Both lists together have at most 1024 requests.
+    /// Both lists together have at most 2048 requests.
     #[prost(uint64, repeated, tag = "2")]
     pub request_ids: ::prost::alloc::vec::Vec<u64>,
     /// The caller gave up, and has taken no value. A value that was meant for such a request goes back in line.

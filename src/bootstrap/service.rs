@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the protocol in `proto/`. Members with different versions refuse each other.
-pub(super) const PROTOCOL_VERSION: u32 = 2;
+pub(super) const PROTOCOL_VERSION: u32 = 3;
 
 /// How far the node is between its start and its end.
 ///

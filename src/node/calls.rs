@@ -199,8 +199,8 @@ impl TensorService for Served {
         self.with(from, |path, from| path.asked(from, asked, answer));
     }
 
-    fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool) {
-        self.with(from, |path, from| path.finished(from, id, is_given_up));
+    fn mark_recv_finished(&self, from: &TensorPeer, finished: &[u64], given_up: &[u64]) {
+        self.with(from, |path, from| path.finished(from, finished, given_up));
     }
 
     fn cleanup_all(&self, from: &TensorPeer, first_request: u64) {

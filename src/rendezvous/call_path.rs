@@ -101,12 +101,15 @@ impl CallPath {
         self.with(|state| state.asked(from, request, answer));
     }
 
-    /// A request of a peer has ended: see [`RecvTensors::finished`].
-    pub fn finished(&self, from: (PeerIndex, Incarnation), id: u64, is_given_up: bool) {
-        self.with(|state| state.finished(from, id, is_given_up));
-        if is_given_up {
-            lock(&self.flights).record(from.0, FlightEvent::GiveUpCame { request: id });
-        }
+    /// Requests of a peer have ended: see [`RecvTensors::finished`].
+    pub fn finished(&self, from: (PeerIndex, Incarnation), finished: &[u64], given_up: &[u64]) {
+        self.with(|state| {
+            finished.iter().for_each(|id| state.finished(from, *id, false));
+            given_up.iter().for_each(|id| state.finished(from, *id, true));
+        });
+        let mut flights = lock(&self.flights);
+        given_up.iter().for_each(|id| flights.record(from.0, FlightEvent::GiveUpCame { request: *id }));
+        drop(flights);
         self.nudge();
     }
 

@@ -178,9 +178,10 @@ impl TensorCaller {
 
     /// Tells a peer that a request since the last [clean-up](Self::cleanup_all) has ended.
     ///
-    /// `done` is called on the bootstrap thread once the peer has heard it or its life is over. It
-    /// must not block, and is not called after the next clean-up. The end of an answered request is
-    /// not told if [`UNHEARD_ENDS`] of them wait: such a peer keeps what it has answered.
+    /// `done` is called on the bootstrap thread once the peer has heard it or has refused the call,
+    /// or its life is over. It must not block, and is not called after the next clean-up. The end
+    /// of an answered request is not told if [`UNHEARD_ENDS`] of them wait: such a peer keeps what
+    /// it has answered.
     pub fn mark_recv_finished(
         &self,
         to: TensorPeer,
@@ -198,7 +199,8 @@ impl TensorCaller {
     }
 
     /// Has a peer forget the requests of earlier lives of this process, and of this life those
-    /// below `first_request`. It is not told of their ends any more.
+    /// below `first_request`. It is not told of their ends any more. The call is repeated until the
+    /// peer has heard it, its life is over, or the next clean-up begins.
     pub fn cleanup_all(&self, to: TensorPeer, first_request: u64) {
         self.with(&to.name, |TensorClients { handle, clients, tellers }, peer| {
             let client = clients[peer].clone();

@@ -40,8 +40,8 @@ const MAX_KEY: usize = 8 * 1024;
 /// Requests of one peer that may wait or be answered at a time.
 pub(super) const MAX_CALLS: u32 = 1024;
 
-/// Ends of requests that one call tells.
-pub(super) const MAX_ENDS: usize = 1024;
+/// Ends of requests that one call tells: more than requests are answered meanwhile.
+pub(super) const MAX_ENDS: usize = 2 * MAX_CALLS as usize;
 
 /// How long a call waits for its value before the sender answers that there is none yet. Then
 /// another call gets its place.
@@ -127,8 +127,8 @@ pub trait TensorService: Send + Sync + 'static {
     /// of another link than the present one.
     fn recv_tensor(&self, from: &TensorPeer, request: TensorRequest, answer: TensorAnswer);
 
-    /// Forgets a request. A value that was meant for it goes back in line if `is_given_up`.
-    fn mark_recv_finished(&self, from: &TensorPeer, id: u64, is_given_up: bool);
+    /// Forgets requests. A value that was meant for one that was given up goes back in line.
+    fn mark_recv_finished(&self, from: &TensorPeer, finished: &[u64], given_up: &[u64]);
 
     /// Forgets the requests of earlier lives of the peer, and of this life those below
     /// `first_request`.

@@ -118,11 +118,7 @@ impl grpc::tensors_server::Tensors for TensorServer {
             let message = format!("the ends of {ends} requests; a call tells at most {MAX_ENDS}");
             return Err(Status::invalid_argument(message));
         }
-        let finished = request.request_ids.into_iter().map(|id| (id, false));
-        let given_up = request.given_up_ids.into_iter().map(|id| (id, true));
-        finished.chain(given_up).for_each(|(id, is_given_up)| {
-            self.service.mark_recv_finished(&from, id, is_given_up);
-        });
+        self.service.mark_recv_finished(&from, &request.request_ids, &request.given_up_ids);
         Ok(Response::new(grpc::MarkRecvFinishedResponse {}))
     }
 
