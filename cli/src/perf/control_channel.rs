@@ -19,7 +19,7 @@ pub const CHANNEL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a message at most.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Bytes of the other side's words in an error.
-const MAX_WORDS: usize = 1024;
+pub const MAX_WORDS: usize = 1024;
 
 /// Why the expected message did not come.
 #[derive(Debug, thiserror::Error)]

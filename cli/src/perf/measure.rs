@@ -325,8 +325,40 @@ pub fn answer(
 
 #[cfg(test)]
 mod tests {
+    use super::super::control_channel::CHANNEL_TIMEOUT;
+    use super::super::peer_watch::Abort;
     use super::*;
+    use std::os::unix::net::UnixStream;
     use std::time::Duration;
+
+    /// A responder that nothing may reach.
+    struct Unreached;
+
+    impl Responder for Unreached {
+        fn prepare(&mut self, bytes: usize, _: &mut ControlChannel) -> Result<(), CliError> {
+            panic!("it prepares {bytes} bytes");
+        }
+
+        fn answer(&mut self, _: &PeerWatch) -> Result<(), Abort> {
+            panic!("it answers");
+        }
+
+        fn keep_alive(&mut self) -> Result<KeepAlive, Abort> {
+            Ok(KeepAlive::Sleep)
+        }
+    }
+
+    #[test]
+    fn a_turn_of_another_size_than_the_run_has_is_refused() {
+        for bytes in [0, 65, usize::MAX] {
+            let (left, right) = UnixStream::pair().unwrap();
+            let [mut left, mut right] =
+                [left, right].map(|end| ControlChannel::new(end, CHANNEL_TIMEOUT).unwrap());
+            left.send(&ChannelMessage::Turn { subject: Subject::Test, bytes }).unwrap();
+            let error = answer(&mut right, 64, None, Box::new(Unreached), None).unwrap_err().to_string();
+            assert!(error.contains(&format!("a turn of {bytes} bytes came, in a run of 1 to 64")), "{error}");
+        }
+    }
 
     /// Measures operations of this length. Returns the elapsed time, the number of samples, and the
     /// number of operations.

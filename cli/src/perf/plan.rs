@@ -1,5 +1,6 @@
 //! A checked command line: which role this process has, what it measures, for how long.
 
+use super::control_channel::MAX_WORDS;
 use super::cores::{Cores, siblings};
 use super::fabric_name::FabricName;
 use super::options::{FabricOptions, MIN_TURNS, Notify, PerfArgs, Test};
@@ -10,6 +11,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
+use tensorwire::internals::wire::shorten;
 
 /// Round trips of a size by default, as long as they move no more than [`DEFAULT_VOLUME`] one way.
 const DEFAULT_ITERATIONS: u64 = 100_000;
@@ -189,12 +191,16 @@ pub fn check_foreign(args: &PerfArgs) -> Result<(), CliError> {
     }));
     let refused = |error: clap::Error| {
         let why = error.to_string();
-        CliError::Usage(format!("the client's options: {}", why.lines().next().unwrap_or_default()))
+        let why = why.lines().next().unwrap_or_default();
+        let why = shorten(why.strip_prefix("error: ").unwrap_or(why), MAX_WORDS);
+        CliError::Usage(format!("the client's options: {why:?}"))
     };
     let command = PerfArgs::augment_args(clap::Command::new("perf"));
     let matches = command.try_get_matches_from(line).map_err(refused)?;
     let mut again = PerfArgs::from_arg_matches(&matches).map_err(refused)?;
     again.resolve()?;
+    // What the client's command line gave is not known, and it has checked that.
+    check_fabric(&again.test, &BTreeSet::new())?;
     check_pool(&again)
 }
 
@@ -350,6 +356,15 @@ mod tests {
             args.run.turns = 1001;
             assert!(check_foreign(&args).unwrap_err().to_string().contains("1001 is not in"), "{options}");
         }
+        let mut args = plan("rendezvous_lat").unwrap().args;
+        if let Test::RendezvousLat(options) = &mut args.test {
+            options.poll = Some("\r\u{1b}[31mx".repeat(100_000));
+        }
+        let error = check_foreign(&args).unwrap_err().to_string();
+        assert!(error.len() < 2000 && !error.contains(['\r', '\u{1b}']), "{error}");
+        let mut args = plan("write_lat --fabric verbs --notify memory").unwrap().args;
+        args.test.fabric_mut().unwrap().fabric = FabricName::Tcp;
+        assert!(check_foreign(&args).unwrap_err().to_string().contains("--notify memory"));
         let mut args = plan("send_lat -s 8").unwrap().args;
         for (bytes, why) in [(0, "a size is 1 to"), (225, "carries 224 bytes"), (1 << 63, "a size is 1 to")] {
             args.run.sizes = Some(vec![bytes]);
