@@ -145,9 +145,7 @@ fn role_member() {
             ("load", [host]) => load = Some(Load::begin(&node, *host as u32)),
             ("loaded", []) => load.as_ref().expect("begun").wait_for_a_round(),
             ("unload", []) => println!("{}", load.take().expect("begun").end()),
-            ("begin_across", [host, id, floats]) => {
-                across = begin_across(&node, task, *host as u32, (*id, *floats as usize));
-            }
+            ("begin_across", [host]) => across = begin_across(&node, task, *host as u32),
             ("lose", [host]) => lose(&node, task, *host as u32, std::mem::take(&mut across)),
             ("lack", [host]) => lack(&node, task, *host as u32),
             ("rejoin", []) => join_again(&node),
@@ -223,14 +221,12 @@ fn peers_across(node: &Node, task: u32, host: u32) -> Vec<u32> {
     all.filter(|peer| *peer != task && is_between(task, *peer, host)).collect()
 }
 
+/// The steps of [`begin_across`].
+const ACROSS: u64 = 1 << 41;
+
 /// Begins a tensor to and from each member that is on the other side of what goes to this host.
-fn begin_across(
-    node: &Node,
-    task: u32,
-    host: u32,
-    (id, floats): (u64, usize),
-) -> Vec<(u32, Pending<Tensor>)> {
-    let step = node.step(id).expect("new");
+fn begin_across(node: &Node, task: u32, host: u32) -> Vec<(u32, Pending<Tensor>)> {
+    let step = node.step(ACROSS + u64::from(host)).expect("new");
     let peers = peers_across(node, task, host);
     let begin = |peer: &u32| {
         let edge = node.edge_from("w", *peer, "bulk").expect("an edge");
@@ -239,7 +235,7 @@ fn begin_across(
     let pending = peers.iter().map(begin).collect();
     for peer in &peers {
         let edge = node.edge_to("w", *peer, "bulk").expect("an edge");
-        step.send(&edge, counting(node, 0.0, floats)).expect("sent");
+        step.send(&edge, counting(node, 0.0, 100_000)).expect("sent");
     }
     pending
 }
@@ -247,9 +243,6 @@ fn begin_across(
 /// A call that needs a member that is cut off ends with its loss, and so do the receives `across`.
 /// The others stay connected.
 fn lose(node: &Node, task: u32, cut: u32, across: Vec<(u32, Pending<Tensor>)>) {
-    for (peer, pending) in across {
-        assert_is_loss(&pending.wait().expect_err("most of it is to come"), peer);
-    }
     let step = node.step(1 << 40 | u64::from(cut)).expect("new");
     let lost = peers_across(node, task, cut);
     // Nobody asks for these values, so they wait here. A peer may be lost already.
@@ -259,6 +252,11 @@ fn lose(node: &Node, task: u32, cut: u32, across: Vec<(u32, Pending<Tensor>)>) {
     let waiting: Vec<u32> = lost.iter().copied().filter(|peer| send(*peer).is_ok()).collect();
     let begin = |peer: u32| step.receive(&node.edge_from("w", peer, "never").expect("an edge")).begin();
     let pending: Vec<_> = lost.iter().map(|peer| (*peer, begin(*peer))).collect();
+    for (peer, pending) in across {
+        assert_is_loss(&pending.wait().expect_err("most of it is to come"), peer);
+    }
+    // What it has sent across and nobody has asked for goes.
+    node.cleanup(ACROSS + u64::from(cut));
     for (peer, pending) in pending {
         // It may be lost already when the call begins.
         let error = pending.and_then(|pending| pending.wait().map(drop)).expect_err("it is cut off");
@@ -333,9 +331,10 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
     members.all_do(|_| true, "exchange 0 5 10000");
     for (round, cut) in [(1, 3), (2, 0)] {
         // Tensors are on their way when the packets stop: one alone takes 0.6 s at this rate.
-        match network.slow_down(cut, "5mbit") {
+        let slow = network.slow_down(cut, "5mbit");
+        match &slow {
             Ok(()) => {
-                drop(members.all_do(|_| true, &format!("begin_across {cut} {} 100000", (1u64 << 41) + round)))
+                members.all_do(|_| true, &format!("begin_across {cut}"));
             }
             Err(why) => println!("no tensor is on its way at the cut: no token bucket filter here: {why}"),
         }
@@ -353,6 +352,7 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
         // The members of a host go on, cut off or not.
         members.all_do(|_| true, &format!("exchange_on_host {} 20 10000", 1000 * round));
         network.heal(cut);
+        slow.into_iter().for_each(|()| network.speed_up(cut));
         members.all_do(|_| true, "rejoin");
         println!("all are there again {:?} after the cut", began.elapsed());
         members.all_do(|_| true, "paths");

@@ -144,4 +144,10 @@ impl Network {
         self.switch.run("tc", &format!("qdisc add dev to{host} {shape}"))?;
         self.hosts[host as usize].run("tc", &format!("qdisc add dev eth {shape}"))
     }
+
+    /// Ends the limit of a host.
+    pub fn speed_up(&self, host: u32) {
+        self.switch.run("tc", &format!("qdisc del dev to{host} root")).expect("it is limited");
+        self.hosts[host as usize].run("tc", "qdisc del dev eth root").expect("it is limited");
+    }
 }
