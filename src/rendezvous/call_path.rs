@@ -103,13 +103,12 @@ impl CallPath {
 
     /// Requests of a peer have ended: see [`RecvTensors::finished`].
     pub fn finished(&self, from: (PeerIndex, Incarnation), finished: &[u64], given_up: &[u64]) {
-        self.with(|state| {
-            finished.iter().for_each(|id| state.finished(from, *id, false));
-            given_up.iter().for_each(|id| state.finished(from, *id, true));
-        });
-        let mut flights = lock(&self.flights);
-        given_up.iter().for_each(|id| flights.record(from.0, FlightEvent::GiveUpCame { request: *id }));
-        drop(flights);
+        self.with(|state| finished.iter().for_each(|id| state.finished(from, *id, false)));
+        for id in given_up {
+            // Its value may be the answer to another request, with a checksum of all its bytes.
+            self.with(|state| state.finished(from, *id, true));
+            lock(&self.flights).record(from.0, FlightEvent::GiveUpCame { request: *id });
+        }
         self.nudge();
     }
 
