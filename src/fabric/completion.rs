@@ -256,6 +256,11 @@ impl Completions {
         })
     }
 
+    /// Bytes of all messages.
+    pub fn message_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Removes everything. Keeps the allocations.
     pub fn clear(&mut self) {
         self.entries.clear();

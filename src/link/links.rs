@@ -26,6 +26,8 @@ const LAST_TIME: Duration = Duration::from_secs(1);
 /// About the most messages that [`Links::poll_all`] reads. What a link that then ends has left is
 /// dropped.
 const LAST_MESSAGES: usize = 1 << 17;
+/// About the most bytes of these messages.
+const LAST_BYTES: usize = 64 << 20;
 
 /// The two tasks of a link.
 #[derive(Clone, Debug)]
@@ -234,7 +236,13 @@ impl<P: Port> Links<P> {
     /// Handles a bounded number of completions. Returns their number, and that of links with a new
     /// backlog; [`Links::next_event`] returns the events.
     pub fn poll(&mut self) -> usize {
-        let mut count = self.port.poll(&mut self.completions);
+        let count = self.port.poll(&mut self.completions);
+        self.handle_poll(count)
+    }
+
+    /// Goes on with the `count` completions of a poll. Returns as [`Links::poll`].
+    #[inline]
+    fn handle_poll(&mut self, mut count: usize) -> usize {
         if count > 0 {
             if self.polled_several() {
                 self.begin_batch();
@@ -265,15 +273,24 @@ impl<P: Port> Links<P> {
         told
     }
 
-    /// Polls until nothing more comes. Polls, messages and time are bounded: peers may never be
-    /// silent.
+    /// Polls until nothing more comes. Polls, messages, their bytes and time are bounded: peers may
+    /// never be silent.
     #[cold]
     pub fn poll_all(&mut self) {
+        self.poll_bytes(LAST_BYTES);
+    }
+
+    /// As [`Links::poll_all`], for about so many bytes of messages.
+    pub(super) fn poll_bytes(&mut self, most: usize) {
         let end = (self.clock)() + LAST_TIME;
+        let mut bytes = 0;
         for _ in 0..LAST_POLLS {
+            let count = self.port.poll(&mut self.completions);
+            bytes += self.completions.message_bytes();
             // A poll that copies a part of a large tensor returns 0 and leaves something to come.
-            let is_silent = self.poll() == 0 && self.arm();
-            if is_silent || self.windows.len() >= LAST_MESSAGES || (self.clock)() >= end {
+            let is_silent = self.handle_poll(count) == 0 && self.arm();
+            let is_full = self.windows.len() >= LAST_MESSAGES || bytes >= most;
+            if is_silent || is_full || (self.clock)() >= end {
                 return;
             }
         }

@@ -366,3 +366,23 @@ fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time() {
     assert_eq!(calls.load(Ordering::Relaxed), 6, "one second, from the first call on");
     assert_eq!(links.take_down(link).map(drop), None);
 }
+
+/// The same, while no time passes.
+#[test]
+fn the_last_polls_of_a_peer_that_is_never_silent_take_bounded_bytes() {
+    const MOST: usize = 400;
+    let Scene { links, link, peer } = scene();
+    let said = Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } };
+    let calls = Arc::new(AtomicU64::new(0));
+    let (asked, peer, message) = (calls.clone(), Mutex::new(peer), said.clone());
+    let mut links = links.timed_by(Arc::new(move || {
+        peer.lock().expect("no panic").say(&message);
+        asked.fetch_add(1, Ordering::Relaxed);
+        Time::ZERO
+    }));
+    links.poll_bytes(MOST);
+    // Each has at least a byte, and the first is said before the first poll.
+    let calls = calls.load(Ordering::Relaxed) as usize;
+    assert!((2..=MOST + 1).contains(&calls), "{calls} messages in {MOST} bytes");
+    assert_eq!(links.take_down(link).map(drop), None);
+}

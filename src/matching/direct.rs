@@ -4,7 +4,7 @@
 //! general path does, without messages and events in between. Whatever takes more is left to the
 //! general path.
 
-use super::receiving::{Undelivered, count_received, error_of, received};
+use super::receiving::{Undelivered, count_received, error_of, late_status, received};
 use super::{Lanes, Matching, OfEdge, PeerEdges};
 use crate::fabric::ShortTake;
 use crate::link::windows::WindowArrival;
@@ -258,7 +258,8 @@ impl Matching {
             return Some(error.clone());
         }
         if let Some(refusal) = entry.incoming.refusal(edge, key.step) {
-            let error = ReceiveError::Remote(refusal.status(key, usize::MAX));
+            let so_far = self.late_texts.entry(peer).or_default();
+            let error = ReceiveError::Remote(late_status(so_far, refusal, key));
             return Some(error_of(lanes, key, error));
         }
         if is_bounded && entry.waiting >= self.max_waiting {

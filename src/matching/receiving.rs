@@ -7,6 +7,7 @@ use crate::matching::{CancelReason, Delivery, Error, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
+use crate::wire::Status;
 use crate::wire::message::Placement;
 use std::sync::Arc;
 
@@ -82,11 +83,7 @@ impl Matching {
     fn receive_refused(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive, refusal: &WindowRefusal) {
         let WaitingReceive { peer, edge, key, waiter, .. } = receive;
         self.send_due(lanes, peer, edge);
-        let so_far = self.late_texts.entry(peer).or_default();
-        let most = if *so_far < TEXT_OF_LATE { usize::MAX } else { CUT_LATE };
-        let status = refusal.status(key.borrowed(), most);
-        let bytes = status.message.len() + status.details.len();
-        *so_far += if bytes > CUT_LATE { bytes } else { 0 };
+        let status = late_status(self.late_texts.entry(peer).or_default(), refusal, key.borrowed());
         failed(lanes, waiter, &key, ReceiveError::Remote(status));
     }
 
@@ -370,4 +367,13 @@ pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: Receive
         ReceiveError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
         ReceiveError::NoGrant { limit } => Error::too_many_grants(limit),
     }
+}
+
+/// What a receive gets of the peer's error, of which earlier ones got `so_far` bytes of long ones.
+pub(super) fn late_status(so_far: &mut usize, refusal: &WindowRefusal, key: TensorKeyRef<'_>) -> Status {
+    let most = if *so_far < TEXT_OF_LATE { usize::MAX } else { CUT_LATE };
+    let status = refusal.status(key, most);
+    let bytes = status.message.len() + status.details.len();
+    *so_far += if bytes > CUT_LATE { bytes } else { 0 };
+    status
 }

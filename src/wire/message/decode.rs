@@ -116,6 +116,9 @@ impl<'a> MessageReader<'a> {
             STEPS_OVER => {
                 let flags = self.flags(FLAG_DERIVED | FLAG_CLEANED_UP)?;
                 let (first, last) = (self.u64("first step")?, self.u64("last step")?);
+                if first > last {
+                    return Err(self.bad("last step", last));
+                }
                 let status = match flags & FLAG_CLEANED_UP {
                     0 => Some(self.status(flags)?),
                     _ if flags == FLAG_CLEANED_UP => None,

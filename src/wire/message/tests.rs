@@ -209,7 +209,8 @@ proptest! {
     }
 
     #[test]
-    fn errors_come_back(edge in edge(), first: u64, last: u64, status in status()) {
+    fn errors_come_back(edge in edge(), a: u64, b: u64, status in status()) {
+        let (first, last) = (a.min(b), a.max(b));
         comes_back(&Message::Refused { edge, status: status.clone() })?;
         comes_back(&Message::StepsOver { first, last, status: Some(status) })?;
         comes_back(&Message::StepsOver { first, last, status: None })?;
@@ -311,6 +312,16 @@ fn fragments_out_of_order_are_refused() {
     assert_eq!(assembler.push(&fragments[1]), Err(FragmentError::Order));
     assert_eq!(assembler.push(&fragments[0]), Ok(None));
     assert_eq!(assembler.push(&fragments[0]), Err(FragmentError::Order));
+}
+
+#[test]
+fn steps_that_end_before_they_begin_are_refused() {
+    let refused = |first, last| {
+        let mut bytes = Vec::new();
+        Message::StepsOver { first, last, status: None }.encode(&mut bytes);
+        Message::decode(&bytes).is_err()
+    };
+    assert!(refused(6, 5) && refused(u64::MAX, 0) && !refused(5, 5) && !refused(0, u64::MAX));
 }
 
 #[test]
