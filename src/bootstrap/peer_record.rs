@@ -15,7 +15,7 @@ const QUIET: Duration = Duration::from_secs(10);
 /// Failed attempts with other causes that are logged in [`QUIET`].
 const MAX_NEWS: usize = 4;
 /// A generation begins so long after the last one, on whichever side it starts. What a link leaves
-/// behind goes within seconds, so a peer must not have links made and ended without a pause.
+/// behind goes within seconds, so a peer must not make and end links without a pause.
 pub(super) const GENERATION_PAUSE: Duration = Duration::from_millis(50);
 
 /// Another member of the cluster.
@@ -336,15 +336,16 @@ impl PeerRecord {
     /// Whether to log that the two disagree for good.
     pub(super) fn is_new_disagreement(&mut self, now: Instant) -> bool {
         // It ends the attempts, so those before must not hide it.
-        self.is_among(1 + MAX_NEWS, "a disagreement", now)
+        self.is_new_line("a disagreement", 1 + MAX_NEWS, now)
     }
 
     /// Whether to log this failure of an attempt: the log lacks it, and has few others of late.
     pub(super) fn is_news(&mut self, why: &str, now: Instant) -> bool {
-        self.is_among(MAX_NEWS, why.split(SAW).next().unwrap_or_default(), now)
+        self.is_new_line(why.split(SAW).next().unwrap_or_default(), MAX_NEWS, now)
     }
 
-    fn is_among(&mut self, most: usize, cause: &str, now: Instant) -> bool {
+    /// Whether the log lacks this cause, and has fewer than `most` causes of late.
+    fn is_new_line(&mut self, cause: &str, most: usize, now: Instant) -> bool {
         self.news.retain(|at| now < *at + QUIET);
         let is_news = self.logged.as_deref() != Some(cause) && self.news.len() < most;
         if is_news {

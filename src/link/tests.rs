@@ -372,11 +372,11 @@ fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time() {
 fn the_last_polls_of_a_peer_that_is_never_silent_take_bounded_bytes() {
     const MOST: usize = 400;
     let Scene { links, link, peer } = scene();
-    let said = Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } };
     let calls = Arc::new(AtomicU64::new(0));
-    let (asked, peer, message) = (calls.clone(), Mutex::new(peer), said.clone());
+    let (asked, peer) = (calls.clone(), Mutex::new(peer));
     let mut links = links.timed_by(Arc::new(move || {
-        peer.lock().expect("no panic").say(&message);
+        let said = Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } };
+        peer.lock().expect("no panic").say(&said);
         asked.fetch_add(1, Ordering::Relaxed);
         Time::ZERO
     }));

@@ -172,12 +172,11 @@ impl Plan {
     }
 }
 
-/// Checks that the options of a client are such as the command line takes: whoever has proven to be
-/// one may send any.
+/// Checks that the command line takes the options of a client. A client may send any others.
 ///
 /// # Errors
 /// What the command line says of them.
-pub fn check_foreign(args: &PerfArgs) -> Result<(), CliError> {
+pub fn check_client_options(args: &PerfArgs) -> Result<(), CliError> {
     let terms = terms(args)?;
     let mut line = vec!["perf".to_owned(), args.test.name().to_owned()];
     let options = terms.iter().filter(|(name, _)| !["test", "is_baseline"].contains(&name.as_str()));
@@ -352,28 +351,31 @@ mod tests {
             "rendezvous_lat --profile low-latency --busy 2 --batch 100 -s 8,64",
         ] {
             let mut args = plan(options).unwrap().args;
-            check_foreign(&args).unwrap_or_else(|error| panic!("{options}: {error}"));
+            check_client_options(&args).unwrap_or_else(|error| panic!("{options}: {error}"));
             args.run.turns = 1001;
-            assert!(check_foreign(&args).unwrap_err().to_string().contains("1001 is not in"), "{options}");
+            assert!(
+                check_client_options(&args).unwrap_err().to_string().contains("1001 is not in"),
+                "{options}"
+            );
         }
         let mut args = plan("rendezvous_lat").unwrap().args;
         if let Test::RendezvousLat(options) = &mut args.test {
             options.poll = Some("\r\u{1b}[31mx".repeat(100_000));
         }
-        let error = check_foreign(&args).unwrap_err().to_string();
+        let error = check_client_options(&args).unwrap_err().to_string();
         assert!(error.len() < 2000 && !error.contains(['\r', '\u{1b}']), "{error}");
         let mut args = plan("write_lat --fabric verbs --notify memory").unwrap().args;
         args.test.fabric_mut().unwrap().fabric = FabricName::Tcp;
-        assert!(check_foreign(&args).unwrap_err().to_string().contains("--notify memory"));
+        assert!(check_client_options(&args).unwrap_err().to_string().contains("--notify memory"));
         let mut args = plan("send_lat -s 8").unwrap().args;
         for (bytes, why) in [(0, "a size is 1 to"), (225, "carries 224 bytes"), (1 << 63, "a size is 1 to")] {
             args.run.sizes = Some(vec![bytes]);
-            let error = check_foreign(&args).unwrap_err().to_string();
+            let error = check_client_options(&args).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
         let mut args = plan("write_lat -s 64KiB").unwrap().args;
         args.test.fabric_mut().unwrap().pool = 4096;
-        assert!(check_foreign(&args).unwrap_err().to_string().contains("raise --pool"));
+        assert!(check_client_options(&args).unwrap_err().to_string().contains("raise --pool"));
     }
 
     fn rendezvous(options: &str) -> RendezvousOptions {

@@ -3,7 +3,7 @@
 use super::channel_message::ChannelMessage;
 use super::control_channel::{CHANNEL_TIMEOUT, ChannelError, ControlChannel};
 use super::options::PerfArgs;
-use super::plan::{Plan, check_foreign};
+use super::plan::{Plan, check_client_options};
 use super::proofs;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
@@ -318,7 +318,7 @@ fn serve_client(
         )));
     }
     plan.agree(&args)?;
-    check_foreign(&args)?;
+    check_client_options(&args)?;
     channel.send(&ChannelMessage::Ready)?;
     // The device is each process's own choice.
     if let (Some(theirs), Some(ours)) = (args.test.fabric_mut(), plan.args.test.fabric()) {

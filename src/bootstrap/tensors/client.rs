@@ -44,7 +44,7 @@ pub(in crate::bootstrap) struct TensorClients {
     handle: Handle,
     clients: Vec<TensorClient>,
     /// For the last link of each peer.
-    tellers: Vec<Option<LinkTeller>>,
+    notifiers: Vec<Option<FinishedNotifier>>,
 }
 
 /// The client of one peer.
@@ -62,7 +62,7 @@ struct TensorClient {
 
 /// A task that tells a peer what it may forget: the requests of earlier links, and then each one
 /// of this link that has ended.
-struct LinkTeller {
+struct FinishedNotifier {
     life: Incarnation,
     ends: UnboundedSender<RequestEnd>,
     /// Places for the ends of answered requests that the peer has not heard.
@@ -98,12 +98,12 @@ impl TensorClients {
     ) -> Result<Self, tonic::transport::Error> {
         let client = |peer| TensorClient::new(shared.clone(), auth.clone(), peer, max_bytes);
         let clients = (0..shared.peers.len()).map(client).collect::<Result<Vec<_>, _>>()?;
-        let tellers = clients.iter().map(|_| None).collect();
-        Ok(TensorClients { handle: Handle::current(), clients, tellers })
+        let notifiers = clients.iter().map(|_| None).collect();
+        Ok(TensorClients { handle: Handle::current(), clients, notifiers })
     }
 }
 
-impl LinkTeller {
+impl FinishedNotifier {
     fn begin(handle: &Handle, client: TensorClient, life: Incarnation, first_request: u64) -> Self {
         let (ends, come) = unbounded_channel();
         let task = handle.spawn(async move {
@@ -111,10 +111,10 @@ impl LinkTeller {
             client.tell_ends(life, come).await;
         });
         let _task = TensorCall(Some(task.abort_handle()));
-        LinkTeller { life, ends, unheard: Arc::new(Semaphore::new(UNHEARD_ENDS)), _task }
+        FinishedNotifier { life, ends, unheard: Arc::new(Semaphore::new(UNHEARD_ENDS)), _task }
     }
 
-    fn tell(&self, id: u64, is_given_up: bool, done: Box<dyn FnOnce() + Send + Sync>) {
+    fn notify(&self, id: u64, is_given_up: bool, done: Box<dyn FnOnce() + Send + Sync>) {
         let place = match is_given_up {
             true => None,
             false => match self.unheard.clone().try_acquire_owned() {
@@ -190,10 +190,10 @@ impl TensorCaller {
         done: impl FnOnce() + Send + Sync + 'static,
     ) {
         self.with(&to.name, |clients, peer| {
-            if let Some(teller) =
-                clients.tellers[peer].as_ref().filter(|teller| teller.life == to.incarnation)
+            if let Some(notifier) =
+                clients.notifiers[peer].as_ref().filter(|notifier| notifier.life == to.incarnation)
             {
-                teller.tell(id, is_given_up, Box::new(done));
+                notifier.notify(id, is_given_up, Box::new(done));
             }
         });
     }
@@ -202,9 +202,9 @@ impl TensorCaller {
     /// below `first_request`. It is not told of their ends any more. The call is repeated until the
     /// peer has heard it, its life is over, or the next clean-up begins.
     pub fn cleanup_all(&self, to: TensorPeer, first_request: u64) {
-        self.with(&to.name, |TensorClients { handle, clients, tellers }, peer| {
+        self.with(&to.name, |TensorClients { handle, clients, notifiers }, peer| {
             let client = clients[peer].clone();
-            tellers[peer] = Some(LinkTeller::begin(handle, client, to.incarnation, first_request));
+            notifiers[peer] = Some(FinishedNotifier::begin(handle, client, to.incarnation, first_request));
         });
     }
 }

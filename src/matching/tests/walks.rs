@@ -93,6 +93,26 @@ fn a_walk_leaves_off_before_an_edge_that_is_not_announced() {
     assert!(matches!(pair.look(&mut walk), Some(WalkEnd::LeftOff)));
 }
 
+/// As receives that begin in the general way.
+#[test]
+fn a_long_error_is_cut_in_many_walks_that_begin_after_it_came() {
+    const TEXT: usize = 16 << 20;
+    let (mut pair, mut receives) = announced(&["a"]);
+    let status = Status::new(Code::Internal, "e".repeat(TEXT));
+    pair.step(SENDER, StepChange::Aborted { steps: 1..=1, status });
+    pair.run();
+    let lens: Vec<_> = (0..6)
+        .map(|_| match pair.walk(&mut BatchWalk::new(&mut receives)) {
+            Some(WalkEnd::Failed(error)) => match *error {
+                Error::Remote { status, .. } => status.message.len(),
+                error => panic!("{error}"),
+            },
+            end => panic!("{end:?}"),
+        })
+        .collect();
+    assert_eq!(lens, [TEXT, TEXT, TEXT, TEXT, 4096, 4096]);
+}
+
 #[test]
 fn a_walk_fails_with_its_step_or_its_peer() {
     let (mut pair, mut receives) = announced(&["a", "b"]);

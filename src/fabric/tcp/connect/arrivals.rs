@@ -64,7 +64,7 @@ impl SharedArrivals {
         self.strangers.add(MAX_LINES)
     }
 
-    /// As for strangers.
+    /// Whether the log gets a further line on repairs: as many as on strangers.
     pub(super) fn may_log_repair(&self) -> bool {
         self.repairs.add(MAX_LINES)
     }
