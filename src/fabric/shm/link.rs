@@ -43,8 +43,12 @@ pub(super) type LinkLoans = LentLoans<PeerWords, LinkLoan>;
 
 enum ShmLinkPhase {
     Up,
-    /// The peer has died or left. Its orders are still executed.
-    Draining(LinkFailure),
+    /// The peer has died or left. Its orders before `end` are still executed.
+    Draining {
+        why: LinkFailure,
+        /// A position in its ring. No order that it posted before it left is behind it.
+        end: u64,
+    },
     /// This side has ended the link. The next poll reports it.
     Failing(LinkFailure),
     Down,
@@ -148,7 +152,7 @@ impl ShmLinkInner {
     /// Whether a poll would find something.
     pub(super) fn has_news(&self) -> bool {
         match self.phase {
-            ShmLinkPhase::Failing(_) | ShmLinkPhase::Draining(_) => true,
+            ShmLinkPhase::Failing(_) | ShmLinkPhase::Draining { .. } => true,
             ShmLinkPhase::Down => false,
             ShmLinkPhase::Up => {
                 self.rings.has_news()
@@ -186,7 +190,7 @@ impl ShmLinkInner {
             let Ok(busy) = self.poll_ring(out) else { return true };
             self.returned(usize::MAX, out);
             self.check_peer(busy, out);
-            return busy || out.len() > before || matches!(self.phase, ShmLinkPhase::Draining(_));
+            return busy || out.len() > before || matches!(self.phase, ShmLinkPhase::Draining { .. });
         }
         out.len() > before
     }
@@ -211,7 +215,7 @@ impl ShmLinkInner {
 
     /// Ends the link from this side. The next poll reports it.
     pub(super) fn fail(&mut self, why: LinkFailure) {
-        if matches!(self.phase, ShmLinkPhase::Up | ShmLinkPhase::Draining(_)) {
+        if matches!(self.phase, ShmLinkPhase::Up | ShmLinkPhase::Draining { .. }) {
             self.leave(&why);
             self.phase = ShmLinkPhase::Failing(why);
         }
@@ -224,7 +228,7 @@ impl ShmLinkInner {
             let why = why.clone();
             self.go_down(why, out);
         }
-        matches!(self.phase, ShmLinkPhase::Draining(_))
+        matches!(self.phase, ShmLinkPhase::Draining { .. })
     }
 
     /// Releases tensors that have come back, until one is found that is out. A sender that never
@@ -255,7 +259,7 @@ impl ShmLinkInner {
             }
         }
         match &self.phase {
-            ShmLinkPhase::Draining(why) if !busy => {
+            ShmLinkPhase::Draining { why, end } if !busy || self.rings.inc.position() >= *end => {
                 let why = why.clone();
                 self.go_down(why, out);
             }
@@ -263,11 +267,11 @@ impl ShmLinkInner {
                 // The death is read before the state word: a dead peer's state does not change any
                 // more.
                 let died = self.watch.is_dead();
-                if let Some(why) = state::of_peer(&self.executor.peer_state) {
-                    self.phase = ShmLinkPhase::Draining(why);
-                } else if died {
-                    self.phase =
-                        ShmLinkPhase::Draining(LinkFailure::PeerDied { pid: self.watch.process().pid });
+                let pid = self.watch.process().pid;
+                let died = died.then_some(LinkFailure::PeerDied { pid });
+                if let Some(why) = state::of_peer(&self.executor.peer_state).or(died) {
+                    let end = self.rings.inc.position() + u64::from(self.limits.depth);
+                    self.phase = ShmLinkPhase::Draining { why, end };
                 }
             }
             _ => {}

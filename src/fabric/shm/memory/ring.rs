@@ -260,6 +260,11 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
         first.is_of(self.position).then_some(first)
     }
 
+    /// Position of the next order.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// Word `k` of the order that [`Consumer::peek`] found.
     ///
     /// # Panics

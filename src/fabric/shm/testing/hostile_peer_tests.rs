@@ -6,6 +6,7 @@ use super::{pool, tensor, tensor_mut};
 use crate::fabric::shm::memory::order::{Order, OrderLoan, OrderSource, OrderTarget, ReadTicket, send_word};
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::memory::slot::RingShape;
+use crate::fabric::shm::memory::state;
 use crate::fabric::shm::wakeup::idle;
 use crate::fabric::words::StoreWords;
 use crate::fabric::{Completions, Event, LinkFailure, LoanPermit, MAX_LOANS, NextMessage, Port, ShortTake};
@@ -259,10 +260,30 @@ fn bytes_pulled_from_a_peer_that_has_left_meanwhile_are_not_delivered() {
         target: OrderTarget::from(&grant),
         immediate: Some(immediate()),
     });
-    crate::fabric::shm::memory::state::leave(&hostile.state, &LinkFailure::Closed);
+    state::leave(&hostile.state, &LinkFailure::Closed);
     let (events, down) = honest.poll();
     assert!(events.is_empty(), "{events:?}");
     assert_eq!(down, Some(LinkFailure::Closed));
+}
+
+#[test]
+fn a_peer_that_has_left_and_goes_on_posting_is_gone_all_the_same() {
+    let (mut honest, mut hostile) = hostile_link();
+    state::leave(&hostile.state, &LinkFailure::Closed);
+    let mut completions = Completions::default();
+    // The state is read now and then.
+    for _ in 0..50 {
+        while hostile.out.has_room() == Ok(true) {
+            hostile.post(Order::Send { len: 0, first: 0 });
+        }
+        honest.port.poll(&mut completions);
+        for (completion, _) in completions.drain() {
+            if let Event::Down(why) = completion.event {
+                return assert_eq!(why, LinkFailure::Closed);
+            }
+        }
+    }
+    panic!("the link is still up");
 }
 
 #[test]
@@ -293,7 +314,7 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     let first = hostile.inc.peek().expect("it was posted");
     hostile.inc.advance(first);
     hostile.inc.finish();
-    crate::fabric::shm::memory::state::leave(&hostile.state, &LinkFailure::Closed);
+    state::leave(&hostile.state, &LinkFailure::Closed);
     honest.port.detach(honest.link);
     assert!(!source.is_unique(), "the first is still out");
     hostile.loan_table.store(0, 1, Ordering::Release);
