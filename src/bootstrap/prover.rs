@@ -1,6 +1,7 @@
 //! Proofs for a connection beside the service: `tensorwire perf` has one between its two processes.
 
 use super::auth::{AuthSettings, AuthStream, Authenticator, ProofError};
+use super::pacer::HandshakePacer;
 use super::{BootstrapError, thread};
 use crate::wire::{TaskId, is_lack};
 use rustix::net::SendFlags;
@@ -29,6 +30,8 @@ pub struct Prover(Arc<Proving>);
 
 struct Proving {
     auth: Authenticator,
+    /// Of those that call.
+    pacer: HandshakePacer,
     me: TaskId,
     runtime: Runtime,
 }
@@ -42,7 +45,8 @@ impl Prover {
     pub fn open(settings: &AuthSettings, me: &TaskId) -> Result<Self, BootstrapError> {
         let auth =
             Authenticator::open(settings, me).map_err(|why| BootstrapError::Auth { me: me.clone(), why })?;
-        Ok(Prover(Arc::new(Proving { auth, me: me.clone(), runtime: thread::runtime()? })))
+        let (pacer, runtime) = (HandshakePacer::default(), thread::runtime()?);
+        Ok(Prover(Arc::new(Proving { auth, pacer, me: me.clone(), runtime })))
     }
 
     /// A first look at a caller, which takes no time where the kernel has sock_diag. One that is
@@ -65,13 +69,15 @@ impl Prover {
         })
     }
 
-    /// Has a caller prove that it is `from`, within `limit`.
+    /// Has a caller prove that it is `from`, within `limit`. Callers that prove nothing delay later
+    /// ones.
     ///
     /// # Errors
     /// Why it has not, in words about it.
     pub fn accept(&self, stream: TcpStream, from: &TaskId, limit: Duration) -> io::Result<ProvenChannel> {
         let stream = self.tokio(stream)?;
-        let admitted = self.within(limit, self.0.auth.accept(stream))?;
+        let proof = self.0.pacer.run(self.0.auth.accept(stream));
+        let admitted = self.within(limit, proof)?;
         if admitted.name != *from {
             let why = format!("it is {}, and this process waits for {from}", admitted.name);
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
@@ -209,12 +215,14 @@ mod tests {
 
     /// What both sides get: task 0 calls, and says that it is `me`.
     fn prove(settings: [&AuthSettings; 2], me: u32) -> [io::Result<ProvenChannel>; 2] {
+        prove_to(&Prover::open(settings[1], &name(1)).expect("good"), settings[0], me)
+    }
+
+    fn prove_to(listens: &Prover, theirs: &AuthSettings, me: u32) -> [io::Result<ProvenChannel>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let caller = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
         let (accepted, _) = listener.accept().expect("a caller");
-        let provers =
-            [(0, me), (1, 1)].map(|(k, task)| Prover::open(settings[k], &name(task)).expect("good"));
-        let [calls, listens] = provers;
+        let calls = Prover::open(theirs, &name(me)).expect("good");
         let calling = std::thread::spawn(move || calls.connect(caller, &name(1), SOON));
         let accepted = listens.screen(&accepted).and_then(|()| listens.accept(accepted, &name(0), SOON));
         [calling.join().expect("no panic"), accepted]
@@ -257,6 +265,18 @@ mod tests {
         }
         let gone = failed(ProofError::Io(Errno::CONNRESET.into()));
         assert_eq!((gone.kind(), gone.raw_os_error()), (io::ErrorKind::ConnectionReset, None));
+    }
+
+    #[test]
+    fn a_caller_without_a_proof_delays_the_next_one() {
+        let (_one, first) = secret("0123456789");
+        let (_two, second) = secret("abcdefghij");
+        for (theirs, is_delayed) in [(&second, true), (&first, false)] {
+            let listens = Prover::open(&first, &name(1)).expect("good");
+            let [_, accepted] = prove_to(&listens, theirs, 0);
+            assert_eq!(accepted.is_err(), is_delayed, "{accepted:?}");
+            assert_eq!(listens.0.pacer.delayed_until().is_some(), is_delayed);
+        }
     }
 
     #[test]
