@@ -1,7 +1,7 @@
 //! How a call ended: the canonical codes of gRPC, with a message for people.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write};
 
 /// The canonical status codes (`google.rpc.Code`), which trainers and gRPC share.
 ///
@@ -65,6 +65,9 @@ impl Code {
 }
 
 /// An error with a canonical code. Waiters get it, and `ERROR_STATUS` carries it to a peer.
+///
+/// `Display` escapes the control characters of the message, but not line feeds and tabs. A message
+/// may come from a peer, which must not control a terminal.
 ///
 /// In its process it is whole, whatever its size. Its message and its details travel to a peer
 /// whole up to 256 KiB each. A longer message is cut and ends with a note. Longer details are left
@@ -143,7 +146,14 @@ impl Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.code, self.message)?;
+        write!(f, "{:?}: ", self.code)?;
+        for character in self.message.chars() {
+            match character {
+                '\n' | '\t' => f.write_char(character)?,
+                _ if character.is_control() => write!(f, "{}", character.escape_default())?,
+                _ => f.write_char(character)?,
+            }
+        }
         if self.derived { f.write_str(" (derived from another error)") } else { Ok(()) }
     }
 }
@@ -172,5 +182,12 @@ mod tests {
     fn a_derived_error_says_so() {
         let status = Status::new(Code::Cancelled, "step 7 was aborted").into_derived();
         assert_eq!(status.to_string(), "Cancelled: step 7 was aborted (derived from another error)");
+    }
+
+    #[test]
+    fn a_message_controls_no_terminal_and_keeps_its_lines() {
+        let status = Status::new(Code::Unknown, "\x1b[2Jone\r\u{9b}\n\ttwo");
+        assert_eq!(status.to_string(), "Unknown: \\u{1b}[2Jone\\r\\u{9b}\n\ttwo");
+        assert_eq!(format!("{status:?}"), status.to_string());
     }
 }
