@@ -146,6 +146,35 @@ fn no_end_of_a_step_at_a_peer_takes_long() {
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
+/// The peer fills a window with values of a step for which no receive waits. The receives of all
+/// other steps then need theirs.
+#[test]
+fn a_window_that_is_full_does_not_hold_up_many_waiters() {
+    const WAITERS: u32 = 1 << 12;
+    let mut edges = InEdges::<u32, u8, u32, u8>::new(OPTIONS);
+    let (begin, index) = (Instant::now(), edges.edge(&0));
+    let mut announced = None;
+    for waiter in 0..WAITERS {
+        edges.wait(index, 1 + u64::from(waiter), waiter, &mut |message| match message {
+            ToSender::Announce { edge, limit, .. } => announced = Some((edge, limit)),
+            other => panic!("{other:?}"),
+        });
+    }
+    let (edge, limit) = announced.expect("an edge with waiters is announced");
+    let mut needed = Vec::new();
+    for n in 1..=limit as u16 {
+        let record = Record { edge, n, step: 0, answers_need: false, value: 0 };
+        let mut post = |message| match message {
+            ToSender::Need { step, .. } => needed.push(step),
+            other => panic!("{other:?}"),
+        };
+        edges.receive(ToReceiver::Record(record), |_| false, &mut post).expect("allowed");
+    }
+    println!("{:?}", begin.elapsed());
+    assert!(needed.into_iter().eq(1..=u64::from(WAITERS)));
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
 /// The peer fills the windows of all edges with values, each of a step of its own, and ends the
 /// steps one by one.
 #[test]

@@ -2,12 +2,9 @@
 
 use super::WindowViolation;
 use super::message::{Record, Taken, ToSender};
+use super::waiters::Waiters;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
-use std::collections::VecDeque;
-
-/// Waiters and needs of an edge for which memory is allocated at the start.
-pub(super) const FEW: usize = 4;
 
 /// How far an edge is announced to its sender.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,10 +73,8 @@ pub struct InEdge<V, W, E> {
     occupied: u64,
     /// Values that came and have not been taken, oldest first.
     held: Vec<Held<V>>,
-    /// Receives that wait, with their steps, oldest first.
-    waiters: VecDeque<(u64, W)>,
-    /// Steps with needs, with the number of values that are still to come for them.
-    needs: Vec<(u64, u32)>,
+    /// Receives that wait, and needs.
+    waiters: Waiters<W>,
 }
 
 /// Credit that goes back although no receive waits: half a window, and two values at least. An edge
@@ -101,8 +96,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             flush: None,
             occupied: 0,
             held: Vec::new(),
-            waiters: VecDeque::new(),
-            needs: Vec::new(),
+            waiters: Waiters::default(),
         }
     }
 
@@ -128,12 +122,12 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// The step of each need that is not answered yet.
     pub fn needed(&self) -> impl Iterator<Item = u64> {
-        self.needs.iter().flat_map(|(step, count)| std::iter::repeat_n(*step, *count as usize))
+        self.waiters.needed()
     }
 
     /// Needs of a step that are not answered yet.
     pub fn needs_of(&self, step: u64) -> u32 {
-        self.needs.iter().find(|(of, _)| *of == step).map_or(0, |(_, count)| *count)
+        self.waiters.needs_of(step)
     }
 
     /// Values that came since the announcement.
@@ -143,9 +137,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// Bytes that the lists of the edge have allocated.
     pub fn heap_bytes(&self) -> usize {
-        self.held.capacity() * size_of::<Held<V>>()
-            + self.waiters.capacity() * size_of::<(u64, W)>()
-            + self.needs.capacity() * size_of::<(u64, u32)>()
+        self.held.capacity() * size_of::<Held<V>>() + self.waiters.heap_bytes()
     }
 
     /// Values that may come now, as far as this end knows.
@@ -166,7 +158,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// Whether the edge holds nothing and waits for nothing.
     pub fn is_idle(&self) -> bool {
         let held = self.held.is_empty() || is_on(Mutant::RetiredWhileHeld);
-        held && self.waiters.is_empty() && self.needs.is_empty()
+        held && self.waiters.is_empty() && !self.waiters.has_needs()
     }
 
     /// Announces the edge under a new number. Values of an earlier announcement still occupy their
@@ -175,7 +167,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.state = InState::Announced(edge);
         self.make_room();
         (self.came, self.answers) = (0, 0);
-        self.needs.clear();
+        self.waiters.clear_needs();
         self.set_flush(None);
         self.granted = self.grantable();
         ToSender::Announce { edge, key, limit: self.granted, resume: None }
@@ -187,7 +179,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         let (InState::Announced(edge) | InState::Retiring(edge)) = self.state else { return None };
         self.state = InState::Announced(edge);
         if !is_on(Mutant::NeedNotRepeated) {
-            self.needs.clear();
+            self.waiters.clear_needs();
         }
         // The sender flushes again.
         self.set_flush(None);
@@ -229,8 +221,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             return Err(WindowViolation("the refusal of an edge that was served"));
         }
         self.state = InState::Refused(error);
-        self.needs.clear();
-        Ok(self.waiters.drain(..).map(|(_, waiter)| waiter).collect())
+        Ok(self.waiters.end_all())
     }
 
     /// Forgets that the sender does not serve the edge. The next receive asks it again.
@@ -276,23 +267,19 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         if self.credit() > 0 || self.needs_of(step) > 0 {
             return None;
         }
-        self.needs.push((step, 1));
+        self.waiters.need(step);
         Some(ToSender::Need { edge, step })
     }
 
     /// A receive waits for a value of a step. The edge holds none of that step.
     pub fn wait(&mut self, step: u64, waiter: W) {
-        self.waiters.push_back((step, waiter));
+        self.waiters.push(step, waiter);
     }
 
     /// A receive gives up. Returns whether it was waiting. A value that it needed still comes, for
     /// the next receive of the step.
     pub fn give_up(&mut self, step: u64, waiter: &W) -> bool {
-        let Some(at) = self.waiters.iter().position(|(of, it)| *of == step && it == waiter) else {
-            return false;
-        };
-        self.waiters.remove(at);
-        true
+        self.waiters.give_up(step, waiter)
     }
 
     /// The next record of the edge, without its value, if a receive takes the value when it comes.
@@ -342,7 +329,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             return Err(WindowViolation("a value that is not the next of its edge"));
         }
         if answers_need {
-            if !self.answered(step) && !is_over {
+            if !self.waiters.answered(step) && !is_over {
                 return Err(WindowViolation("a value that was not needed"));
             }
             self.answers += 1;
@@ -359,9 +346,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             return Ok(Arrived::Dropped(value));
         }
         let held = Held { step, in_window: !answers_need, is_taken: false, value };
-        if let Some(at) = self.waiters.iter().position(|(of, _)| *of == step)
-            && let Some((_, waiter)) = self.waiters.remove(at)
-        {
+        if let Some(waiter) = self.waiters.take(step) {
             return Ok(Arrived::For(waiter, held));
         }
         self.occupied += u64::from(held.in_window);
@@ -372,9 +357,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// The value did not fit its waiter, and becomes the first of its step again. Returns the next
     /// waiter to try, with the value.
     pub fn put_back(&mut self, held: Held<V>) -> Option<(W, Held<V>)> {
-        if let Some(at) = self.waiters.iter().position(|(of, _)| *of == held.step)
-            && let Some((_, waiter)) = self.waiters.remove(at)
-        {
+        if let Some(waiter) = self.waiters.take(held.step) {
             return Some((waiter, held));
         }
         let at = self.held.iter().position(|other| other.is_free(held.step)).unwrap_or(self.held.len());
@@ -413,11 +396,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         if !is_short {
             return None;
         }
-        let step = self.waiters.iter().map(|(step, _)| *step).find(|step| self.lacks(*step))?;
-        match self.needs.iter_mut().find(|(of, _)| *of == step) {
-            Some((_, count)) => *count += 1,
-            None => self.needs.push((step, 1)),
-        }
+        let step = self.waiters.first_unasked()?;
+        self.waiters.need(step);
         Some(ToSender::Need { edge, step })
     }
 
@@ -444,7 +424,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// Steps have ended at the sender. Returns their waiters, which fail, and their held values. A
     /// value that a receive has taken stays.
     pub fn sender_ended(&mut self, is_over: impl Fn(u64) -> bool) -> (Vec<W>, Vec<V>) {
-        self.needs.retain(|(step, _)| !is_over(*step));
+        self.waiters.end_needs(&is_over, |_| {});
         self.end(is_over, is_on(Mutant::TakenEndsWithSender))
     }
 
@@ -456,12 +436,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         post: &mut impl FnMut(ToSender<K>),
     ) -> (Vec<W>, Vec<V>) {
         if let InState::Announced(edge) = self.state {
-            while let Some(at) = self.needs.iter().position(|(step, _)| is_over(*step)) {
-                let (step, _) = self.needs.swap_remove(at);
+            self.waiters.end_needs(&is_over, |step| {
                 if !is_on(Mutant::UnneedNotSent) {
                     post(ToSender::Unneed { edge, step });
                 }
-            }
+            });
         }
         self.end(is_over, true)
     }
@@ -469,12 +448,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// The sender's life has ended. Returns the waiters, which fail. The held values stay.
     pub fn lost(&mut self) -> Vec<W> {
         self.state = InState::Unannounced;
-        self.needs.clear();
         self.set_flush(None);
         if is_on(Mutant::OccupiedCellsIgnored) {
             self.occupied = 0;
         }
-        self.waiters.drain(..).map(|(_, waiter)| waiter).collect()
+        self.waiters.end_all()
     }
 
     /// Every step ends, on an edge without a number. Returns as [`InEdge::end_steps`].
@@ -499,16 +477,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// The receive that has taken a value gives up. Returns the next waiter, which has taken the
     /// value now.
     pub fn leave_taken(&mut self, is_it: impl Fn(&V) -> bool) -> Option<W> {
-        let held = self.held.iter_mut().find(|held| held.is_taken && is_it(&held.value))?;
-        match self.waiters.iter().position(|(of, _)| *of == held.step) {
-            Some(at) if !is_on(Mutant::LeftValueNotPassedOn) => {
-                self.waiters.remove(at).map(|(_, waiter)| waiter)
-            }
-            _ => {
-                held.is_taken = false;
-                None
-            }
-        }
+        let at = self.held.iter().position(|held| held.is_taken && is_it(&held.value))?;
+        let is_passed_on = !is_on(Mutant::LeftValueNotPassedOn);
+        let next = is_passed_on.then(|| self.waiters.take(self.held[at].step)).flatten();
+        self.held[at].is_taken = next.is_some();
+        next
     }
 
     /// Removes a value that a receive has taken and got.
@@ -534,8 +507,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// Reserves the memory of the window, so that a value later costs none.
     fn make_room(&mut self) {
         self.held.reserve((self.window as usize).saturating_sub(self.held.len()));
-        self.waiters.reserve(FEW);
-        self.needs.reserve(FEW);
+        self.waiters.make_room();
     }
 
     /// The limit that can be announced now.
@@ -558,30 +530,8 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.credit_batch = if flush.is_some() { 0 } else { credit_batch(self.window) };
     }
 
-    /// Whether more receives wait for a step than it has needs.
-    fn lacks(&self, step: u64) -> bool {
-        let waiting = self.waiters.iter().filter(|(of, _)| *of == step).count();
-        waiting > self.needs_of(step) as usize
-    }
-
-    /// Counts the answer to a need. Returns whether the step had a need.
-    fn answered(&mut self, step: u64) -> bool {
-        let Some(at) = self.needs.iter().position(|(of, _)| *of == step) else { return false };
-        self.needs[at].1 -= 1;
-        if self.needs[at].1 == 0 {
-            self.needs.swap_remove(at);
-        }
-        true
-    }
-
     fn end(&mut self, is_over: impl Fn(u64) -> bool, with_taken: bool) -> (Vec<W>, Vec<V>) {
-        let mut waiters = Vec::new();
-        for (step, waiter) in std::mem::take(&mut self.waiters) {
-            match is_over(step) && !is_on(Mutant::StepsOverMissesWaiter) {
-                true => waiters.push(waiter),
-                false => self.waiters.push_back((step, waiter)),
-            }
-        }
+        let waiters = self.waiters.end(|step| is_over(step) && !is_on(Mutant::StepsOverMissesWaiter));
         let mut values = Vec::new();
         let is_ended = |held: &mut Held<V>| is_over(held.step) && (with_taken || !held.is_taken);
         for held in self.held.extract_if(.., is_ended) {

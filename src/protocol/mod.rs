@@ -36,6 +36,7 @@ mod out_edges;
 mod over_steps;
 mod slab;
 mod step_counts;
+mod waiters;
 
 #[cfg(test)]
 mod explore;

@@ -1,8 +1,8 @@
 //! The sending end of an edge.
 
 use super::WindowViolation;
-use super::in_edge::FEW;
 use super::message::{Record, Taken};
+use super::waiters::FEW;
 use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};

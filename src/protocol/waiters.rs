@@ -1,0 +1,151 @@
+//! The receives that wait at an edge, and the needs by which their values are asked for.
+
+use std::collections::VecDeque;
+
+/// Waiters and needs of an edge for which memory is allocated at the start.
+pub(super) const FEW: usize = 4;
+
+/// Receives that wait, and the needs of their steps.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Waiters<W> {
+    /// Receives that wait, with their steps, oldest first.
+    waiters: VecDeque<(u64, W)>,
+    /// The oldest waiters that have a need each.
+    asked: usize,
+    /// Steps with needs, with the number of values that are still to come for them.
+    needs: Vec<(u64, u32)>,
+}
+
+impl<W> Default for Waiters<W> {
+    fn default() -> Self {
+        Waiters { waiters: VecDeque::new(), asked: 0, needs: Vec::new() }
+    }
+}
+
+impl<W: PartialEq> Waiters<W> {
+    /// Whether no receive waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    /// Receives that wait, with their steps, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &(u64, W)> {
+        self.waiters.iter()
+    }
+
+    /// A receive waits for a value of a step.
+    pub fn push(&mut self, step: u64, waiter: W) {
+        self.waiters.push_back((step, waiter));
+    }
+
+    /// Removes the oldest waiter of a step.
+    pub fn take(&mut self, step: u64) -> Option<W> {
+        let at = self.waiters.iter().position(|(of, _)| *of == step)?;
+        self.remove(at)
+    }
+
+    /// Removes this waiter. Returns whether it was waiting.
+    pub fn give_up(&mut self, step: u64, waiter: &W) -> bool {
+        let at = self.waiters.iter().position(|(of, it)| *of == step && it == waiter);
+        at.and_then(|at| self.remove(at)).is_some()
+    }
+
+    fn remove(&mut self, at: usize) -> Option<W> {
+        self.asked -= usize::from(at < self.asked);
+        self.waiters.remove(at).map(|(_, waiter)| waiter)
+    }
+
+    /// Removes the waiters of the steps that are over.
+    pub fn end(&mut self, is_over: impl Fn(u64) -> bool) -> Vec<W> {
+        let mut ended = Vec::new();
+        self.asked = 0;
+        for (step, waiter) in std::mem::take(&mut self.waiters) {
+            match is_over(step) {
+                true => ended.push(waiter),
+                false => self.waiters.push_back((step, waiter)),
+            }
+        }
+        ended
+    }
+
+    /// Removes all waiters and needs.
+    pub fn end_all(&mut self) -> Vec<W> {
+        self.clear_needs();
+        self.waiters.drain(..).map(|(_, waiter)| waiter).collect()
+    }
+
+    /// Whether any need is not answered yet.
+    pub fn has_needs(&self) -> bool {
+        !self.needs.is_empty()
+    }
+
+    /// The step of each need that is not answered yet.
+    pub fn needed(&self) -> impl Iterator<Item = u64> {
+        self.needs.iter().flat_map(|(step, count)| std::iter::repeat_n(*step, *count as usize))
+    }
+
+    /// Needs of a step that are not answered yet.
+    pub fn needs_of(&self, step: u64) -> u32 {
+        self.needs.iter().find(|(of, _)| *of == step).map_or(0, |(_, count)| *count)
+    }
+
+    /// The step of the oldest waiter that has no need. Others of its step may have some.
+    pub fn first_unasked(&mut self) -> Option<u64> {
+        while let Some(&(step, _)) = self.waiters.get(self.asked) {
+            let waiting = self.waiters.range(..=self.asked).filter(|(of, _)| *of == step).count();
+            if waiting > self.needs_of(step) as usize {
+                return Some(step);
+            }
+            self.asked += 1;
+        }
+        None
+    }
+
+    /// The sender is asked for a value of a step.
+    pub fn need(&mut self, step: u64) {
+        match self.needs.iter_mut().find(|(of, _)| *of == step) {
+            Some((_, count)) => *count += 1,
+            None => self.needs.push((step, 1)),
+        }
+    }
+
+    /// Counts the answer to a need. Returns whether the step had a need.
+    pub fn answered(&mut self, step: u64) -> bool {
+        let Some(at) = self.needs.iter().position(|(of, _)| *of == step) else { return false };
+        self.needs[at].1 -= 1;
+        if self.needs[at].1 == 0 {
+            self.needs.swap_remove(at);
+        }
+        true
+    }
+
+    /// Removes the needs of the steps that are over, and hands each such step to `ended`.
+    pub fn end_needs(&mut self, is_over: impl Fn(u64) -> bool, mut ended: impl FnMut(u64)) {
+        self.asked = 0;
+        self.needs.retain(|(step, _)| {
+            let is_over = is_over(*step);
+            if is_over {
+                ended(*step);
+            }
+            !is_over
+        });
+    }
+
+    /// Removes all needs.
+    pub fn clear_needs(&mut self) {
+        self.needs.clear();
+        self.asked = 0;
+    }
+
+    /// Allocates memory for a few, so that the first ones later cost none.
+    pub fn make_room(&mut self) {
+        self.waiters.reserve(FEW);
+        self.needs.reserve(FEW);
+    }
+
+    /// Bytes that the lists have allocated.
+    pub fn heap_bytes(&self) -> usize {
+        self.waiters.capacity() * size_of::<(u64, W)>() + self.needs.capacity() * size_of::<(u64, u32)>()
+    }
+}
