@@ -30,7 +30,7 @@ pub struct Prover(Arc<Proving>);
 
 struct Proving {
     auth: Authenticator,
-    /// Of those that call.
+    /// Delays callers after failed proofs.
     pacer: HandshakePacer,
     me: TaskId,
     runtime: Runtime,
@@ -76,7 +76,8 @@ impl Prover {
     /// Why it has not, in words about it.
     pub fn accept(&self, stream: TcpStream, from: &TaskId, limit: Duration) -> io::Result<ProvenChannel> {
         let stream = self.tokio(stream)?;
-        let proof = self.0.pacer.run(self.0.auth.accept(stream));
+        let Proving { auth, pacer, .. } = &*self.0;
+        let proof = async { pacer.run(auth.admit(auth.greet(stream).await?)).await };
         let admitted = self.within(limit, proof)?;
         if admitted.name != *from {
             let why = format!("it is {}, and this process waits for {from}", admitted.name);

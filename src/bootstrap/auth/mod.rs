@@ -217,12 +217,14 @@ impl Authenticator {
         Greeting { mode: self.mode(), verdict, nonce: [0; NONCE] }.encode()
     }
 
-    /// Greets a caller and has it prove its name. The caller of this function bounds its time.
+    /// Greets a caller and has it prove its name.
+    #[cfg(test)]
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<Admitted, ProofError> {
         self.admit(self.greet(stream).await?).await
     }
 
-    /// Greets a caller and reads its opening, as [`accept`](Self::accept) does first.
+    /// Greets a caller and reads its opening. The caller of this function bounds its time, and that
+    /// of [`admit`](Self::admit).
     pub(super) async fn greet(&self, stream: TcpStream) -> Result<Greeted, ProofError> {
         self.opened(stream).await.map_err(|error| error.with_remedy(self.mode()))
     }
