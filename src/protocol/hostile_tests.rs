@@ -150,7 +150,7 @@ fn no_end_of_a_step_at_a_peer_takes_long() {
 /// other steps then need theirs.
 #[test]
 fn a_window_that_is_full_does_not_hold_up_many_waiters() {
-    const WAITERS: u32 = 1 << 12;
+    const WAITERS: u32 = 1 << 11;
     let mut edges = InEdges::<u32, u8, u32, u8>::new(OPTIONS);
     let (begin, index) = (Instant::now(), edges.edge(&0));
     let mut announced = None;
@@ -172,6 +172,15 @@ fn a_window_that_is_full_does_not_hold_up_many_waiters() {
     }
     println!("{:?}", begin.elapsed());
     assert!(needed.into_iter().eq(1..=u64::from(WAITERS)));
+    // A later need searches no more for the ends of steps before it.
+    for step in (1..u64::from(WAITERS)).rev() {
+        let over = StepsOver { first: step, last: step, error: 2 };
+        edges.receive(ToReceiver::StepsOver(over), |_| false, &mut |_| {}).expect("allowed");
+        let mut needs = 0;
+        edges.wait(index, u64::MAX - step, 0, &mut |_| needs += 1);
+        assert_eq!(needs, 1);
+    }
+    println!("{:?}", begin.elapsed());
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 

@@ -10,7 +10,7 @@ pub(super) const FEW: usize = 4;
 pub(super) struct Waiters<W> {
     /// Receives that wait, with their steps, oldest first.
     waiters: VecDeque<(u64, W)>,
-    /// The oldest waiters that have a need each.
+    /// So many of the oldest waiters have a need each. Later ones may have one too.
     asked: usize,
     /// Steps with needs, with the number of values that are still to come for them.
     needs: Vec<(u64, u32)>,
@@ -59,12 +59,14 @@ impl<W: PartialEq> Waiters<W> {
     /// Removes the waiters of the steps that are over.
     pub fn end(&mut self, is_over: impl Fn(u64) -> bool) -> Vec<W> {
         let mut ended = Vec::new();
-        self.asked = 0;
-        for (step, waiter) in std::mem::take(&mut self.waiters) {
-            match is_over(step) {
-                true => ended.push(waiter),
-                false => self.waiters.push_back((step, waiter)),
+        let asked = std::mem::take(&mut self.asked);
+        for (at, (step, waiter)) in std::mem::take(&mut self.waiters).into_iter().enumerate() {
+            if is_over(step) {
+                ended.push(waiter);
+                continue;
             }
+            self.asked += usize::from(at < asked);
+            self.waiters.push_back((step, waiter));
         }
         ended
     }
@@ -120,9 +122,9 @@ impl<W: PartialEq> Waiters<W> {
         true
     }
 
-    /// Removes the needs of the steps that are over, and hands each such step to `ended`.
+    /// Removes the needs of the steps that are over, and hands each such step to `ended`. Their
+    /// waiters end too: see [`Waiters::end`].
     pub fn end_needs(&mut self, is_over: impl Fn(u64) -> bool, mut ended: impl FnMut(u64)) {
-        self.asked = 0;
         self.needs.retain(|(step, _)| {
             let is_over = is_over(*step);
             if is_over {

@@ -46,7 +46,7 @@ enum ShmLinkPhase {
     /// The peer has died or left. Its orders before `end` are still executed.
     Draining {
         why: LinkFailure,
-        /// A position in its ring. No order that it posted before it left is behind it.
+        /// A position in its ring. Each order that it posted before it left has a lower one.
         end: u64,
     },
     /// This side has ended the link. The next poll reports it.
