@@ -487,7 +487,10 @@ fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
             return if is_cut { CallError::Cut(why) } else { CallError::Unreachable(why) };
         }
         if system.map(std::io::Error::kind) == Some(ErrorKind::ConnectionRefused) {
-            let why = format!("nobody listens at {address} (connection refused): is the process running?");
+            let why = format!(
+                "nobody listens at {address} (connection refused): is the process running, or does a \
+                 firewall refuse?"
+            );
             return CallError::Unattended(why);
         }
         if system.is_some_and(was_cut) {

@@ -1,6 +1,6 @@
 //! The entry of one peer: its lives, and the link with the present one.
 
-use super::peer_table::{PeerEvent, PeerIdentity, SAW};
+use super::peer_table::{PeerEvent, SAW};
 use super::peering::PeerInfo;
 use crate::wire::{Incarnation, LossCause, TaskId};
 use std::collections::VecDeque;
@@ -17,6 +17,13 @@ const MAX_NEWS: usize = 4;
 /// A generation begins so long after the last one, on whichever side it starts. What a link leaves
 /// behind goes within seconds, so a peer must not make and end links without a pause.
 pub(super) const GENERATION_PAUSE: Duration = Duration::from_millis(50);
+
+/// The introduction of a member.
+#[derive(Clone, Debug)]
+pub(super) struct PeerIdentity {
+    pub(super) incarnation: Incarnation,
+    pub(super) host_id: String,
+}
 
 /// Another member of the cluster.
 pub(super) struct PeerRecord {
@@ -260,31 +267,43 @@ impl PeerRecord {
         }
     }
 
-    /// Ends the present life. There is no next life yet, so the end is reported even without a
-    /// link.
-    pub(super) fn retire_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
+    /// Counts the present life as dead, which may come back. There is no next life yet, so the end is
+    /// reported even without a link.
+    pub(super) fn end_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let Some(life) = &self.life else { return Vec::new() };
         let gone = PeerEvent::Gone(self.info(&life.who, self.generation), cause.clone());
         // The end of the link reports it; the link of a life that counts as dead has ended.
         let is_news = matches!(life.stage, LifeStage::Apart | LifeStage::Linking(_));
         self.lost = Some(cause.to_string());
-        let mut events = self.retire(cause);
+        let mut events = self.end(cause, LifeStage::Gone);
         if is_news {
             events.push(gone);
         }
         events
     }
 
+    /// As [`PeerRecord::end_and_tell`], for a life that is over for good.
+    pub(super) fn retire_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
+        let events = self.end_and_tell(cause);
+        self.bury();
+        events
+    }
+
     /// Ends the present life.
     pub(super) fn retire(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let events = self.end(cause, LifeStage::Gone);
+        self.bury();
+        events
+    }
+
+    /// The present life, which has ended, is one of the past.
+    fn bury(&mut self) {
         if let Some(life) = self.life.take() {
             if self.past.len() == PAST_LIVES {
                 self.past.pop_front();
             }
             self.past.push_back(life.who.incarnation);
         }
-        events
     }
 
     /// Why the peer has no link, in words.

@@ -5,7 +5,9 @@
 //!
 //! [`Peering`]: super::Peering
 
-use super::peer_record::{EndpointState, HandshakeProgress, LifeStage, OfferDecision, PeerLife, PeerRecord};
+use super::peer_record::{
+    EndpointState, HandshakeProgress, LifeStage, OfferDecision, PeerIdentity, PeerLife, PeerRecord,
+};
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
 use crate::wire::{Code, Incarnation, LossCause, Status, TaskId};
 use std::time::{Duration, Instant};
@@ -44,24 +46,24 @@ pub(super) enum LifeRefusal {
     Unknown,
 }
 
-/// The introduction of a member.
-#[derive(Clone, Debug)]
-pub(super) struct PeerIdentity {
-    pub(super) incarnation: Incarnation,
-    pub(super) host_id: String,
-}
-
 /// All peers of this process, by index.
 pub(super) struct PeerTable {
     peers: Vec<PeerRecord>,
     silence: Duration,
+    /// The host of this process.
+    host_id: String,
     /// Each peer has listened at its address before this process knew it.
     have_met: bool,
 }
 
 impl PeerTable {
-    pub(super) fn new(names: impl IntoIterator<Item = TaskId>, silence: Duration, have_met: bool) -> Self {
-        PeerTable { peers: names.into_iter().map(PeerRecord::new).collect(), silence, have_met }
+    pub(super) fn new(
+        names: impl IntoIterator<Item = TaskId>,
+        silence: Duration,
+        host_id: String,
+        have_met: bool,
+    ) -> Self {
+        PeerTable { peers: names.into_iter().map(PeerRecord::new).collect(), silence, host_id, have_met }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &TaskId> {
@@ -161,8 +163,7 @@ impl PeerTable {
         dialed: bool,
         now: Instant,
     ) -> Result<Vec<PeerEvent>, LifeRefusal> {
-        let silence = self.silence;
-        let peer = &mut self.peers[index];
+        let (silence, peer) = (self.silence, &mut self.peers[index]);
         if peer.past.contains(&who.incarnation) {
             return Err(LifeRefusal::Over);
         }
@@ -172,7 +173,7 @@ impl PeerTable {
                 life.heard = now;
                 life.dialed |= dialed;
                 if matches!(life.stage, LifeStage::Gone) {
-                    life.stage = LifeStage::Apart;
+                    (life.stage, peer.ended) = (LifeStage::Apart, None);
                 }
                 // That of another process, which had the name meanwhile.
                 peer.disagreement.take_if(|found| found.with != Some(who.incarnation));
@@ -193,8 +194,7 @@ impl PeerTable {
 
     /// A life that has introduced itself is alive.
     pub(super) fn heard(&mut self, index: usize, from: Incarnation, now: Instant) -> Result<(), LifeRefusal> {
-        let silence = self.silence;
-        let peer = &mut self.peers[index];
+        let (silence, peer) = (self.silence, &mut self.peers[index]);
         if peer.past.contains(&from) {
             return Err(LifeRefusal::Over);
         }
@@ -552,10 +552,13 @@ impl PeerTable {
 
     /// Nothing listens at the peer's address. Its process has ended if a life of it has answered
     /// there before, or if members have met. Else a life that has only called may listen elsewhere:
-    /// its process has ended if it does not call any more either.
+    /// its process has ended if it does not call any more either. A life on another host may come
+    /// back, as a firewall may refuse in its name.
     pub(super) fn unattended(&mut self, index: usize, why: &str, now: Instant) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
-        let Some(life) = &peer.life else {
+        let is_here = |life: &PeerLife| life.who.host_id == self.host_id;
+        let is_told = |life: &PeerLife| matches!(life.stage, LifeStage::Gone) && !is_here(life);
+        let Some(life) = peer.life.as_ref().filter(|life| !is_told(life)) else {
             if self.have_met && peer.ended.is_none() {
                 peer.ended = Some((why.to_owned(), now));
             }
@@ -563,8 +566,10 @@ impl PeerTable {
         };
         let is_linked = matches!(life.stage, LifeStage::Linked(_));
         let is_mute = !is_linked && now.duration_since(life.heard) >= MUTE;
+        let cause = LossCause::Died(why.to_owned());
         match life.dialed || is_mute || self.have_met {
-            true => peer.retire_and_tell(&LossCause::Died(why.to_owned())),
+            true if is_here(life) => peer.retire_and_tell(&cause),
+            true => peer.end_and_tell(&cause),
             false => Vec::new(),
         }
     }
@@ -579,12 +584,7 @@ impl PeerTable {
         if after < bound || !matches!(life.stage, LifeStage::Apart) {
             return Vec::new();
         }
-        let cause = LossCause::Silent { after, bound };
-        let gone = PeerEvent::Gone(peer.info(&life.who, peer.generation), cause.clone());
-        peer.lost = Some(cause.to_string());
-        let mut events = peer.end(&cause, LifeStage::Gone);
-        events.push(gone);
-        events
+        peer.end_and_tell(&LossCause::Silent { after, bound })
     }
 
     /// Gives up every attempt and forgets every link, because this process stops.

@@ -6,8 +6,9 @@
 use super::acceptor::ProvenCaller;
 use super::generated as grpc;
 use super::options::MAX_HOST_ID;
+use super::peer_record::PeerIdentity;
 use super::peer_record::{GENERATION_PAUSE, HandshakeProgress, OfferDecision};
-use super::peer_table::{LifeRefusal, PeerIdentity, PeerTable};
+use super::peer_table::{LifeRefusal, PeerTable};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{
     BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,

@@ -79,7 +79,8 @@ impl BootstrapShared {
     pub(super) fn new(options: BootstrapOptions, version: u32, peering: Arc<dyn Peering>) -> Self {
         let members = options.cluster.members().map(|(task, _)| task);
         let peers: Vec<TaskId> = members.filter(|task| *task != options.me).collect();
-        let members = PeerTable::new(peers.iter().cloned(), options.silence, options.have_met);
+        let members =
+            PeerTable::new(peers.iter().cloned(), options.silence, options.host_id.clone(), options.have_met);
         BootstrapShared {
             digest: options.cluster.digest(),
             cluster_text: options.cluster.to_string(),

@@ -74,7 +74,7 @@ fn role_unreachable() {
     expect("packets are lost", "never answered within");
     ip(&format!("route del {} dev gone", ADDRESSES[1]));
     ip(&format!("addr add {}/32 dev lo", ADDRESSES[1]));
-    expect("nobody listens", "(connection refused): is the process running?");
+    expect("nobody listens", "(connection refused): is the process running, or does a firewall refuse?");
 }
 
 #[test]

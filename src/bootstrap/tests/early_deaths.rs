@@ -2,7 +2,8 @@
 
 use super::protocol::Raw;
 use super::*;
-use crate::bootstrap::peer_table::{LOOK_ROUND, LifeRefusal, MUTE, PeerEvent, PeerIdentity, PeerTable};
+use crate::bootstrap::peer_record::PeerIdentity;
+use crate::bootstrap::peer_table::{LOOK_ROUND, LifeRefusal, MUTE, PeerEvent, PeerTable};
 
 /// The pauses between two attempts to reach a peer are at most half a second.
 const KNOWN: Duration = Duration::from_millis(2500);
@@ -50,8 +51,8 @@ fn a_life_that_dies_while_it_starts_a_link_is_told_before_it_was_ever_reached() 
 fn a_life_that_calls_lives_although_nobody_listens_at_its_address() {
     let now = Instant::now();
     let after = |time: Duration| now + time;
-    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(60), false);
-    let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into() };
+    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(60), "host".into(), false);
+    let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "host".into() };
     assert!(members.unattended(0, "nobody", now).is_empty(), "nobody has called");
     members.meet(0, &who, false, now).unwrap();
     let almost = MUTE - Duration::from_nanos(1);
@@ -67,15 +68,18 @@ fn a_life_that_calls_lives_although_nobody_listens_at_its_address() {
 #[test]
 fn a_peer_that_has_listened_before_and_refuses_calls_has_ended() {
     for have_met in [false, true] {
-        let (mut members, now) =
-            (PeerTable::new([name("worker", 1)], Duration::from_secs(60), have_met), Instant::now());
+        let (mut members, now) = (
+            PeerTable::new([name("worker", 1)], Duration::from_secs(60), "host".into(), have_met),
+            Instant::now(),
+        );
         // It has called, and not answered.
         let who = PeerIdentity { incarnation: Incarnation::new(7).unwrap(), host_id: "host".into() };
         members.meet(0, &who, false, now).unwrap();
         let told = members.unattended(0, "refused", now);
         assert_eq!(told.len(), usize::from(have_met), "{told:?}");
         assert!(members.ended().next().is_none(), "its end is told");
-        let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(60), have_met);
+        let mut members =
+            PeerTable::new([name("worker", 1)], Duration::from_secs(60), "host".into(), have_met);
         assert!(members.unattended(0, "refused", now).is_empty());
         assert_eq!(members.ended().collect::<Vec<_>>(), Vec::from_iter(have_met.then_some((0, "refused"))));
         assert_eq!([now, now + LOOK_ROUND].map(|now| members.has_ended(now)), [false, have_met]);

@@ -6,7 +6,8 @@ use super::super::generated::bootstrap_server::Bootstrap;
 use super::super::server::Server;
 use super::super::shared::{BootstrapShared, ServicePhase, task};
 use super::*;
-use crate::bootstrap::peer_table::{LifeRefusal, PeerEvent, PeerIdentity, PeerTable};
+use crate::bootstrap::peer_record::PeerIdentity;
+use crate::bootstrap::peer_table::{LifeRefusal, PeerEvent, PeerTable};
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -205,7 +206,7 @@ fn a_life_dies_while_its_link_is_made(victim: usize, slow: usize) {
 #[test]
 fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     let now = Instant::now();
-    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(5), false);
+    let mut members = PeerTable::new([name("worker", 1)], Duration::from_secs(5), "here".into(), false);
     let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "here".into() };
     assert!(members.unattended(0, "nobody", now).is_empty(), "nobody was ever there");
     members.meet(0, &who, false, now).unwrap();
@@ -223,6 +224,25 @@ fn a_life_that_falls_silent_before_it_is_linked_is_told_after_the_bound() {
     members.idle(0);
     assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");
     assert_eq!(members.meet(0, &who, true, now), Err(LifeRefusal::Over), "the dead stay dead");
+}
+
+#[test]
+fn a_refusal_from_another_host_ends_no_life_for_good() {
+    let now = Instant::now();
+    for have_met in [false, true] {
+        let mut members =
+            PeerTable::new([name("worker", 1)], Duration::from_secs(5), "here".into(), have_met);
+        let who = PeerIdentity { incarnation: Incarnation::new(1).unwrap(), host_id: "there".into() };
+        members.meet(0, &who, true, now).unwrap();
+        let acts = members.unattended(0, "refused", now);
+        assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");
+        assert!(members.unattended(0, "refused", now).is_empty(), "once");
+        assert_eq!(members.ended().count(), usize::from(have_met), "a join need not wait for it");
+        // The firewall lets calls through again.
+        members.meet(0, &who, true, now).unwrap();
+        assert!(members.is_met(0));
+        assert_eq!(members.ended().count(), 0);
+    }
 }
 
 /// Three members of which none looks at another for a long time.

@@ -7,7 +7,7 @@ use crate::wire::Code;
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn table() -> PeerTable {
-    PeerTable::new([TaskId::new("worker", 1).unwrap()], SILENCE, false)
+    PeerTable::new([TaskId::new("worker", 1).unwrap()], SILENCE, "here".into(), false)
 }
 
 fn life(number: u64) -> PeerIdentity {
