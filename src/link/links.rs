@@ -23,6 +23,11 @@ const EVENTS: usize = 256;
 const LAST_POLLS: u32 = 10_000;
 /// The time of [`Links::poll_all`]: enough to copy gigabytes. The other links wait meanwhile.
 const LAST_TIME: Duration = Duration::from_secs(1);
+/// The least time of a call. Calls that took time of late leave later ones less: a peer may make and
+/// end links without a pause.
+const LEAST_LAST_TIME: Duration = Duration::from_millis(1);
+/// A poller pauses so many times as long as its calls took, before a call has all of [`LAST_TIME`].
+const LAST_PAUSE: u32 = 30;
 /// About the most messages that [`Links::poll_all`] reads. What a link that then ends has left is
 /// dropped.
 const LAST_MESSAGES: usize = 1 << 17;
@@ -113,6 +118,8 @@ pub struct Links<P: Port> {
     pub(super) batch: BatchState,
     pub(super) ready_bytes: ReadyBytes,
     clock: FlightClock,
+    /// When [`Links::poll_all`] has all its time again.
+    rested: Time,
 }
 
 impl<P: Port> Links<P> {
@@ -132,6 +139,7 @@ impl<P: Port> Links<P> {
             batch: BatchState::default(),
             ready_bytes: ReadyBytes::default(),
             clock: Arc::new(|| Time::ZERO),
+            rested: Time::ZERO,
         }
     }
 
@@ -282,18 +290,22 @@ impl<P: Port> Links<P> {
 
     /// As [`Links::poll_all`], for about so many bytes of messages.
     pub(super) fn poll_bytes(&mut self, most: usize) {
-        let end = (self.clock)() + LAST_TIME;
-        let mut bytes = 0;
+        let begin = (self.clock)();
+        let unrested = self.rested.since(begin) / LAST_PAUSE;
+        let limit = LAST_TIME.saturating_sub(unrested).max(LEAST_LAST_TIME);
+        let (mut bytes, mut took) = (0, Duration::ZERO);
         for _ in 0..LAST_POLLS {
             let count = self.port.poll(&mut self.completions);
             bytes += self.completions.message_bytes();
             // A poll that copies a part of a large tensor returns 0 and leaves something to come.
             let is_silent = self.handle_poll(count) == 0 && self.arm();
             let is_full = self.windows.len() >= LAST_MESSAGES || bytes >= most;
-            if is_silent || is_full || (self.clock)() >= end {
-                return;
+            took = (self.clock)().since(begin);
+            if is_silent || is_full || took >= limit {
+                break;
             }
         }
+        self.rested = self.rested.max(begin) + took * LAST_PAUSE;
     }
 
     /// Takes the end of a link from the events, if it is there.

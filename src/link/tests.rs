@@ -353,7 +353,7 @@ fn a_queue_is_stuck_since_the_first_look_after_which_nothing_has_left() {
 
 /// The peer says one more thing each time that this side asks the time.
 #[test]
-fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time() {
+fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time_also_if_they_are_many() {
     let Scene { links, link, peer } = scene();
     let calls = Arc::new(AtomicU64::new(0));
     let (asked, peer) = (calls.clone(), Mutex::new(peer));
@@ -362,8 +362,15 @@ fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time() {
         peer.say(&Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } });
         Time::ZERO + asked.fetch_add(1, Ordering::Relaxed) as u32 * Duration::from_millis(200)
     }));
-    links.poll_all();
-    assert_eq!(calls.load(Ordering::Relaxed), 6, "one second, from the first call on");
+    let mut calls_of_last_polls = || {
+        let before = calls.load(Ordering::Relaxed);
+        links.poll_all();
+        calls.load(Ordering::Relaxed) - before
+    };
+    assert_eq!(calls_of_last_polls(), 6, "one second, from the first call on");
+    assert_eq!([(); 3].map(|()| calls_of_last_polls()), [2; 3], "one poll, as the poller has not rested");
+    calls.fetch_add(300, Ordering::Relaxed);
+    assert_eq!(calls_of_last_polls(), 6, "a minute has passed");
     assert_eq!(links.take_down(link).map(drop), None);
 }
 

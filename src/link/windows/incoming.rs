@@ -135,9 +135,15 @@ impl Link {
             return Err(format!("a loan of {} bytes came for {}", bytes.len(), told.meta));
         }
         let bytes = ArrivedBytes::Lent { bytes, may_borrow };
+        let checksum = self.wanted(checksum);
         let arrived = WindowArrival::of_tensor(ArrivedTensor { told, checksum, bytes });
         self.push_record(cx, record, arrived);
         Ok(())
+    }
+
+    /// A checksum, if this side compares it. A peer that sends one unasked costs no time.
+    fn wanted(&self, checksum: Option<u64>) -> Option<u64> {
+        checksum.filter(|_| self.settings.validate)
     }
 
     fn on_announcement<P: Port>(
@@ -175,6 +181,7 @@ impl Link {
         checksum: Option<u64>,
         value: RecordValue<'_>,
     ) -> Result<(), String> {
+        let checksum = self.wanted(checksum);
         let value = match value {
             RecordValue::Dead => WindowArrival::Ready(ReadyValue::Dead),
             RecordValue::Error(status) => {

@@ -284,32 +284,22 @@ impl ArrivedTensor {
         }
     }
 
-    /// Compares the bytes with the sender's checksum, once.
-    fn check(&mut self, counters: &CountersWriter) -> Result<(), Corruption> {
-        let sent = self.checksum.take();
-        check_bytes(counters, sent, self.bytes())
-    }
-
     /// Puts the tensor where the receive wants it. Returns it with the sender's placement.
     ///
     /// # Errors
     /// If the bytes are not those that the sender sent. If the tensor does not fit, or the pool has
     /// no room: the tensor comes back then.
     pub fn place(
-        mut self,
+        self,
         pool: &Pool,
         counters: &CountersWriter,
         destination: Destination,
     ) -> Result<(Received, Placement), Box<RejectedTensor>> {
-        if let Err(corruption) = self.check(counters) {
-            let error = ReceiveError::Corrupted(corruption);
-            return Err(Box::new(RejectedTensor { tensor: None, error }));
-        }
         let sender = self.told.sender;
         let placed = match destination {
             Destination::Into(given) => self.place_into(counters, given).map(Received::Into),
-            Destination::Alloc => self.into_pool(pool).map(Received::Tensor),
-            Destination::Borrow => self.borrowed(pool).map(Received::Tensor),
+            Destination::Alloc => self.into_pool(pool, counters).map(Received::Tensor),
+            Destination::Borrow => self.borrowed(pool, counters).map(Received::Tensor),
         };
         placed.map(|received| (received, sender))
     }
@@ -323,6 +313,7 @@ impl ArrivedTensor {
             let (sent, given) = (Box::new(self.told.meta.clone()), Box::new(given.meta().clone()));
             return Err(self.rejected(ReceiveError::ShapeMismatch { sent, given }));
         }
+        checked(counters, self.checksum, self.bytes())?;
         memory::copy(given.bytes_mut(), self.bytes());
         let is_elsewhere = matches!(self.bytes, ArrivedBytes::Kept { .. } | ArrivedBytes::Lent { .. });
         if given.is_foreign() && !is_elsewhere {
@@ -332,24 +323,28 @@ impl ArrivedTensor {
         Ok(given)
     }
 
-    fn into_pool(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
-        if let ArrivedBytes::Landed(tensor)
-        | ArrivedBytes::Written { tensor, .. }
-        | ArrivedBytes::Eager { tensor, .. } = self.bytes
-        {
-            return Ok(tensor);
-        }
-        match pool.landing(&self.told.meta) {
-            Ok(mut copy) => {
-                memory::copy(copy.bytes_mut(), self.bytes());
-                Ok(copy.freeze())
+    fn into_pool(self, pool: &Pool, counters: &CountersWriter) -> Result<Tensor, Box<RejectedTensor>> {
+        match self.bytes {
+            ArrivedBytes::Landed(tensor)
+            | ArrivedBytes::Written { tensor, .. }
+            | ArrivedBytes::Eager { tensor, .. } => {
+                checked(counters, self.checksum, tensor.bytes())?;
+                Ok(tensor)
             }
-            Err(error) => Err(self.rejected(ReceiveError::NoRoom(error))),
+            ArrivedBytes::Kept { .. } | ArrivedBytes::Lent { .. } => match pool.landing(&self.told.meta) {
+                Ok(mut copy) => {
+                    checked(counters, self.checksum, self.bytes())?;
+                    memory::copy(copy.bytes_mut(), self.bytes());
+                    Ok(copy.freeze())
+                }
+                Err(error) => Err(self.rejected(ReceiveError::NoRoom(error))),
+            },
         }
     }
 
-    fn borrowed(self, pool: &Pool) -> Result<Tensor, Box<RejectedTensor>> {
-        let ArrivedTensor { told, checksum, bytes } = self;
+    fn borrowed(self, pool: &Pool, counters: &CountersWriter) -> Result<Tensor, Box<RejectedTensor>> {
+        checked(counters, self.checksum, self.bytes())?;
+        let ArrivedTensor { told, bytes, .. } = self;
         let bytes = match bytes {
             ArrivedBytes::Lent { bytes, may_borrow: true } => {
                 match Tensor::from_lent(pool, &told.meta, bytes) {
@@ -360,12 +355,20 @@ impl ArrivedTensor {
             }
             bytes => bytes,
         };
-        ArrivedTensor { told, checksum, bytes }.into_pool(pool)
+        ArrivedTensor { told, checksum: None, bytes }.into_pool(pool, counters)
     }
 
     fn rejected(self, error: ReceiveError) -> Box<RejectedTensor> {
         Box::new(RejectedTensor { tensor: Some(self), error })
     }
+}
+
+/// As [`check_bytes`], for a tensor that has a place. One without is not checked: that takes time, and
+/// its length is the peer's choice.
+fn checked(counters: &CountersWriter, sent: Option<u64>, bytes: &[u8]) -> Result<(), Box<RejectedTensor>> {
+    check_bytes(counters, sent, bytes).map_err(|corruption| {
+        Box::new(RejectedTensor { tensor: None, error: ReceiveError::Corrupted(corruption) })
+    })
 }
 
 /// Compares the bytes of a tensor with the sender's checksum, if there is one.

@@ -381,6 +381,54 @@ fn a_loan_for_another_receive_is_left_to_a_poll() {
     }
 }
 
+impl Scene {
+    /// The tensor of the next record, which comes by a poll.
+    fn arrived(&mut self) -> ArrivedTensor {
+        for _ in 0..1000 {
+            self.links.poll();
+            if let Some((_, event)) = self.links.next_window() {
+                let WindowEvent::ToReceiver(ToReceiver::Record(record)) = event else { panic!("no record") };
+                let WindowArrival::Ready(ReadyValue::Tensor(tensor)) = record.value else {
+                    panic!("no tensor")
+                };
+                return tensor;
+            }
+        }
+        panic!("no record came");
+    }
+}
+
+#[test]
+fn a_checksum_that_nobody_asked_for_is_not_compared() {
+    let mut scene = scene(true);
+    scene.tell_meta(8);
+    let Record { edge, n, step, .. } = expected(0);
+    let value = RecordValue::Bytes { meta: 1, data: &[5; 8] };
+    scene.say(&Message::Record { edge, n, step, answers_need: false, checksum: Some(7), value });
+    assert_eq!(scene.arrived().checksum, None);
+    let checksum = Some(7);
+    let lent = LentRecord { edge, n, step, meta: 1, may_borrow: true, answers_need: false, checksum };
+    let source = scene.peer_pool.zeroed(meta(8)).expect("room").freeze();
+    scene.peer.lend(scene.peer_link, &mut Some(source), &mut None, &lent.to_message()).expect("room");
+    assert_eq!(scene.arrived().checksum, None);
+}
+
+#[test]
+fn a_tensor_is_compared_with_its_checksum_once_it_has_a_place() {
+    let mut scene = scene(true);
+    scene.tell_meta(8);
+    scene.say(&record(RecordValue::Bytes { meta: 1, data: &[5; 8] }));
+    let tensor = ArrivedTensor { checksum: Some(7), ..scene.arrived() };
+    let counters = CountersWriter::new();
+    let given = Destination::Into(scene.pool.zeroed(meta(16)).expect("room"));
+    let rejected = tensor.place(&scene.pool, &counters, given).expect_err("another shape");
+    assert!(matches!(rejected.error, ReceiveError::ShapeMismatch { .. }));
+    let tensor = rejected.tensor.expect("for another receive");
+    let rejected = tensor.place(&scene.pool, &counters, Destination::Alloc).expect_err("other bytes");
+    assert!(matches!(rejected.error, ReceiveError::Corrupted(Corruption { sent: 7, bytes: 8, .. })));
+    assert!(rejected.tensor.is_none());
+}
+
 #[cfg(tensorwire_mutants)]
 #[test]
 fn each_bug_is_found() {
