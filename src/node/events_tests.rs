@@ -1,7 +1,7 @@
 //! What readers of events get, and what the log has.
 
 use super::*;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, TryRecvError, channel};
 use std::task::Wake;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -10,6 +10,15 @@ struct Nothing;
 
 impl Wake for Nothing {
     fn wake(self: Arc<Self>) {}
+}
+
+/// Tells of each wake.
+struct Telling(Sender<()>);
+
+impl Wake for Telling {
+    fn wake(self: Arc<Self>) {
+        self.0.send(()).expect("it listens");
+    }
 }
 
 fn peer(number: u64) -> EventPeer {
@@ -105,6 +114,28 @@ fn a_stream_keeps_its_last_waker_alone_and_none_after_its_end() {
     assert!(kept.len() == 1 && kept[0].will_wake(&wakers[2]), "{kept:?}");
     drop(stream);
     assert!(history.state().wakers.is_empty());
+}
+
+#[test]
+fn a_task_that_waits_for_a_stream_is_woken_once_by_events_and_once_by_the_end() {
+    let (history, executor) = (EventHistory::new(), Executor::default());
+    history.run_on(&executor);
+    let (told, wakes) = channel();
+    let waker = Waker::from(Arc::new(Telling(told)));
+    let mut context = Context::from_waker(&waker);
+    let mut stream = reader(&history).stream();
+    let mut poll =
+        || Pin::new(&mut stream).poll_next(&mut context).map(|event| event.map(|event| event.number));
+    assert_eq!(poll(), Poll::Pending);
+    history.up(peer(1));
+    history.up(peer(2));
+    assert_eq!(wakes.recv_timeout(TIMEOUT), Ok(()));
+    assert_eq!([poll(), poll(), poll()], [Poll::Ready(Some(1)), Poll::Ready(Some(2)), Poll::Pending]);
+    history.end();
+    assert_eq!(wakes.recv_timeout(TIMEOUT), Ok(()));
+    assert_eq!(poll(), Poll::Ready(None));
+    executor.stop();
+    assert_eq!(wakes.try_recv(), Err(TryRecvError::Empty), "one wake for each wait");
 }
 
 #[test]
