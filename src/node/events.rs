@@ -142,12 +142,14 @@ impl LoggedEvent {
 
 fn advice(cause: &LossCause) -> &'static str {
     match cause {
-        LossCause::Died(_) => "read its own log, and start it again: it is linked again by itself",
+        LossCause::Died(_) => {
+            "read its own log, and start it again unless it runs: it is linked again by itself"
+        }
         LossCause::Left(_) if cause.is_clean() => "",
         LossCause::Left(_) => "mend the cause in its words, and start it again",
         LossCause::Silent { .. } => {
-            "look whether its process is stopped or its host swaps; raise silence_bound if it may be silent \
-             for longer"
+            "look whether its process is stopped, its host swaps or the network to it is down; raise \
+             silence_bound if it may be silent for longer"
         }
         LossCause::Protocol(_) => "run the same release on all members; if they do, report it with both logs",
         LossCause::Network(_) => {
