@@ -203,10 +203,12 @@ fn named_tests(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2).filter(is_name)
 }
 
-/// Whether a row of a table leads to a test: by its name, by a file of tests, or by the row before.
+/// Whether the last cell of a row leads to a test: by its name, by a file of tests, by another
+/// table, or by the row before.
 fn shows_tests(row: &str) -> bool {
-    let leads = ["as above", "the same", "](#", ".rs`"];
-    named_tests(row).next().is_some() || leads.iter().any(|lead| row.contains(lead))
+    let leads = ["the same", "](#", ".rs`"];
+    let cell = row.rsplit('|').nth(1).unwrap_or_default();
+    named_tests(cell).next().is_some() || leads.iter().any(|lead| cell.contains(lead))
 }
 
 #[test]
@@ -232,7 +234,11 @@ fn every_line_of_the_page_on_security_names_tests_that_are_there() {
     }
     let page = "`a_b_c` is a setting, `a_test_with_a_name` and `src/x.rs` are none";
     assert_eq!(named_tests(page).collect::<Vec<_>>(), ["a_test_with_a_name"]);
-    assert!(!shows_tests("| does this | it fails |") && !is_test("a_test_with_another_name"));
+    assert!(!is_test("a_test_with_another_name"));
+    let shown = ["`src/x.rs`: `a_test_with_a_name`", "`tests/x.rs`", "[Links](#links)", "the same, twice"];
+    let row = |cell: &str| format!("| does the same | [it](#it) fails | `src/x.rs` | {cell} |");
+    assert!(shown.iter().all(|cell| shows_tests(&row(cell))));
+    assert!(!["", "`src/x`", "a word"].iter().any(|cell| shows_tests(&row(cell))), "the last cell counts");
 }
 
 #[test]
