@@ -24,6 +24,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Connections that an acceptor may have open at a time.
 const MAX_CANDIDATES: usize = 8;
 
+/// Connections that one look refuses. More are left to the next look.
+const MAX_REFUSED: usize = 16;
+
 /// This side, as the peer will see it.
 pub(crate) struct LocalSide<'a> {
     pub options: &'a LinkOptions,
@@ -224,11 +227,18 @@ pub(crate) fn accept(
             }
         }
         if ready[0] {
-            match Candidate::accept_one(listener, side) {
-                Ok(None) => {}
-                Ok(Some(candidate)) => candidates.push(candidate),
-                Err(Rejection::Candidate(why)) => last_rejection = Some(why),
-                Err(rejection) => return Err(rejection.into_error()),
+            for _ in 0..MAX_REFUSED {
+                match Candidate::accept_one(listener, side) {
+                    Ok(None) => break,
+                    Ok(Some(candidate)) => {
+                        candidates.push(candidate);
+                        // Its hello may be there already. It is read before others take its place.
+                        break;
+                    }
+                    // Another user, for example. It takes no place of a candidate.
+                    Err(Rejection::Candidate(why)) => last_rejection = Some(why),
+                    Err(rejection) => return Err(rejection.into_error()),
+                }
             }
             if candidates.len() > MAX_CANDIDATES {
                 // A flood says nothing. Whoever has said hello was told the address.

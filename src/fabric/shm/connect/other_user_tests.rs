@@ -11,7 +11,7 @@ use super::tests::{OPTIONS, SHORT_TIMEOUT, TIMEOUT, address, endpoint, good_file
 use crate::fabric::shm::testing::pool;
 use crate::fabric::{Endpoint, Role};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
 use std::os::unix::process::CommandExt;
@@ -59,7 +59,8 @@ fn an_endpoint_of_another_user_is_refused_at_once() {
     assert!(text.contains("runs as user 0") && text.contains("this process as user 65534"), "{text}");
 }
 
-/// It has an address that says the right user, both tokens, and good files.
+/// It has an address that says the right user, both tokens, and good files. Hundreds of silent
+/// connections of it wait before the peer's.
 #[test]
 fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_out() {
     if !is_root() {
@@ -69,8 +70,10 @@ fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let name = address(&acceptor).socket_name().expect("a name");
     let bytes = HandshakeMessage::Hello(hello(&initiator, &acceptor)).to_bytes();
+    let silent = || socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
+    let _crowd: Vec<OwnedFd> = as_nobody(|| (0..200).map(|_| silent()).collect());
     let connect = || {
-        let socket = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
+        let socket = silent();
         let files = good_files();
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         socket::send_bytes(&socket, &bytes, &files).expect("sent");

@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 /// noticed.
 const MAX_FILES: usize = MAX_REGIONS + 3;
 
+/// Connections that may wait to be accepted. Any user of the host can connect, so a few must not
+/// keep the peer out.
+const BACKLOG: i32 = 1024;
+
 /// The end of a wait.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
@@ -57,7 +61,7 @@ impl Deadline {
 pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, name)?;
-    rustix::net::listen(&socket, 8)?;
+    rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
