@@ -212,7 +212,8 @@ pub(crate) fn accept(
         fds.extend(candidates.iter().map(|candidate| PollFd::new(&candidate.socket, PollFlags::IN)));
         fds.extend(process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
         let wait = os("waiting for the peer", "report this: the sockets are valid");
-        if !deadline.wait(&mut fds).map_err(wait)? {
+        // In a flood some socket is readable all the time.
+        if !deadline.wait(&mut fds).map_err(wait)? || deadline.has_passed() {
             return Err(no_peer_came(last_rejection, deadline));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();

@@ -43,6 +43,10 @@ impl Deadline {
         self.at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
+    pub(crate) fn has_passed(self) -> bool {
+        self.left() == Some(Duration::ZERO)
+    }
+
     /// Sleeps until one of `fds` is readable, or until the deadline. Returns `false` at the
     /// deadline.
     pub(crate) fn wait(self, fds: &mut [PollFd<'_>]) -> rustix::io::Result<bool> {

@@ -260,6 +260,22 @@ fn the_wait_for_a_missing_peer_ends_at_the_deadline() {
 }
 
 #[test]
+fn a_flood_that_does_not_end_does_not_outlast_the_deadline() {
+    let (acceptor, missing) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
+    let name = address(&acceptor).socket_name().expect("a name");
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        // Until the acceptor closes its socket.
+        scope.spawn(|| {
+            while start.elapsed() < TIMEOUT && socket::connect(&name, Deadline::after(TIMEOUT)).is_ok() {}
+        });
+        let why = why(acceptor.connect(Role::Acceptor, missing.address(), SHORT_TIMEOUT));
+        assert!(why.contains("waiting for the peer to connect"), "{why}");
+        assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
+    });
+}
+
+#[test]
 fn the_timeout_error_names_the_last_rejection() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let name = address(&acceptor).socket_name().expect("a name");
