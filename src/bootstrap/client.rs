@@ -216,8 +216,7 @@ impl Client {
     async fn link_up(&self, info: &PeerInfo) -> Result<(), String> {
         let Err(why) = self.try_link(info).await else { return Ok(()) };
         let (peer, generation) = (self.peer, info.generation);
-        let (theirs, is_final) =
-            self.tell_failed(LossReport { peer, link: info.clone(), why: why.clone() }).await;
+        let (theirs, is_final) = self.tell_failed(LossReport { link: info.clone(), why: why.clone() }).await;
         if is_final {
             let theirs = format!("{} says: {theirs}", info.name);
             self.shared.step(|members| (members.disagree(peer, info.incarnation, &theirs), Vec::new()));
@@ -424,7 +423,7 @@ impl Client {
         let link = self.shared.see(|members| members.last_link(self.peer));
         if let (Some(why), Some(link)) = (self.shared.disagreement_with(self.peer), link) {
             // A join that ends because of it can stop this process before the peer was told.
-            drop(timeout(limit, self.tell_failed(LossReport { peer: self.peer, link, why })).await);
+            drop(timeout(limit, self.tell_failed(LossReport { link, why })).await);
         }
         let limit = limit.saturating_sub(began.elapsed());
         let request = grpc::LeaveRequest {

@@ -54,14 +54,13 @@ pub(super) struct BootstrapShared {
 struct Inner {
     members: PeerTable,
     phase: ServicePhase,
-    /// Links that this process has reported dead, of which the peer does not know yet.
-    reports: Vec<LossReport>,
+    /// For each peer: the last link that this process has reported dead, until the peer is told.
+    reports: Vec<Option<LossReport>>,
 }
 
 /// A link that this process has reported dead.
 #[derive(Debug)]
 pub(super) struct LossReport {
-    pub(super) peer: usize,
     pub(super) link: PeerInfo,
     pub(super) why: String,
 }
@@ -81,6 +80,7 @@ impl BootstrapShared {
         let peers: Vec<TaskId> = members.filter(|task| *task != options.me).collect();
         let members =
             PeerTable::new(peers.iter().cloned(), options.silence, options.host_id.clone(), options.have_met);
+        let reports = peers.iter().map(|_| None).collect();
         BootstrapShared {
             digest: options.cluster.digest(),
             cluster_text: options.cluster.to_string(),
@@ -90,7 +90,7 @@ impl BootstrapShared {
             version,
             peering,
             store: MemoryStore::new(),
-            inner: Mutex::new(Inner { members, phase: ServicePhase::Created, reports: Vec::new() }),
+            inner: Mutex::new(Inner { members, phase: ServicePhase::Created, reports }),
             turned: Condvar::new(),
             changed: watch::Sender::new(()),
             threads: Mutex::default(),
@@ -252,7 +252,8 @@ impl BootstrapShared {
         let why = shorten(why, MAX_REASON);
         let mut inner = self.lock();
         let Some(link) = inner.members.report(peer, number, &why) else { return false };
-        inner.reports.push(LossReport { peer, link, why });
+        // An earlier one is of no use: the peer knows that a newer link has taken that one's place.
+        inner.reports[peer] = Some(LossReport { link, why });
         drop(inner);
         self.wake();
         self.nudges[peer].notify_one();
@@ -260,9 +261,7 @@ impl BootstrapShared {
     }
 
     pub(super) fn take_report(&self, peer: usize) -> Option<LossReport> {
-        let mut inner = self.lock();
-        let place = inner.reports.iter().position(|report| report.peer == peer)?;
-        Some(inner.reports.swap_remove(place))
+        self.lock().reports[peer].take()
     }
 
     pub(super) fn index_of(&self, name: &TaskId) -> Option<usize> {
@@ -420,4 +419,42 @@ async fn on_own_thread<T: Send + 'static>(
 /// The incarnation that a peer has sent.
 pub(super) fn incarnation(number: u64) -> Result<Incarnation, &'static str> {
     Incarnation::new(number).ok_or("incarnation 0 is nobody's")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peer_record::PeerIdentity;
+    use super::super::peer_record::{GENERATION_PAUSE, OfferDecision};
+    use super::super::service::PROTOCOL_VERSION;
+    use super::super::tests::{Pretender, options, workers};
+    use super::*;
+
+    /// The peer starts link after link, and answers no call that tells it of an end.
+    #[test]
+    fn a_peer_that_is_not_told_of_its_lost_links_has_one_report_alone() {
+        let peering = Arc::new(Pretender::default());
+        let shared = BootstrapShared::new(options(&workers(2), 1), PROTOCOL_VERSION, peering);
+        let who = PeerIdentity { incarnation: Incarnation::new(7).unwrap(), host_id: "there".into() };
+        let mut now = Instant::now();
+        for generation in 1..=100 {
+            now += GENERATION_PAUSE;
+            // The peering is told nothing.
+            shared.step(|members| {
+                members.meet(0, &who, false, now).unwrap();
+                let (offered, _) = members.offered(0, who.incarnation, generation, b"x", now);
+                let OfferDecision::Start(info) = offered else { panic!("it waits or is refused") };
+                let endpoint = Prepared { ticket: generation, offer: Vec::new() };
+                members.prepared(0, &info, Ok(endpoint)).0.unwrap();
+                members.connecting(0, &info).unwrap();
+                members.connected(0, &info, generation, Ok(())).0.unwrap();
+                members.idle(0);
+                members.said_ready(0, who.incarnation, generation);
+                ((), Vec::new())
+            });
+            assert!(shared.report(0, generation, "its queue is broken"), "link {generation} is up");
+        }
+        let report = shared.take_report(0).expect("of the last link");
+        assert_eq!(report.link.generation, 100);
+        assert!(shared.take_report(0).is_none(), "earlier ones are gone");
+    }
 }
