@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Events that a node keeps for readers. A reader that falls further behind misses the oldest.
+/// Events that a node keeps for readers. A reader that falls further behind misses some.
 const KEPT: usize = 256;
 
 /// Events of one member that the log has in this time, at most. A link that breaks again and again
@@ -274,7 +274,7 @@ impl EventHistory {
         let recent = state.log(&peer, since_start);
         let event = NodeEvent { number, missed: 0, at, since_start, peer, incarnation, generation, kind };
         if state.kept.len() == KEPT {
-            state.kept.pop_front();
+            state.forget_one();
         }
         state.kept.push_back(event.clone());
         self.tell(state);
@@ -329,13 +329,29 @@ impl EventHistory {
 }
 
 impl HistoryState {
-    /// The event behind the first `seen` ones, or the oldest that is kept.
+    /// Forgets the oldest event of a member that has most, so that no member hides another one.
+    fn forget_one(&mut self) {
+        if let Some(at) = self.least_missed() {
+            self.kept.remove(at);
+        }
+    }
+
+    /// Where the oldest event of a member with most events is.
+    fn least_missed(&self) -> Option<usize> {
+        let mut counts: HashMap<&TaskId, usize> = HashMap::new();
+        for event in &self.kept {
+            *counts.entry(&event.peer).or_default() += 1;
+        }
+        let most = counts.values().max();
+        self.kept.iter().position(|event| counts.get(&event.peer) == most)
+    }
+
+    /// The first event that is kept behind the first `seen` ones.
     fn take(&mut self, seen: &mut u64) -> Option<NodeEvent> {
-        let gone = self.count - self.kept.len() as u64;
-        let missed = gone.saturating_sub(*seen);
-        let at = (*seen).max(gone);
-        let event = self.kept.get((at - gone) as usize)?.clone();
-        *seen = at + 1;
+        let at = self.kept.partition_point(|event| event.number <= *seen);
+        let event = self.kept.get(at)?.clone();
+        let missed = event.number - 1 - *seen;
+        *seen = event.number;
         Some(NodeEvent { missed, ..event })
     }
 }
@@ -347,9 +363,10 @@ impl Node {
     /// The result is an iterator that waits for the next event. [`Events::wait`] has a timeout,
     /// [`Events::then`] calls a function, and [`Events::stream`] is for `async` code.
     ///
-    /// The node keeps the last 256 events. A reader that falls further behind misses some, and
-    /// [`NodeEvent::missed`] counts them. A reader does not make progress: in inline mode a death
-    /// is seen by a call of the program, or else by a heartbeat.
+    /// The node keeps 256 events. A further one takes the place of the oldest event of the member
+    /// that has most. So a reader that falls behind misses some, and [`NodeEvent::missed`] counts
+    /// them. A reader does not make progress: in inline mode a death is seen by a call of the
+    /// program, or else by a heartbeat.
     ///
     /// ```
     /// # use std::time::Duration;

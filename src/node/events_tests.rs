@@ -48,6 +48,28 @@ fn a_slow_reader_misses_the_oldest_events_and_is_told_how_many() {
 }
 
 #[test]
+fn a_thousand_lives_of_one_member_push_out_no_loss_of_another() {
+    let (history, other) = (EventHistory::new(), TaskId::new("w", 2).expect("a job name"));
+    let mut events = reader(&history);
+    (0..10).for_each(|number| drop(history.up(peer(number))));
+    let of = EventPeer { peer: other.clone(), ..peer(1) };
+    let cause = LossCause::Died("it ran out of memory".into());
+    let error = Error::PeerLost { peer: other.clone(), incarnation: of.incarnation, cause };
+    history.lost(of, error);
+    (0..1000).for_each(|number| drop(history.up(peer(number))));
+    let kept: Vec<NodeEvent> = std::iter::from_fn(|| events.try_next()).collect();
+    assert_eq!(kept.len(), KEPT);
+    let is_loss = matches!(kept[0].kind, NodeEventKind::Lost(_));
+    assert!(is_loss && kept[0].peer == other, "the first that is kept: {}", kept[0]);
+    let (numbers, missed): (Vec<u64>, Vec<u64>) =
+        kept.iter().map(|event| (event.number, event.missed)).unzip();
+    assert_eq!((numbers[0], missed[0]), (11, 10));
+    // Of the member with many lives the last ones are kept.
+    assert_eq!((numbers[1], missed[1]), (757, 745));
+    assert!(numbers.ends_with(&[1010, 1011]) && missed[2..].iter().all(|missed| *missed == 0));
+}
+
+#[test]
 fn a_callback_gets_earlier_and_later_events_once_each_and_a_panic_costs_one() {
     let (history, executor) = (EventHistory::new(), Executor::default());
     history.run_on(&executor);
