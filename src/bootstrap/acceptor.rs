@@ -8,6 +8,7 @@ use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
 use super::pacer::HandshakePacer;
 use super::places::Places;
 use super::refused::RefusedCallers;
+use super::thread::MAX_CALLS;
 use crate::wire::{TaskId, source_of};
 use rustix::net::SendFlags;
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tonic::codegen::tokio_stream::Stream;
@@ -250,13 +251,16 @@ impl Drop for Place {
 #[derive(Debug)]
 pub(super) struct ProvenCaller {
     pub(super) name: TaskId,
+    /// Places for calls that are not for tensors, which have bounds of their own.
+    pub(super) calls: Semaphore,
     valid_until: Mutex<Instant>,
     idle: Duration,
 }
 
 impl ProvenCaller {
     pub(super) fn new(name: TaskId, idle: Duration) -> Self {
-        ProvenCaller { name, valid_until: Mutex::new(Instant::now() + FIRST_REQUEST.min(idle)), idle }
+        let valid_until = Mutex::new(Instant::now() + FIRST_REQUEST.min(idle));
+        ProvenCaller { name, calls: Semaphore::new(MAX_CALLS as usize), valid_until, idle }
     }
 
     /// A request has passed the checks of its caller.

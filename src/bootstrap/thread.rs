@@ -1,7 +1,7 @@
 //! The bootstrap thread: one tokio runtime on one thread, started and ended as a whole.
 
 use super::BootstrapError;
-use super::acceptor::Acceptor;
+use super::acceptor::{Acceptor, ProvenCaller};
 use super::auth::Authenticator;
 use super::client::Client;
 use super::generated::bootstrap_server::BootstrapServer;
@@ -33,7 +33,7 @@ pub(super) const MAX_MESSAGE: usize = 160 * 1024;
 
 /// Time limit of the calls that tell all peers that this process leaves.
 const LEAVE_LIMIT: Duration = Duration::from_millis(500);
-/// Calls of one peer that are served at a time.
+/// Calls of one connection that are served at a time. Those for tensors have a bound of their own.
 pub(super) const MAX_CALLS: u32 = 32;
 /// Bytes of one call, and of all calls of one connection, that may come before they are read.
 const WINDOWS: (u32, u32) = (192 * 1024, 384 * 1024);
@@ -209,9 +209,28 @@ impl Service<Request<Body>> for Services {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let service = request.uri().path().strip_prefix('/').and_then(|path| path.split('/').next());
         match (service, &mut self.tensors) {
-            (Some(store::SERVICE_NAME), _) => self.store.call(request),
+            (Some(store::SERVICE_NAME), _) => admitted(self.store.clone(), request),
             (Some(tensors::SERVICE_NAME), Some(tensors)) => tensors.call(request),
-            _ => self.bootstrap.call(request),
+            _ => admitted(self.bootstrap.clone(), request),
         }
     }
+}
+
+/// Has `service` answer a call once fewer than [`MAX_CALLS`] of its connection are served. HTTP/2
+/// lets more come beside tensors. What comes of a call is read only after this.
+fn admitted<S>(mut service: S, request: Request<Body>) -> BoxFuture<Response<Body>, Infallible>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+{
+    let caller = request.extensions().get::<Arc<ProvenCaller>>().cloned();
+    Box::pin(async move {
+        let _place = match &caller {
+            // Nobody closes it.
+            Some(caller) => caller.calls.acquire().await.ok(),
+            // The service refuses it.
+            None => None,
+        };
+        service.call(request).await
+    })
 }

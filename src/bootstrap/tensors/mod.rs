@@ -43,6 +43,10 @@ pub(super) const MAX_CALLS: u32 = 1024;
 /// Ends of requests that one call tells: more than requests are answered meanwhile.
 pub(super) const MAX_ENDS: usize = 2 * MAX_CALLS as usize;
 
+/// Bytes of the longest request: [`MAX_ENDS`] numbers of ten bytes, and who calls. Each of
+/// [`MAX_CALLS`] that have begun takes as much memory.
+const MAX_REQUEST: usize = 24 * 1024;
+
 /// How long a call waits for its value before the sender answers that there is none yet. Then
 /// another call gets its place.
 const PENDING_AFTER: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use super::super::generated as grpc;
 use super::super::server::{Server, open};
 use super::super::thread::MAX_MESSAGE;
 use super::{
-    MAX_ENDS, MAX_KEY, PART, PENDING_AFTER, SentAnswer, TensorAnswer, TensorPeer, TensorRequest,
+    MAX_ENDS, MAX_KEY, MAX_REQUEST, PART, PENDING_AFTER, SentAnswer, TensorAnswer, TensorPeer, TensorRequest,
     TensorService,
 };
 use crate::wire::{Incarnation, TaskId};
@@ -38,7 +38,7 @@ pub(in crate::bootstrap) fn service(
 ) -> TensorsGrpc {
     let places = |peer: &TaskId| (peer.clone(), Arc::new(Semaphore::new(MAX_ANSWERS)));
     TensorsServer::new(TensorServer { server, service, places: peers.iter().map(places).collect() })
-        .max_decoding_message_size(MAX_MESSAGE)
+        .max_decoding_message_size(MAX_REQUEST)
         .max_encoding_message_size(MAX_MESSAGE)
 }
 

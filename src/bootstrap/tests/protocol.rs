@@ -91,6 +91,28 @@ impl Raw {
         Ok(self.runtime.block_on(self.grpc.ready(request))?.into_inner())
     }
 
+    /// How long so many calls with `ready` take at once, while the other side still connects.
+    pub(super) fn await_readies(&self, calls: u32) -> Duration {
+        let progress = grpc::Progress::Connected as i32;
+        let caller = Some(self.caller.clone());
+        let request =
+            grpc::ReadyRequest { caller, generation: 1, progress, reason: String::new(), is_final: false };
+        let begin = Instant::now();
+        let answers = self.runtime.block_on(async {
+            let calls = (0..calls).map(|_| {
+                let (mut grpc, request) = (self.grpc.clone(), request.clone());
+                async move { grpc.ready(request).await }
+            });
+            calls.collect::<tokio::task::JoinSet<_>>().join_all().await
+        });
+        let took = begin.elapsed();
+        println!("{calls} calls, {MAX_CALLS} at a time: {took:?}");
+        for answer in answers {
+            assert_eq!(answer.unwrap().into_inner().progress, grpc::Progress::Connecting as i32);
+        }
+        took
+    }
+
     pub(super) fn heartbeat(&mut self, generation: u64) -> grpc::HeartbeatResponse {
         let request = grpc::HeartbeatRequest { caller: Some(self.caller.clone()), generation };
         self.runtime.block_on(self.grpc.heartbeat(request)).unwrap().into_inner()
@@ -369,23 +391,7 @@ fn no_more_calls_of_a_connection_are_served_at_a_time_than_the_bound() {
     *member.peering.delay.lock().unwrap() = Duration::from_secs(4);
     raw.hello().unwrap();
     raw.offer(1, "generation 1").unwrap();
-    let progress = grpc::Progress::Connected as i32;
-    let caller = Some(raw.caller.clone());
-    let request =
-        grpc::ReadyRequest { caller, generation: 1, progress, reason: String::new(), is_final: false };
-    let begin = Instant::now();
-    let answers = raw.runtime.block_on(async {
-        let calls = (0..2 * MAX_CALLS).map(|_| {
-            let (mut grpc, request) = (raw.grpc.clone(), request.clone());
-            async move { grpc.ready(request).await }
-        });
-        calls.collect::<tokio::task::JoinSet<_>>().join_all().await
-    });
-    let took = begin.elapsed();
-    println!("{} calls, {MAX_CALLS} at a time: {took:?}", answers.len());
-    for answer in answers {
-        assert_eq!(answer.unwrap().into_inner().progress, grpc::Progress::Connecting as i32);
-    }
+    let took = raw.await_readies(2 * MAX_CALLS);
     assert!(took >= 2 * READY_WAIT, "all at a time: {took:?}");
 }
 

@@ -2,6 +2,8 @@
 
 use super::super::generated as grpc;
 use super::super::generated::tensors_client::TensorsClient;
+use super::super::server::READY_WAIT;
+use super::super::thread::MAX_CALLS;
 use super::protocol::Raw;
 use super::*;
 use bytes::Bytes;
@@ -94,7 +96,7 @@ fn a_tensor_call_that_is_not_valid_is_refused_with_the_reason() {
     for (key, reason) in [
         (vec![b'x'; 8193], "a key of 8193 bytes; at most 8192 travel"),
         (vec![0xFF], "a key that is not UTF-8"),
-        (vec![b'x'; 200 * 1024], "too large"),
+        (vec![b'x'; 24 * 1024], "too large"),
     ] {
         let error = raw.recv_tensor(key, false).unwrap_err();
         assert!(error.message().contains(reason), "{reason}: {error}");
@@ -121,11 +123,22 @@ fn an_answer_comes_in_parts_and_that_of_a_try_may_have_none() {
     let too_many = tensors.mark_recv_finished(finished(&[0; 2000], &[0; 49]));
     let error = raw.runtime.block_on(too_many).unwrap_err();
     assert!(error.message().contains("the ends of 2049 requests; a call tells at most 2048"), "{error}");
-    let clean_up = grpc::CleanupAllRequest { caller, first_request_id: 4 };
+    let clean_up = grpc::CleanupAllRequest { caller: caller.clone(), first_request_id: 4 };
     raw.runtime.block_on(tensors.cleanup_all(clean_up)).unwrap();
     let told = ["asks for 3", "asks for 3", "has finished [5, 4], not [3]", "cleans up below 4"];
     let told: Vec<_> = told.iter().map(|what| format!("worker/0 {what}")).collect();
     assert_eq!(*echo.0.lock().unwrap(), told);
+    let longest = tensors.mark_recv_finished(finished(&[u64::MAX; 1024], &[u64::MAX; 1024]));
+    raw.runtime.block_on(longest).expect("the longest request");
+}
+
+#[test]
+fn other_calls_of_a_connection_keep_their_bound_beside_those_for_tensors() {
+    let (member, _, mut raw) = introduced();
+    *member.peering.delay.lock().unwrap() = Duration::from_secs(4);
+    raw.offer(1, "generation 1").unwrap();
+    let took = raw.await_readies(2 * MAX_CALLS);
+    assert!(took >= 2 * READY_WAIT, "all at a time: {took:?}");
 }
 
 #[test]
