@@ -280,14 +280,16 @@ impl RemoteStore {
             let wait = if looks { Duration::ZERO } else { deadline.wait(is_last) };
             let asked = keys.clone();
             let tried = format!("waiting for {} keys", keys.len());
-            let answer = self.call(tried, deadline, wait, true, move |mut grpc| {
+            let answer = self.call(tried.clone(), deadline, wait, true, move |mut grpc| {
                 let request = grpc::WaitRequest { keys: asked.clone(), wait_ms: millis(wait) };
                 async move { grpc.wait(request).await }
             });
             match answer {
                 Ok(answer) => {
-                    let missing = answer.missing.iter().filter_map(|at| keys.get(*at as usize).cloned());
-                    (keys, answered) = (missing.collect(), true);
+                    let missing = missing_of(&keys, &answer.missing);
+                    let store = &self.name;
+                    keys = missing.map_err(|why| StoreError::Refused { store: store.clone(), tried, why })?;
+                    answered = true;
                 }
                 Err(StoreError::Unreachable { .. }) if is_last => {}
                 Err(error) => return Err(error),
@@ -472,6 +474,15 @@ impl Store for RemoteStore {
     }
 }
 
+/// The keys that an answer calls missing. It could name one again and again, at the cost of a copy.
+fn missing_of(keys: &[String], missing: &[u32]) -> Result<Vec<String>, String> {
+    let why = || "its answer names keys that were not asked for, or one twice".to_owned();
+    if !missing.is_sorted_by(|one, next| one < next) {
+        return Err(why());
+    }
+    missing.iter().map(|at| keys.get(*at as usize).cloned().ok_or_else(why)).collect()
+}
+
 /// As a request has it. Rounded up, so that an answer does not come before the end.
 fn millis(wait: Duration) -> u32 {
     u32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
@@ -505,6 +516,22 @@ impl Drop for RemoteStore {
             && thread.join().is_err()
         {
             tracing::error!("the thread of {} panicked", self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_names_each_missing_key_once_and_in_order() {
+        let keys = ["a", "b", "c"].map(str::to_owned);
+        assert_eq!(missing_of(&keys, &[]), Ok(vec![]));
+        assert_eq!(missing_of(&keys, &[0, 2]), Ok(vec!["a".into(), "c".into()]));
+        for lie in [&[1, 1][..], &[2, 0], &[3]] {
+            let why = missing_of(&keys, lie).unwrap_err();
+            assert!(why.contains("or one twice"), "{lie:?}: {why}");
         }
     }
 }
