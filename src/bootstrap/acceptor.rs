@@ -9,7 +9,7 @@ use super::pacer::HandshakePacer;
 use super::places::Places;
 use super::refused::RefusedCallers;
 use super::thread::MAX_CALLS;
-use crate::wire::{TaskId, source_of};
+use crate::wire::{LACK_REMEDY, TaskId, is_lack, source_of};
 use rustix::net::SendFlags;
 use std::collections::HashMap;
 use std::io;
@@ -107,8 +107,9 @@ impl Acceptor {
                 Err(error) => {
                     let code = error.raw_os_error().unwrap_or_default();
                     if let Some(unsaid) = self.log().line(LogKey::Accept(code), Instant::now()) {
-                        let me = &self.me;
-                        tracing::warn!("{me}: accepting a connection failed: {error}{}", more(unsaid));
+                        let (me, more) = (&self.me, more(unsaid));
+                        let remedy = if is_lack(&error) { format!("; {LACK_REMEDY}") } else { String::new() };
+                        tracing::warn!("{me}: accepting a connection failed: {error}{remedy}{more}");
                     }
                     sleep(PAUSE).await;
                 }
@@ -419,6 +420,7 @@ mod tests {
         assert!((2..=most).contains(&calls), "{calls} calls");
         assert_eq!(log.lines().count(), 1, "{log}");
         assert!(log.contains("accepting a connection failed: Too many open files"), "{log}");
+        assert!(log.contains("raise the limit of open files of this process (ulimit -n)"), "{log}");
     }
 
     #[test]
