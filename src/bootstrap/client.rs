@@ -7,7 +7,7 @@ use super::generated::bootstrap_client::BootstrapClient;
 use super::peer_record::GENERATION_PAUSE;
 use super::peer_table::{LifeRefusal, PeerTable, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
-use super::server::{REFUSED_FOR_GOOD, who};
+use super::server::{REFUSED_FOR_GOOD, who, why_refused};
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare, task};
 use super::thread::MAX_MESSAGE;
 use crate::wire::shorten;
@@ -207,7 +207,8 @@ impl Client {
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal: LifeRefusal| {
-            CallError::Refused(format!("{name} answers as incarnation {life}, which is refused: {refusal:?}"))
+            let why = why_refused(&refusal, name, life, self.shared.options.silence);
+            CallError::Refused(format!("the answer of {name} is refused: {why}"))
         })?;
         Ok(life)
     }

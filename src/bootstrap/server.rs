@@ -172,24 +172,12 @@ impl Server {
     }
 
     fn refuse_life(&self, from: &From, refusal: LifeRefusal) -> Status {
-        let (name, life) = (&self.shared.peers[from.peer], from.life);
+        let name = &self.shared.peers[from.peer];
+        let what = why_refused(&refusal, name, from.life, self.shared.options.silence);
         match refusal {
-            // The incarnation of the living one stays untold: who knows it can end that life.
-            LifeRefusal::Taken { alive: _ } => {
-                let what = format!(
-                    "the name {name} is taken by another incarnation, which is alive; incarnation {life} \
-                     can't have it until that one has left or been silent for {:?}",
-                    self.shared.options.silence
-                );
-                self.refuse(name, tonic::Code::AlreadyExists, what)
-            }
-            LifeRefusal::Over => Status::aborted(format!(
-                "incarnation {life} of {name} is over: it has left, or another one has taken its place; \
-                 start the process again"
-            )),
-            LifeRefusal::Unknown => Status::failed_precondition(format!(
-                "incarnation {life} of {name} is not known here; say Hello first"
-            )),
+            LifeRefusal::Taken { .. } => self.refuse(name, tonic::Code::AlreadyExists, what),
+            LifeRefusal::Over => Status::aborted(what),
+            LifeRefusal::Unknown => Status::failed_precondition(what),
         }
     }
 
@@ -467,6 +455,27 @@ pub(super) fn open<M>(request: Request<M>) -> Result<(Arc<ProvenCaller>, M), Sta
     match request.extensions().get::<Arc<ProvenCaller>>().cloned() {
         Some(proven) => Ok((proven, request.into_inner())),
         None => Err(Status::unauthenticated("the connection has proven no name")),
+    }
+}
+
+/// Why a life of that peer is refused, in words.
+pub(super) fn why_refused(
+    refusal: &LifeRefusal,
+    name: &TaskId,
+    life: Incarnation,
+    silence: Duration,
+) -> String {
+    match refusal {
+        // The incarnation of the living one stays untold: who knows it can end that life.
+        LifeRefusal::Taken { alive: _ } => format!(
+            "the name {name} is taken by another incarnation, which is alive; incarnation {life} can't have \
+             it until that one has left or been silent for {silence:?}"
+        ),
+        LifeRefusal::Over => format!(
+            "incarnation {life} of {name} is over: it has left, or another one has taken its place; start \
+             the process again"
+        ),
+        LifeRefusal::Unknown => format!("incarnation {life} of {name} is not known here; say Hello first"),
     }
 }
 

@@ -12,6 +12,8 @@ use tonic::{Request, Response, Status};
 #[derive(Clone, Default)]
 struct Liar {
     refusal: Option<String>,
+    /// Counts the answers, which come from two lives in turn.
+    lives: Option<Arc<AtomicU64>>,
     offer_len: usize,
     reason: String,
 }
@@ -21,10 +23,12 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Bootstrap for Liar {
     async fn hello(&self, _request: Request<grpc::HelloRequest>) -> Answer<grpc::HelloResponse> {
+        let answers = self.lives.as_ref().map_or(0, |lives| lives.fetch_add(1, Ordering::Relaxed));
+        let incarnation = 9 + answers % 2;
         match &self.refusal {
             Some(refusal) => Err(Status::permission_denied(refusal.clone())),
             None => Ok(Response::new(grpc::HelloResponse {
-                member: Some(grpc::Member { incarnation: 9, host_id: "there".into() }),
+                member: Some(grpc::Member { incarnation, host_id: "there".into() }),
                 unanswered: String::new(),
             })),
         }
@@ -66,6 +70,14 @@ fn the_words_of_a_refusal_are_cut_and_control_no_terminal() {
     let error = error_with(&Liar { refusal: Some(refusal), ..Liar::default() }, "refused this process");
     assert!(error.contains("\\u{1b}[2Jno") && error.contains("...") && !error.contains('\x1b'), "{error}");
     assert!(error.len() < 3 * MAX_REASON, "{} bytes", error.len());
+}
+
+#[test]
+fn an_answer_of_a_life_that_was_replaced_is_refused_with_the_reason() {
+    let liar = Liar { lives: Some(Arc::default()), ..Liar::default() };
+    let error = error_with(&liar, "the answer of worker/1 is refused");
+    let why = "incarnation 0000000000000009 of worker/1 is over: it has left, or another one has taken its";
+    assert!(error.contains(why), "{error}");
 }
 
 #[test]
