@@ -267,8 +267,8 @@ impl PeerRecord {
         }
     }
 
-    /// Counts the present life as dead, which may come back. There is no next life yet, so the end is
-    /// reported even without a link.
+    /// Counts the present life as dead, which may come back. There is no next life yet, so the end
+    /// is reported even without a link.
     pub(super) fn end_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let Some(life) = &self.life else { return Vec::new() };
         let gone = PeerEvent::Gone(self.info(&life.who, self.generation), cause.clone());
@@ -285,19 +285,19 @@ impl PeerRecord {
     /// As [`PeerRecord::end_and_tell`], for a life that is over for good.
     pub(super) fn retire_and_tell(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let events = self.end_and_tell(cause);
-        self.bury();
+        self.move_to_past();
         events
     }
 
     /// Ends the present life.
     pub(super) fn retire(&mut self, cause: &LossCause) -> Vec<PeerEvent> {
         let events = self.end(cause, LifeStage::Gone);
-        self.bury();
+        self.move_to_past();
         events
     }
 
     /// The present life, which has ended, is one of the past.
-    fn bury(&mut self) {
+    fn move_to_past(&mut self) {
         if let Some(life) = self.life.take() {
             if self.past.len() == PAST_LIVES {
                 self.past.pop_front();

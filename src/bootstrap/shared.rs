@@ -423,8 +423,7 @@ pub(super) fn incarnation(number: u64) -> Result<Incarnation, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peer_record::PeerIdentity;
-    use super::super::peer_record::{GENERATION_PAUSE, OfferDecision};
+    use super::super::peer_record::{GENERATION_PAUSE, OfferDecision, PeerIdentity};
     use super::super::service::PROTOCOL_VERSION;
     use super::super::tests::{Pretender, options, workers};
     use super::*;

@@ -23,8 +23,8 @@ const EVENTS: usize = 256;
 const LAST_POLLS: u32 = 10_000;
 /// The time of [`Links::poll_all`]: enough to copy gigabytes. The other links wait meanwhile.
 const LAST_TIME: Duration = Duration::from_secs(1);
-/// The least time of a call. Calls that took time of late leave later ones less: a peer may make and
-/// end links without a pause.
+/// The least time of a call. Calls that took time of late leave later ones less: a peer may make
+/// and end links without a pause.
 const LEAST_LAST_TIME: Duration = Duration::from_millis(1);
 /// A poller pauses so many times as long as its calls took, before a call has all of [`LAST_TIME`].
 const LAST_PAUSE: u32 = 30;

@@ -13,9 +13,9 @@ impl Wake for Nothing {
 }
 
 /// Tells of each wake.
-struct Telling(Sender<()>);
+struct WakeSender(Sender<()>);
 
-impl Wake for Telling {
+impl Wake for WakeSender {
     fn wake(self: Arc<Self>) {
         self.0.send(()).expect("it listens");
     }
@@ -143,7 +143,7 @@ fn a_task_that_waits_for_a_stream_is_woken_once_by_events_and_once_by_the_end() 
     let (history, executor) = (EventHistory::new(), Executor::default());
     history.run_on(&executor);
     let (told, wakes) = channel();
-    let waker = Waker::from(Arc::new(Telling(told)));
+    let waker = Waker::from(Arc::new(WakeSender(told)));
     let mut context = Context::from_waker(&waker);
     let mut stream = reader(&history).stream();
     let mut poll =

@@ -363,8 +363,8 @@ impl ArrivedTensor {
     }
 }
 
-/// As [`check_bytes`], for a tensor that has a place. One without is not checked: that takes time, and
-/// its length is the peer's choice.
+/// As [`check_bytes`], for a tensor that has a place. One without is not checked: that takes time,
+/// and its length is the peer's choice.
 fn checked(counters: &CountersWriter, sent: Option<u64>, bytes: &[u8]) -> Result<(), Box<RejectedTensor>> {
     check_bytes(counters, sent, bytes).map_err(|corruption| {
         Box::new(RejectedTensor { tensor: None, error: ReceiveError::Corrupted(corruption) })
