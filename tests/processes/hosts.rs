@@ -13,7 +13,7 @@ use network::Network;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tensorwire::{Error, FabricKind, LossCause, Node, Pending, Tensor, UntakenEdge};
+use tensorwire::{Error, FabricKind, LossCause, Node, PeerReport, Pending, Tensor, UntakenEdge};
 
 /// Members of each host.
 const PER_HOST: u32 = 2;
@@ -147,6 +147,7 @@ fn role_member() {
             ("unload", []) => println!("{}", load.take().expect("begun").end()),
             ("begin_across", [host]) => across = begin_across(&node, task, *host as u32),
             ("lose", [host]) => lose(&node, task, *host as u32, std::mem::take(&mut across)),
+            ("refused", [host]) => wait_for_losses(&node, task, *host as u32),
             ("lack", [host]) => lack(&node, task, *host as u32),
             ("rejoin", []) => join_again(&node),
             ("stop", []) => return drop(node.stop().expect("it stops")),
@@ -280,6 +281,18 @@ fn lose(node: &Node, task: u32, cut: u32, across: Vec<(u32, Pending<Tensor>)>) {
     step.cleanup();
 }
 
+/// Waits until the members across are lost, and no others.
+fn wait_for_losses(node: &Node, task: u32, host: u32) {
+    let (began, is_lost) = (Instant::now(), |peer: &PeerReport| peer.state.error().is_some());
+    while !node.peers().iter().all(|peer| is_lost(peer) == is_between(task, peer.task.task(), host)) {
+        assert!(began.elapsed() < 5 * SILENCE, "{:?}", node.peers());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for peer in node.peers().iter().filter(|peer| is_lost(peer)) {
+        println!("{}: {}", peer.task, peer.state.error().expect("lost"));
+    }
+}
+
 /// The peer is lost, as nothing was heard from it.
 fn assert_is_loss(error: &Error, of: u32) {
     let Error::PeerLost { peer, cause, .. } = error else { panic!("{error}") };
@@ -358,6 +371,29 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
         members.all_do(|_| true, "paths");
         members.all_do(|_| true, &format!("exchange {} 5 10000", 1000 * round + 500));
     }
+    members.stop();
+}
+
+/// Each side sees other ends of its connections, and neither may take the other's process for dead.
+#[test]
+#[ignore = "takes long: tests/nightly"]
+fn a_host_whose_firewall_refuses_connections_for_a_time_comes_back() {
+    let Some(network) = Network::of(2) else { return };
+    let mut members = Members::joined(&network);
+    members.all_do(|_| true, "exchange 0 5 10000");
+    if let Err(why) = network.refuse(1) {
+        println!("skipped: no firewall can refuse here, which takes nft(8): {why}");
+        return members.stop();
+    }
+    let began = Instant::now();
+    members.all_do(|_| true, "refused 1");
+    println!("each side has lost the other after {:?}", began.elapsed());
+    members.all_do(|_| true, "exchange_on_host 1000 20 10000");
+    network.accept(1);
+    members.all_do(|_| true, "rejoin");
+    println!("all are there again after {:?}", began.elapsed());
+    members.all_do(|_| true, "paths");
+    members.all_do(|_| true, "exchange 2000 5 10000");
     members.stop();
 }
 

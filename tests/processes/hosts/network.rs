@@ -135,6 +135,22 @@ impl Network {
         self.hosts[host as usize].drop_no_more("eth").expect("a table");
     }
 
+    /// Has a firewall on a host answer each TCP packet from another one with a reset.
+    ///
+    /// # Errors
+    /// What the kernel or this machine lacks.
+    pub fn refuse(&self, host: u32) -> Result<(), String> {
+        let host = &self.hosts[host as usize];
+        host.run("nft", "add table ip refuse")?;
+        host.run("nft", "add chain ip refuse incoming { type filter hook input priority 0; }")?;
+        host.run("nft", "add rule ip refuse incoming iifname eth meta l4proto tcp reject with tcp reset")
+    }
+
+    /// Takes that firewall away.
+    pub fn accept(&self, host: u32) {
+        self.hosts[host as usize].run("nft", "delete table ip refuse").expect("a table");
+    }
+
     /// Limits what a host receives and sends.
     ///
     /// # Errors
