@@ -19,20 +19,26 @@ use std::time::Duration;
 
 /// Events and completions for which memory is allocated at the start.
 const EVENTS: usize = 256;
-/// Polls of [`Links::poll_all`]: enough for anything that the queues can hold.
+/// The most of [`Links::last_polls`]: enough for anything that the queues can hold.
 const LAST_POLLS: u32 = 10_000;
-/// The time of [`Links::poll_all`]: enough to copy gigabytes. The other links wait meanwhile.
+/// The time of [`Links::last_polls`]: enough to copy gigabytes. The other links wait meanwhile.
 const LAST_TIME: Duration = Duration::from_secs(1);
-/// The least time of a call. Calls that took time of late leave later ones less: a peer may make
-/// and end links without a pause.
+/// Their least time. Those that took time of late leave later ones less: a peer may make and end
+/// links without a pause.
 const LEAST_LAST_TIME: Duration = Duration::from_millis(1);
-/// A poller pauses so many times as long as its calls took, before a call has all of [`LAST_TIME`].
+/// A poller pauses so many times as long as they took, before others have all of [`LAST_TIME`].
 const LAST_PAUSE: u32 = 30;
-/// About the most messages that [`Links::poll_all`] reads. What a link that then ends has left is
-/// dropped.
-const LAST_MESSAGES: usize = 1 << 17;
-/// About the most bytes of these messages.
-const LAST_BYTES: usize = 64 << 20;
+
+/// The polls before a link ends.
+pub struct LastPolls {
+    begin: Time,
+    limit: Duration,
+    /// [`Links::rested`] at the beginning.
+    rested: Time,
+    polls: u32,
+    /// The last one has found that nothing more comes.
+    is_silent: bool,
+}
 
 /// The two tasks of a link.
 #[derive(Clone, Debug)]
@@ -118,7 +124,7 @@ pub struct Links<P: Port> {
     pub(super) batch: BatchState,
     pub(super) ready_bytes: ReadyBytes,
     clock: FlightClock,
-    /// When [`Links::poll_all`] has all its time again.
+    /// When [`Links::last_polls`] have all their time again.
     rested: Time,
 }
 
@@ -143,7 +149,7 @@ impl<P: Port> Links<P> {
         }
     }
 
-    /// Has this clock say the times of flight records, and when [`Links::poll_all`] must end.
+    /// Has this clock say the times of flight records, and when [`Links::last_polls`] must end.
     /// Without it the time is always zero.
     pub fn timed_by(self, clock: FlightClock) -> Self {
         Links { clock, ..self }
@@ -281,31 +287,31 @@ impl<P: Port> Links<P> {
         told
     }
 
-    /// Polls until nothing more comes. Polls, messages, their bytes and time are bounded: peers may
-    /// never be silent.
+    /// The polls before a link ends, which go on until nothing more comes.
     #[cold]
-    pub fn poll_all(&mut self) {
-        self.poll_bytes(LAST_BYTES);
-    }
-
-    /// As [`Links::poll_all`], for about so many bytes of messages.
-    pub(super) fn poll_bytes(&mut self, most: usize) {
+    pub fn last_polls(&self) -> LastPolls {
         let begin = (self.clock)();
         let unrested = self.rested.since(begin) / LAST_PAUSE;
         let limit = LAST_TIME.saturating_sub(unrested).max(LEAST_LAST_TIME);
-        let (mut bytes, mut took) = (0, Duration::ZERO);
-        for _ in 0..LAST_POLLS {
-            let count = self.port.poll(&mut self.completions);
-            bytes += self.completions.message_bytes();
-            // A poll that copies a part of a large tensor returns 0 and leaves something to come.
-            let is_silent = self.handle_poll(count) == 0 && self.arm();
-            let is_full = self.windows.len() >= LAST_MESSAGES || bytes >= most;
-            took = (self.clock)().since(begin);
-            if is_silent || is_full || took >= limit {
-                break;
-            }
+        LastPolls { begin, limit, rested: self.rested.max(begin), polls: 0, is_silent: false }
+    }
+
+    /// One of [`Links::last_polls`]; `false` if they are over. Their number and time are bounded,
+    /// as peers may never be silent. The time is that of the caller too, which handles what came.
+    #[cold]
+    pub fn poll_last(&mut self, last: &mut LastPolls) -> bool {
+        let took = (self.clock)().since(last.begin);
+        // No debt is longer than that of LAST_TIME, whatever took more.
+        let longest = last.begin + took + LAST_TIME * LAST_PAUSE;
+        self.rested = longest.min(last.rested + took * LAST_PAUSE);
+        if last.is_silent || last.polls == LAST_POLLS || (last.polls > 0 && took >= last.limit) {
+            return false;
         }
-        self.rested = self.rested.max(begin) + took * LAST_PAUSE;
+        last.polls += 1;
+        let count = self.port.poll(&mut self.completions);
+        // A poll that copies a part of a large tensor returns 0 and leaves something to come.
+        last.is_silent = self.handle_poll(count) == 0 && self.arm();
+        true
     }
 
     /// Takes the end of a link from the events, if it is there.

@@ -364,32 +364,18 @@ fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time_also_if_they_are_ma
     }));
     let mut calls_of_last_polls = || {
         let before = calls.load(Ordering::Relaxed);
-        links.poll_all();
+        let mut last = links.last_polls();
+        while links.poll_last(&mut last) {}
         calls.load(Ordering::Relaxed) - before
     };
     assert_eq!(calls_of_last_polls(), 6, "one second, from the first call on");
-    assert_eq!([(); 3].map(|()| calls_of_last_polls()), [2; 3], "one poll, as the poller has not rested");
-    calls.fetch_add(300, Ordering::Relaxed);
-    assert_eq!(calls_of_last_polls(), 6, "a minute has passed");
-    assert_eq!(links.take_down(link).map(drop), None);
-}
-
-/// The same, while no time passes.
-#[test]
-fn the_last_polls_of_a_peer_that_is_never_silent_take_bounded_bytes() {
-    const MOST: usize = 400;
-    let Scene { links, link, peer } = scene();
-    let calls = Arc::new(AtomicU64::new(0));
-    let (asked, peer) = (calls.clone(), Mutex::new(peer));
-    let mut links = links.timed_by(Arc::new(move || {
-        let said = Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } };
-        peer.lock().expect("no panic").say(&said);
-        asked.fetch_add(1, Ordering::Relaxed);
-        Time::ZERO
-    }));
-    links.poll_bytes(MOST);
-    // Each has at least a byte, and the first is said before the first poll.
-    let calls = calls.load(Ordering::Relaxed) as usize;
-    assert!((2..=MOST + 1).contains(&calls), "{calls} messages in {MOST} bytes");
+    assert_eq!([(); 9].map(|()| calls_of_last_polls()), [3; 9], "one poll, as the poller has not rested");
+    calls.fetch_add(30 * 5, Ordering::Relaxed);
+    assert_eq!(calls_of_last_polls(), 6, "30 seconds have passed");
+    calls.fetch_add(30 * 5, Ordering::Relaxed);
+    let mut last = links.last_polls();
+    assert!(links.poll_last(&mut last));
+    calls.fetch_add(4, Ordering::Relaxed);
+    assert!(!links.poll_last(&mut last), "what came has taken the rest of the time");
     assert_eq!(links.take_down(link).map(drop), None);
 }

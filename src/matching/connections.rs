@@ -217,7 +217,8 @@ impl Connections {
         }
     }
 
-    fn note_loss(
+    /// Notes that a peer is lost. Returns what is to be reported.
+    pub fn note_loss(
         &mut self,
         counters: &CountersWriter,
         peer: PeerIndex,
@@ -285,17 +286,19 @@ impl Connections {
         Error::PeerLost { peer, incarnation: tag.incarnation, cause }
     }
 
-    /// Closes one link. A command about an earlier link changes nothing.
-    pub fn lose<P: Port>(&mut self, links: &mut Links<P>, peer: PeerIndex, tag: LinkTag, cause: LossCause) {
-        let Some(present) = self.peer(peer).present.as_mut().filter(|present| present.tag == tag) else {
-            return;
-        };
-        let (link, why) = (present.link, LinkFailure::Local(cause.to_string()));
+    /// Notes why a link is to be closed. Returns it with its failure; `None` after a command about
+    /// an earlier link.
+    pub fn closing(
+        &mut self,
+        peer: PeerIndex,
+        tag: LinkTag,
+        cause: LossCause,
+    ) -> Option<(LinkId, LinkFailure)> {
+        let present = self.peer(peer).present.as_mut().filter(|present| present.tag == tag)?;
+        let why = LinkFailure::Local(cause.to_string());
         // The first cause is kept.
         present.close_reason.get_or_insert(cause);
-        // This command may arrive before the peer's last tensors were read.
-        links.poll_all();
-        links.fail(link, why);
+        Some((present.link, why))
     }
 
     /// Notes why the peer of a link that is closed has ended, if this node was told. A peer tells
@@ -321,24 +324,29 @@ impl Connections {
         earlier
     }
 
-    /// Handles the end of an incarnation of a peer.
-    pub fn gone<P: Port>(
-        &mut self,
-        links: &mut Links<P>,
-        PeerEnd { peer, tag, cause }: PeerEnd,
-    ) -> Option<UnreportedLoss> {
-        let Some(present) = &self.peer(peer).present else {
-            return self.note_loss(links.counters(), peer, tag, cause);
-        };
-        if present.tag.incarnation != tag.incarnation {
-            return None;
+    /// The link with the incarnation of this tag, or the tag, and whether that link is up; `None`
+    /// if another incarnation has one.
+    pub fn of_life(&self, peer: PeerIndex, tag: LinkTag) -> Option<(LinkTag, bool)> {
+        match &self.peers[peer.0 as usize].present {
+            None => Some((tag, false)),
+            Some(present) if present.tag.incarnation != tag.incarnation => None,
+            Some(present) => Some((present.tag, matches!(present.stage, ConnectionStage::Up))),
         }
-        let (tag, was_up) = (present.tag, matches!(present.stage, ConnectionStage::Up));
-        self.lose(links, peer, tag, cause.clone());
-        if was_up { None } else { self.note_loss(links.counters(), peer, tag, cause) }
     }
 
     fn peer(&mut self, peer: PeerIndex) -> &mut PeerConnections {
         &mut self.peers[peer.0 as usize]
+    }
+}
+
+/// Counts the values that had left for a peer whose link has ended, and returns their number. A
+/// peer that stopped cleanly has lost none.
+pub fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) -> u64 {
+    match error {
+        Error::PeerLost { cause, .. } if !cause.is_clean() => {
+            counters.add(Counter::ValuesLost, values);
+            values
+        }
+        _ => 0,
     }
 }

@@ -4,17 +4,18 @@ use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
 use crate::link::windows::{LandingRefused, QueuedValues, WindowEvent, WindowRefusal};
 use crate::link::{DirectReceive, EdgeKey, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
-use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss};
+use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss, count_lost_values};
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, GrantedBytes, LinkTag, Members, PeerIndex,
-    PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, GrantedBytes, LinkTag, Members, PeerEnd,
+    PeerIndex, PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback,
+    Waiter,
 };
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, CountersWriter, FlightEvent, FlightRecord};
-use crate::wire::{EdgeId, Immediate, TaskId, Time};
+use crate::wire::{EdgeId, Immediate, LossCause, TaskId, Time};
 use foldhash::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -396,6 +397,15 @@ impl WindowHandler {
         }
     }
 
+    /// Handles what peers sent before the end of a link, poll by poll: a message can take long.
+    #[cold]
+    fn handle_last_polls<P: Port>(&mut self, links: &mut Links<P>) {
+        let mut last = links.last_polls();
+        while links.poll_last(&mut last) {
+            self.handle_windows(links);
+        }
+    }
+
     fn window<P: Port>(&mut self, links: &mut Links<P>, link: LinkId, event: WindowEvent) {
         if let WindowEvent::Sent = event {
             return self.matching.left(1);
@@ -457,11 +467,26 @@ impl WindowHandler {
 
     fn ended<P: Port>(&mut self, links: &mut Links<P>, ended: EndedConnection) {
         self.matching.news = self.matching.news.wrapping_add(1);
-        let values = self.matching.lost(ended.peer, &ended.error);
-        let values = count_lost_values(links.counters(), &ended.error, values);
+        let (counters, values) = (links.counters(), self.matching.lost(ended.peer, &ended.error));
+        let values = count_lost_values(counters, &ended.error, values);
         let mut loss = self.connections.ended(links.counters(), ended);
         loss.iter_mut().for_each(|loss| loss.lost.values = values);
         self.lost(loss);
+    }
+
+    /// Closes one link. A command about an earlier link changes nothing.
+    fn close<P: Port>(&mut self, links: &mut Links<P>, peer: PeerIndex, tag: LinkTag, cause: LossCause) {
+        let Some((link, why)) = self.connections.closing(peer, tag, cause) else { return };
+        // This command may arrive before the peer's last tensors were read.
+        self.handle_last_polls(links);
+        links.fail(link, why);
+    }
+
+    fn gone<P: Port>(&mut self, links: &mut Links<P>, PeerEnd { peer, tag, cause }: PeerEnd) {
+        let Some((tag, is_up)) = self.connections.of_life(peer, tag) else { return };
+        self.close(links, peer, tag, cause.clone());
+        let loss = (!is_up).then(|| self.connections.note_loss(links.counters(), peer, tag, cause));
+        self.lost(loss.flatten());
     }
 
     /// Reports a loss. A fatal one ends every call first.
@@ -473,18 +498,6 @@ impl WindowHandler {
             self.matching.end(first.as_ref().unwrap_or(&loss.lost.error));
         }
         self.connections.report(&loss);
-    }
-}
-
-/// Counts the values that had left for a peer whose link has ended, and returns their number. A
-/// peer that stopped cleanly has lost none.
-fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) -> u64 {
-    match error {
-        Error::PeerLost { cause, .. } if !cause.is_clean() => {
-            counters.add(Counter::ValuesLost, values);
-            values
-        }
-        _ => 0,
     }
 }
 
@@ -525,11 +538,8 @@ impl<P: Port> Handler<P> for WindowHandler {
                 self.connections.attach(links, (peer, tag), link, done);
             }
             RemoteCommand::Ready { peer, tag } => self.ready(links, peer, tag),
-            RemoteCommand::Lose { peer, tag, cause } => self.connections.lose(links, peer, tag, cause),
-            RemoteCommand::Gone(end) => {
-                let loss = self.connections.gone(links, end);
-                self.lost(loss);
-            }
+            RemoteCommand::Lose { peer, tag, cause } => self.close(links, peer, tag, cause),
+            RemoteCommand::Gone(end) => self.gone(links, end),
             RemoteCommand::End { error } => self.matching.end(&error),
             RemoteCommand::Edges { limit, done } => done(self.report(links, limit)),
             RemoteCommand::Waits { limit, done } => {
@@ -552,7 +562,7 @@ impl<P: Port> Handler<P> for WindowHandler {
         };
         if !earlier.is_empty() {
             // What the peers sent before their ends is handled first.
-            links.poll_all();
+            self.handle_last_polls(links);
         }
         self.handle_windows(links);
         match event {

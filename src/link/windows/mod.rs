@@ -344,7 +344,7 @@ impl ArrivedTensor {
 
     fn borrowed(self, pool: &Pool, counters: &CountersWriter) -> Result<Tensor, Box<RejectedTensor>> {
         checked(counters, self.checksum, self.bytes())?;
-        let ArrivedTensor { told, bytes, .. } = self;
+        let ArrivedTensor { told, checksum, bytes } = self;
         let bytes = match bytes {
             ArrivedBytes::Lent { bytes, may_borrow: true } => {
                 match Tensor::from_lent(pool, &told.meta, bytes) {
@@ -355,7 +355,7 @@ impl ArrivedTensor {
             }
             bytes => bytes,
         };
-        ArrivedTensor { told, checksum: None, bytes }.into_pool(pool, counters)
+        ArrivedTensor { told, checksum, bytes }.into_pool(pool, counters)
     }
 
     fn rejected(self, error: ReceiveError) -> Box<RejectedTensor> {
