@@ -212,8 +212,7 @@ pub(crate) fn accept(
         fds.extend(candidates.iter().map(|candidate| PollFd::new(&candidate.socket, PollFlags::IN)));
         fds.extend(process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
         let wait = os("waiting for the peer", "report this: the sockets are valid");
-        // In a flood some socket is readable all the time.
-        if !deadline.wait(&mut fds).map_err(wait)? || deadline.has_passed() {
+        if !deadline.wait(&mut fds).map_err(wait)? {
             return Err(no_peer_came(last_rejection, deadline));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -226,6 +225,10 @@ pub(crate) fn accept(
                 Err(Rejection::Candidate(why)) => last_rejection = Some(why),
                 Err(rejection) => return Err(rejection.into_error()),
             }
+        }
+        // In a flood some socket is readable all the time.
+        if deadline.has_passed() {
+            return Err(no_peer_came(last_rejection, deadline));
         }
         if ready[0] {
             for _ in 0..MAX_REFUSED {

@@ -71,7 +71,7 @@ fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_
     let name = address(&acceptor).socket_name().expect("a name");
     let bytes = HandshakeMessage::Hello(hello(&initiator, &acceptor)).to_bytes();
     let silent = || socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
-    let _crowd: Vec<OwnedFd> = as_nobody(|| (0..200).map(|_| silent()).collect());
+    let _crowd: Vec<OwnedFd> = as_nobody(|| (0..100).map(|_| silent()).collect());
     let connect = || {
         let socket = silent();
         let files = good_files();
