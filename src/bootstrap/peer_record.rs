@@ -76,7 +76,8 @@ pub(super) struct PeerLife {
     pub(super) who: PeerIdentity,
     /// Time of the last message from it.
     pub(super) heard: Instant,
-    /// It has answered at its address in the cluster, so answers there are about this life.
+    /// It has answered at its address in the cluster, or members have met, so what is there is
+    /// about this life.
     pub(super) dialed: bool,
     /// Why its last call to this process got no answer, in its words; empty if it got one.
     pub(super) unanswered_there: String,
@@ -187,7 +188,7 @@ impl PeerRecord {
     /// A new life, whose generations are counted anew.
     pub(super) fn begin_life(&mut self, life: PeerLife) {
         self.before += std::mem::take(&mut self.generation);
-        (self.failed, self.failed_before, self.disagreement) = (None, None, None);
+        (self.failed, self.failed_before, self.disagreement, self.ended) = (None, None, None, None);
         self.life = Some(life);
     }
 

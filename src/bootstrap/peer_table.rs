@@ -163,7 +163,7 @@ impl PeerTable {
         dialed: bool,
         now: Instant,
     ) -> Result<Vec<PeerEvent>, LifeRefusal> {
-        let (silence, peer) = (self.silence, &mut self.peers[index]);
+        let (silence, have_met, peer) = (self.silence, self.have_met, &mut self.peers[index]);
         if peer.past.contains(&who.incarnation) {
             return Err(LifeRefusal::Over);
         }
@@ -187,7 +187,7 @@ impl PeerTable {
             }
             None => {}
         }
-        let (who, stage) = (who.clone(), LifeStage::Apart);
+        let (who, dialed, stage) = (who.clone(), dialed || have_met, LifeStage::Apart);
         peer.begin_life(PeerLife { who, heard: now, dialed, unanswered_there: String::new(), stage });
         Ok(events)
     }
@@ -558,7 +558,7 @@ impl PeerTable {
         let peer = &mut self.peers[index];
         let is_here = |life: &PeerLife| life.who.host_id == self.host_id;
         let is_told = |life: &PeerLife| matches!(life.stage, LifeStage::Gone) && !is_here(life);
-        let Some(life) = peer.life.as_ref().filter(|life| !is_told(life)) else {
+        let Some(life) = peer.life.as_mut().filter(|life| !is_told(life)) else {
             if self.have_met && peer.ended.is_none() {
                 peer.ended = Some((why.to_owned(), now));
             }
@@ -566,12 +566,12 @@ impl PeerTable {
         };
         let is_linked = matches!(life.stage, LifeStage::Linked(_));
         let is_mute = !is_linked && now.duration_since(life.heard) >= MUTE;
-        let cause = LossCause::Died(why.to_owned());
-        match life.dialed || is_mute || self.have_met {
-            true if is_here(life) => peer.retire_and_tell(&cause),
-            true => peer.end_and_tell(&cause),
-            false => Vec::new(),
+        if !life.dialed && !is_mute {
+            return Vec::new();
         }
+        let (cause, is_here) = (LossCause::Died(why.to_owned()), is_here(life));
+        life.dialed = false;
+        if is_here { peer.retire_and_tell(&cause) } else { peer.end_and_tell(&cause) }
     }
 
     /// The peer did not answer. It counts as dead if it has no link and was silent for too long: a

@@ -20,8 +20,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// Its process has ended: the kernel reports it, nobody listens at its address, or another
-    /// process has its place in the cluster.
+    /// Its process has ended, as far as this host can tell. The kernel reports it, its address
+    /// refuses connections, or another process has its place in the cluster. A firewall of another
+    /// host may refuse instead. Then the same process is linked again.
     #[error("its process has ended: {0}")]
     Died(String),
     /// It left. The text is its own.

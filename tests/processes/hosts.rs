@@ -374,7 +374,7 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
     members.stop();
 }
 
-/// Each side sees other ends of its connections, and neither may take the other's process for dead.
+/// The one side sees resets and refusals, and the other silence. All processes live.
 #[test]
 #[ignore = "takes long: tests/nightly"]
 fn a_host_whose_firewall_refuses_connections_for_a_time_comes_back() {

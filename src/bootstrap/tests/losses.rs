@@ -238,10 +238,14 @@ fn a_refusal_from_another_host_ends_no_life_for_good() {
         assert!(matches!(&acts[..], [PeerEvent::Gone(_, LossCause::Died(_))]), "{acts:?}");
         assert!(members.unattended(0, "refused", now).is_empty(), "once");
         assert_eq!(members.ended().count(), usize::from(have_met), "a join need not wait for it");
-        // The firewall lets calls through again.
-        members.meet(0, &who, true, now).unwrap();
+        // It still calls, so a link that it makes does not end because calls to it are refused.
+        members.meet(0, &who, false, now).unwrap();
         assert!(members.is_met(0));
         assert_eq!(members.ended().count(), 0);
+        assert!(members.unattended(0, "refused", now).is_empty());
+        // The firewall lets calls through again.
+        members.meet(0, &who, true, now).unwrap();
+        assert_eq!(members.unattended(0, "refused", now).len(), 1);
     }
 }
 

@@ -135,7 +135,7 @@ fn an_answer_comes_in_parts_and_that_of_a_try_may_have_none() {
 #[test]
 fn other_calls_of_a_connection_keep_their_bound_beside_those_for_tensors() {
     let (member, _, mut raw) = introduced();
-    *member.peering.delay.lock().unwrap() = Duration::from_secs(4);
+    *member.peering.delay.lock().unwrap() = Duration::from_secs(6);
     raw.offer(1, "generation 1").unwrap();
     let took = raw.await_readies(2 * MAX_CALLS);
     assert!(took >= 2 * READY_WAIT, "all at a time: {took:?}");
