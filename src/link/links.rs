@@ -297,7 +297,7 @@ impl<P: Port> Links<P> {
     }
 
     /// One of [`Links::last_polls`]; `false` if they are over. Their number and time are bounded,
-    /// as peers may never be silent. The time is that of the caller too, which handles what came.
+    /// as peers may never be silent. The time is that of the caller too, which handles messages.
     #[cold]
     pub fn poll_last(&mut self, last: &mut LastPolls) -> bool {
         let took = (self.clock)().since(last.begin);
@@ -337,6 +337,11 @@ impl<P: Port> Links<P> {
     #[inline]
     pub fn next_window(&mut self) -> Option<(LinkId, WindowEvent)> {
         self.windows.pop_front()
+    }
+
+    /// Messages that [`Links::next_window`] has.
+    pub fn window_count(&self) -> usize {
+        self.windows.len()
     }
 
     /// Whether [`Links::next_event`] has an event.

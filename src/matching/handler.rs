@@ -1,24 +1,26 @@
 //! Drives the matching on the links of a poller.
 
-use super::{BatchWalk, ExpectedRecord, Lanes, Matching, OfEdge, WINDOWS, WalkEnd};
+use super::{BatchWalk, ExpectedRecord, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
-use crate::link::windows::{LandingRefused, QueuedValues, WindowEvent, WindowRefusal};
-use crate::link::{DirectReceive, EdgeKey, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::windows::WindowEvent;
+use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss, count_lost_values};
+use crate::matching::link_lanes::LinkLanes;
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, GrantedBytes, LinkTag, Members, PeerEnd,
-    PeerIndex, PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback,
-    Waiter,
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerEnd, PeerIndex,
+    PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
-use crate::memory::{Pool, Tensor, TensorMut};
+use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::{Record, ToReceiver, ToSender, WindowViolation};
+use crate::protocol::WindowViolation;
 use crate::sync::Reused;
-use crate::telemetry::{Counter, CountersWriter, FlightEvent, FlightRecord};
-use crate::wire::{EdgeId, Immediate, LossCause, TaskId, Time};
-use foldhash::HashMap;
+use crate::telemetry::{Counter, FlightEvent, FlightRecord};
+use crate::wire::{LossCause, TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+
+/// Messages that are handled after the last polls before a link ends.
+const UNHANDLED: usize = 4096;
 
 /// The rendezvous' part of a poller whose links exchange edge windows.
 pub struct WindowHandler {
@@ -34,127 +36,6 @@ struct StandingWindow {
     peer: PeerIndex,
     key: TensorKey,
     window: u32,
-}
-
-/// The links of a poller, as the lanes of its matching.
-struct LinkLanes<'a, P: Port> {
-    links: &'a mut Links<P>,
-    connections: &'a Connections,
-}
-
-impl<P: Port> Lanes for LinkLanes<'_, P> {
-    fn keeps(&mut self, peer: PeerIndex, value: &Value) -> bool {
-        self.connections.present(peer).is_some_and(|link| self.links.offers(link, value))
-    }
-
-    fn pool(&self) -> &Pool {
-        self.links.pool()
-    }
-
-    fn counters(&self) -> &CountersWriter {
-        self.links.counters()
-    }
-
-    #[cold]
-    fn most_granted(&self) -> Option<GrantedBytes> {
-        self.links.most_granted().map(|(peer, bytes)| GrantedBytes { peer: peer.clone(), bytes })
-    }
-
-    fn begin_batch(&mut self) {
-        self.links.begin_batch();
-    }
-
-    fn record(&mut self, peer: PeerIndex, event: FlightEvent) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.record(link, event);
-        }
-    }
-
-    fn queued(&self, peer: PeerIndex) -> HashMap<u32, QueuedValues> {
-        let link = self.connections.present(peer);
-        link.map_or_else(HashMap::default, |link| self.links.window_figures(link).queued)
-    }
-
-    fn stuck_since(&mut self, peer: PeerIndex, now: Time) -> Option<Time> {
-        self.links.stuck_since(self.connections.present(peer)?, now)
-    }
-
-    fn handle_polled(&mut self) -> bool {
-        self.links.handle_polled()
-    }
-
-    #[inline]
-    fn to_sender(&mut self, peer: PeerIndex, message: ToSender<EdgeKey>) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.window_to_sender(link, message);
-        }
-    }
-
-    #[inline]
-    fn to_receiver(&mut self, peer: PeerIndex, message: ToReceiver<Value, WindowRefusal>) -> bool {
-        let link = self.connections.present(peer);
-        link.is_some_and(|link| self.links.window_to_receiver(link, message))
-    }
-
-    #[inline(always)] // on the short path
-    fn send_short(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
-        let Record { edge, n, step, .. } = record;
-        match self.connections.present(peer) {
-            Some(link) => self.links.send_short(link, edge, n, step, tensor),
-            None => false,
-        }
-    }
-
-    fn land(
-        &mut self,
-        peer: PeerIndex,
-        offer: u32,
-        target: TensorMut,
-    ) -> Result<Immediate, (LandingRefused, TensorMut)> {
-        match self.connections.present(peer) {
-            Some(link) => self.links.land(link, offer, target),
-            None => Err((LandingRefused::Down, target)),
-        }
-    }
-
-    fn decline(&mut self, peer: PeerIndex, offer: u32) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.decline(link, offer);
-        }
-    }
-
-    fn make_ready(&mut self, peer: PeerIndex, edge: EdgeId) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.make_ready(link, edge);
-        }
-    }
-
-    fn may_get_ready(&mut self, peer: PeerIndex, edge: EdgeId) -> bool {
-        self.connections.present(peer).is_some_and(|link| self.links.may_get_ready(link, edge))
-    }
-
-    fn withdraw(&mut self, peer: PeerIndex, edge: EdgeId) {
-        if let Some(link) = self.connections.present(peer) {
-            self.links.withdraw(link, edge);
-        }
-    }
-
-    fn send_packed(&mut self, peer: PeerIndex, record: Record<()>, tensor: &mut Option<Tensor>) -> bool {
-        self.connections.present(peer).is_some_and(|link| self.links.send_packed(link, record, tensor))
-    }
-
-    #[inline(always)] // on the short path
-    fn take_short(
-        &mut self,
-        peer: PeerIndex,
-        record: Record<()>,
-        receive: &mut DirectReceive,
-    ) -> ShortTake<()> {
-        match self.connections.present(peer) {
-            Some(link) => self.links.take_short(link, record, receive),
-            None => ShortTake::Other,
-        }
-    }
 }
 
 impl WindowHandler {
@@ -397,12 +278,16 @@ impl WindowHandler {
         }
     }
 
-    /// Handles what peers sent before the end of a link, poll by poll: a message can take long.
+    /// Reads what peers sent before the end of a link.
     #[cold]
-    fn handle_last_polls<P: Port>(&mut self, links: &mut Links<P>) {
+    fn read_last<P: Port>(&mut self, links: &mut Links<P>) {
         let mut last = links.last_polls();
         while links.poll_last(&mut last) {
-            self.handle_windows(links);
+            // The others wait for the end, as what they cause lets peers send more. A message can
+            // take long, so those beyond the first ones take of the time of these polls.
+            if links.window_count() > UNHANDLED {
+                self.handle_windows(links);
+            }
         }
     }
 
@@ -478,7 +363,7 @@ impl WindowHandler {
     fn close<P: Port>(&mut self, links: &mut Links<P>, peer: PeerIndex, tag: LinkTag, cause: LossCause) {
         let Some((link, why)) = self.connections.closing(peer, tag, cause) else { return };
         // This command may arrive before the peer's last tensors were read.
-        self.handle_last_polls(links);
+        self.read_last(links);
         links.fail(link, why);
     }
 
@@ -562,7 +447,7 @@ impl<P: Port> Handler<P> for WindowHandler {
         };
         if !earlier.is_empty() {
             // What the peers sent before their ends is handled first.
-            self.handle_last_polls(links);
+            self.read_last(links);
         }
         self.handle_windows(links);
         match event {

@@ -32,6 +32,7 @@ mod error;
 mod fifo;
 mod gone_steps;
 mod handler;
+mod link_lanes;
 mod outstanding;
 mod receiving;
 pub mod recv_tensor;

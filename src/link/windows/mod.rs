@@ -343,10 +343,10 @@ impl ArrivedTensor {
     }
 
     fn borrowed(self, pool: &Pool, counters: &CountersWriter) -> Result<Tensor, Box<RejectedTensor>> {
-        checked(counters, self.checksum, self.bytes())?;
         let ArrivedTensor { told, checksum, bytes } = self;
         let bytes = match bytes {
-            ArrivedBytes::Lent { bytes, may_borrow: true } => {
+            ArrivedBytes::Lent { bytes, may_borrow: true } if is_borrowable(told.meta.dtype()) => {
+                checked(counters, checksum, bytes.bytes())?;
                 match Tensor::from_lent(pool, &told.meta, bytes) {
                     Ok(tensor) => return Ok(tensor),
                     // Such a tensor is copied.
