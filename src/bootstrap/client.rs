@@ -4,8 +4,8 @@ use super::auth::{Authenticator, ProofError, was_cut};
 use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
-use super::peer_record::GENERATION_PAUSE;
-use super::peer_table::{LifeRefusal, PeerTable, SAW};
+use super::peer_record::{GENERATION_PAUSE, LifeRefusal};
+use super::peer_table::{PeerTable, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::server::{REFUSED_FOR_GOOD, who, why_refused};
 use super::shared::{BootstrapShared, LossReport, MAX_REASON, connect, incarnation, prepare, task};
@@ -408,7 +408,7 @@ impl Client {
                 return (false, members.over(self.peer, info.incarnation, &LossCause::replaced(by)));
             }
             if answer.linked {
-                return (members.heard(self.peer, by, Instant::now()).is_ok(), Vec::new());
+                return (members.answered(self.peer, by, Instant::now()).is_ok(), Vec::new());
             }
             let why = shorten(&format!("{} says: {}", info.name, answer.reason), MAX_REASON);
             (false, members.give_up(self.peer, by, info.generation, &why))

@@ -18,6 +18,17 @@ const MAX_NEWS: usize = 4;
 /// behind goes within seconds, so a peer must not make and end links without a pause.
 pub(super) const GENERATION_PAUSE: Duration = Duration::from_millis(50);
 
+/// Why the identity of a caller is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum LifeRefusal {
+    /// Another life of that name is alive.
+    Taken { alive: Incarnation },
+    /// That life has ended.
+    Over,
+    /// That life has not introduced itself.
+    Unknown,
+}
+
 /// The introduction of a member.
 #[derive(Clone, Debug)]
 pub(super) struct PeerIdentity {
@@ -77,7 +88,7 @@ pub(super) struct PeerLife {
     /// Time of the last message from it.
     pub(super) heard: Instant,
     /// It has answered at its address in the cluster, or members have met, so what is there is
-    /// about this life.
+    /// about this life. A refusal there ends that, until it answers again.
     pub(super) dialed: bool,
     /// Why its last call to this process got no answer, in its words; empty if it got one.
     pub(super) unanswered_there: String,

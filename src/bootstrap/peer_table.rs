@@ -6,7 +6,8 @@
 //! [`Peering`]: super::Peering
 
 use super::peer_record::{
-    EndpointState, HandshakeProgress, LifeStage, OfferDecision, PeerIdentity, PeerLife, PeerRecord,
+    EndpointState, HandshakeProgress, LifeRefusal, LifeStage, OfferDecision, PeerIdentity, PeerLife,
+    PeerRecord,
 };
 use super::peering::{MAX_OFFER, PeerInfo, Prepared};
 use crate::wire::{Code, Incarnation, LossCause, Status, TaskId};
@@ -33,17 +34,6 @@ pub(super) enum PeerEvent {
     Lost(PeerInfo, LossCause),
     Abandon(PeerInfo, u64),
     Gone(PeerInfo, LossCause),
-}
-
-/// Why the identity of a caller is refused.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum LifeRefusal {
-    /// Another life of that name is alive.
-    Taken { alive: Incarnation },
-    /// That life has ended.
-    Over,
-    /// That life has not introduced itself.
-    Unknown,
 }
 
 /// All peers of this process, by index.
@@ -209,6 +199,17 @@ impl PeerTable {
             }
             _ => Err(LifeRefusal::Unknown),
         }
+    }
+
+    /// A life that has introduced itself has answered at its address: it is alive.
+    pub(super) fn answered(
+        &mut self,
+        index: usize,
+        by: Incarnation,
+        now: Instant,
+    ) -> Result<(), LifeRefusal> {
+        let heard = self.heard(index, by, now);
+        heard.inspect(|()| self.peers[index].life.iter_mut().for_each(|life| life.dialed = true))
     }
 
     /// The last link with the present life of a peer, up or not.
@@ -550,10 +551,9 @@ impl PeerTable {
         self.peers.iter().enumerate().filter_map(|(index, peer)| Some((index, peer.why_ended()?)))
     }
 
-    /// Nothing listens at the peer's address. Its process has ended if a life of it has answered
-    /// there before, or if members have met. Else a life that has only called may listen elsewhere:
-    /// its process has ended if it does not call any more either. A life on another host may come
-    /// back, as a firewall may refuse in its name.
+    /// Nothing listens at the peer's address. A life that has answered there, or has met others,
+    /// has ended. One that has only called may listen elsewhere, and has ended once it calls no
+    /// more. One on another host may come back, as a firewall may refuse in its name.
     pub(super) fn unattended(&mut self, index: usize, why: &str, now: Instant) -> Vec<PeerEvent> {
         let peer = &mut self.peers[index];
         let is_here = |life: &PeerLife| life.who.host_id == self.host_id;

@@ -6,9 +6,8 @@
 use super::acceptor::ProvenCaller;
 use super::generated as grpc;
 use super::options::MAX_HOST_ID;
-use super::peer_record::PeerIdentity;
-use super::peer_record::{GENERATION_PAUSE, HandshakeProgress, OfferDecision};
-use super::peer_table::{LifeRefusal, PeerTable};
+use super::peer_record::{GENERATION_PAUSE, HandshakeProgress, LifeRefusal, OfferDecision, PeerIdentity};
+use super::peer_table::PeerTable;
 use super::peering::{MAX_OFFER, PeerInfo};
 use super::shared::{
     BootstrapShared, MAX_REASON, ServicePhase, connect, incarnation, prepare, shown_cluster,

@@ -2,8 +2,8 @@
 
 use super::protocol::Raw;
 use super::*;
-use crate::bootstrap::peer_record::PeerIdentity;
-use crate::bootstrap::peer_table::{LOOK_ROUND, LifeRefusal, MUTE, PeerEvent, PeerTable};
+use crate::bootstrap::peer_record::{LifeRefusal, PeerIdentity};
+use crate::bootstrap::peer_table::{LOOK_ROUND, MUTE, PeerEvent, PeerTable};
 
 /// The pauses between two attempts to reach a peer are at most half a second.
 const KNOWN: Duration = Duration::from_millis(2500);

@@ -6,8 +6,8 @@ use super::super::generated::bootstrap_server::Bootstrap;
 use super::super::server::Server;
 use super::super::shared::{BootstrapShared, ServicePhase, task};
 use super::*;
-use crate::bootstrap::peer_record::PeerIdentity;
-use crate::bootstrap::peer_table::{LifeRefusal, PeerEvent, PeerTable};
+use crate::bootstrap::peer_record::{LifeRefusal, PeerIdentity};
+use crate::bootstrap::peer_table::{PeerEvent, PeerTable};
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -243,8 +243,8 @@ fn a_refusal_from_another_host_ends_no_life_for_good() {
         assert!(members.is_met(0));
         assert_eq!(members.ended().count(), 0);
         assert!(members.unattended(0, "refused", now).is_empty());
-        // The firewall lets calls through again.
-        members.meet(0, &who, true, now).unwrap();
+        // The firewall lets calls through again, such as heartbeats.
+        members.answered(0, who.incarnation, now).unwrap();
         assert_eq!(members.unattended(0, "refused", now).len(), 1);
     }
 }

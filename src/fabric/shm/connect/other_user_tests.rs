@@ -59,7 +59,7 @@ fn an_endpoint_of_another_user_is_refused_at_once() {
     assert!(text.contains("runs as user 0") && text.contains("this process as user 65534"), "{text}");
 }
 
-/// It has an address that says the right user, both tokens, and good files. Hundreds of silent
+/// It has an address that says the right user, both tokens, and good files. A hundred silent
 /// connections of it wait before the peer's.
 #[test]
 fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_out() {
