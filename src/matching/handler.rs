@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 /// Messages that are handled after the last polls before a link ends.
-const UNHANDLED: usize = 4096;
+const UNHANDLED: usize = 1024;
 
 /// The rendezvous' part of a poller whose links exchange edge windows.
 pub struct WindowHandler {
