@@ -299,14 +299,13 @@ impl Client {
                 Ok((_, answer)) => return Err(format!("{} says: {}", info.name, answer.reason)),
                 Err(CallError::Refused(why)) => return Err(why),
                 Err(CallError::Unattended(why)) => return Err(self.died(why)),
-                Err(CallError::Unreachable(why) | CallError::Cut(why)) => {
-                    sleep(PAUSES.0).await;
-                    why
-                }
+                Err(CallError::Unreachable(why) | CallError::Cut(why)) => why,
             };
             if Instant::now() >= end {
                 return Err(error);
             }
+            // The peer may say at once that it is still connecting.
+            sleep(PAUSES.0).await;
         }
         self.shared.change(|members| {
             let (_, events) = members.said_ready(self.peer, info.incarnation, info.generation);
