@@ -278,6 +278,7 @@ impl ShmEndpoint {
 
     fn link(self, peer: ShmPeer) -> Result<ShmLink, FabricError> {
         let shared = &self.shared;
+        shared.orphans.check(peer.pid)?;
         let process = PeerProcess { pidfd: Arc::new(peer.process), pid: peer.pid };
         let mut regions = Vec::with_capacity(peer.regions.len());
         for (id, len, file) in peer.regions {

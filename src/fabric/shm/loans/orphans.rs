@@ -16,8 +16,13 @@ use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::memory::segment::PeerWords;
 use crate::fabric::shm::memory::state;
 use crate::fabric::words::LoadWords;
+use crate::fabric::{FabricError, FabricKind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
+
+/// Ended links of a process that may have loans out before another link with it is refused. Each
+/// has a mapping and a descriptor, and takes time of each sweep.
+pub(crate) const MAX_LINKS: usize = 64;
 
 /// The outstanding loans of a link that has ended.
 pub(crate) struct OrphanedLink {
@@ -45,6 +50,30 @@ impl OrphanedLoans {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.push(link);
         self.count.store(links.len(), Ordering::Relaxed);
+    }
+
+    /// Checks that a process has not kept what it was lent by too many links.
+    ///
+    /// # Errors
+    /// If it has.
+    pub(crate) fn check(&self, pid: u32) -> Result<(), FabricError> {
+        self.sweep();
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        // Processes of other PID namespaces have no id here, and one bound.
+        if links.iter().filter(|link| link.process.pid == pid).count() < MAX_LINKS {
+            return Ok(());
+        }
+        let why = format!(
+            "process {pid} still has tensors that {MAX_LINKS} links lent to it before they ended: drop \
+             borrowed tensors, or start it again"
+        );
+        Err(FabricError::Peer { fabric: FabricKind::Shm, why })
+    }
+
+    /// Takes the peers of all ended links for dead.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn forget(&self) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Drops tensors that no peer reads any more. Without loans it is one load; it never waits.

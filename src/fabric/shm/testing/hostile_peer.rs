@@ -13,7 +13,7 @@ use crate::fabric::shm::memory::ring::{Consumer, Producer};
 use crate::fabric::shm::memory::segment::{OwnSegment, OwnWords, PeerSegment, PeerWords};
 use crate::fabric::shm::wakeup::doorbells::PeerDoorbells;
 use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
-use crate::fabric::{Endpoint, Fabric, LinkId, LinkOptions, Port, Role};
+use crate::fabric::{Endpoint, Fabric, FabricError, LinkId, LinkOptions, Port, Role};
 use crate::memory::Pool;
 use rustix::fd::AsFd;
 use std::time::Duration;
@@ -55,8 +55,14 @@ impl HostileSetup {
     }
 }
 
-/// Makes a link.
+/// Makes a link. The hostile sides of earlier ones read nothing any more.
 pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, HostilePeer) {
+    setup.fabric.shared.orphans.forget();
+    try_to_connect(setup).expect("accepted")
+}
+
+/// Makes a link, if the honest side does not refuse it.
+pub(crate) fn try_to_connect(setup: &HostileSetup) -> Result<(HonestPeer, HostilePeer), FabricError> {
     let HostileSetup { fabric, pool, hostile_pool } = setup;
     let layout = SegmentLayout::new(&OPTIONS).expect("in range");
     let endpoint = fabric.endpoint(0, &OPTIONS).expect("an endpoint");
@@ -80,11 +86,11 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
     };
     let honest = ShmAddress::from_bytes(endpoint.address()).expect("an address");
     let (link, peer) = std::thread::scope(|scope| {
-        let link =
-            scope.spawn(|| endpoint.connect(Role::Acceptor, &hostile.to_bytes(), TIMEOUT).expect("accepted"));
+        let link = scope.spawn(|| endpoint.connect(Role::Acceptor, &hostile.to_bytes(), TIMEOUT));
         let peer = handshake::initiate(&side, &honest, Deadline::after(TIMEOUT));
         (link.join().expect("no panic"), peer.map_err(|e| e.to_string()).expect("reached"))
     });
+    let link = link?;
     let peer = PeerSegment::map(peer.segment.as_fd(), &layout).expect("mapped");
     let mut port = fabric.port().expect("a port");
     let link = port.attach(link).expect("room");
@@ -98,7 +104,7 @@ pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, Hostile
         loan_table: segment.words(layout.loan_table()),
         doorbells: PeerDoorbells::map(fabric.shared.doorbells.file()).expect("mapped"),
     };
-    (HonestPeer { pool: pool.clone(), port, link }, hostile)
+    Ok((HonestPeer { pool: pool.clone(), port, link }, hostile))
 }
 
 impl HostilePeer {

@@ -1,8 +1,11 @@
 //! Damage that a hostile peer can do by writing anything into its segment.
 
-use super::hostile_peer::{HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer};
+use super::hostile_peer::{
+    HonestPeer, HostilePeer, HostileSetup, OPTIONS, connect_hostile_peer, try_to_connect,
+};
 use super::record_reader::{EXPECTED, Read, RecordReader, change_messages};
 use super::{pool, tensor, tensor_mut};
+use crate::fabric::shm::loans::orphans::MAX_LINKS;
 use crate::fabric::shm::memory::order::{Order, OrderLoan, OrderSource, OrderTarget, ReadTicket, send_word};
 use crate::fabric::shm::memory::ring::TAIL;
 use crate::fabric::shm::memory::slot::RingShape;
@@ -320,6 +323,28 @@ fn a_loan_that_was_never_taken_is_free_when_the_peer_leaves() {
     hostile.loan_table.store(0, 1, Ordering::Release);
     honest.port.detach(honest.link);
     assert!(source.is_unique(), "the first came back, and the second was never taken");
+}
+
+#[test]
+fn a_process_that_keeps_what_many_links_lent_it_gets_no_other_link() {
+    let setup = HostileSetup::new();
+    let source = tensor(&setup.pool, &[1; 8]);
+    let mut kept = Vec::new();
+    for _ in 0..MAX_LINKS {
+        let (mut honest, mut hostile) = try_to_connect(&setup).expect("accepted");
+        let (mut lent, mut permit) = (Some(source.clone()), Some(LoanPermit::unbounded()));
+        honest.port.lend(honest.link, &mut lent, &mut permit, &ShortMessage::from_u32(1)).expect("posted");
+        let first = hostile.inc.peek().expect("it was posted");
+        hostile.inc.advance(first);
+        hostile.inc.finish();
+        honest.port.detach(honest.link);
+        kept.push(hostile);
+    }
+    let why = try_to_connect(&setup).map(drop).expect_err("one too many").to_string();
+    assert!(why.contains("64 links lent to it"), "{why}");
+    // It gives one back.
+    kept[0].loan_table.store(0, 1, Ordering::Release);
+    try_to_connect(&setup).map(drop).expect("one less");
 }
 
 #[test]
