@@ -28,6 +28,8 @@ const LAST_TIME: Duration = Duration::from_secs(1);
 const LEAST_LAST_TIME: Duration = Duration::from_millis(1);
 /// A poller pauses so many times as long as they took, before others have all of [`LAST_TIME`].
 const LAST_PAUSE: u32 = 30;
+/// About the most bytes of messages that they read.
+const LAST_BYTES: usize = 64 << 20;
 
 /// The polls before a link ends.
 pub struct LastPolls {
@@ -36,6 +38,8 @@ pub struct LastPolls {
     /// [`Links::rested`] at the beginning.
     rested: Time,
     polls: u32,
+    /// Bytes of messages that may still come.
+    pub(super) bytes: usize,
     /// The last one has found that nothing more comes.
     is_silent: bool,
 }
@@ -293,22 +297,25 @@ impl<P: Port> Links<P> {
         let begin = (self.clock)();
         let unrested = self.rested.since(begin) / LAST_PAUSE;
         let limit = LAST_TIME.saturating_sub(unrested).max(LEAST_LAST_TIME);
-        LastPolls { begin, limit, rested: self.rested.max(begin), polls: 0, is_silent: false }
+        let (rested, bytes) = (self.rested.max(begin), LAST_BYTES);
+        LastPolls { begin, limit, rested, polls: 0, bytes, is_silent: false }
     }
 
-    /// One of [`Links::last_polls`]; `false` if they are over. Their number and time are bounded,
-    /// as peers may never be silent. The time is that of the caller too, which handles messages.
+    /// One of [`Links::last_polls`]; `false` if they are over. Their number, bytes and time are
+    /// bounded, as peers may never be silent. The time is that of the caller too.
     #[cold]
     pub fn poll_last(&mut self, last: &mut LastPolls) -> bool {
         let took = (self.clock)().since(last.begin);
         // No debt is longer than that of LAST_TIME, whatever took more.
         let longest = last.begin + took + LAST_TIME * LAST_PAUSE;
         self.rested = longest.min(last.rested + took * LAST_PAUSE);
-        if last.is_silent || last.polls == LAST_POLLS || (last.polls > 0 && took >= last.limit) {
+        let is_full = last.polls == LAST_POLLS || last.bytes == 0;
+        if last.is_silent || is_full || (last.polls > 0 && took >= last.limit) {
             return false;
         }
         last.polls += 1;
         let count = self.port.poll(&mut self.completions);
+        last.bytes = last.bytes.saturating_sub(self.completions.message_bytes());
         // A poll that copies a part of a large tensor returns 0 and leaves something to come.
         last.is_silent = self.handle_poll(count) == 0 && self.arm();
         true

@@ -379,3 +379,25 @@ fn the_last_polls_of_a_peer_that_is_never_silent_end_in_time_also_if_they_are_ma
     assert!(!links.poll_last(&mut last), "what came has taken the rest of the time");
     assert_eq!(links.take_down(link).map(drop), None);
 }
+
+/// The same, while no time passes.
+#[test]
+fn the_last_polls_of_a_peer_that_is_never_silent_take_bounded_bytes() {
+    const MOST: usize = 400;
+    let Scene { links, link, peer } = scene();
+    let calls = Arc::new(AtomicU64::new(0));
+    let (asked, peer) = (calls.clone(), Mutex::new(peer));
+    let mut links = links.timed_by(Arc::new(move || {
+        let said = Message::Withdraw { edge: EdgeId { number: 7, generation: 1 } };
+        peer.lock().expect("no panic").say(&said);
+        asked.fetch_add(1, Ordering::Relaxed);
+        Time::ZERO
+    }));
+    let mut last = links.last_polls();
+    last.bytes = MOST;
+    while links.poll_last(&mut last) {}
+    // Each has at least a byte. One is said before the first poll, and one after the last.
+    let calls = calls.load(Ordering::Relaxed) as usize;
+    assert!((2..=MOST + 2).contains(&calls), "{calls} messages in {MOST} bytes");
+    assert_eq!(links.take_down(link).map(drop), None);
+}

@@ -8,7 +8,7 @@
 //! If the lender's fabric ends first, the tensor is leaked: the pool does not reuse its bytes, and
 //! ends when the program drops it. The borrower has a mapping of its own. Nobody can write to the
 //! memory then: the writable mapping is gone, and the seals of the file forbid another.
-#![allow(clippy::disallowed_types)] // only tried, never waited for
+#![allow(clippy::disallowed_types)] // waited for where links begin and end alone
 
 use crate::fabric::shm::link::LinkLoans;
 use crate::fabric::shm::loans::reclaim::PeerProcess;
@@ -64,8 +64,8 @@ impl OrphanedLoans {
             return Ok(());
         }
         let why = format!(
-            "process {pid} still has tensors that {MAX_LINKS} links lent to it before they ended: drop \
-             borrowed tensors, or start it again"
+            "process {pid} (0: one of another PID namespace) still has what {MAX_LINKS} links lent to \
+             it before they ended: drop borrowed tensors, or start it again"
         );
         Err(FabricError::Peer { fabric: FabricKind::Shm, why })
     }
@@ -74,6 +74,7 @@ impl OrphanedLoans {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn forget(&self) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.count.store(0, Ordering::Relaxed);
     }
 
     /// Drops tensors that no peer reads any more. Without loans it is one load; it never waits.
