@@ -150,7 +150,7 @@ fn no_end_of_a_step_at_a_peer_takes_long() {
 /// other steps then need theirs.
 #[test]
 fn a_window_that_is_full_does_not_hold_up_many_waiters() {
-    const WAITERS: u32 = 1 << 11;
+    const WAITERS: u32 = 1 << 10;
     let mut edges = InEdges::<u32, u8, u32, u8>::new(OPTIONS);
     let (begin, index) = (Instant::now(), edges.edge(&0));
     let mut announced = None;

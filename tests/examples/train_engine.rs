@@ -33,6 +33,7 @@ fn processes_end_with_the_same_weights_over_tcp_and_grpc_calls() {
     }
 }
 
+#[ignore = "takes long: tests/nightly"]
 #[test]
 fn processes_on_three_hosts_end_with_the_same_weights_over_tcp() {
     let Some(network) = Network::of(3) else { return };
@@ -66,6 +67,7 @@ fn tensors_and_bytes_are_those_of_the_formula_and_go_through_shared_memory() {
     assert!(share > 0.0 && share < 1.0, "{summary}");
 }
 
+#[ignore = "takes long: tests/nightly"]
 #[test]
 fn a_tensor_takes_a_record_and_a_loan_and_hardly_more_with_or_without_a_standing_request() {
     let operations = |standing: &str| {

@@ -14,6 +14,7 @@ fn a_third_of_the_default_steps_reach_96_percent_and_a_single_run_moves_nothing(
     assert!(summary["steps_per_second"].as_f64().expect("speed") > 0.0);
 }
 
+#[ignore = "takes long: tests/nightly"]
 #[test]
 fn the_same_seed_gives_the_same_weights_and_another_gives_others() {
     let digest = |seed: u32| {

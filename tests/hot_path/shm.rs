@@ -441,6 +441,7 @@ fn small_tensors_with_a_standing_request() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn written_tensors_with_a_standing_request() {
     prove("written_standing");
 }

@@ -269,13 +269,22 @@ fn assert_a_caller_without_a_proof_learns_nothing(auth: [AuthSettings; 2]) {
 
 #[test]
 fn a_caller_without_a_proof_learns_nothing_and_ends_nothing() {
-    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let secret = folders[0].path().join("secret");
+    assert_a_caller_without_a_proof_learns_nothing([AuthSettings::Uid, AuthSettings::Uid]);
+}
+
+#[test]
+fn a_caller_without_the_secret_learns_nothing_and_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
     write(&secret, &[b'x'; 64]);
+    assert_a_caller_without_a_proof_learns_nothing([(); 2].map(|()| AuthSettings::Secret(secret.clone())));
+}
+
+#[test]
+fn a_caller_without_a_certificate_learns_nothing_and_ends_nothing() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let authority = Authority::new();
     let worker = |task: usize| AuthSettings::Tls(authority.worker(folders[task].path(), task as u32));
-    assert_a_caller_without_a_proof_learns_nothing([AuthSettings::Uid, AuthSettings::Uid]);
-    assert_a_caller_without_a_proof_learns_nothing([(); 2].map(|()| AuthSettings::Secret(secret.clone())));
     assert_a_caller_without_a_proof_learns_nothing([worker(0), worker(1)]);
 }
 
