@@ -66,6 +66,7 @@ use super::{
 use crate::memory::Pool;
 use crate::wire::own_user;
 use connect::address::{self, EndpointToken, HostId, ShmAddress};
+use connect::foreign::ForeignFd;
 use connect::handshake::{self, LocalSide, ShmPeer};
 use connect::socket::{self, Deadline};
 use file_cache::FileCache;
@@ -222,7 +223,7 @@ pub struct ShmEndpoint {
     options: LinkOptions,
     layout: SegmentLayout,
     segment: OwnSegment,
-    listener: OwnedFd,
+    listener: ForeignFd,
     token: EndpointToken,
     address: Vec<u8>,
 }

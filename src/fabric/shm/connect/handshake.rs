@@ -7,6 +7,7 @@
 //! any other process that connects, and waits on.
 
 use super::address::{EndpointToken, HostId, ShmAddress, check_uid};
+use super::foreign::{self, ForeignFd};
 use super::hello::{HandshakeMessage, ShmHello};
 use super::socket::{self, Deadline, ReceiveFailure};
 use crate::fabric::shm::memory::layout::SegmentLayout;
@@ -18,7 +19,6 @@ use crate::wire::LACKS;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Connections that an acceptor may have open at a time.
@@ -200,7 +200,7 @@ pub(crate) fn try_socket(address: &ShmAddress, deadline: Deadline) -> Result<(),
 /// If the deadline passes, or either side refuses the other.
 pub(crate) fn accept(
     side: &LocalSide<'_>,
-    listener: &OwnedFd,
+    listener: &ForeignFd,
     address: &ShmAddress,
     deadline: Deadline,
 ) -> Result<ShmPeer, FabricError> {
@@ -231,19 +231,24 @@ pub(crate) fn accept(
             return Err(no_peer_came(last_rejection, deadline));
         }
         if ready[0] {
-            for _ in 0..MAX_REFUSED {
-                match Candidate::accept_one(listener, side) {
-                    Ok(None) => break,
-                    Ok(Some(candidate)) => {
-                        candidates.push(candidate);
+            let mut refused = Vec::new();
+            while refused.len() < MAX_REFUSED {
+                let Some(socket) = accept_one(listener).map_err(Rejection::into_error)? else { break };
+                match identify_peer(socket.as_fd(), side) {
+                    Ok((pid, process)) => {
+                        candidates.push(Candidate { socket, state: CandidateState::New { pid, process } });
                         // Its hello may be there already. It is read before others take its place.
                         break;
                     }
                     // Another user, for example. It takes no place of a candidate.
-                    Err(Rejection::Candidate(why)) => last_rejection = Some(why),
+                    Err(Rejection::Candidate(why)) => {
+                        last_rejection = Some(why);
+                        refused.push(socket);
+                    }
                     Err(rejection) => return Err(rejection.into_error()),
                 }
             }
+            foreign::close_all(refused);
             if candidates.len() > MAX_CANDIDATES {
                 // A flood says nothing. Whoever has said hello was told the address.
                 let silent =
@@ -283,7 +288,7 @@ fn no_peer_came(last_rejection: Option<String>, deadline: Deadline) -> FabricErr
 
 /// A process that has connected.
 struct Candidate {
-    socket: OwnedFd,
+    socket: ForeignFd,
     state: CandidateState,
 }
 
@@ -299,19 +304,16 @@ enum CandidateProgress {
     Ready(ShmPeer),
 }
 
-impl Candidate {
-    fn accept_one(listener: &OwnedFd, side: &LocalSide<'_>) -> Result<Option<Candidate>, Rejection> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match rustix::net::accept_with(listener, flags) {
-            Ok(socket) => socket,
-            // The connection is gone already, or a signal arrived: there is nothing to accept now.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
-            Err(error) => return Err(Rejection::Local(few_files("accepting the peer's connection", error))),
-        };
-        let (pid, process) = identify_peer(socket.as_fd(), side)?;
-        Ok(Some(Candidate { socket, state: CandidateState::New { pid, process } }))
+fn accept_one(listener: &ForeignFd) -> Result<Option<ForeignFd>, Rejection> {
+    match socket::accept(listener) {
+        Ok(socket) => Ok(Some(socket)),
+        // The connection is gone already, or a signal arrived: there is nothing to accept now.
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(error) => Err(Rejection::Local(few_files("accepting the peer's connection", error))),
     }
+}
 
+impl Candidate {
     fn receive_message(
         self,
         side: &LocalSide<'_>,
@@ -387,7 +389,7 @@ impl LocalSide<'_> {
     fn check_hello(
         &self,
         hello: ShmHello,
-        files: Vec<OwnedFd>,
+        files: Vec<ForeignFd>,
         address: &ShmAddress,
         pid: u32,
         process: OwnedFd,
@@ -405,12 +407,15 @@ impl LocalSide<'_> {
         }
         let mut files = files.into_iter();
         let mut next = || files.next().ok_or_else(|| Rejection::Candidate("a file is missing".into()));
-        let sealed = |file: OwnedFd, len: u64| {
-            verify_seals(&file, len).map(|_| file).map_err(|e| Rejection::Candidate(e.to_string()))
+        // What is sealed is memory, so its close waits for nobody.
+        let sealed = |file: ForeignFd, len: u64| match verify_seals(&file, len) {
+            Ok(_) => Ok(file.trust()),
+            Err(error) => Err(Rejection::Candidate(error.to_string())),
         };
         let segment = sealed(next()?, hello.segment)?;
         let doorbells = next()?;
         SharedSegment::check(&doorbells, doorbells::BYTES).map_err(Rejection::Candidate)?;
+        let doorbells = doorbells.trust();
         let mut regions = Vec::with_capacity(hello.regions.len());
         for (id, len) in hello.regions {
             regions.push((id, len, sealed(next()?, len)?));

@@ -1,6 +1,7 @@
 //! Connecting two endpoints: addresses, hello messages, sockets and the handshake.
 
 pub(crate) mod address;
+pub(crate) mod foreign;
 pub(crate) mod handshake;
 pub(crate) mod hello;
 #[cfg(test)]

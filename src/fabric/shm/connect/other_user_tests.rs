@@ -5,17 +5,22 @@
 //! listens. Only root can take another user's place, so the tests are skipped for other users.
 
 use super::address::ShmAddress;
+use super::foreign::{self, ForeignFd};
 use super::hello::HandshakeMessage;
 use super::socket::{self, Deadline};
 use super::tests::{OPTIONS, SHORT_TIMEOUT, TIMEOUT, address, endpoint, good_files, hello, why};
 use crate::fabric::shm::testing::pool;
 use crate::fabric::{Endpoint, Role};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::net::{SocketAddrUnix, sockopt};
 use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -71,7 +76,7 @@ fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_
     let name = address(&acceptor).socket_name().expect("a name");
     let bytes = HandshakeMessage::Hello(hello(&initiator, &acceptor)).to_bytes();
     let silent = || socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
-    let _crowd: Vec<OwnedFd> = as_nobody(|| (0..100).map(|_| silent()).collect());
+    let _crowd: Vec<ForeignFd> = as_nobody(|| (0..100).map(|_| silent()).collect());
     let connect = || {
         let socket = silent();
         let files = good_files();
@@ -109,9 +114,61 @@ fn another_user_that_listens_in_a_peers_place_is_told_nothing() {
     let listener = as_nobody(|| socket::listen(&name).expect("a socket"));
     let text = why(initiator.connect(Role::Initiator, &listening.to_bytes(), TIMEOUT));
     assert_names_both_users(&text);
-    let came = rustix::net::accept(&listener).expect("it has connected");
+    let came = socket::accept(&listener).expect("it has connected");
     let said = socket::receive(&came);
     assert!(said.is_err(), "it was told {said:?}");
+}
+
+/// A TCP socket whose last `close` waits for a minute, as its peer reads nothing. Returns the peer
+/// too.
+fn lingering_socket() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut socket = TcpStream::connect(listener.local_addr().expect("its own")).expect("connected");
+    let (peer, _) = listener.accept().expect("it has connected");
+    socket.set_nonblocking(true).expect("it is valid");
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    sockopt::set_socket_linger(&socket, Some(Duration::from_secs(60))).expect("it is valid");
+    (socket, peer)
+}
+
+/// Another user connects before and during the handshake, and its files are closed with a refused
+/// connection, with a listener that did not accept it, and with an endpoint that is given up.
+#[test]
+fn another_user_that_sends_files_whose_close_waits_holds_nobody_up() {
+    if !is_root() {
+        return;
+    }
+    let send_to = |name: &SocketAddrUnix| {
+        let (file, peer) = lingering_socket();
+        let socket = socket::connect(name, Deadline::after(TIMEOUT)).expect("connected");
+        socket::send_bytes(&socket, b"close it", &[file.as_fd()]).expect("sent");
+        peer
+    };
+    let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
+    let given_up = endpoint(&OPTIONS);
+    let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
+    let names = [&acceptor, &initiator, &given_up].map(|one| address(one).socket_name().expect("a name"));
+    let _peers = as_nobody(|| names.each_ref().map(send_to));
+    let began = Instant::now();
+    drop(given_up);
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
+        initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
+        assert!(accepted.join().expect("no panic").is_ok());
+    });
+    // Neither does a thread that nobody waits for.
+    while closers() > 0 {
+        assert!(began.elapsed() < TIMEOUT, "{} threads still close files", closers());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    println!("{:?}", began.elapsed());
+}
+
+/// Threads of this process that close the files of others.
+fn closers() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
+    let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+    threads.filter_map(|thread| name(thread).ok()).filter(|name| name.trim() == foreign::NAME).count()
 }
 
 /// The memory of a pool has no name but in `/proc`.

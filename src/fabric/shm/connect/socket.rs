@@ -4,6 +4,7 @@
 //! all.
 #![allow(unsafe_code)]
 
+use super::foreign::ForeignFd;
 use super::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -62,15 +63,21 @@ impl Deadline {
 }
 
 /// A socket that accepts connections of peers.
-pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<ForeignFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, name)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
+/// The next connection, if there is one.
+pub(crate) fn accept(listener: &ForeignFd) -> rustix::io::Result<ForeignFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::accept_with(listener, flags).map(ForeignFd::from)
+}
+
 /// Connects. Waits for room in the listener's queue until the deadline, then returns `AGAIN`.
-pub(crate) fn connect(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn connect(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::Result<ForeignFd> {
     let socket = unix_socket(SocketFlags::CLOEXEC)?;
     loop {
         // A timeout of zero would mean none.
@@ -83,8 +90,8 @@ pub(crate) fn connect(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::
     }
 }
 
-fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+fn unix_socket(flags: SocketFlags) -> rustix::io::Result<ForeignFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(ForeignFd::from)
 }
 
 /// Sends a message, with files.
@@ -136,7 +143,7 @@ impl From<String> for ReceiveFailure {
 ///
 /// # Errors
 /// [`ReceiveFailure`].
-pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedFd>), ReceiveFailure> {
+pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<ForeignFd>), ReceiveFailure> {
     let mut bytes = [0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -151,7 +158,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<OwnedF
     let mut files = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(more) = message {
-            files.extend(more);
+            files.extend(more.map(ForeignFd::from));
         }
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {

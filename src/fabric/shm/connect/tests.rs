@@ -1,6 +1,7 @@
 //! Handshakes with processes that must be rejected, that are late, or that never come.
 
 use super::address::{ShmAddress, VERSION};
+use super::foreign::ForeignFd;
 use super::hello::{HandshakeMessage, ShmHello};
 use super::socket::{self, Deadline, ReceiveFailure, receive, send_bytes};
 use crate::fabric::shm::memory::layout::SegmentLayout;
@@ -53,7 +54,7 @@ pub(super) fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     ShmHello { from: from.token, to: token, depth: 8, generation: 0, has_barriers: true, segment, regions }
 }
 /// Waits until the connection has a message or is closed. Returns whether that came in time.
-fn has_news(socket: &OwnedFd) -> bool {
+fn has_news(socket: &ForeignFd) -> bool {
     Deadline::after(TIMEOUT).wait(&mut [PollFd::new(socket, PollFlags::IN)]).expect("polled")
 }
 
@@ -189,7 +190,7 @@ fn a_silent_connection_does_not_keep_the_peer_out() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let name = address(&acceptor).socket_name().expect("a name");
-    let _silent: Vec<OwnedFd> =
+    let _silent: Vec<ForeignFd> =
         (0..4).map(|_| socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected")).collect();
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
@@ -214,7 +215,7 @@ fn a_flood_of_silent_connections_does_not_end_a_handshake_that_has_begun() {
         socket::send(&peer, &message, &files).expect("sent");
         assert!(has_news(&peer), "no answer");
         assert!(matches!(receive(&peer), Ok((HandshakeMessage::Hello(_), _))));
-        let flood: Vec<OwnedFd> = (0..64).map(|_| connect()).collect();
+        let flood: Vec<ForeignFd> = (0..64).map(|_| connect()).collect();
         assert!(has_news(&flood[40]), "it was not closed");
         socket::send(&peer, &HandshakeMessage::Ready, &[]).expect("the connection is there");
         // It took the peer in, and found that the made-up files can't be mapped.

@@ -379,17 +379,17 @@ impl SharedSegment {
     ///
     /// # Errors
     /// The reason.
-    pub(crate) fn check(file: &OwnedFd, bytes: usize) -> Result<(), String> {
-        let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
+    pub(crate) fn check(file: impl AsFd, bytes: usize) -> Result<(), String> {
+        let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SHARED_SEALS) {
             return Err(format!("its doorbells are not sealed: the file has seals {:#x}", seals.bits()));
         }
-        let have = rustix::fs::fstat(file).map_err(|error| error.to_string())?.st_size;
+        let have = rustix::fs::fstat(&file).map_err(|error| error.to_string())?.st_size;
         if have < bytes as i64 {
             return Err(format!("its doorbells have {have} bytes, not {bytes}"));
         }
         // A page of the reserve that is gone is an access that kills.
-        let kind = rustix::fs::fstatfs(file).map_err(|error| error.to_string())?.f_type;
+        let kind = rustix::fs::fstatfs(&file).map_err(|error| error.to_string())?.f_type;
         if kind as u64 == HUGETLBFS {
             return Err("its doorbells are in reserved huge pages".into());
         }
