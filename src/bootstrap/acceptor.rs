@@ -5,6 +5,7 @@
 //! request, for example HTTP/2 pings, keep no connection alive.
 
 use super::auth::{Admitted, AuthStream, Authenticator, ProofError};
+use super::http2_stream::Http2Stream;
 use super::pacer::HandshakePacer;
 use super::places::Places;
 use super::refused::RefusedCallers;
@@ -276,7 +277,7 @@ impl ProvenCaller {
 
 /// A connection whose caller has proven its name.
 pub(super) struct AcceptedConnection {
-    stream: AuthStream,
+    stream: Http2Stream<AuthStream>,
     caller: Arc<ProvenCaller>,
     timer: Pin<Box<Sleep>>,
     /// A newer connection takes this one's place. `None` once it has.
@@ -294,6 +295,7 @@ impl AcceptedConnection {
     ) -> Self {
         let caller = Arc::new(ProvenCaller::new(name, idle));
         let timer = Box::pin(tokio::time::sleep_until(caller.valid_until()));
+        let stream = Http2Stream::serving(stream);
         AcceptedConnection { stream, caller, timer, ended: Some(ended), _place: place }
     }
 

@@ -4,6 +4,7 @@ use super::auth::{Authenticator, ProofError, was_cut};
 use super::connector::Connector;
 use super::generated as grpc;
 use super::generated::bootstrap_client::BootstrapClient;
+use super::peer_channel::PeerChannel;
 use super::peer_record::{GENERATION_PAUSE, LifeRefusal};
 use super::peer_table::{PeerTable, SAW};
 use super::peering::{MAX_OFFER, PeerInfo};
@@ -17,7 +18,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Response, Status};
 
 /// Time limit of a call that the peer answers at once.
@@ -35,7 +36,7 @@ pub(super) struct Client {
     shared: Arc<BootstrapShared>,
     peer: usize,
     address: String,
-    grpc: BootstrapClient<Channel>,
+    grpc: BootstrapClient<PeerChannel>,
 }
 
 /// Why a call failed.
@@ -76,8 +77,7 @@ impl Client {
         let address = shared.address(peer);
         let name = shared.peers[peer].clone();
         let connector = Connector { auth, peer: name, address: address.clone(), limit: CALL_LIMIT };
-        let channel =
-            Endpoint::from_shared(format!("http://{address}"))?.connect_with_connector_lazy(connector);
+        let channel = PeerChannel::new(&Endpoint::from_shared(format!("http://{address}"))?, connector);
         let grpc = BootstrapClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);

@@ -2,6 +2,7 @@
 
 use super::auth::{AuthStream, Authenticator, ProofError};
 use super::blocking;
+use super::http2_stream::Http2Stream;
 use crate::wire::{TaskId, is_lack};
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -109,7 +110,7 @@ fn rank(error: &ProofError) -> u8 {
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<AuthStream>;
+    type Response = TokioIo<Http2Stream<AuthStream>>;
     type Error = ProofError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ProofError>> + Send>>;
 
@@ -119,6 +120,6 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, _uri: Uri) -> Self::Future {
         let connector = self.clone();
-        Box::pin(async move { connector.connect().await.map(TokioIo::new) })
+        Box::pin(async move { Ok(TokioIo::new(Http2Stream::calling(connector.connect().await?))) })
     }
 }

@@ -20,6 +20,7 @@
 //! | `messages` | texts of the messages that have an offer |
 //! | `auth` | the proof of names before the first request |
 //! | `acceptor`, `connector` | incoming and outgoing connections |
+//! | `http2_stream`, `peer_channel` | what HTTP/2 and gRPC must not take from a peer |
 //! | `refused` | the callers that were refused last |
 //! | `blocking` | calls that may block |
 //! | `pacer` | the time that failed handshakes may take |
@@ -40,10 +41,12 @@ pub mod fuzzing;
 #[rustfmt::skip]
 #[allow(missing_docs, unnameable_types, clippy::all, clippy::unwrap_used)]
 mod generated;
+mod http2_stream;
 mod incarnation;
 mod messages;
 mod options;
 mod pacer;
+mod peer_channel;
 mod peer_record;
 mod peer_table;
 mod peering;

@@ -2,6 +2,7 @@
 
 use super::super::auth::{Authenticator, ProofError, was_cut};
 use super::super::connector::Connector;
+use super::super::peer_channel::PeerChannel;
 use super::super::shared::MAX_REASON;
 use super::super::thread::MAX_MESSAGE;
 use super::StoreOptions;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Response, Status};
 
 /// Name of the thread.
@@ -41,7 +42,7 @@ pub struct RemoteStore {
     name: String,
     server: TaskId,
     timeout: Duration,
-    grpc: StoreClient<Channel>,
+    grpc: StoreClient<PeerChannel>,
     runtime: Handle,
     /// The process that has the thread.
     home: u32,
@@ -151,7 +152,7 @@ impl RemoteStore {
         let runtime = super::super::thread::runtime().map_err(|error| local(error.to_string()))?;
         let channel = {
             let _entered = runtime.enter();
-            endpoint.connect_with_connector_lazy(connector)
+            PeerChannel::new(&endpoint, connector)
         };
         let grpc = StoreClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE)
@@ -185,7 +186,7 @@ impl RemoteStore {
         deadline: CallDeadline,
         waits: Duration,
         is_read: bool,
-        call: impl Fn(StoreClient<Channel>) -> F + Send + Sync + 'static,
+        call: impl Fn(StoreClient<PeerChannel>) -> F + Send + Sync + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -257,7 +258,7 @@ impl RemoteStore {
     fn change<T, F>(
         &self,
         tried: String,
-        call: impl Fn(StoreClient<Channel>) -> F + Send + Sync + 'static,
+        call: impl Fn(StoreClient<PeerChannel>) -> F + Send + Sync + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,

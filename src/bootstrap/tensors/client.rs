@@ -3,6 +3,7 @@
 use super::super::auth::Authenticator;
 use super::super::connector::Connector;
 use super::super::generated as grpc;
+use super::super::peer_channel::PeerChannel;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
 use super::{
@@ -18,7 +19,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
 /// Pauses between attempts of a call that was not answered: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
@@ -52,7 +53,7 @@ pub(in crate::bootstrap) struct TensorClients {
 struct TensorClient {
     shared: Arc<BootstrapShared>,
     peer: usize,
-    grpc: TensorsClient<Channel>,
+    grpc: TensorsClient<PeerChannel>,
     /// Calls at a time.
     calls: Arc<Semaphore>,
     /// Bytes of large tensors that may be on their way, in units.
@@ -220,13 +221,12 @@ impl TensorClient {
         let name = shared.peers[peer].clone();
         let connector = Connector { auth, peer: name, address: address.clone(), limit: CONNECT_LIMIT };
         // A connection of its own: heartbeats do not wait behind tensors.
-        let channel = Endpoint::from_shared(format!("http://{address}"))?
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))?
             .initial_stream_window_size(WINDOWS.0)
             .initial_connection_window_size(WINDOWS.1)
             .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .connect_with_connector_lazy(connector);
-        let grpc = TensorsClient::new(channel)
+            .keep_alive_timeout(KEEP_ALIVE);
+        let grpc = TensorsClient::new(PeerChannel::new(&endpoint, connector))
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
         let units = usize::try_from(max_bytes / ROOM_UNIT + 1).unwrap_or(usize::MAX);

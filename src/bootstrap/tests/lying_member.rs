@@ -6,6 +6,12 @@ use super::super::shared::MAX_REASON;
 use super::lying_sender::serve;
 use super::*;
 use grpc::bootstrap_server::{Bootstrap, BootstrapServer};
+use http_body_util::{BodyExt, Empty};
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::task::{Context, Poll};
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
 use tonic::{Request, Response, Status};
 
 /// Worker 1. Each field is one of its answers.
@@ -96,4 +102,54 @@ fn the_reason_of_a_failed_attempt_is_cut_and_controls_no_terminal() {
     let error = error_with(&liar, "nono");
     assert!(error.contains("\\u{1b}[2Jno") && error.contains("...") && !error.contains('\x1b'), "{error}");
     assert!(error.len() < 2 * MAX_REASON, "{} bytes", error.len());
+}
+
+/// Answers each call with a status whose details are in no base64.
+#[derive(Clone, Default)]
+struct NoBase64 {
+    /// In the trailers of the answer. Otherwise the answer has headers alone.
+    in_trailers: bool,
+    calls: Arc<AtomicU64>,
+}
+
+impl Service<http::Request<Body>> for NoBase64 {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _request: http::Request<Body>) -> Self::Future {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let status =
+            [("grpc-status", "13"), ("grpc-message", "it%20lies"), ("grpc-status-details-bin", "%%%")];
+        let status: http::HeaderMap =
+            status.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).into_iter().collect();
+        let mut answer = http::Response::default();
+        answer.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+        match self.in_trailers {
+            true => *answer.body_mut() = Body::new(Empty::new().with_trailers(ready(Some(Ok(status))))),
+            false => answer.headers_mut().extend(status),
+        }
+        ready(Ok(answer))
+    }
+}
+
+/// tonic panics on such a status, and the thread that calls the peer would end with it.
+#[test]
+fn a_status_with_details_in_no_base64_is_an_error_like_any_other() {
+    for in_trailers in [false, true] {
+        let liar = NoBase64 { in_trailers, ..NoBase64::default() };
+        let cluster = workers(2);
+        let _end = serve(&cluster, liar.clone());
+        let (begin, member) = (Instant::now(), Member::start(options(&cluster, 0)));
+        member.await_missing("it lies");
+        // It calls again, and stops in time.
+        while liar.calls.load(Ordering::Relaxed) < 3 {
+            assert!(begin.elapsed() < LONG, "no other call");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

@@ -468,6 +468,22 @@ fn proven_connections_without_a_valid_request_end_in_seconds_too() {
 }
 
 #[test]
+fn a_proven_connection_that_acknowledges_a_ping_ends_at_once() {
+    let cluster = workers(2);
+    let _first = Member::start(options(&cluster, 0));
+    let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &name("worker", 1)).unwrap());
+    let (peer, address) = (name("worker", 0), address(&cluster, "worker", 0));
+    let connector = Connector { auth, peer, address, limit: LONG };
+    let stream = runtime().block_on(connector.connect()).unwrap().into_tcp();
+    let mut stream = stream.into_std().unwrap();
+    let begin = Instant::now();
+    stream.write_all(PREFACE).unwrap();
+    stream.write_all(b"\0\0\x08\x06\x01\0\0\0\0tensors?").unwrap();
+    read_all(&mut stream, LONG);
+    assert!(begin.elapsed() < FIRST_REQUEST, "{:?}", begin.elapsed());
+}
+
+#[test]
 fn silent_connections_beyond_the_places_are_closed_and_members_go_on() {
     let cluster = workers(2);
     let members = linked(&cluster, 2);

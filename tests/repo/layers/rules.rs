@@ -70,6 +70,7 @@ const RPC: &[&str] = &[
     "prost",
     "hyper",
     "hyper_util",
+    "http_body_util",
     "tower",
     "rustls",
     "tokio_rustls",
