@@ -28,7 +28,7 @@ const LOOKS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10
 enum LaunchEvent {
     /// The process has ended, and was not waited for.
     Ended(usize, End),
-    /// A stream of a process has ended.
+    /// A stream of a process has ended, or a line of the launcher was written.
     Closed,
     /// A signal that ends the launch.
     Signal(i32),
@@ -160,9 +160,10 @@ pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Resul
         let mut passed_on = signals.forever().filter(|signal| *signal != SIGCHLD);
         passed_on.try_for_each(|signal| of_signals.send(LaunchEvent::of(signal)))
     });
-    let mut crew = Crew { members: Vec::new(), first: None, signal: None, ending: Ending::NotBegun, open: 0 };
+    let mut crew =
+        Crew { members: Vec::new(), first: None, signal: None, ending: Ending::NotBegun, open: 0, events };
     for launched in members {
-        crew.start(launched, command, &events)?;
+        crew.start(launched, command)?;
     }
     crew.listen(&news, grace);
     crew.outcome()
@@ -176,17 +177,13 @@ struct Crew {
     /// The signal that was passed on.
     signal: Option<i32>,
     ending: Ending,
-    /// Streams that have not ended.
+    /// Streams that have not ended, and lines of the launcher that were not written.
     open: usize,
+    events: Sender<LaunchEvent>,
 }
 
 impl Crew {
-    fn start(
-        &mut self,
-        launched: &Launched,
-        command: &[OsString],
-        events: &Sender<LaunchEvent>,
-    ) -> Result<(), CliError> {
+    fn start(&mut self, launched: &Launched, command: &[OsString]) -> Result<(), CliError> {
         let Launched { name, variables } = launched;
         let failed = |error: &dyn fmt::Display| CliError::failed(format!("starting {name}"), error);
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
@@ -210,7 +207,7 @@ impl Crew {
         };
         if let Some(out) = out {
             self.open += 1;
-            let (prefix, events) = (prefix.clone(), events.clone());
+            let (prefix, events) = (prefix.clone(), self.events.clone());
             thread(Box::new(move || {
                 output::forward(&prefix, out, output::to_stdout);
                 let _ = events.send(LaunchEvent::Closed);
@@ -218,13 +215,13 @@ impl Crew {
         }
         if let Some(err) = err {
             self.open += 1;
-            let events = events.clone();
+            let events = self.events.clone();
             thread(Box::new(move || {
                 output::forward(&prefix, err, output::to_stderr);
                 let _ = events.send(LaunchEvent::Closed);
             }))?;
         }
-        let events = events.clone();
+        let events = self.events.clone();
         thread(Box::new(move || {
             let _ = events.send(LaunchEvent::Ended(index, End::of(process)));
         }))
@@ -271,7 +268,7 @@ impl Crew {
                 Ending::Asked { .. } => {}
                 Ending::Killed if now >= *killed_at.get_or_insert(now) + DYING => {
                     let what = format!("tensorwire launch: processes {left:?} can't be ended\n");
-                    return output::to_stderr(what.as_bytes());
+                    return self.say(what);
                 }
                 Ending::Killed => {}
             }
@@ -304,9 +301,20 @@ impl Crew {
             true => format!("; the others are ended, and killed after {grace:?} (--grace)"),
             false => String::new(),
         };
-        output::to_stderr(format!("tensorwire launch: {failure}{then}\n").as_bytes());
+        self.say(format!("tensorwire launch: {failure}{then}\n"));
         self.first = Some(failure);
         self.ask(grace);
+    }
+
+    /// Has a thread write a line to standard error: what reads it may be a pager, and signals are
+    /// not to wait for that.
+    fn say(&mut self, line: String) {
+        self.open += 1;
+        let events = self.events.clone();
+        std::thread::spawn(move || {
+            output::to_stderr(line.as_bytes());
+            let _ = events.send(LaunchEvent::Closed);
+        });
     }
 
     /// Asks all to end, before they are killed.
@@ -330,7 +338,7 @@ impl Crew {
             "tensorwire launch: signal {name} is passed on; what runs after {grace:?} (--grace), or at \
              another signal, is killed\n"
         );
-        output::to_stderr(what.as_bytes());
+        self.say(what);
         // After a failure the time runs already.
         if self.ending == Ending::NotBegun {
             self.ending = Ending::PassedOn { kill_at: Instant::now() + grace };

@@ -13,7 +13,7 @@ use crate::error::{CliError, print};
 use crate::reference::stopwatch::Stopwatch;
 use crate::reference::word_mapping::WordMapping;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The initiator: measures every size, and prints the results as they come.
 pub fn measure(
@@ -70,6 +70,9 @@ pub fn answer(
     measure::answer(channel, max_bytes, mapping, workload, baseline)
 }
 
+/// How long the last message of the other process is waited for.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Why a run failed: the last message of the other process, or its exit status, or `seen`.
 pub fn explain(
     seen: CliError,
@@ -79,8 +82,9 @@ pub fn explain(
     if matches!(seen, CliError::Usage(_)) {
         return seen; // the other side failed for the same reason
     }
-    let mut received = channel.set_timeout(Duration::from_millis(500)).and_then(|()| channel.receive());
-    while received.is_ok() {
+    let end = Instant::now() + LAST_WORDS;
+    let mut received = channel.set_timeout(LAST_WORDS).and_then(|()| channel.receive());
+    while received.is_ok() && Instant::now() < end {
         received = channel.receive();
     }
     let name = if second.is_some() { "second process" } else { "server" };
@@ -98,4 +102,25 @@ fn pin(args: &PerfArgs, core: usize) -> Result<(), CliError> {
         return Ok(());
     }
     tensorwire::pin_current_thread(core).map_err(|error| CliError::Failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_last_words_of_a_process_that_goes_on_talking_are_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let channel = |stream| ControlChannel::new(stream, Duration::from_secs(5)).unwrap();
+        let (mut ours, mut theirs) = (channel(ours), channel(theirs));
+        // Until this side hangs up.
+        let talking = std::thread::spawn(move || while theirs.send(&ChannelMessage::Ready).is_ok() {});
+        let begin = Instant::now();
+        let error = explain(CliError::Failed("it is odd".into()), &mut ours, None);
+        assert!(error.to_string().contains("it is odd"), "{error}");
+        assert!(begin.elapsed() < 10 * LAST_WORDS, "{:?}", begin.elapsed());
+        drop(ours);
+        talking.join().unwrap();
+    }
 }

@@ -119,6 +119,28 @@ fn output_is_complete_however_late_it_is_read() {
     assert_eq!(all.lines().filter(|line| *line == "[worker:0] y").count(), 30_000);
 }
 
+/// As with a pager that shows the first page.
+#[test]
+fn a_failure_ends_the_others_while_nobody_reads_standard_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let asked = folder.path().join("asked");
+    let what = format!(
+        "trap 'touch {}; exit 9' TERM; \
+         if [ $RANK = 1 ]; then yes >&2 & sleep 0.5; exit 7; fi; while :; do sleep 0.05; done",
+        asked.display()
+    );
+    let mut launcher = script("-n 2", &what).stderr(Stdio::piped()).spawn().expect("it starts");
+    let begin = Instant::now();
+    while !asked.exists() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the other process was not asked to end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut all = Vec::new();
+    launcher.stderr.take().expect("piped").read_to_end(&mut all).expect("bytes");
+    assert_eq!(launcher.wait().expect("it ends").code(), Some(7));
+    assert!(text(&all).contains("tensorwire launch: worker/1 (process "), "the failure is not named");
+}
+
 #[test]
 fn the_first_failure_ends_all_is_named_and_is_the_exit_status() {
     let what = "trap 'echo asked to end; exit 9' TERM; \
