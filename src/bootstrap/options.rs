@@ -30,7 +30,7 @@ pub struct BootstrapOptions {
     /// free port.
     pub bind: Option<SocketAddr>,
     /// Whether each member has listened at its address before this process knew the cluster. Then
-    /// one where nobody listens has ended.
+    /// one where nobody listens has ended, until it says `Hello` again.
     pub have_met: bool,
     /// How members prove who they are.
     pub auth: AuthSettings,

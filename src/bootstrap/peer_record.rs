@@ -72,7 +72,8 @@ pub(super) struct PeerRecord {
     pub(super) lost: Option<String>,
     /// It outlasts the life: a peer that leaves because of it leaves at once.
     pub(super) disagreement: Option<Disagreement>,
-    /// How and when its process was found to have ended for good: no other one takes its place.
+    /// How and when its process was found to have ended, as far as its address tells. Another
+    /// `Hello` of the life takes that back.
     pub(super) ended: Option<(String, Instant)>,
 }
 

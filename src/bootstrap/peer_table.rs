@@ -540,13 +540,13 @@ impl PeerTable {
         peer.retire_and_tell(cause)
     }
 
-    /// Whether a process was found to have ended for good, so long ago that all such were found.
+    /// Whether a process was found to have ended, so long ago that all such were found.
     pub(super) fn has_ended(&self, now: Instant) -> bool {
         let ended = self.peers.iter().filter_map(|peer| peer.ended.as_ref());
         ended.map(|(_, since)| *since).min().is_some_and(|since| now.duration_since(since) >= LOOK_ROUND)
     }
 
-    /// The peers whose processes have ended for good, and why.
+    /// The peers whose processes were found to have ended, and why.
     pub(super) fn ended(&self) -> impl Iterator<Item = (usize, &str)> {
         self.peers.iter().enumerate().filter_map(|(index, peer)| Some((index, peer.why_ended()?)))
     }

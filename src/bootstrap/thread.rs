@@ -152,7 +152,7 @@ pub(super) struct ConnectionLimits {
     pub(super) idle: Duration,
     /// How long a call may take.
     pub(super) call: Duration,
-    /// Calls of one connection that are served at a time.
+    /// Calls of one connection that may be open at a time.
     pub(super) calls: u32,
 }
 

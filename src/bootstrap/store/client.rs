@@ -4,7 +4,7 @@ use super::super::auth::{Authenticator, ProofError, was_cut};
 use super::super::connector::Connector;
 use super::super::peer_channel::PeerChannel;
 use super::super::shared::MAX_REASON;
-use super::super::thread::MAX_MESSAGE;
+use super::super::thread::{MAX_CALLS, MAX_MESSAGE};
 use super::StoreOptions;
 use super::generated as grpc;
 use super::generated::store_client::StoreClient;
@@ -148,7 +148,9 @@ impl RemoteStore {
             limit: CALL_LIMIT,
         };
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
-        let endpoint = endpoint.map_err(|error| local(error.to_string()))?;
+        // The server serves no more at a time. Others would hold the connection's window meanwhile.
+        let endpoint =
+            endpoint.map_err(|error| local(error.to_string()))?.concurrency_limit(MAX_CALLS as usize);
         let runtime = super::super::thread::runtime().map_err(|error| local(error.to_string()))?;
         let channel = {
             let _entered = runtime.enter();

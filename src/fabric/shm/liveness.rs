@@ -369,6 +369,25 @@ mod tests {
         dies_alone(|process| PeerProcess { pid: 0, ..process });
     }
 
+    #[test]
+    fn a_process_is_itself_alone_whatever_its_id_is() {
+        let [(mut first, a), (mut second, b)] = [sleeper(), sleeper()];
+        let opened_again = Pid::from_raw(a.pid as i32).expect("a child");
+        let again = pidfd_open(opened_again, PidfdFlags::empty()).expect("it lives");
+        let unknown = |pidfd: &Arc<OwnedFd>| PeerProcess { pid: 0, pidfd: Arc::clone(pidfd) };
+        let again = unknown(&Arc::new(again));
+        assert!(unknown(&a.pidfd).is(&again) && !a.is(&b) && !a.is(&again));
+        let inode = |process: &PeerProcess| rustix::fs::fstat(&process.pidfd).expect("open").st_ino;
+        match inode(&a) == inode(&b) {
+            true => println!("skipped: before Linux 6.9 pidfds have one inode"),
+            false => assert!(!unknown(&a.pidfd).is(&unknown(&b.pidfd))),
+        }
+        for child in [&mut first, &mut second] {
+            child.kill().expect("killed");
+            child.wait().expect("reaped");
+        }
+    }
+
     fn dies_alone(known_as: fn(PeerProcess) -> PeerProcess) {
         let watcher = watcher();
         let (mut first, first_process) = sleeper();

@@ -279,8 +279,8 @@ impl ShmEndpoint {
 
     fn link(self, peer: ShmPeer) -> Result<ShmLink, FabricError> {
         let shared = &self.shared;
-        shared.orphans.check(peer.pid)?;
         let process = PeerProcess { pidfd: Arc::new(peer.process), pid: peer.pid };
+        shared.orphans.check(&process)?;
         let mut regions = Vec::with_capacity(peer.regions.len());
         for (id, len, file) in peer.regions {
             let make = |file| Ok(LazyRegion::new(file, len, process.clone(), Arc::clone(&shared.reclaimer)));

@@ -2,9 +2,9 @@
 //! closed.
 //!
 //! The last `close` of a TCP socket waits for as long as its owner has chosen (`SO_LINGER`). Any
-//! process that may connect to a Unix socket can leave such a file in its queue, and the `close` of
-//! the socket closes that file. A thread that exits does not wait, so an exiting thread closes them
-//! last.
+//! process that may connect to a Unix socket can leave such a file in its queue. The `close` of the
+//! Unix socket closes that file. A thread that exits does not wait, so an exiting thread closes
+//! them last.
 #![allow(unsafe_code)]
 // The two threads wait for each other, and nobody for them.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]

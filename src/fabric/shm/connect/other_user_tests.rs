@@ -131,8 +131,8 @@ fn lingering_socket() -> (TcpStream, TcpStream) {
     (socket, peer)
 }
 
-/// Another user connects before and during the handshake, and its files are closed with a refused
-/// connection, with a listener that did not accept it, and with an endpoint that is given up.
+/// Another user connects to three endpoints. Its files are closed with a refused connection, with a
+/// listener that accepts nobody, and with an endpoint that is given up.
 #[test]
 fn another_user_that_sends_files_whose_close_waits_holds_nobody_up() {
     if !is_root() {

@@ -56,13 +56,13 @@ impl OrphanedLoans {
     ///
     /// # Errors
     /// If it has.
-    pub(crate) fn check(&self, pid: u32) -> Result<(), FabricError> {
+    pub(crate) fn check(&self, process: &PeerProcess) -> Result<(), FabricError> {
         self.sweep();
         let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        // Processes of other PID namespaces have no id here, and one bound.
-        if links.iter().filter(|link| link.process.pid == pid).count() < MAX_LINKS {
+        if links.iter().filter(|link| link.process.is(process)).count() < MAX_LINKS {
             return Ok(());
         }
+        let pid = process.pid;
         let why = format!(
             "process {pid} (0: one of another PID namespace) still has what {MAX_LINKS} links lent to \
              it before they ended: drop borrowed tensors, or start it again"

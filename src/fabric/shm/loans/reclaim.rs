@@ -13,6 +13,7 @@ use crate::fabric::{LoanLimiter, TICKS_PER_GRACE};
 use crate::memory::{ForkGuard, PeerRegion, merge_spans};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::fstat;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The process of a peer: its pidfd and its id.
@@ -29,6 +30,13 @@ impl PeerProcess {
     pub(crate) fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
+
+    /// Whether both are one process. Before Linux 6.9 all processes of other PID namespaces are
+    /// taken for one: their pidfds have one inode.
+    pub(crate) fn is(&self, other: &PeerProcess) -> bool {
+        let inode = |process: &PeerProcess| fstat(&process.pidfd).map(|file| (file.st_dev, file.st_ino));
+        self.pid == other.pid && inode(self) == inode(other)
     }
 }
 
