@@ -101,9 +101,9 @@ documented() {
 }
 
 # With examples and doctests. Where spinning threads share a CPU the hot path takes forty rounds per
-# scenario.
+# scenario. The kill matrix has each cell, once or twice.
 everything() {
-    TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=40 \
+    TENSORWIRE_TEST_SIM_SECONDS=10 TENSORWIRE_TEST_SHARED_CPU_ROUNDS=40 TENSORWIRE_TEST_KILLS=36 \
         tested cargo test --locked --workspace --no-fail-fast \
         --config 'target."cfg(all())".runner = "tests/runner"'
 }

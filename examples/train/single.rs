@@ -93,6 +93,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "takes long: tests/nightly"]
     fn a_seed_gives_the_same_bits_again_and_another_seed_others() {
         let first = train(short(2, 3, 7)).digest;
         assert_eq!(train(short(2, 3, 7)).digest, first);
@@ -100,6 +101,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "takes long: tests/nightly"]
     fn the_number_of_servers_changes_no_bit_and_the_number_of_workers_does() {
         let one = train(short(1, 3, 7)).digest;
         assert_eq!(train(short(2, 3, 7)).digest, one);
@@ -110,6 +112,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "takes long: tests/nightly"]
     fn progress_ends_with_the_last_step_and_the_loss_falls() {
         let mut told = Vec::new();
         let plan = Plan { steps: 130, ..plan(1, 1, 1) };

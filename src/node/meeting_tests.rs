@@ -173,24 +173,32 @@ fn a_cluster_of_one_meets_nobody() {
 
 #[test]
 fn whoever_has_not_come_is_named_by_all() {
-    // One waits longer than task 0, one as long, and one less.
-    for (timeouts, at) in [(["2s", "30s"], 2), (["2s", "2s"], 2), (["4s", "1s"], 4)] {
-        let port = free_port().to_string();
-        let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
-        let folder = tempfile::tempdir().unwrap();
-        let file = format!("file://{}/store", folder.path().display());
-        let file = [("TENSORWIRE_STORE", &*file)];
-        for place in [&master[..], &file] {
-            let begin = Instant::now();
-            let builders = vec![member(0, 5, place, timeouts[0]), member(2, 5, place, timeouts[1])];
-            for outcome in join_all(builders) {
-                let error = outcome.unwrap_err();
-                assert!(error.contains("3 of 5 have not come: worker/1, worker/3, worker/4"), "{error}");
-            }
-            let took = begin.elapsed();
-            assert!(took < 5 * Duration::from_secs(at), "{timeouts:?}: {took:?}");
+    let meet_in_vain = |place: &[(&str, &str)], timeouts: [&str; 2], at: u64| {
+        let begin = Instant::now();
+        let builders = vec![member(0, 5, place, timeouts[0]), member(2, 5, place, timeouts[1])];
+        for outcome in join_all(builders) {
+            let error = outcome.unwrap_err();
+            assert!(error.contains("3 of 5 have not come: worker/1, worker/3, worker/4"), "{error}");
         }
-    }
+        let took = begin.elapsed();
+        assert!(took < 5 * Duration::from_secs(at), "{timeouts:?}: {took:?}");
+    };
+    let meet_in_vain = &meet_in_vain;
+    std::thread::scope(|scope| {
+        // One waits longer than task 0, one as long, and one less.
+        for (timeouts, at) in [(["2s", "30s"], 2), (["2s", "2s"], 2), (["4s", "1s"], 4)] {
+            scope.spawn(move || {
+                let port = free_port().to_string();
+                let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+                meet_in_vain(&master, timeouts, at);
+            });
+            scope.spawn(move || {
+                let folder = tempfile::tempdir().unwrap();
+                let file = format!("file://{}/store", folder.path().display());
+                meet_in_vain(&[("TENSORWIRE_STORE", &*file)], timeouts, at);
+            });
+        }
+    });
 }
 
 #[test]

@@ -391,6 +391,7 @@ fn tensors_that_are_written_to_a_grant() {
 }
 
 #[test]
+#[ignore = "takes long: tests/nightly"]
 fn large_tensors() {
     prove("large");
 }
