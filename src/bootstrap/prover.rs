@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::io::{AsyncWriteExt, copy, split};
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long the end of a channel waits for the last bytes to leave.
@@ -116,15 +117,16 @@ impl Prover {
     fn channel(&self, stream: AuthStream) -> io::Result<ProvenChannel> {
         let (ours, inner) = UnixStream::pair()?;
         inner.set_nonblocking(true)?;
+        let (closes, closing) = oneshot::channel();
         let this = self.clone();
         let carrier = std::thread::Builder::new().name("tw-carrier".into()).spawn(move || {
             this.0.runtime.block_on(async {
                 if let Ok(inner) = tokio::net::UnixStream::from_std(inner) {
-                    carry(inner, stream).await;
+                    carry(inner, stream, closing).await;
                 }
             });
         })?;
-        Ok(ProvenChannel { stream: ours, carrier: Some(carrier) })
+        Ok(ProvenChannel { stream: ours, carrier: Some((closes, carrier)) })
     }
 }
 
@@ -135,13 +137,18 @@ impl std::fmt::Debug for Prover {
 }
 
 /// Carries bytes both ways until the program closes its end. The end of the other side closes that
-/// direction.
-async fn carry(program: tokio::net::UnixStream, peer: AuthStream) {
+/// direction. `closing` comes when the program has closed its end.
+async fn carry(program: tokio::net::UnixStream, peer: AuthStream, closing: oneshot::Receiver<()>) {
     let ((mut from_program, mut to_program), (mut from_peer, mut to_peer)) = (split(program), split(peer));
     // A failure ends a direction, as the end of its source does.
     let mut outward = pin!(async {
         drop(copy(&mut from_program, &mut to_peer).await);
-        drop(timeout(LAST_BYTES, to_peer.shutdown()).await);
+        drop(to_peer.shutdown().await);
+    });
+    // A peer that reads nothing takes no last bytes.
+    let mut too_late = pin!(async {
+        let _ = closing.await;
+        tokio::time::sleep(LAST_BYTES).await;
     });
     let mut inward = pin!(async {
         drop(copy(&mut from_peer, &mut to_program).await);
@@ -152,7 +159,7 @@ async fn carry(program: tokio::net::UnixStream, peer: AuthStream) {
         has_ended = has_ended || inward.as_mut().poll(context).is_ready();
         match outward.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => too_late.as_mut().poll(context),
         }
     })
     .await;
@@ -172,8 +179,8 @@ fn failed(error: ProofError) -> io::Error {
 #[derive(Debug)]
 pub struct ProvenChannel {
     stream: UnixStream,
-    /// The thread that carries the bytes.
-    carrier: Option<JoinHandle<()>>,
+    /// The thread that carries the bytes, and the word that this end is closed.
+    carrier: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl ProvenChannel {
@@ -187,7 +194,9 @@ impl Drop for ProvenChannel {
     fn drop(&mut self) {
         // Fails if it is closed already.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
-        if let Some(carrier) = self.carrier.take() {
+        if let Some((closes, carrier)) = self.carrier.take() {
+            // The thread may have ended with the connection.
+            let _ = closes.send(());
             // It can't panic, and the last bytes have a time limit.
             let _ = carrier.join();
         }
@@ -200,6 +209,7 @@ mod tests {
     use rustix::io::Errno;
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::time::Instant;
 
     const SOON: Duration = Duration::from_secs(10);
 
@@ -246,6 +256,18 @@ mod tests {
             assert_eq!(got.len(), long.len(), "{settings:?}");
             assert!(got == long, "{settings:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_does_not_hold_up_the_end() {
+        let [Ok(caller), Ok(listener)] = prove([&AuthSettings::Plain; 2], 0) else { panic!("plain") };
+        let stuck = Duration::from_millis(200);
+        listener.stream().set_write_timeout(Some(stuck)).expect("it is valid");
+        while listener.stream().write(&[0; 1 << 16]).is_ok() {}
+        let begin = Instant::now();
+        drop(listener);
+        assert!((LAST_BYTES..5 * LAST_BYTES).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        drop(caller);
     }
 
     #[test]

@@ -281,7 +281,7 @@ impl RemoteStore {
         loop {
             let is_last = answered && deadline.left() <= CALL_LIMIT;
             let wait = if looks { Duration::ZERO } else { deadline.wait(is_last) };
-            let asked = keys.clone();
+            let (asked, asked_at) = (keys.clone(), Instant::now());
             let tried = format!("waiting for {} keys", keys.len());
             let answer = self.call(tried.clone(), deadline, wait, true, move |mut grpc| {
                 let request = grpc::WaitRequest { keys: asked.clone(), wait_ms: millis(wait) };
@@ -300,6 +300,7 @@ impl RemoteStore {
             if keys.is_empty() || looks || deadline.is_over() {
                 return Ok(keys);
             }
+            rest(asked_at, wait, deadline);
         }
     }
 
@@ -321,6 +322,14 @@ impl RemoteStore {
             }
         }
         Ok(missing)
+    }
+}
+
+/// Rests before a server is asked again that has not waited. An honest one waits for what is
+/// missing.
+fn rest(asked_at: Instant, wait: Duration, deadline: CallDeadline) {
+    if asked_at.elapsed() < wait / 2 {
+        std::thread::sleep(PAUSES.1.min(deadline.left()));
     }
 }
 
@@ -389,7 +398,7 @@ impl Store for RemoteStore {
             let is_last = answered && deadline.left() <= CALL_LIMIT;
             let wait = deadline.wait(is_last);
             let request = grpc::GetRequest { key: key.to_owned(), wait_ms: millis(wait) };
-            let tried = format!("getting {}", quote(key));
+            let (tried, asked_at) = (format!("getting {}", quote(key)), Instant::now());
             let answer = self.call(tried, deadline, wait, true, move |mut grpc| {
                 let request = request.clone();
                 async move { grpc.get(request).await }
@@ -404,6 +413,7 @@ impl Store for RemoteStore {
                 let (store, missing) = (self.name.clone(), vec![key.to_owned()]);
                 return Err(StoreError::Timeout { store, missing, waited: timeout });
             }
+            rest(asked_at, wait, deadline);
         }
     }
 

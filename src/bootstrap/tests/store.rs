@@ -3,13 +3,20 @@
 use super::super::auth::{AuthSettings, Authenticator};
 use super::super::connector::Connector;
 use super::super::store::{StoreGrpcClient, generated as grpc};
+use super::lying_sender;
 use super::*;
 use crate::store::tests::SUITE;
 use crate::store::{FileStore, MAX_KEY, MAX_VALUE, Store, StoreError};
+use http_body_util::{BodyExt, Full};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::io::Write;
+use std::task::{Context, Poll};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
 use tonic::transport::Endpoint;
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -472,4 +479,46 @@ fn a_store_file_survives_the_death_of_writers() {
         store.add("sum", 1).unwrap();
         store.set("filler", &vec![number as u8; (number % 5000) as usize]).unwrap();
     }
+}
+
+/// A server that answers each call at once: the key is missing.
+#[derive(Clone, Default)]
+struct NeverWaits(Arc<AtomicU32>);
+
+impl Service<http::Request<Body>> for NeverWaits {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        // `missing: [0]`, or no value.
+        let message: &[u8] = if request.uri().path().ends_with("/Wait") { &[10, 1, 0] } else { &[] };
+        let bytes = [&[0, 0, 0, 0, message.len() as u8], message].concat();
+        let status = ("grpc-status".parse().unwrap(), "0".parse().unwrap());
+        let status: http::HeaderMap = [status].into_iter().collect();
+        let body = Full::new(bytes::Bytes::from(bytes)).with_trailers(ready(Some(Ok(status))));
+        let mut answer = http::Response::new(Body::new(body));
+        answer.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+        ready(Ok(answer))
+    }
+}
+
+#[test]
+fn a_server_that_does_not_wait_is_not_asked_without_a_pause() {
+    let (cluster, server) = (workers(2), NeverWaits::default());
+    let _end = lying_sender::serve(&cluster, server.clone());
+    let address = address(&cluster, "worker", 1).parse().unwrap();
+    let options = StoreOptions::new(name("worker", 0), name("worker", 1), address);
+    let store = RemoteStore::unchecked(&options).unwrap();
+    let time = Duration::from_millis(500);
+    for missing in [store.wait(&["k"], time).unwrap_err(), store.get("k", time).unwrap_err()] {
+        assert!(matches!(missing, StoreError::Timeout { .. }), "{missing}");
+    }
+    let calls = server.0.load(Ordering::SeqCst);
+    assert!((4..50).contains(&calls), "{calls} calls");
 }
