@@ -167,6 +167,11 @@ fn is_on_one_host(config: &Config) -> bool {
     hosts.all(|host| Some(host) == first)
 }
 
+/// Whether the kernel lists an RDMA device.
+fn has_rdma_devices() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
+}
+
 /// Why a node may not use a fabric that its configuration leaves out.
 fn not_named(named: FabricSet) -> String {
     format!("fabric is {named}")
@@ -194,6 +199,10 @@ impl OpeningFabrics {
             None => match open_device(config) {
                 Ok(device) => Some(device),
                 Err(NodeError::Fabric(error)) => {
+                    // Without a device nobody expects it.
+                    if has_rdma_devices() {
+                        tracing::warn!("verbs is not used: {error}");
+                    }
                     closed.push((FabricKind::Verbs, plain(error)));
                     None
                 }

@@ -38,6 +38,19 @@ fn role_idle() {
     }
 }
 
+/// Says so before it joins.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_first() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let node = member(&cluster, 1).start().expect("the node starts");
+    println!("started");
+    node.join().expect("joined");
+    loop {
+        let _ = node.progress();
+    }
+}
+
 #[test]
 #[ignore = "a role, not a test"]
 fn role_sender() {
@@ -259,6 +272,26 @@ fn where_a_loss_is_fatal_every_call_ends_with_an_error_that_names_the_lost() {
         let error = error.expect_err("a peer was lost");
         assert!(matches!(&error, Error::PeerLost { peer, .. } if peer.to_string() == "w/1"), "{error}");
     }
+}
+
+/// The median of five. The join of the first one waits for the start of the last.
+#[test]
+fn the_join_of_the_member_that_starts_last_takes_little() {
+    let join = || {
+        let cluster = cluster(2);
+        let mut other = Other::start("lifecycle::role_first", &cluster);
+        other.wait_for("started");
+        let node = member(&cluster, 0).start().expect("the node starts");
+        let begin = Instant::now();
+        node.join().expect("joined");
+        let took = begin.elapsed();
+        other.kill();
+        took
+    };
+    let mut times = [(); 5].map(|()| join());
+    times.sort();
+    println!("{times:?}");
+    assert!(times[2] < 5 * Duration::from_millis(50), "{times:?}");
 }
 
 #[test]

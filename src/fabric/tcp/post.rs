@@ -1,6 +1,6 @@
 //! Posting on a link: every operation of [`Port`](crate::fabric::Port) but polls.
 
-use super::frame::{Frame, FrameTarget, MAX_SEND, PayloadCarrier, SHORT_HEADER};
+use super::frame::{Frame, FrameTarget, LONG_HEADER, MAX_SEND, PayloadCarrier, SHORT_HEADER};
 use super::grants::TcpGranted;
 use super::link::{HeldWrite, TcpLinkInner};
 use super::reads::TcpPendingRead;
@@ -74,7 +74,8 @@ impl TcpLinkInner {
             return Err(PostError::Refused("more bytes than can be written inline: see the link's limits"));
         }
         let target = target(grant, bytes.len() as u64)?;
-        self.room(bytes.len() as u64)?;
+        // They are copied, however long they are.
+        self.room_for((LONG_HEADER + bytes.len(), 0))?;
         let by = PayloadCarrier::Main;
         self.out.post(Frame::Write { target, len: bytes.len() as u64, immediate, by }, bytes);
         self.posted();

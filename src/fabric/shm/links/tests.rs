@@ -278,7 +278,7 @@ fn a_peer_that_clears_its_ring_only_delays() {
     a.port.send(to_b, b"x").expect("room");
     // As a hostile peer could: no bit, and no sleeper.
     b.attached().doorbell.doorbell.reset();
-    let (sleeper, start) = (b.port.sleeper(), Instant::now());
+    let (sleeper, start, mut longest) = (b.port.sleeper(), Instant::now(), Duration::ZERO);
     let found = loop {
         let seen = sleeper.seen();
         let came = b.poll();
@@ -286,11 +286,15 @@ fn a_peer_that_clears_its_ring_only_delays() {
             break first;
         }
         if b.port.arm() {
+            let asleep = Instant::now();
             sleeper.sleep(Sleep::Waiter, seen, TIMEOUT);
+            longest = longest.max(asleep.elapsed());
         }
         assert!(start.elapsed() < TIMEOUT, "it hangs");
     };
     assert_eq!(found.link, to_a);
+    println!("the longest sleep took {longest:?}");
+    assert!(longest < 5 * Duration::from_millis(100), "{longest:?}");
 }
 
 #[test]
