@@ -61,6 +61,7 @@ pub use pool::{Pool, PoolOptions, PoolStats};
 pub(crate) use region::limits::{CgroupLimit, ReadFile};
 pub(crate) use region::pages::is_for_reserve;
 pub use region::pages::{PageKind, PagePolicy};
+pub(crate) use region::peer::is_in_huge_pages;
 pub(crate) use region::peer::merge_spans;
 pub use region::peer::{PeerRegion, PeerRegionError, verify_seals};
 pub use region::report::RegionReport;

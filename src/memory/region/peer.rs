@@ -4,7 +4,7 @@ use super::limits::{self, ReadFile};
 use crate::memory::byte_count::ByteCount;
 use memmap2::{Mmap, MmapOptions};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::param::page_size;
@@ -38,6 +38,19 @@ pub enum PeerRegionError {
         /// Size that the peer says, in bytes.
         claimed: u64,
     },
+    /// The file is in reserved huge pages that it does not have all. To read one that is missing
+    /// takes one of this process's own reserve, and kills the process if it has none.
+    #[error(
+        "the peer's region of {} has {} in reserved huge pages: it must have all of them",
+        ByteCount(*.size),
+        ByteCount(*.there)
+    )]
+    Holes {
+        /// Size of the file in bytes.
+        size: u64,
+        /// Bytes that have pages.
+        there: u64,
+    },
     /// The region can't be mapped, and is larger than the memory of the host.
     #[error(
         "the peer's region of {} can't be mapped: this host has {} of memory and swap",
@@ -63,6 +76,18 @@ pub enum PeerRegionError {
 }
 
 const SEALS_BITS: u32 = SEALS.bits();
+/// Bytes of a block of `st_blocks`.
+const BLOCK: u64 = 512;
+/// The kind of file system of memory in reserved huge pages.
+const HUGETLBFS: u64 = 0x9584_58f6;
+
+/// Whether a file is in reserved huge pages.
+///
+/// # Errors
+/// Of `fstatfs`.
+pub(crate) fn is_in_huge_pages(file: impl AsFd) -> rustix::io::Result<bool> {
+    Ok(fstatfs(file)?.f_type as u64 == HUGETLBFS)
+}
 
 /// Checks that nobody can shorten `fd` or map it for writing any more, and that it has at least
 /// `min_len` bytes. Returns its size in bytes.
@@ -84,9 +109,15 @@ pub fn verify_seals(fd: impl AsFd, min_len: u64) -> Result<u64, PeerRegionError>
     if !have.contains(SEALS) {
         return Err(PeerRegionError::Seals { have: have.bits() });
     }
-    let size = fstat(&fd).map_err(os("reading the size of"))?.st_size as u64;
+    let file = fstat(&fd).map_err(os("reading the size of"))?;
+    let size = file.st_size as u64;
     if size < min_len {
         return Err(PeerRegionError::TooShort { size, claimed: min_len });
+    }
+    // Its seals keep all others from taking pages out.
+    let there = file.st_blocks as u64 * BLOCK;
+    if there < size && is_in_huge_pages(&fd).map_err(os("reading the kind of"))? {
+        return Err(PeerRegionError::Holes { size, there });
     }
     Ok(size)
 }

@@ -6,13 +6,15 @@
 //! Unix socket closes that file. A thread that exits does not wait, so an exiting thread closes
 //! them last.
 #![allow(unsafe_code)]
-// The two threads wait for each other, and nobody for them.
+// Two threads wait for each other, and others for a bounded time.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::net::{Shutdown, shutdown};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
+use std::time::Duration;
 
 /// Name of the threads.
 pub(super) const NAME: &str = "tw-shm-close";
@@ -20,23 +22,45 @@ pub(super) const NAME: &str = "tw-shm-close";
 /// Bytes of a thread's stack.
 const STACK: usize = 64 * 1024;
 
+/// How long files are waited for whose number matters. It takes 1 ms, unless a file holds the
+/// threads.
+const CLOSED: Duration = Duration::from_millis(20);
+
+/// Held while a thread makes its own table of descriptors, and while files leave that of the
+/// process. So no file that is being closed is in the table of a thread that goes on.
+static TABLES: Mutex<()> = Mutex::new(());
+
 /// A file of another process, or a socket that other processes may send files to.
 #[derive(Debug)]
 pub(crate) struct ForeignFd {
     /// `None` once it was trusted or closed.
     file: Option<OwnedFd>,
+    is_received: bool,
 }
 
 impl ForeignFd {
+    /// A socket of this process.
+    pub(super) fn of_socket(socket: OwnedFd) -> Self {
+        ForeignFd { file: Some(socket), is_received: false }
+    }
+
+    /// A file that came over a socket.
+    pub(super) fn received(file: OwnedFd) -> Self {
+        ForeignFd { file: Some(file), is_received: true }
+    }
+
     /// The file, once it is known that its `close` waits for nobody.
     pub(crate) fn trust(mut self) -> OwnedFd {
         self.file.take().expect("it is taken at the end alone")
     }
-}
 
-impl From<OwnedFd> for ForeignFd {
-    fn from(file: OwnedFd) -> Self {
-        ForeignFd { file: Some(file) }
+    /// Takes the file out. Whoever connects to a socket, or waits for its words, hears of its end.
+    fn end(&mut self) -> Option<OwnedFd> {
+        let file = self.file.take()?;
+        if !self.is_received {
+            let _ = shutdown(&file, Shutdown::Both);
+        }
+        Some(file)
     }
 }
 
@@ -48,43 +72,48 @@ impl AsFd for ForeignFd {
 
 impl Drop for ForeignFd {
     fn drop(&mut self) {
-        close(self.file.take().into_iter().collect());
+        let _ = close(self.end().into_iter().collect(), self.is_received);
     }
 }
 
-/// Closes files with one exiting thread for all of them.
-pub(crate) fn close_all(files: impl IntoIterator<Item = ForeignFd>) {
-    close(files.into_iter().filter_map(|mut file| file.file.take()).collect());
+/// Closes files with one exiting thread for all of them. Waits until they count no more as open
+/// files of this process, but for 20 ms at most.
+pub(crate) fn close_all(files: Vec<ForeignFd>) {
+    if !files.is_empty() {
+        let are_received = files.iter().any(|file| file.is_received);
+        let closed = close(files.into_iter().filter_map(|mut file| file.end()).collect(), are_received);
+        let _ = closed.recv_timeout(CLOSED);
+    }
 }
 
-/// Without a thread, or before Linux 5.9, which can't give a thread a table of its own, whoever
-/// closes the files may wait. That is this thread only if it can start no other.
-fn close(files: Vec<OwnedFd>) {
+/// Closes files. The result disconnects once that is done.
+///
+/// Before Linux 5.9, or where `close_range` is refused, no thread can have a table of its own. The
+/// thread that closes the files may wait then. That is this one only if it can start no other.
+fn close(files: Vec<OwnedFd>, are_received: bool) -> Receiver<()> {
+    let (done, closed) = mpsc::sync_channel::<()>(0);
     if files.is_empty() {
-        return;
-    }
-    // Whoever connects to a socket, or waits for its words, hears of the end at once. Other files
-    // have nothing to shut down.
-    for file in &files {
-        let _ = shutdown(file, Shutdown::Both);
+        return closed;
     }
     let _ = thread().spawn(move || {
         let mut numbers: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
         numbers.sort_unstable();
-        let ((shares, unshared), (closed, last)) = (mpsc::sync_channel(1), mpsc::sync_channel::<()>(1));
+        let ((shares, shared), (goes, may_go)) = (mpsc::sync_channel(1), mpsc::sync_channel::<()>(0));
         let holder = thread().spawn(move || {
-            keep_only(&numbers);
             // The receiver waits for it.
-            let _ = shares.send(());
-            // Until the other thread has closed the files in the table of the process.
-            let _ = last.recv();
+            let _ = shares.send(keep_only(&numbers));
+            // Until the process has closed the files.
+            let _ = may_go.recv();
         });
-        if holder.is_ok() {
-            let _ = unshared.recv();
-        }
+        let is_kept = holder.is_ok() && shared.recv() == Ok(true);
+        // A file that was received may be one of FUSE, whose server each `close` waits for.
+        let tables =
+            (is_kept && !are_received).then(|| TABLES.lock().unwrap_or_else(PoisonError::into_inner));
         drop(files);
-        drop(closed);
+        drop(tables);
+        drop((goes, done));
     });
+    closed
 }
 
 fn thread() -> Builder {
@@ -92,18 +121,21 @@ fn thread() -> Builder {
 }
 
 /// Gives this thread a table of descriptors of its own, in which these alone are open. They are in
-/// order. Changes nothing if the kernel can't do that.
-fn keep_only(files: &[RawFd]) {
-    let (Some(&last), mut next) = (files.last(), 0) else { return };
+/// order. Returns `false`, and changes nothing, if the kernel can't do that.
+fn keep_only(files: &[RawFd]) -> bool {
+    let _tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(&last) = files.last() else { return false };
     if close_range(last as u32 + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE).is_err() {
-        return;
+        return false;
     }
+    let mut next = 0;
     for &file in files {
         if file > next {
             let _ = close_range(next as u32, file as u32 - 1, 0);
         }
         next = file + 1;
     }
+    true
 }
 
 /// Through `syscall`, as glibc has the function from 2.34 on.

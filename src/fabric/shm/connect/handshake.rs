@@ -14,7 +14,7 @@ use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::segment::SharedSegment;
 use crate::fabric::shm::wakeup::doorbells;
 use crate::fabric::{FabricError, FabricKind, LinkOptions};
-use crate::memory::verify_seals;
+use crate::memory::{is_in_huge_pages, verify_seals};
 use crate::wire::LACKS;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -413,6 +413,10 @@ impl LocalSide<'_> {
             Err(error) => Err(Rejection::Candidate(error.to_string())),
         };
         let segment = sealed(next()?, hello.segment)?;
+        // Its mapping could not be ended: it would have another length.
+        if is_in_huge_pages(&segment).unwrap_or(true) {
+            return Err(Rejection::Candidate("its segment is in reserved huge pages".into()));
+        }
         let doorbells = next()?;
         SharedSegment::check(&doorbells, doorbells::BYTES).map_err(Rejection::Candidate)?;
         let doorbells = doorbells.trust();

@@ -73,7 +73,7 @@ pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<ForeignFd> {
 /// The next connection, if there is one.
 pub(crate) fn accept(listener: &ForeignFd) -> rustix::io::Result<ForeignFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::accept_with(listener, flags).map(ForeignFd::from)
+    rustix::net::accept_with(listener, flags).map(ForeignFd::of_socket)
 }
 
 /// Connects. Waits for room in the listener's queue until the deadline, then returns `AGAIN`.
@@ -91,7 +91,8 @@ pub(crate) fn connect(name: &SocketAddrUnix, deadline: Deadline) -> rustix::io::
 }
 
 fn unix_socket(flags: SocketFlags) -> rustix::io::Result<ForeignFd> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(ForeignFd::from)
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map(ForeignFd::of_socket)
 }
 
 /// Sends a message, with files.
@@ -158,7 +159,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<(HandshakeMessage, Vec<Foreig
     let mut files = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(more) = message {
-            files.extend(more.map(ForeignFd::from));
+            files.extend(more.map(ForeignFd::received));
         }
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {

@@ -168,6 +168,25 @@ fn files_without_seals_are_rejected() {
     assert_rejected(with(socket), "not sealed");
 }
 
+/// Pages that are missing would come out of this process's own reserve, or kill it.
+#[test]
+fn a_segment_in_reserved_huge_pages_and_a_region_without_its_pages_are_rejected() {
+    if let Err(error) = memfd_in(MemfdFlags::HUGETLB, 1 << 30, true) {
+        return println!("skipped: no memfd in huge pages: {error}");
+    }
+    let huge = || memfd_in(MemfdFlags::HUGETLB, 1 << 30, true).expect("a memfd");
+    let bytes = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
+    let with = |files: fn(u64, OwnedFd) -> Vec<OwnedFd>| {
+        move |from: &ShmEndpoint, to: &ShmEndpoint| {
+            (HandshakeMessage::Hello(hello(from, to)).to_bytes(), files(bytes, huge()))
+        }
+    };
+    let segment = with(|_, huge| vec![huge, doorbells(), memfd(4096, true)]);
+    assert_rejected(segment, "in reserved huge pages: it must have all of them");
+    let region = with(|bytes, huge| vec![memfd(bytes, true), doorbells(), huge]);
+    assert_rejected(region, "in reserved huge pages: it must have all of them");
+}
+
 #[test]
 fn doorbells_in_reserved_huge_pages_are_rejected() {
     // Such a file needs no page of the reserve before it is mapped.

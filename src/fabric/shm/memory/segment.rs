@@ -4,7 +4,7 @@
 use super::layout::SegmentLayout;
 use crate::fabric::words::{LoadWords, ShareWords, StoreWords};
 use crate::fabric::{FabricError, FabricKind};
-use crate::memory::SharedMapping;
+use crate::memory::{SharedMapping, is_in_huge_pages};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -15,9 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
-
-/// The number of the file system of reserved huge pages (linux/magic.h).
-const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// A shared mapping, unmapped on drop.
 struct SegmentMapping {
@@ -389,8 +386,7 @@ impl SharedSegment {
             return Err(format!("its doorbells have {have} bytes, not {bytes}"));
         }
         // A page of the reserve that is gone is an access that kills.
-        let kind = rustix::fs::fstatfs(&file).map_err(|error| error.to_string())?.f_type;
-        if kind as u64 == HUGETLBFS {
+        if is_in_huge_pages(&file).map_err(|error| error.to_string())? {
             return Err("its doorbells are in reserved huge pages".into());
         }
         Ok(())
