@@ -32,6 +32,8 @@ use tonic::transport::server::Connected;
 pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(3);
 /// How long a proven connection may take for its first valid request.
 pub(super) const FIRST_REQUEST: Duration = Duration::from_secs(5);
+/// Proven connections of a name in this time, at most. h2 can write a line to the log for each.
+const OFTEN: (u32, Duration) = (512, Duration::from_secs(10));
 /// Pause of the acceptor after a failure, which is mostly a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A source is logged once in this time for each reason.
@@ -73,6 +75,8 @@ pub(super) struct Acceptor {
     /// How long a proven connection may be without a valid request.
     idle: Duration,
     proven: mpsc::Sender<AcceptedConnection>,
+    /// Since when callers of a name, and of names without places, have made so many connections.
+    made: Mutex<HashMap<Option<TaskId>, (Instant, u32)>>,
     log: Mutex<QuietLog>,
     refused: RefusedCallers,
 }
@@ -88,8 +92,8 @@ impl Acceptor {
         let (proven, incoming) = mpsc::channel(WAITING);
         let (places, log) = (Arc::new(Mutex::new(Places::new())), Mutex::default());
         peers.sort();
-        let pacer = HandshakePacer::default();
-        let acceptor = Acceptor { me, peers, auth, pacer, places, idle, proven, log, refused };
+        let (pacer, made) = (HandshakePacer::default(), Mutex::default());
+        let acceptor = Acceptor { me, peers, auth, pacer, places, idle, proven, made, log, refused };
         (Arc::new(acceptor), ProvenConnections(incoming))
     }
 
@@ -143,6 +147,9 @@ impl Acceptor {
             let outcome = timeout(PROOF_LIMIT, proof).await;
             this.places().dismiss(number);
             match outcome.unwrap_or(Err(ProofError::TooLate)) {
+                Ok(admitted) if this.is_too_often(&admitted.name, Instant::now()) => {
+                    this.log_refusal(from, &ProofError::TooOften);
+                }
                 // Fails when this process stops.
                 Ok(admitted) => drop(this.proven.send(this.place(admitted)).await),
                 Err(why) => this.log_refusal(from, &why),
@@ -167,10 +174,26 @@ impl Acceptor {
         Err(why)
     }
 
+    /// The name, if its callers have places of their own.
+    fn member(&self, name: &TaskId) -> Option<TaskId> {
+        self.peers.binary_search(name).is_ok().then(|| name.clone())
+    }
+
+    /// Whether the callers of a name make more connections than they may. This is one more.
+    fn is_too_often(&self, name: &TaskId, now: Instant) -> bool {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, count) = made.entry(self.member(name)).or_insert((now, 0));
+        if now.saturating_duration_since(*since) >= OFTEN.1 {
+            (*since, *count) = (now, 0);
+        }
+        *count += 1;
+        *count > OFTEN.0
+    }
+
     fn place(&self, admitted: Admitted) -> AcceptedConnection {
         let Admitted { stream, name } = admitted;
         let (end, ended) = oneshot::channel();
-        let member = self.peers.binary_search(&name).is_ok().then(|| name.clone());
+        let member = self.member(&name);
         let (number, evicted) = self.places().admit_proven(member.clone(), end);
         if let Some(evicted) = evicted {
             let _ = evicted.send(());
@@ -392,6 +415,23 @@ mod tests {
         assert!(log.0.len() <= MAX_LINES + 1, "{}", log.0.len());
         let others = log.0.get(&LogKey::Others).expect("the rest");
         assert!(others.1 > 150, "{}", others.1);
+    }
+
+    #[test]
+    fn a_name_has_a_number_of_connections_in_a_time() {
+        let (acceptor, now) = (acceptor(), Instant::now());
+        let [member, other, third] =
+            ["worker/1", "a/0", "b/0"].map(|name| name.parse::<TaskId>().expect("a name"));
+        for _ in 0..OFTEN.0 {
+            assert!(!acceptor.is_too_often(&member, now));
+        }
+        assert!(acceptor.is_too_often(&member, now + OFTEN.1 / 2));
+        assert!(!acceptor.is_too_often(&member, now + OFTEN.1));
+        // Names without places share one number.
+        for _ in 0..OFTEN.0 {
+            assert!(!acceptor.is_too_often(&other, now));
+        }
+        assert!(acceptor.is_too_often(&third, now));
     }
 
     fn acceptor() -> Arc<Acceptor> {

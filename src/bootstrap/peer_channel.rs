@@ -4,15 +4,17 @@ use super::connector::Connector;
 use http_body_util::BodyExt;
 use std::task::{Context, Poll};
 use tonic::body::Body;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::transport::{Channel, Endpoint, Error};
 
 /// The header of a status that has more to say. Nobody here reads it.
 const DETAILS: &str = "grpc-status-details-bin";
+/// The words of a status, in percent-encoding.
+const MESSAGE: &str = "grpc-message";
 
-/// Calls one process. tonic 0.14 panics if the details of a status are not in base64, and a peer
-/// may send any: an answer comes without them.
+/// Calls one process. tonic 0.14 panics if the details of a status are not in base64, and writes a
+/// warning if its words are not UTF-8. An answer comes without such.
 #[derive(Clone)]
 pub(super) struct PeerChannel(Channel);
 
@@ -34,18 +36,57 @@ impl Service<Request<Body>> for PeerChannel {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let answer = self.0.call(request);
-        Box::pin(async move { answer.await.map(without_details) })
+        Box::pin(async move { answer.await.map(sane) })
     }
 }
 
-fn without_details(answer: Response<Body>) -> Response<Body> {
+fn sane(answer: Response<Body>) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
-    head.headers.remove(DETAILS);
+    sane_status(&mut head.headers);
     let body = body.map_frame(|mut frame| {
         if let Some(trailers) = frame.trailers_mut() {
-            trailers.remove(DETAILS);
+            sane_status(trailers);
         }
         frame
     });
     Response::from_parts(head, Body::new(body))
+}
+
+fn sane_status(headers: &mut HeaderMap) {
+    headers.remove(DETAILS);
+    if headers.get(MESSAGE).is_some_and(|words| !is_text(words.as_bytes())) {
+        headers.remove(MESSAGE);
+    }
+}
+
+/// Whether bytes in percent-encoding are UTF-8.
+fn is_text(encoded: &[u8]) -> bool {
+    let mut bytes = Vec::with_capacity(encoded.len());
+    let mut rest = encoded;
+    while let [first, more @ ..] = rest {
+        let digit = |at: usize| more.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+        let (byte, left) = match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => ((high * 16 + low) as u8, &more[2..]),
+            _ => (*first, more),
+        };
+        bytes.push(byte);
+        rest = left;
+    }
+    std::str::from_utf8(&bytes).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_are_no_text_are_found_in_their_encoding() {
+        for text in ["", "plain", "100%", "%4", "%zz%", "%e2%82%ac", "a%20b"] {
+            assert!(is_text(text.as_bytes()), "{text}");
+        }
+        for other in ["%ff", "%e2%82", "a%C3"] {
+            assert!(!is_text(other.as_bytes()), "{other}");
+        }
+        assert!(!is_text(b"\xff"));
+    }
 }

@@ -39,6 +39,8 @@ pub(super) const MAX_CALLS: u32 = 32;
 const WINDOWS: (u32, u32) = (192 * 1024, 384 * 1024);
 /// Bytes of the headers of one call.
 pub(super) const MAX_HEADERS: u32 = 8 * 1024;
+/// Errors of a peer in its streams before its connection ends.
+const MAX_STREAM_ERRORS: usize = 64;
 /// The least time for which a connection may be without a valid request.
 const MIN_IDLE: Duration = Duration::from_secs(10);
 
@@ -182,6 +184,8 @@ pub(super) async fn serve_connections<S>(
         .initial_stream_window_size(WINDOWS.0)
         .initial_connection_window_size(WINDOWS.1)
         .http2_max_header_list_size(MAX_HEADERS)
+        // tonic has no bound of its own, and each error of a peer keeps a stream.
+        .http2_max_local_error_reset_streams(Some(MAX_STREAM_ERRORS))
         .serve_with_incoming(service, incoming);
     if let Err(error) = served.await {
         tracing::error!("{me}: serving peers failed: {error}");

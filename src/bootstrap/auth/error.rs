@@ -88,6 +88,8 @@ pub(in crate::bootstrap) enum ProofError {
          strangers from this port with a firewall"
     )]
     Displaced,
+    #[error("it makes too many connections, which has it wait: look in its log why they end")]
+    TooOften,
 }
 
 impl ProofError {

@@ -3,6 +3,7 @@
 use super::super::auth::Authenticator;
 use super::super::connector::Connector;
 use super::super::generated as grpc;
+use super::super::http2_stream::KEEP_ALIVE;
 use super::super::peer_channel::PeerChannel;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
@@ -28,8 +29,6 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 const SOON: Duration = PENDING_AFTER.checked_div(2).expect("not zero");
 /// Without a part for this long, a call is made again. Its peer answers earlier, if it lives.
 const STALLED: Duration = Duration::from_secs(10);
-/// A connection is asked for a sign of life after this time, and given up after as long again.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Time for a connection and its proofs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// Ends of answered requests that a peer has not heard. A peer that answers hears them sooner than
@@ -224,6 +223,7 @@ impl TensorClient {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?
             .initial_stream_window_size(WINDOWS.0)
             .initial_connection_window_size(WINDOWS.1)
+            // It is given up if no sign of life comes for twice that.
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE);
         let grpc = TensorsClient::new(PeerChannel::new(&endpoint, connector))

@@ -467,8 +467,9 @@ fn proven_connections_without_a_valid_request_end_in_seconds_too() {
     });
 }
 
-#[test]
-fn a_proven_connection_that_acknowledges_a_ping_ends_at_once() {
+/// How long a member keeps the connection of a caller that has proven its name, and then sends
+/// this.
+fn kept_after(frames: &[u8]) -> Duration {
     let cluster = workers(2);
     let _first = Member::start(options(&cluster, 0));
     let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &name("worker", 1)).unwrap());
@@ -478,9 +479,29 @@ fn a_proven_connection_that_acknowledges_a_ping_ends_at_once() {
     let mut stream = stream.into_std().unwrap();
     let begin = Instant::now();
     stream.write_all(PREFACE).unwrap();
-    stream.write_all(b"\0\0\x08\x06\x01\0\0\0\0tensors?").unwrap();
+    stream.write_all(frames).unwrap();
     read_all(&mut stream, LONG);
-    assert!(begin.elapsed() < FIRST_REQUEST, "{:?}", begin.elapsed());
+    begin.elapsed()
+}
+
+#[test]
+fn a_proven_connection_that_acknowledges_a_ping_ends_at_once() {
+    let kept = kept_after(b"\0\0\x08\x06\x01\0\0\0\0tensors?");
+    assert!(kept < FIRST_REQUEST, "{kept:?}");
+}
+
+/// Each frame is an error of a stream of its own, which depends on itself.
+#[test]
+fn a_proven_connection_with_many_errors_in_its_streams_ends_at_once() {
+    let priority = |stream: u32| {
+        let number = (2 * stream + 1).to_be_bytes();
+        [b"\0\0\x05\x02\0", &number[..], &number[..], b"\x10"].concat()
+    };
+    let errors = |count: u32| (0..count).flat_map(priority).collect::<Vec<u8>>();
+    let kept = kept_after(&errors(1000));
+    assert!(kept < FIRST_REQUEST, "{kept:?}");
+    let kept = kept_after(&errors(8));
+    assert!(kept >= FIRST_REQUEST, "a few end a connection after {kept:?}");
 }
 
 #[test]
