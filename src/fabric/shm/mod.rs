@@ -66,9 +66,8 @@ use super::{
 use crate::memory::Pool;
 use crate::wire::own_user;
 use connect::address::{self, EndpointToken, HostId, ShmAddress};
-use connect::foreign::ForeignFd;
 use connect::handshake::{self, LocalSide, ShmPeer};
-use connect::socket::{self, Deadline};
+use connect::socket::{self, Deadline, Listener};
 use file_cache::FileCache;
 use link::{LinkParts, ShmLinkInner};
 use liveness::LazyWatcher;
@@ -223,7 +222,7 @@ pub struct ShmEndpoint {
     options: LinkOptions,
     layout: SegmentLayout,
     segment: OwnSegment,
-    listener: ForeignFd,
+    listener: Listener,
     token: EndpointToken,
     address: Vec<u8>,
 }

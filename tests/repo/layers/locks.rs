@@ -22,7 +22,10 @@ pub const LOCKS: &[(&str, &str)] = &[
         "src/fabric/shm/loans/reclaim",
         "what dead peers left: when a link ends, on the watcher's thread and on the one that settles",
     ),
-    ("src/fabric/shm/connect/foreign", "two threads that close what others have sent; nobody waits for them"),
+    (
+        "src/fabric/shm/connect/foreign",
+        "two threads that close what others have sent; an acceptor waits 20 ms at most",
+    ),
     ("src/fabric/shm/file_cache", "what links to one process share, when one is made"),
     ("src/fabric/shm/regions", "a peer's region until it is mapped; later only a pointer is loaded"),
     ("src/fabric/shm/liveness", "the watcher's thread; a poller only loads a word"),

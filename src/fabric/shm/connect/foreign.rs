@@ -30,7 +30,7 @@ const CLOSED: Duration = Duration::from_millis(20);
 /// process. So no file that is being closed is in the table of a thread that goes on.
 static TABLES: Mutex<()> = Mutex::new(());
 
-/// A file of another process, or a socket that other processes may send files to.
+/// A file of another process, or a socket that processes of other users may send files to.
 #[derive(Debug)]
 pub(crate) struct ForeignFd {
     /// `None` once it was trusted or closed.
@@ -76,12 +76,15 @@ impl Drop for ForeignFd {
     }
 }
 
-/// Closes files with one exiting thread for all of them. Waits until they count no more as open
-/// files of this process, but for 20 ms at most.
-pub(crate) fn close_all(files: Vec<ForeignFd>) {
-    if !files.is_empty() {
-        let are_received = files.iter().any(|file| file.is_received);
-        let closed = close(files.into_iter().filter_map(|mut file| file.end()).collect(), are_received);
+/// Closes sockets with one exiting thread for all of them, and does not wait for it.
+pub(super) fn close_later(sockets: Vec<ForeignFd>) {
+    let _ = close(sockets.into_iter().filter_map(|mut socket| socket.end()).collect(), false);
+}
+
+/// The same. Waits until they count no more as open files of this process, but for 20 ms at most.
+pub(super) fn close_all(sockets: Vec<ForeignFd>) {
+    if !sockets.is_empty() {
+        let closed = close(sockets.into_iter().filter_map(|mut socket| socket.end()).collect(), false);
         let _ = closed.recv_timeout(CLOSED);
     }
 }

@@ -9,7 +9,7 @@
 use super::address::{EndpointToken, HostId, ShmAddress, check_uid};
 use super::foreign::{self, ForeignFd};
 use super::hello::{HandshakeMessage, ShmHello};
-use super::socket::{self, Deadline, ReceiveFailure};
+use super::socket::{self, Deadline, Listener, ReceiveFailure};
 use crate::fabric::shm::memory::layout::SegmentLayout;
 use crate::fabric::shm::memory::segment::SharedSegment;
 use crate::fabric::shm::wakeup::doorbells;
@@ -155,6 +155,7 @@ pub(crate) fn initiate(
     };
     let identified = identify_peer(socket.as_fd(), side);
     let (pid, process) = identified.map_err(Rejection::into_error)?;
+    let socket = socket.trust();
     socket::send(&socket, &side.hello(address), &side.files()).map_err(talking)?;
     if !deadline.wait(&mut [PollFd::new(&socket, PollFlags::IN)]).map_err(talking)? {
         return Err(timeout("waiting for the peer's hello", deadline));
@@ -200,7 +201,7 @@ pub(crate) fn try_socket(address: &ShmAddress, deadline: Deadline) -> Result<(),
 /// If the deadline passes, or either side refuses the other.
 pub(crate) fn accept(
     side: &LocalSide<'_>,
-    listener: &ForeignFd,
+    listener: &Listener,
     address: &ShmAddress,
     deadline: Deadline,
 ) -> Result<ShmPeer, FabricError> {
@@ -236,7 +237,8 @@ pub(crate) fn accept(
                 let Some(socket) = accept_one(listener).map_err(Rejection::into_error)? else { break };
                 match identify_peer(socket.as_fd(), side) {
                     Ok((pid, process)) => {
-                        candidates.push(Candidate { socket, state: CandidateState::New { pid, process } });
+                        let (socket, state) = (socket.trust(), CandidateState::New { pid, process });
+                        candidates.push(Candidate { socket, state });
                         // Its hello may be there already. It is read before others take its place.
                         break;
                     }
@@ -288,7 +290,7 @@ fn no_peer_came(last_rejection: Option<String>, deadline: Deadline) -> FabricErr
 
 /// A process that has connected.
 struct Candidate {
-    socket: ForeignFd,
+    socket: OwnedFd,
     state: CandidateState,
 }
 
@@ -304,7 +306,7 @@ enum CandidateProgress {
     Ready(ShmPeer),
 }
 
-fn accept_one(listener: &ForeignFd) -> Result<Option<ForeignFd>, Rejection> {
+fn accept_one(listener: &Listener) -> Result<Option<ForeignFd>, Rejection> {
     match socket::accept(listener) {
         Ok(socket) => Ok(Some(socket)),
         // The connection is gone already, or a signal arrived: there is nothing to accept now.
@@ -413,7 +415,7 @@ impl LocalSide<'_> {
             Err(error) => Err(Rejection::Candidate(error.to_string())),
         };
         let segment = sealed(next()?, hello.segment)?;
-        // Its mapping could not be ended: it would have another length.
+        // `munmap` of its bytes would fail: its pages are larger.
         if is_in_huge_pages(&segment).unwrap_or(true) {
             return Err(Rejection::Candidate("its segment is in reserved huge pages".into()));
         }

@@ -4,14 +4,14 @@
 //! all.
 #![allow(unsafe_code)]
 
-use super::foreign::ForeignFd;
+use super::foreign::{self, ForeignFd};
 use super::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -63,15 +63,47 @@ impl Deadline {
 }
 
 /// A socket that accepts connections of peers.
-pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<ForeignFd> {
+pub(crate) struct Listener {
+    /// `None` at the end.
+    socket: Option<ForeignFd>,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("it is taken at the end alone").as_fd()
+    }
+}
+
+impl Drop for Listener {
+    /// Another process may have sent files to a connection that was not accepted.
+    fn drop(&mut self) {
+        // Nobody connects any more.
+        let _ = rustix::net::shutdown(&*self, Shutdown::Both);
+        let mut queued = Vec::new();
+        let is_empty = loop {
+            match accept(self) {
+                Ok(socket) => queued.push(socket),
+                Err(Errno::INTR) => {}
+                // There is none, also after a shutdown.
+                Err(error) => break matches!(error, Errno::AGAIN | Errno::INVAL),
+            }
+        };
+        foreign::close_later(queued);
+        if let Some(socket) = self.socket.take().filter(|_| is_empty) {
+            drop(socket.trust());
+        }
+    }
+}
+
+pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<Listener> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, name)?;
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+    Ok(Listener { socket: Some(socket) })
 }
 
 /// The next connection, if there is one.
-pub(crate) fn accept(listener: &ForeignFd) -> rustix::io::Result<ForeignFd> {
+pub(crate) fn accept(listener: &Listener) -> rustix::io::Result<ForeignFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::accept_with(listener, flags).map(ForeignFd::of_socket)
 }
