@@ -89,4 +89,19 @@ mod tests {
         }
         assert!(!is_text(b"\xff"));
     }
+
+    #[test]
+    fn a_status_has_no_details_and_no_words_that_are_no_text() {
+        let left = |words: &'static str| {
+            let status = [(MESSAGE, words), (DETAILS, "%%%"), ("grpc-status", "9")];
+            let status = status.map(|(name, value)| {
+                (name.parse().expect("a name"), value.parse().expect("visible characters"))
+            });
+            let mut headers = HeaderMap::from_iter(status);
+            sane_status(&mut headers);
+            (headers.len(), headers.get(MESSAGE).is_some())
+        };
+        assert_eq!(left("it%20lies"), (2, true));
+        assert_eq!(left("%ff"), (1, false));
+    }
 }

@@ -49,15 +49,14 @@ impl Node {
     /// [`NodeError::Store`] if the first member can't be reached. [`NodeError::Forked`].
     pub fn store(&self) -> Result<Arc<dyn Store>, NodeError> {
         self.check_home()?;
-        let kept = || self.store.store.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(store) = &*kept() {
+        let mut kept = self.store.store.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = &*kept {
             return Ok(store.clone());
         }
-        // Other threads connect at the same time: whoever waited would begin its whole time later.
         let store: Arc<dyn Store> = match &self.store.options {
             None => Arc::new(self.bootstrap.store().clone()),
             Some(options) => Arc::new(RemoteStore::connect(options)?),
         };
-        Ok(kept().get_or_insert(store).clone())
+        Ok(kept.insert(store).clone())
     }
 }

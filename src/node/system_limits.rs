@@ -39,11 +39,16 @@ pub(super) struct SystemLimits {
     pub has_device: bool,
 }
 
+/// Whether the kernel lists an RDMA device.
+pub(super) fn has_rdma_device() -> bool {
+    std::fs::read_dir(DEVICES).is_ok_and(|mut devices| devices.next().is_some())
+}
+
 impl SystemLimits {
     pub fn of_this_process() -> Self {
         // Less the one of the folder that is read.
         let open = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1));
-        let has_device = std::fs::read_dir(DEVICES).is_ok_and(|mut devices| devices.next().is_some());
+        let has_device = has_rdma_device();
         let of_files = Self::of_files(&|path| std::fs::read_to_string(path).ok());
         SystemLimits { open: open as u64, has_device, ..of_files }
     }

@@ -4,6 +4,7 @@ use super::error::NodeError;
 use super::offer::FabricRefusal;
 use super::plan::ResourcePlan;
 use super::rdma::verbs_options;
+use super::system_limits::has_rdma_device;
 use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
@@ -167,11 +168,6 @@ fn is_on_one_host(config: &Config) -> bool {
     hosts.all(|host| Some(host) == first)
 }
 
-/// Whether the kernel lists an RDMA device.
-fn has_rdma_devices() -> bool {
-    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
-}
-
 /// Why a node may not use a fabric that its configuration leaves out.
 fn not_named(named: FabricSet) -> String {
     format!("fabric is {named}")
@@ -200,7 +196,7 @@ impl OpeningFabrics {
                 Ok(device) => Some(device),
                 Err(NodeError::Fabric(error)) => {
                     // Without a device nobody expects it.
-                    if has_rdma_devices() {
+                    if has_rdma_device() {
                         tracing::warn!("verbs is not used: {error}");
                     }
                     closed.push((FabricKind::Verbs, plain(error)));

@@ -311,10 +311,17 @@ impl Crew {
     fn say(&mut self, line: String) {
         self.open += 1;
         let events = self.events.clone();
-        std::thread::spawn(move || {
+        let write = {
+            let line = line.clone();
+            move || {
+                output::to_stderr(line.as_bytes());
+                let _ = events.send(LaunchEvent::Closed);
+            }
+        };
+        if std::thread::Builder::new().spawn(write).is_err() {
+            self.open -= 1;
             output::to_stderr(line.as_bytes());
-            let _ = events.send(LaunchEvent::Closed);
-        });
+        }
     }
 
     /// Asks all to end, before they are killed.

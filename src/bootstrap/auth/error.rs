@@ -88,7 +88,7 @@ pub(in crate::bootstrap) enum ProofError {
          strangers from this port with a firewall"
     )]
     Displaced,
-    #[error("it makes too many connections, which has it wait: look in its log why they end")]
+    #[error("it has made too many connections in a short time: its log may say why they end")]
     TooOften,
 }
 

@@ -475,9 +475,9 @@ fn kept_after(frames: &[u8]) -> Duration {
     let auth = Arc::new(Authenticator::open(&AuthSettings::Uid, &name("worker", 1)).unwrap());
     let (peer, address) = (name("worker", 0), address(&cluster, "worker", 0));
     let connector = Connector { auth, peer, address, limit: LONG };
+    let begin = Instant::now();
     let stream = runtime().block_on(connector.connect()).unwrap().into_tcp();
     let mut stream = stream.into_std().unwrap();
-    let begin = Instant::now();
     stream.write_all(PREFACE).unwrap();
     stream.write_all(frames).unwrap();
     read_all(&mut stream, LONG);
