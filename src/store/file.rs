@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 /// Bytes of the header and of the number that was drawn for the file.
 const START: u64 = HEADER.len() as u64 + 8;
+/// Bytes that one read takes: more than the longest record, and no more than memory has room for,
+/// however long the file says it is.
+const PIECE: u64 = 1 << 20;
 /// A file shorter than this is not written anew.
 const SHORT: u64 = 1 << 20;
 /// A file is written anew when it has so many times the bytes that its entries need.
@@ -229,16 +232,18 @@ impl FileStore {
         if cache.end == 0 || cache.number != number || length < cache.end {
             *cache = Cache { table: StoreTable::default(), number, end: START, ..*cache };
         }
-        let mut bytes = vec![0; (length - cache.end) as usize];
-        file.read_exact_at(&mut bytes, cache.end).map_err(failed)?;
-        match log::apply(&mut cache.table, &bytes) {
-            Ok(read) => cache.end += read as u64,
-            Err(why) => {
-                *cache = Cache::default();
-                return Err(self.foreign(why));
+        loop {
+            let mut bytes = vec![0; (length - cache.end).min(PIECE) as usize];
+            file.read_exact_at(&mut bytes, cache.end).map_err(failed)?;
+            match log::apply(&mut cache.table, &bytes) {
+                Ok(0) => return Ok(()),
+                Ok(read) => cache.end += read as u64,
+                Err(why) => {
+                    *cache = Cache::default();
+                    return Err(self.foreign(why));
+                }
             }
         }
-        Ok(())
     }
 
     fn foreign(&self, why: &str) -> StoreError {

@@ -2,6 +2,7 @@
 
 use super::log::HEADER;
 use super::*;
+use std::fs::File;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -179,6 +180,21 @@ fn what_a_writer_that_died_has_begun_is_cut_off_by_the_next_one() {
         store.set("a", b"2").unwrap();
         assert_eq!(open(&path).get("a", SHORT).unwrap(), b"2");
     }
+}
+
+#[test]
+fn a_file_longer_than_memory_is_read_in_pieces() {
+    let (_folder, path) = file();
+    let store = open(&path);
+    (0..100).for_each(|at: u32| store.set(&format!("key/{at}"), &[7; 60_000]).unwrap());
+    let written = std::fs::metadata(&path).unwrap().len();
+    // A writer that died had made the file longer first.
+    File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    let store = open(&path);
+    assert_eq!(store.count("key/").unwrap(), 100);
+    store.set("last", b"1").unwrap();
+    assert!(std::fs::metadata(&path).unwrap().len() < written + 100);
+    assert_eq!(open(&path).count("").unwrap(), 101);
 }
 
 #[test]

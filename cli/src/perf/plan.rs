@@ -106,8 +106,8 @@ impl Plan {
         let [our_test, their_test] = [&ours, &theirs].map(|terms| in_words(terms.get("test")));
         if our_test != their_test {
             return Err(CliError::Usage(format!(
-                "the server was started for {our_test} and the client runs {their_test}: start both with the \
-                 same test"
+                "the server was started for {our_test} and the client runs {}: start both with the same test",
+                shorten(&their_test, MAX_WORDS)
             )));
         }
         let given = self.given.iter().filter_map(|name| Some((name, ours.get(name)?)));
@@ -115,7 +115,7 @@ impl Plan {
             .filter(|(name, ours)| theirs.get(*name) != Some(ours))
             .map(|(name, ours)| {
                 let option = name.replace('_', "-");
-                let (ours, theirs) = (in_words(Some(ours)), in_words(theirs.get(name)));
+                let (ours, theirs) = (in_words(Some(ours)), shorten(&in_words(theirs.get(name)), MAX_WORDS));
                 format!("--{option} is {ours} at the server and {theirs} at the client")
             })
             .collect();
@@ -536,6 +536,18 @@ mod tests {
         assert!(why.contains("--depth is 64 at the server and 256 at the client"), "{why}");
         let why = refusal("read_lat there -s 64").unwrap_err();
         assert!(why.contains("started for write_lat and the client runs read_lat"), "{why}");
+    }
+
+    #[test]
+    fn a_clients_words_are_escaped_and_cut_off() {
+        let server = plan("rendezvous_lat --profile throughput").unwrap();
+        let mut theirs = plan("rendezvous_lat there").unwrap().args;
+        if let Test::RendezvousLat(options) = &mut theirs.test {
+            options.profile = Some(format!("\x1b[2J{}", "x".repeat(2 * MAX_WORDS)));
+        }
+        let why = server.agree(&theirs).unwrap_err().to_string();
+        assert!(why.contains("--profile is throughput at the server and \\u{1b}[2Jxx"), "{why}");
+        assert!(why.len() < MAX_WORDS + 200, "{why}");
     }
 
     #[test]
