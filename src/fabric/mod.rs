@@ -28,6 +28,7 @@ mod error;
 pub(crate) mod forging;
 mod grant_keys;
 mod loans;
+mod log_rate_limit;
 pub mod multi;
 mod set;
 pub mod shm;

@@ -297,7 +297,7 @@ impl TcpLinkInner {
             self.fill();
         }
         self.has_completion()
-            || !self.received.bytes().is_empty() && self.incoming.is_none()
+            || self.has_frame()
             || self.main_end.is_some()
             || self.may_read
             || self.out.error().is_some()

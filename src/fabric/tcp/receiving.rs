@@ -63,6 +63,25 @@ impl TcpLinkInner {
         }
     }
 
+    /// Whether a poll would handle what has come and waits. A part of a frame waits for the rest.
+    pub(super) fn has_frame(&self) -> bool {
+        let bytes = self.received.bytes();
+        if bytes.is_empty() || self.incoming.is_some() {
+            return false;
+        }
+        if self.skip > 0 {
+            return true;
+        }
+        match Frame::decode(bytes) {
+            Ok(Some(DecodedFrame { frame: Frame::Send { len }, header, .. })) => {
+                !matches!(self.phase, TcpLinkPhase::Up) || bytes.len() >= header + len
+            }
+            Ok(frame) => frame.is_some(),
+            // The poll ends the link.
+            Err(_) => true,
+        }
+    }
+
     /// Handles the next frame, if its header is complete.
     #[inline]
     fn next_frame(&mut self, out: &mut Completions) -> Result<bool, LinkEnd> {

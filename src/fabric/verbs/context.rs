@@ -5,6 +5,7 @@ use super::failure::{memory_remedy, os};
 use super::library::{Library, returned};
 use super::sys::*;
 use crate::fabric::FabricError;
+use crate::fabric::log_rate_limit::LogRateLimit;
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::path::PathBuf;
@@ -64,8 +65,14 @@ impl DeviceList {
             let remedy = "give the process access to /dev/infiniband/uverbs*, in containers too";
             os(format!("opening the device {name}"), io::Error::last_os_error(), remedy)
         })?;
-        let mut context =
-            DeviceContext { library: self.library, handle, name, sysfs: sysfs.into(), attr: None };
+        let mut context = DeviceContext {
+            library: self.library,
+            handle,
+            name,
+            sysfs: sysfs.into(),
+            attr: None,
+            log: LogRateLimit::default(),
+        };
         let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: an opened device, and a struct for the answer.
         let result = unsafe { (self.library.query_device)(context.as_ptr(), attr.as_mut_ptr()) };
@@ -107,6 +114,8 @@ pub(super) struct DeviceContext {
     /// Its folder in sysfs; empty if the library does not say.
     pub sysfs: PathBuf,
     attr: Option<ibv_device_attr>,
+    /// Lines of the log on its links.
+    pub log: LogRateLimit,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is

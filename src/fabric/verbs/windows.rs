@@ -114,7 +114,7 @@ impl Windows {
         match MemoryWindow::new(domain) {
             Ok(window) => self.all.push(window),
             Err(error) => {
-                if !std::mem::replace(&mut self.is_logged, true) {
+                if !std::mem::replace(&mut self.is_logged, true) && domain.context.log.may_log() {
                     tracing::warn!(%error, windows = self.all.len(), "a link gets no more memory windows");
                 }
                 return None;

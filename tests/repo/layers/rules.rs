@@ -43,6 +43,7 @@ const CLOCK_EXCEPTIONS: &[(&str, &str)] = &[
         "src/fabric/shm/connect/socket",
         "each read and write of a link's set-up counts against the caller's timeout",
     ),
+    ("src/fabric/log_rate_limit", "the log of real time has so many lines in a period"),
     ("src/fabric/tcp/connect/deadline", "making a link counts against the caller's timeout"),
     (
         "src/fabric/tcp/watcher",

@@ -1,11 +1,12 @@
 //! The connections that have come to an endpoint, until each has said its hello.
 //!
 //! Anybody can connect. So all that wait in the kernel are taken at once, and silent ones make way
-//! for newer ones: nobody waits behind strangers. The peer says its hello when it connects, so that
-//! it is read before its connection could make way.
+//! for newer ones: nobody waits behind strangers. The peer says its hellos as soon as it has made
+//! all connections, so that they are read before one could make way.
 
-use super::deadline::{ConnectDeadline, PeriodCount};
+use super::deadline::ConnectDeadline;
 use super::hello::{BYTES, Hello};
+use crate::fabric::log_rate_limit::{LOG_PERIOD, LogRateLimit};
 use crate::wire::{LACKS, source_of};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -17,8 +18,12 @@ use std::time::Duration;
 
 /// Connections that have not said their hello yet, of all endpoints of a fabric.
 pub(in super::super) const HALF_OPEN: usize = 128;
-/// Those that an endpoint may have in any case, so that a flood of others leaves it some.
-pub(in super::super) const OWN_PLACES: usize = 8;
+/// Those that an endpoint may have in any case for each connection of its link. So a flood of
+/// others leaves it some.
+const OWN_PLACES: usize = 4;
+/// An address with more than this for each connection of the link is not only the peer's. The peer
+/// may have begun twice.
+const PEER_PLACES: usize = 2;
 /// Connections that may wait in the kernel.
 pub(in super::super) const BACKLOG: i32 = 1024;
 /// How long a connection may take to say its hello.
@@ -26,26 +31,16 @@ pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
 /// Connections that one look takes. More are left to the next look.
 const TAKEN: usize = 256;
 /// An endpoint logs strangers, and repairs, once in this time.
-pub(super) const QUIET: Duration = Duration::from_secs(10);
-/// Lines on strangers, and on repairs, of all endpoints of a fabric in that time. A peer can have
-/// its link made again and again.
-const MAX_LINES: u16 = 16;
+pub(super) const QUIET: Duration = LOG_PERIOD;
 
 /// What the endpoints of a fabric count together.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(in super::super) struct SharedArrivals {
     /// Connections that have not said their hello yet.
     waiting: Arc<AtomicUsize>,
     /// Lines in the log.
-    strangers: Arc<PeriodCount>,
-    repairs: Arc<PeriodCount>,
-}
-
-impl Default for SharedArrivals {
-    fn default() -> Self {
-        let lines = || Arc::new(PeriodCount::new(QUIET));
-        SharedArrivals { waiting: Arc::default(), strangers: lines(), repairs: lines() }
-    }
+    strangers: Arc<LogRateLimit>,
+    repairs: Arc<LogRateLimit>,
 }
 
 impl SharedArrivals {
@@ -59,14 +54,14 @@ impl SharedArrivals {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Whether the log gets a further line on strangers: [`MAX_LINES`] in [`QUIET`].
+    /// Whether the log gets a further line on strangers.
     fn may_log_stranger(&self) -> bool {
-        self.strangers.add(MAX_LINES)
+        self.strangers.may_log()
     }
 
-    /// Whether the log gets a further line on repairs: as many as on strangers.
+    /// Whether the log gets a further line on repairs.
     pub(super) fn may_log_repair(&self) -> bool {
-        self.repairs.add(MAX_LINES)
+        self.repairs.may_log()
     }
 }
 
@@ -80,9 +75,10 @@ impl Drop for CountedArrival {
 }
 
 /// The connections of one endpoint that have not said their hello yet, the oldest first.
-#[derive(Default)]
 pub(super) struct ArrivingConnections {
     shared: SharedArrivals,
+    /// The main connection of the link, and those for bulk.
+    of_link: usize,
     waiting: Vec<ArrivingConnection>,
     /// Connections that were closed, as they were not the peer's.
     strangers: u64,
@@ -102,14 +98,15 @@ pub(super) enum LeftWaiting {
 }
 
 impl ArrivingConnections {
-    /// None yet. They count among all of the fabric.
-    pub(super) fn new(shared: SharedArrivals) -> Self {
-        ArrivingConnections { shared, ..Self::default() }
+    /// None yet. They count among all of the fabric. The link has so many connections for bulk.
+    pub(super) fn new(shared: SharedArrivals, streams: u8) -> Self {
+        let of_link = 1 + usize::from(streams);
+        ArrivingConnections { shared, of_link, waiting: Vec::new(), strangers: 0, quiet: None, lack: None }
     }
 
     /// Whether one of them has to make way.
     fn has_too_many(&self) -> bool {
-        self.waiting.len() > OWN_PLACES && self.shared.get() > HALF_OPEN
+        self.waiting.len() > OWN_PLACES * self.of_link && self.shared.get() > HALF_OPEN
     }
 
     /// Takes the connections that wait in the kernel, by `accept`, and tells `watch` of each. Tells
@@ -178,16 +175,18 @@ impl ArrivingConnections {
         }
     }
 
-    /// Closes a connection: the oldest one of the address with the most of them. So those of other
-    /// addresses stay.
+    /// Closes a connection: the oldest one of the address with the most of them, if those are more
+    /// than the peer makes. So those of other addresses stay. Otherwise the oldest one of all: the
+    /// peer itself may be the address with the most.
     fn make_way(&mut self, admit: &mut impl FnMut(Hello, TcpStream) -> bool) {
         let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for arrived in &self.waiting {
             *counts.entry(arrived.source).or_default() += 1;
         }
-        let most = counts.values().max().copied();
-        let is_of_busiest = |arrived: &ArrivingConnection| counts.get(&arrived.source).copied() == most;
-        let Some(at) = self.waiting.iter().position(is_of_busiest) else { return };
+        let most = counts.values().max().copied().unwrap_or_default();
+        let any = most <= PEER_PLACES * self.of_link;
+        let gives_way = |arrived: &ArrivingConnection| any || counts.get(&arrived.source) == Some(&most);
+        let Some(at) = self.waiting.iter().position(gives_way) else { return };
         let mut arrived = self.waiting.remove(at);
         // Its hello may have come meanwhile.
         match arrived.hello.read(&arrived.socket) {
@@ -338,6 +337,11 @@ mod tests {
         }
     }
 
+    /// Of a link with two connections.
+    fn none_yet() -> ArrivingConnections {
+        ArrivingConnections::new(SharedArrivals::default(), 1)
+    }
+
     fn is_open(mut other: &TcpStream) -> bool {
         other.set_nonblocking(true).expect("set");
         other.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -349,7 +353,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_the_busiest_address_makes_way_unless_its_hello_has_come() {
-        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::default());
+        let (mut coming, mut arriving) = (Coming::new(), none_yet());
         let far = coming.from([10, 0, 0, 2], &[]);
         let mut near: Vec<TcpStream> = (1..HALF_OPEN).map(|_| coming.from([10, 0, 0, 1], &[])).collect();
         let (left, said) = coming.taken(&mut arriving);
@@ -368,7 +372,7 @@ mod tests {
     fn a_flood_of_several_endpoints_takes_the_places_of_one() {
         let count = SharedArrivals::default();
         let mut endpoints: Vec<ArrivingConnections> =
-            (0..8).map(|_| ArrivingConnections::new(count.clone())).collect();
+            (0..8).map(|_| ArrivingConnections::new(count.clone(), 1)).collect();
         let mut others = Vec::new();
         for arriving in &mut endpoints {
             let mut coming = Coming::new();
@@ -377,7 +381,7 @@ mod tests {
         }
         let waiting: Vec<usize> = endpoints.iter().map(|it| it.sockets().count()).collect();
         assert_eq!(waiting, [HALF_OPEN, 8, 8, 8, 8, 8, 8, 8]);
-        assert_eq!(count.get(), HALF_OPEN + 7 * OWN_PLACES);
+        assert_eq!(count.get(), HALF_OPEN + 7 * 8);
         // A flooded endpoint still takes its peer.
         let mut coming = Coming::new();
         let _peer = coming.from([10, 0, 0, 1], &hello(1));
@@ -387,8 +391,30 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_with_the_most_connections_keeps_them_while_strangers_come_from_many_addresses() {
+        const STREAMS: u8 = 15;
+        let flood = |from: u8| (0..HALF_OPEN as u8).map(move |at| [10, 1, from, at]);
+        let (shared, mut others) = (SharedArrivals::default(), Coming::new());
+        let mut elsewhere = ArrivingConnections::new(shared.clone(), STREAMS);
+        let _silent: Vec<TcpStream> = flood(0).map(|from| others.from(from, &[])).collect();
+        others.taken(&mut elsewhere);
+        assert_eq!(shared.get(), HALF_OPEN);
+        // Before the peer says a hello on any connection it makes all.
+        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::new(shared, STREAMS));
+        let _before: Vec<TcpStream> = flood(1).map(|from| coming.from(from, &[])).collect();
+        coming.taken(&mut arriving);
+        let mut peer: Vec<TcpStream> = (0..=STREAMS).map(|_| coming.from([10, 0, 0, 1], &[])).collect();
+        let _between: Vec<TcpStream> = flood(2).take(47).map(|from| coming.from(from, &[])).collect();
+        assert!(coming.taken(&mut arriving).1.is_empty());
+        for (stream, socket) in (0..).zip(&mut peer) {
+            socket.write_all(&hello(stream)).expect("sent");
+        }
+        assert_eq!(coming.taken(&mut arriving).1, (0..=STREAMS).collect::<Vec<u8>>());
+    }
+
+    #[test]
     fn a_stranger_makes_way_while_descriptors_lack() {
-        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::default());
+        let (mut coming, mut arriving) = (Coming::new(), none_yet());
         let silent = coming.from([10, 0, 0, 1], &[]);
         coming.taken(&mut arriving);
         coming.fails(Errno::MFILE);
@@ -404,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_look_leaves_connections_to_the_next_one() {
-        let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::default());
+        let (mut coming, mut arriving) = (Coming::new(), none_yet());
         (0..=TAKEN).for_each(|_| coming.fails(Errno::CONNABORTED));
         assert!(matches!(coming.taken(&mut arriving).0, LeftWaiting::More));
         assert!(matches!(coming.taken(&mut arriving).0, LeftWaiting::Nothing));

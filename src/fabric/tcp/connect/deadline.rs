@@ -1,8 +1,7 @@
-//! The end of a wait, while a link is made, and how often something may happen.
+//! The end of a wait, while a link is made.
 
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The end of a wait.
@@ -45,47 +44,5 @@ impl ConnectDeadline {
                 Err(error) => return Err(error),
             }
         }
-    }
-}
-
-/// Counts what may happen a few times in a period, whichever thread does it.
-#[derive(Debug)]
-pub(crate) struct PeriodCount {
-    begun: Instant,
-    period: Duration,
-    /// The number of the period, and in the low 16 bits what has happened in it.
-    counted: AtomicU64,
-}
-
-impl PeriodCount {
-    pub(crate) fn new(period: Duration) -> Self {
-        PeriodCount { begun: Instant::now(), period, counted: AtomicU64::new(0) }
-    }
-
-    /// Counts one more, unless `most` have happened in this period.
-    pub(crate) fn add(&self, most: u16) -> bool {
-        self.add_at(self.begun.elapsed(), most)
-    }
-
-    fn add_at(&self, elapsed: Duration, most: u16) -> bool {
-        let number = (elapsed.as_nanos() / self.period.as_nanos()) as u64;
-        // Relaxed: no other memory depends on the count.
-        let added = self.counted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |counted| {
-            let count = if counted >> 16 == number { counted as u16 } else { 0 };
-            (count < most).then_some(number << 16 | u64::from(count + 1))
-        });
-        added.is_ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_period_has_as_many_as_it_may_have() {
-        let count = PeriodCount::new(Duration::from_secs(10));
-        let added = |seconds| (0..100).filter(|_| count.add_at(Duration::from_secs(seconds), 16)).count();
-        assert_eq!([0, 9, 10, 19, 1000].map(added), [16, 0, 16, 0, 16]);
     }
 }

@@ -123,7 +123,7 @@ impl LinkPlan<'_> {
         listener: &TcpListener,
         shared: &SharedArrivals,
     ) -> Result<Sockets, FabricError> {
-        let mut arriving = ArrivingConnections::new(shared.clone());
+        let mut arriving = ArrivingConnections::new(shared.clone(), self.streams);
         let mut accepted: Vec<Option<TcpStream>> = (0..=self.streams).map(|_| None).collect();
         let mut lack: Option<(Errno, ConnectDeadline)> = None;
         while accepted.iter().any(Option::is_none) {

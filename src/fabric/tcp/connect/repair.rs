@@ -125,13 +125,14 @@ impl SessionEvents<'_> {
 
 impl SessionWatch {
     pub(in super::super) fn new(plan: SessionPlan, listener: TcpListener, shared: &SharedArrivals) -> Self {
+        let arriving = ArrivingConnections::new(shared.clone(), plan.streams);
         SessionWatch {
             plan,
             listener,
             mailbox: Arc::default(),
             number: 0,
             attempts: 0,
-            arriving: ArrivingConnections::new(shared.clone()),
+            arriving,
             has_more: false,
             lack: None,
             set: None,

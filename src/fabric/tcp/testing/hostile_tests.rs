@@ -9,7 +9,9 @@ use crate::fabric::tcp::connect::address::{TcpAddress, Token};
 use crate::fabric::tcp::connect::hello::{Hello, Speaker};
 use crate::fabric::tcp::frame::{Frame, FrameTarget, GoodbyeReason, PayloadCarrier};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
-use crate::fabric::{Endpoint, Fabric, LinkFailure, LinkId, LinkOptions, Port, PostError, Role};
+use crate::fabric::{
+    Endpoint, Fabric, LinkFailure, LinkId, LinkOptions, Port, PostError, Role, Sleep, Sleeper,
+};
 use crate::memory::Pool;
 use crate::wire::{Grant, Immediate, Slot};
 use proptest::prelude::*;
@@ -369,6 +371,32 @@ fn frames_that_come_byte_by_byte_are_handled_and_a_cut_one_is_not() {
     let got = victim.until_down();
     assert_eq!(got, [Got::Down(LinkFailure::PeerDied { pid: std::process::id() })]);
     assert_eq!(victim.port.revoke(victim.link, &target).expect("granted").bytes(), [7; 8]);
+}
+
+#[test]
+fn a_port_sleeps_while_a_peer_holds_back_an_acknowledgement_and_the_rest_of_a_frame() {
+    let pool = pool();
+    let message = [&Frame::Send { len: 3 }.header(0)[..], b"abc"].concat();
+    for come in [1, message.len() - 1] {
+        let (mut victim, mut peer) = meet(&pool, TcpOptions::default());
+        victim.port.post_receives(victim.link, 1);
+        let granted = Grant { region: 0, key: 1, offset: 0, len: 8 };
+        victim.port.write(victim.link, &tensor(&pool, &[1; 8]), 8, &granted, None).expect("room");
+        peer.send_raw(&message[..come]);
+        let (start, sleeper) = (Instant::now(), victim.port.sleeper());
+        let mut slept = 0;
+        while slept < 10 {
+            assert!(start.elapsed() < TIMEOUT, "it polls for ever: {come} bytes");
+            assert_eq!(victim.poll(), []);
+            let seen = sleeper.seen();
+            if victim.port.arm() {
+                sleeper.sleep(Sleep::Waiter, seen, Duration::from_millis(5));
+                slept += 1;
+            }
+        }
+        peer.send_raw(&message[come..]);
+        assert_eq!(victim.next(), [Got::Message(b"abc".to_vec())]);
+    }
 }
 
 #[test]
