@@ -123,8 +123,8 @@ pub enum BootstrapError {
     },
     /// Members have ended between the meeting and the join.
     #[error(
-        "{me} can't join: since the members met, {} of them ended: {}. See their logs, and start all again",
-        ended.len(), MissingList(ended)
+        "{me} can't join: since the members met, {} of them ended: {}. See their logs, and start all again{}",
+        ended.len(), MissingList(ended), Others(missing)
     )]
     Ended {
         /// The name of this process.
@@ -132,6 +132,8 @@ pub enum BootstrapError {
         /// The members that have ended, each with what it said when it left, or how its address
         /// refuses calls.
         ended: Vec<MissingPeer>,
+        /// The others that are missing, each with its last error.
+        missing: Vec<MissingPeer>,
     },
     /// Some threads did not end in time. They end by themselves when their work has ended.
     #[error("{me}: stopping took longer than {waited:?}: {why}")]
@@ -167,6 +169,18 @@ pub struct MissingPeer {
 
 /// Shows the missing peers in one line.
 struct MissingList<'a>(&'a [MissingPeer]);
+
+/// Those that are missing besides.
+struct Others<'a>(&'a [MissingPeer]);
+
+impl fmt::Display for Others<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => Ok(()),
+            others => write!(f, "; missing too: {}", MissingList(others)),
+        }
+    }
+}
 
 impl fmt::Display for MissingList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -465,7 +465,7 @@ pub(super) fn why_refused(
     silence: Duration,
 ) -> String {
     match refusal {
-        // The incarnation of the living one stays untold: who knows it can end that life.
+        // The incarnation of the living one stays untold: a stranger learns nothing of a life.
         LifeRefusal::Taken { alive: _ } => format!(
             "the name {name} is taken by another incarnation, which is alive; incarnation {life} can't have \
              it until that one has left or been silent for {silence:?}"

@@ -209,12 +209,27 @@ impl Bootstrap {
             let ((peer, address), why) = (peer(index), why.to_owned());
             return Some(BootstrapError::Disagreement { me, peer, address, why });
         }
-        let missing = |(index, why): (usize, &str)| {
+        if !members.has_ended(Instant::now()) {
+            return None;
+        }
+        let mut missing = self.absent(members);
+        let ended = members.ended().map(|(index, why)| {
             let (name, address) = peer(index);
+            missing.retain(|absent| absent.name != name);
             MissingPeer { name, address, last_error: why.to_owned() }
+        });
+        Some(BootstrapError::Ended { me, ended: ended.collect(), missing })
+    }
+
+    /// The peers that are not linked.
+    fn absent(&self, members: &PeerTable) -> Vec<MissingPeer> {
+        let absent = (0..self.shared.peers.len()).filter(|peer| members.link(*peer).is_none());
+        let missing = |peer: usize| MissingPeer {
+            name: self.shared.peers[peer].clone(),
+            address: self.shared.address(peer),
+            last_error: members.why_missing(peer),
         };
-        let has_ended = members.has_ended(Instant::now());
-        has_ended.then(|| BootstrapError::Ended { me, ended: members.ended().map(missing).collect() })
+        absent.map(missing).collect()
     }
 
     /// The error of a [`Bootstrap::join`] that has waited for `waited`, with the peers that are
@@ -224,17 +239,7 @@ impl Bootstrap {
     /// [`BootstrapError::Missing`], unless nobody is.
     pub fn missing(&self, waited: Duration) -> Result<(), BootstrapError> {
         let options = &self.shared.options;
-        let missing: Vec<MissingPeer> = self.shared.see(|members| {
-            let absent = (0..self.shared.peers.len()).filter(|peer| members.link(*peer).is_none());
-            let name = |peer: usize| self.shared.peers[peer].clone();
-            absent
-                .map(|peer| MissingPeer {
-                    name: name(peer),
-                    address: self.shared.address(peer),
-                    last_error: members.why_missing(peer),
-                })
-                .collect()
-        });
+        let missing = self.shared.see(|members| self.absent(members));
         if missing.is_empty() {
             return Ok(());
         }

@@ -108,7 +108,10 @@ impl fmt::Display for LoggedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.event.fmt(f)?;
         if self.is_last {
-            write!(f, "; its next events are left out for up to {LOG_TIME:?}, and Node::events has them")?;
+            write!(
+                f,
+                "; its next events are left out for up to {LOG_TIME:?}, and Node::events has the last ones"
+            )?;
         }
         Ok(())
     }

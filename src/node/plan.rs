@@ -31,9 +31,6 @@ const FILES_PER_PEER: [(FabricKind, u64); 4] =
 const FILES_PER_ATTEMPT: u64 = 3;
 /// Connections of the bootstrap service whose callers have not proven a name.
 const CANDIDATES: u64 = 128;
-/// Connections at the ports of links over tcp that have not said whose they are: 128 at all ports,
-/// and 8 more at each. More descriptors are better, and not needed: such connections make way.
-const ARRIVING: (u64, u64) = (128, 8);
 /// Mappings of a process without peers, and of a peer over shared memory.
 const MAPS: (u64, u64) = (60, 6);
 /// Threads that each start makes: of the bootstrap service, and of callbacks. Each poller has one
@@ -148,21 +145,21 @@ impl ResourcePlan {
         let streams = |kind| if kind == FabricKind::Tcp { u64::from(config.tcp_streams) } else { 0 };
         let per_peer = per_peer.map(|(kind, files)| files + streams(kind)).max().unwrap_or(0);
         let pollers = config.poller_count() as u64;
-        let of_pollers = if may_use(FabricKind::Tcp) { FILES_PER_POLLER * (pollers - 1) } else { 0 };
+        let over_tcp = |count: u64| if may_use(FabricKind::Tcp) { count } else { 0 };
         // Named, or found.
         let has_verbs = names_verbs || opens_verbs(config) && limits.has_device;
         let of_devices_files = if has_verbs { devices * (FILES_PER_DEVICE + pollers) } else { 0 };
-        let own = FILES + of_pollers + of_devices_files;
+        let own = FILES + over_tcp(FILES_PER_POLLER * (pollers - 1)) + of_devices_files;
         let files = limits.open + own + per_peer * peers;
-        let arriving = if may_use(FabricKind::Tcp) { ARRIVING.0 + ARRIVING.1 * peers } else { 0 };
+        // Such connections make way for those of peers, but not for what else needs a descriptor.
+        let arriving = over_tcp(tcp::most_arriving(config.tcp_streams, peers));
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
-        let of_tcp = if may_use(FabricKind::Tcp) { tcp::link_bytes() } else { 0 };
         let locked_links =
             verbs::link_bytes(data_queues(config, devices), of_devices.depth(config)) * devices;
         let locked_links = locked_links * peers_beyond_shm(config);
         let of_verbs = if has_verbs { locked_links } else { 0 };
-        let links = (of_shm.max(of_tcp) * peers).max(of_verbs);
+        let links = (of_shm.max(over_tcp(tcp::link_bytes())) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
         let in_cgroup = if reserved { 0 } else { config.pool_size };
         // Of peers over shared memory, whose link memory is mapped too.
@@ -410,6 +407,11 @@ mod tests {
             plan.resources().iter().find(|it| it.name == "open files").unwrap().need
         };
         assert_eq!(tcp(&[("tcp_streams", "4")]), tcp(&[]) + 2 * 3);
+        for (streams, arriving) in [("1", 128 + 2 * 8), ("4", 128 + 2 * 10)] {
+            let settings = [("fabric", "tcp"), ("tcp_streams", streams)];
+            let most = tcp(&settings[1..]) + 2 * FILES_PER_ATTEMPT + CANDIDATES + arriving;
+            assert!(plan(3, &settings, &WIDE).to_string().contains(&format!("up to {most}")));
+        }
         assert_eq!(tcp(&[("poll", "dedicated"), ("pollers", "3")]), tcp(&[]) + 2 * 2);
         assert_eq!(plan(1, &[], &WIDE).check().map_err(|error| error.to_string()), Ok(()));
     }

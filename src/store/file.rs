@@ -19,7 +19,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// Bytes of the header and of the number that was drawn for the file.
 const START: u64 = HEADER.len() as u64 + 8;
 /// Bytes that one read takes: more than the longest record, and no more than memory has room for,
-/// however long the file says it is.
+/// however long the file is.
 const PIECE: u64 = 1 << 20;
 /// A file shorter than this is not written anew.
 const SHORT: u64 = 1 << 20;
@@ -235,7 +235,12 @@ impl FileStore {
         loop {
             let mut bytes = vec![0; (length - cache.end).min(PIECE) as usize];
             file.read_exact_at(&mut bytes, cache.end).map_err(failed)?;
-            match log::apply(&mut cache.table, &bytes) {
+            let read = match log::apply(&mut cache.table, &bytes) {
+                // A writer that died leaves less.
+                Ok(0) if length - cache.end > PIECE => Err("it goes on with zeros"),
+                read => read,
+            };
+            match read {
                 Ok(0) => return Ok(()),
                 Ok(read) => cache.end += read as u64,
                 Err(why) => {

@@ -183,18 +183,22 @@ fn what_a_writer_that_died_has_begun_is_cut_off_by_the_next_one() {
 }
 
 #[test]
-fn a_file_longer_than_memory_is_read_in_pieces() {
+fn a_long_file_is_read_in_pieces_and_one_with_many_zeros_is_refused() {
     let (_folder, path) = file();
     let store = open(&path);
     (0..100).for_each(|at: u32| store.set(&format!("key/{at}"), &[7; 60_000]).unwrap());
     let written = std::fs::metadata(&path).unwrap().len();
+    let grow = |len| File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
     // A writer that died had made the file longer first.
-    File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
-    let store = open(&path);
-    assert_eq!(store.count("key/").unwrap(), 100);
-    store.set("last", b"1").unwrap();
+    grow(written + 70_000);
+    assert_eq!(open(&path).count("key/").unwrap(), 100);
+    open(&path).set("last", b"1").unwrap();
     assert!(std::fs::metadata(&path).unwrap().len() < written + 100);
     assert_eq!(open(&path).count("").unwrap(), 101);
+    // More than memory has room for.
+    grow(1 << 40);
+    let error = FileStore::open(&path, LONG).unwrap_err().to_string();
+    assert!(error.contains("it goes on with zeros: it is no store, or damaged"), "{error}");
 }
 
 #[test]

@@ -55,6 +55,7 @@ mod testing;
 mod violation;
 mod watcher;
 
+pub(crate) use connect::arrivals::most_arriving;
 pub use endpoint::TcpEndpoint;
 pub(crate) use link::link_bytes;
 pub use options::TcpOptions;

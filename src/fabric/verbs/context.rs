@@ -71,7 +71,7 @@ impl DeviceList {
             name,
             sysfs: sysfs.into(),
             attr: None,
-            log: LogRateLimit::default(),
+            windows_log: LogRateLimit::default(),
         };
         let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: an opened device, and a struct for the answer.
@@ -114,8 +114,8 @@ pub(super) struct DeviceContext {
     /// Its folder in sysfs; empty if the library does not say.
     pub sysfs: PathBuf,
     attr: Option<ibv_device_attr>,
-    /// Lines of the log on its links.
-    pub log: LogRateLimit,
+    /// For the line of the log on links that get no more memory windows.
+    pub windows_log: LogRateLimit,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is

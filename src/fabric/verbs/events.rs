@@ -9,6 +9,7 @@ use super::device::Gid;
 use super::failure::os;
 use super::sleeper::PortWakeup;
 use super::sys::*;
+use crate::fabric::log_rate_limit::LogRateLimit;
 use crate::fabric::{FabricError, LinkFailure, Sleep, Wakeup};
 use rustix::event::Timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -44,8 +45,10 @@ struct EventBoard {
     /// Tenths of a second, about.
     ticks: AtomicU32,
     ports: Mutex<Vec<WatchedPort>>,
-    /// What the thread is to log for pollers, which must not block.
-    lost_rails: Mutex<Vec<LostRail>>,
+    /// What the thread is to log for pollers, which must not block, each with the number of those
+    /// that were left out before it.
+    lost_rails: Mutex<Vec<(LostRail, u64)>>,
+    rails_log: LogRateLimit,
     /// The thread is to end.
     is_over: AtomicBool,
 }
@@ -77,8 +80,14 @@ impl EventBoard {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lost_rails(&self) -> MutexGuard<'_, Vec<LostRail>> {
+    fn lost_rails(&self) -> MutexGuard<'_, Vec<(LostRail, u64)>> {
         self.lost_rails.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn log(&self, lost: LostRail) {
+        if let Some(left_out) = self.rails_log.line() {
+            self.lost_rails().push((lost, left_out));
+        }
     }
 
     fn ports(&self) -> MutexGuard<'_, Vec<WatchedPort>> {
@@ -119,10 +128,10 @@ pub(super) struct LostRail {
 }
 
 impl LostRail {
-    fn log(&self) {
+    fn log(&self, left_out: u64) {
         let LostRail { device, between: [own, peer], why, left } = self;
         tracing::warn!(
-            %device, %own, %peer, %why, %left,
+            %device, %own, %peer, %why, %left, left_out,
             "a link goes on without one of its rails, until it is made again"
         );
     }
@@ -188,7 +197,7 @@ impl DeviceWatcher {
 
     /// The thread logs a lost rail.
     pub fn log(&self, lost: LostRail) {
-        self.board.lost_rails().push(lost);
+        self.board.log(lost);
         self.look();
     }
 
@@ -279,7 +288,9 @@ fn watch(devices: &[(Arc<DeviceContext>, u8)], board: &EventBoard, changed: &Own
     loop {
         let ports = board.ports().clone();
         watch_ports(&mut devices, &ports, changed);
-        board.lost_rails().drain(..).for_each(|lost| lost.log());
+        // Pollers do not wait for the log.
+        let lost = std::mem::take(&mut *board.lost_rails());
+        lost.into_iter().for_each(|(lost, left_out)| lost.log(left_out));
         if board.is_over.load(Ordering::Acquire) {
             return;
         }
@@ -406,5 +417,21 @@ impl Drop for AsyncEvent<'_> {
     fn drop(&mut self) {
         // SAFETY: the event that was taken, once.
         unsafe { (self.context.library.ack_async_event)(&mut self.event) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_lose_rails_again_and_again_have_sixteen_lines() {
+        let board = EventBoard::default();
+        for number in 0..100 {
+            let between = [Gid([0; 16]); 2];
+            board.log(LostRail { device: "a".into(), between, why: number.to_string(), left: "b".into() });
+        }
+        let lines: Vec<String> = board.lost_rails().iter().map(|(lost, _)| lost.why.clone()).collect();
+        assert_eq!(lines, (0..16).map(|number: u32| number.to_string()).collect::<Vec<_>>());
     }
 }

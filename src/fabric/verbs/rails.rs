@@ -222,12 +222,8 @@ impl VerbsLinkInner {
         rail.is_lost = true;
         self.devices.lose(rail.listed_at);
         self.shared.lost_rails.fetch_add(1, Ordering::Relaxed);
-        let device = &self.shared.devices[rail.device];
-        if !device.chosen.context.log.may_log() {
-            return;
-        }
         self.shared.watcher.log(LostRail {
-            device: device.name().to_owned(),
+            device: self.shared.devices[rail.device].name().to_owned(),
             between: [rail.gid, Gid(rail.peer.gid.raw)],
             why,
             left: self.devices.in_use().join(", "),

@@ -114,8 +114,12 @@ impl Windows {
         match MemoryWindow::new(domain) {
             Ok(window) => self.all.push(window),
             Err(error) => {
-                if !std::mem::replace(&mut self.is_logged, true) && domain.context.log.may_log() {
-                    tracing::warn!(%error, windows = self.all.len(), "a link gets no more memory windows");
+                if !self.is_logged
+                    && let Some(left_out) = domain.context.windows_log.line()
+                {
+                    self.is_logged = true;
+                    let windows = self.all.len();
+                    tracing::warn!(%error, windows, left_out, "a link gets no more memory windows");
                 }
                 return None;
             }

@@ -18,12 +18,9 @@ use std::time::Duration;
 
 /// Connections that have not said their hello yet, of all endpoints of a fabric.
 pub(in super::super) const HALF_OPEN: usize = 128;
-/// Those that an endpoint may have in any case for each connection of its link. So a flood of
-/// others leaves it some.
-const OWN_PLACES: usize = 4;
-/// An address with more than this for each connection of the link is not only the peer's. The peer
-/// may have begun twice.
-const PEER_PLACES: usize = 2;
+/// Those that an endpoint may have in any case, so that a flood of others leaves it some. If its
+/// link has more than half as many connections, it is twice the number of these.
+const OWN_PLACES: usize = 8;
 /// Connections that may wait in the kernel.
 pub(in super::super) const BACKLOG: i32 = 1024;
 /// How long a connection may take to say its hello.
@@ -32,6 +29,17 @@ pub(super) const HELLO_TIME: Duration = Duration::from_secs(1);
 const TAKEN: usize = 256;
 /// An endpoint logs strangers, and repairs, once in this time.
 pub(super) const QUIET: Duration = LOG_PERIOD;
+
+/// Connections that an endpoint may have in any case, if its link has so many for bulk.
+const fn own_places(streams: u8) -> usize {
+    let of_link = 1 + streams as usize;
+    if 2 * of_link > OWN_PLACES { 2 * of_link } else { OWN_PLACES }
+}
+
+/// Connections that have not said their hello yet at most, of so many endpoints.
+pub(crate) const fn most_arriving(streams: u8, endpoints: u64) -> u64 {
+    HALF_OPEN as u64 + endpoints * own_places(streams) as u64
+}
 
 /// What the endpoints of a fabric count together.
 #[derive(Clone, Debug, Default)]
@@ -56,12 +64,12 @@ impl SharedArrivals {
 
     /// Whether the log gets a further line on strangers.
     fn may_log_stranger(&self) -> bool {
-        self.strangers.may_log()
+        self.strangers.line().is_some()
     }
 
     /// Whether the log gets a further line on repairs.
     pub(super) fn may_log_repair(&self) -> bool {
-        self.repairs.may_log()
+        self.repairs.line().is_some()
     }
 }
 
@@ -77,8 +85,8 @@ impl Drop for CountedArrival {
 /// The connections of one endpoint that have not said their hello yet, the oldest first.
 pub(super) struct ArrivingConnections {
     shared: SharedArrivals,
-    /// The main connection of the link, and those for bulk.
-    of_link: usize,
+    /// Connections of the link for bulk.
+    streams: u8,
     waiting: Vec<ArrivingConnection>,
     /// Connections that were closed, as they were not the peer's.
     strangers: u64,
@@ -100,13 +108,12 @@ pub(super) enum LeftWaiting {
 impl ArrivingConnections {
     /// None yet. They count among all of the fabric. The link has so many connections for bulk.
     pub(super) fn new(shared: SharedArrivals, streams: u8) -> Self {
-        let of_link = 1 + usize::from(streams);
-        ArrivingConnections { shared, of_link, waiting: Vec::new(), strangers: 0, quiet: None, lack: None }
+        ArrivingConnections { shared, streams, waiting: Vec::new(), strangers: 0, quiet: None, lack: None }
     }
 
     /// Whether one of them has to make way.
     fn has_too_many(&self) -> bool {
-        self.waiting.len() > OWN_PLACES * self.of_link && self.shared.get() > HALF_OPEN
+        self.waiting.len() > own_places(self.streams) && self.shared.get() > HALF_OPEN
     }
 
     /// Takes the connections that wait in the kernel, by `accept`, and tells `watch` of each. Tells
@@ -176,7 +183,7 @@ impl ArrivingConnections {
     }
 
     /// Closes a connection: the oldest one of the address with the most of them, if those are more
-    /// than the peer makes. So those of other addresses stay. Otherwise the oldest one of all: the
+    /// than the link has. So those of other addresses stay. Otherwise the oldest one of all: the
     /// peer itself may be the address with the most.
     fn make_way(&mut self, admit: &mut impl FnMut(Hello, TcpStream) -> bool) {
         let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
@@ -184,7 +191,7 @@ impl ArrivingConnections {
             *counts.entry(arrived.source).or_default() += 1;
         }
         let most = counts.values().max().copied().unwrap_or_default();
-        let any = most <= PEER_PLACES * self.of_link;
+        let any = most <= 1 + usize::from(self.streams);
         let gives_way = |arrived: &ArrivingConnection| any || counts.get(&arrived.source) == Some(&most);
         let Some(at) = self.waiting.iter().position(gives_way) else { return };
         let mut arrived = self.waiting.remove(at);
@@ -381,7 +388,7 @@ mod tests {
         }
         let waiting: Vec<usize> = endpoints.iter().map(|it| it.sockets().count()).collect();
         assert_eq!(waiting, [HALF_OPEN, 8, 8, 8, 8, 8, 8, 8]);
-        assert_eq!(count.get(), HALF_OPEN + 7 * 8);
+        assert_eq!(count.get() as u64, most_arriving(1, 7));
         // A flooded endpoint still takes its peer.
         let mut coming = Coming::new();
         let _peer = coming.from([10, 0, 0, 1], &hello(1));
@@ -404,12 +411,25 @@ mod tests {
         let _before: Vec<TcpStream> = flood(1).map(|from| coming.from(from, &[])).collect();
         coming.taken(&mut arriving);
         let mut peer: Vec<TcpStream> = (0..=STREAMS).map(|_| coming.from([10, 0, 0, 1], &[])).collect();
-        let _between: Vec<TcpStream> = flood(2).take(47).map(|from| coming.from(from, &[])).collect();
+        let _between: Vec<TcpStream> =
+            flood(2).take(usize::from(STREAMS) + 1).map(|from| coming.from(from, &[])).collect();
         assert!(coming.taken(&mut arriving).1.is_empty());
         for (stream, socket) in (0..).zip(&mut peer) {
             socket.write_all(&hello(stream)).expect("sent");
         }
         assert_eq!(coming.taken(&mut arriving).1, (0..=STREAMS).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn a_peer_makes_no_way_for_a_stranger_with_more_connections_while_descriptors_lack() {
+        let (mut coming, mut arriving) = (Coming::new(), none_yet());
+        let peer = [0, 1].map(|_| coming.from([10, 0, 0, 1], &[]));
+        let strangers = [0, 1, 2].map(|_| coming.from([10, 0, 0, 2], &[]));
+        coming.taken(&mut arriving);
+        coming.fails(Errno::MFILE);
+        coming.taken(&mut arriving);
+        assert!(peer.iter().all(is_open));
+        assert_eq!(strangers.each_ref().map(is_open), [false, true, true]);
     }
 
     #[test]
