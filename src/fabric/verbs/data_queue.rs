@@ -79,6 +79,8 @@ pub(super) struct DataQueue {
     // Before the rest: once it is gone the device touches nothing of it.
     pair: Option<QueuePair>,
     phase: QueuePhase,
+    /// The link has other rails, which carry what is outstanding here if this queue pair breaks.
+    pub is_redundant: bool,
     /// The queue pair could not be stopped, so outstanding memory is leaked.
     pub is_lost: bool,
     depth: u32,
@@ -152,6 +154,7 @@ impl DataQueue {
             windows: Windows::default(),
             pair: Some(pair),
             phase: QueuePhase::Ready,
+            is_redundant: false,
             is_lost: false,
             depth,
             signal_every: signal_every.min(depth / 4).max(1),
@@ -262,10 +265,14 @@ impl DataQueue {
         if let Some(kept) = &mut self.kept {
             kept.push_back(request);
         }
+        if self.post_list.is_open() && self.post_list.is_full() {
+            self.post_list_now()?;
+        }
+        if self.phase == QueuePhase::Stopped {
+            // An earlier request of the operation was refused: another rail carries both.
+            return Ok(());
+        }
         if self.post_list.is_open() {
-            if self.post_list.is_full() {
-                self.post_list_now()?;
-            }
             self.post_list.push(request);
             return Ok(());
         }
@@ -288,14 +295,6 @@ impl DataQueue {
         // owner of its memory. The caller's entry holds that tensor until the operation is done.
         // Inline bytes are copied in the call.
         if unsafe { pair.post_send(&mut request) } { Ok(()) } else { self.break_off() }
-    }
-
-    /// A request was refused though there is room, so the queue pair is broken. The driver may have
-    /// taken it all the same: it must read nothing any more once its source is let go.
-    #[cold]
-    fn break_off(&mut self) -> Result<(), PostError> {
-        self.destroy();
-        Err(PostError::Down)
     }
 
     /// Later requests wait for [`DataQueue::end_batch`].

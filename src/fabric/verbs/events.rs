@@ -34,6 +34,7 @@ const QP_REQ_ERR: u32 = 3;
 const QP_ACCESS_ERR: u32 = 4;
 const DEVICE_FATAL: u32 = 5;
 const PORT_DOWN: u32 = 6;
+const REFUSED: u32 = 7;
 
 /// The state that the thread and the pollers share.
 #[derive(Default)]
@@ -238,9 +239,21 @@ impl WatchedPair {
             CQ_ERR => ("a completion queue overran", "an error of this program: please report it"),
             QP_FATAL => ("a queue pair failed", "the driver or the device: see the kernel's log (`dmesg`)"),
             PORT_DOWN => ("the port is down", "check the cable, the switch and `ip link`"),
+            REFUSED => {
+                ("the driver refused a request", "the driver or the device: see the kernel's log (`dmesg`)")
+            }
             _ => ("the device failed or was removed", "see the kernel's log (`dmesg`)"),
         };
         Some(LinkFailure::Device { device: device.into(), event, cause })
+    }
+
+    /// The driver has refused a request of the queue pair. The poller learns of it as of an event.
+    #[cold]
+    pub fn has_refused(&self) {
+        if let Some(board) = self.board.upgrade() {
+            let _ = self.word.compare_exchange(FINE, REFUSED, Ordering::AcqRel, Ordering::Acquire);
+            board.announce();
+        }
     }
 
     /// Takes the queue pair off the board, before it is destroyed.

@@ -5,7 +5,9 @@
 //!
 //! 1. **Drain.** It moves its queue pairs there to the error state, and waits until all receives
 //!    have completed: with messages that have arrived, or as flushed. From then on nothing of the
-//!    peer lands over the first rail, and the number of messages that have arrived is exact.
+//!    peer lands over the first rail, and the number of messages that have arrived is exact. A
+//!    device that completes nothing any more has its queue pairs destroyed after a while. Then the
+//!    number is that of the messages that it has told of.
 //! 2. **Take over.** The first rail that is not lost becomes the first one. Its control queue pair
 //!    tells the peer, with the number.
 //! 3. **Resume.** The peer does the same, at the latest when it is told. With its number this side
@@ -16,12 +18,11 @@
 use super::control::{BYTES, ControlQueue};
 use super::data_queue::{DataQueue, Translation};
 use super::link::VerbsLinkInner;
-use super::stripes::Stripe;
 use super::sys::ibv_wc;
 use crate::fabric::{Completions, Event, LinkFailure};
 
 /// The time, in ticks of 100 ms, that the first rail's queue pairs have to complete their receives.
-/// A device that does not do that says nothing any more.
+/// A device that does not do that says nothing any more, and the queue pairs are destroyed.
 const DRAIN_TICKS: u32 = 20;
 
 /// The queue pairs of a further rail that take over from those of the first one.
@@ -62,9 +63,7 @@ impl VerbsLinkInner {
         let Some(to) = self.next_rail().filter(|_| self.is_up()) else { return self.fail(why) };
         let since = self.shared.watcher.ticks();
         self.failover = Some(Failover { why: why.clone(), since, to, has_taken_over: false });
-        // A queue pair that has refused a request is gone, and so is the request.
-        let has_refused = |stripe: &mut Stripe| stripe.rail.is_none() && stripe.queue.pair().is_none();
-        if !self.main.can_be_taken_over() || self.stripes.queues.iter_mut().any(has_refused) {
+        if !self.main.can_be_taken_over() {
             return self.fail(why);
         }
         self.main.stop();
@@ -106,10 +105,11 @@ impl VerbsLinkInner {
         }
         let is_late = self.shared.watcher.ticks().wrapping_sub(*since) > DRAIN_TICKS;
         let to = if self.rails[*to].is_lost { self.next_rail() } else { Some(*to) };
+        let is_drained = self.main.is_drained() && self.control.is_drained();
         match to {
-            Some(to) if self.main.is_drained() && self.control.is_drained() => self.take_over(to, out),
-            Some(_) if !(is_late && emptied) => {}
-            _ => self.fail(why.clone()),
+            Some(to) if is_drained || is_late && emptied => self.take_over(to, out),
+            Some(_) => {}
+            None => self.fail(why.clone()),
         }
     }
 
@@ -174,10 +174,13 @@ impl VerbsLinkInner {
 
     /// The peer has taken over. So many messages of this side have arrived there.
     pub fn taken_over(&mut self, arrived: u32, out: &mut Completions) {
-        let Some(Failover { to, .. }) = self.failover.take_if(|failover| failover.has_taken_over) else {
+        let Some(Failover { why, to, .. }) = self.failover.take_if(|failover| failover.has_taken_over) else {
             let why = "it goes on over another rail, though no rail is lost";
             return self.fail(LinkFailure::Protocol(why.into()));
         };
+        if self.main.has_lost(arrived) {
+            return self.fail(why);
+        }
         let former = &self.rails[to];
         let (shared, device) = (&self.shared, self.device);
         let translation = Translation {

@@ -125,7 +125,8 @@ impl VerbsLinkInner {
         let VerbsLinkParts { gid, weight, devices, awaited, places, port, shared, .. } = parts;
         rails.iter_mut().filter_map(|rail| rail.backup.as_mut()).for_each(|it| it.main.be_backup());
         let numbers = stripes.iter().map(|stripe| stripe.queue.number());
-        VerbsLinkInner {
+        let has_rails = !rails.is_empty();
+        let mut link = VerbsLinkInner {
             arrivals: Arrivals::new(main.number(), numbers, options.depth),
             limits: LinkLimits {
                 depth: options.depth,
@@ -163,7 +164,10 @@ impl VerbsLinkInner {
             places,
             resources: port,
             shared,
-        }
+        };
+        link.queues().for_each(|queue| queue.is_redundant = has_rails);
+        link.backups().for_each(|queue| queue.is_redundant = true);
+        link
     }
 
     /// The queue pairs for data: the main one, then the stripes.
@@ -268,15 +272,7 @@ impl VerbsLinkInner {
         let numbered = |queue: &mut DataQueue| queue.end_batch().is_err().then(|| queue.number());
         // Only numbers are kept, so this does not allocate while all goes well.
         let broken: Vec<u8> = self.queues().filter_map(numbered).collect();
-        for number in broken {
-            match self.rail_of(number) {
-                Some(rail) => {
-                    let why = self.refusal_of(number);
-                    self.lose_rail(rail, &why);
-                }
-                None => self.refused(number),
-            }
-        }
+        broken.into_iter().for_each(|number| self.refused(number));
     }
 
     /// A post lacks room: asks for completions of finished requests.

@@ -230,16 +230,6 @@ impl VerbsLinkInner {
         });
     }
 
-    /// A part of a write is not posted, as its stripe is lost: it is written again.
-    #[cold]
-    pub fn lose_part(&mut self, at: usize, source: &Tensor, bounds: PartBounds) {
-        if let Some(loss) = &mut self.stripes.queues[at].loss {
-            loss.missing.push_back((source.clone(), bounds));
-            loss.total = loss.total.wrapping_add(1);
-            (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
-        }
-    }
-
     /// The peer has lost a stripe. So many parts of this side have landed there, and so many of the
     /// peer's own are done.
     pub fn stripe_lost(&mut self, number: u8, landed: u32, done: u32, out: &mut Completions) {

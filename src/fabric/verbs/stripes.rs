@@ -123,9 +123,8 @@ impl Stripes {
 
 impl VerbsLinkInner {
     /// Writes `len` bytes of `source` (by `lkey` on the first rail) in parts. `op` is its
-    /// operation, on the main queue. All or nothing is posted, unless a queue pair of the first
-    /// rail is broken, and then the link ends. Parts of another rail that is broken are posted
-    /// later on the first.
+    /// operation, on the main queue. All or nothing is posted, unless a queue pair of a link with
+    /// one rail is broken, and then the link ends.
     pub fn write_striped(
         &mut self,
         source: &Tensor,
@@ -169,10 +168,6 @@ impl VerbsLinkInner {
         immediate: Immediate,
     ) -> Result<(), PostError> {
         let stripe = &mut self.stripes.queues[at];
-        if stripe.loss.is_some() {
-            self.lose_part(at, source, bounds);
-            return Ok(());
-        }
         let keys = match stripe.rail {
             None => (lkey, rkey),
             Some(rail) => {
@@ -181,7 +176,7 @@ impl VerbsLinkInner {
             }
         };
         let PartBounds { skip, len, to } = bounds;
-        let posted = stripe.queue.post_write(
+        stripe.queue.post_write(
             buffer_of(stripe.rail, &mut self.local, &mut self.rails),
             (addr + skip, len, keys.0),
             RemoteAddr { addr: to, rkey: keys.1 },
@@ -189,21 +184,10 @@ impl VerbsLinkInner {
             self.shared.max_message,
             AnnouncedLength::None,
             PostedOp::Part(source.clone()),
-        );
-        match (posted, stripe.rail) {
-            (Ok(()), _) => {
-                if !self.rails.is_empty() {
-                    stripe.parts.push_back(bounds);
-                }
-                Ok(())
-            }
-            (Err(error), None) => Err(error),
-            (Err(_), Some(rail)) => {
-                let why = self.refusal_of(self.stripes.queues[at].queue.number());
-                self.lose_rail(rail, &why);
-                self.lose_part(at, source, bounds);
-                Ok(())
-            }
+        )?;
+        if !self.rails.is_empty() {
+            stripe.parts.push_back(bounds);
         }
+        Ok(())
     }
 }

@@ -42,6 +42,22 @@ impl DataQueue {
         self.phase = QueuePhase::Backup;
     }
 
+    /// A request was refused though there is room, so the queue pair is broken. A redundant one
+    /// keeps what is outstanding, with this request, until another rail carries it. Otherwise the
+    /// driver, which may have taken the request all the same, must read nothing any more once its
+    /// source is let go.
+    #[cold]
+    pub(super) fn break_off(&mut self) -> Result<(), PostError> {
+        if let Some(pair) = self.pair.as_ref().filter(|_| self.is_redundant) {
+            pair.news.has_refused();
+            self.phase = QueuePhase::Stopped;
+            self.post_list.clear();
+            return Ok(());
+        }
+        self.destroy();
+        Err(PostError::Down)
+    }
+
     /// Whether another queue can take over. None can if a read is outstanding: it may have happened
     /// in part, and later requests may have landed.
     pub fn can_be_taken_over(&self) -> bool {
@@ -66,19 +82,31 @@ impl DataQueue {
         self.posted == 0
     }
 
-    /// Takes over from a queue that is drained and destroyed. From now on the peer's messages
-    /// arrive here.
+    /// Takes over from a queue that is destroyed. From now on the peer's messages arrive here.
     pub fn take_over(&mut self, from: &mut DataQueue) {
-        debug_assert!(from.pair.is_none() && !from.is_lost && from.is_drained());
+        debug_assert!(from.pair.is_none() && !from.is_lost);
         std::mem::swap(&mut self.outstanding, &mut from.outstanding);
         std::mem::swap(&mut self.kept, &mut from.kept);
         self.in_use = from.in_use;
         (self.consuming, self.consumed, self.expected) = (from.consuming, from.consumed, from.expected);
         (self.returned, self.parts_done) = (from.returned, from.parts_done);
-        self.allowed = from.allowed;
+        // Those that have not completed are posted here.
+        self.allowed = from.allowed + from.posted;
         if from.post_list.is_open() {
             self.post_list.open();
         }
+    }
+
+    /// Whether a message is known to have landed that is not among the `count` of this side's,
+    /// modulo 2^32, that the peer has received. Its device has acknowledged that message, and
+    /// did not say so to the peer.
+    pub fn has_lost(&self, count: u32) -> bool {
+        self.kept.as_ref().is_some_and(|kept| (count.wrapping_sub(self.consuming_before(kept)) as i32) < 0)
+    }
+
+    /// The messages of this side before those that are kept, modulo 2^32.
+    fn consuming_before(&self, kept: &VecDeque<SendRequest>) -> u32 {
+        self.consuming.wrapping_sub(kept.iter().filter(|request| request.consumes()).count() as u32)
     }
 
     /// Completes what has landed: so many of this side's messages, modulo 2^32, have arrived.
@@ -92,9 +120,9 @@ impl DataQueue {
         out: &mut Completions,
     ) -> Result<(), &'static str> {
         let Some(mut kept) = self.kept.take() else { return Ok(()) };
-        let consuming = kept.iter().filter(|request| request.consumes()).count() as u32;
-        let mut landed = count.wrapping_sub(self.consuming.wrapping_sub(consuming));
-        if landed > consuming {
+        let before = self.consuming_before(&kept);
+        let mut landed = count.wrapping_sub(before);
+        if landed > self.consuming.wrapping_sub(before) {
             return Err("it counted messages that were not sent");
         }
         self.consuming = count;
