@@ -130,6 +130,12 @@ fn show_commands(args: &LaunchArgs, jobs: &JobSizes, hosts: &HostSlots) -> Resul
                     number: --host-rank 0, 1 ...";
         return Err(CliError::Usage(what.into()));
     }
+    if let Some(word) = args.command.iter().find(|word| word.to_str().is_none()) {
+        let what = format!(
+            "the word {word:?} of the program's command is no UTF-8, so it can't be printed for other hosts"
+        );
+        return Err(CliError::Usage(what));
+    }
     on_hosts(jobs, hosts, args.port).map_err(CliError::Usage)?;
     print(&hosts::commands(args, hosts))
 }

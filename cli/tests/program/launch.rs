@@ -1,7 +1,9 @@
 //! `tensorwire launch` as a user runs it.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -411,6 +413,10 @@ fn a_command_line_that_can_t_be_carried_out_is_refused() {
         assert!(text(&output.stderr).contains(part), "{options}: {}", text(&output.stderr));
     }
     let output = launch("-n 1").output().expect("it starts");
+    assert_eq!(output.status.code(), Some(2));
+    let other = OsStr::from_bytes(b"caf\xe9");
+    let output = script("--hosts a:1,b:1", "exit 0").arg(other).output().expect("it starts");
+    assert!(text(&output.stderr).contains("is no UTF-8"), "{}", text(&output.stderr));
     assert_eq!(output.status.code(), Some(2));
 }
 
