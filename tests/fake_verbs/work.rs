@@ -221,6 +221,12 @@ pub unsafe extern "C" fn post_recv(
     while let Some(wr) = unsafe { request.as_ref() } {
         // SAFETY: the request's array.
         let pieces = unsafe { pieces(wr.sg_list, wr.num_sge) };
+        let device = state.qps.get(&number).map(|of| of.device);
+        if let Some(errno) = state.fault_on("post_recv", device) {
+            // SAFETY: the caller's place.
+            unsafe { bad.write(request) };
+            return errno;
+        }
         let Some(of) = state.qps.get_mut(&number) else { return EINVAL };
         let wrong = if of.state == IBV_QPS_RESET {
             Some(("a receive was posted in RESET".into(), EINVAL))

@@ -6,6 +6,7 @@ use crate::rails::*;
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::{Duration, Instant};
+use tensorwire::internals::fabric::verbs::VerbsOptions;
 use tensorwire::internals::fabric::{LinkFailure, Port, PostError};
 
 /// Polls both ends until this side has the event of a repaired link. Returns the earlier events.
@@ -241,7 +242,6 @@ fn rails_may_be_lost_one_after_the_other() {
     fake.assert_clean();
 }
 
-/// What has arrived there and was not told is sent again.
 #[test]
 fn a_first_rail_on_a_device_that_says_nothing_any_more_is_lost_alone() {
     needs_fake!();
@@ -281,16 +281,6 @@ fn a_first_rail_that_can_t_be_given_up_in_order_ends_its_link() {
     assert_says(&why.to_string(), &["read", "retries exceeded"]);
     drop((a, b));
     fake.assert_clean();
-    // Messages that the peer's device has acknowledged, and has not told the peer of.
-    let (fake, mut a, mut b) = slow_rails();
-    a.port.post_receives(a.link, 2);
-    (0..2).for_each(|_| b.port.send(b.link, b"x").expect("room"));
-    (0..2).for_each(|_| expect!(a.next(&mut b), Got::Message(_) => ()));
-    forge(&fake, pairs_of(&fake, "b_1")[0], [TAKEN_OVER, 0, u64::from(u32::MAX), 0, 0]);
-    let why = b.until_down().2.to_string();
-    assert_says(&why, &["b_0", "the first rail is lost"]);
-    drop((a, b));
-    fake.assert_clean();
     // A request that the driver refuses when no other rail is left.
     let (fake, mut a, mut b) = slow_rails();
     fake.run("port_state device=a_1 state=1");
@@ -309,6 +299,75 @@ fn a_first_rail_that_can_t_be_given_up_in_order_ends_its_link() {
     assert_says(&why.to_string(), &["a_0", "the driver refused a request"]);
     drop((source, a, b));
     fake.assert_clean();
+}
+
+/// An acknowledgement of a device that tells of nothing any more says nothing of memory.
+#[test]
+fn what_a_silent_device_has_acknowledged_and_not_told_of_ends_the_link() {
+    needs_fake!();
+    const EXACT: u64 = 0;
+    const NOT_EXACT: u64 = 1;
+    // A message that the peer has not counted, and a write behind the last one.
+    for (is_message, code, is_lost) in
+        [(true, EXACT, true), (false, NOT_EXACT, true), (false, EXACT, false), (true, NOT_EXACT, true)]
+    {
+        let (fake, mut a, mut b) = slow_rails();
+        a.port.post_receives(a.link, 1);
+        let source = tensor(&b.pool, &[7; 64]);
+        let target = tensor_mut(&a.pool, 64);
+        let grant = a.port.grant(a.link, target).expect("room");
+        b.port.write(b.link, &source, 64, &grant, is_message.then(|| immediate(3))).expect("room");
+        expect!(b.next(&mut a), Got::Done => ());
+        forge(&fake, pairs_of(&fake, "b_1")[0], [TAKEN_OVER, code, 0, 0, 0]);
+        match is_lost {
+            true => assert_says(&b.until_down().2.to_string(), &["b_0", "acknowledged what did not arrive"]),
+            false => expect!(b.next(&mut a), Got::Repaired => ()),
+        }
+        drop((source, a, b));
+        fake.assert_clean();
+    }
+    // A part of a large write, which the peer takes for written.
+    let fake = Fake::new(&format!("slow\n{}", four_nics(["", ""])));
+    let wide = over_both().map(|options| VerbsOptions { qps_per_peer: 3, ..options });
+    let (a, mut b) = ends(&fake, wide, &link(16));
+    fake.run("remove device=b_0 silently=1");
+    let control = pairs_of(&fake, "b_1")[0];
+    forge(&fake, control, [TAKEN_OVER, EXACT, 0, 0, 0]);
+    forge(&fake, control, [STRIPE_LOST, 1, 0, 0, 1]);
+    assert_says(&b.until_down().2.to_string(), &["b_0", "acknowledged what did not arrive"]);
+    drop((a, b));
+    fake.assert_clean();
+}
+
+/// The places of receives are used in turn, by both sides.
+#[test]
+fn a_receive_that_the_driver_refuses_costs_the_rail_and_no_message() {
+    needs_fake!();
+    const COUNT: u32 = 40;
+    for (device, skip) in [("b_0", 0), ("b_0", 3), ("b_0", 9), ("b_1", 0)] {
+        let (fake, mut a, mut b) = slow_rails();
+        b.port.post_receives(b.link, 8);
+        fake.run(&format!("fault call=post_recv device={device} errno=12 skip={skip} times=1"));
+        let mut got = 0;
+        for number in 0..COUNT {
+            until_posted(&mut a, &mut b, |a| a.port.send(a.link, &number.to_le_bytes()));
+            b.port.post_receives(b.link, 1);
+            while number - got >= 4 {
+                if let Got::Message(bytes) = b.next(&mut a) {
+                    assert_eq!(bytes, got.to_le_bytes(), "{device} {skip}");
+                    got += 1;
+                }
+            }
+        }
+        while got < COUNT {
+            if let Got::Message(bytes) = b.next(&mut a) {
+                assert_eq!(bytes, got.to_le_bytes(), "{device} {skip}");
+                got += 1;
+            }
+        }
+        drop((a, b));
+        fake.assert_clean();
+    }
 }
 
 #[test]

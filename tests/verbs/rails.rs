@@ -25,7 +25,7 @@ pub fn nic(host: char, at: usize, port: &str) -> String {
 }
 
 /// Two hosts with two NICs each: `a_0` and `a_1`, `b_0` and `b_1`.
-fn four_nics(ports: [&str; 2]) -> String {
+pub fn four_nics(ports: [&str; 2]) -> String {
     ['a', 'b'].iter().flat_map(|host| [0, 1].map(|at| nic(*host, at, ports[at]))).collect()
 }
 

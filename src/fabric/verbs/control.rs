@@ -44,6 +44,11 @@ const STRIPE_LOST: u8 = 5;
 const PARTS_WRITTEN: u8 = 6;
 const TAKEN_OVER: u8 = 7;
 
+/// Whether a count of arrived messages is exact: the device has told of all that it has
+/// acknowledged.
+const EXACT: u8 = 0;
+const NOT_EXACT: u8 = 1;
+
 /// Why a side takes no part any more, in a disconnect message.
 const CLOSED: u8 = 0;
 const NO_RECEIVE: u8 = 1;
@@ -65,8 +70,9 @@ pub(super) enum ControlMessage {
     /// pair.
     PartsWritten { stripe: u8, count: u32 },
     /// Its queue pairs of the first rail are gone, and those of another one have taken over. So
-    /// many messages of this side have arrived.
-    TakenOver { arrived: u32 },
+    /// many messages of this side have arrived. Not exact: the device may have acknowledged more
+    /// than it has told of.
+    TakenOver { arrived: u32, is_exact: bool },
     /// Nothing that the link must know.
     Nothing,
 }
@@ -118,7 +124,7 @@ impl ControlWindow {
         match kind {
             ACK => Ok(ControlMessage::Nothing),
             FINAL_COUNT => Ok(ControlMessage::FinalCount { count: value }),
-            TAKEN_OVER => Ok(ControlMessage::TakenOver { arrived: value }),
+            TAKEN_OVER => Ok(ControlMessage::TakenOver { arrived: value, is_exact: code == EXACT }),
             DISCONNECT => Ok(ControlMessage::Disconnect(match code {
                 NO_RECEIVE => LinkFailure::NoReceive,
                 PROTOCOL => LinkFailure::Protocol(
@@ -238,14 +244,20 @@ impl ControlQueue {
         self.posted == 0
     }
 
-    /// Takes over from a queue pair that is drained, and tells the peer, with the number of its
-    /// messages that have arrived. `false` if the driver refuses.
-    pub fn take_over(&mut self, from: &mut ControlQueue, buffer: &mut LinkBuffer, arrived: u32) -> bool {
+    /// Takes over from a queue pair, and tells the peer, with the number of its messages that have
+    /// arrived: see [`ControlMessage::TakenOver`]. `false` if the driver refuses.
+    pub fn take_over(
+        &mut self,
+        from: &mut ControlQueue,
+        buffer: &mut LinkBuffer,
+        (arrived, is_exact): (u32, bool),
+    ) -> bool {
         from.destroy();
         self.window = std::mem::take(&mut from.window);
         std::mem::swap(&mut self.kept, &mut from.kept);
         self.is_waiting = true;
-        self.send(buffer, [TAKEN_OVER, 0, 0, 0], [arrived, 0])
+        let code = if is_exact { EXACT } else { NOT_EXACT };
+        self.send(buffer, [TAKEN_OVER, code, 0, 0], [arrived, 0])
     }
 
     /// The peer has taken over as well: sends what it has not received again. `false` if the driver
@@ -266,6 +278,9 @@ impl ControlQueue {
         let Some(pair) = &mut self.pair else { return false };
         // SAFETY: the place is this receive's alone until it is complete.
         let is_posted = unsafe { pair.post_receives(&mut request) };
+        if !is_posted {
+            pair.news.tell_refused();
+        }
         self.posted += u32::from(is_posted);
         is_posted
     }
@@ -349,6 +364,7 @@ impl ControlQueue {
         request.num_sge = 1;
         // SAFETY: the place stays as it is until the request is done, see above.
         if !unsafe { pair.post_send(&mut request) } {
+            pair.news.tell_refused();
             return false;
         }
         self.send_at = next(self.send_at, SENDS);

@@ -119,6 +119,8 @@ pub(super) struct DataQueue {
     pub returned: u32,
     /// [Parts](PostedOp::Part) that are done, modulo 2^32.
     pub parts_done: u32,
+    /// The last request that is done consumes no receive of the peer. Kept with `kept`.
+    ends_untold: bool,
     /// Start of the queue's places in the link's buffer.
     places: usize,
     /// Requests that wait to be posted together.
@@ -177,6 +179,7 @@ impl DataQueue {
             expected: None,
             returned: 0,
             parts_done: 0,
+            ends_untold: false,
             places,
             post_list: PostList::new(),
         }
@@ -529,7 +532,8 @@ impl DataQueue {
         while let Some(entry) = self.outstanding.pop_front() {
             self.in_use -= entry.requests;
             if let Some(kept) = &mut self.kept {
-                kept.drain(..(entry.requests as usize).min(kept.len()));
+                let mut done = kept.drain(..(entry.requests as usize).min(kept.len()));
+                self.ends_untold = done.next_back().map_or(self.ends_untold, |last| !last.consumes());
             }
             self.op_done(entry.op, link, out);
             if entry.signaled {

@@ -106,16 +106,22 @@ impl EventBoard {
 
     fn tell(&self, pair: usize, what: u32) {
         if let Some((_, word)) = self.pairs().get(&pair) {
-            let _ = word.compare_exchange(FINE, what, Ordering::AcqRel, Ordering::Acquire);
+            note(word, what);
         }
     }
 
     /// Tells all queue pairs of a device.
     fn tell_all(&self, device: usize, what: u32) {
         for (_, word) in self.pairs().values().filter(|(of, _)| *of == device) {
-            let _ = word.compare_exchange(FINE, what, Ordering::AcqRel, Ordering::Acquire);
+            note(word, what);
         }
     }
+}
+
+/// Notes the first event of a queue pair. It also tells why the driver has refused a request.
+fn note(word: &AtomicU32, what: u32) {
+    let is_open = |word: u32| word == FINE || word == REFUSED;
+    let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| is_open(word).then_some(what));
 }
 
 /// A rail that a link has lost, for the log.
@@ -249,7 +255,7 @@ impl WatchedPair {
 
     /// The driver has refused a request of the queue pair. The poller learns of it as of an event.
     #[cold]
-    pub fn has_refused(&self) {
+    pub fn tell_refused(&self) {
         if let Some(board) = self.board.upgrade() {
             let _ = self.word.compare_exchange(FINE, REFUSED, Ordering::AcqRel, Ordering::Acquire);
             board.announce();

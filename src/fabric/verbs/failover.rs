@@ -107,14 +107,14 @@ impl VerbsLinkInner {
         let to = if self.rails[*to].is_lost { self.next_rail() } else { Some(*to) };
         let is_drained = self.main.is_drained() && self.control.is_drained();
         match to {
-            Some(to) if is_drained || is_late && emptied => self.take_over(to, out),
+            Some(to) if is_drained || is_late && emptied => self.take_over(to, is_drained, out),
             Some(_) => {}
             None => self.fail(why.clone()),
         }
     }
 
     /// The rail at this place becomes the first one, and the first one is lost.
-    fn take_over(&mut self, to: usize, out: &mut Completions) {
+    fn take_over(&mut self, to: usize, is_exact: bool, out: &mut Completions) {
         self.main.destroy();
         if self.main.is_lost {
             return self.fail(self.not_stopped(self.device));
@@ -125,8 +125,9 @@ impl VerbsLinkInner {
         main.take_over(&mut self.main);
         self.main = main;
         self.swap_first_rail(to);
+        self.rails[to].is_exact = is_exact;
         let is_told = self.main.refill(&self.local, true)
-            && control.take_over(&mut self.control, &mut self.local, self.main.consumed);
+            && control.take_over(&mut self.control, &mut self.local, (self.main.consumed, is_exact));
         self.control = control;
         if let Some(failover) = &mut self.failover {
             (failover.to, failover.has_taken_over) = (to, true);
@@ -172,14 +173,15 @@ impl VerbsLinkInner {
         self.tell_of_lost_rail(with, why.unwrap_or_default());
     }
 
-    /// The peer has taken over. So many messages of this side have arrived there.
-    pub fn taken_over(&mut self, arrived: u32, out: &mut Completions) {
-        let Some(Failover { why, to, .. }) = self.failover.take_if(|failover| failover.has_taken_over) else {
+    /// The peer has taken over. So many messages of this side have arrived there: see
+    /// [`TakenOver`](super::control::ControlMessage::TakenOver).
+    pub fn taken_over(&mut self, arrived: u32, is_exact: bool, out: &mut Completions) {
+        let Some(Failover { to, .. }) = self.failover.take_if(|failover| failover.has_taken_over) else {
             let why = "it goes on over another rail, though no rail is lost";
             return self.fail(LinkFailure::Protocol(why.into()));
         };
-        if self.main.has_lost(arrived) {
-            return self.fail(why);
+        if self.main.has_lost(arrived, is_exact) {
+            return self.fail(self.untold(to));
         }
         let former = &self.rails[to];
         let (shared, device) = (&self.shared, self.device);
@@ -199,6 +201,13 @@ impl VerbsLinkInner {
         out.push(self.id, Event::Repaired);
         // Parts that were under way on the lost rail.
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
+    }
+
+    /// The failure of a link whose rail has acknowledged what it has not told of.
+    pub fn untold(&self, rail: usize) -> LinkFailure {
+        let device = self.shared.devices[self.rails[rail].device].name().to_owned();
+        let event = "the rail acknowledged what did not arrive";
+        LinkFailure::Device { device, event, cause: "one of its two devices failed: see the logs of both" }
     }
 
     /// The rail of which this queue pair is a backup.

@@ -406,7 +406,7 @@ impl VerbsLinkInner {
                 self.stripe_lost(stripe, landed, done, out);
             }
             Ok(ControlMessage::PartsWritten { stripe, count }) => self.parts_written(stripe, count, out),
-            Ok(ControlMessage::TakenOver { arrived }) => self.taken_over(arrived, out),
+            Ok(ControlMessage::TakenOver { arrived, is_exact }) => self.taken_over(arrived, is_exact, out),
             Err(why) => self.fail(LinkFailure::Protocol(why.into())),
         }
     }
@@ -442,7 +442,8 @@ impl VerbsLinkInner {
     pub fn broken(&mut self, queue: &Arc<CompletionQueue>, event: &'static str) {
         let cause = "the device failed: see the kernel's log (`dmesg`)";
         if Arc::ptr_eq(&self.places.queue, queue) {
-            return self.fail(LinkFailure::Device { device: self.device_name().to_owned(), event, cause });
+            let device = self.device_name().to_owned();
+            return self.lose_first_rail(LinkFailure::Device { device, event, cause });
         }
         let of_rail = |rail: &LinkRail| Arc::ptr_eq(&rail.places.queue, queue);
         if let Some(at) = self.rails.iter().position(of_rail) {
@@ -568,7 +569,9 @@ impl VerbsLinkInner {
     }
 
     fn send_unsent_credits(&mut self) {
+        // The receives of a queue that is stopped are posted by the one that takes over.
         if let Some(returned) = self.unsent_credits
+            && !self.main.is_stopped()
             && self.control.send_credits(&mut self.local, returned)
         {
             self.unsent_credits = None;

@@ -335,7 +335,7 @@ impl Port for VerbsPort {
             link.end_batch();
             link.detached_at = Some(ticks);
             let mut discarded = Completions::default();
-            if link.service(false, false, &mut discarded)
+            if link.service(false, true, &mut discarded)
                 && let Some(place) = self.place(id)
             {
                 self.links.remove(place);

@@ -45,6 +45,8 @@ pub(super) struct LinkRail {
     pub gid: Gid,
     pub peer: RailAddress,
     pub is_lost: bool,
+    /// Its device has told of all that it has acknowledged, as far as is known.
+    pub is_exact: bool,
     pub places: CqPlaces,
 }
 
@@ -237,6 +239,9 @@ impl VerbsLinkInner {
         let Some((at, rail)) = at.and_then(|at| Some((at, self.stripes.queues[at].rail?))) else {
             return self.fail(LinkFailure::Protocol("it lost a stripe that the link does not have".into()));
         };
+        if !self.rails[rail].is_exact && done.wrapping_sub(self.arrivals.parts[at].count) as i32 > 0 {
+            return self.fail(self.untold(rail));
+        }
         self.lose_rail(rail, &"the peer has lost its end");
         let stripe = &mut self.stripes.queues[at];
         let own_done = stripe.queue.parts_done;

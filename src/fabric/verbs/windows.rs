@@ -114,10 +114,9 @@ impl Windows {
         match MemoryWindow::new(domain) {
             Ok(window) => self.all.push(window),
             Err(error) => {
-                if !self.is_logged
+                if !std::mem::replace(&mut self.is_logged, true)
                     && let Some(left_out) = domain.context.windows_log.line()
                 {
-                    self.is_logged = true;
                     let windows = self.all.len();
                     tracing::warn!(%error, windows, left_out, "a link gets no more memory windows");
                 }

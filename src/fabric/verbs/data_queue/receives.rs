@@ -15,7 +15,7 @@ impl DataQueue {
     }
 
     /// Posts receives that may be posted: at once where `all` or few are left, else when there are
-    /// enough for a batch. `false` if the device refuses them: completions or an event tell why.
+    /// enough for a batch. `false` if the device refuses them: see [`DataQueue::stop_posting`].
     #[inline]
     pub fn refill(&mut self, buffer: &LinkBuffer, all: bool) -> bool {
         if self.phase == QueuePhase::Stopped {
@@ -28,12 +28,15 @@ impl DataQueue {
         }
         while missing > 0 {
             let count = missing.min(REFILL as u32);
-            if !self.post_batch(buffer, count as usize) {
-                return false;
-            }
+            let is_posted = self.post_batch(buffer, count as usize);
+            // The driver may have taken some of a list that it has refused.
             self.posted += count;
             self.allowed -= count;
             missing -= count;
+            if !is_posted {
+                self.stop_posting();
+                return false;
+            }
         }
         true
     }

@@ -26,7 +26,7 @@ pub(in crate::fabric::verbs) struct Translation<'a, K> {
 
 impl SendRequest {
     /// Whether it consumes a receive of the peer.
-    fn consumes(&self) -> bool {
+    pub(super) fn consumes(&self) -> bool {
         matches!(self.opcode, IBV_WR_SEND | IBV_WR_RDMA_WRITE_WITH_IMM)
     }
 }
@@ -48,14 +48,28 @@ impl DataQueue {
     /// source is let go.
     #[cold]
     pub(super) fn break_off(&mut self) -> Result<(), PostError> {
-        if let Some(pair) = self.pair.as_ref().filter(|_| self.is_redundant) {
-            pair.news.has_refused();
-            self.phase = QueuePhase::Stopped;
-            self.post_list.clear();
+        if self.is_redundant && self.pair.is_some() {
+            self.stop_posting();
             return Ok(());
         }
         self.destroy();
         Err(PostError::Down)
+    }
+
+    /// The driver has refused a request. Nothing is posted any more, as the rings of both sides
+    /// would not agree. The link learns of it as of an asynchronous event.
+    #[cold]
+    pub(super) fn stop_posting(&mut self) {
+        self.phase = QueuePhase::Stopped;
+        self.post_list.clear();
+        if let Some(pair) = &self.pair {
+            pair.news.tell_refused();
+        }
+    }
+
+    /// Whether nothing is posted any more.
+    pub fn is_stopped(&self) -> bool {
+        self.phase == QueuePhase::Stopped
     }
 
     /// Whether another queue can take over. None can if a read is outstanding: it may have happened
@@ -90,6 +104,7 @@ impl DataQueue {
         self.in_use = from.in_use;
         (self.consuming, self.consumed, self.expected) = (from.consuming, from.consumed, from.expected);
         (self.returned, self.parts_done) = (from.returned, from.parts_done);
+        self.ends_untold = from.ends_untold;
         // Those that have not completed are posted here.
         self.allowed = from.allowed + from.posted;
         if from.post_list.is_open() {
@@ -97,11 +112,14 @@ impl DataQueue {
         }
     }
 
-    /// Whether a message is known to have landed that is not among the `count` of this side's,
-    /// modulo 2^32, that the peer has received. Its device has acknowledged that message, and
-    /// did not say so to the peer.
-    pub fn has_lost(&self, count: u32) -> bool {
-        self.kept.as_ref().is_some_and(|kept| (count.wrapping_sub(self.consuming_before(kept)) as i32) < 0)
+    /// Whether requests were acknowledged that the peer can't know to have landed: it has received
+    /// `count` of this side's messages, modulo 2^32. `is_exact`: its device has told it of all that
+    /// it has acknowledged. Otherwise an acknowledgement says nothing of the peer's memory, and
+    /// only a later message does.
+    pub fn has_lost(&self, count: u32, is_exact: bool) -> bool {
+        let Some(kept) = &self.kept else { return false };
+        let beyond = count.wrapping_sub(self.consuming_before(kept)) as i32;
+        beyond < 0 || beyond == 0 && !is_exact && self.ends_untold
     }
 
     /// The messages of this side before those that are kept, modulo 2^32.
