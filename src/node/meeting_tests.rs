@@ -165,6 +165,25 @@ fn a_member_that_ends_after_the_meeting_ends_the_joins_of_the_others_at_once() {
 }
 
 #[test]
+fn the_error_tells_who_has_ended_after_the_meeting_from_who_is_missing() {
+    let port = free_port().to_string();
+    let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+    let meets = |rank| {
+        let builder = member(rank, 3, &master, LONG);
+        std::thread::spawn(move || meet(&builder.meeting().unwrap().unwrap()).unwrap())
+    };
+    let [idle, victim] = [1, 2].map(meets);
+    let node = member(0, 3, &master, "60s").start().unwrap();
+    // It listens, and never answers.
+    let idle = idle.join().unwrap();
+    drop(victim.join().unwrap());
+    let error = node.join().unwrap_err().to_string();
+    assert!(error.contains("1 of them ended: worker/2 at"), "{error}");
+    assert!(error.contains("; missing too: worker/1 at"), "{error}");
+    drop(idle);
+}
+
+#[test]
 fn a_cluster_of_one_meets_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let store = format!("file://{}/store", folder.path().display());

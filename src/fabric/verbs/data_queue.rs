@@ -119,8 +119,9 @@ pub(super) struct DataQueue {
     pub returned: u32,
     /// [Parts](PostedOp::Part) that are done, modulo 2^32.
     pub parts_done: u32,
-    /// The last request that is done consumes no receive of the peer. Kept with `kept`.
-    ends_untold: bool,
+    /// The last request that is done consumes a receive of the peer. Known where there are other
+    /// rails.
+    last_done_consumes: bool,
     /// Start of the queue's places in the link's buffer.
     places: usize,
     /// Requests that wait to be posted together.
@@ -179,7 +180,7 @@ impl DataQueue {
             expected: None,
             returned: 0,
             parts_done: 0,
-            ends_untold: false,
+            last_done_consumes: true,
             places,
             post_list: PostList::new(),
         }
@@ -533,7 +534,8 @@ impl DataQueue {
             self.in_use -= entry.requests;
             if let Some(kept) = &mut self.kept {
                 let mut done = kept.drain(..(entry.requests as usize).min(kept.len()));
-                self.ends_untold = done.next_back().map_or(self.ends_untold, |last| !last.consumes());
+                self.last_done_consumes =
+                    done.next_back().map_or(self.last_done_consumes, |last| last.consumes());
             }
             self.op_done(entry.op, link, out);
             if entry.signaled {

@@ -106,20 +106,21 @@ impl EventBoard {
 
     fn tell(&self, pair: usize, what: u32) {
         if let Some((_, word)) = self.pairs().get(&pair) {
-            note(word, what);
+            record(word, what);
         }
     }
 
     /// Tells all queue pairs of a device.
     fn tell_all(&self, device: usize, what: u32) {
         for (_, word) in self.pairs().values().filter(|(of, _)| *of == device) {
-            note(word, what);
+            record(word, what);
         }
     }
 }
 
-/// Notes the first event of a queue pair. It also tells why the driver has refused a request.
-fn note(word: &AtomicU32, what: u32) {
+/// Records the first event of a queue pair. A later event replaces a refusal of the driver, as it
+/// says the cause.
+fn record(word: &AtomicU32, what: u32) {
     let is_open = |word: u32| word == FINE || word == REFUSED;
     let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| is_open(word).then_some(what));
 }

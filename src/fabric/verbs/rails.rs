@@ -240,7 +240,7 @@ impl VerbsLinkInner {
             return self.fail(LinkFailure::Protocol("it lost a stripe that the link does not have".into()));
         };
         if !self.rails[rail].is_exact && done.wrapping_sub(self.arrivals.parts[at].count) as i32 > 0 {
-            return self.fail(self.untold(rail));
+            return self.fail(self.lost_acknowledged(rail));
         }
         self.lose_rail(rail, &"the peer has lost its end");
         let stripe = &mut self.stripes.queues[at];

@@ -18,8 +18,7 @@ use std::time::Duration;
 
 /// Connections that have not said their hello yet, of all endpoints of a fabric.
 pub(in super::super) const HALF_OPEN: usize = 128;
-/// Those that an endpoint may have in any case, so that a flood of others leaves it some. If its
-/// link has more than half as many connections, it is twice the number of these.
+/// Those that an endpoint may have in any case at least: see [`own_places`].
 const OWN_PLACES: usize = 8;
 /// Connections that may wait in the kernel.
 pub(in super::super) const BACKLOG: i32 = 1024;
@@ -30,13 +29,14 @@ const TAKEN: usize = 256;
 /// An endpoint logs strangers, and repairs, once in this time.
 pub(super) const QUIET: Duration = LOG_PERIOD;
 
-/// Connections that an endpoint may have in any case, if its link has so many for bulk.
+/// Connections that an endpoint may have in any case: two for each connection of its link, of which
+/// `streams` are for bulk. So a flood of other endpoints leaves it some.
 const fn own_places(streams: u8) -> usize {
     let of_link = 1 + streams as usize;
     if 2 * of_link > OWN_PLACES { 2 * of_link } else { OWN_PLACES }
 }
 
-/// Connections that have not said their hello yet at most, of so many endpoints.
+/// The most connections that have not said their hello yet, of a fabric with so many endpoints.
 pub(crate) const fn most_arriving(streams: u8, endpoints: u64) -> u64 {
     HALF_OPEN as u64 + endpoints * own_places(streams) as u64
 }
@@ -191,8 +191,8 @@ impl ArrivingConnections {
             *counts.entry(arrived.source).or_default() += 1;
         }
         let most = counts.values().max().copied().unwrap_or_default();
-        let any = most <= 1 + usize::from(self.streams);
-        let gives_way = |arrived: &ArrivingConnection| any || counts.get(&arrived.source) == Some(&most);
+        let is_peers = most <= 1 + usize::from(self.streams);
+        let gives_way = |arrived: &ArrivingConnection| is_peers || counts.get(&arrived.source) == Some(&most);
         let Some(at) = self.waiting.iter().position(gives_way) else { return };
         let mut arrived = self.waiting.remove(at);
         // Its hello may have come meanwhile.

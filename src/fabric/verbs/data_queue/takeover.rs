@@ -104,7 +104,7 @@ impl DataQueue {
         self.in_use = from.in_use;
         (self.consuming, self.consumed, self.expected) = (from.consuming, from.consumed, from.expected);
         (self.returned, self.parts_done) = (from.returned, from.parts_done);
-        self.ends_untold = from.ends_untold;
+        self.last_done_consumes = from.last_done_consumes;
         // Those that have not completed are posted here.
         self.allowed = from.allowed + from.posted;
         if from.post_list.is_open() {
@@ -119,7 +119,7 @@ impl DataQueue {
     pub fn has_lost(&self, count: u32, is_exact: bool) -> bool {
         let Some(kept) = &self.kept else { return false };
         let beyond = count.wrapping_sub(self.consuming_before(kept)) as i32;
-        beyond < 0 || beyond == 0 && !is_exact && self.ends_untold
+        beyond < 0 || beyond == 0 && !is_exact && !self.last_done_consumes
     }
 
     /// The messages of this side before those that are kept, modulo 2^32.
