@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use tensorwire::{Code, Counter, Snapshot, Status};
+use tensorwire::{Code, Counter, Node, Snapshot, Status};
 
 /// How a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,13 @@ struct Program {
 
 const PLAIN: Program =
     Program { settings: &[], window: 16, elements: LARGE, what: |_| What::Tensor, order: |n| n, holds: 0 };
+
+/// The counters once all messages are sent that the node's values so far made due. A poller hands
+/// a value to its receive first and sends the credit then, and reports its edges after both.
+fn settled(node: &Node) -> Snapshot {
+    node.edges(0).expect("a report");
+    node.counters()
+}
 
 /// The counters of both sides in the second half of the steps. In the first half all shapes become
 /// known. Each side counts its own posts.
@@ -61,7 +68,7 @@ fn run(program: Program, steps: u64) -> Snapshot {
                         if task == 0 {
                             until_posted(&node, sent, tensors);
                         }
-                        before = node.counters();
+                        before = settled(&node);
                     }
                     let n = (program.order)(nth);
                     match ((program.what)(n), task) {
@@ -107,7 +114,7 @@ fn run(program: Program, steps: u64) -> Snapshot {
                     let told = || node.counters().since(&before).get(Counter::StepsOverSent);
                     until(&node, "an end is told", || told() > 0);
                 }
-                tell.send(node.counters().since(&before)).expect("somebody counts");
+                tell.send(settled(&node).since(&before)).expect("somebody counts");
                 // A value that has arrived and was not taken is an orphan once its sender leaves,
                 // and a receiver that has left hears no ends of steps.
                 ended.fetch_add(1, Ordering::Relaxed);
