@@ -138,11 +138,12 @@ impl Acceptor {
             let Ok(number) = number.await else { return };
             let proof = async {
                 if is_slow {
-                    this.pacer.run(async { this.screen(&stream) }).await?;
+                    this.pacer.run(false, async { this.screen(&stream) }).await?;
                 }
                 let greeted = this.auth.greet(stream).await?;
-                this.places().opened(number);
-                this.pacer.run(this.auth.admit(greeted)).await
+                let has_secret = greeted.has_secret;
+                this.places().opened(number, has_secret);
+                this.pacer.run(has_secret, this.auth.admit(greeted)).await
             };
             let outcome = timeout(PROOF_LIMIT, proof).await;
             this.places().dismiss(number);
@@ -510,7 +511,7 @@ mod tests {
                 auth.connect(caller, &me).await.unwrap();
                 assert_eq!(incoming.0.recv().await.expect("a member").caller.name, peer);
             }
-            assert!(acceptor.pacer.delayed_until().is_some(), "two looks have failed");
+            assert!(acceptor.pacer.delayed_until(false).is_some(), "two looks have failed");
             assert_eq!(acceptor.refused.lines().len(), 1);
         });
     }

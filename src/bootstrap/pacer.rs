@@ -16,17 +16,25 @@ const MAX_DELAY: Duration = Duration::from_millis(100);
 
 /// Has handshakes wait, so that failed ones take a tenth of a thread's time. They take more if
 /// those under way at a time take more than a ninth of [`MAX_DELAY`].
+///
+/// Callers that have the cluster's secret wait for each other alone: strangers delay none of them.
 #[derive(Default)]
 pub(super) struct HandshakePacer {
-    delayed_until: Mutex<Option<Instant>>,
+    /// That of strangers, and that of callers with the secret.
+    delayed_until: [Mutex<Option<Instant>>; 2],
 }
 
 impl HandshakePacer {
-    /// Runs a handshake, after the delay that earlier ones have caused. One that is dropped has
-    /// failed.
-    pub(super) async fn run<T, E>(&self, handshake: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        self.delay().await;
-        let mut paced = PacedHandshake { pacer: self, took: Duration::ZERO, has_failed: true };
+    /// Runs a handshake of a caller that has the secret or not, after the delay that earlier ones
+    /// have caused. One that is dropped has failed.
+    pub(super) async fn run<T, E>(
+        &self,
+        has_secret: bool,
+        handshake: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.delay(has_secret).await;
+        let took = Duration::ZERO;
+        let mut paced = PacedHandshake { pacer: self, has_secret, took, has_failed: true };
         let mut handshake = pin!(handshake);
         let outcome = std::future::poll_fn(|context| {
             let before = cpu_time();
@@ -39,11 +47,11 @@ impl HandshakePacer {
         outcome
     }
 
-    async fn delay(&self) {
+    async fn delay(&self, has_secret: bool) {
         let latest = Instant::now() + MAX_DELAY;
         // Others that fail meanwhile make the delay longer.
         loop {
-            let until = self.delayed_until().map(|until| until.min(latest));
+            let until = self.delayed_until(has_secret).map(|until| until.min(latest));
             match until {
                 Some(until) if until > Instant::now() => sleep_until(until).await,
                 _ => return,
@@ -51,14 +59,15 @@ impl HandshakePacer {
         }
     }
 
-    pub(super) fn delayed_until(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.delayed_until.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn delayed_until(&self, has_secret: bool) -> MutexGuard<'_, Option<Instant>> {
+        self.delayed_until[usize::from(has_secret)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A handshake that has begun.
 struct PacedHandshake<'a> {
     pacer: &'a HandshakePacer,
+    has_secret: bool,
     took: Duration,
     has_failed: bool,
 }
@@ -66,7 +75,7 @@ struct PacedHandshake<'a> {
 impl Drop for PacedHandshake<'_> {
     fn drop(&mut self) {
         if self.has_failed {
-            let mut delayed_until = self.pacer.delayed_until();
+            let mut delayed_until = self.pacer.delayed_until(self.has_secret);
             *delayed_until = Some(extended(*delayed_until, Instant::now(), self.took));
         }
     }
@@ -121,8 +130,8 @@ mod tests {
         let pacer = HandshakePacer::default();
         runtime().block_on(async {
             let begin = Instant::now();
-            pacer.run(work(WORK, Err(()))).await.unwrap_err();
-            pacer.run(ready(Ok::<_, ()>(()))).await.unwrap();
+            pacer.run(false, work(WORK, Err(()))).await.unwrap_err();
+            pacer.run(false, ready(Ok::<_, ()>(()))).await.unwrap();
             assert!(begin.elapsed() >= WORK * (PENALTY + 1), "{:?}", begin.elapsed());
         });
     }
@@ -130,8 +139,21 @@ mod tests {
     #[test]
     fn a_member_that_proves_its_name_has_nobody_wait() {
         let pacer = HandshakePacer::default();
-        runtime().block_on(async { pacer.run(work(WORK, Ok(()))).await.unwrap() });
-        assert_eq!(*pacer.delayed_until(), None);
+        runtime().block_on(async { pacer.run(false, work(WORK, Ok(()))).await.unwrap() });
+        assert_eq!(*pacer.delayed_until(false), None);
+    }
+
+    #[test]
+    fn a_caller_with_the_secret_waits_for_no_stranger() {
+        let pacer = HandshakePacer::default();
+        runtime().block_on(async {
+            pacer.run(false, work(WORK, Err(()))).await.unwrap_err();
+            let begin = Instant::now();
+            pacer.run(true, ready(Ok::<_, ()>(()))).await.unwrap();
+            assert!(begin.elapsed() < WORK * PENALTY, "{:?}", begin.elapsed());
+            pacer.run(true, work(WORK, Err(()))).await.unwrap_err();
+        });
+        assert!(pacer.delayed_until(true).is_some(), "one that fails delays the others");
     }
 
     #[test]
@@ -143,10 +165,10 @@ mod tests {
         };
         let begin = Instant::now();
         runtime().block_on(async {
-            let limited = tokio::time::timeout(WORK, pacer.run(stalled));
+            let limited = tokio::time::timeout(WORK, pacer.run(false, stalled));
             limited.await.expect_err("it never ends");
         });
-        let until = pacer.delayed_until().expect("it took some time");
+        let until = pacer.delayed_until(false).expect("it took some time");
         assert!(until >= begin + WORK * (PENALTY + 1), "{:?}", until - begin);
     }
 
@@ -161,7 +183,7 @@ mod tests {
                 let (pacer, runs) = (pacer.clone(), runs.clone());
                 async move {
                     while begin.elapsed() < MAX_DELAY * 5 {
-                        pacer.run(work(SHORT, Err(()))).await.unwrap_err();
+                        pacer.run(false, work(SHORT, Err(()))).await.unwrap_err();
                         runs.fetch_add(1, Relaxed);
                     }
                 }

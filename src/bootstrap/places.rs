@@ -26,6 +26,8 @@ struct CandidatePlace<C> {
     number: u64,
     source: IpAddr,
     has_opened: bool,
+    /// No stranger can take its place.
+    has_secret: bool,
     value: C,
 }
 
@@ -39,20 +41,26 @@ impl<C, M> Places<C, M> {
     /// have not, whichever are more. So a flood from one host does not keep out the members of
     /// others. One from a member's own host, or from as many hosts as there are places, keeps it
     /// out by chance only.
+    ///
+    /// A candidate with the cluster's secret gives up its place to another one of these alone, and
+    /// does not count before.
     pub(super) fn admit(&mut self, from: IpAddr, value: C, draw: u64) -> (u64, Option<C>) {
         let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
         let number = self.number();
-        self.candidates.push(CandidatePlace { number, source: source_of(from), has_opened: false, value });
+        let (source, has_opened, has_secret) = (source_of(from), false, false);
+        self.candidates.push(CandidatePlace { number, source, has_opened, has_secret, value });
         (number, evicted)
     }
 
     fn evict(&mut self, draw: u64) -> C {
+        let all_have_secret = self.candidates.iter().all(|candidate| candidate.has_secret);
+        let may_go = |candidate: &CandidatePlace<C>| all_have_secret || !candidate.has_secret;
         let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for candidate in &self.candidates {
+        for candidate in self.candidates.iter().filter(|candidate| may_go(candidate)) {
             *counts.entry(candidate.source).or_default() += 1;
         }
         let most = counts.values().copied().max().unwrap_or_default();
-        let candidates = self.candidates.iter().enumerate();
+        let candidates = self.candidates.iter().enumerate().filter(|(_, candidate)| may_go(candidate));
         let busiest = candidates.filter(|(_, candidate)| counts.get(&candidate.source) == Some(&most));
         let (opened, silent): (Vec<_>, Vec<_>) = busiest.partition(|(_, candidate)| candidate.has_opened);
         let drawn_from = if opened.len() > silent.len() { opened } else { silent };
@@ -60,10 +68,10 @@ impl<C, M> Places<C, M> {
         self.candidates.swap_remove(at).value
     }
 
-    /// The candidate has sent its opening.
-    pub(super) fn opened(&mut self, number: u64) {
+    /// The candidate has sent its opening, which shows the secret or not.
+    pub(super) fn opened(&mut self, number: u64, has_secret: bool) {
         if let Some(candidate) = self.candidates.iter_mut().find(|known| known.number == number) {
-            candidate.has_opened = true;
+            (candidate.has_opened, candidate.has_secret) = (true, has_secret);
         }
     }
 
@@ -129,7 +137,7 @@ mod tests {
     fn silent_candidates_of_an_address_take_no_place_of_one_that_has_sent_its_opening() {
         let mut places: Places<&str, ()> = Places::new();
         let (member, _) = places.admit(STRANGER.into(), "member", 0);
-        places.opened(member);
+        places.opened(member, false);
         for draw in 1..10 * MAX_CANDIDATES as u64 {
             assert_ne!(places.admit(STRANGER.into(), "silent", draw).1, Some("member"));
         }
@@ -142,7 +150,7 @@ mod tests {
         for draw in 1..10 * MAX_CANDIDATES as u64 {
             let (number, evicted) = places.admit(STRANGER.into(), "opened", draw);
             assert_ne!(evicted, Some("member"));
-            places.opened(number);
+            places.opened(number, false);
         }
     }
 
@@ -153,8 +161,38 @@ mod tests {
         for draw in 1..2 * MAX_CANDIDATES as u64 {
             let (number, evicted) = places.admit(STRANGER.into(), "stranger", draw);
             assert_ne!(evicted, Some("member"));
-            places.opened(number);
+            places.opened(number, false);
         }
+    }
+
+    #[test]
+    fn no_flood_takes_the_place_of_a_candidate_that_has_the_secret() {
+        for addresses in [1, MAX_CANDIDATES as u32] {
+            let mut places: Places<&str, ()> = Places::new();
+            let (member, _) = places.admit(STRANGER.into(), "member", 0);
+            places.opened(member, true);
+            for draw in 0..10 * MAX_CANDIDATES as u64 {
+                let from = Ipv4Addr::from_bits(0x0a00_0002 + draw as u32 % addresses);
+                let (number, evicted) = places.admit(from.into(), "stranger", draw.wrapping_mul(0x9e37));
+                assert_ne!(evicted, Some("member"));
+                if draw % 3 > 0 {
+                    places.opened(number, false);
+                }
+            }
+            assert_eq!(places.candidates.len(), MAX_CANDIDATES);
+        }
+    }
+
+    #[test]
+    fn candidates_that_have_the_secret_give_up_their_places_to_each_other() {
+        let mut places: Places<usize, ()> = Places::new();
+        for at in 0..MAX_CANDIDATES {
+            let (number, evicted) = places.admit(STRANGER.into(), at, 0);
+            assert_eq!(evicted, None);
+            places.opened(number, true);
+        }
+        assert_eq!(places.admit(STRANGER.into(), 900, 5).1, Some(5));
+        assert_eq!(places.admit(MEMBER.into(), 901, 0).1, Some(900), "that has none yet");
     }
 
     /// One candidate from each of as many addresses as there are places: a flood from many hosts.

@@ -78,7 +78,10 @@ impl Prover {
     pub fn accept(&self, stream: TcpStream, from: &TaskId, limit: Duration) -> io::Result<ProvenChannel> {
         let stream = self.tokio(stream)?;
         let Proving { auth, pacer, .. } = &*self.0;
-        let proof = async { pacer.run(auth.admit(auth.greet(stream).await?)).await };
+        let proof = async {
+            let greeted = auth.greet(stream).await?;
+            pacer.run(greeted.has_secret, auth.admit(greeted)).await
+        };
         let admitted = self.within(limit, proof)?;
         if admitted.name != *from {
             let why = format!("it is {}, and this process waits for {from}", admitted.name);
@@ -298,7 +301,7 @@ mod tests {
             let listens = Prover::open(&first, &name(1)).expect("good");
             let [_, accepted] = prove_to(&listens, theirs, 0);
             assert_eq!(accepted.is_err(), is_delayed, "{accepted:?}");
-            assert_eq!(listens.0.pacer.delayed_until().is_some(), is_delayed);
+            assert_eq!(listens.0.pacer.delayed_until(false).is_some(), is_delayed);
         }
     }
 

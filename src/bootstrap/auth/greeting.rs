@@ -5,10 +5,12 @@ use super::AuthMode;
 use crate::wire::TaskId;
 
 /// Opens every greeting. The last byte is the version of the frames and of the proofs.
-const MAGIC: [u8; 8] = *b"tw-boot\x01";
+const MAGIC: [u8; 8] = *b"tw-boot\x02";
 
 /// Bytes of a number that is drawn for one connection.
 pub(super) const NONCE: usize = 16;
+/// Bytes of the authentication code of an opening.
+pub(super) const MAC: usize = 32;
 
 /// What the side that listens says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +75,14 @@ impl Greeting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Opening {
     pub(super) nonce: [u8; NONCE],
+    /// With [`AuthMode::Secret`] an authentication code under the secret. Else it says nothing.
+    pub(super) mac: [u8; MAC],
     /// The member that calls.
     pub(super) from: TaskId,
 }
 
 /// Bytes before the name of the job.
-const FIXED: usize = NONCE + 4;
+const FIXED: usize = NONCE + MAC + 4;
 
 impl Opening {
     /// Bytes of the longest opening, without its length.
@@ -88,15 +92,17 @@ impl Opening {
     pub(super) fn encode(&self) -> Vec<u8> {
         let job = self.from.job().as_bytes();
         let len = (FIXED + job.len()) as u8; // MAX is below 256
-        [&[len][..], &self.nonce, &self.from.task().to_be_bytes(), job].concat()
+        [&[len][..], &self.nonce, &self.mac, &self.from.task().to_be_bytes(), job].concat()
     }
 
     /// Reads what follows the length.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (nonce, rest) = bytes.split_first_chunk::<NONCE>()?;
+        let (mac, rest) = rest.split_first_chunk::<MAC>()?;
         let (task, job) = rest.split_first_chunk::<4>()?;
         let job = std::str::from_utf8(job).ok()?;
-        Some(Opening { nonce: *nonce, from: TaskId::new(job, u32::from_be_bytes(*task)).ok()? })
+        let from = TaskId::new(job, u32::from_be_bytes(*task)).ok()?;
+        Some(Opening { nonce: *nonce, mac: *mac, from })
     }
 }
 
@@ -113,7 +119,8 @@ mod tests {
             assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
         }
         for job in ["w", &"j".repeat(crate::wire::MAX_JOB)] {
-            let opening = Opening { nonce: [9; NONCE], from: TaskId::new(job, u32::MAX).unwrap() };
+            let from = TaskId::new(job, u32::MAX).unwrap();
+            let opening = Opening { nonce: [9; NONCE], mac: [5; MAC], from };
             let frame = opening.encode();
             assert_eq!(usize::from(frame[0]), frame.len() - 1);
             assert_eq!(Opening::decode(&frame[1..]), Some(opening));
@@ -132,7 +139,8 @@ mod tests {
         let mut unknown = good;
         unknown[MAGIC.len() + 1] = 200;
         assert_eq!(Greeting::decode(&unknown).unwrap().verdict, Verdict::Unproven);
-        let opening = Opening { nonce: [0; NONCE], from: TaskId::new("worker", 1).unwrap() }.encode();
+        let from = TaskId::new("worker", 1).unwrap();
+        let opening = Opening { nonce: [0; NONCE], mac: [0; MAC], from }.encode();
         assert_eq!(Opening::decode(&opening[1..FIXED + 1]), None, "no job");
         assert_eq!(Opening::decode(&opening[1..10]), None, "cut");
         let odd = [&opening[1..], b"\xff\n"].concat();

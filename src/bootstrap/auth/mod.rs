@@ -30,7 +30,7 @@ pub(super) use greeting::Verdict;
 pub(super) use stream::AuthStream;
 
 use crate::wire::TaskId;
-use greeting::{Greeting, NONCE, Opening};
+use greeting::{Greeting, MAC, NONCE, Opening};
 use secret::ClusterSecret;
 use std::fmt;
 use std::io;
@@ -163,6 +163,8 @@ enum Method {
 pub(super) struct Greeted {
     stream: TcpStream,
     from: TaskId,
+    /// It has the secret of the cluster.
+    pub(super) has_secret: bool,
 }
 
 /// A proven caller.
@@ -244,10 +246,15 @@ impl Authenticator {
         if opening.nonce != nonce {
             return Err(ProofError::NoOpening);
         }
-        Ok(Greeted { stream, from: opening.from })
+        let Opening { mac, from, .. } = opening;
+        let has_secret = match &self.method {
+            Method::Secret(own) => own.is_mac(&mac, &nonce, &from, &self.me),
+            Method::Tls(_) | Method::Uid(_) | Method::Plain => false,
+        };
+        Ok(Greeted { stream, from, has_secret })
     }
 
-    async fn proven(&self, Greeted { stream, from }: Greeted) -> Result<Admitted, ProofError> {
+    async fn proven(&self, Greeted { stream, from, .. }: Greeted) -> Result<Admitted, ProofError> {
         let mut stream = match &self.method {
             Method::Tls(own) => AuthStream::Tls(Box::new(own.accept(stream, &from).await?)),
             Method::Secret(own) => AuthStream::Tls(Box::new(own.accept(stream, &from).await?)),
@@ -291,7 +298,11 @@ impl Authenticator {
         if greeting.verdict != Verdict::Welcome {
             return Err(ProofError::refused(greeting.verdict, ours));
         }
-        let opening = Opening { nonce: greeting.nonce, from: self.me.clone() };
+        let mac = match &self.method {
+            Method::Secret(own) => own.mac_of(&greeting.nonce, &self.me, to),
+            Method::Tls(_) | Method::Uid(_) | Method::Plain => [0; MAC],
+        };
+        let opening = Opening { nonce: greeting.nonce, mac, from: self.me.clone() };
         stream.write_all(&opening.encode()).await?;
         let mut stream = match &self.method {
             Method::Tls(own) => AuthStream::Tls(Box::new(own.connect(stream, to).await?)),

@@ -1,11 +1,16 @@
 //! The shared secret of a cluster, which never travels. Each member has a key that is derived from
 //! the secret and the member's name, and signs the handshake of TLS with it.
 //!
+//! A caller shows with its opening that it has the secret: by an authentication code, which takes a
+//! microsecond to check. So strangers can't have a listener prefer them, as `tls-auth` of OpenVPN
+//! keeps them from TLS.
+//!
 //! Whoever has the secret can be any member. Whoever has not can't tell it from what travels,
 //! as long as it can't be guessed; so short secrets are refused.
 
 use super::error::{AuthError, ProofError};
 use super::files::{self, Private};
+use super::greeting::{MAC, NONCE};
 use super::keys;
 use crate::wire::TaskId;
 use graviola::hashing::Sha256;
@@ -24,6 +29,8 @@ const MIN_SECRET: usize = 32;
 const MAX_SECRET: usize = 4096;
 /// What the keys are for. Another protocol with the same secret has other keys.
 const PURPOSE: &[u8] = b"tensorwire bootstrap 1: member ";
+/// What the authentication codes are for.
+const OPENING: &[u8] = b"tensorwire bootstrap 1: opening ";
 /// Room for an Ed25519 key in DER.
 const DER: usize = 128;
 
@@ -57,6 +64,26 @@ impl ClusterSecret {
     /// The public key of a member.
     fn key_of(&self, name: &TaskId) -> Result<SubjectPublicKeyInfoDer<'static>, ProofError> {
         member_key(&self.secret, name).and_then(|key| public_key(&key)).map_err(ProofError::Tls)
+    }
+
+    /// The authentication code of the opening with which `from` answers this number of `to`.
+    pub(super) fn mac_of(&self, nonce: &[u8; NONCE], from: &TaskId, to: &TaskId) -> [u8; MAC] {
+        let mut mac = [0; MAC];
+        mac.copy_from_slice(self.hmac_of(nonce, from, to).finish().as_ref());
+        mac
+    }
+
+    /// Whether a code is that of this opening.
+    pub(super) fn is_mac(&self, mac: &[u8; MAC], nonce: &[u8; NONCE], from: &TaskId, to: &TaskId) -> bool {
+        self.hmac_of(nonce, from, to).verify(mac).is_ok()
+    }
+
+    fn hmac_of(&self, nonce: &[u8; NONCE], from: &TaskId, to: &TaskId) -> Hmac<Sha256> {
+        let mut hmac = Hmac::<Sha256>::new(self.secret.bytes());
+        hmac.update(OPENING);
+        hmac.update(nonce);
+        hmac.update(format!("{from} to {to}"));
+        hmac
     }
 
     pub(super) async fn accept(

@@ -9,6 +9,7 @@ mod losses;
 mod lying_member;
 mod lying_sender;
 mod meeting;
+mod proof_floods;
 mod proofs;
 mod protocol;
 mod refusals;

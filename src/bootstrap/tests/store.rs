@@ -371,7 +371,7 @@ fn members_meet_at_a_store_during_a_flood() {
         let over = AtomicBool::new(false);
         let text = address.to_string();
         std::thread::scope(|scope| {
-            let floods = [0, 1].map(|_| scope.spawn(|| proofs::flood(source, &text, &over)));
+            let floods = [0, 1].map(|_| scope.spawn(|| proof_floods::flood(source, &text, &over)));
             std::thread::sleep(Duration::from_millis(300));
             let begin = Instant::now();
             for round in 0..20 {

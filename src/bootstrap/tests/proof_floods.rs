@@ -1,0 +1,155 @@
+//! Floods of connections that prove nothing.
+
+use super::proofs::{GOOD, OTHER, folder, runtime, secret, told_to_an_impostor, with};
+use super::*;
+use crate::bootstrap::auth::Authenticator;
+use crate::bootstrap::connector::Connector;
+use crate::bootstrap::places::MAX_CANDIDATES;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// Opens connections from `source` as fast as it can until `over`, and proves nothing. Returns how
+/// many.
+pub(super) fn flood(source: &str, address: &str, over: &AtomicBool) -> usize {
+    let source = std::net::SocketAddr::new(source.parse().unwrap(), 0);
+    let address = address.parse().unwrap();
+    runtime().block_on(async {
+        let (mut open, mut count) = (std::collections::VecDeque::new(), 0);
+        while !over.load(Ordering::SeqCst) {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(source).unwrap();
+            let opened = tokio::time::timeout(Duration::from_millis(50), socket.connect(address));
+            if let Ok(Ok(stream)) = opened.await {
+                open.push_back(stream);
+                count += 1;
+            }
+            if open.len() > 100 {
+                open.pop_front();
+            }
+        }
+        count
+    })
+}
+
+#[test]
+#[ignore = "takes long: tests/nightly"]
+fn members_join_during_a_flood_and_links_go_on() {
+    for source in ["127.77.0.1", "127.0.0.1"] {
+        let (cluster, folder) = (workers(2), folder());
+        let auth = secret(&folder, "secret", GOOD);
+        let silence = Duration::from_secs(3);
+        let quick = |task| BootstrapOptions { silence, ..with(&auth, &cluster, task) };
+        let flooded = Member::start(quick(1));
+        let over = AtomicBool::new(false);
+        let address = address(&cluster, "worker", 1);
+        std::thread::scope(|scope| {
+            let floods = [0, 1].map(|_| scope.spawn(|| flood(source, &address, &over)));
+            std::thread::sleep(Duration::from_millis(300));
+            let begin = Instant::now();
+            let other = Member::start(quick(0));
+            let joined = other.service.join(LONG).and_then(|()| flooded.service.join(LONG));
+            let took = begin.elapsed();
+            // Longer than the silence: heartbeats pass, too.
+            std::thread::sleep(silence + Duration::from_secs(1));
+            over.store(true, Ordering::SeqCst);
+            let count: usize = floods.into_iter().map(|flood| flood.join().unwrap()).sum();
+            println!("{count} connections from {source}; joined after {took:?}");
+            joined.expect("they join");
+            for member in [&flooded, &other] {
+                assert!(!member.peering.told().iter().any(|told| matches!(told, Told::Lost(..))));
+            }
+        });
+    }
+}
+
+/// Strangers who know the protocol but not the secret, half as many again as there are places, over
+/// and over. Two of three say nothing after the greeting. If proofs waited for each other, each of
+/// those would hold up all.
+#[test]
+fn failed_proofs_keep_no_member_out() {
+    let (cluster, folder) = (workers(2), folder());
+    let good = secret(&folder, "good", GOOD);
+    let bad = secret(&folder, "bad", OTHER);
+    let first = Member::start(with(&good, &cluster, 0));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let auth = Arc::new(Authenticator::open(&bad, &name("worker", 1)).unwrap());
+            let (peer, address) = (name("worker", 0), address(&cluster, "worker", 0));
+            let connector = Connector { auth, peer, address, limit: LONG };
+            let failed = AtomicU32::new(0);
+            runtime().block_on(async {
+                let mut waiting = Vec::new();
+                while !over.load(Ordering::SeqCst) {
+                    waiting.clear();
+                    for _ in 0..MAX_CANDIDATES {
+                        waiting.push(tokio::net::TcpStream::connect(&connector.address).await);
+                    }
+                    let tries = (0..MAX_CANDIDATES / 2).map(|_| connector.clone().connect());
+                    for outcome in tries.collect::<JoinSet<_>>().join_all().await {
+                        outcome.expect_err("a wrong secret");
+                        failed.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+            failed.into_inner()
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let begin = Instant::now();
+        let second = Member::start(with(&good, &cluster, 1));
+        second.join();
+        first.join();
+        let took = begin.elapsed();
+        over.store(true, Ordering::SeqCst);
+        let failed = flood.join().unwrap();
+        println!("joined after {took:?}, beside {failed} failed proofs");
+        assert!(failed >= MAX_CANDIDATES as u32 / 2, "{failed}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    });
+}
+
+/// Each stranger says the opening of a member, without the code that only the secret makes. It
+/// begins a handshake of TLS, and waits. As each of them delays the next one, they would take a
+/// member's place while its handshake waits.
+#[test]
+fn a_flood_of_openings_keeps_no_member_out() {
+    const AT_A_TIME: usize = 400;
+    let (cluster, folder) = (workers(2), folder());
+    let auth = secret(&folder, "secret", GOOD);
+    let said = told_to_an_impostor(&auth);
+    let first = Member::start(with(&auth, &cluster, 0));
+    let to = address(&cluster, "worker", 0);
+    let (over, openings) = (AtomicBool::new(false), AtomicU32::new(0));
+    let open = || -> std::io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&to)?;
+        stream.set_read_timeout(Some(LONG))?;
+        let (mut greeting, mut said) = ([0; 26], said.clone());
+        stream.read_exact(&mut greeting)?;
+        // As it was, but for the number. So the code is that of another connection.
+        said[1..17].copy_from_slice(&greeting[10..]);
+        stream.write_all(&said)?;
+        Ok(stream)
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut held = std::collections::VecDeque::new();
+                while !over.load(Ordering::SeqCst) {
+                    held.extend(open());
+                    openings.fetch_add(1, Ordering::SeqCst);
+                    held.drain(..held.len().saturating_sub(AT_A_TIME));
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let (begin, before) = (Instant::now(), openings.load(Ordering::SeqCst));
+        let second = Member::start(with(&auth, &cluster, 1));
+        second.join();
+        first.join();
+        let (took, beside) = (begin.elapsed(), openings.load(Ordering::SeqCst) - before);
+        over.store(true, Ordering::SeqCst);
+        println!("joined after {took:?}, beside {beside} openings, {:?}", openings);
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    });
+}
