@@ -485,6 +485,13 @@ fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
             let why = format!("{address} is not proven to be {name}: {why}");
             return if is_cut { CallError::Cut(why) } else { CallError::Unreachable(why) };
         }
+        if system.map(std::io::Error::kind) == Some(ErrorKind::AddrNotAvailable) {
+            let why = format!(
+                "this host has no free port for a connection with {address}: other processes hold them (`ss \
+                 -tanp`), or net.ipv4.ip_local_port_range is small"
+            );
+            return CallError::Unreachable(why);
+        }
         if system.map(std::io::Error::kind) == Some(ErrorKind::ConnectionRefused) {
             let why = format!(
                 "nobody listens at {address} (connection refused): is the process running, or does a \

@@ -3,7 +3,7 @@
 use super::auth::{AuthStream, Authenticator, ProofError};
 use super::blocking;
 use super::http2_stream::Http2Stream;
-use crate::wire::{TaskId, is_lack};
+use crate::wire::{TaskId, is_lack, loopback_source};
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::codegen::Service;
@@ -88,7 +88,7 @@ impl Connector {
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<AuthStream, ProofError> {
-        let stream = TcpStream::connect(address).await?;
+        let stream = open(address).await?;
         stream.set_nodelay(true)?;
         self.auth.connect(stream, &self.peer).await
     }
@@ -96,6 +96,24 @@ impl Connector {
     fn too_late(&self, what: &str) -> io::Error {
         io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {:?}", self.limit))
     }
+}
+
+/// Opens a connection. Within this host another user may have all ports of 127.0.0.1 towards
+/// `address`: then it comes from another loopback address.
+async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+    match TcpStream::connect(address).await {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && is_loopback_v4(address) => {
+            let socket = TcpSocket::new_v4()?;
+            // An error here says less than the first one.
+            socket.bind((loopback_source()?, 0).into()).map_err(|_| error)?;
+            socket.connect(address).await
+        }
+        outcome => outcome,
+    }
+}
+
+fn is_loopback_v4(address: SocketAddr) -> bool {
+    address.is_ipv4() && address.ip().is_loopback()
 }
 
 /// How much an error tells. A lack of this process is no word about the peer. That nobody listens

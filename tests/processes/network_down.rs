@@ -4,6 +4,8 @@
 
 use crate::common::other::Other;
 use crate::common::{SOON, member};
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node};
@@ -37,6 +39,39 @@ fn start(task: u32) -> Node {
     let silence = format!("{}s", SILENCE.as_secs());
     let node = member(&cluster(), task).set("auth", "plain").set("allow_non_loopback", "true");
     node.set("silence_bound", silence).set("join_timeout", "2s").start().expect("the node starts")
+}
+
+/// A stranger has connections from all ports of 127.0.0.1 with those of both members.
+#[test]
+fn members_join_although_a_stranger_has_all_ports_towards_them() {
+    in_new_network("role_without_ports");
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_without_ports() {
+    ip("link set lo up");
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40007").expect("root may");
+    let mut held = Vec::new();
+    let mut hold_all_towards = |address: &str| {
+        let listener = TcpListener::bind(address).expect("nobody listens there");
+        let error = loop {
+            match TcpStream::connect(address) {
+                Ok(stream) => held.push((stream, listener.accept().expect("it has connected"))),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((error.kind(), held.len() % 8), (ErrorKind::AddrNotAvailable, 0), "{error}");
+    };
+    let addresses = ["127.0.0.1:4000", "127.0.0.1:4001"];
+    addresses.iter().for_each(|address| hold_all_towards(address));
+    let cluster = format!("w={}", addresses.join(","));
+    std::thread::scope(|scope| {
+        for task in 0..2 {
+            let node = member(&cluster, task).set("fabric", "shm").start().expect("the node starts");
+            scope.spawn(move || node.join().expect("it calls from another address"));
+        }
+    });
 }
 
 #[test]
