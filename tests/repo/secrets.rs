@@ -17,8 +17,6 @@ const SHOWN: &[(&str, &str)] = &[
     ("ibv_sge", "a declaration of libibverbs, of which no text is made"),
     ("ibv_wr_rdma", "a declaration of libibverbs, of which no text is made"),
     ("ShmAddress", "its token is the name of a socket, which the kernel shows to all"),
-    ("RemoteRegion", "its tests compare it, and no text is made of it"),
-    ("PingTarget", "its tests compare it, and no text is made of it"),
     ("RecvTensorRequest", "its bytes name an edge"),
     ("RecvTensorPart", "its bytes are those of a tensor"),
 ];

@@ -7,6 +7,7 @@ use super::failure::{disagreement, peer};
 use super::stripes::MAX_STRIPES;
 use super::sys::*;
 use crate::fabric::FabricError;
+use std::fmt;
 
 /// Version of the address, of the ping and of the control messages. They change together.
 pub(super) const VERSION: u16 = 5;
@@ -27,19 +28,31 @@ fn code(kind: GidKind) -> u8 {
 }
 
 /// Memory that a process has registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct RemoteRegion {
     pub id: u16,
     pub base: u64,
     pub rkey: u32,
 }
 
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteRegion").field("id", &self.id).field("base", &self.base).finish_non_exhaustive()
+    }
+}
+
 /// The words into which the peer writes this side's token: the ping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct PingTarget {
     pub addr: u64,
     pub rkey: u32,
     pub token: u64,
+}
+
+impl fmt::Debug for PingTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PingTarget").field("addr", &self.addr).finish_non_exhaustive()
+    }
 }
 
 /// One end of a link: everything that the other needs.
