@@ -1,14 +1,9 @@
 //! Connections over TCP that break again and again between two members that live: nothing is lost,
 //! and no receive fails.
-//!
-//! This process takes duplicates of the members' sockets (`pidfd_getfd(2)`) and breaks them.
 
 use crate::common::other::Other;
 use crate::common::{SOON, cluster, counting, member, values};
-use rustix::net::{AddressFamily, Shutdown, connect_unspec, getpeername, getsockname, shutdown, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use crate::tcp_connections::Breaker;
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, Edge, Node, Step};
 
@@ -20,46 +15,10 @@ const LENGTHS: [usize; 4] = [2, 500, 10_000, 200_000];
 /// Edges of a batch.
 const BATCH: usize = 10;
 
-/// The socket of a member's connection to another one over TCP, if that is one.
-fn connection(member: &OwnedFd, number: RawFd, ports: &[u16]) -> Option<OwnedFd> {
-    let socket = pidfd_getfd(member, number, PidfdGetfdFlags::empty()).ok()?;
-    let family = sockopt::socket_domain(&socket).ok()?;
-    if family != AddressFamily::INET || sockopt::socket_acceptconn(&socket).ok()? {
-        return None;
-    }
-    let own = SocketAddr::try_from(getsockname(&socket).ok()?).ok()?;
-    let peer = SocketAddr::try_from(getpeername(&socket).ok()??).ok()?;
-    // Those of the bootstrap service have one of its ports.
-    (!ports.contains(&own.port()) && !ports.contains(&peer.port())).then_some(socket)
-}
-
-/// The connections of a member over TCP.
-fn connections(member: &Other, ports: &[u16]) -> Vec<OwnedFd> {
-    let pid = Pid::from_raw(member.pid()).expect("a process");
-    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return Vec::new() };
-    let Ok(files) = std::fs::read_dir(format!("/proc/{}/fd", member.pid())) else { return Vec::new() };
-    let numbers = files.flatten().filter_map(|file| file.file_name().to_str()?.parse().ok());
-    numbers.filter_map(|number| connection(&handle, number, ports)).collect()
-}
-
-/// Breaks a connection in one of three ways.
-fn break_connection(socket: &OwnedFd, how: usize) {
-    // It may have ended meanwhile.
-    match how % 3 {
-        0 => _ = shutdown(socket, Shutdown::Both),
-        1 => _ = shutdown(socket, Shutdown::Write),
-        // A reset: what is under way is lost.
-        _ => _ = connect_unspec(socket),
-    }
-}
-
 #[test]
 fn values_come_once_and_in_order_over_connections_that_break_again_and_again() {
     for poll in ["inline", "adaptive"] {
         let cluster = cluster(2);
-        let addresses = cluster.trim_start_matches("w=").split(',');
-        let ports: Vec<u16> =
-            addresses.map(|it| it.parse::<SocketAddr>().expect("an address").port()).collect();
         let start = |task| {
             let environment = [("TEST_TASK", task), ("TEST_POLL", poll)];
             Other::start_with("broken_connections::role_exchange", &cluster, &environment)
@@ -68,21 +27,17 @@ fn values_come_once_and_in_order_over_connections_that_break_again_and_again() {
         for member in &mut members {
             member.wait_for("joined");
         }
-        let (began, mut breaks) = (Instant::now(), 0);
+        let (began, mut breaker) = (Instant::now(), Breaker::new(&cluster));
         while !members.iter_mut().all(Other::has_ended) {
-            assert!(began.elapsed() < 6 * SOON, "no end after {breaks} breaks");
-            let sockets = connections(&members[breaks % 2], &ports);
-            if let Some(socket) = sockets.get(breaks / 2 % sockets.len().max(1)) {
-                break_connection(socket, breaks);
-            }
-            breaks += 1;
-            std::thread::sleep(Duration::from_millis(5 + breaks as u64 % 50));
+            assert!(began.elapsed() < 6 * SOON, "no end after {} breaks", breaker.breaks);
+            breaker.break_next(&members);
+            std::thread::sleep(Duration::from_millis(5 + breaker.breaks as u64 % 50));
         }
         for member in &mut members {
             println!("{poll}: {}", member.wait_for("repairs"));
             assert!(member.ends_well());
         }
-        println!("{breaks} breaks in {:?}", began.elapsed());
+        println!("{} breaks in {:?}", breaker.breaks, began.elapsed());
     }
 }
 

@@ -21,3 +21,4 @@ mod programs;
 mod rails;
 mod resources;
 mod returns;
+mod tcp_connections;

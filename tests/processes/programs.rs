@@ -10,9 +10,9 @@
 //! Time is real here. Deadlines are fifty times shorter than in the simulation, and a call may fail
 //! late, but not before its deadline. Calls that wait have ten times as long. Deaths, returns, cut
 //! links, stalls and flipped bits are left out, as are the delays and tiny queues of the simulated
-//! network. `kill_matrix`, `returns`, `outages` and `broken_connections` have deaths and faults.
-//! Pools have room for every program. A dropped call may take a value with it, which comes amid the
-//! drop.
+//! network. `kill_matrix`, `returns` and `outages` have deaths and faults. In one test connections
+//! over TCP break while a program runs, which no call may notice. Pools have room for every
+//! program. A dropped call may take a value with it, which comes amid the drop.
 //!
 //! `TENSORWIRE_TEST_PROGRAMS` is the number of programs over each fabric, and
 //! `TENSORWIRE_TEST_PROGRAM_SEED` the seed of the first.
@@ -95,7 +95,15 @@ fn default_patience(micros: u64) -> Duration {
     patience(micros).max(Duration::from_millis(1))
 }
 
-fn run_programs(test: &str, fabric: &str) {
+/// What goes on while a program runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Faults {
+    None,
+    /// Connections over TCP break.
+    Connections,
+}
+
+fn run_programs(test: &str, fabric: &str, faults: Faults) {
     if std::env::var("TENSORWIRE_TEST_POLL").is_ok_and(|mode| mode == "inline") {
         return println!("skipped: in inline mode nothing moves while a member waits to be told");
     }
@@ -107,7 +115,7 @@ fn run_programs(test: &str, fabric: &str) {
             "again: TENSORWIRE_TEST_PROGRAM_SEED={seed} TENSORWIRE_TEST_PROGRAMS=1 \
              cargo test --test processes -- {test} --nocapture"
         );
-        let run = || Cluster::start(seed, fabric).run();
+        let run = || Cluster::start(seed, fabric, faults).run();
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(summary)) => sum.add(summary),
             Ok(Err(why)) => panic!("{}\nseed {seed} fails: {why}\n{again}", program_of(seed)),
@@ -117,18 +125,30 @@ fn run_programs(test: &str, fabric: &str) {
             }
         }
     }
-    let Summary { sent, delivered, failed } = sum;
+    let Summary { sent, delivered, failed, breaks, repairs } = sum;
     println!("seeds {first} to {} over {fabric} in {:?}", first + count - 1, began.elapsed());
     println!("{sent} values were sent; {delivered} receives got a value, {failed} an error");
     assert!(delivered > 0 && (failed > 0 || count == 1), "the programs do nothing");
+    if faults == Faults::Connections {
+        println!("{breaks} connections were broken; members counted {repairs} repaired links");
+        assert!(repairs > 0, "nothing was to be repaired");
+    }
 }
 
 #[test]
 fn random_programs_do_what_the_model_says_over_tcp() {
-    run_programs("programs::random_programs_do_what_the_model_says_over_tcp", "tcp");
+    let test = "programs::random_programs_do_what_the_model_says_over_tcp";
+    run_programs(test, "tcp", Faults::None);
+}
+
+#[test]
+fn random_programs_do_what_the_model_says_over_connections_that_break() {
+    let test = "programs::random_programs_do_what_the_model_says_over_connections_that_break";
+    run_programs(test, "tcp", Faults::Connections);
 }
 
 #[test]
 fn random_programs_do_what_the_model_says_over_shared_memory() {
-    run_programs("programs::random_programs_do_what_the_model_says_over_shared_memory", "shm");
+    let test = "programs::random_programs_do_what_the_model_says_over_shared_memory";
+    run_programs(test, "shm", Faults::None);
 }

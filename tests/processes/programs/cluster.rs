@@ -5,10 +5,11 @@ use super::member::ROLE;
 use super::model::{CallNo, End, Model, Violation};
 use super::order::{can_tell, order_is_kept};
 use super::program::{Action, At, Form, Key, Program, ROOMY, ReceiveKind, STEPS};
-use super::reply::{REPLY, Reader, Verdict};
-use super::{default_patience, direct_patience, patience, program_of};
+use super::reply::{REPAIRS, REPLY, Reader, Verdict};
+use super::{Faults, default_patience, direct_patience, patience, program_of};
 use crate::common::other::Other;
 use crate::common::{SOON, cluster};
+use crate::tcp_connections::Breaker;
 use std::time::{Duration, Instant};
 use tensorwire::Error;
 use tensorwire::internals::wire::Time;
@@ -17,6 +18,8 @@ use tensorwire::internals::wire::Time;
 const BRIEF: Duration = Duration::from_millis(2);
 /// Pause before members are asked again.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Time from one break of a connection to the next.
+const BETWEEN_BREAKS: Duration = Duration::from_millis(15);
 
 /// What programs have done.
 #[derive(Default)]
@@ -24,6 +27,10 @@ pub struct Summary {
     pub sent: usize,
     pub delivered: usize,
     pub failed: usize,
+    /// Connections that were broken.
+    pub breaks: usize,
+    /// Links that members have repaired.
+    pub repairs: u64,
 }
 
 impl Summary {
@@ -31,6 +38,8 @@ impl Summary {
         self.sent += other.sent;
         self.delivered += other.delivered;
         self.failed += other.failed;
+        self.breaks += other.breaks;
+        self.repairs += other.repairs;
     }
 }
 
@@ -52,20 +61,23 @@ pub struct Cluster {
     held: Vec<(At, CallNo)>,
     /// The number of standing requests of each member.
     standing: Vec<usize>,
+    /// Breaks a connection when it is due, while the program runs.
+    breaker: Option<Breaker>,
+    next_break: Instant,
 }
 
 impl Cluster {
     /// Starts the members of a program, and waits until they have joined.
-    pub fn start(seed: u64, fabric: &str) -> Cluster {
+    pub fn start(seed: u64, fabric: &str, faults: Faults) -> Cluster {
         let mut program = program_of(seed);
         program.settings.flip_per_mille = 0;
         program.settings.pool_bytes = ROOMY;
         let count = program.settings.processes;
-        let members = cluster(count);
+        let addresses = cluster(count);
         let start = |at: usize| {
             let (at, seed) = (at.to_string(), seed.to_string());
             let environment = [("TEST_ME", &*at), ("TEST_SEED", &*seed), ("TEST_FABRIC", fabric)];
-            Other::start_with(ROLE, &members, &environment)
+            Other::start_with(ROLE, &addresses, &environment)
         };
         let mut members: Vec<Other> = (0..count).map(start).collect();
         members.iter_mut().for_each(|member| drop(member.wait_for("joined")));
@@ -78,6 +90,8 @@ impl Cluster {
             open: Vec::new(),
             held: Vec::new(),
             standing: vec![0; count],
+            breaker: (faults == Faults::Connections).then(|| Breaker::new(&addresses)),
+            next_break: Instant::now(),
         }
     }
 
@@ -90,9 +104,15 @@ impl Cluster {
         self.release_all()?;
         self.every_value_is_there()?;
         order_is_kept(&self.model)?;
+        self.end_all_steps()?;
+        // A link that ends while its connections are broken can't say goodbye.
+        let breaks = self.breaker.take().map_or(0, |breaker| breaker.breaks);
         self.nothing_is_left()?;
         self.members.iter_mut().for_each(|member| member.say("stop"));
+        let mut repairs = 0_u64;
         for (at, member) in self.members.iter_mut().enumerate() {
+            let told = member.wait_for(REPAIRS);
+            repairs += told.rsplit('=').next().and_then(|number| number.parse().ok()).unwrap_or(0);
             if !member.ends_well() {
                 return Err(format!("member {at} did not stop well"));
             }
@@ -104,6 +124,8 @@ impl Cluster {
             sent: self.model.channels.values().map(|channel| channel.values.len()).sum(),
             delivered: ended(|end| matches!(end, End::Got { .. })),
             failed: ended(|end| matches!(end, End::Failed { .. })),
+            breaks,
+            repairs,
         })
     }
 
@@ -111,8 +133,18 @@ impl Cluster {
         Time::ZERO + self.began.elapsed()
     }
 
+    fn break_if_due(&mut self) {
+        if let Some(breaker) = &mut self.breaker
+            && Instant::now() >= self.next_break
+        {
+            breaker.break_next(&self.members);
+            self.next_break = Instant::now() + BETWEEN_BREAKS;
+        }
+    }
+
     /// Has a member do something. Returns its verdict, and the receives that have ended there.
     fn ask(&mut self, at: At, what: &str) -> (Verdict, Vec<(CallNo, Outcome)>) {
+        self.break_if_due();
         self.members[at].say(what);
         let line = self.members[at].wait_for(REPLY);
         self.reader.read(&line)
@@ -462,8 +494,7 @@ impl Cluster {
         Ok(self.model.calls[calls[0]].end)
     }
 
-    /// Once every step has ended, nothing is under way, and no pool has a tensor.
-    fn nothing_is_left(&mut self) -> Result<(), Violation> {
+    fn end_all_steps(&mut self) -> Result<(), Violation> {
         let members = 0..self.members.len();
         // In half of the programs the standing requests end before the steps do.
         if self.program.seed.is_multiple_of(2) {
@@ -472,8 +503,12 @@ impl Cluster {
         for at in members.clone() {
             (0..STEPS).try_for_each(|step| self.tell(at, &format!("cleanup {step}")))?;
         }
-        members.clone().try_for_each(|at| self.tell(at, "stands_no_more"))?;
-        members.clone().try_for_each(|at| self.tell(at, "rest"))
+        members.clone().try_for_each(|at| self.tell(at, "stands_no_more"))
+    }
+
+    /// Once every step has ended, nothing is under way, and no pool has a tensor.
+    fn nothing_is_left(&mut self) -> Result<(), Violation> {
+        (0..self.members.len()).try_for_each(|at| self.tell(at, "rest"))
     }
 }
 

@@ -3,14 +3,15 @@
 use super::calls::{Open, Outcome, Wait, ended, filled, fresh};
 use super::model::{CallNo, pattern};
 use super::program::{Action, Form, Key, ReceiveKind, SEQUENCE, device, edge_name, step_id};
-use super::reply::{Verdict, reply};
+use super::reply::{REPAIRS, Verdict, reply};
 use super::{default_patience, direct_patience, patience, program_of};
 use crate::common::{SOON, member};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tensorwire::{
-    Batch, Code, Delivery, Edge, Error, Node, Sequence, Standing, Status, Step, Tensor, TensorMut, Value,
+    Batch, Code, Counter, Delivery, Edge, Error, Node, Sequence, Standing, Status, Step, Tensor, TensorMut,
+    Value,
 };
 
 /// The test that is a member.
@@ -29,6 +30,7 @@ fn role_member() {
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let numbers: Vec<u64> = rest.split_whitespace().map(|text| text.parse().expect("a number")).collect();
         if word == "stop" {
+            println!("{REPAIRS}{}", member.node.counters().get(Counter::LinksRepaired));
             return drop(member.node.stop().expect("it stops"));
         }
         let verdict = member.does(word, &numbers);

@@ -11,6 +11,8 @@ use tensorwire::{Code, DType, Error, Pool, Status, TaskId, Tensor, TensorMeta};
 
 /// Each reply begins with it.
 pub const REPLY: &str = "reply=";
+/// What a member says when it stops begins with it: how many links it has repaired.
+pub const REPAIRS: &str = "repairs=";
 
 /// How a command has ended.
 #[derive(Debug)]
