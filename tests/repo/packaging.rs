@@ -275,6 +275,37 @@ fn every_folder_of_the_top_level_has_content() {
     assert!(root().join("Cargo.lock").is_file(), "Cargo.lock belongs to the project");
 }
 
+/// The packages of a lock file.
+fn locked(file: &str) -> Vec<toml::Value> {
+    let lock = std::fs::read_to_string(root().join(file)).expect("the lock file is text");
+    let lock: toml::Table = lock.parse().expect("the lock file is TOML");
+    lock["package"].as_array().expect("packages are an array of tables").clone()
+}
+
+#[test]
+fn the_lock_file_of_the_fuzz_targets_goes_with_that_of_the_library() {
+    let (ours_locked, fuzz_locked) = (locked("Cargo.lock"), locked("fuzz/Cargo.lock"));
+    let versions = |package: &toml::Value| (package["name"].clone(), package["version"].clone());
+    for package in &fuzz_locked {
+        let (name, version) = versions(package);
+        let is_shared = ours_locked.iter().any(|other| other["name"] == name);
+        let is_same = ours_locked.iter().any(|other| versions(other) == (name.clone(), version.clone()));
+        assert!(
+            is_same || !is_shared,
+            "fuzz/Cargo.lock has {name:?} {version:?}, and Cargo.lock another version"
+        );
+    }
+    let metadata = metadata();
+    let needed = list(ours(&metadata), "dependencies").iter();
+    let needed = needed.filter(|it| it["kind"] != "dev" && it["optional"] == false);
+    let needed: BTreeSet<&str> = needed.map(|it| text(it, "name")).collect();
+    let library = fuzz_locked.iter().find(|package| package["name"].as_str() == Some("tensorwire"));
+    let named = library.and_then(|it| it["dependencies"].as_array()).expect("the library is locked");
+    // A version follows the name if there are several.
+    let named = named.iter().filter_map(|it| it.as_str()?.split(' ').next());
+    assert_eq!(needed, named.collect(), "dependencies in Cargo.toml (left) and in fuzz/Cargo.lock (right)");
+}
+
 #[test]
 fn every_fuzz_target_has_a_corpus_and_every_corpus_a_target() {
     let manifest = std::fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("the manifest is text");
