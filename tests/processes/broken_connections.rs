@@ -29,15 +29,15 @@ fn values_come_once_and_in_order_over_connections_that_break_again_and_again() {
         }
         let (began, mut breaker) = (Instant::now(), Breaker::new(&cluster));
         while !members.iter_mut().all(Other::has_ended) {
-            assert!(began.elapsed() < 6 * SOON, "no end after {} breaks", breaker.breaks);
+            assert!(began.elapsed() < 6 * SOON, "no end after {} breaks", breaker.broken);
             breaker.break_next(&members);
-            std::thread::sleep(Duration::from_millis(5 + breaker.breaks as u64 % 50));
+            std::thread::sleep(Duration::from_millis(5 + breaker.broken as u64 % 50));
         }
         for member in &mut members {
             println!("{poll}: {}", member.wait_for("repairs"));
             assert!(member.ends_well());
         }
-        println!("{} breaks in {:?}", breaker.breaks, began.elapsed());
+        println!("{} breaks in {:?}", breaker.broken, began.elapsed());
     }
 }
 

@@ -284,8 +284,8 @@ fn opening(kind: &str) -> Vec<u8> {
     }
 }
 
-/// Connects with the ports of all members in turns, or with each socket of w/0's handshakes, or
-/// with each port of a link.
+/// Connects with the ports of all members in turns, or with each port of a link, or with each
+/// socket of a handshake: those of w/0, or all if it is another user.
 #[test]
 #[ignore = "a role, not a test"]
 fn role_flood() {

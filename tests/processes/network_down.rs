@@ -66,10 +66,11 @@ fn role_without_ports() {
     let addresses = ["127.0.0.1:4000", "127.0.0.1:4001"];
     addresses.iter().for_each(|address| hold_all_towards(address));
     let cluster = format!("w={}", addresses.join(","));
+    let start = |task| member(&cluster, task).set("fabric", "shm").start().expect("the node starts");
+    let nodes = [0, 1].map(start);
     std::thread::scope(|scope| {
-        for task in 0..2 {
-            let node = member(&cluster, task).set("fabric", "shm").start().expect("the node starts");
-            scope.spawn(move || node.join().expect("it calls from another address"));
+        for node in &nodes {
+            scope.spawn(|| node.join().expect("it calls from another address"));
         }
     });
 }

@@ -12,25 +12,28 @@ use std::os::fd::{OwnedFd, RawFd};
 pub struct Breaker {
     /// Those of the bootstrap service, whose connections stay.
     ports: Vec<u16>,
-    /// Connections that were broken, or would have been if they had been there.
-    pub breaks: usize,
+    /// Calls of [`Breaker::break_next`].
+    tries: usize,
+    /// Connections that were broken.
+    pub broken: usize,
 }
 
 impl Breaker {
     pub fn new(cluster: &str) -> Self {
         let addresses = cluster.trim_start_matches("w=").split(',');
         let port = |it: &str| it.parse::<SocketAddr>().expect("an address").port();
-        Breaker { ports: addresses.map(port).collect(), breaks: 0 }
+        Breaker { ports: addresses.map(port).collect(), tries: 0, broken: 0 }
     }
 
     /// Breaks a connection of the next member. In time it comes to each of its connections, in each
     /// way.
     pub fn break_next(&mut self, members: &[Other]) {
-        let (member, round) = (self.breaks % members.len(), self.breaks / members.len());
-        self.breaks += 1;
+        let (member, round) = (self.tries % members.len(), self.tries / members.len());
+        self.tries += 1;
         let sockets = self.connections(&members[member]);
         if let Some(socket) = sockets.get(round % sockets.len().max(1)) {
             break_connection(socket, member + round / sockets.len());
+            self.broken += 1;
         }
     }
 

@@ -106,13 +106,14 @@ impl Cluster {
         order_is_kept(&self.model)?;
         self.end_all_steps()?;
         // A link that ends while its connections are broken can't say goodbye.
-        let breaks = self.breaker.take().map_or(0, |breaker| breaker.breaks);
+        let breaks = self.breaker.take().map_or(0, |breaker| breaker.broken);
         self.nothing_is_left()?;
         self.members.iter_mut().for_each(|member| member.say("stop"));
-        let mut repairs = 0_u64;
+        let mut repairs = 0;
         for (at, member) in self.members.iter_mut().enumerate() {
             let told = member.wait_for(REPAIRS);
-            repairs += told.rsplit('=').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+            let number = told.rsplit('=').next().and_then(|number| number.parse::<u64>().ok());
+            repairs += number.expect("a number");
             if !member.ends_well() {
                 return Err(format!("member {at} did not stop well"));
             }
