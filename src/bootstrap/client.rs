@@ -487,8 +487,9 @@ fn unanswered(name: &TaskId, status: &Status, address: &str) -> CallError {
         }
         if system.map(std::io::Error::kind) == Some(ErrorKind::AddrNotAvailable) {
             let why = format!(
-                "this host has no free port for a connection with {address}: other processes hold them (`ss \
-                 -tanp`), or net.ipv4.ip_local_port_range is small"
+                "this host has no free port for a connection with {address}, or no address of its kind: \
+                 other processes hold the ports (`ss -tanp`), net.ipv4.ip_local_port_range is small, or \
+                 IPv6 is switched off"
             );
             return CallError::Unreachable(why);
         }

@@ -73,7 +73,7 @@ impl Connector {
         addresses: &[SocketAddr],
         until: Instant,
     ) -> Result<AuthStream, ProofError> {
-        let mut failed: Option<ProofError> = None;
+        let mut failed: Option<(u8, ProofError)> = None;
         for (at, address) in addresses.iter().enumerate() {
             let left = until.saturating_duration_since(Instant::now());
             let share = left / (addresses.len() - at) as u32;
@@ -82,9 +82,10 @@ impl Connector {
                 Ok(Err(error)) => error,
                 Err(_) => self.too_late(&format!("{} never answered", self.address)).into(),
             };
-            failed = failed.filter(|first| rank(first) >= rank(&error)).or(Some(error));
+            let rank = rank(&error, *address);
+            failed = failed.filter(|(first, _)| *first >= rank).or(Some((rank, error)));
         }
-        Err(failed.unwrap_or_else(|| io::Error::from(io::ErrorKind::NotFound).into()))
+        Err(failed.map_or_else(|| io::Error::from(io::ErrorKind::NotFound).into(), |(_, error)| error))
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<AuthStream, ProofError> {
@@ -117,13 +118,14 @@ fn is_loopback_v4(address: SocketAddr) -> bool {
 }
 
 /// How much an error tells. A lack of this process is no word about the peer. That nobody listens
-/// is true of the peer only if it holds everywhere.
-fn rank(error: &ProofError) -> u8 {
+/// is true of the peer only if it holds everywhere. A host without IPv6 has no address for it.
+fn rank(error: &ProofError, address: SocketAddr) -> u8 {
     match error {
-        ProofError::Io(error) if is_lack(error) => 3,
-        ProofError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => 0,
-        ProofError::Io(_) => 1,
-        _ => 2,
+        ProofError::Io(error) if is_lack(error) => 4,
+        ProofError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => 1,
+        ProofError::Io(error) if error.kind() == io::ErrorKind::AddrNotAvailable && address.is_ipv6() => 0,
+        ProofError::Io(_) => 2,
+        _ => 3,
     }
 }
 
@@ -139,5 +141,20 @@ impl Service<Uri> for Connector {
     fn call(&mut self, _uri: Uri) -> Self::Future {
         let connector = self.clone();
         Box::pin(async move { Ok(TokioIo::new(Http2Stream::calling(connector.connect().await?))) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_nobody_listens_says_more_than_that_this_host_has_no_ipv6() {
+        let (v4, v6) = (SocketAddr::from(([127, 0, 0, 1], 1)), "[::1]:1".parse().unwrap());
+        let rank = |kind: io::ErrorKind, address| rank(&io::Error::from(kind).into(), address);
+        let refused = rank(io::ErrorKind::ConnectionRefused, v4);
+        assert!(rank(io::ErrorKind::AddrNotAvailable, v6) < refused);
+        assert!(rank(io::ErrorKind::AddrNotAvailable, v4) > refused, "no port is free");
+        assert!(rank(io::ErrorKind::HostUnreachable, v6) > refused);
     }
 }

@@ -9,6 +9,9 @@ use std::net::IpAddr;
 
 /// Candidates at a time.
 pub(super) const MAX_CANDIDATES: usize = 128;
+/// Candidates that keep their places because they have the secret. A member that makes more of them
+/// leaves the other places to candidates without.
+const MAX_WITH_SECRET: usize = MAX_CANDIDATES / 2;
 /// Connections of one member. A member needs one, and a second one while it replaces the first.
 pub(super) const MAX_OF_MEMBER: usize = 4;
 /// Connections of all proven callers that the cluster does not have.
@@ -26,8 +29,8 @@ struct CandidatePlace<C> {
     number: u64,
     source: IpAddr,
     has_opened: bool,
-    /// No stranger can take its place.
-    has_secret: bool,
+    /// It has the secret, and keeps its place.
+    stays: bool,
     value: C,
 }
 
@@ -42,26 +45,23 @@ impl<C, M> Places<C, M> {
     /// others. One from a member's own host, or from as many hosts as there are places, keeps it
     /// out by chance only.
     ///
-    /// A candidate with the cluster's secret gives up its place to another one of these alone, and
-    /// does not count before.
+    /// The first [`MAX_WITH_SECRET`] candidates that have the cluster's secret give up no place.
     pub(super) fn admit(&mut self, from: IpAddr, value: C, draw: u64) -> (u64, Option<C>) {
         let evicted = (self.candidates.len() >= MAX_CANDIDATES).then(|| self.evict(draw));
         let number = self.number();
-        let (source, has_opened, has_secret) = (source_of(from), false, false);
-        self.candidates.push(CandidatePlace { number, source, has_opened, has_secret, value });
+        let (source, has_opened, stays) = (source_of(from), false, false);
+        self.candidates.push(CandidatePlace { number, source, has_opened, stays, value });
         (number, evicted)
     }
 
     fn evict(&mut self, draw: u64) -> C {
-        let all_have_secret = self.candidates.iter().all(|candidate| candidate.has_secret);
-        let may_go = |candidate: &CandidatePlace<C>| all_have_secret || !candidate.has_secret;
         let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for candidate in self.candidates.iter().filter(|candidate| may_go(candidate)) {
+        for candidate in &self.candidates {
             *counts.entry(candidate.source).or_default() += 1;
         }
-        let most = counts.values().copied().max().unwrap_or_default();
-        let candidates = self.candidates.iter().enumerate().filter(|(_, candidate)| may_go(candidate));
-        let busiest = candidates.filter(|(_, candidate)| counts.get(&candidate.source) == Some(&most));
+        let may_go = || self.candidates.iter().enumerate().filter(|(_, candidate)| !candidate.stays);
+        let most = may_go().filter_map(|(_, candidate)| counts.get(&candidate.source)).max();
+        let busiest = may_go().filter(|(_, candidate)| counts.get(&candidate.source) == most);
         let (opened, silent): (Vec<_>, Vec<_>) = busiest.partition(|(_, candidate)| candidate.has_opened);
         let drawn_from = if opened.len() > silent.len() { opened } else { silent };
         let (at, _) = drawn_from[(draw % drawn_from.len() as u64) as usize];
@@ -70,8 +70,9 @@ impl<C, M> Places<C, M> {
 
     /// The candidate has sent its opening, which shows the secret or not.
     pub(super) fn opened(&mut self, number: u64, has_secret: bool) {
+        let stays = has_secret && self.candidates.iter().filter(|it| it.stays).count() < MAX_WITH_SECRET;
         if let Some(candidate) = self.candidates.iter_mut().find(|known| known.number == number) {
-            (candidate.has_opened, candidate.has_secret) = (true, has_secret);
+            (candidate.has_opened, candidate.stays) = (true, stays);
         }
     }
 
@@ -184,15 +185,21 @@ mod tests {
     }
 
     #[test]
-    fn candidates_that_have_the_secret_give_up_their_places_to_each_other() {
-        let mut places: Places<usize, ()> = Places::new();
-        for at in 0..MAX_CANDIDATES {
-            let (number, evicted) = places.admit(STRANGER.into(), at, 0);
-            assert_eq!(evicted, None);
+    fn a_member_that_fills_the_places_keeps_out_no_candidate_of_another_address() {
+        let mut places: Places<&str, ()> = Places::new();
+        for _ in 0..MAX_CANDIDATES - 1 {
+            let (number, _) = places.admit(STRANGER.into(), "hostile", 0);
             places.opened(number, true);
         }
-        assert_eq!(places.admit(STRANGER.into(), 900, 5).1, Some(5));
-        assert_eq!(places.admit(MEMBER.into(), 901, 0).1, Some(900), "that has none yet");
+        assert_eq!(places.candidates.iter().filter(|it| it.stays).count(), MAX_WITH_SECRET);
+        places.admit(MEMBER.into(), "member", 0);
+        for draw in 0..10 * MAX_CANDIDATES as u64 {
+            let (number, evicted) = places.admit(STRANGER.into(), "hostile", draw.wrapping_mul(0x9e37));
+            assert_eq!(evicted, Some("hostile"));
+            if draw % 2 > 0 {
+                places.opened(number, true);
+            }
+        }
     }
 
     /// One candidate from each of as many addresses as there are places: a flood from many hosts.

@@ -248,7 +248,7 @@ impl Authenticator {
         }
         let Opening { mac, from, .. } = opening;
         let has_secret = match &self.method {
-            Method::Secret(own) => own.is_mac(&mac, &nonce, &from, &self.me),
+            Method::Secret(own) => own.verify_mac(&mac, &nonce, &from, &self.me),
             Method::Tls(_) | Method::Uid(_) | Method::Plain => false,
         };
         Ok(Greeted { stream, from, has_secret })

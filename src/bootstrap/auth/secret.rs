@@ -2,8 +2,7 @@
 //! the secret and the member's name, and signs the handshake of TLS with it.
 //!
 //! A caller shows with its opening that it has the secret: by an authentication code, which takes a
-//! microsecond to check. So strangers can't have a listener prefer them, as `tls-auth` of OpenVPN
-//! keeps them from TLS.
+//! microsecond to check. The listener prefers such callers, and spends no handshake to find them.
 //!
 //! Whoever has the secret can be any member. Whoever has not can't tell it from what travels,
 //! as long as it can't be guessed; so short secrets are refused.
@@ -74,7 +73,13 @@ impl ClusterSecret {
     }
 
     /// Whether a code is that of this opening.
-    pub(super) fn is_mac(&self, mac: &[u8; MAC], nonce: &[u8; NONCE], from: &TaskId, to: &TaskId) -> bool {
+    pub(super) fn verify_mac(
+        &self,
+        mac: &[u8; MAC],
+        nonce: &[u8; NONCE],
+        from: &TaskId,
+        to: &TaskId,
+    ) -> bool {
         self.hmac_of(nonce, from, to).verify(mac).is_ok()
     }
 
@@ -125,5 +130,25 @@ impl ClusterSecret {
     /// Shows the public key of one, and signs with the key of the other.
     pub(super) fn forge(&mut self, shown: &Self, signer: &Self) {
         self.own = Arc::new(CertifiedKey::new(shown.own.cert.clone(), signer.own.key.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_code_is_good_for_one_number_and_for_one_name_that_calls_another() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[b's'; 2 * MIN_SECRET]).unwrap();
+        let name = |task| TaskId::new("worker", task).unwrap();
+        let secret = ClusterSecret::open(file.path(), &name(0)).unwrap();
+        let number = [7; NONCE];
+        let mac = secret.mac_of(&number, &name(1), &name(0));
+        assert!(secret.verify_mac(&mac, &number, &name(1), &name(0)));
+        for (number, from, to) in [([8; NONCE], 1, 0), (number, 2, 0), (number, 1, 2), (number, 0, 1)] {
+            assert!(!secret.verify_mac(&mac, &number, &name(from), &name(to)), "{from} to {to}");
+        }
     }
 }

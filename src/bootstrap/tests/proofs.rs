@@ -206,6 +206,53 @@ pub(super) fn told_to_an_impostor(auth: &AuthSettings) -> Vec<u8> {
     })
 }
 
+#[test]
+fn an_opening_shows_the_secret_to_one_listener_on_one_connection() {
+    let folder = folder();
+    let (good, other) = (secret(&folder, "good", GOOD), secret(&folder, "other", OTHER));
+    let said = told_to_an_impostor(&good);
+    let open = |auth: &AuthSettings, task| Authenticator::open(auth, &name("worker", task)).unwrap();
+    let listens = open(&good, 0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // What worker/0 knows after the opening of a caller.
+    let has_secret = |call: &dyn Fn(TcpStream)| {
+        let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        accepted.set_nonblocking(true).unwrap();
+        std::thread::scope(|scope| {
+            let greeted = scope.spawn(|| {
+                runtime().block_on(async {
+                    let accepted = tokio::net::TcpStream::from_std(accepted).unwrap();
+                    listens.greet(accepted).await.map(|greeted| greeted.has_secret)
+                })
+            });
+            call(caller);
+            greeted.join().unwrap().expect("an opening")
+        })
+    };
+    let calls = |auth: &AuthSettings, to: u32| {
+        let auth = open(auth, 1);
+        has_secret(&|caller| {
+            caller.set_nonblocking(true).unwrap();
+            runtime().block_on(async {
+                let caller = tokio::net::TcpStream::from_std(caller).unwrap();
+                // The listener hangs up after the opening.
+                auth.connect(caller, &name("worker", to)).await.map(|_| ()).unwrap_err();
+            });
+        })
+    };
+    assert!(calls(&good, 0));
+    assert!(!calls(&good, 2), "it calls another member");
+    assert!(!calls(&other, 0), "it has another secret");
+    let is_repeated = has_secret(&|mut caller| {
+        let (mut greeting, mut said) = ([0; 26], said[..OPENING].to_vec());
+        caller.read_exact(&mut greeting).unwrap();
+        said[1..17].copy_from_slice(&greeting[10..]);
+        caller.write_all(&said).unwrap();
+    });
+    assert!(!is_repeated, "it is the code for another number");
+}
+
 /// Bytes of the opening of worker/1.
 const OPENING: usize = 59;
 
