@@ -32,7 +32,18 @@ fn store_options(me: u32, address: &HostPort) -> StoreOptions {
 }
 
 fn serve(address: &HostPort) -> StoreServer {
-    StoreServer::start(&store_options(0, address), [0, 1, 2].map(|task| name("worker", task))).unwrap()
+    let (options, began) = (store_options(0, address), Instant::now());
+    loop {
+        match StoreServer::start(&options, [0, 1, 2].map(|task| name("worker", task))) {
+            // A child that another test starts has the socket of an earlier server until its exec.
+            Err(BootstrapError::Bind { source, .. })
+                if source.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < LONG =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            started => return started.unwrap(),
+        }
+    }
 }
 
 fn connect(me: u32, address: &HostPort) -> RemoteStore {
