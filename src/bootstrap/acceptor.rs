@@ -108,13 +108,19 @@ impl Acceptor {
     {
         loop {
             match accept().await {
-                Ok((stream, from)) => self.examine(stream, from),
+                Ok((stream, from)) => {
+                    self.refused.set_lack(None);
+                    self.examine(stream, from);
+                }
                 Err(error) => {
                     let code = error.raw_os_error().unwrap_or_default();
+                    let remedy = if is_lack(&error) { format!("; {LACK_REMEDY}") } else { String::new() };
                     if let Some(unsaid) = self.log().line(LogKey::Accept(code), Instant::now()) {
                         let (me, more) = (&self.me, more(unsaid));
-                        let remedy = if is_lack(&error) { format!("; {LACK_REMEDY}") } else { String::new() };
                         tracing::warn!("{me}: accepting a connection failed: {error}{remedy}{more}");
+                    }
+                    if is_lack(&error) {
+                        self.refused.set_lack(Some(format!("{error}{remedy}")));
                     }
                     sleep(PAUSE).await;
                 }
@@ -450,9 +456,10 @@ mod tests {
     fn an_accept_that_fails_does_not_spin_and_is_logged_once() {
         const EMFILE: i32 = 24;
         let (mut calls, begin) = (0, Instant::now());
+        let acceptor = acceptor();
         let log = logged(|| {
             runtime().block_on(async {
-                let failing = acceptor().run_with(|| {
+                let failing = acceptor.clone().run_with(|| {
                     calls += 1;
                     std::future::ready(Err(io::Error::from_raw_os_error(EMFILE)))
                 });
@@ -464,6 +471,8 @@ mod tests {
         assert_eq!(log.lines().count(), 1, "{log}");
         assert!(log.contains("accepting a connection failed: Too many open files"), "{log}");
         assert!(log.contains("raise the limit of open files of this process (ulimit -n)"), "{log}");
+        let lack = acceptor.refused.lack().expect("the error of a join tells it");
+        assert!(lack.contains("Too many open files") && lack.contains("ulimit -n"), "{lack}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! The callers that were refused last, for the error of a process that waits for callers.
+//! The callers that were refused last, and why none are accepted, for the error of a process that
+//! waits for callers.
 
 use crate::wire::shorten;
 use std::collections::VecDeque;
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Callers and reasons that are remembered.
 const MAX_CALLERS: usize = 8;
@@ -12,12 +13,18 @@ const MAX_WHY: usize = 300;
 
 /// The last refusals, each caller and reason once. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RefusedCallers(Arc<Mutex<VecDeque<String>>>);
+pub(super) struct RefusedCallers(Arc<Mutex<Refusals>>);
+
+#[derive(Debug, Default)]
+struct Refusals {
+    lines: VecDeque<String>,
+    lack: Option<String>,
+}
 
 impl RefusedCallers {
     pub(super) fn note(&self, who: &dyn Display, why: &dyn Display) {
         let line = format!("{who}: {}", shorten(&why.to_string(), MAX_WHY));
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = &mut self.refusals().lines;
         lines.retain(|other| *other != line);
         if lines.len() == MAX_CALLERS {
             lines.pop_front();
@@ -25,9 +32,25 @@ impl RefusedCallers {
         lines.push_back(line);
     }
 
-    /// Who was refused and why, the latest last.
+    /// Notes what this process lacks to accept callers; `None` when it has accepted one.
+    pub(super) fn set_lack(&self, lack: Option<String>) {
+        self.refusals().lack = lack;
+    }
+
+    /// Why this process accepts no caller, in words about it.
+    pub(super) fn lack(&self) -> Option<String> {
+        let refusals = self.refusals();
+        refusals.lack.as_ref().map(|lack| format!("this process can't accept connections: {lack}"))
+    }
+
+    /// Who was refused and why, the latest last. The very last says why no caller is accepted.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        let lines: Vec<String> = self.refusals().lines.iter().cloned().collect();
+        lines.into_iter().chain(self.lack()).collect()
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -47,5 +70,15 @@ mod tests {
         assert_eq!(refused.lines().last().map(String::as_str), Some("15: no proof"));
         refused.note(&1, &"x".repeat(1000));
         assert!(refused.lines()[7].len() < 400);
+    }
+
+    #[test]
+    fn a_lack_is_told_until_a_caller_is_accepted() {
+        let refused = RefusedCallers::default();
+        refused.note(&1, &"no proof");
+        refused.set_lack(Some("no descriptors".into()));
+        assert_eq!(refused.lines(), ["1: no proof", "this process can't accept connections: no descriptors"]);
+        refused.set_lack(None);
+        assert_eq!((refused.lines().len(), refused.lack()), (1, None));
     }
 }

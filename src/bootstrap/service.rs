@@ -224,10 +224,15 @@ impl Bootstrap {
     /// The peers that are not linked.
     fn absent(&self, members: &PeerTable) -> Vec<MissingPeer> {
         let absent = (0..self.shared.peers.len()).filter(|peer| members.link(*peer).is_none());
+        let lack = self.shared.refused.lack();
+        let last_error = |peer: usize| match &lack {
+            Some(lack) => format!("{lack}; {}", members.why_missing(peer)),
+            None => members.why_missing(peer),
+        };
         let missing = |peer: usize| MissingPeer {
             name: self.shared.peers[peer].clone(),
             address: self.shared.address(peer),
-            last_error: members.why_missing(peer),
+            last_error: last_error(peer),
         };
         absent.map(missing).collect()
     }
@@ -265,6 +270,12 @@ impl Bootstrap {
     /// The store that this process serves to the members of its cluster.
     pub fn store(&self) -> &MemoryStore {
         &self.shared.store
+    }
+
+    /// The callers that were refused.
+    #[cfg(test)]
+    pub(super) fn refused(&self) -> &super::refused::RefusedCallers {
+        &self.shared.refused
     }
 
     /// The peers with which this process is linked now, in ascending order.

@@ -6,6 +6,7 @@ use super::generated as grpc;
 use super::options::BootstrapOptions;
 use super::peer_table::{PeerEvent, PeerTable};
 use super::peering::{PeerInfo, Peering, Prepared};
+use super::refused::RefusedCallers;
 use super::service::NodeState;
 use super::tensors::{TensorClients, TensorService};
 use crate::store::MemoryStore;
@@ -49,6 +50,8 @@ pub(super) struct BootstrapShared {
     pub(super) tensors: OnceLock<(Arc<dyn TensorService>, u64)>,
     /// The clients for tensor calls, while the bootstrap thread runs: they refer to this.
     pub(super) tensor_clients: Mutex<Option<TensorClients>>,
+    /// The callers that the listening side has refused.
+    pub(super) refused: RefusedCallers,
 }
 
 struct Inner {
@@ -96,6 +99,7 @@ impl BootstrapShared {
             threads: Mutex::default(),
             tensors: OnceLock::new(),
             tensor_clients: Mutex::default(),
+            refused: RefusedCallers::default(),
         }
     }
 

@@ -141,8 +141,7 @@ async fn listen(shared: Arc<BootstrapShared>, auth: Arc<Authenticator>, listener
     let bootstrap = BootstrapServer::from_arc(server)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    // The errors of a join have the last attempt with each peer.
-    let refused = RefusedCallers::default();
+    let refused = shared.refused.clone();
     let store = store::service(shared.store.clone(), names, MAX_MESSAGE, refused.clone());
     let services = Services { bootstrap, store, tensors };
     serve_connections(me, peers, (auth, refused), vec![listener], limits, services).await;

@@ -260,3 +260,15 @@ fn a_peer_whose_calls_get_no_answer_says_why() {
     unreached.await_missing(&said);
     reached.await_missing(&why);
 }
+
+#[test]
+fn the_error_of_a_join_says_why_this_process_accepts_no_connection() {
+    let cluster = workers(2);
+    let first = Member::start(options(&cluster, 0));
+    first.await_missing("nobody listens");
+    first.service.refused().set_lack(Some("Too many open files".into()));
+    let error = first.missing(Duration::from_millis(20));
+    let says = "worker/1 at";
+    assert!(error.contains(says), "{error}");
+    assert!(error.contains("this process can't accept connections: Too many open files; nobody"), "{error}");
+}
