@@ -114,14 +114,13 @@ impl Acceptor {
                 }
                 Err(error) => {
                     let code = error.raw_os_error().unwrap_or_default();
-                    let remedy = if is_lack(&error) { format!("; {LACK_REMEDY}") } else { String::new() };
+                    let lack = is_lack(&error).then(|| format!("{error}; {LACK_REMEDY}"));
+                    let why = lack.clone().unwrap_or_else(|| error.to_string());
                     if let Some(unsaid) = self.log().line(LogKey::Accept(code), Instant::now()) {
                         let (me, more) = (&self.me, more(unsaid));
-                        tracing::warn!("{me}: accepting a connection failed: {error}{remedy}{more}");
+                        tracing::warn!("{me}: accepting a connection failed: {why}{more}");
                     }
-                    if is_lack(&error) {
-                        self.refused.set_lack(Some(format!("{error}{remedy}")));
-                    }
+                    self.refused.set_lack(lack);
                     sleep(PAUSE).await;
                 }
             }

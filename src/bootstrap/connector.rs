@@ -3,10 +3,10 @@
 use super::auth::{AuthStream, Authenticator, ProofError};
 use super::blocking;
 use super::http2_stream::Http2Stream;
-use crate::wire::{TaskId, is_lack, loopback_source};
+use crate::wire::{TaskId, is_lack};
 use hyper_util::rt::TokioIo;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -106,11 +106,19 @@ async fn open(address: SocketAddr) -> io::Result<TcpStream> {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && is_loopback_v4(address) => {
             let socket = TcpSocket::new_v4()?;
             // An error here says less than the first one.
-            socket.bind((loopback_source()?, 0).into()).map_err(|_| error)?;
+            socket.bind((other_loopback()?, 0).into()).map_err(|_| error)?;
             socket.connect(address).await
         }
         outcome => outcome,
     }
+}
+
+/// One of the 16 million loopback addresses. No user can hold the ports of all of them.
+fn other_loopback() -> io::Result<Ipv4Addr> {
+    const NETWORK: u32 = Ipv4Addr::LOCALHOST.to_bits() & 0xff00_0000;
+    let drawn = getrandom::u32().map_err(|error| io::Error::other(error.to_string()))?;
+    // Neither the first nor the last one, which have meanings of their own.
+    Ok(Ipv4Addr::from_bits(NETWORK + 1 + drawn % 0x00ff_fffe))
 }
 
 fn is_loopback_v4(address: SocketAddr) -> bool {
@@ -147,6 +155,15 @@ impl Service<Uri> for Connector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_loopback_address_is_one_that_a_socket_can_have() {
+        for _ in 0..100 {
+            let address = other_loopback().unwrap();
+            assert!(address.is_loopback(), "{address}");
+            std::net::TcpListener::bind((address, 0)).expect("it is this host's");
+        }
+    }
 
     #[test]
     fn that_nobody_listens_says_more_than_that_this_host_has_no_ipv6() {

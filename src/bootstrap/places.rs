@@ -59,6 +59,7 @@ impl<C, M> Places<C, M> {
         for candidate in &self.candidates {
             *counts.entry(candidate.source).or_default() += 1;
         }
+        // Less than all stay, so that one can go.
         let may_go = || self.candidates.iter().enumerate().filter(|(_, candidate)| !candidate.stays);
         let most = may_go().filter_map(|(_, candidate)| counts.get(&candidate.source)).max();
         let busiest = may_go().filter(|(_, candidate)| counts.get(&candidate.source) == most);

@@ -75,8 +75,8 @@ pub enum MeetingError {
         size: u32,
         /// Those that have not come.
         missing: Box<[TaskId]>,
-        /// The last callers that the store has refused, by address or name, with the reasons. Task
-        /// 0 knows them.
+        /// The last callers that the store has refused, by address or name, with the reasons, and
+        /// what the process lacks to accept callers. Task 0 knows them.
         refused: Box<[String]>,
     },
     /// Another process has the name.

@@ -44,7 +44,7 @@ pub use loss::LossCause;
 pub(crate) use shape::MAX_INLINE_RANK;
 pub use shape::{MAX_DIM, MAX_RANK, Shape, ShapeError, TensorMeta};
 pub use short_message::{SHORT_MESSAGE, SHORT_WORDS, ShortMessage, UnreadMessage};
-pub use source::{loopback_source, source_of};
+pub use source::source_of;
 pub use status::{Code, Status};
 pub use step_id::StepId;
 pub(crate) use text::quote;

@@ -1,6 +1,5 @@
 //! Where connections come from, for limits that are shared among sources.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The part of an address that counts as one source. A host has a whole /64 of IPv6, and each of
@@ -11,18 +10,6 @@ pub fn source_of(address: IpAddr) -> IpAddr {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
         ip => ip,
     }
-}
-
-/// A loopback address for this end of a connection within the host. Another user may hold all ports
-/// of 127.0.0.1 towards a port of this user, but not those of 16 million addresses.
-///
-/// # Errors
-/// If the kernel has no random numbers.
-pub fn loopback_source() -> io::Result<Ipv4Addr> {
-    const NETWORK: u32 = Ipv4Addr::LOCALHOST.to_bits() & 0xff00_0000;
-    let drawn = getrandom::u32().map_err(|error| io::Error::other(error.to_string()))?;
-    // Neither the first nor the last address, which have meanings of their own.
-    Ok(Ipv4Addr::from_bits(NETWORK + 1 + drawn % 0x00ff_fffe))
 }
 
 #[cfg(test)]

@@ -75,7 +75,8 @@ impl Greeting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Opening {
     pub(super) nonce: [u8; NONCE],
-    /// With [`AuthMode::Secret`] an authentication code under the secret. Else it says nothing.
+    /// With [`AuthMode::Secret`] an authentication code under the secret. Other modes send zeros,
+    /// and read none of it.
     pub(super) mac: [u8; MAC],
     /// The member that calls.
     pub(super) from: TaskId,

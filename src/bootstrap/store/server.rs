@@ -93,7 +93,8 @@ impl StoreServer {
         &self.store
     }
 
-    /// The last callers that were refused, by address or name, each with the reason.
+    /// The last callers that were refused, by address or name, each with the reason. The very last
+    /// text says what this process lacks to accept callers, if it does.
     pub fn refused(&self) -> Vec<String> {
         self.refused.lines()
     }

@@ -1,8 +1,9 @@
 //! Floods of connections that prove nothing.
 
+use super::certificates::Authority;
 use super::proofs::{GOOD, OTHER, folder, runtime, secret, told_to_an_impostor, with};
 use super::*;
-use crate::bootstrap::auth::Authenticator;
+use crate::bootstrap::auth::{AuthSettings, Authenticator};
 use crate::bootstrap::connector::Connector;
 use crate::bootstrap::places::MAX_CANDIDATES;
 use std::io::{Read, Write};
@@ -63,6 +64,15 @@ fn members_join_during_a_flood_and_links_go_on() {
     }
 }
 
+/// Starts a second member, and waits until both are linked. Returns how long that took.
+fn time_to_join(first: &Member, second: BootstrapOptions) -> Duration {
+    let begin = Instant::now();
+    let second = Member::start(second);
+    second.join();
+    first.join();
+    begin.elapsed()
+}
+
 /// Strangers who know the protocol but not the secret, half as many again as there are places, over
 /// and over. Two of three say nothing after the greeting. If proofs waited for each other, each of
 /// those would hold up all.
@@ -96,11 +106,7 @@ fn failed_proofs_keep_no_member_out() {
             failed.into_inner()
         });
         std::thread::sleep(Duration::from_millis(300));
-        let begin = Instant::now();
-        let second = Member::start(with(&good, &cluster, 1));
-        second.join();
-        first.join();
-        let took = begin.elapsed();
+        let took = time_to_join(&first, with(&good, &cluster, 1));
         over.store(true, Ordering::SeqCst);
         let failed = flood.join().unwrap();
         println!("joined after {took:?}, beside {failed} failed proofs");
@@ -113,44 +119,48 @@ fn failed_proofs_keep_no_member_out() {
 /// message of TLS. It holds its place then. Each such handshake delays later ones of strangers.
 #[test]
 fn a_flood_of_openings_keeps_no_member_out() {
-    const AT_A_TIME: usize = 400;
-    let (cluster, folder) = (workers(2), folder());
-    let auth = secret(&folder, "secret", GOOD);
-    let said = told_to_an_impostor(&auth);
-    let first = Member::start(with(&auth, &cluster, 0));
-    let to = address(&cluster, "worker", 0);
-    let (over, openings) = (AtomicBool::new(false), AtomicU32::new(0));
+    let (authority, folders) = (Authority::new(), [folder(), folder()]);
+    let secret = secret(&folders[0], "secret", GOOD);
+    let tls = [0, 1].map(|task| AuthSettings::Tls(authority.worker(folders[task as usize].path(), task)));
+    for auth in [[secret.clone(), secret], tls] {
+        let cluster = workers(2);
+        let said = told_to_an_impostor(&auth[1]);
+        let first = Member::start(with(&auth[0], &cluster, 0));
+        let to = address(&cluster, "worker", 0);
+        let (over, openings) = (AtomicBool::new(false), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| repeat_openings(&said, &to, &over, &openings));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            let took = time_to_join(&first, with(&auth[1], &cluster, 1));
+            over.store(true, Ordering::SeqCst);
+            let openings = openings.load(Ordering::SeqCst);
+            println!("{}: joined after {took:?}, amid {openings} openings", auth[0].mode());
+            assert!(openings > MAX_CANDIDATES as u32, "{openings}");
+            assert!(took < Duration::from_secs(5), "{took:?}");
+        });
+    }
+}
+
+/// Says this on connection after connection until `over`, each time with the number of the new
+/// greeting, and holds the newest ones.
+fn repeat_openings(said: &[u8], to: &str, over: &AtomicBool, openings: &AtomicU32) {
+    const HELD: usize = 400;
     let open = || -> std::io::Result<TcpStream> {
-        let mut stream = TcpStream::connect(&to)?;
+        let mut stream = TcpStream::connect(to)?;
         stream.set_read_timeout(Some(LONG))?;
-        let (mut greeting, mut said) = ([0; 26], said.clone());
+        let (mut greeting, mut said) = ([0; 26], said.to_vec());
         stream.read_exact(&mut greeting)?;
         said[1..17].copy_from_slice(&greeting[10..]);
         stream.write_all(&said)?;
         openings.fetch_add(1, Ordering::SeqCst);
         Ok(stream)
     };
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                let mut held = std::collections::VecDeque::new();
-                while !over.load(Ordering::SeqCst) {
-                    // The listener closes some at once, for lack of a place.
-                    held.extend(open());
-                    held.drain(..held.len().saturating_sub(AT_A_TIME));
-                }
-            });
-        }
-        std::thread::sleep(Duration::from_millis(300));
-        let begin = Instant::now();
-        let second = Member::start(with(&auth, &cluster, 1));
-        second.join();
-        first.join();
-        let took = begin.elapsed();
-        over.store(true, Ordering::SeqCst);
-        let openings = openings.load(Ordering::SeqCst);
-        println!("joined after {took:?}, amid {openings} openings");
-        assert!(openings > MAX_CANDIDATES as u32, "{openings}");
-        assert!(took < Duration::from_secs(5), "{took:?}");
-    });
+    let mut held = std::collections::VecDeque::new();
+    while !over.load(Ordering::SeqCst) {
+        // The listener closes some at once, for lack of a place.
+        held.extend(open());
+        held.drain(..held.len().saturating_sub(HELD));
+    }
 }
