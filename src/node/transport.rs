@@ -16,7 +16,6 @@ use crate::wire::HostPort;
 use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 /// The fabric to a peer, and the reason of the choice.
 #[derive(Clone, Debug)]
@@ -331,16 +330,16 @@ impl NodeFabrics {
         }
     }
 
-    /// Checks that the peer behind an address can be linked with over a fabric. Shared memory is
-    /// tried: whether it works between two containers is hard to tell otherwise.
+    /// Checks that the peer behind an address can be linked with over a fabric. Shared memory
+    /// between two containers is tried.
     ///
     /// # Errors
     /// Why it can't.
     pub fn check_peer(&self, kind: FabricKind, address: &[u8]) -> Result<(), FabricRefusal> {
         match (kind, &self.fabric.parts().shm) {
-            (FabricKind::Shm, Some(shm)) => shm
-                .check_peer(address, TRIAL)
-                .map_err(|error| FabricRefusal { why: plain(error), is_final: true }),
+            (FabricKind::Shm, Some(shm)) => {
+                shm.check_peer(address).map_err(|error| FabricRefusal { why: plain(error), is_final: true })
+            }
             _ => Ok(()),
         }
     }
@@ -374,9 +373,6 @@ pub(super) fn common_depth(kind: FabricKind, options: &LinkOptions) -> u32 {
         _ => options.depth,
     }
 }
-
-/// How long the trial of a peer's shared memory may take.
-const TRIAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,8 @@
-//! Clusters over several hosts. A host is a network namespace, and a bridge connects them. Only
-//! root may make them.
+//! Clusters over several hosts or containers. Each is a network namespace, and a bridge connects
+//! them. Only root may make them.
 //!
-//! Members of one host share memory. Others reach each other over RDMA devices, or else over TCP.
+//! Members of one host share memory, and so do containers with one /dev/shm. Others reach each
+//! other over RDMA devices, or else over TCP.
 
 mod load;
 mod network;
@@ -130,6 +131,7 @@ fn role_member() {
         let began = Instant::now();
         match (words[0], &*numbers) {
             ("paths", []) => assert_paths(&node, task, between),
+            ("share", []) => assert_memory_is_shared(&node),
             ("exchange", [first, steps, floats]) => {
                 let peers = (0..node.peers().len() as u32 + 1).filter(|peer| *peer != task).collect();
                 exchange(&node, peers, *first, *steps, *floats as usize);
@@ -188,6 +190,12 @@ fn assert_paths(node: &Node, task: u32, between: FabricKind) {
                 }
             }
         }
+    }
+}
+
+fn assert_memory_is_shared(node: &Node) {
+    for peer in node.peers() {
+        assert_eq!(peer.fabric, Some(FabricKind::Shm), "{peer:?}");
     }
 }
 
@@ -333,6 +341,19 @@ fn members_of_four_hosts_share_memory_or_use_tcp() {
         println!("{line}");
     }
     members.all_do(|_| true, "exchange 100 3 50000");
+    members.stop();
+}
+
+#[test]
+fn containers_with_networks_of_their_own_share_memory_where_they_share_files() {
+    let Some(network) = Network::of_containers(2) else { return };
+    let mut members = Members::joined_with(&network, &[], LONG_SILENCE);
+    members.all_do(|_| true, "share");
+    members.all_do(|_| true, "exchange 0 20 1000");
+    let files = std::fs::read_dir("/dev/shm").expect("it has sockets for a moment").flatten();
+    let left: Vec<_> =
+        files.filter(|file| file.file_name().to_string_lossy().starts_with("tensorwire")).collect();
+    assert!(left.is_empty(), "{left:?}");
     members.stop();
 }
 

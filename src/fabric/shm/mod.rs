@@ -65,7 +65,7 @@ use super::{
 };
 use crate::memory::Pool;
 use crate::wire::own_user;
-use connect::address::{self, EndpointToken, HostId, ShmAddress};
+use connect::address::{self, HostId, ShmAddress};
 use connect::handshake::{self, LocalSide, ShmPeer};
 use connect::socket::{self, Deadline, Listener};
 use file_cache::FileCache;
@@ -79,6 +79,7 @@ use memory::segment::{OwnSegment, PeerSegment};
 use memory::state;
 use regions::LazyRegion;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 use wakeup::doorbells::{self, Doorbells, PeerDoorbells};
@@ -132,6 +133,31 @@ struct ShmContext {
     peer_regions: FileCache<LazyRegion>,
 }
 
+impl ShmContext {
+    /// The address of a new endpoint.
+    fn draw_address(&self) -> Result<ShmAddress, FabricError> {
+        let token = address::draw_token()?;
+        Ok(ShmAddress { host: self.host, uid: self.uid, pid: std::process::id(), token })
+    }
+}
+
+/// Listens at the address `own` for a peer on the host `from`.
+fn listen(own: &ShmAddress, from: HostId) -> Result<Listener, FabricError> {
+    let (tried, remedy) = match own.host.has_network_of(from) {
+        true => ("listening on an abstract Unix socket", "let the process use Unix sockets"),
+        false => ("listening on a Unix socket in /dev/shm", "let the process write there"),
+    };
+    own.socket(from).and_then(|name| socket::listen(&name)).map_err(|error| FabricError::Os {
+        fabric: FabricKind::Shm,
+        tried: tried.into(),
+        remedy: match error {
+            Errno::MFILE | Errno::NFILE => "raise the limit of open files (ulimit -n)",
+            _ => remedy,
+        },
+        source: error.into(),
+    })
+}
+
 impl ShmFabric {
     /// A fabric for the tensors of `pool`.
     ///
@@ -182,18 +208,18 @@ impl ShmFabric {
 }
 
 impl ShmFabric {
-    /// Checks whether the endpoint behind an address can be linked with. In another network
-    /// namespace its socket is tried: the connection is closed again.
+    /// Checks whether the endpoint behind an address can be linked with by an acceptor. For one in
+    /// another network namespace it is tried whether a socket can be a file here.
     ///
     /// # Errors
-    /// If it is on another host, is another user's, or can't be connected to.
-    pub fn check_peer(&self, address: &[u8], timeout: Duration) -> Result<(), FabricError> {
+    /// If it is on another host, is another user's, or can't be reached.
+    pub fn check_peer(&self, address: &[u8]) -> Result<(), FabricError> {
         let (here, address) = (self.shared.host, ShmAddress::from_bytes(address)?);
         address.check_same_host(here, self.shared.uid)?;
-        if address.host.has_network_of(here) {
-            return Ok(());
+        match address.host.has_network_of(here) {
+            true => Ok(()),
+            false => listen(&self.shared.draw_address()?, address.host).map(drop),
         }
-        handshake::try_socket(&address, Deadline::after(timeout))
     }
 }
 
@@ -222,24 +248,17 @@ pub struct ShmEndpoint {
     options: LinkOptions,
     layout: SegmentLayout,
     segment: OwnSegment,
+    /// For a peer in this network namespace.
     listener: Listener,
-    token: EndpointToken,
+    own: ShmAddress,
     address: Vec<u8>,
 }
 
 impl ShmEndpoint {
     fn new(shared: &Arc<ShmContext>, options: &LinkOptions) -> Result<Self, FabricError> {
         let layout = SegmentLayout::new(options)?;
-        let token = address::draw_token()?;
-        let address = ShmAddress { host: shared.host, uid: shared.uid, pid: std::process::id(), token };
-        let listener = address.socket_name().and_then(|name| socket::listen(&name)).map_err(|error| {
-            FabricError::Os {
-                fabric: FabricKind::Shm,
-                tried: "listening on an abstract Unix socket".into(),
-                remedy: "raise the limit of open files (ulimit -n), or let the process use Unix sockets",
-                source: error.into(),
-            }
-        })?;
+        let own = shared.draw_address()?;
+        let listener = listen(&own, own.host)?;
         let segment = OwnSegment::new(&layout)?;
         ring::prepare(&segment.words(layout.ring()), &segment.words(layout.line()), layout.ring_shape());
         Ok(ShmEndpoint {
@@ -248,8 +267,8 @@ impl ShmEndpoint {
             layout,
             segment,
             listener,
-            token,
-            address: address.to_bytes(),
+            own,
+            address: own.to_bytes(),
         })
     }
 
@@ -262,7 +281,7 @@ impl ShmEndpoint {
         let side = LocalSide {
             options: &self.options,
             layout: &self.layout,
-            token: self.token,
+            token: self.own.token,
             host: self.shared.host,
             uid: self.shared.uid,
             segment: self.segment.file(),
@@ -272,7 +291,13 @@ impl ShmEndpoint {
         };
         match role {
             Role::Initiator => handshake::initiate(&side, &address, deadline),
-            Role::Acceptor => handshake::accept(&side, &self.listener, &address, deadline),
+            Role::Acceptor if address.host.has_network_of(self.own.host) => {
+                handshake::accept(&side, &self.listener, &address, deadline)
+            }
+            Role::Acceptor => {
+                let listener = listen(&self.own, address.host)?;
+                handshake::accept(&side, &listener, &address, deadline)
+            }
         }
     }
 

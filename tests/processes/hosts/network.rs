@@ -15,15 +15,22 @@ struct Namespace {
 }
 
 impl Namespace {
-    fn new() -> Option<Namespace> {
+    /// A namespace with its own /dev/shm, as a host has, or with that of the test, as containers
+    /// may have.
+    fn new(has_own_files: bool) -> Option<Namespace> {
         let mut keeper = Command::new("unshare");
-        keeper.args(["--net", "sleep", "3600"]).stdin(Stdio::null()).stderr(Stdio::null());
-        let namespace = Namespace { keeper: keeper.spawn().ok()? };
-        // unshare(1) has made the namespace once it has become sleep(1).
+        let sleep = match has_own_files {
+            true => "mount -t tmpfs tmpfs /dev/shm && exec sleep 3600",
+            false => "exec sleep 3600",
+        };
+        keeper.args(["--net", "--mount", "sh", "-c", sleep]).stdin(Stdio::null()).stderr(Stdio::null());
+        let mut namespace = Namespace { keeper: keeper.spawn().ok()? };
+        // The namespace is made once the keeper has become sleep(1).
         let name = format!("/proc/{}/comm", namespace.keeper.id());
         let began = Instant::now();
         while std::fs::read_to_string(&name).unwrap_or_default().trim() != "sleep" {
-            if began.elapsed() > Duration::from_secs(10) {
+            let has_failed = namespace.keeper.try_wait().is_ok_and(|status| status.is_some());
+            if has_failed || began.elapsed() > Duration::from_secs(10) {
                 return None;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -33,8 +40,9 @@ impl Namespace {
     }
 
     /// The words that start a program here.
-    fn starter(&self) -> [String; 2] {
-        ["nsenter".into(), format!("--net=/proc/{}/ns/net", self.keeper.id())]
+    fn starter(&self) -> [String; 6] {
+        let target = format!("--target={}", self.keeper.id());
+        ["nsenter", &target, "--net", "--mount", "--root", "--wd"].map(String::from)
     }
 
     fn ip(&self, arguments: &str) -> Result<(), String> {
@@ -52,8 +60,8 @@ impl Namespace {
     }
 
     fn run(&self, program: &str, arguments: &str) -> Result<(), String> {
-        let [enter, whose] = self.starter();
-        let output = Command::new(enter).arg(whose).arg(program).args(arguments.split(' ')).output();
+        let [enter, words @ ..] = self.starter();
+        let output = Command::new(enter).args(words).arg(program).args(arguments.split(' ')).output();
         match output {
             Ok(output) if output.status.success() => Ok(()),
             Ok(output) => {
@@ -75,7 +83,16 @@ impl Network {
     /// So many hosts on a bridge. `None` without the right to make them, after a word that the test
     /// is skipped.
     pub fn of(hosts: u32) -> Option<Network> {
-        let made = Namespace::new().zip((0..hosts).map(|_| Namespace::new()).collect());
+        Network::with(hosts, true)
+    }
+
+    /// As [`Network::of`], so many containers of this host, which have its /dev/shm in common.
+    pub fn of_containers(containers: u32) -> Option<Network> {
+        Network::with(containers, false)
+    }
+
+    fn with(hosts: u32, has_own_files: bool) -> Option<Network> {
+        let made = Namespace::new(false).zip((0..hosts).map(|_| Namespace::new(has_own_files)).collect());
         let Some((switch, hosts)) = made else {
             println!("skipped: only root makes network namespaces, with unshare(1), nsenter(1) and ip(8)");
             return None;
@@ -114,7 +131,7 @@ impl Network {
     }
 
     /// The words that start a program on a host.
-    pub fn starter(&self, host: u32) -> [String; 2] {
+    pub fn starter(&self, host: u32) -> [String; 6] {
         self.hosts[host as usize].starter()
     }
 

@@ -6,10 +6,13 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 
 /// Version of the address, the handshake and the segment's layout. They change together.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 const MAGIC: [u8; 8] = *b"twshmadr";
-const BYTES: usize = 8 + 2 + 16 + 8 + 8 + 4 + 4 + 16;
+const BYTES: usize = 8 + 2 + 16 + 8 + 8 + 16 + 4 + 4 + 16;
+
+/// Where sockets are files. Containers of one IPC namespace have it in common.
+const DIRECTORY: &str = "/dev/shm";
 
 /// A random number. It names an endpoint and its socket, so that no two endpoints meet by accident.
 /// The kernel lists the names of sockets to every user: it proves nothing, and is no secret.
@@ -24,6 +27,8 @@ pub(crate) struct HostId {
     network: u64,
     /// The PID namespace, which gives process ids their meaning.
     pids: u64,
+    /// Device and inode of [`DIRECTORY`]. Zeros if there is none.
+    directory: [u64; 2],
 }
 
 /// The host, user, process and socket of an endpoint.
@@ -56,7 +61,8 @@ impl HostId {
         let boot = u128::from_str_radix(&digits, 16)
             .map_err(|e| os(BOOT)(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))?;
         let (network, pids) = (namespace("/proc/self/ns/net")?, namespace("/proc/self/ns/pid")?);
-        Ok(HostId { boot: boot.to_be_bytes(), network, pids })
+        let directory = std::fs::metadata(DIRECTORY).map_or([0; 2], |it| [it.dev(), it.ino()]);
+        Ok(HostId { boot: boot.to_be_bytes(), network, pids, directory })
     }
 }
 
@@ -78,9 +84,21 @@ pub(crate) fn draw_token() -> Result<EndpointToken, FabricError> {
 }
 
 impl HostId {
-    /// Whether both are in one network namespace, where each reaches the sockets of the other.
+    /// Whether both are in one network namespace, where each reaches the abstract sockets of the
+    /// other.
     pub(crate) fn has_network_of(self, other: HostId) -> bool {
         self.network == other.network
+    }
+
+    /// Whether both see the same files in [`DIRECTORY`].
+    fn has_directory_of(self, other: HostId) -> bool {
+        self.directory == other.directory && self.directory != [0; 2]
+    }
+
+    /// This host, from another network namespace.
+    #[cfg(test)]
+    pub(crate) fn elsewhere(self) -> HostId {
+        HostId { network: self.network + 1, ..self }
     }
 
     /// Whether a process id means the same process to both.
@@ -98,6 +116,7 @@ impl ShmAddress {
         bytes.extend(self.host.boot);
         bytes.extend(self.host.network.to_le_bytes());
         bytes.extend(self.host.pids.to_le_bytes());
+        self.host.directory.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         bytes.extend(self.uid.to_le_bytes());
         bytes.extend(self.pid.to_le_bytes());
         bytes.extend(self.token);
@@ -136,16 +155,26 @@ impl ShmAddress {
         if self.host.boot != here.boot {
             return differ("it runs on another host".into());
         }
+        if !self.host.has_network_of(here) && !self.host.has_directory_of(here) {
+            return differ(format!(
+                "it is in another network namespace, and its {DIRECTORY} is another one: let both containers \
+                 share either (docker run --ipc=host)"
+            ));
+        }
         check_uid(self.uid, uid).or_else(differ)
     }
 
-    /// The name of the endpoint's socket. An abstract name ends with the process.
-    pub(crate) fn socket_name(&self) -> Result<SocketAddrUnix, rustix::io::Errno> {
+    /// The endpoint's socket, as a process on the host `from` reaches it: by an abstract name in
+    /// one network namespace, else by a file. Only a file can outlive the process.
+    pub(crate) fn socket(&self, from: HostId) -> Result<SocketAddrUnix, rustix::io::Errno> {
         let mut name = String::from("tensorwire-shm-");
         for byte in self.token {
             let _ = write!(name, "{byte:02x}"); // writing to a string can't fail
         }
-        SocketAddrUnix::new_abstract_name(name.as_bytes())
+        match self.host.has_network_of(from) {
+            true => SocketAddrUnix::new_abstract_name(name.as_bytes()),
+            false => SocketAddrUnix::new(format!("{DIRECTORY}/{name}")),
+        }
     }
 }
 
@@ -179,7 +208,8 @@ impl ByteReader<'_> {
     fn address(&mut self) -> Option<ShmAddress> {
         let boot = self.take()?;
         let (network, pids) = (u64::from_le_bytes(self.take()?), u64::from_le_bytes(self.take()?));
-        let host = HostId { boot, network, pids };
+        let directory = [u64::from_le_bytes(self.take()?), u64::from_le_bytes(self.take()?)];
+        let host = HostId { boot, network, pids, directory };
         let uid = u32::from_le_bytes(self.take()?);
         let pid = u32::from_le_bytes(self.take()?);
         let token = self.take()?;
@@ -193,7 +223,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn address() -> ShmAddress {
-        let host = HostId { boot: [7; 16], network: 42, pids: 43 };
+        let host = HostId { boot: [7; 16], network: 42, pids: 43, directory: [44, 1] };
         ShmAddress { host, uid: 1000, pid: 4711, token: [9; 16] }
     }
 
@@ -236,7 +266,15 @@ mod tests {
         let other_boot = HostId { boot: [8; 16], ..here };
         assert!(why(address().check_same_host(other_boot, 1000)).contains("another host"));
         let other = HostId { network: 43, ..here };
-        assert!(address().check_same_host(other, 1000).is_ok(), "whether the socket is there is tried");
+        assert!(address().check_same_host(other, 1000).is_ok(), "by a file");
+        assert!(address().check_same_host(HostId { directory: [45, 1], ..here }, 1000).is_ok(), "by a name");
+        for directory in [[45, 1], [0; 2]] {
+            let text = why(address().check_same_host(HostId { directory, ..other }, 1000));
+            assert!(text.contains("another network namespace, and its /dev/shm"), "{text}");
+        }
+        let nowhere = HostId { directory: [0; 2], ..here };
+        let address_of = |host| ShmAddress { host, ..address() };
+        assert!(address_of(nowhere).check_same_host(HostId { network: 43, ..nowhere }, 1000).is_err());
         assert!(HostId { network: 43, ..here }.has_pids_of(here));
         assert!(!HostId { pids: 44, ..here }.has_pids_of(here));
         assert!(!other_boot.has_pids_of(here));

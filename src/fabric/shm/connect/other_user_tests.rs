@@ -13,6 +13,7 @@ use crate::fabric::shm::testing::pool;
 use crate::fabric::{Endpoint, Role};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, sockopt};
 use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
@@ -73,7 +74,7 @@ fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_
     }
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
-    let name = address(&acceptor).socket_name().expect("a name");
+    let name = address(&acceptor).socket(acceptor.own.host).expect("a name");
     let bytes = HandshakeMessage::Hello(hello(&initiator, &acceptor)).to_bytes();
     let silent = || socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
     let _crowd: Vec<ForeignFd> = as_nobody(|| (0..100).map(|_| silent()).collect());
@@ -98,7 +99,7 @@ fn another_user_that_connects_in_a_peers_place_is_told_nothing_and_keeps_nobody_
 
     // If nobody else comes, the error says who did.
     let (acceptor, missing) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
-    let name = address(&acceptor).socket_name().expect("a name");
+    let name = address(&acceptor).socket(acceptor.own.host).expect("a name");
     let _stranger = as_nobody(|| socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected"));
     assert_names_both_users(&why(acceptor.connect(Role::Acceptor, missing.address(), SHORT_TIMEOUT)));
 }
@@ -110,13 +111,26 @@ fn another_user_that_listens_in_a_peers_place_is_told_nothing() {
     }
     let initiator = endpoint(&OPTIONS);
     let listening = ShmAddress { token: [7; 16], ..address(&initiator) };
-    let name = listening.socket_name().expect("a name");
+    let name = listening.socket(listening.host).expect("a name");
     let listener = as_nobody(|| socket::listen(&name).expect("a socket"));
     let text = why(initiator.connect(Role::Initiator, &listening.to_bytes(), TIMEOUT));
     assert_names_both_users(&text);
     let came = socket::accept(&listener).expect("it has connected");
     let said = socket::receive(&came);
     assert!(said.is_err(), "it was told {said:?}");
+}
+
+#[test]
+fn another_user_does_not_reach_a_socket_that_is_a_file() {
+    if !is_root() {
+        return;
+    }
+    let own = address(&endpoint(&OPTIONS));
+    let name = own.socket(own.host.elsewhere()).expect("a name");
+    let _listener = socket::listen(&name).expect("a socket");
+    let refused = as_nobody(|| socket::connect(&name, Deadline::after(TIMEOUT)).map(drop));
+    assert_eq!(refused, Err(Errno::ACCESS));
+    socket::connect(&name, Deadline::after(TIMEOUT)).map(drop).expect("its own user does");
 }
 
 /// A TCP socket whose last `close` waits for a minute, as its peer reads nothing. Returns the peer
@@ -147,7 +161,8 @@ fn another_user_that_sends_files_whose_close_waits_holds_nobody_up() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let given_up = endpoint(&OPTIONS);
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
-    let names = [&acceptor, &initiator, &given_up].map(|one| address(one).socket_name().expect("a name"));
+    let names =
+        [&acceptor, &initiator, &given_up].map(|one| address(one).socket(one.own.host).expect("a name"));
     let _peers = as_nobody(|| names.each_ref().map(send_to));
     let began = Instant::now();
     drop(given_up);

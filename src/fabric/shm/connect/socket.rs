@@ -8,11 +8,14 @@ use super::foreign::{self, ForeignFd};
 use super::hello::{HandshakeMessage, MAX_BYTES, MAX_REGIONS};
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
+use std::borrow::Cow;
+use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -66,6 +69,8 @@ impl Deadline {
 pub(crate) struct Listener {
     /// `None` at the end.
     socket: Option<ForeignFd>,
+    /// The file that it is, unless it has an abstract name.
+    file: Option<CString>,
 }
 
 impl AsFd for Listener {
@@ -77,6 +82,10 @@ impl AsFd for Listener {
 impl Drop for Listener {
     /// Another process may have sent files to a connection that was not accepted.
     fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            // It may be gone already.
+            let _ = rustix::fs::unlink(file);
+        }
         // Nobody connects any more.
         let _ = rustix::net::shutdown(&*self, Shutdown::Both);
         let mut queued = Vec::new();
@@ -95,11 +104,15 @@ impl Drop for Listener {
     }
 }
 
+/// Listens. Only this user can connect to a socket that is a file.
 pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<Listener> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    // The file has the mode that the socket has when it is bound.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, name)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(Listener { socket: Some(socket) })
+    let listener = Listener { socket: Some(socket), file: name.path().map(Cow::into_owned) };
+    rustix::net::listen(&listener, BACKLOG)?;
+    Ok(listener)
 }
 
 /// The next connection, if there is one.

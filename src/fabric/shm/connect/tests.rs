@@ -11,6 +11,8 @@ use crate::fabric::{Endpoint, Fabric, FabricError, LinkOptions, Role};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,6 +22,20 @@ pub(super) const OPTIONS: LinkOptions = LinkOptions { depth: 8, receives: 0, gen
 pub(super) fn endpoint(options: &LinkOptions) -> ShmEndpoint {
     let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
     fabric.endpoint(0, options).expect("an endpoint")
+}
+
+/// An endpoint in another network namespace of this host, with the same /dev/shm.
+pub(super) fn endpoint_elsewhere() -> ShmEndpoint {
+    let mut fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
+    let shared = Arc::get_mut(&mut fabric.shared).expect("nobody else has it");
+    shared.host = shared.host.elsewhere();
+    fabric.endpoint(0, &OPTIONS).expect("an endpoint")
+}
+
+/// The file of an endpoint's socket.
+pub(super) fn socket_file(endpoint: &ShmEndpoint) -> PathBuf {
+    let name = endpoint.own.socket(endpoint.own.host.elsewhere()).expect("a name");
+    name.path().expect("a file").to_str().expect("text").into()
 }
 
 pub(super) fn why(result: Result<ShmLink, FabricError>) -> String {
@@ -51,7 +67,15 @@ pub(super) fn hello(from: &ShmEndpoint, to: &ShmEndpoint) -> ShmHello {
     let segment = SegmentLayout::new(&OPTIONS).expect("in range").bytes() as u64;
     let ShmAddress { token, .. } = address(to);
     let regions = vec![(0, 4096)];
-    ShmHello { from: from.token, to: token, depth: 8, generation: 0, has_barriers: true, segment, regions }
+    ShmHello {
+        from: from.own.token,
+        to: token,
+        depth: 8,
+        generation: 0,
+        has_barriers: true,
+        segment,
+        regions,
+    }
 }
 /// Waits until the connection has a message or is closed. Returns whether that came in time.
 fn has_news(socket: &ForeignFd) -> bool {
@@ -64,7 +88,7 @@ fn assert_rejected(make: impl Fn(&ShmEndpoint, &ShmEndpoint) -> (Vec<u8>, Vec<Ow
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
     let (bytes, files) = make(&initiator, &acceptor);
-    let name = address(&acceptor).socket_name().expect("a name");
+    let name = address(&acceptor).socket(acceptor.own.host).expect("a name");
     let candidate = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
     let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     send_bytes(&candidate, &bytes, &files).expect("sent");
@@ -208,7 +232,7 @@ fn doorbells_in_reserved_huge_pages_are_rejected() {
 fn a_silent_connection_does_not_keep_the_peer_out() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
-    let name = address(&acceptor).socket_name().expect("a name");
+    let name = address(&acceptor).socket(acceptor.own.host).expect("a name");
     let _silent: Vec<ForeignFd> =
         (0..4).map(|_| socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected")).collect();
     std::thread::scope(|scope| {
@@ -224,7 +248,7 @@ fn a_silent_connection_does_not_keep_the_peer_out() {
 fn a_flood_of_silent_connections_does_not_end_a_handshake_that_has_begun() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let (to_acceptor, to_initiator) = (address(&acceptor), initiator.address().to_vec());
-    let name = to_acceptor.socket_name().expect("a name");
+    let name = to_acceptor.socket(to_acceptor.host).expect("a name");
     let (message, files) = (HandshakeMessage::Hello(hello(&initiator, &acceptor)), good_files());
     let connect = || socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
     std::thread::scope(|scope| {
@@ -267,6 +291,55 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
 }
 
 #[test]
+fn peers_of_two_network_namespaces_meet_at_a_file_whoever_comes_first() {
+    for first in [Role::Initiator, Role::Acceptor] {
+        let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint_elsewhere());
+        let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
+        let file = socket_file(&acceptor);
+        let pause = |role| std::thread::sleep(if role == first { Duration::ZERO } else { SHORT_TIMEOUT });
+        std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| {
+                pause(Role::Acceptor);
+                acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT)
+            });
+            pause(Role::Initiator);
+            initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
+            accepted.join().expect("no panic").map_err(|error| error.to_string()).expect("accepted");
+        });
+        assert!(!file.exists(), "it is left");
+    }
+}
+
+#[test]
+fn a_fabric_tries_whether_a_peer_of_another_network_namespace_can_be_met() {
+    let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
+    fabric.check_peer(endpoint_elsewhere().address()).expect("/dev/shm takes sockets");
+}
+
+#[test]
+fn the_wait_for_a_peer_of_another_network_namespace_ends_at_the_deadline() {
+    let (ours, missing) = (endpoint(&OPTIONS), endpoint_elsewhere());
+    let (file, start) = (socket_file(&ours), Instant::now());
+    let text = why(ours.connect(Role::Acceptor, missing.address(), SHORT_TIMEOUT));
+    assert!(text.contains("100ms"), "{text}");
+    assert!(!file.exists(), "it is left");
+    let text = why(endpoint(&OPTIONS).connect(Role::Initiator, missing.address(), SHORT_TIMEOUT));
+    assert!(text.contains("connecting to the peer's socket"), "{text}");
+    assert!(start.elapsed() >= 2 * SHORT_TIMEOUT && start.elapsed() < TIMEOUT);
+}
+
+#[test]
+fn an_initiator_of_another_network_namespace_does_not_wait_for_a_peer_that_has_ended() {
+    let mut child = std::process::Command::new("true").spawn().expect("it starts");
+    let peer = ShmAddress { pid: child.id(), ..address(&endpoint_elsewhere()) }.to_bytes();
+    let (ours, start) = (endpoint(&OPTIONS), Instant::now());
+    let text = why(ours.connect(Role::Initiator, &peer, TIMEOUT));
+    assert!(text.contains("has ended"), "{text}");
+    assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
+    child.wait().expect("a child");
+}
+
+#[test]
 fn the_wait_for_a_missing_peer_ends_at_the_deadline() {
     let (acceptor, other) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
     let start = Instant::now();
@@ -282,7 +355,7 @@ fn the_wait_for_a_missing_peer_ends_at_the_deadline() {
 #[test]
 fn a_flood_that_does_not_end_does_not_outlast_the_deadline() {
     let (acceptor, missing) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
-    let name = address(&acceptor).socket_name().expect("a name");
+    let name = address(&acceptor).socket(acceptor.own.host).expect("a name");
     let start = Instant::now();
     std::thread::scope(|scope| {
         // Until the acceptor closes its socket.
@@ -298,7 +371,7 @@ fn a_flood_that_does_not_end_does_not_outlast_the_deadline() {
 #[test]
 fn the_timeout_error_names_the_last_rejection() {
     let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint(&OPTIONS));
-    let name = address(&acceptor).socket_name().expect("a name");
+    let name = address(&acceptor).socket(acceptor.own.host).expect("a name");
     let candidate = socket::connect(&name, Deadline::after(TIMEOUT)).expect("connected");
     send_bytes(&candidate, b"rubbish", &[]).expect("sent");
     let text = why(acceptor.connect(Role::Acceptor, initiator.address(), SHORT_TIMEOUT));

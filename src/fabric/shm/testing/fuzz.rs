@@ -21,7 +21,7 @@ pub fn address(bytes: &[u8]) {
     match ShmAddress::from_bytes(bytes) {
         Ok(address) => {
             assert_eq!(address.to_bytes(), bytes);
-            address.socket_name().expect("a token is a name");
+            address.socket(address.host).expect("a token is a name");
             assert!(address.check_same_host(address.host, address.uid).is_ok());
             if let Err(why) = address.check_same_host(HostId::here().expect("/proc"), 0) {
                 is_short(&why);

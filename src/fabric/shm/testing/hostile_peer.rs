@@ -72,7 +72,7 @@ pub(crate) fn try_to_connect(setup: &HostileSetup) -> Result<(HonestPeer, Hostil
     let token = address::draw_token().expect("random bytes");
     let (host, uid) = (fabric.shared.host, fabric.shared.uid);
     let hostile = ShmAddress { host, uid, pid: std::process::id(), token };
-    let _listener = listen(&hostile.socket_name().expect("a name")).expect("a socket");
+    let _listener = listen(&hostile.socket(host).expect("a name")).expect("a socket");
     let side = LocalSide {
         options: &OPTIONS,
         layout: &layout,
