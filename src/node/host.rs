@@ -3,8 +3,8 @@
 use super::error::NodeError;
 use std::fs;
 
-/// The boot id of the kernel and the network namespace. Two processes with the same identity can
-/// share memory; abstract sockets belong to a network namespace.
+/// The boot id of the kernel and the network namespace. Two processes with the same identity reach
+/// each other over loopback, and by abstract sockets.
 ///
 /// # Errors
 /// If `/proc` can't be read. All hosts without an identity would look like one host.

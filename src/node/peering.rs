@@ -315,15 +315,21 @@ impl FabricPeering {
         Err(Status::new(Code::DeadlineExceeded, message))
     }
 
-    /// This side's endpoint on a fabric, and what the peer gets to know of it.
-    fn offer(&self, peer: &PeerInfo, kind: FabricKind) -> Result<(MultiEndpoint, OfferState), FabricRefusal> {
+    /// This side's endpoint on a fabric, and what the peer gets to know of it. With the peer's
+    /// address it can accept the peer.
+    fn offer(
+        &self,
+        peer: &PeerInfo,
+        kind: FabricKind,
+        theirs: Option<&[u8]>,
+    ) -> Result<(MultiEndpoint, OfferState), FabricRefusal> {
         self.fabrics.check_open(kind)?;
         let port = match self.index(&peer.name) {
             Ok(index) => Paths::index_of(index, self.pollers.count()),
             Err(status) => return Err(FabricRefusal { why: status.message, is_final: true }),
         };
         let options = LinkOptions { generation: peer.generation as u8, ..self.options.clone() };
-        let endpoint = self.fabrics.endpoint(kind, port, &options)?;
+        let endpoint = self.fabrics.endpoint(kind, port, &options, theirs)?;
         let (depth, address) = (common_depth(kind, &options), endpoint.address().to_vec());
         let failures = self.failures.of(peer, kind).count;
         Ok((endpoint, OfferState::Offered { depth, failures, address }))
@@ -332,7 +338,7 @@ impl FabricPeering {
     /// Offers every fabric, or says why not.
     fn offer_all(&self, peer: &PeerInfo) -> (Vec<FabricOffer>, WaitingEndpoints) {
         let mut endpoints = Vec::new();
-        let offers = FabricKind::FASTEST_FIRST.map(|kind| match self.offer(peer, kind) {
+        let offers = FabricKind::FASTEST_FIRST.map(|kind| match self.offer(peer, kind, None) {
             Ok((endpoint, state)) => {
                 endpoints.push((kind, endpoint));
                 FabricOffer { kind, state }
@@ -349,30 +355,25 @@ impl FabricPeering {
         let (mut refused, mut common) = (Vec::new(), Vec::new());
         for kind in FabricKind::FASTEST_FIRST {
             match self.check_common(peer, kind, &theirs) {
-                Ok(failures) => common.push((kind, self.given_up(peer, kind, failures))),
+                Ok((failures, address)) => {
+                    common.push((kind, address, self.given_up(peer, kind, failures)));
+                }
                 Err(refusal) => refused.push((kind, refusal)),
             }
         }
         // The order among equals stays.
-        common.sort_by_key(|(_, given_up)| given_up.as_ref().map_or(0, |(failures, _)| *failures));
+        common.sort_by_key(|(.., given_up)| given_up.as_ref().map_or(0, |(failures, _)| *failures));
         let mut candidates = common.into_iter();
-        while let Some((kind, _)) = candidates.next() {
-            match self.offer(peer, kind).map_err(|refusal| refusal.of(&self.me)) {
+        while let Some((kind, address, _)) = candidates.next() {
+            match self.offer(peer, kind, Some(address)).map_err(|refusal| refusal.of(&self.me)) {
                 Ok((endpoint, state)) => {
-                    let left_out = candidates.filter_map(|(kind, given_up)| Some((kind, given_up?.1)));
+                    let left_out = candidates.filter_map(|(kind, _, given_up)| Some((kind, given_up?.1)));
                     refused.extend(left_out);
-                    let is_faster = |other: &FabricKind| {
-                        FabricKind::FASTEST_FIRST
-                            .iter()
-                            .take_while(|faster| **faster != kind)
-                            .any(|it| it == other)
-                    };
-                    refused.retain(|(other, _)| is_faster(other));
+                    let rank = |of| FabricKind::FASTEST_FIRST.iter().position(|kind| *kind == of);
+                    refused.retain(|(other, _)| rank(*other) < rank(kind));
                     let chosen = Some(self.transport(kind, &refused));
-                    let refused = refused.into_iter();
-                    let mut answer: Vec<_> =
-                        refused.map(|(kind, refusal)| FabricOffer::refused(kind, refusal)).collect();
-                    answer.push(FabricOffer { kind, state });
+                    let refused = refused.into_iter().map(|(kind, why)| FabricOffer::refused(kind, why));
+                    let answer = refused.chain([FabricOffer { kind, state }]).collect();
                     return Ok((answer, WaitingEndpoints { endpoints: vec![(kind, endpoint)], chosen }));
                 }
                 Err(refusal) => refused.push((kind, refusal)),
@@ -381,14 +382,14 @@ impl FabricPeering {
         Err(self.nothing_in_common(peer, &refused))
     }
 
-    /// Whether both sides can use a fabric: how often the peer failed to make a link there, or why
-    /// they can't.
-    fn check_common(
+    /// Whether both sides can use a fabric: how often the peer failed to make a link there and its
+    /// address, or why they can't.
+    fn check_common<'a>(
         &self,
         peer: &PeerInfo,
         kind: FabricKind,
-        theirs: &[FabricOffer],
-    ) -> Result<u8, FabricRefusal> {
+        theirs: &'a [FabricOffer],
+    ) -> Result<(u8, &'a [u8]), FabricRefusal> {
         self.fabrics.check_open(kind).map_err(|refusal| refusal.of(&self.me))?;
         let (failures, address) = match theirs.iter().find(|offer| offer.kind == kind).map(|it| &it.state) {
             Some(OfferState::Offered { failures, address, .. }) => (*failures, address),
@@ -399,7 +400,7 @@ impl FabricPeering {
             }
         };
         self.fabrics.check_peer(kind, address).map_err(|refusal| refusal.of(&peer.name))?;
-        Ok(failures)
+        Ok((failures, address))
     }
 
     /// How often links over a fabric failed, and how, if that is too often on either side.

@@ -332,8 +332,8 @@ fn an_offer_that_no_member_makes_is_refused() {
 
 #[test]
 fn what_no_further_attempt_changes_is_told_apart_from_what_one_may() {
-    // Places of an address: a mark, the version, the boot, two namespaces, and the user.
-    let places = [("version", 8), ("another host", 10), ("as user", 42)];
+    // Places of an address: a mark, the version, the boot, two namespaces, a folder, and the user.
+    let places = [("version", 8), ("another host", 10), ("as user", 58)];
     let (a, b) = (side(0, 10), side(1, 20));
     for (what, place, code) in places
         .map(|(what, place)| (what, place, Code::FailedPrecondition))
@@ -432,7 +432,7 @@ fn an_attempt_that_fails_is_no_loss_even_where_losses_are_fatal() {
     let endpoint = a.peering.prepare(&peer, None).expect("endpoints");
     let ours = shm_address(&endpoint.offer);
     let options = LinkOptions { depth: 16, receives: 0, generation: 1 };
-    let other = b.peering.fabrics.endpoint(FabricKind::Shm, 0, &options).expect("an endpoint");
+    let other = b.peering.fabrics.endpoint(FabricKind::Shm, 0, &options, None).expect("an endpoint");
     let offer = offer_of(FabricKind::Shm, 16, other.address());
     std::thread::scope(|scope| {
         // Connects, and closes the link without a word.

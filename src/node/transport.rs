@@ -330,8 +330,8 @@ impl NodeFabrics {
         }
     }
 
-    /// Checks that the peer behind an address can be linked with over a fabric. Shared memory
-    /// between two containers is tried.
+    /// Checks that the peer behind an address can be linked with over a fabric, as far as the
+    /// address tells.
     ///
     /// # Errors
     /// Why it can't.
@@ -344,7 +344,8 @@ impl NodeFabrics {
         }
     }
 
-    /// This side of a link on one of the fabrics, for the poller with number `port`.
+    /// This side of a link on one of the fabrics, for the poller with number `port`. With the
+    /// address of a peer it can accept that peer.
     ///
     /// # Errors
     /// Why there is none.
@@ -353,6 +354,7 @@ impl NodeFabrics {
         kind: FabricKind,
         port: usize,
         options: &LinkOptions,
+        peer: Option<&[u8]>,
     ) -> Result<MultiEndpoint, FabricRefusal> {
         let options = match (kind, &self.fabric.parts().verbs) {
             (FabricKind::Verbs, Some(verbs)) => {
@@ -361,7 +363,10 @@ impl NodeFabrics {
             }
             _ => options.clone(),
         };
-        let made = self.fabric.endpoint_on(kind, port, &options);
+        let made = self.fabric.endpoint_on(kind, port, &options).and_then(|mut endpoint| {
+            peer.map_or(Ok(()), |peer| endpoint.listen_for(peer))?;
+            Ok(endpoint)
+        });
         made.map_err(|error| FabricRefusal { why: error.to_string(), is_final: false })
     }
 }
@@ -435,7 +440,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let fabrics = OpeningFabrics::begin(&config).unwrap().open(&config, &pool, &listener).unwrap();
         let link = LinkOptions { depth: 16, receives: 0, generation: 0 };
-        let endpoint = fabrics.endpoint(FabricKind::Tcp, 0, &link).unwrap();
+        let endpoint = fabrics.endpoint(FabricKind::Tcp, 0, &link, None).unwrap();
         // The port in the endpoint's address.
         let [low, high] = *endpoint.address()[36..].first_chunk().unwrap();
         let reached = |ip: &str| {

@@ -67,7 +67,8 @@ impl Members {
                 ("TEST_DEVICE", device),
                 ("TEST_SILENCE", &*format!("{}s", silence.as_secs())),
             ];
-            Other::start_by(&starter.each_ref().map(String::as_str), ROLE, &cluster, &environment)
+            let starter: Vec<&str> = starter.iter().map(String::as_str).collect();
+            Other::start_by(&starter, ROLE, &cluster, &environment)
         };
         let mut members = Members { all: (0..count).map(start).collect(), _secret: secret };
         members.all.iter_mut().for_each(|other| drop(other.wait_for("joined")));
@@ -132,6 +133,7 @@ fn role_member() {
         match (words[0], &*numbers) {
             ("paths", []) => assert_paths(&node, task, between),
             ("share", []) => assert_memory_is_shared(&node),
+            ("died", [peer]) => wait_for_death(&node, *peer as u32),
             ("exchange", [first, steps, floats]) => {
                 let peers = (0..node.peers().len() as u32 + 1).filter(|peer| *peer != task).collect();
                 exchange(&node, peers, *first, *steps, *floats as usize);
@@ -197,6 +199,20 @@ fn assert_memory_is_shared(node: &Node) {
     for peer in node.peers() {
         assert_eq!(peer.fabric, Some(FabricKind::Shm), "{peer:?}");
     }
+}
+
+/// Waits until this peer is lost, as its process has ended.
+fn wait_for_death(node: &Node, of: u32) {
+    let began = Instant::now();
+    let error = || node.peers().into_iter().find(|peer| peer.task.task() == of)?.state.error().cloned();
+    let error = loop {
+        match error() {
+            Some(error) => break error,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+        assert!(began.elapsed() < AT_ONCE, "w/{of} lives");
+    };
+    assert!(matches!(&error, Error::PeerLost { cause: LossCause::Died(_), .. }), "{error}");
 }
 
 /// A tensor to and from each of these peers in each step.
@@ -345,15 +361,17 @@ fn members_of_four_hosts_share_memory_or_use_tcp() {
 }
 
 #[test]
-fn containers_with_networks_of_their_own_share_memory_where_they_share_files() {
+fn containers_with_namespaces_of_their_own_share_memory_where_they_share_files() {
     let Some(network) = Network::of_containers(2) else { return };
     let mut members = Members::joined_with(&network, &[], LONG_SILENCE);
     members.all_do(|_| true, "share");
     members.all_do(|_| true, "exchange 0 20 1000");
-    let files = std::fs::read_dir("/dev/shm").expect("it has sockets for a moment").flatten();
-    let left: Vec<_> =
-        files.filter(|file| file.file_name().to_string_lossy().starts_with("tensorwire")).collect();
-    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(network.files(1), "", "nothing is left in /dev/shm");
+    // A kill ends it, and its peers see the death.
+    members.all.pop().expect("the last of the second container").kill();
+    for line in members.all_do(|_| true, "died 3") {
+        println!("{line}");
+    }
     members.stop();
 }
 

@@ -116,6 +116,19 @@ pub enum MultiEndpoint {
     Tcp(TcpEndpoint),
 }
 
+impl MultiEndpoint {
+    /// Prepares to accept the peer behind an address. This may change the endpoint's own address.
+    ///
+    /// # Errors
+    /// If this side can't accept it.
+    pub fn listen_for(&mut self, peer: &[u8]) -> Result<(), FabricError> {
+        match self {
+            MultiEndpoint::Shm(endpoint) => endpoint.listen_for(peer),
+            MultiEndpoint::Verbs(_) | MultiEndpoint::Tcp(_) => Ok(()),
+        }
+    }
+}
+
 impl Endpoint for MultiEndpoint {
     type Link = MultiLink;
 

@@ -145,7 +145,7 @@ impl ShmContext {
 fn listen(own: &ShmAddress, from: HostId) -> Result<Listener, FabricError> {
     let (tried, remedy) = match own.host.has_network_of(from) {
         true => ("listening on an abstract Unix socket", "let the process use Unix sockets"),
-        false => ("listening on a Unix socket in /dev/shm", "let the process write there"),
+        false => ("listening on a Unix socket in /dev/shm", "make room, and let the process write there"),
     };
     own.socket(from).and_then(|name| socket::listen(&name)).map_err(|error| FabricError::Os {
         fabric: FabricKind::Shm,
@@ -208,18 +208,15 @@ impl ShmFabric {
 }
 
 impl ShmFabric {
-    /// Checks whether the endpoint behind an address can be linked with by an acceptor. For one in
-    /// another network namespace it is tried whether a socket can be a file here.
+    /// Checks whether the endpoint behind an address can be linked with. What can be told from the
+    /// address is checked: the rest is seen when the link is made.
     ///
     /// # Errors
-    /// If it is on another host, is another user's, or can't be reached.
+    /// If it is on another host, is another user's, or can't be reached or watched.
     pub fn check_peer(&self, address: &[u8]) -> Result<(), FabricError> {
         let (here, address) = (self.shared.host, ShmAddress::from_bytes(address)?);
         address.check_same_host(here, self.shared.uid)?;
-        match address.host.has_network_of(here) {
-            true => Ok(()),
-            false => listen(&self.shared.draw_address()?, address.host).map(drop),
-        }
+        address.check_process(here, socket::has_peer_pidfd)
     }
 }
 
@@ -248,7 +245,6 @@ pub struct ShmEndpoint {
     options: LinkOptions,
     layout: SegmentLayout,
     segment: OwnSegment,
-    /// For a peer in this network namespace.
     listener: Listener,
     own: ShmAddress,
     address: Vec<u8>,
@@ -272,6 +268,23 @@ impl ShmEndpoint {
         })
     }
 
+    /// Prepares to accept the peer behind an address. A peer in another network namespace reaches
+    /// no abstract socket, so this side gets another address, whose socket is a file.
+    ///
+    /// # Errors
+    /// If the peer's address is not valid, or a socket can't be made.
+    pub fn listen_for(&mut self, peer: &[u8]) -> Result<(), FabricError> {
+        let peer = ShmAddress::from_bytes(peer)?;
+        if peer.host.has_network_of(self.own.host) {
+            return Ok(());
+        }
+        // The kernel has listed the old name to every user, and nobody else may take the file's.
+        let own = self.shared.draw_address()?;
+        self.listener = listen(&own, peer.host)?;
+        (self.own, self.address) = (own, own.to_bytes());
+        Ok(())
+    }
+
     /// Shakes hands with the peer.
     fn shake_hands(&self, role: Role, peer: &[u8], timeout: Duration) -> Result<ShmPeer, FabricError> {
         let deadline = Deadline::after(timeout);
@@ -291,13 +304,7 @@ impl ShmEndpoint {
         };
         match role {
             Role::Initiator => handshake::initiate(&side, &address, deadline),
-            Role::Acceptor if address.host.has_network_of(self.own.host) => {
-                handshake::accept(&side, &self.listener, &address, deadline)
-            }
-            Role::Acceptor => {
-                let listener = listen(&self.own, address.host)?;
-                handshake::accept(&side, &listener, &address, deadline)
-            }
+            Role::Acceptor => handshake::accept(&side, &self.listener, &address, deadline),
         }
     }
 

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 pub struct Network {
     switch: Namespace,
     hosts: Vec<Namespace>,
+    /// What starts a program on its host.
+    starter: Vec<&'static str>,
 }
 
 /// A network namespace, which lives as long as its keeper.
@@ -15,15 +17,16 @@ struct Namespace {
 }
 
 impl Namespace {
-    /// A namespace with its own /dev/shm, as a host has, or with that of the test, as containers
-    /// may have.
-    fn new(has_own_files: bool) -> Option<Namespace> {
-        let mut keeper = Command::new("unshare");
-        let sleep = match has_own_files {
-            true => "mount -t tmpfs tmpfs /dev/shm && exec sleep 3600",
-            false => "exec sleep 3600",
+    /// A namespace with a /dev/shm of its own, as a host has, or with the one of `sharer`.
+    fn new(sharer: Option<&Namespace>) -> Option<Namespace> {
+        let (starter, sleep) = match sharer {
+            None => (Vec::new(), "mount -t tmpfs tmpfs /dev/shm && exec sleep 3600"),
+            Some(sharer) => (sharer.enter(&["--mount", "--root", "--wd"]), "exec sleep 3600"),
         };
-        keeper.args(["--net", "--mount", "sh", "-c", sleep]).stdin(Stdio::null()).stderr(Stdio::null());
+        let unshare = ["unshare", "--net", "--mount", "sh", "-c", sleep].map(String::from);
+        let mut words = starter.into_iter().chain(unshare);
+        let mut keeper = Command::new(words.next()?);
+        keeper.args(words).stdin(Stdio::null()).stderr(Stdio::null());
         let mut namespace = Namespace { keeper: keeper.spawn().ok()? };
         // The namespace is made once the keeper has become sleep(1).
         let name = format!("/proc/{}/comm", namespace.keeper.id());
@@ -40,9 +43,14 @@ impl Namespace {
     }
 
     /// The words that start a program here.
-    fn starter(&self) -> [String; 6] {
+    fn starter(&self) -> Vec<String> {
+        self.enter(&["--net", "--mount", "--root", "--wd"])
+    }
+
+    /// The words that start a program with these of the namespaces and folders of this one.
+    fn enter(&self, which: &[&str]) -> Vec<String> {
         let target = format!("--target={}", self.keeper.id());
-        ["nsenter", &target, "--net", "--mount", "--root", "--wd"].map(String::from)
+        ["nsenter", &target].into_iter().chain(which.iter().copied()).map(String::from).collect()
     }
 
     fn ip(&self, arguments: &str) -> Result<(), String> {
@@ -60,8 +68,9 @@ impl Namespace {
     }
 
     fn run(&self, program: &str, arguments: &str) -> Result<(), String> {
-        let [enter, words @ ..] = self.starter();
-        let output = Command::new(enter).args(words).arg(program).args(arguments.split(' ')).output();
+        let words = self.starter();
+        let mut command = Command::new(&words[0]);
+        let output = command.args(&words[1..]).arg(program).args(arguments.split(' ')).output();
         match output {
             Ok(output) if output.status.success() => Ok(()),
             Ok(output) => {
@@ -83,21 +92,26 @@ impl Network {
     /// So many hosts on a bridge. `None` without the right to make them, after a word that the test
     /// is skipped.
     pub fn of(hosts: u32) -> Option<Network> {
-        Network::with(hosts, true)
+        Network::with((0..hosts).map(|_| Namespace::new(None)).collect(), &[])
     }
 
-    /// As [`Network::of`], so many containers of this host, which have its /dev/shm in common.
+    /// As [`Network::of`], so many containers of one host, which have one /dev/shm. Each program is
+    /// in a PID namespace of its own.
     pub fn of_containers(containers: u32) -> Option<Network> {
-        Network::with(containers, false)
+        let first = Namespace::new(None);
+        let others = (1..containers).map(|_| Namespace::new(first.as_ref())).collect::<Option<Vec<_>>>();
+        let all = first.zip(others).map(|(first, others)| std::iter::once(first).chain(others).collect());
+        let starter = ["unshare", "--pid", "--fork", "--kill-child"];
+        Network::with(all, &starter)
     }
 
-    fn with(hosts: u32, has_own_files: bool) -> Option<Network> {
-        let made = Namespace::new(false).zip((0..hosts).map(|_| Namespace::new(has_own_files)).collect());
+    fn with(hosts: Option<Vec<Namespace>>, starter: &[&'static str]) -> Option<Network> {
+        let made = Namespace::new(None).zip(hosts);
         let Some((switch, hosts)) = made else {
             println!("skipped: only root makes network namespaces, with unshare(1), nsenter(1) and ip(8)");
             return None;
         };
-        let network = Network { switch, hosts };
+        let network = Network { switch, hosts, starter: starter.to_vec() };
         match network.connect() {
             Ok(()) => Some(network),
             Err(why) => {
@@ -131,8 +145,16 @@ impl Network {
     }
 
     /// The words that start a program on a host.
-    pub fn starter(&self, host: u32) -> [String; 6] {
-        self.hosts[host as usize].starter()
+    pub fn starter(&self, host: u32) -> Vec<String> {
+        let inner = self.starter.iter().map(|word| (*word).to_owned());
+        self.hosts[host as usize].starter().into_iter().chain(inner).collect()
+    }
+
+    /// The names in the /dev/shm of a host.
+    pub fn files(&self, host: u32) -> String {
+        let keeper = self.hosts[host as usize].keeper.id();
+        let files = std::fs::read_dir(format!("/proc/{keeper}/root/dev/shm")).expect("its keeper lives");
+        files.map(|file| file.expect("it is read").file_name().to_string_lossy().into_owned() + " ").collect()
     }
 
     /// Drops every packet from a host and every packet to it. No connection is closed, and the host

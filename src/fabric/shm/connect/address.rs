@@ -157,11 +157,30 @@ impl ShmAddress {
         }
         if !self.host.has_network_of(here) && !self.host.has_directory_of(here) {
             return differ(format!(
-                "it is in another network namespace, and its {DIRECTORY} is another one: let both containers \
-                 share either (docker run --ipc=host)"
+                "it is in another network namespace, and the two have no {DIRECTORY} in common: let both \
+                 containers share either (docker run --ipc=host)"
             ));
         }
         check_uid(self.uid, uid).or_else(differ)
+    }
+
+    /// Checks that a process on the host `here` can watch the endpoint's process.
+    ///
+    /// # Errors
+    /// [`FabricError::Disagreement`] with the reason.
+    pub(crate) fn check_process(
+        &self,
+        here: HostId,
+        has_peer_pidfd: impl FnOnce() -> bool,
+    ) -> Result<(), FabricError> {
+        match self.host.has_pids_of(here) || has_peer_pidfd() {
+            true => Ok(()),
+            false => differ(
+                "it is in another PID namespace, and before Linux 6.5 no process of another one can be \
+                 watched: let both containers share it (docker run --pid=host)"
+                    .into(),
+            ),
+        }
     }
 
     /// The endpoint's socket, as a process on the host `from` reaches it: by an abstract name in
@@ -260,6 +279,16 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_can_not_be_watched_is_refused() {
+        let here = address().host;
+        let other = HostId { pids: 44, ..here };
+        assert!(address().check_process(here, || false).is_ok());
+        assert!(address().check_process(other, || true).is_ok());
+        let text = why(address().check_process(other, || false));
+        assert!(text.contains("another PID namespace") && text.contains("Linux 6.5"), "{text}");
+    }
+
+    #[test]
     fn another_host_or_user_is_refused_by_name() {
         let here = address().host;
         assert!(address().check_same_host(here, 1000).is_ok());
@@ -270,7 +299,7 @@ mod tests {
         assert!(address().check_same_host(HostId { directory: [45, 1], ..here }, 1000).is_ok(), "by a name");
         for directory in [[45, 1], [0; 2]] {
             let text = why(address().check_same_host(HostId { directory, ..other }, 1000));
-            assert!(text.contains("another network namespace, and its /dev/shm"), "{text}");
+            assert!(text.contains("another network namespace, and the two have no /dev/shm"), "{text}");
         }
         let nowhere = HostId { directory: [0; 2], ..here };
         let address_of = |host| ShmAddress { host, ..address() };

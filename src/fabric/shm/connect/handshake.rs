@@ -20,13 +20,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::time::Duration;
 
 /// Connections that an acceptor may have open at a time.
 const MAX_CANDIDATES: usize = 8;
-
-/// The pause between two looks for a socket that is a file.
-const FILE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Connections that one look refuses. More are left to the next look.
 const MAX_REFUSED: usize = 16;
@@ -144,7 +140,19 @@ pub(crate) fn initiate(
     address: &ShmAddress,
     deadline: Deadline,
 ) -> Result<ShmPeer, FabricError> {
-    let socket = connect(side, address, deadline)?;
+    const CONNECT: &str = "connecting to the peer's socket";
+    let name = address.socket(side.host).map_err(os(CONNECT, "report this: the name is always valid"))?;
+    let socket = match socket::connect(&name, deadline) {
+        Ok(socket) => socket,
+        Err(Errno::AGAIN) => return Err(timeout(CONNECT, deadline)),
+        Err(error) if is_lack(error) => return Err(few_files(CONNECT, error)),
+        Err(error) => {
+            return Err(os(
+                CONNECT,
+                "if the peer's process has ended, or has given its endpoint up, start over",
+            )(error));
+        }
+    };
     let identified = identify_peer(socket.as_fd(), side);
     let (pid, process) = identified.map_err(Rejection::into_error)?;
     let socket = socket.trust();
@@ -170,41 +178,6 @@ pub(crate) fn initiate(
             let _ = socket::send(&socket, &HandshakeMessage::Refused(rejection.for_peer()), &[]);
             Err(rejection.into_error())
         }
-    }
-}
-
-/// Connects to the socket of the endpoint at `address`.
-fn connect(side: &LocalSide<'_>, address: &ShmAddress, deadline: Deadline) -> Result<ForeignFd, FabricError> {
-    const CONNECT: &str = "connecting to the peer's socket";
-    let name = address.socket(side.host).map_err(os(CONNECT, "report this: the name is always valid"))?;
-    let is_file = name.path().is_some();
-    loop {
-        return match socket::connect(&name, deadline) {
-            // The acceptor makes it when it begins to wait.
-            Err(Errno::NOENT | Errno::CONNREFUSED) if is_file && !deadline.has_passed() => {
-                pause_while_alive(address, side.host)?;
-                continue;
-            }
-            Err(Errno::AGAIN) => Err(timeout(CONNECT, deadline)),
-            Err(error) if is_lack(error) => Err(few_files(CONNECT, error)),
-            other => other.map_err(os(
-                CONNECT,
-                "if the peer's process has ended, or has given its endpoint up, start over",
-            )),
-        };
-    }
-}
-
-/// Pauses before the next look for a socket that is a file.
-///
-/// # Errors
-/// If the expected peer has ended.
-fn pause_while_alive(address: &ShmAddress, here: HostId) -> Result<(), FabricError> {
-    let process = process_of(address, here)?;
-    let mut fds: Vec<_> = process.iter().map(|process| PollFd::new(process, PollFlags::IN)).collect();
-    match Deadline::after(FILE_PAUSE).wait(&mut fds).map_err(talking)? {
-        true => Err(has_ended(address)),
-        false => Ok(()),
     }
 }
 

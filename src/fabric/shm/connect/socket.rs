@@ -107,10 +107,13 @@ impl Drop for Listener {
 /// Listens. Only this user can connect to a socket that is a file.
 pub(crate) fn listen(name: &SocketAddrUnix) -> rustix::io::Result<Listener> {
     let socket = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-    // The file has the mode that the socket has when it is bound.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    let file = name.path().map(Cow::into_owned);
+    if file.is_some() {
+        // The file gets the mode that the socket has when it is bound.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    }
     rustix::net::bind(&socket, name)?;
-    let listener = Listener { socket: Some(socket), file: name.path().map(Cow::into_owned) };
+    let listener = Listener { socket: Some(socket), file };
     rustix::net::listen(&listener, BACKLOG)?;
     Ok(listener)
 }
@@ -241,19 +244,31 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> rustix::io::Result<Credenti
 
 /// A pidfd of the process at the other end.
 pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<OwnedFd> {
-    let mut fd: libc::c_int = -1;
-    // SAFETY: an `int` is what SO_PEERPIDFD fills, and any bits are a value of it.
-    match unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut fd) } {
-        // SAFETY: the kernel has just made this descriptor for this call.
-        Ok(()) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        // Before Linux 6.5. The process is at the other end of the handshake, so no other process
-        // has its id yet.
+    match peer_pidfd(socket) {
+        // The process is at the other end of the handshake, so no other process has its id yet.
         Err(Errno::NOPROTOOPT) => {
             let pid = rustix::process::Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?;
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
         }
-        Err(error) => Err(error),
+        opened => opened,
     }
+}
+
+/// Whether [`process`] opens also a process whose id means nothing here: since Linux 6.5.
+pub(crate) fn has_peer_pidfd() -> bool {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .and_then(|(socket, _peer)| peer_pidfd(socket.as_fd()))
+        .is_ok()
+}
+
+/// A pidfd of the process at the other end. `NOPROTOOPT` before Linux 6.5.
+fn peer_pidfd(socket: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    // SAFETY: an `int` is what SO_PEERPIDFD fills, and any bits are a value of it.
+    unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut fd)? };
+    // SAFETY: the kernel has just made this descriptor for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Reads a socket option.

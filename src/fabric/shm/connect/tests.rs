@@ -11,6 +11,7 @@ use crate::fabric::{Endpoint, Fabric, FabricError, LinkOptions, Role};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -291,52 +292,50 @@ fn options_that_differ_end_both_sides_at_once_with_both_values() {
 }
 
 #[test]
-fn peers_of_two_network_namespaces_meet_at_a_file_whoever_comes_first() {
-    for first in [Role::Initiator, Role::Acceptor] {
-        let (acceptor, initiator) = (endpoint(&OPTIONS), endpoint_elsewhere());
-        let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
-        let file = socket_file(&acceptor);
-        let pause = |role| std::thread::sleep(if role == first { Duration::ZERO } else { SHORT_TIMEOUT });
-        std::thread::scope(|scope| {
-            let accepted = scope.spawn(|| {
-                pause(Role::Acceptor);
-                acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT)
-            });
-            pause(Role::Initiator);
-            initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
-            accepted.join().expect("no panic").map_err(|error| error.to_string()).expect("accepted");
-        });
-        assert!(!file.exists(), "it is left");
-    }
-}
-
-#[test]
-fn a_fabric_tries_whether_a_peer_of_another_network_namespace_can_be_met() {
-    let fabric = ShmFabric::new(&pool(), ShmOptions::default()).expect("a fabric");
-    fabric.check_peer(endpoint_elsewhere().address()).expect("/dev/shm takes sockets");
-}
-
-#[test]
-fn the_wait_for_a_peer_of_another_network_namespace_ends_at_the_deadline() {
-    let (ours, missing) = (endpoint(&OPTIONS), endpoint_elsewhere());
-    let (file, start) = (socket_file(&ours), Instant::now());
-    let text = why(ours.connect(Role::Acceptor, missing.address(), SHORT_TIMEOUT));
-    assert!(text.contains("100ms"), "{text}");
+fn peers_of_two_network_namespaces_meet_at_a_file_that_goes_with_the_endpoint() {
+    let (mut acceptor, initiator) = (endpoint(&OPTIONS), endpoint_elsewhere());
+    acceptor.listen_for(initiator.address()).expect("/dev/shm takes sockets");
+    let (to_acceptor, to_initiator) = (acceptor.address().to_vec(), initiator.address().to_vec());
+    let file = socket_file(&acceptor);
+    let mode = std::fs::metadata(&file).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "only its user may connect");
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| acceptor.connect(Role::Acceptor, &to_initiator, TIMEOUT));
+        initiator.connect(Role::Initiator, &to_acceptor, TIMEOUT).expect("connected");
+        accepted.join().expect("no panic").map_err(|error| error.to_string()).expect("accepted");
+    });
     assert!(!file.exists(), "it is left");
-    let text = why(endpoint(&OPTIONS).connect(Role::Initiator, missing.address(), SHORT_TIMEOUT));
-    assert!(text.contains("connecting to the peer's socket"), "{text}");
-    assert!(start.elapsed() >= 2 * SHORT_TIMEOUT && start.elapsed() < TIMEOUT);
+}
+
+/// The kernel lists abstract names to every user, who could take the same name for a file.
+#[test]
+fn the_file_has_another_name_than_the_abstract_socket_before() {
+    let mut acceptor = endpoint(&OPTIONS);
+    let before = address(&acceptor).token;
+    acceptor.listen_for(endpoint(&OPTIONS).address()).expect("nothing is to be done");
+    assert_eq!(address(&acceptor).token, before);
+    acceptor.listen_for(endpoint_elsewhere().address()).expect("/dev/shm takes sockets");
+    assert_ne!(address(&acceptor).token, before);
+    assert_eq!(acceptor.own, address(&acceptor));
 }
 
 #[test]
-fn an_initiator_of_another_network_namespace_does_not_wait_for_a_peer_that_has_ended() {
-    let mut child = std::process::Command::new("true").spawn().expect("it starts");
-    let peer = ShmAddress { pid: child.id(), ..address(&endpoint_elsewhere()) }.to_bytes();
-    let (ours, start) = (endpoint(&OPTIONS), Instant::now());
-    let text = why(ours.connect(Role::Initiator, &peer, TIMEOUT));
-    assert!(text.contains("has ended"), "{text}");
+fn an_endpoint_without_a_file_is_refused_at_once_from_another_network_namespace() {
+    let acceptor = endpoint(&OPTIONS);
+    let start = Instant::now();
+    let text = why(endpoint_elsewhere().connect(Role::Initiator, acceptor.address(), TIMEOUT));
+    assert!(text.contains("connecting to the peer's socket"), "{text}");
     assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
-    child.wait().expect("a child");
+}
+
+#[test]
+fn a_file_that_can_not_be_made_is_an_error_that_says_where() {
+    let own = ShmAddress { token: [5; 16], ..address(&endpoint(&OPTIONS)) };
+    let elsewhere = own.host.elsewhere();
+    let _first = super::super::listen(&own, elsewhere).expect("a socket");
+    let error = super::super::listen(&own, elsewhere).err().expect("it is there already").to_string();
+    assert!(error.contains("listening on a Unix socket in /dev/shm"), "{error}");
+    assert!(error.contains("let the process write there"), "{error}");
 }
 
 #[test]
