@@ -344,6 +344,46 @@ fn a_part_that_has_landed_is_not_written_again() {
     fake.assert_clean();
 }
 
+/// The device has completed the receive, and the link has not read that yet.
+#[test]
+fn a_part_that_has_landed_unread_is_counted_when_its_rail_is_lost() {
+    needs_fake!();
+    for device in ["a_1", "b_1"] {
+        let (fake, mut a, mut b) = slow_rails();
+        b.port.post_receives(b.link, 4);
+        let large = bulk(&a, &mut b, 9);
+        fake.run("trace");
+        write(&mut a, &large, 3);
+        let start = Instant::now();
+        // All parts are acknowledged. Nobody has polled for `b`.
+        while a.arrivals.is_empty() {
+            assert!(start.elapsed() < TIMEOUT);
+            a.poll();
+        }
+        fake.run(&format!("event kind=1 qp={}", data_pair(&fake, device)));
+        // The peer tells of its loss, before the part is read.
+        while device == "a_1" && !pairs_of(&fake, device).is_empty() {
+            assert!(start.elapsed() < TIMEOUT);
+            a.poll();
+        }
+        assert_arrives(&mut a, &mut b, large, 3);
+        expect!(a.next(&mut b), Got::Done => ());
+        while pairs_of(&fake, "a_1").len() + pairs_of(&fake, "b_1").len() > 0 {
+            assert!(start.elapsed() < TIMEOUT, "the rail is still there");
+            a.poll();
+            b.poll();
+        }
+        let part = LARGE as u64 / 2 / 4096 * 4096;
+        assert!(!lengths(&posted(&fake), "a_0", WRITE).contains(&part), "it was written again");
+        // The link goes on.
+        let large = bulk(&a, &mut b, 10);
+        write(&mut a, &large, 4);
+        assert_arrives(&mut a, &mut b, large, 4);
+        drop((a, b));
+        fake.assert_clean();
+    }
+}
+
 #[test]
 #[ignore = "takes long: tests/nightly"]
 fn a_link_is_made_over_what_works_though_every_port_says_that_it_is_up() {

@@ -21,9 +21,10 @@ use super::link::VerbsLinkInner;
 use super::sys::ibv_wc;
 use crate::fabric::{Completions, Event, LinkFailure};
 
-/// The time, in ticks of 100 ms, that the first rail's queue pairs have to complete their receives.
-/// A device that does not do that says nothing any more, and the queue pairs are destroyed.
-const DRAIN_TICKS: u32 = 20;
+/// The time, in ticks of 100 ms, that the queue pairs of a lost rail have to complete their
+/// receives. A device that does not do that says nothing any more, and the queue pairs are
+/// destroyed.
+pub(super) const DRAIN_TICKS: u32 = 20;
 
 /// The queue pairs of a further rail that take over from those of the first one.
 pub(super) struct Backup {
@@ -68,7 +69,7 @@ impl VerbsLinkInner {
         }
         self.main.stop();
         self.control.stop();
-        self.lose_stripes(None);
+        self.stop_stripes(None);
         self.suspect = None;
     }
 
@@ -125,7 +126,6 @@ impl VerbsLinkInner {
         main.take_over(&mut self.main);
         self.main = main;
         self.swap_first_rail(to);
-        self.rails[to].is_exact = is_exact;
         let is_told = self.main.refill(&self.local, true)
             && control.take_over(&mut self.control, &mut self.local, (self.main.consumed, is_exact));
         self.control = control;
@@ -181,7 +181,7 @@ impl VerbsLinkInner {
             return self.fail(LinkFailure::Protocol(why.into()));
         };
         if self.main.has_lost(arrived, is_exact) {
-            return self.fail(self.lost_acknowledged(to));
+            return self.fail(self.lost_acknowledged(Some(to)));
         }
         let former = &self.rails[to];
         let (shared, device) = (&self.shared, self.device);
@@ -203,9 +203,11 @@ impl VerbsLinkInner {
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
     }
 
-    /// The failure of a link whose rail has acknowledged requests that may not have landed.
-    pub fn lost_acknowledged(&self, rail: usize) -> LinkFailure {
-        let device = self.shared.devices[self.rails[rail].device].name().to_owned();
+    /// The failure of a link whose rail has acknowledged requests that may not have landed; `None`
+    /// is the first rail.
+    pub fn lost_acknowledged(&self, rail: Option<usize>) -> LinkFailure {
+        let device = rail.map_or(self.device, |rail| self.rails[rail].device);
+        let device = self.shared.devices[device].name().to_owned();
         let event = "the rail acknowledged what did not arrive";
         LinkFailure::Device { device, event, cause: "one of its two devices failed: see the logs of both" }
     }

@@ -403,7 +403,7 @@ impl VerbsLinkInner {
                 }
             }
             Ok(ControlMessage::StripeLost { stripe, landed, done }) => {
-                self.stripe_lost(stripe, landed, done, out);
+                self.stripe_lost(stripe, landed, done);
             }
             Ok(ControlMessage::PartsWritten { stripe, count }) => self.parts_written(stripe, count, out),
             Ok(ControlMessage::TakenOver { arrived, is_exact }) => self.taken_over(arrived, is_exact, out),
@@ -423,12 +423,15 @@ impl VerbsLinkInner {
             let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
             return self.lose_rail(at, &why);
         }
-        let is_there = |of: &mut DataQueue| of.number() == queue && of.pair().is_some();
-        if !self.queues().any(is_there) {
+        let Some(of) = self.queues().find(|of| of.number() == queue) else { return };
+        if of.pair().is_none() {
             return;
         }
-        if queue == self.main.number() && is_receive {
-            self.main.receive_flushed();
+        if is_receive {
+            of.receive_flushed();
+        }
+        if self.stripe_at(queue).is_some_and(|at| self.stripes.queues[at].is_draining()) {
+            return;
         }
         let why = self.completion(queue, operation(wc.wr_id), wc.status, wc.vendor_err);
         match self.rail_of(queue) {
@@ -479,7 +482,7 @@ impl VerbsLinkInner {
         }
         self.go_on_over_another_rail(emptied, out);
         if self.stripes.is_recovering {
-            self.recover_losses();
+            self.recover_losses(emptied);
         }
         let ticks = self.shared.watcher.ticks();
         if let Some((why, since)) = &self.suspect

@@ -289,17 +289,6 @@ impl ConnectingRail {
         let gid = self.gid();
         let ConnectingRail { backup, control, local, words, places, device, peer, .. } = self;
         let backup = backup.map(|main| Backup { main, control, control_messages: 0 });
-        LinkRail {
-            backup,
-            local,
-            words,
-            device,
-            listed_at,
-            gid,
-            peer,
-            is_lost: false,
-            is_exact: true,
-            places,
-        }
+        LinkRail { backup, local, words, device, listed_at, gid, peer, is_lost: false, places }
     }
 }

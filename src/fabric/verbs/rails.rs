@@ -4,12 +4,16 @@
 //! that is short. A large write has a part on each rail (`stripes`). The loss of the first rail is
 //! in `failover`.
 //!
-//! **A lost rail is not a lost link.** A side that can't use a rail any more destroys its queue
-//! pairs there. So nothing of the peer lands there from then on. It tells the peer, for each
-//! stripe, how many parts have landed, and how many of its own are known to have. The peer does the
-//! same. Then each side knows which of its parts are missing. It writes these again on the first
-//! rail, and says so when they are done. No write whose part is missing was reported to anyone. So
-//! the grant stands, and the same bytes are written to it.
+//! **A lost rail is not a lost link.** A side that can't use a rail any more stops its queue pairs
+//! there, waits until all receives have completed, and destroys them. So nothing of the peer lands
+//! there from then on, and all is counted that has. It tells the peer, for each stripe, how many
+//! parts have landed, and how many of its own are acknowledged. The peer does the same. Then each
+//! side knows which of its parts are missing. It writes these again on the first rail, and says so
+//! when they are done. No write whose part is missing was reported to anyone. So the grant stands,
+//! and the same bytes are written to it.
+//!
+//! A part that was acknowledged and has not landed is lost, as its source may have another owner.
+//! Only a device that fails does that: the link ends.
 //!
 //! A part that has landed is never written again, as its memory may have another owner by now.
 
@@ -20,7 +24,7 @@ use super::cq::CqPlaces;
 use super::data_queue::{PostedOp, RemoteAddr};
 use super::device::Gid;
 use super::events::LostRail;
-use super::failover::Backup;
+use super::failover::{Backup, DRAIN_TICKS};
 use super::link::VerbsLinkInner;
 use super::stripes::{AnnouncedLength, Stripe};
 use super::sys::IBV_WC_GENERAL_ERR;
@@ -45,8 +49,6 @@ pub(super) struct LinkRail {
     pub gid: Gid,
     pub peer: RailAddress,
     pub is_lost: bool,
-    /// Its device has told of all that it has acknowledged, as far as is known.
-    pub is_exact: bool,
     pub places: CqPlaces,
 }
 
@@ -111,9 +113,7 @@ impl RailLoss {
     /// # Errors
     /// The rule that the peer breaks.
     fn hear(&mut self, landed: u32, done: u32) -> Result<(), &'static str> {
-        if std::mem::replace(&mut self.is_mutual, true) {
-            return Err("it lost a stripe twice");
-        }
+        self.is_mutual = true;
         let here = usize::try_from(landed.wrapping_sub(done) as i32).unwrap_or(0);
         if here > self.missing.len() {
             return Err("it counted parts of writes that were not sent");
@@ -124,8 +124,18 @@ impl RailLoss {
 }
 
 impl Stripe {
+    /// Whether its queue pair may still tell of what has landed.
+    pub fn is_draining(&self) -> bool {
+        self.stopped_at.is_some() && self.loss.is_none()
+    }
+
+    /// Whether something of its loss is left to do.
+    fn is_recovering(&self) -> bool {
+        self.is_draining() || self.loss.as_ref().is_some_and(|loss| !loss.is_recovered())
+    }
+
     /// Its queue pair is destroyed.
-    pub fn lose(&mut self) {
+    fn lose(&mut self) {
         let missing: VecDeque<_> = self.queue.take_parts().zip(self.parts.drain(..)).collect();
         let total = self.queue.parts_done.wrapping_add(missing.len() as u32);
         self.loss = Some(RailLoss { is_untold: true, is_mutual: false, missing, total, told_after: None });
@@ -190,25 +200,36 @@ impl VerbsLinkInner {
                 return self.fail(self.not_stopped(self.rails[at].device));
             }
         }
-        if self.lose_stripes(Some(at)) {
-            self.tell_of_lost_rail(at, why.to_string());
-        }
+        self.stop_stripes(Some(at));
+        self.tell_of_lost_rail(at, why.to_string());
     }
 
-    /// Destroys the stripes of a rail; `None` is the first one. `false` if the link has ended,
-    /// because one can't be destroyed.
-    pub fn lose_stripes(&mut self, rail: Option<usize>) -> bool {
-        let of_rail = |stripe: &&mut Stripe| stripe.rail == rail && stripe.loss.is_none();
-        self.stripes.queues.iter_mut().filter(of_rail).for_each(|stripe| stripe.queue.destroy());
-        if self.stripes.queues.iter().any(|stripe| stripe.queue.is_lost) {
-            let device = rail.map_or(self.device, |at| self.rails[at].device);
-            self.fail(self.not_stopped(device));
-            return false;
+    /// Stops the stripes of a rail; `None` is the first one. Each is lost once it is drained.
+    pub fn stop_stripes(&mut self, rail: Option<usize>) {
+        let now = self.shared.watcher.ticks();
+        for stripe in self.stripes.queues.iter_mut().filter(|it| it.rail == rail && it.stopped_at.is_none()) {
+            stripe.queue.stop();
+            stripe.stopped_at = Some(now);
         }
-        self.stripes.queues.iter_mut().filter(of_rail).for_each(Stripe::lose);
         self.stripes.weigh(self.weight);
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
-        true
+    }
+
+    /// Loses a stripe that is drained, or whose device completes nothing any more.
+    fn end_drain(&mut self, at: usize, emptied: bool) {
+        let stripe = &mut self.stripes.queues[at];
+        let Some(since) = stripe.stopped_at.filter(|_| stripe.loss.is_none()) else { return };
+        let is_late = self.shared.watcher.ticks().wrapping_sub(since) > DRAIN_TICKS;
+        if !(stripe.queue.is_drained() || is_late && emptied) {
+            return;
+        }
+        stripe.queue.destroy();
+        if stripe.queue.is_lost {
+            let device = stripe.rail.map_or(self.device, |rail| self.rails[rail].device);
+            return self.fail(self.not_stopped(device));
+        }
+        stripe.lose();
+        self.compare_counts(at);
     }
 
     /// The failure of a device that can't stop a queue pair.
@@ -234,24 +255,30 @@ impl VerbsLinkInner {
 
     /// The peer has lost a stripe. So many parts of this side have landed there, and so many of the
     /// peer's own are done.
-    pub fn stripe_lost(&mut self, number: u8, landed: u32, done: u32, out: &mut Completions) {
+    pub fn stripe_lost(&mut self, number: u8, landed: u32, done: u32) {
         let at = self.stripe_at(number);
         let Some((at, rail)) = at.and_then(|at| Some((at, self.stripes.queues[at].rail?))) else {
             return self.fail(LinkFailure::Protocol("it lost a stripe that the link does not have".into()));
         };
-        if !self.rails[rail].is_exact && done.wrapping_sub(self.arrivals.parts[at].count) as i32 > 0 {
-            return self.fail(self.lost_acknowledged(rail));
-        }
         self.lose_rail(rail, &"the peer has lost its end");
+        if self.stripes.queues[at].heard.replace((landed, done)).is_some() {
+            return self.fail(LinkFailure::Protocol("it lost a stripe twice".into()));
+        }
+        self.compare_counts(at);
+    }
+
+    /// Both sides have lost a stripe: finds what is missing.
+    fn compare_counts(&mut self, at: usize) {
         let stripe = &mut self.stripes.queues[at];
-        let own_done = stripe.queue.parts_done;
-        // Without a loss the link has ended.
-        let Some(loss) = &mut stripe.loss else { return };
-        if let Err(why) = loss.hear(landed, own_done) {
+        let (Some(loss), Some((landed, done))) = (&mut stripe.loss, stripe.heard) else { return };
+        if let Err(why) = loss.hear(landed, stripe.queue.parts_done) {
             return self.fail(LinkFailure::Protocol(why.into()));
         }
+        let rail = stripe.rail;
+        if done.wrapping_sub(self.arrivals.parts[at].count) as i32 > 0 {
+            return self.fail(self.lost_acknowledged(rail));
+        }
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
-        self.arrivals.landed_so_far(self.id, at, done, out);
     }
 
     /// The peer has written parts of a lost stripe.
@@ -263,20 +290,20 @@ impl VerbsLinkInner {
     }
 
     /// Continues what lost rails have left to do.
-    pub fn recover_losses(&mut self) {
+    pub fn recover_losses(&mut self, emptied: bool) {
         // What lacks room goes on with a completion, which makes it.
         self.stripes.is_changed = false;
-        if !self.is_up() {
-            self.stripes.is_recovering = false;
-            return;
-        }
         for at in 0..self.stripes.queues.len() {
+            if !self.is_up() {
+                self.stripes.is_recovering = false;
+                return;
+            }
+            self.end_drain(at, emptied);
             self.tell_of_loss(at);
             self.write_missing(at);
             self.tell_of_written(at);
         }
-        let losses = self.stripes.queues.iter().filter_map(|stripe| stripe.loss.as_ref());
-        self.stripes.is_recovering = losses.into_iter().any(|loss| !loss.is_recovered());
+        self.stripes.is_recovering = self.stripes.queues.iter().any(Stripe::is_recovering);
     }
 
     fn tell_of_loss(&mut self, at: usize) {

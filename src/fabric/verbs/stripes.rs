@@ -52,14 +52,25 @@ pub(super) struct Stripe {
     pub weight: u64,
     /// The outstanding parts, oldest first. A link with one rail keeps none.
     pub parts: VecDeque<PartBounds>,
-    /// Its rail is lost.
+    /// The tick in which its queue pair was stopped, as its rail is lost.
+    pub stopped_at: Option<u32>,
+    /// The peer's counts at its loss of the rail: its parts of this side that have landed, and its
+    /// own that are done.
+    pub heard: Option<(u32, u32)>,
+    /// Its rail is lost, and its queue pair is destroyed.
     pub loss: Option<RailLoss>,
 }
 
 impl Stripe {
     /// At most `kept` parts are outstanding; 0 if none are kept.
     pub fn new(queue: DataQueue, rail: Option<usize>, weight: u64, kept: u32) -> Self {
-        Stripe { queue, rail, weight, parts: VecDeque::with_capacity(kept as usize), loss: None }
+        let parts = VecDeque::with_capacity(kept as usize);
+        Stripe { queue, rail, weight, parts, stopped_at: None, heard: None, loss: None }
+    }
+
+    /// Whether writes have parts on it.
+    fn is_in_use(&self) -> bool {
+        self.stopped_at.is_none()
     }
 
     /// Forgets the parts that are done.
@@ -95,7 +106,7 @@ impl Stripes {
 
     /// Shares the bytes of later writes among the queue pairs that are not lost.
     pub fn weigh(&mut self, weight_of_main: u64) {
-        let left = self.queues.iter().filter(|stripe| stripe.loss.is_none());
+        let left = self.queues.iter().filter(|stripe| stripe.is_in_use());
         let count = left.clone().count() as u64;
         self.weights = weight_of_main + left.map(|stripe| stripe.weight).sum::<u64>();
         self.threshold = if count == 0 { u64::MAX } else { (count + 1) * SMALLEST };
@@ -111,7 +122,7 @@ impl Stripes {
     /// rest.
     fn shares(&self, len: u64) -> [u64; MAX_STRIPES as usize] {
         let mut shares = [0; MAX_STRIPES as usize];
-        for (share, stripe) in shares.iter_mut().zip(&self.queues).filter(|(_, it)| it.loss.is_none()) {
+        for (share, stripe) in shares.iter_mut().zip(&self.queues).filter(|(_, it)| it.is_in_use()) {
             let exact = u128::from(len) * u128::from(stripe.weight) / u128::from(self.weights);
             // Not more than `len`, as no weight is more than all together.
             let aligned = exact as u64 / ALIGN * ALIGN;
