@@ -256,6 +256,11 @@ impl Config {
         self.origins.0.get(key).cloned().unwrap_or(Origin::Default)
     }
 
+    /// The keys that a source has set, each with the source.
+    pub(crate) fn set_keys(&self) -> impl Iterator<Item = (&'static str, &Origin)> {
+        self.origins.0.iter().map(|(key, origin)| (*key, origin))
+    }
+
     /// The member of the cluster that this process is.
     pub fn task_id(&self) -> &TaskId {
         &self.task_id

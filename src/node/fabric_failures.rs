@@ -6,9 +6,14 @@ use crate::wire::{Incarnation, TaskId, is_lack};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Failures in a row after which a fabric counts as one that does not reach the peer.
 pub(super) const ENOUGH: u8 = 2;
+
+/// How long after the last failure all count. A peer may only have been slow for a while, and the
+/// next link should be as fast as it can.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// The failed attempts with each peer, in its present life.
 #[derive(Default)]
@@ -26,6 +31,15 @@ pub(super) struct FailedAttempts {
     pub count: u8,
     /// How the last one failed.
     pub why: String,
+    /// When. None if none did.
+    last: Option<Instant>,
+}
+
+impl FailedAttempts {
+    /// Whether they still count.
+    fn is_recent(&self, now: Instant) -> bool {
+        self.last.is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
+    }
 }
 
 impl FabricFailures {
@@ -37,7 +51,8 @@ impl FabricFailures {
     pub fn of(&self, peer: &PeerInfo, kind: FabricKind) -> FailedAttempts {
         let peers = self.peers();
         let of_life = peers.get(&peer.name).filter(|of_peer| of_peer.life == peer.incarnation);
-        of_life.and_then(|of_peer| of_peer.failed.get(&kind)).cloned().unwrap_or_default()
+        let failed = of_life.and_then(|of_peer| of_peer.failed.get(&kind));
+        failed.filter(|failed| failed.is_recent(Instant::now())).cloned().unwrap_or_default()
     }
 
     /// Notes that an endpoint could not be connected. Failures that say nothing of the fabric do
@@ -52,8 +67,9 @@ impl FabricFailures {
         if of_peer.life != peer.incarnation {
             *of_peer = fresh();
         }
-        let failed = of_peer.failed.entry(kind).or_default();
-        *failed = FailedAttempts { count: failed.count.saturating_add(1), why: error.to_string() };
+        let (failed, now) = (of_peer.failed.entry(kind).or_default(), Instant::now());
+        let count = if failed.is_recent(now) { failed.count.saturating_add(1) } else { 1 };
+        *failed = FailedAttempts { count, why: error.to_string(), last: Some(now) };
     }
 
     /// Forgets the failures on a fabric that has made a link.
@@ -83,7 +99,6 @@ fn tells_of_fabric(kind: FabricKind, error: &FabricError) -> bool {
 mod tests {
     use super::*;
     use rustix::io::Errno;
-    use std::time::Duration;
 
     fn peer(life: u64) -> PeerInfo {
         PeerInfo {
@@ -116,6 +131,24 @@ mod tests {
         }
         failures.forget(&peer(7), FabricKind::Verbs);
         assert_eq!(failures.of(&peer(7), FabricKind::Verbs), FailedAttempts::default());
+    }
+
+    #[test]
+    fn failures_of_long_ago_do_not_count() {
+        let failures = FabricFailures::default();
+        let note = || failures.note(&peer(7), FabricKind::Verbs, &silent());
+        note();
+        note();
+        let long_ago = Instant::now().checked_sub(FORGOTTEN_AFTER).expect("this host is up for longer");
+        let age = || {
+            let mut peers = failures.peers();
+            let failed = peers.get_mut(&peer(7).name).and_then(|it| it.failed.get_mut(&FabricKind::Verbs));
+            failed.expect("noted").last = Some(long_ago);
+        };
+        age();
+        assert_eq!(failures.of(&peer(7), FabricKind::Verbs), FailedAttempts::default());
+        note();
+        assert_eq!(failures.of(&peer(7), FabricKind::Verbs).count, 1);
     }
 
     #[test]

@@ -20,6 +20,12 @@ pub fn rdma_settings(config: &Config) -> DeviceSettings {
     }
 }
 
+/// Whether a setting of devices comes from somebody: not from a default or a profile.
+pub(super) fn has_own_rdma_setting(config: &Config) -> bool {
+    let mut set = config.set_keys().filter(|(_, origin)| !matches!(origin, Origin::Profile { .. }));
+    set.any(|(key, _)| key.starts_with("rdma_"))
+}
+
 /// The NUMA node of the first CPU that a poller is pinned to; `None` if the kernel does not say.
 fn node_of_cores(config: &Config) -> Option<u32> {
     let first = config.cores.as_ref()?.first()?;

@@ -3,7 +3,7 @@
 use super::error::NodeError;
 use super::offer::FabricRefusal;
 use super::plan::ResourcePlan;
-use super::rdma::verbs_options;
+use super::rdma::{has_own_rdma_setting, verbs_options};
 use super::system_limits::has_rdma_device;
 use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
@@ -135,6 +135,13 @@ pub(super) fn opens_verbs(config: &Config) -> bool {
     config.fabric.map_or_else(|| !is_on_one_host(config), |set| set.has(FabricKind::Verbs))
 }
 
+/// Whether somebody has asked for RDMA by more than the setting `fabric`: by a device's name, or by
+/// another setting of devices. The latter counts on hosts with a device alone, as others may have
+/// the same environment.
+fn wants_device(config: &Config) -> bool {
+    config.rdma_device.is_some() || has_rdma_device() && has_own_rdma_setting(config)
+}
+
 /// Opens the RDMA device, and checks that it has enough for the cluster before anything is made.
 ///
 /// # Errors
@@ -177,7 +184,8 @@ impl OpeningFabrics {
     /// one.
     ///
     /// # Errors
-    /// If the configuration names verbs, and the device can't be opened or has not enough.
+    /// If the configuration [wants](wants_device) the device, and it can't be opened or has not
+    /// enough.
     pub fn begin(config: &Config) -> Result<Self, NodeError> {
         let named = config.fabric;
         let mut closed = Vec::new();
@@ -193,6 +201,7 @@ impl OpeningFabrics {
             }
             None => match open_device(config) {
                 Ok(device) => Some(device),
+                Err(error) if wants_device(config) => return Err(error),
                 Err(NodeError::Fabric(error)) => {
                     // Without a device nobody expects it.
                     if has_rdma_device() {

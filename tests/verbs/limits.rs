@@ -94,21 +94,48 @@ fn a_device_that_is_too_small_is_told_before_the_members_meet() {
 fn a_device_that_is_too_small_is_not_used_if_no_fabric_is_named() {
     needs_fake!();
     let (fake, _turn) = fake();
-    let others = "10.0.0.1:4000,10.0.0.2:4000";
+    // The one device with an active port.
+    let others = |state| {
+        for device in ["fake_0", "fake_2"] {
+            fake.run(&format!("port_state device={device} state={state}"));
+        }
+    };
+    others(1);
     for (limits, is_used) in [("max_qp=3", false), ("max_mr=4", false), ("max_qp=4 max_mr=5", true)] {
         fake.run("clear_log");
         fake.run(&format!("limits device=fake_1 {limits}"));
-        let settings = [
-            ("fabric", "auto"),
-            ("rdma_device", "fake_1"),
-            ("auth", "plain"),
-            ("allow_non_loopback", "true"),
-        ];
-        let config = with(&settings, &format!("{},{others}", cluster(1))).build().expect("settings");
-        let started = Node::start(&config).map(drop);
+        let started = start_among_hosts(&[]);
         fake.run("limits device=fake_1");
         started.expect("there are other fabrics");
         assert_eq!(!fake.calls("reg_mr").is_empty(), is_used, "{limits}");
+        fake.assert_clean();
+    }
+    others(4);
+}
+
+/// Starts one of three members, each on a host of its own, that leave the choice of fabrics.
+fn start_among_hosts(settings: &[(&str, &str)]) -> Result<(), NodeError> {
+    let auto = [("fabric", "auto"), ("auth", "plain"), ("allow_non_loopback", "true")];
+    let hosts = format!("{},10.0.0.1:4000,10.0.0.2:4000", cluster(1));
+    let config = with(&[&auto, settings].concat(), &hosts).build().expect("settings");
+    Node::start(&config).map(drop)
+}
+
+#[test]
+fn a_device_that_is_named_and_can_not_be_used_is_an_error_also_if_no_fabric_is_named() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    for (device, more, limits, says) in [
+        ("mlx5_9", None, "", "there is no such RDMA device"),
+        ("fake_1", Some(("rdma_gid_index", "7")), "", "rdma_gid_index"),
+        ("fake_1", None, "max_qp=3", "queue pairs"),
+    ] {
+        fake.run(&format!("limits device=fake_1 {limits}"));
+        let settings: Vec<_> = [("rdma_device", device)].into_iter().chain(more).collect();
+        let started = start_among_hosts(&settings);
+        fake.run("limits device=fake_1");
+        let error = started.expect_err("it is asked for").to_string();
+        assert!(error.contains(says), "{error}");
         fake.assert_clean();
     }
 }
