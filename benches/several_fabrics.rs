@@ -1,9 +1,10 @@
-//! The round trip of a small tensor over shared memory, alone and beside links over another fabric:
+//! The round trip of a small tensor over a fast fabric, alone and beside links over another fabric:
 //! an idle one, and one under load. One poller drives all links of a member.
 //!
 //! ```text
-//! cargo bench --bench several_fabrics             # beside links over TCP
-//! cargo bench --bench several_fabrics -- verbs    # beside links over an RDMA device
+//! cargo bench --bench several_fabrics                 # shared memory beside TCP
+//! cargo bench --bench several_fabrics -- verbs        # shared memory beside an RDMA device
+//! cargo bench --bench several_fabrics -- tcp verbs    # an RDMA device beside TCP
 //! ```
 //!
 //! The members are threads of this process. Run it with a CPU for each of the two that exchange.
@@ -33,11 +34,13 @@ struct Figures {
 }
 
 fn main() {
-    let other = std::env::args().skip(1).find(|word| word != "--bench").unwrap_or_else(|| "tcp".into());
-    println!("round trip of 8 bytes over shared memory, {ROUNDS} times");
+    let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
+    let other = words.next().unwrap_or_else(|| "tcp".into());
+    let fast = words.next().unwrap_or_else(|| "shm".into());
+    println!("round trip of 8 bytes over {fast}, {ROUNDS} times");
     let cases: [(String, u32, Option<u64>); 6] = [
-        ("shm alone, no other fabric open".into(), 2, None),
-        (format!("shm, {other} open without links"), 2, None),
+        (format!("{fast} alone, no other fabric open"), 2, None),
+        (format!("{fast}, {other} open without links"), 2, None),
         (format!("beside an idle link over {other}"), 3, None),
         (format!("beside 4 KiB each 200 us over {other}"), 3, Some(4 << 10)),
         (format!("beside 256 KiB each 200 us over {other}"), 3, Some(256 << 10)),
@@ -46,7 +49,7 @@ fn main() {
     let mut found: [Vec<Figures>; 6] = Default::default();
     for turn in 0..=TURNS {
         for (number, (_, members, load)) in cases.iter().enumerate() {
-            let figures = measure(&other, number, *members, *load);
+            let figures = measure([&fast, &other], number, *members, *load);
             if turn > 0 {
                 found[number].push(figures);
             }
@@ -80,10 +83,10 @@ fn start(cluster: &str, task: u32, fabric: &str) -> Node {
     node.start().expect("it starts")
 }
 
-fn measure(other: &str, case: usize, members: u32, load: Option<u64>) -> Figures {
-    let both = format!("shm,{other}");
+fn measure([fast, other]: [&str; 2], case: usize, members: u32, load: Option<u64>) -> Figures {
+    let both = format!("{fast},{other}");
     let of = |task: u32| match (case, task) {
-        (0, _) => "shm",
+        (0, _) => fast,
         (_, 0 | 1) => &both,
         _ => other,
     };

@@ -437,8 +437,8 @@ fn a_host_whose_firewall_refuses_connections_for_a_time_comes_back() {
 }
 
 /// An exchange of this length is not slow, whatever one without load takes. At the rate of the slow
-/// host it would take twice as long.
-const FLOOR: Duration = Duration::from_millis(2500);
+/// host it would take five times as long.
+const FLOOR: Duration = Duration::from_millis(1000);
 /// What [`SLOW`] is in bits a second.
 const SLOW_BITS: f64 = 50e6;
 const SLOW: &str = "50mbit";
