@@ -450,7 +450,8 @@ settings! {
     tcp_streams: u8, Number<u8>, default("1"), "1 to 15", |count| (1..=15).contains(&count).then_some(count);
     /// The `SO_BUSY_POLL` of the sockets; 0s for none. With any other value Linux looks at the NIC
     /// once in each read of an empty socket, as reads do not block. Without CAP_NET_ADMIN it may be
-    /// `net.core.busy_read` at most, or it is left out.
+    /// `net.core.busy_read` at most, or it is left out. The log warns of that once, unless it is
+    /// the default.
     tcp_busy_poll: Duration, DurationText, default("50us"), "0s to 1s",
         |span| (span <= Duration::from_secs(1)).then_some(span);
     /// How long a network outage may last before a link over TCP ends. Half of it is for the

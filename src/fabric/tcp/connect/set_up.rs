@@ -5,6 +5,7 @@ use super::super::options::TcpOptions;
 use rustix::net::sockopt;
 use std::io;
 use std::net::{IpAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The connections of a link, the main one first, with their options set.
@@ -50,14 +51,28 @@ fn spare_congestion_control(socket: &TcpStream) {
 }
 
 fn poll_the_nic(socket: &TcpStream, time: Duration) {
+    /// Somebody was told.
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
     let micros = time.as_micros() as u32; // at most a second
-    if let Err(error) = socket2::SockRef::from(socket).set_busy_poll(micros) {
+    let Err(error) = socket2::SockRef::from(socket).set_busy_poll(micros) else { return };
+    if is_news(time, &IS_TOLD) {
+        tracing::warn!(
+            "tcp_busy_poll is {time:?}, and the kernel refuses it, so connections go without: {error}. It \
+             takes CAP_NET_ADMIN, or a net.core.busy_read of {micros}. Or set tcp_busy_poll to 0s. Further \
+             refusals are not told"
+        );
+    } else {
         tracing::debug!(
             micros,
             %error,
             "no busy polling: it takes CAP_NET_ADMIN, or as large a net.core.busy_read"
         );
     }
+}
+
+/// Whether somebody has asked for this time, and was not told yet. Nobody has for the default.
+fn is_news(time: Duration, is_told: &AtomicBool) -> bool {
+    time != TcpOptions::default().busy_poll && !is_told.swap(true, Ordering::Relaxed)
 }
 
 #[cfg(test)]
@@ -73,6 +88,13 @@ mod tests {
         assert!(within("127.0.0.1", "127.0.0.2") && within("::1", "::1"));
         assert!(within("10.0.0.1", "10.0.0.1") && within("::ffff:10.0.0.1", "10.0.0.1"));
         assert!(!within("10.0.0.1", "10.0.0.2") && !within("fd00::1", "fd00::2"));
+    }
+
+    #[test]
+    fn a_busy_poll_that_is_not_the_default_is_told_once() {
+        let is_told = AtomicBool::new(false);
+        let news = |micros| is_news(Duration::from_micros(micros), &is_told);
+        assert_eq!([news(50), news(60), news(60), news(70)], [false, true, false, false]);
     }
 
     #[test]
