@@ -7,7 +7,7 @@ use super::peering::{FabricPeering, LinkReporter, PeerDirectory};
 use super::pollers::{PollerSet, Pollers, Polling};
 use super::transport::OpeningFabrics;
 use crate::bootstrap::Peering;
-use crate::config::Config;
+use crate::config::{Config, Origin};
 use crate::fabric::{FabricKind, LinkOptions, Registrar};
 use crate::matching::{Members, WindowHandler};
 use crate::memory::{Pool, PoolOptions, Region};
@@ -41,8 +41,18 @@ pub(super) struct OpeningParts(Option<OpeningFabrics>);
 impl OpeningParts {
     pub fn begin(config: &Config) -> Result<Self, NodeError> {
         let by_calls = config.fabric.is_some_and(|set| set.has(FabricKind::Grpc));
-        let opening = if by_calls { None } else { Some(OpeningFabrics::begin(config)?) };
-        Ok(OpeningParts(opening))
+        if by_calls {
+            let unused = without_effect(config);
+            if !unused.is_empty() {
+                tracing::warn!(
+                    "{}: fabric is grpc, which has no pollers, so these settings have no effect: {unused}. \
+                     Leave them out, or name another fabric",
+                    config.task_id()
+                );
+            }
+            return Ok(OpeningParts(None));
+        }
+        Ok(OpeningParts(Some(OpeningFabrics::begin(config)?)))
     }
 
     /// Makes the pool, near the RDMA device if one is used.
@@ -91,5 +101,42 @@ impl OpeningParts {
         let link = LinkOptions { depth: config.queue_depth, receives: 0, generation: 0 };
         let peering = FabricPeering::new(fabrics, pollers.clone(), me.clone(), directory, host, link);
         Ok(NodeParts { pollers, peering: Arc::new(peering), registrar, lost_rails, calls: None })
+    }
+}
+
+/// The settings of pollers that somebody has set, with their values and origins. A profile is for
+/// every fabric, and `auto` asks for nothing.
+fn without_effect(config: &Config) -> String {
+    let mut unused = Vec::new();
+    for (key, value) in config.entries() {
+        let value = value.filter(|value| value != "auto");
+        let is_of_pollers = ["poll", "pollers", "wait", "spin_budget"].contains(&key);
+        let (Some(value), true) = (value, is_of_pollers) else { continue };
+        match config.origin(key) {
+            Origin::Default | Origin::Profile { .. } => {}
+            origin => unused.push(format!("{key} is {value} ({origin})")),
+        }
+    }
+    unused.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_pollers_that_somebody_has_set_are_told_and_no_others() {
+        let unused = |settings: &[(&str, &str)]| {
+            let base = Config::builder().without_environment().member("w", 0).set("cluster", "w=127.0.0.1:1");
+            let set =
+                |builder: crate::config::Builder, (key, value): &(&str, &str)| builder.set(*key, *value);
+            without_effect(&settings.iter().fold(base, set).build().expect("good"))
+        };
+        assert_eq!(unused(&[("fabric", "grpc"), ("poll", "auto"), ("profile", "low-latency")]), "");
+        assert_eq!(
+            unused(&[("poll", "dedicated"), ("pollers", "3"), ("wait", "spin"), ("spin_budget", "20us")]),
+            "poll is dedicated (the builder), pollers is 3 (the builder), wait is spin (the builder), \
+             spin_budget is 20us (the builder)"
+        );
     }
 }

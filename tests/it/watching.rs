@@ -235,6 +235,24 @@ fn each_event_has_one_line_in_the_log_that_says_what_to_do() {
     Other::run_alone("watching::role_logs_each_event_once", "", &[]);
 }
 
+#[test]
+fn settings_of_pollers_are_told_once_where_there_are_none() {
+    Other::run_alone("watching::role_has_settings_without_effect", "", &[]);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_has_settings_without_effect() {
+    log::log();
+    let builder = member(&cluster(1), 0).set("fabric", "grpc").set("poll", "inline");
+    let node = builder.start().expect("it is no error");
+    let told = log::logged_with("have no effect");
+    println!("{told:#?}");
+    assert_eq!(told.len(), 1);
+    assert!(told[0].starts_with("WARN") && told[0].contains("poll is inline (the builder)"));
+    node.stop().expect("it stops");
+}
+
 /// The lines of level INFO and above of a task, without those of its start.
 fn lines(task: &str) -> Vec<String> {
     let logged = log::logged_with(&format!("message={task}: ")).into_iter();

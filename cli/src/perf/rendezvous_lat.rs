@@ -193,7 +193,10 @@ pub fn joined(
     let small = options.inline().map(|bytes| bytes.to_string());
     let streams = options.fabric.streams.map(|count| count.to_string());
     let depth = options.fabric.given_depth().map(|depth| depth.to_string());
-    let wait = (options.profile.is_none() && options.poll.is_none()).then(|| "spin".to_string());
+    // Calls over gRPC have no pollers that could spin.
+    let has_pollers = options.fabric.fabric != FabricName::Grpc;
+    let spins = has_pollers && options.profile.is_none() && options.poll.is_none();
+    let wait = spins.then(|| "spin".to_string());
     let (profile, poll) = (options.profile.clone(), options.poll.clone());
     let given = [
         ("profile", profile),
