@@ -45,7 +45,7 @@ pub use launched::LaunchedRank;
 pub use meeting::{Meeting, StoreAddress, StoreAddressError};
 pub use profile::Profile;
 pub use reference::{listing, reference};
-pub use table::{Config, ConfigValues};
+pub use table::{Config, ConfigValues, setting_variables};
 
 #[cfg(test)]
 mod meeting_tests;

@@ -67,6 +67,11 @@ pub(super) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.to_ascii_uppercase())
 }
 
+/// Every environment variable that sets a key, in the order of the reference.
+pub fn setting_variables() -> impl Iterator<Item = String> {
+    KEYS.iter().flat_map(Key::variables)
+}
+
 /// The type that the reader of a key returns.
 macro_rules! value {
     (auto $type:ty) => { Option<$type> };

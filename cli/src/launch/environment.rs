@@ -68,7 +68,9 @@ pub struct Launched {
     pub variables: Vec<(&'static str, String)>,
 }
 
-const BIND: &str = "TENSORWIRE_BIND";
+pub const BIND: &str = "TENSORWIRE_BIND";
+pub const CORES: &str = "TENSORWIRE_CORES";
+pub const PRINT_PATHS: &str = "TENSORWIRE_PRINT_PATHS";
 
 /// Variables of the launcher's own environment that would contradict those of a member. A `*`
 /// stands for any end. Another launcher that has started this one sets most of them.
@@ -113,6 +115,12 @@ fn bind_of_one() -> Option<String> {
     (!is_any_port).then_some(bind)
 }
 
+/// Whether each member has this variable from the launcher, or from nobody.
+pub fn is_of_members(name: &str) -> bool {
+    matches!(name, "TENSORWIRE_JOB" | "TENSORWIRE_TASK" | "TENSORWIRE_CLUSTER")
+        || contradicts(name.as_bytes())
+}
+
 fn contradicts(name: &[u8]) -> bool {
     CONTRADICTING.iter().any(|pattern| match pattern.strip_suffix('*') {
         Some(begin) => name.starts_with(begin.as_bytes()),
@@ -146,7 +154,7 @@ pub fn members(
             variables.push((BIND, bind));
         }
         if let Some(cores) = cores {
-            variables.push(("TENSORWIRE_CORES", cores.of(at.local_rank as usize, here.len())?));
+            variables.push((CORES, cores.of(at.local_rank as usize, here.len())?));
         }
         Ok(Launched { name: at.name.clone(), variables })
     };

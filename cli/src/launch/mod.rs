@@ -113,7 +113,7 @@ pub fn run(args: LaunchArgs) -> Result<(), CliError> {
     let mut members =
         environment::members(&layout, host, args.cores.as_ref(), &master).map_err(CliError::Usage)?;
     if args.paths {
-        let printing = || ("TENSORWIRE_PRINT_PATHS", "true".to_owned());
+        let printing = || (environment::PRINT_PATHS, "true".to_owned());
         members.iter_mut().for_each(|member| member.variables.push(printing()));
     }
     if args.plan {
@@ -137,7 +137,8 @@ fn show_commands(args: &LaunchArgs, jobs: &JobSizes, hosts: &HostSlots) -> Resul
         return Err(CliError::Usage(what));
     }
     on_hosts(jobs, hosts, args.port).map_err(CliError::Usage)?;
-    print(&hosts::commands(args, hosts))
+    let settings = hosts::RepeatedSettings::of(args, std::env::vars_os()).map_err(CliError::Usage)?;
+    print(&hosts::commands(args, hosts, &settings))
 }
 
 fn on_hosts(jobs: &JobSizes, hosts: &HostSlots, port: u16) -> Result<(Layout, Master), String> {

@@ -435,6 +435,34 @@ fn of_several_hosts_each_starts_its_part() {
 }
 
 #[test]
+fn the_command_of_each_host_has_the_settings_of_the_launcher() {
+    let what = "echo $RANK ${TENSORWIRE_FABRIC:-auto} $TENSORWIRE_SECRET_FILE $RDMA_DEVICE ${OTHER:-none}";
+    let mut command = script("--hosts 127.1.2.3:1,127.1.2.4:1", what);
+    let settings = [
+        ("TENSORWIRE_FABRIC", "tcp"),
+        ("TENSORWIRE_SECRET_FILE", "/it's $HOME"),
+        ("RDMA_DEVICE", "mlx5_0"),
+        ("OTHER", "here"),
+    ];
+    let said = text(&command.envs(settings).output().expect("it starts").stdout);
+    let printed: Vec<&str> = said.lines().filter(|line| line.contains("tensorwire launch --hosts")).collect();
+    assert_eq!(printed.len(), 2, "{said}");
+    let program = Path::new(env!("CARGO_BIN_EXE_tensorwire")).parent().expect("a folder");
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").expect("a path"));
+    for (rank, line) in printed.iter().enumerate() {
+        // As on a host where nothing is set.
+        let output = Command::new("sh").args(["-c", line]).env_clear().env("PATH", &path).output();
+        let said = text(&output.expect("it starts").stdout);
+        assert_eq!(said, format!("[worker:{rank}] {rank} tcp /it's $HOME mlx5_0 none\n"));
+    }
+    let mut command = script("--hosts a:1", what);
+    let output = command.env("TENSORWIRE_SECRET_FILE", OsStr::from_bytes(b"caf\xe9")).output();
+    let output = output.expect("it starts");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("TENSORWIRE_SECRET_FILE is \"caf\\xE9\""), "{output:?}");
+}
+
+#[test]
 fn one_process_of_a_host_can_listen_behind_a_forwarded_port() {
     let bound = |host: &str, bind: &str| {
         let options = format!("--hosts 127.1.2.3:1,127.1.2.4:2 --host-rank {host}");
