@@ -7,3 +7,4 @@ mod program;
 mod short;
 mod train_engine;
 mod train_single;
+mod two_hosts;

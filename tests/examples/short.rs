@@ -21,10 +21,19 @@ pub fn lines(command: &mut Command) -> Vec<String> {
 }
 
 /// As [`lines`], with the lines on standard error.
-fn output(command: &mut Command) -> (Vec<String>, Vec<String>) {
+pub fn output(command: &mut Command) -> (Vec<String>, Vec<String>) {
     // A node reads these variables, and the shell that runs the tests may have set some.
-    const READ: [&str; 8] =
-        ["TENSORWIRE_", "RDMA_", "RANK", "WORLD_SIZE", "MASTER_", "OMPI_COMM_", "PMI_", "SLURM_"];
+    const READ: [&str; 9] = [
+        "TENSORWIRE_",
+        "RDMA_",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_",
+        "OMPI_COMM_",
+        "PMI_",
+        "SLURM_",
+        "TORCHELASTIC_",
+    ];
     for (variable, _) in std::env::vars_os() {
         if READ.iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
             command.env_remove(variable);
