@@ -135,6 +135,7 @@ mod tests {
         assert!(text.ends_with(second), "{text}");
         assert!(text.contains("a:\n  tensorwire launch ") && text.contains("auth secret"), "{text}");
     }
+
     fn settings(line: &str, variables: &[(&str, &str)]) -> RepeatedSettings {
         let args = Line::try_parse_from(line.split(' ')).unwrap().args;
         let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
