@@ -263,7 +263,8 @@ impl Config {
 
     /// The keys that a source has set, each with the source.
     pub(crate) fn set_keys(&self) -> impl Iterator<Item = (&'static str, &Origin)> {
-        self.origins.0.iter().map(|(key, origin)| (*key, origin))
+        let all = self.origins.0.iter().map(|(key, origin)| (*key, origin));
+        all.filter(|(_, origin)| **origin != Origin::Default)
     }
 
     /// The member of the cluster that this process is.

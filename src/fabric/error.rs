@@ -53,6 +53,14 @@ pub enum FabricError {
         /// The allowed values.
         allowed: &'static str,
     },
+    /// A setting asks for what a device of this host can't do.
+    #[error("{fabric}: {why}")]
+    Setting {
+        /// The fabric that failed.
+        fabric: FabricKind,
+        /// The setting with its value and origin, what is allowed, and what the device offers.
+        why: String,
+    },
     /// The peer did not answer in time.
     #[error("{fabric}: {tried} took longer than {after:?}; is the peer running and reachable?")]
     Timeout {

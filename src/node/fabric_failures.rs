@@ -91,7 +91,7 @@ fn tells_of_fabric(kind: FabricKind, error: &FabricError) -> bool {
         (FabricKind::Shm, _) => false,
         (_, FabricError::Os { source, .. }) => !is_lack(source),
         (_, FabricError::Timeout { .. } | FabricError::Unavailable { .. }) => true,
-        (_, FabricError::Option { .. }) => false,
+        (_, FabricError::Option { .. } | FabricError::Setting { .. }) => false,
     }
 }
 

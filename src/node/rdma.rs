@@ -90,6 +90,17 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_of_devices_is_somebodys_if_neither_a_default_nor_a_profile_has_it() {
+        let builder = || Config::builder().member("w", 0).set("cluster", "w=127.0.0.1:1");
+        let profile = builder().without_environment().set("profile", "throughput");
+        assert!(!has_own_rdma_setting(&profile.build().expect("config")));
+        for variable in ["RDMA_QP_TIMEOUT", "RDMA_TRAFFIC_CLASS"] {
+            let set = builder().environment([(variable.into(), "9".into())]).build().expect("config");
+            assert!(has_own_rdma_setting(&set), "{variable}");
+        }
+    }
+
+    #[test]
     fn the_pollers_of_a_hosts_members_take_the_completion_vectors_in_turn() {
         let cluster = "ps=a:1,b:1;worker=a:2,b:2,10.0.0.7:1,a:3";
         let of = |job, task, key, value| {

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::fabric::multi::{FabricParts, MultiEndpoint, MultiFabric};
 use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
+use crate::fabric::verbs::device::AUTO;
 use crate::fabric::verbs::{LinkDevices, VerbsDevice, VerbsFabric};
 use crate::fabric::{FabricError, FabricKind, FabricSet, LinkOptions, Registrar};
 use crate::memory::Pool;
@@ -135,11 +136,16 @@ pub(super) fn opens_verbs(config: &Config) -> bool {
     config.fabric.map_or_else(|| !is_on_one_host(config), |set| set.has(FabricKind::Verbs))
 }
 
-/// Whether somebody has asked for RDMA by more than the setting `fabric`: by a device's name, or by
-/// another setting of devices. The latter counts on hosts with a device alone, as others may have
-/// the same environment.
-fn wants_device(config: &Config) -> bool {
-    config.rdma_device.is_some() || has_rdma_device() && has_own_rdma_setting(config)
+/// Whether the configuration names an RDMA device. `auto` names none: hosts with and without NICs
+/// may have the same environment.
+fn names_device(config: &Config) -> bool {
+    config.rdma_device.as_deref().is_some_and(|names| names.trim() != AUTO)
+}
+
+/// Whether an error of the RDMA device is one of the start, though no fabric is named.
+fn is_final(config: &Config, error: &NodeError) -> bool {
+    let is_of_setting = matches!(error, NodeError::Fabric(FabricError::Setting { .. }));
+    names_device(config) || is_of_setting && has_own_rdma_setting(config)
 }
 
 /// Opens the RDMA device, and checks that it has enough for the cluster before anything is made.
@@ -184,8 +190,8 @@ impl OpeningFabrics {
     /// one.
     ///
     /// # Errors
-    /// If the configuration [wants](wants_device) the device, and it can't be opened or has not
-    /// enough.
+    /// If the device can't be opened or has not enough, and the configuration names verbs, a
+    /// device, or a setting that the device can't do.
     pub fn begin(config: &Config) -> Result<Self, NodeError> {
         let named = config.fabric;
         let mut closed = Vec::new();
@@ -201,7 +207,7 @@ impl OpeningFabrics {
             }
             None => match open_device(config) {
                 Ok(device) => Some(device),
-                Err(error) if wants_device(config) => return Err(error),
+                Err(error) if is_final(config, &error) => return Err(error),
                 Err(NodeError::Fabric(error)) => {
                     // Without a device nobody expects it.
                     if has_rdma_device() {
@@ -241,18 +247,19 @@ impl OpeningFabrics {
             Some(set) => closed.push((FabricKind::Shm, not_named(set))),
             None => {
                 let opened = ShmFabric::new(pool, shm_options(config, pool));
-                parts.shm = opened_or_closed(opened, FabricKind::Shm, named, &mut closed)?;
+                parts.shm = opened_or_closed(opened, FabricKind::Shm, named.is_some(), &mut closed)?;
             }
         }
         if let Some(device) = device {
-            parts.verbs = opened_or_closed(device.fabric(pool), FabricKind::Verbs, named, &mut closed)?;
+            let (opened, is_named) = (device.fabric(pool), named.is_some() || names_device(config));
+            parts.verbs = opened_or_closed(opened, FabricKind::Verbs, is_named, &mut closed)?;
         }
         match named.filter(|set| !set.has(FabricKind::Tcp)) {
             Some(set) => closed.push((FabricKind::Tcp, not_named(set))),
             None => {
                 let options = tcp_options(config, listener);
                 let opened = options.and_then(|options| TcpFabric::new(pool, options));
-                parts.tcp = opened_or_closed(opened, FabricKind::Tcp, named, &mut closed)?;
+                parts.tcp = opened_or_closed(opened, FabricKind::Tcp, named.is_some(), &mut closed)?;
             }
         }
         match MultiFabric::new(parts) {
@@ -270,12 +277,12 @@ impl OpeningFabrics {
 fn opened_or_closed<F>(
     opened: Result<F, FabricError>,
     kind: FabricKind,
-    named: Option<FabricSet>,
+    is_named: bool,
     closed: &mut Vec<(FabricKind, String)>,
 ) -> Result<Option<F>, NodeError> {
     match opened {
         Ok(fabric) => Ok(Some(fabric)),
-        Err(error) if named.is_some() => Err(error.into()),
+        Err(error) if is_named => Err(error.into()),
         Err(error) => {
             tracing::warn!("{kind} is not used: {error}");
             closed.push((kind, plain(error)));
@@ -287,7 +294,9 @@ fn opened_or_closed<F>(
 /// The reason of an error, without the name of its fabric.
 fn plain(error: FabricError) -> String {
     match error {
-        FabricError::Peer { why, .. } | FabricError::Unavailable { why, .. } => why,
+        FabricError::Peer { why, .. }
+        | FabricError::Unavailable { why, .. }
+        | FabricError::Setting { why, .. } => why,
         error => error.to_string(),
     }
 }

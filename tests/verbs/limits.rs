@@ -2,6 +2,7 @@
 //! on it.
 
 use crate::common::{SOON, cluster, member, run};
+use crate::driver::Fake;
 use crate::needs_fake;
 use crate::nodes::{ON_FAKE_1, fake};
 use std::time::Instant;
@@ -95,12 +96,7 @@ fn a_device_that_is_too_small_is_not_used_if_no_fabric_is_named() {
     needs_fake!();
     let (fake, _turn) = fake();
     // The one device with an active port.
-    let others = |state| {
-        for device in ["fake_0", "fake_2"] {
-            fake.run(&format!("port_state device={device} state={state}"));
-        }
-    };
-    others(1);
+    set_others(fake, 1);
     for (limits, is_used) in [("max_qp=3", false), ("max_mr=4", false), ("max_qp=4 max_mr=5", true)] {
         fake.run("clear_log");
         fake.run(&format!("limits device=fake_1 {limits}"));
@@ -110,7 +106,7 @@ fn a_device_that_is_too_small_is_not_used_if_no_fabric_is_named() {
         assert_eq!(!fake.calls("reg_mr").is_empty(), is_used, "{limits}");
         fake.assert_clean();
     }
-    others(4);
+    set_others(fake, 4);
 }
 
 /// Starts one of three members, each on a host of its own, that leave the choice of fabrics.
@@ -119,6 +115,35 @@ fn start_among_hosts(settings: &[(&str, &str)]) -> Result<(), NodeError> {
     let hosts = format!("{},10.0.0.1:4000,10.0.0.2:4000", cluster(1));
     let config = with(&[&auto, settings].concat(), &hosts).build().expect("settings");
     Node::start(&config).map(drop)
+}
+
+#[test]
+fn a_setting_that_the_device_can_not_do_is_an_error_also_if_no_fabric_is_named() {
+    needs_fake!();
+    let (fake, _turn) = fake();
+    // With three active devices that is no reason: which of them is not said.
+    start_among_hosts(&[("rdma_gid_index", "7")]).expect("there are other fabrics");
+    start_among_hosts(&[("rdma_device", "auto"), ("rdma_gid_index", "77")]).expect_err("no device has it");
+    set_others(fake, 1);
+    let refused = start_among_hosts(&[("rdma_gid_index", "7")]);
+    let small = {
+        fake.run("limits device=fake_1 max_qp=3");
+        let started = start_among_hosts(&[("rdma_traffic_class", "106")]);
+        fake.run("limits device=fake_1");
+        started
+    };
+    set_others(fake, 4);
+    let error = refused.expect_err("the one device has no such entry").to_string();
+    assert!(error.contains("rdma_gid_index"), "{error}");
+    small.expect("it is too small, whatever the setting");
+    fake.assert_clean();
+}
+
+/// The state of the ports of all devices but `fake_1`.
+fn set_others(fake: &Fake, state: u32) {
+    for device in ["fake_0", "fake_2"] {
+        fake.run(&format!("port_state device={device} state={state}"));
+    }
 }
 
 #[test]

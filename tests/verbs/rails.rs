@@ -5,6 +5,7 @@ use crate::harness::{Got, TIMEOUT, immediate, pattern, pool, tensor, tensor_mut}
 use crate::registrations::register;
 use crate::setup::*;
 use crate::{expect, needs_fake};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::internals::fabric::verbs::{VerbsFabric, VerbsOptions};
 use tensorwire::internals::fabric::{Endpoint, Fabric, LinkFailure, LinkOptions, Port, PostError, Role};
@@ -213,10 +214,7 @@ fn assert_survives((fake, mut a, mut b): (Fake, Verbs, Verbs), lost: usize, dama
             expect!(second, Got::Message(m) => assert_eq!(m, round.to_le_bytes()));
         }
     }
-    assert_eq!(
-        [&a, &b].map(|end| end.fabric.lost_rails().load(std::sync::atomic::Ordering::Relaxed)),
-        [1, 1]
-    );
+    assert_eq!([&a, &b].map(|end| end.fabric.lost_rails().load(Ordering::Relaxed)), [1, 1]);
     // The last write went over one rail. The targets have its bytes.
     for (end, (source, grant)) in [(&mut b, &to_b), (&mut a, &to_a)] {
         let written = end.port.revoke(end.link, grant).expect("granted");
@@ -342,6 +340,43 @@ fn a_part_that_has_landed_is_not_written_again() {
     assert_eq!(again.len(), 1, "the part of the second write alone");
     drop((a, b));
     fake.assert_clean();
+}
+
+/// The peer's device completes nothing any more, so the peer gives its end up after two seconds.
+#[test]
+fn a_side_that_leaves_waits_until_the_peer_has_given_its_end_of_a_rail_up() {
+    needs_fake!();
+    for drops_port in [false, true] {
+        let (fake, mut a, mut b) = slow_rails();
+        b.port.post_receives(b.link, 4);
+        let large = bulk(&a, &mut b, 9);
+        fake.run("remove device=b_1 silently=1");
+        write(&mut a, &large, 3);
+        let start = Instant::now();
+        while a.fabric.lost_rails().load(Ordering::Relaxed) == 0 {
+            assert!(start.elapsed() < TIMEOUT);
+            a.poll();
+        }
+        a.port.detach(a.link);
+        let is_down = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !drops_port && !is_down.load(Ordering::Relaxed) {
+                    a.poll();
+                }
+                drop(a);
+            });
+            let got = expect!(b.next_alone(), Got::Immediate(imm, bytes) => (imm, bytes));
+            assert_eq!(got, (immediate(3), LARGE as u64));
+            expect!(b.next_alone(), Got::Down(LinkFailure::Closed) => ());
+            is_down.store(true, Ordering::Relaxed);
+        });
+        println!("it took {:?}", start.elapsed());
+        let written = b.port.revoke(b.link, &large.1).expect("granted").freeze();
+        assert!(written.bytes() == large.0.bytes(), "the bytes differ");
+        drop((large, written, b));
+        fake.assert_clean();
+    }
 }
 
 /// The device has completed the receive, and the link has not read that yet.

@@ -64,7 +64,7 @@ pub(super) enum ControlMessage {
     /// It takes no part any more.
     Disconnect(LinkFailure),
     /// It uses this stripe no more. So many parts of this side have landed there, and so many of
-    /// its own are known to have.
+    /// its own are acknowledged.
     StripeLost { stripe: u8, landed: u32, done: u32 },
     /// So many parts of its own for a lost stripe have been written, there or on the main queue
     /// pair.

@@ -181,7 +181,7 @@ impl VerbsLinkInner {
             return self.fail(LinkFailure::Protocol(why.into()));
         };
         if self.main.has_lost(arrived, is_exact) {
-            return self.fail(self.lost_acknowledged(Some(to)));
+            return self.fail(self.lost_acknowledged(to));
         }
         let former = &self.rails[to];
         let (shared, device) = (&self.shared, self.device);
@@ -203,11 +203,9 @@ impl VerbsLinkInner {
         (self.stripes.is_recovering, self.stripes.is_changed) = (true, true);
     }
 
-    /// The failure of a link whose rail has acknowledged requests that may not have landed; `None`
-    /// is the first rail.
-    pub fn lost_acknowledged(&self, rail: Option<usize>) -> LinkFailure {
-        let device = rail.map_or(self.device, |rail| self.rails[rail].device);
-        let device = self.shared.devices[device].name().to_owned();
+    /// The failure of a link whose rail has acknowledged requests that may not have landed.
+    pub fn lost_acknowledged(&self, rail: usize) -> LinkFailure {
+        let device = self.shared.devices[self.rails[rail].device].name().to_owned();
         let event = "the rail acknowledged what did not arrive";
         LinkFailure::Device { device, event, cause: "one of its two devices failed: see the logs of both" }
     }

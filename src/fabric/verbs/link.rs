@@ -540,8 +540,9 @@ impl VerbsLinkInner {
 
     /// Continues a detached link. Returns whether it has ended.
     fn finish_detach(&mut self, ticks: u32) -> bool {
+        let limit = self.leave_ticks(DETACH_TICKS);
         if self.is_up() {
-            if (self.stripes.is_recovering || self.failover.is_some()) && ticks <= DETACH_TICKS {
+            if self.is_losing_rail() && ticks <= limit {
                 return false;
             }
             // At once, because the port may not be polled for a while.
@@ -549,12 +550,12 @@ impl VerbsLinkInner {
             self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
             self.disconnect_backup(&LinkFailure::Closed);
             self.make_room();
-            if ticks <= DETACH_TICKS && !self.queues().all(|queue| queue.is_idle()) {
+            if ticks <= limit && !self.queues().all(|queue| queue.is_idle()) {
                 return false;
             }
         }
         let is_told = !self.control.is_disconnecting && !self.is_disconnecting_backup();
-        is_told || ticks > DETACH_TICKS
+        is_told || ticks > limit
     }
 
     /// Lets the peer know of returned receives, now or as soon as there is room.

@@ -26,7 +26,8 @@ const LOOKS: usize = 8;
 /// How often one poll of an armed port arms it again after completions that bring no event. A peer
 /// may cause such completions without end.
 const ROUNDS: usize = 4;
-/// How long, in ticks of 100 ms, a port that ends gives its links to say so.
+/// How long, in ticks of 100 ms, a port that ends gives its links to say so. Those that have lost a
+/// rail have longer.
 const DISCONNECT_TICKS: u32 = 10;
 
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next
@@ -252,7 +253,11 @@ impl Drop for VerbsPort {
         }
         self.needs_service = true;
         let mut discarded = Completions::default();
-        while !self.links.is_empty() && self.shared.watcher.ticks().wrapping_sub(start) < DISCONNECT_TICKS {
+        loop {
+            let ticks = self.shared.watcher.ticks().wrapping_sub(start);
+            if !self.links.iter().any(|link| ticks < link.leave_ticks(DISCONNECT_TICKS)) {
+                return;
+            }
             let (came, emptied) = self.drain(&mut discarded);
             self.service(emptied, &mut discarded);
             discarded.clear();

@@ -257,9 +257,10 @@ pub(crate) fn process(socket: BorrowedFd<'_>, pid: u32) -> rustix::io::Result<Ow
 /// Whether [`process`] opens also a process whose id means nothing here: since Linux 6.5.
 pub(crate) fn has_peer_pidfd() -> bool {
     let flags = SocketFlags::CLOEXEC;
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .and_then(|(socket, _peer)| peer_pidfd(socket.as_fd()))
-        .is_ok()
+    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let opened = pair.and_then(|(socket, _peer)| peer_pidfd(socket.as_fd()));
+    // Without a descriptor left it is not known: the handshake will tell.
+    !matches!(opened, Err(Errno::NOPROTOOPT))
 }
 
 /// A pidfd of the process at the other end. `NOPROTOOPT` before Linux 6.5.
