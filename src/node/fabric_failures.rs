@@ -139,7 +139,7 @@ mod tests {
         let note = || failures.note(&peer(7), FabricKind::Verbs, &silent());
         note();
         note();
-        let long_ago = Instant::now().checked_sub(FORGOTTEN_AFTER).expect("this host is up for longer");
+        let long_ago = Instant::now().checked_sub(FORGOTTEN_AFTER).expect("clocks count back");
         let age = || {
             let mut peers = failures.peers();
             let failed = peers.get_mut(&peer(7).name).and_then(|it| it.failed.get_mut(&FabricKind::Verbs));
