@@ -342,6 +342,32 @@ fn a_part_that_has_landed_is_not_written_again() {
     fake.assert_clean();
 }
 
+#[test]
+fn a_side_that_has_lost_a_rail_leaves_as_soon_as_others_if_nobody_hears_it() {
+    needs_fake!();
+    let fake = Fake::new(&format!("slow\n{}", four_nics(["", ""])));
+    // It goes on sending for longer than it has.
+    let patient = over_both().map(|options| VerbsOptions { timeout: 20, ..options });
+    let (mut a, mut b) = ends(&fake, patient, &link(16));
+    fake.run(&format!("event kind=1 qp={}", data_pair(&fake, "a_1")));
+    let start = Instant::now();
+    while pairs_of(&fake, "a_1").len() + pairs_of(&fake, "b_1").len() > 0 {
+        assert!(start.elapsed() < TIMEOUT);
+        a.poll();
+        b.poll();
+    }
+    // Both have told each other of it.
+    a.assert_quiet(&mut b);
+    fake.run("cut device=a_0");
+    let start = Instant::now();
+    drop(a);
+    println!("it took {:?}", start.elapsed());
+    // It has a second to say goodbye.
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    drop(b);
+    fake.assert_clean();
+}
+
 /// The peer's device completes nothing any more, so the peer gives its end up after two seconds.
 #[test]
 fn a_side_that_leaves_waits_until_the_peer_has_given_its_end_of_a_rail_up() {

@@ -85,6 +85,8 @@ pub(super) struct VerbsLinkInner {
     pub suspect: Option<(LinkFailure, u32)>,
     /// The owner has let it go, at this tick.
     pub detached_at: Option<u32>,
+    /// The tick in which it had something of a lost rail left to do, since then.
+    pub recovered_at: Option<u32>,
     in_batch: bool,
     pub awaited: PendingLink,
     pub places: CqPlaces,
@@ -159,6 +161,7 @@ impl VerbsLinkInner {
             devices,
             suspect: None,
             detached_at: None,
+            recovered_at: None,
             in_batch: false,
             awaited,
             places,
@@ -506,7 +509,7 @@ impl VerbsLinkInner {
             }
             _ => {}
         }
-        self.detached_at.is_some_and(|since| self.finish_detach(ticks.wrapping_sub(since)))
+        self.detached_at.is_some() && self.finish_detach()
     }
 
     /// Whether everything has come that the peer will have sent.
@@ -539,23 +542,24 @@ impl VerbsLinkInner {
     }
 
     /// Continues a detached link. Returns whether it has ended.
-    fn finish_detach(&mut self, ticks: u32) -> bool {
-        let limit = self.leave_ticks(DETACH_TICKS);
+    fn finish_detach(&mut self) -> bool {
+        if self.is_up() && self.is_losing_in_time() {
+            self.recovered_at = Some(self.shared.watcher.ticks());
+            return false;
+        }
+        let has_time = self.has_time(DETACH_TICKS);
         if self.is_up() {
-            if self.is_losing_rail() && ticks <= limit {
-                return false;
-            }
             // At once, because the port may not be polled for a while.
             let last = Some(self.main.consuming);
             self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
             self.disconnect_backup(&LinkFailure::Closed);
             self.make_room();
-            if ticks <= limit && !self.queues().all(|queue| queue.is_idle()) {
+            if has_time && !self.queues().all(|queue| queue.is_idle()) {
                 return false;
             }
         }
         let is_told = !self.control.is_disconnecting && !self.is_disconnecting_backup();
-        is_told || ticks > limit
+        is_told || !has_time
     }
 
     /// Lets the peer know of returned receives, now or as soon as there is room.

@@ -26,8 +26,8 @@ const LOOKS: usize = 8;
 /// How often one poll of an armed port arms it again after completions that bring no event. A peer
 /// may cause such completions without end.
 const ROUNDS: usize = 4;
-/// How long, in ticks of 100 ms, a port that ends gives its links to say so. Those that have lost a
-/// rail have longer.
+/// How long, in ticks of 100 ms, a port that ends gives its links to say so. Those that lose a rail
+/// do that first.
 const DISCONNECT_TICKS: u32 = 10;
 
 /// A connected link that no port has yet. Dropping it ends it; the peer learns that from its next
@@ -255,7 +255,7 @@ impl Drop for VerbsPort {
         let mut discarded = Completions::default();
         loop {
             let ticks = self.shared.watcher.ticks().wrapping_sub(start);
-            if !self.links.iter().any(|link| ticks < link.leave_ticks(DISCONNECT_TICKS)) {
+            if !self.links.iter().any(|link| ticks < DISCONNECT_TICKS || link.has_time(DISCONNECT_TICKS)) {
                 return;
             }
             let (came, emptied) = self.drain(&mut discarded);

@@ -34,8 +34,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The time, in ticks of 100 ms, that a detached link has if it has lost a rail. Both sides drain
-/// the rail, one after the other at worst.
+/// The time, in ticks of 100 ms, that a detached link has for a lost rail. Both sides drain the
+/// rail, one after the other at worst.
 const LOSS_TICKS: u32 = 3 * DRAIN_TICKS;
 
 /// What a link has of a rail besides the first one. Dropped after its queue pairs.
@@ -191,17 +191,20 @@ impl VerbsLinkInner {
         self.completion(number, "request", IBV_WC_GENERAL_ERR, 0)
     }
 
-    /// Whether something of a lost rail is left to do.
-    pub fn is_losing_rail(&self) -> bool {
-        self.stripes.is_recovering || self.failover.is_some()
+    /// Whether something of a lost rail is left to do, and a detached link has time for it.
+    pub fn is_losing_in_time(&self) -> bool {
+        let is_losing = self.stripes.is_recovering || self.failover.is_some();
+        is_losing && self.detached_at.is_some_and(|since| self.ticks_since(since) <= LOSS_TICKS)
     }
 
-    /// The ticks that the link has to leave: so many, or more once it has lost a rail.
-    pub fn leave_ticks(&self, otherwise: u32) -> u32 {
-        match self.failover.is_some() || self.rails.iter().any(|rail| rail.is_lost) {
-            true => LOSS_TICKS,
-            false => otherwise,
-        }
+    /// Whether a detached link has time to leave: so many ticks, after what it does for lost rails.
+    pub fn has_time(&self, ticks: u32) -> bool {
+        let since = self.recovered_at.or(self.detached_at);
+        self.is_losing_in_time() || since.is_some_and(|since| self.ticks_since(since) <= ticks)
+    }
+
+    fn ticks_since(&self, tick: u32) -> u32 {
+        self.shared.watcher.ticks().wrapping_sub(tick)
     }
 
     /// Goes on without a rail.
