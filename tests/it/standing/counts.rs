@@ -36,7 +36,7 @@ const PLAIN: Program =
 
 /// The counters once all messages are sent that the node's values so far made due. A poller hands
 /// a value to its receive first and sends the credit then, and reports its edges after both.
-fn settled(node: &Node) -> Snapshot {
+pub fn settled(node: &Node) -> Snapshot {
     node.edges(0).expect("a report");
     node.counters()
 }

@@ -1,5 +1,6 @@
 //! What many edges with a `Standing`, and those of large tensors, cost in messages.
 
+use super::counts::settled;
 use super::{BASE, begin, until_posted};
 use crate::common::{SOON, calls_for_each_value, cluster, member, over_tcp, until, values, writes_bulk};
 use std::sync::Arc;
@@ -43,7 +44,7 @@ fn run(program: Edges) -> [Snapshot; 2] {
                         if task == 0 {
                             until_posted(&node, n * edges as u64, n * edges as u64);
                         }
-                        before = node.counters();
+                        before = settled(&node);
                     }
                     match task {
                         0 => send_all(&node, &all, n, elements),
@@ -60,7 +61,7 @@ fn run(program: Edges) -> [Snapshot; 2] {
                     let all = 2 * steps * edges as u64;
                     until_posted(&node, all, all);
                 }
-                tell.send((task, node.counters().since(&before))).expect("somebody counts");
+                tell.send((task, settled(&node).since(&before))).expect("somebody counts");
                 // A value that has arrived and was not taken is an orphan once its sender leaves,
                 // and a receiver that has left hears no ends of steps.
                 ended.fetch_add(1, Ordering::Relaxed);
