@@ -3,6 +3,8 @@
 
 use crate::common::other::{Other, holdings, holdings_after_joins};
 use crate::common::{SOON, cluster, counting, lends_nothing, member, over_verbs, until};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 use tensorwire::{DType, Error, LossCause, Node};
 
@@ -242,15 +244,20 @@ fn role_witness() {
 #[test]
 fn nothing_of_a_killed_process_is_left_at_its_peer_or_on_the_host() {
     let cluster = cluster(2);
+    let files = || -> BTreeSet<_> {
+        let all = std::fs::read_dir("/dev/shm").expect("there is one").filter_map(Result::ok);
+        all.map(|file| file.file_name()).collect()
+    };
+    let before = files();
     let mut other = Other::start("lifecycle::role_idle", &cluster);
     let mut witness = Other::start("lifecycle::role_witness", &cluster);
     other.wait_for("ready");
     witness.wait_for("ready");
     other.kill();
     witness.wait_for("tidy");
-    let files = std::fs::read_dir("/dev/shm").expect("there is one").filter_map(Result::ok);
-    let ours = files.filter(|file| file.file_name().to_string_lossy().contains("tensorwire"));
-    assert_eq!(ours.count(), 0, "no file in /dev/shm");
+    let after = files();
+    let ours = after.difference(&before).filter(|name| name.to_string_lossy().contains("tensorwire"));
+    assert_eq!(ours.collect::<Vec<_>>(), Vec::<&OsString>::new(), "no file in /dev/shm");
 }
 
 #[test]

@@ -294,6 +294,16 @@ fn a_part_that_the_driver_refuses_goes_over_the_other_rail() {
     }
 }
 
+/// Polls both until neither has a queue pair on the second rail.
+fn until_rail_is_gone(fake: &Fake, a: &mut Verbs, b: &mut Verbs) {
+    let start = Instant::now();
+    while pairs_of(fake, "a_1").len() + pairs_of(fake, "b_1").len() > 0 {
+        assert!(start.elapsed() < TIMEOUT, "the rail is still there");
+        a.poll();
+        b.poll();
+    }
+}
+
 #[test]
 fn a_rail_that_fails_while_nothing_goes_on_is_lost_alone() {
     needs_fake!();
@@ -301,12 +311,7 @@ fn a_rail_that_fails_while_nothing_goes_on_is_lost_alone() {
         let (fake, mut a, mut b) = slow_rails();
         let pair = data_pair(&fake, "a_1");
         fake.run(&if event.ends_with('=') { format!("{event}{pair}") } else { event.to_owned() });
-        let start = Instant::now();
-        while pairs_of(&fake, "a_1").len() + pairs_of(&fake, "b_1").len() > 0 {
-            assert!(start.elapsed() < TIMEOUT, "{event}: the rail is still there");
-            a.poll();
-            b.poll();
-        }
+        until_rail_is_gone(&fake, &mut a, &mut b);
         assert!(a.arrivals.is_empty() && b.arrivals.is_empty(), "{event}: {:?} {:?}", a.arrivals, b.arrivals);
         b.port.post_receives(b.link, 2);
         let large = bulk(&a, &mut b, 9);
@@ -350,12 +355,7 @@ fn a_side_that_has_lost_a_rail_leaves_as_soon_as_others_if_nobody_hears_it() {
     let patient = over_both().map(|options| VerbsOptions { timeout: 20, ..options });
     let (mut a, mut b) = ends(&fake, patient, &link(16));
     fake.run(&format!("event kind=1 qp={}", data_pair(&fake, "a_1")));
-    let start = Instant::now();
-    while pairs_of(&fake, "a_1").len() + pairs_of(&fake, "b_1").len() > 0 {
-        assert!(start.elapsed() < TIMEOUT);
-        a.poll();
-        b.poll();
-    }
+    until_rail_is_gone(&fake, &mut a, &mut b);
     // Both have told each other of it.
     a.assert_quiet(&mut b);
     fake.run("cut device=a_0");
@@ -429,11 +429,7 @@ fn a_part_that_has_landed_unread_is_counted_when_its_rail_is_lost() {
         }
         assert_arrives(&mut a, &mut b, large, 3);
         expect!(a.next(&mut b), Got::Done => ());
-        while pairs_of(&fake, "a_1").len() + pairs_of(&fake, "b_1").len() > 0 {
-            assert!(start.elapsed() < TIMEOUT, "the rail is still there");
-            a.poll();
-            b.poll();
-        }
+        until_rail_is_gone(&fake, &mut a, &mut b);
         let part = LARGE as u64 / 2 / 4096 * 4096;
         assert!(!lengths(&posted(&fake), "a_0", WRITE).contains(&part), "it was written again");
         // The link goes on.

@@ -1,4 +1,5 @@
-//! The loss of a link's first rail: another rail becomes the first one, and no call fails.
+//! The loss of a link's first rail: another rail becomes the first one. Calls go on, unless bytes
+//! were acknowledged of which nobody can tell any more, or a read is outstanding.
 //!
 //! Each further rail has a *backup*: a control queue pair, and a queue pair for data that becomes
 //! the main one. A side that can't use the first rail any more goes through these steps.

@@ -13,7 +13,7 @@
 //! and the same bytes are written to it.
 //!
 //! A part that was acknowledged and has not landed is lost, as its source may have another owner.
-//! Only a device that fails does that: the link ends.
+//! Only a device that fails, or is late by seconds, does that: the link ends.
 //!
 //! A part that has landed is never written again, as its memory may have another owner by now.
 
