@@ -8,7 +8,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use std::net::SocketAddr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
-use tensorwire::{Code, DType, Error, FabricKind, Node, PeerState, Status};
+use tensorwire::{Code, DType, Delivery, Error, FabricKind, Node, PeerState, Status, Tensor};
 
 const GRPC: (&str, &str) = ("TENSORWIRE_TEST_FABRIC", "grpc");
 /// Bytes of a tensor that takes many parts.
@@ -95,6 +95,38 @@ fn a_sender_that_dies_in_the_middle_of_a_tensor_ends_its_receive_and_the_next_li
     sender.say("stop");
     assert!(sender.ends_well());
     until(&node, "nothing is left of it", || node.pool().is_empty());
+}
+
+/// The answers that wait for room must not keep the others from coming.
+#[test]
+fn tensors_with_more_bytes_than_the_pool_come_one_after_the_other() {
+    const TENSORS: usize = 40;
+    const BYTES: u64 = 3 << 20;
+    let cluster = cluster(2);
+    let nodes = [0, 1].map(|task| {
+        let node = member(&cluster, task).set("fabric", "grpc").set("pool_size", "32MiB");
+        node.start().expect("the node starts")
+    });
+    std::thread::scope(|scope| nodes.iter().for_each(|node| drop(scope.spawn(|| join(node)))));
+    let [from, to] = nodes.each_ref().map(|node| node.step(1).expect("new"));
+    let [sender, receiver] = &nodes;
+    let tensor = sender.tensor(DType::U8, &[BYTES]).expect("room").freeze();
+    let (done, ended) = std::sync::mpsc::channel();
+    let began = Instant::now();
+    for name in (0..TENSORS).map(|at| format!("x/{at}")) {
+        from.send(&sender.edge_to("w", 1, &name).expect("an edge"), tensor.clone()).expect("sent");
+        let done = done.clone();
+        let received = move |got: Result<Delivery<Tensor>, Error>| {
+            let _ = done.send(got.map(|got| got.tensor.bytes().len()));
+        };
+        let edge = receiver.edge_from("w", 0, &name).expect("an edge");
+        to.receive(&edge).within(SOON).then(received).expect("begun");
+    }
+    for _ in 0..TENSORS {
+        let got = ended.recv_timeout(2 * SOON).expect("an end").expect("received");
+        assert_eq!(got as u64, BYTES);
+    }
+    println!("{TENSORS} tensors of {BYTES} bytes came after {:?}", began.elapsed());
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, TryAcquireError};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Endpoint;
@@ -84,6 +84,8 @@ struct RequestEnd {
 enum NoAnswer {
     /// It can be made again.
     Again(tonic::Status),
+    /// It needs room for so many units first.
+    NoRoom(u32),
     /// It would fail again.
     Never(Status),
 }
@@ -241,11 +243,12 @@ impl TensorClient {
         request: TensorRequest,
     ) -> Result<Option<ArrivedParts>, Status> {
         let mut pause = PAUSES.0;
+        let mut room = None;
         loop {
             // The service has ended if there is no permit to come.
             let Ok(permit) = self.calls.acquire().await else { return Err(stopping()) };
             let asked = Instant::now();
-            let answer = self.try_recv(life, &request).await;
+            let answer = self.try_recv(life, &request, room.take()).await;
             drop(permit);
             match answer {
                 Ok(None) if !request.is_try && asked.elapsed() < SOON => {
@@ -254,17 +257,24 @@ impl TensorClient {
                 }
                 Ok(None) if !request.is_try => pause = PAUSES.0,
                 Ok(answer) => return Ok(answer),
+                // No answer is open meanwhile. Unread ones would use up the window of their
+                // connection, so that the answers that have room could not come either.
+                Err(NoAnswer::NoRoom(units)) => match self.room.acquire_many(units).await {
+                    Ok(permit) => room = Some(permit),
+                    Err(_) => return Err(stopping()),
+                },
                 Err(NoAnswer::Never(status)) => return Err(status),
                 Err(NoAnswer::Again(status)) => pause = self.rest(pause, &status).await,
             }
         }
     }
 
-    /// One call. `None` if the peer has no value yet.
+    /// One call, with `room` for its answer or without. `None` if the peer has no value yet.
     async fn try_recv(
         &self,
         life: Incarnation,
         request: &TensorRequest,
+        room: Option<SemaphorePermit<'_>>,
     ) -> Result<Option<ArrivedParts>, NoAnswer> {
         let request = grpc::RecvTensorRequest {
             caller: self.shared.caller(self.peer, Some(life)),
@@ -292,7 +302,13 @@ impl TensorClient {
             )));
         }
         let units = u32::try_from(first.length / ROOM_UNIT).unwrap_or(u32::MAX);
-        let Ok(_room) = self.room.acquire_many(units).await else { return Err(NoAnswer::Never(stopping())) };
+        let _room = match room.filter(|room| room.num_permits() >= units as usize) {
+            Some(room) => room,
+            None => self.room.try_acquire_many(units).map_err(|error| match error {
+                TryAcquireError::NoPermits => NoAnswer::NoRoom(units),
+                TryAcquireError::Closed => NoAnswer::Never(stopping()),
+            })?,
+        };
         let (mut left, mut arrived) = (first.length, ArrivedParts { head: first.head, parts: Vec::new() });
         let mut data = first.data;
         loop {
