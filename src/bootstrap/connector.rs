@@ -5,6 +5,7 @@ use super::blocking;
 use super::http2_stream::Http2Stream;
 use crate::wire::{TaskId, is_lack};
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
@@ -20,6 +21,11 @@ use tonic::codegen::http::Uri;
 /// The look-ups of names that this process has under way at a time. One outlasts its caller, which
 /// tries again.
 static LOOK_UPS: Semaphore = Semaphore::const_new(64);
+
+/// How long sent bytes may go without an acknowledgement before their connection ends. After a
+/// longer outage of the network the next call makes a new one. The kernel would try the old one
+/// again up to two minutes later (TCP_USER_TIMEOUT, tcp(7)).
+const UNACKNOWLEDGED: Duration = Duration::from_secs(4);
 
 /// Connects with one peer.
 #[derive(Clone)]
@@ -91,6 +97,7 @@ impl Connector {
     async fn connect_to(&self, address: SocketAddr) -> Result<AuthStream, ProofError> {
         let stream = open(address).await?;
         stream.set_nodelay(true)?;
+        sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED.as_millis() as u32).map_err(io::Error::from)?;
         self.auth.connect(stream, &self.peer).await
     }
 
