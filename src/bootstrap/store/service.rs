@@ -21,7 +21,8 @@ use tonic::{Request, Response, Status};
 /// How long one call waits. A caller that waits for longer repeats it.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// Calls of one caller that wait at a time. Less than those that are served, so that a call which
-/// sets what is waited for always comes through.
+/// sets what is waited for always comes through. Further ones are answered at once, and their
+/// caller asks again after a pause.
 pub(super) const MAX_WAITING: usize = 16;
 /// How many keys a request may name.
 pub(super) const MAX_KEYS_OF_CALL: usize = 4096;
@@ -103,16 +104,15 @@ impl StoreService {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, caller: TaskId) -> Result<Waiting<'_>, Status> {
+    /// A place among the waiting calls of the caller, if there is one.
+    fn enter(&self, caller: TaskId) -> Option<Waiting<'_>> {
         let mut waiting = self.waiting();
         let count = waiting.entry(caller.clone()).or_default();
         if *count >= MAX_WAITING {
-            return Err(Status::resource_exhausted(format!(
-                "{MAX_WAITING} calls of {caller} wait already, and that is the limit"
-            )));
+            return None;
         }
         *count += 1;
-        Ok(Waiting { service: self, caller })
+        Some(Waiting { service: self, caller })
     }
 
     /// Looks at the store after each change until `found` returns a value, or the time is over.
@@ -121,11 +121,11 @@ impl StoreService {
         caller: TaskId,
         wait_ms: u32,
         mut found: impl FnMut(&MemoryStore) -> Option<R>,
-    ) -> Result<Option<R>, Status> {
+    ) -> Option<R> {
         let mut changes = self.changed.subscribe();
         let first = found(&self.store);
         if first.is_some() || wait_ms == 0 {
-            return Ok(first);
+            return first;
         }
         let place = self.enter(caller)?;
         let end = Instant::now() + LONGEST_WAIT.min(Duration::from_millis(wait_ms.into()));
@@ -134,7 +134,7 @@ impl StoreService {
             self.take_turn(&place.caller).await;
             let found = found(&self.store);
             if found.is_some() || is_over {
-                return Ok(found);
+                return found;
             }
         }
     }
@@ -174,7 +174,7 @@ impl store_server::Store for StoreService {
     async fn get(&self, request: Request<grpc::GetRequest>) -> Answer<grpc::GetResponse> {
         let (caller, request) = self.open(request)?;
         check_key(&request.key).map_err(refused)?;
-        let value = self.until(caller, request.wait_ms, |store| store.look(&request.key)).await?;
+        let value = self.until(caller, request.wait_ms, |store| store.look(&request.key)).await;
         Ok(Response::new(grpc::GetResponse { value }))
     }
 
@@ -204,7 +204,7 @@ impl store_server::Store for StoreService {
             }
             None
         };
-        let found = self.until(caller, request.wait_ms, all).await?;
+        let found = self.until(caller, request.wait_ms, all).await;
         let missing = if found.is_some() { Vec::new() } else { missing(&self.store) };
         Ok(Response::new(grpc::WaitResponse { missing }))
     }
