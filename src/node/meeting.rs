@@ -339,21 +339,26 @@ fn pids() -> String {
     std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |it| it.display().to_string())
 }
 
-/// Sets a key that is not set, by the call `set`, and returns its value. If the connection breaks
-/// before the answer, and before the end of the time, `look` tells whether the call was done.
+/// Sets a key that is not set, by the call `set`, and returns its value. If its answer is lost
+/// before the end of the time, `look` tells whether the call was done. A store that does not answer
+/// a look either for `silence` has ended.
 fn claim(
     set: impl Fn() -> Result<Option<Vec<u8>>, StoreError>,
-    look: impl FnOnce() -> Result<Vec<u8>, StoreError>,
-    within: Duration,
+    look: impl Fn() -> Result<Vec<u8>, StoreError>,
+    (silence, within): (Duration, Duration),
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let error = match set() {
         Err(error @ StoreError::Unreachable { waited, .. }) if waited < within => error,
         said => return said,
     };
-    match look() {
-        Ok(value) => Ok(Some(value)),
-        Err(StoreError::Timeout { .. }) => set(),
-        Err(_) => Err(error),
+    let lost = Instant::now();
+    loop {
+        match look() {
+            Ok(value) => return Ok(Some(value)),
+            Err(StoreError::Timeout { .. }) => return set(),
+            Err(StoreError::Unreachable { .. }) if lost.elapsed() < silence => {}
+            Err(_) => return Err(error),
+        }
     }
 }
 
@@ -372,7 +377,8 @@ impl MeetingMember<'_> {
     fn claim(&self, key: &str, value: &[u8]) -> Result<Option<Vec<u8>>, MeetingError> {
         let set = || self.store.compare_and_set(key, None, value);
         let look = || self.store.get(key, TURN);
-        claim(set, look, self.meeting.config.join_timeout).map_err(|error| self.failed(error))
+        let config = &self.meeting.config;
+        claim(set, look, (config.silence_bound, config.join_timeout)).map_err(|error| self.failed(error))
     }
 
     fn agree_on_size(&self) -> Result<(), MeetingError> {

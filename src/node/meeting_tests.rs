@@ -471,12 +471,27 @@ fn a_member_whose_answer_was_lost_finds_its_own_value_or_sets_it() {
             0 => lost(soon),
             _ => store.compare_and_set("size", None, b"2"),
         };
-        let said = claim(set, || store.get("size", soon), within);
+        let said = claim(set, || store.get("size", soon), (soon, within));
         assert_eq!(said.expect("found or set"), Some(b"2".to_vec()));
         assert_eq!(calls.load(Ordering::Relaxed), if is_done { 1 } else { 2 });
     }
-    let no_time = claim(|| lost(within), || panic!("no time is left"), within);
+    let no_time = claim(|| lost(within), || panic!("no time is left"), (soon, within));
     assert!(matches!(no_time, Err(StoreError::Unreachable { .. })), "{no_time:?}");
-    let lost_again = claim(|| lost(soon), || lost(soon).map(|_: Option<Vec<u8>>| Vec::new()), within);
+    let looks = AtomicU32::new(0);
+    let silent = || {
+        looks.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(soon);
+        lost(soon).map(|_: Option<Vec<u8>>| Vec::new())
+    };
+    let (begin, silence) = (Instant::now(), 20 * soon);
+    let lost_again = claim(|| lost(soon), silent, (silence, within));
     assert!(matches!(lost_again, Err(StoreError::Unreachable { .. })), "{lost_again:?}");
+    assert!(begin.elapsed() >= silence && looks.load(Ordering::Relaxed) > 1, "{looks:?}");
+    // A store that was slow for a while.
+    let slow = || match looks.fetch_sub(1, Ordering::Relaxed) {
+        0 => Ok(b"2".to_vec()),
+        _ => lost(soon).map(|_: Option<Vec<u8>>| Vec::new()),
+    };
+    looks.store(3, Ordering::Relaxed);
+    assert_eq!(claim(|| lost(soon), slow, (within, within)).expect("found"), Some(b"2".to_vec()));
 }
