@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Pauses between two looks at the file: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+/// A file that seems unchanged is looked at without its lock for this long. So many processes that
+/// wait leave the lock to those that write.
+const WITHOUT_LOCK: Duration = Duration::from_secs(2);
 /// Bytes of the header and of the number that was drawn for the file.
 const START: u64 = HEADER.len() as u64 + 8;
 /// Bytes that one read takes: more than the longest record, and no more than memory has room for,
@@ -64,6 +67,16 @@ struct Cache {
     end: u64,
     /// The log says that the file could not be written anew.
     is_waste_told: bool,
+}
+
+/// A file as it was at some time. Records that are appended change the length, and a file that is
+/// written anew is another one.
+#[derive(PartialEq)]
+struct FileState {
+    id: (u64, u64),
+    length: u64,
+    /// Seconds and nanoseconds.
+    written: (i64, i64),
 }
 
 impl FileStore {
@@ -264,20 +277,29 @@ impl FileStore {
     ) -> Result<R, StoreError> {
         let (begin, mut pause) = (Instant::now(), PAUSES.0);
         let mut missing: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+        let file = format!("the store file {}", self.path.display());
+        let mut store = file.clone();
+        let mut looked_at: Option<(FileState, Instant)> = None;
         loop {
-            let left = timeout.saturating_sub(begin.elapsed());
-            let limit = self.timeout.min(if timeout.is_zero() { LOOK } else { left });
-            let looked = self.read(limit, &mut found)?;
-            let store = match looked {
-                Some(Ok(found)) => return Ok(found),
-                // It is the time of the store that is over, not that of the call.
-                None if timeout.is_zero() || limit < left => return Err(self.held(limit)),
-                None => format!("the store file {}, whose lock another process has", self.path.display()),
-                Some(Err(absent)) => {
-                    missing = absent;
-                    format!("the store file {}", self.path.display())
-                }
-            };
+            let (state, now) = (self.state(), Instant::now());
+            let is_unchanged = looked_at
+                .as_ref()
+                .is_some_and(|(before, at)| state.as_ref() == Some(before) && now - *at < WITHOUT_LOCK);
+            if !is_unchanged {
+                let left = timeout.saturating_sub(begin.elapsed());
+                let limit = self.timeout.min(if timeout.is_zero() { LOOK } else { left });
+                store = match self.read(limit, &mut found)? {
+                    Some(Ok(found)) => return Ok(found),
+                    // It is the time of the store that is over, not that of the call.
+                    None if timeout.is_zero() || limit < left => return Err(self.held(limit)),
+                    None => format!("{file}, whose lock another process has"),
+                    Some(Err(absent)) => {
+                        missing = absent;
+                        looked_at = state.map(|state| (state, now));
+                        file.clone()
+                    }
+                };
+            }
             let left = timeout.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return Err(StoreError::Timeout { store, missing, waited: timeout });
@@ -285,6 +307,13 @@ impl FileStore {
             std::thread::sleep(pause.min(left));
             pause = PAUSES.1.min(pause * 2);
         }
+    }
+
+    /// What changes with the file, as it is now. A file system of the network asks its server when
+    /// a file is opened.
+    fn state(&self) -> Option<FileState> {
+        let facts = options().open(&self.path).and_then(|file| file.metadata()).ok()?;
+        Some(FileState { id: id(&facts), length: facts.len(), written: (facts.mtime(), facts.mtime_nsec()) })
     }
 
     /// As given to [`FileStore::open`].

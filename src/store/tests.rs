@@ -277,6 +277,23 @@ fn a_call_waits_for_the_lock_no_longer_than_it_may_take() {
 }
 
 #[test]
+fn a_wait_leaves_the_lock_to_others_while_the_file_is_unchanged() {
+    let (_folder, path) = file();
+    let (store, other) = (FileStore::open(&path, 10 * SHORT).unwrap(), open(&path));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| store.get("k", LONG));
+        std::thread::sleep(10 * SHORT);
+        let held = std::fs::File::open(&path).unwrap();
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        // Longer than the wait may wait for the lock.
+        std::thread::sleep(20 * SHORT);
+        drop(held);
+        other.set("k", b"v").unwrap();
+        assert_eq!(waits.join().unwrap().unwrap(), b"v");
+    });
+}
+
+#[test]
 fn a_file_that_was_deleted_or_replaced_is_read_anew() {
     let (folder, path) = file();
     let store = open(&path);
