@@ -26,7 +26,7 @@ impl Node {
     ) -> Result<TensorMut, TensorError> {
         let meta = TensorMeta::new(dtype, Shape::new(dims)?)?;
         self.try_until(timeout, || match self.pool.tensor(meta.clone()) {
-            Err(error @ (PoolError::Exhausted { .. } | PoolError::TableFull { .. })) => {
+            Err(error) if error.is_shortage() => {
                 Attempt::Again(TensorError::NoRoomInTime { timeout, source: error })
             }
             result => Attempt::Over(result.map_err(TensorError::Pool)),

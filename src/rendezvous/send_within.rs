@@ -29,7 +29,8 @@ use std::time::Duration;
 pub struct SendError<V> {
     /// The value of the call.
     pub value: V,
-    /// The reason. If there was no room in time, it is [`Error::ResourceExhausted`].
+    /// The reason. If there was no room in time, it is [`Error::ResourceExhausted`], or
+    /// [`Error::NoRoom`] in the pool.
     #[source]
     pub error: Error,
 }
@@ -41,9 +42,9 @@ impl<V> From<SendError<V>> for Error {
 }
 
 impl Step {
-    /// Sends as [`Step::send`] does. If `max_outstanding_sends` is reached, the call waits for
-    /// room, for `timeout` at most, and makes progress meanwhile. This slows down a producer that
-    /// is faster than its peers.
+    /// Sends as [`Step::send`] does. If `max_outstanding_sends` is reached, or the pool has no room
+    /// for a copy that the send needs, the call waits for room. It waits for `timeout` at most, and
+    /// makes progress meanwhile. This slows down a producer that is faster than its peers.
     ///
     /// With a timeout of zero the call does not wait. Values of one edge are received in the order
     /// in which their calls return. Only calls of several threads that wait at the same time have
@@ -74,12 +75,12 @@ impl Step {
         loop {
             let error = match (self.send(edge, value.clone()), edge.destination) {
                 (Ok(()), _) => return Ok(()),
-                (Err(Error::ResourceExhausted { .. }), EdgeEnd::Peer(peer))
-                    if self.context.now() < deadline =>
+                (Err(error), EdgeEnd::Peer(peer))
+                    if may_find_room(&error) && self.context.now() < deadline =>
                 {
                     // Credit of the edge makes room without an end of the wait.
                     let next = deadline.min(self.context.now() + SLICE);
-                    self.wait_for_room(peer, next).err()
+                    self.wait_for_room(peer, &error, next).err()
                 }
                 (Err(error), _) => Some(error),
             };
@@ -89,11 +90,22 @@ impl Step {
         }
     }
 
-    /// Waits until fewer values are outstanding than may be, or until `deadline`.
-    fn wait_for_room(&self, peer: PeerIndex, deadline: Time) -> Result<(), Error> {
+    /// Waits until fewer values are outstanding than may be, or until `deadline`. The pool does not
+    /// say when it has room again, so a wait for it lasts until `deadline`.
+    fn wait_for_room(&self, peer: PeerIndex, shortage: &Error, deadline: Time) -> Result<(), Error> {
         let context = &*self.context;
         let limit = context.settings.max_outstanding_sends as usize;
-        let has_room = || context.outstanding.load(Ordering::Relaxed) < limit;
+        let is_counted = matches!(shortage, Error::ResourceExhausted { .. });
+        let has_room = || is_counted && context.outstanding.load(Ordering::Relaxed) < limit;
         context.wait(context.paths.of(peer), deadline, &has_room).map(drop)
+    }
+}
+
+/// Whether a later send may succeed.
+fn may_find_room(error: &Error) -> bool {
+    match error {
+        Error::ResourceExhausted { .. } => true,
+        Error::NoRoom { source, .. } => source.is_shortage(),
+        _ => false,
     }
 }

@@ -5,7 +5,7 @@ use crate::common::{SOON, over_grpc, over_verbs, run, until, values};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tensorwire::internals::wire::message::Allocator;
 use tensorwire::{
     Counter, DType, Edge, Error, ForeignMemory, Gauge, Node, Shape, Snapshot, Tensor, TensorMeta, TensorMut,
@@ -372,6 +372,37 @@ pub fn no_room(settings: &'static Settings) {
             true => sent.expect("it needs no room"),
             false => assert!(matches!(sent, Err(Error::NoRoom { .. })), "{sent:?}"),
         }
+        node.cleanup(1);
+    });
+}
+
+pub fn waits_for_room(settings: &'static Settings) {
+    // Fewer bytes than are registered.
+    const N: u64 = 1000;
+    run(2, settings, move |node, task| {
+        let step = node.step(1).expect("new");
+        if task == 1 {
+            let got = step.recv(&here(node), SOON).expect("received").tensor;
+            assert_eq!(values(&got)[..2], [0.0, 1.0]);
+            return;
+        }
+        let fill = |bytes| std::iter::from_fn(move || node.tensor(DType::U8, &[bytes]).ok());
+        let held: Vec<_> = [1 << 20, 4 * N].into_iter().flat_map(fill).collect();
+        let memory = counting(0.0, N);
+        let (brief, since) = (Duration::from_millis(20), Instant::now());
+        let failed = step.send_within(&there(node), tensor(node, &memory, N, 0), brief).expect_err("no room");
+        assert!(matches!(failed.error, Error::NoRoom { .. }) && since.elapsed() >= brief, "{failed}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(brief);
+                drop(held);
+            });
+            step.send_within(&there(node), failed.value, SOON).expect("there is room soon");
+        });
+        let large = counting(0.0, 3 << 20);
+        let sent = step.send_within(&there(node), tensor(node, &large, 3 << 20, 0), SOON);
+        assert!(sent.is_ok() == registers(settings), "a tensor that is too large never finds room: {sent:?}");
+        assert!(since.elapsed() < SOON, "the call must not wait for it");
         node.cleanup(1);
     });
 }

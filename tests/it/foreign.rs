@@ -46,6 +46,11 @@ fn a_send_for_which_the_pool_has_no_room_says_so_or_needs_none() {
 }
 
 #[test]
+fn a_send_that_needs_a_copy_waits_for_room_in_the_pool() {
+    cases::waits_for_room(HERE);
+}
+
+#[test]
 fn a_send_that_is_refused_has_copied_and_registered_nothing() {
     cases::refused(HERE);
 }

@@ -471,6 +471,7 @@ fn memory_outside_the_pool_is_registered_and_sent_from_where_it_lies() {
         foreign::standing,
         foreign::to_itself,
         foreign::no_room,
+        foreign::waits_for_room,
         foreign::refused,
         foreign::ends_beside_callbacks,
     ] {

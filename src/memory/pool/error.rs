@@ -63,3 +63,10 @@ pub enum PoolError {
     )]
     Forked,
 }
+
+impl PoolError {
+    /// Whether the allocation may succeed once other tensors are dropped.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, PoolError::Exhausted { .. } | PoolError::TableFull { .. })
+    }
+}
