@@ -337,6 +337,13 @@ pub trait Port: Send + 'static {
     /// counts. It consumes no receive.
     fn publish_credits(&mut self, link: LinkId, returned: u32);
 
+    /// Whether everything that was posted on a link is at the peer's host, or never will be. A port
+    /// that says nothing of its own has all of it there at once. May enter the kernel.
+    fn is_flushed(&self, link: LinkId) -> bool {
+        let _ = link;
+        true
+    }
+
     /// The newest number that the peer has published.
     fn peer_credits(&mut self, link: LinkId) -> u32;
 

@@ -245,6 +245,11 @@ impl<P: Port> Links<P> {
         self.port.fail(link, why);
     }
 
+    /// Whether everything that was posted on a link is at the peer's host, or never will be.
+    pub fn is_flushed(&self, link: LinkId) -> bool {
+        self.port.is_flushed(link)
+    }
+
     /// Tells the port the time.
     #[inline]
     pub fn set_time(&mut self, now: Time) {

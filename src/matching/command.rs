@@ -153,6 +153,8 @@ pub enum RemoteCommand<L> {
         /// Called with the report, and with the number of losses so far.
         done: UntakenCallback,
     },
+    /// Says whether everything that was posted is at the hosts of its peers.
+    IsFlushed(Box<dyn FnOnce(bool) + Send>),
     /// Reports how much there is to do.
     #[cfg(any(test, feature = "sim"))]
     Load(Box<dyn FnOnce(RemoteLoad) + Send>),

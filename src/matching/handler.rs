@@ -271,6 +271,11 @@ impl WindowHandler {
         done(self.matching.untaken(since), self.matching.losses());
     }
 
+    fn is_flushed<P: Port>(&self, links: &Links<P>) -> bool {
+        let mut peers = (0..self.connections.members().all().len() as u32).map(PeerIndex);
+        peers.all(|peer| self.connections.present(peer).is_none_or(|link| links.is_flushed(link)))
+    }
+
     #[inline]
     fn handle_windows<P: Port>(&mut self, links: &mut Links<P>) {
         while let Some((link, event)) = links.next_window() {
@@ -432,6 +437,7 @@ impl<P: Port> Handler<P> for WindowHandler {
             }
             RemoteCommand::FlightLogs(done) => done(self.connections.flight_logs(links)),
             RemoteCommand::Untaken { asks, since, done } => self.untaken(links, asks, since, done),
+            RemoteCommand::IsFlushed(done) => done(self.is_flushed(links)),
             #[cfg(any(test, feature = "sim"))]
             RemoteCommand::Load(done) => done(self.matching.load(links.load())),
         }

@@ -48,10 +48,11 @@ impl Node {
     ///
     /// Returns the values that the stop has dropped: those that never left, and those that left and
     /// are not known to be taken. Peers tell late which values they took, and a stop does not ask
-    /// them: [`Node::flush`] does.
+    /// them: [`Node::flush`] does. A value that another thread sends during the call may be dropped
+    /// without being reported.
     ///
     /// # Errors
-    /// If the bootstrap service did not end in time.
+    /// If the bootstrap service did not end in time. The values that never left are logged then.
     pub fn stop(&self) -> Result<Untaken, NodeError> {
         self.check_home()?;
         // Tells the peers which steps have ended.
@@ -77,19 +78,28 @@ impl Node {
         }
     }
 
-    /// Makes progress as long as values are left and a peer is connected that may take them. If
-    /// none is taken, it polls less and less often, and leaves the CPU to threads that compute.
+    /// Makes progress as long as a peer is connected, and values are left or on their way to it. If
+    /// none is taken, it polls less and less often, and leaves the CPU to threads that compute. The
+    /// goodbye goes another way than the values, and must not overtake them.
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
         const MAX_SLEEP: Duration = Duration::from_millis(1);
         let left = || self.outstanding.load(Ordering::Relaxed);
+        // A poller that is unusable sends nothing more.
+        let is_done = || left() == 0 && self.context.is_flushed().unwrap_or(true);
         let end = self.context.now() + self.stop_timeout;
         let (mut sleep, mut before) = (POLL, left());
-        while left() > 0 && self.context.now() < end && self.peers().iter().any(is_connected) {
+        while !is_done() && self.context.now() < end && self.peers().iter().any(is_connected) {
             let next = end.min(self.context.now() + POLL);
-            match self.context.wait_until(next, &|| left() == 0) {
+            let waited = match before {
+                // The kernel takes more of what was posted.
+                0 => self.context.progress().map(|_| false),
+                _ => self.context.wait_until(next, &|| left() == 0),
+            };
+            match waited {
                 Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
-                Ok(true) | Err(_) => return,
+                Ok(true) => {}
+                Err(_) => return,
             }
             sleep = if left() < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
             before = left();

@@ -330,6 +330,11 @@ impl Context {
         Ok(all)
     }
 
+    /// Whether everything that has left is at the hosts of its peers.
+    pub(crate) fn is_flushed(&self) -> Result<bool, Error> {
+        self.paths.all().try_fold(true, |all, path| Ok(all && path.is_flushed()?))
+    }
+
     /// See [`Node::progress`](crate::Node::progress).
     pub fn progress(&self) -> Result<usize, Error> {
         self.check_home()?;

@@ -219,6 +219,15 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn untaken(&self, asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error>;
 
+    /// Whether everything that has left is at the hosts of its peers. A path over gRPC calls hears
+    /// of each value that its peer has got.
+    ///
+    /// # Errors
+    /// If the poller is closed or poisoned.
+    fn is_flushed(&self) -> Result<bool, Error> {
+        Ok(true)
+    }
+
     /// Makes progress once. Returns the number of completions.
     ///
     /// # Errors
@@ -383,6 +392,15 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         self.submit(RemoteCommand::Untaken { asks, since, done }).map_err(unusable)?;
         RemotePath::wait(self, Time::NEVER, &|| untaken.get().is_some())?;
         Ok(untaken.get().cloned().unwrap_or_default())
+    }
+
+    fn is_flushed(&self) -> Result<bool, Error> {
+        let answer = Arc::new(OnceLock::new());
+        let told = answer.clone();
+        let done = Box::new(move |is_flushed| _ = told.set(is_flushed));
+        self.submit(RemoteCommand::IsFlushed(done)).map_err(unusable)?;
+        RemotePath::wait(self, Time::NEVER, &|| answer.get().is_some())?;
+        Ok(answer.get().copied().unwrap_or_default())
     }
 
     fn progress(&self) -> Result<usize, Error> {

@@ -280,6 +280,10 @@ impl Port for MultiPort {
         shm + verbs + self.tcp.as_ref().map_or(0, TcpPort::doorbells)
     }
 
+    fn is_flushed(&self, id: LinkId) -> bool {
+        on_part!(self.as_ref, id, |port, link| port.is_flushed(link), true)
+    }
+
     #[inline]
     fn send(&mut self, id: LinkId, bytes: &[u8]) -> Result<(), PostError> {
         on_part!(self.as_mut, id, |port, link| port.send(link, bytes), Err(PostError::Down))

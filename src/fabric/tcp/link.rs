@@ -193,6 +193,16 @@ impl TcpLinkInner {
         matches!(self.phase, TcpLinkPhase::Up | TcpLinkPhase::Resuming | TcpLinkPhase::Cut)
     }
 
+    /// Whether the peer's kernel has everything that was posted, or never will.
+    pub(super) fn is_flushed(&self) -> bool {
+        match self.phase {
+            TcpLinkPhase::Up => self.out.is_flushed(),
+            TcpLinkPhase::Cut | TcpLinkPhase::Failing(_) | TcpLinkPhase::Down => true,
+            // What is lacking is sent again.
+            TcpLinkPhase::Broken(_) | TcpLinkPhase::Resuming => false,
+        }
+    }
+
     /// Operations that take a place of the queue.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {

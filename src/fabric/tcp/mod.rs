@@ -20,7 +20,7 @@
 //! | `options`, `failure`, `violation` | settings, errors, the rules that a peer can break |
 //! | `connect`, `endpoint` | how a link is made |
 //! | `frame` | what the main connection carries |
-//! | `io`, `byte_ring`, `send_buffer`, `bulk`, `outgoing` | sending, and sending again |
+//! | `io`, `byte_ring`, `send_buffer`, `bulk`, `outgoing`, `unacknowledged` | sending, and sending again |
 //! | `receive_buffer`, `received_frames` | what has come |
 //! | `incoming`, `grants`, `reads` | payloads, and what a peer may access |
 //! | `link`, `post`, `short`, `receiving`, `ending`, `links`, `port` | links and ports |
@@ -52,6 +52,7 @@ mod short;
 mod sleeper;
 #[cfg(any(test, feature = "fuzzing"))]
 mod testing;
+mod unacknowledged;
 mod violation;
 mod watcher;
 

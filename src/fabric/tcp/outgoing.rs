@@ -6,6 +6,7 @@ use super::frame::{Frame, GoodbyeReason, LONG_HEADER, PayloadCarrier, SHORT_HEAD
 use super::io::Sockets;
 use super::received_frames::ReceivedFrames;
 use super::send_buffer::{COPIED_PAYLOAD, SendBuffer};
+use super::unacknowledged::unacknowledged;
 use super::violation::TcpViolation;
 use crate::memory::Tensor;
 use rustix::io::Errno;
@@ -140,6 +141,13 @@ impl Outgoing {
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.error().is_some() || self.kept.is_empty() && self.bulk.is_empty()
+    }
+
+    /// Whether the peer's kernel has all that was posted.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.kept.is_empty()
+            && self.bulk.is_empty()
+            && self.sockets.all().all(|socket| unacknowledged(socket) == 0)
     }
 
     /// The error that ended a connection, if a send has met it.

@@ -216,6 +216,10 @@ impl Port for TcpPort {
         });
     }
 
+    fn is_flushed(&self, link: LinkId) -> bool {
+        self.links.get(link).is_none_or(TcpLinkInner::is_flushed)
+    }
+
     fn peer_credits(&mut self, link: LinkId) -> u32 {
         self.links.get(link).map_or(0, |link| link.credits)
     }

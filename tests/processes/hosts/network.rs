@@ -200,6 +200,26 @@ impl Network {
         self.hosts[host as usize].run("tc", &format!("qdisc add dev eth {shape}"))
     }
 
+    /// Limits what a host sends, except from and to the ports of the bootstrap service.
+    ///
+    /// # Errors
+    /// What the kernel or this machine lacks.
+    pub fn slow_down_links(&self, host: u32, rate: &str) -> Result<(), String> {
+        let host = &self.hosts[host as usize];
+        host.run("tc", "qdisc add dev eth root handle 1: htb default 2")?;
+        host.run("tc", "class add dev eth parent 1: classid 1:1 htb rate 1gbit")?;
+        host.run("tc", &format!("class add dev eth parent 1: classid 1:2 htb rate {rate}"))?;
+        host.run("nft", "add table ip fast")?;
+        host.run("nft", "add chain ip fast outgoing { type filter hook output priority 0; }")?;
+        for side in ["sport", "dport"] {
+            host.run(
+                "nft",
+                &format!("add rule ip fast outgoing tcp {side} 4000-4100 meta priority set 1:1"),
+            )?;
+        }
+        Ok(())
+    }
+
     /// Ends the limit of a host.
     pub fn speed_up(&self, host: u32) {
         self.switch.run("tc", &format!("qdisc del dev to{host} root")).expect("it is limited");
