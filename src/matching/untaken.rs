@@ -102,7 +102,8 @@ impl UntakenEdge {
 }
 
 impl Untaken {
-    /// Whether every value was taken, and none was lost.
+    /// Whether every value was taken, and none was lost during the call. The counter `values_lost`
+    /// has the earlier losses, too.
     pub fn is_empty(&self) -> bool {
         self.edges.is_empty() && self.moving == 0
     }

@@ -103,8 +103,9 @@ fn a_flush_that_ends_early_names_the_edges_with_their_values() {
         step.cleanup();
         let untaken = node.flush(BRIEF).expect("it looks");
         assert_eq!(counts(&untaken), [("other", 1, 0)], "the values of step 1 went with it");
+        other.send(&node.edge_to("w", 1, "x").expect("edge"), counting(node, 0.0, 9)).expect("sent");
         let dropped = node.stop().expect("stopped");
-        assert_eq!(counts(&dropped), [("other", 1, 0)], "the stop drops it");
+        assert_eq!(counts(&dropped), [("other", 1, 0), ("x", 0, 1)], "the stop drops both");
         assert!(node.stop().expect("again").is_empty());
         assert!(matches!(node.flush(SOON), Err(Error::Stopped)));
         SAID.store(3, Ordering::SeqCst);
