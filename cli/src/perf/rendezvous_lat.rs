@@ -16,7 +16,9 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
-use tensorwire::{BufferRing, Config, DType, Edge, Node, PollMode, Step, Tensor, TensorMut};
+use tensorwire::{
+    BufferRing, Builder, Config, ConfigError, DType, Edge, Node, PollMode, Step, Tensor, TensorMut,
+};
 
 /// The step of every tensor. Values under one key arrive in order.
 const STEP: u64 = 1;
@@ -183,13 +185,23 @@ pub fn joined(
     channel: &mut ControlChannel,
 ) -> Result<(Node, Facts), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::failed("joining the two processes", error);
-    let mut builder = Node::builder()
+    let builder = Node::builder()
         .environment(proofs::variables(channel.local_ip()?)?)
         .member("perf", me)
         .set("cluster", cluster(me, channel)?)
-        .set("pool_size", options.fabric.pool.to_string())
-        .set("fabric", options.fabric.fabric.to_string())
         .join_timeout(JOIN_LOOK);
+    let config = config(builder, options).map_err(|error| failed(&error))?;
+    let node = Node::start(&config).map_err(|error| failed(&error))?;
+    join(&node, channel)?;
+    let facts = facts(&node, &config, options);
+    Ok((node, facts))
+}
+
+/// The settings of a node, with those that the options stand for.
+fn config(builder: Builder, options: &RendezvousOptions) -> Result<Config, ConfigError> {
+    let mut builder = builder
+        .set("pool_size", options.fabric.pool.to_string())
+        .set("fabric", options.fabric.fabric.to_string());
     let small = options.inline().map(|bytes| bytes.to_string());
     let streams = options.fabric.streams.map(|count| count.to_string());
     let depth = options.fabric.given_depth().map(|depth| depth.to_string());
@@ -212,20 +224,15 @@ pub fn joined(
     for (key, value) in device(&options.fabric) {
         builder = builder.set(key, value);
     }
-    // A profile may borrow.
-    builder = builder.set("bulk_receive", if options.borrow { "borrow" } else { "copy" });
     if options.borrow {
+        builder = builder.set("bulk_receive", "borrow");
         builder = builder.set("max_lent_bytes", options.fabric.pool.to_string());
     }
     if options.is_baseline && options.batch() > 0 {
         // Beyond this limit a single receive is refused. Those of a batch do not count.
         builder = builder.set("max_requests", options.batch().max(4096).to_string());
     }
-    let config = builder.build().map_err(|error| failed(&error))?;
-    let node = Node::start(&config).map_err(|error| failed(&error))?;
-    join(&node, channel)?;
-    let facts = facts(&node, &config, options);
-    Ok((node, facts))
+    builder.build()
 }
 
 /// Waits for the other side, as long as that does not say that it has failed.
@@ -299,4 +306,26 @@ fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
     let theirs = String::from_utf8_lossy(&channel.swap(own.as_bytes())?).into_owned();
     let (first, second) = if me == 0 { (own, theirs) } else { (theirs, own) };
     Ok(format!("perf={first},{second}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensorwire::BulkReceive;
+
+    fn settings_with(profile: Option<&str>, borrow: bool) -> Config {
+        let mut options = RendezvousOptions::default();
+        (options.fabric.pool, options.borrow) = (64 << 20, borrow);
+        options.profile = profile.map(str::to_owned);
+        let cluster = "perf=127.0.0.1:1,127.0.0.1:2";
+        let builder = Node::builder().environment([]).member("perf", 0).set("cluster", cluster);
+        config(builder, &options).expect("a configuration")
+    }
+
+    #[test]
+    fn all_lines_of_a_profile_hold_unless_options_say_otherwise() {
+        assert_eq!(settings_with(Some("throughput"), false).bulk_receive, BulkReceive::Borrow);
+        assert_eq!(settings_with(None, false).bulk_receive, BulkReceive::Copy);
+        assert_eq!(settings_with(None, true).bulk_receive, BulkReceive::Borrow);
+    }
 }

@@ -9,6 +9,8 @@ mod peers;
 mod report;
 mod rows;
 mod svg;
+#[cfg(test)]
+mod tests;
 
 use self::job::{free_port, quoted, run_pair};
 use self::parse::OwnReport;
@@ -73,7 +75,8 @@ pub struct CompareOptions {
         value_parser = PossibleValuesParser::new(Profile::ALL.map(Profile::name))
     )]
     profile: Option<String>,
-    /// The RDMA device for perftest and ours [default: the first of each]
+    /// The RDMA device for perftest and ours [default: the only active one for ours, and perftest's
+    /// first]
     #[arg(long, short = 'd', value_name = "NAME")]
     ib_dev: Option<String>,
     /// Index into the device's GID table for perftest and ours
@@ -95,10 +98,12 @@ pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     let program = std::env::current_exe();
     let program = program.map_err(|error| CliError::failed("looking for this program", error))?;
     let found = options.peers.iter().map(|&peer| (peer, peer.find(options.given(peer)))).collect();
-    let mut comparison =
-        CompareRun { options, run, cores, program, found, folder: scratch()?, figures: Vec::new() };
+    let folder = scratch()?;
+    let (failed, figures) = (Vec::new(), Vec::new());
+    let mut comparison = CompareRun { options, run, cores, program, found, folder, failed, figures };
     print(&comparison.report().header())?;
-    comparison.measure()?;
+    let measured = comparison.measure();
+    // A failure leaves the figures of the runs before it.
     let report = comparison.report();
     print(&report.table())?;
     if let Some(file) = json {
@@ -107,7 +112,7 @@ pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     if let Some(file) = svg {
         file.write(&report.to_svg())?;
     }
-    Ok(())
+    measured
 }
 
 fn check(run: &RunOptions) -> Result<(), CliError> {
@@ -169,17 +174,25 @@ struct CompareRun<'a> {
     /// Each peer with its program, or with the reason why it is left out.
     found: Vec<(Peer, Result<PathBuf, String>)>,
     folder: TempDir,
+    /// Fabrics on which a run of ours has failed.
+    failed: Vec<&'static str>,
     figures: Vec<TurnFigure>,
 }
 
 impl CompareRun<'_> {
+    /// Measures everything. A fabric on which a run of ours fails is left out from then on, except
+    /// shared memory, which every host has.
     fn measure(&mut self) -> Result<(), CliError> {
         for bytes in self.sizes() {
             for &measure in &self.options.measures {
                 for fabric in ["shm", "tcp", "verbs"] {
                     let conditions = self.conditions(bytes);
-                    if self.is_measured(fabric, measure) {
-                        self.turns(fabric, measure, &conditions)?;
+                    if !self.is_measured(fabric, measure) {
+                        continue;
+                    }
+                    match self.turns(fabric, measure, &conditions) {
+                        Err(error) if fabric != "shm" => self.leave_out_fabric(fabric, &error),
+                        measured => measured?,
                     }
                 }
             }
@@ -191,6 +204,7 @@ impl CompareRun<'_> {
     fn is_measured(&self, fabric: &str, measure: Measure) -> bool {
         match (fabric, measure) {
             ("shm", _) => true,
+            _ if self.failed.contains(&fabric) => false,
             ("tcp", Measure::Latency) => self.options.peers.contains(&Peer::UcxTcp),
             _ => !self.peers_on(fabric, measure).is_empty(),
         }
@@ -316,6 +330,15 @@ impl CompareRun<'_> {
             if *peer == failed {
                 *found = Err(why.clone());
             }
+        }
+    }
+
+    /// Leaves out the peers of a fabric, as there is nothing to compare them with.
+    fn leave_out_fabric(&mut self, fabric: &'static str, error: &CliError) {
+        self.failed.push(fabric);
+        let peers: Vec<Peer> = self.found.iter().map(|(peer, _)| *peer).collect();
+        for peer in peers.into_iter().filter(|peer| peer.fabric() == fabric) {
+            self.leave_out(peer, format!("{OURS} failed over {fabric}: {error}"));
         }
     }
 

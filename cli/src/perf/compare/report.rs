@@ -100,7 +100,7 @@ impl CompareReport {
         Ok(text.map_err(|error| CliError::failed("making the JSON report", error))? + "\n")
     }
 
-    /// A picture of the rows that have most of their turns. Far ones are dashed.
+    /// A picture of all sizes of all names. Each is drawn at the distance with most of its turns.
     pub fn to_svg(&self) -> String {
         let mut names: Vec<(&str, &str)> = Vec::new();
         for row in &self.rows {
@@ -109,24 +109,33 @@ impl CompareReport {
             }
         }
         let chart = |title: &str, measure, unit, scale| {
-            let is_drawn = |row: &&RatioRow| row.measure == measure && row.turns * 2 > self.turns as usize;
-            let rows: Vec<_> = self.rows.iter().filter(is_drawn).collect();
-            Chart { title: title.into(), unit, curves: curves(&rows, &names, scale) }
+            let rows: Vec<_> = self.rows.iter().filter(|row| row.measure == measure).collect();
+            Chart { title: title.into(), unit, curves: curves(&most_frequent(&rows), &names, scale) }
         };
         let charts = [
             chart("Latency, one way", Measure::Latency, "us", 1e-3),
             chart("Bandwidth, one direction", Measure::Bandwidth, "GB/s", 1.0),
         ];
         let drawn: Vec<Chart> = charts.into_iter().filter(|chart| !chart.curves.is_empty()).collect();
-        let footer = format!("{}, medians of {} turns, commit {}", self.cpu, self.turns, self.commit);
+        let turns = format!("medians of the turns at the distance with most of {}", self.turns);
+        let footer = format!("{}, {turns}, commit {}", self.cpu, self.commit);
         svg::svg(&drawn, &footer)
     }
+}
+
+/// For each name and size the row with most turns. Of two with as many, the nearer one.
+fn most_frequent<'a>(rows: &[&'a RatioRow]) -> Vec<&'a RatioRow> {
+    let rival = |row: &RatioRow, other: &RatioRow| {
+        (other.fabric, &other.name, other.bytes) == (row.fabric, &row.name, row.bytes)
+            && (other.turns > row.turns || other.turns == row.turns && other.distance < row.distance)
+    };
+    rows.iter().copied().filter(|row| !rows.iter().any(|other| rival(row, other))).collect()
 }
 
 /// One curve for each name and distance, near ones first. The place of a name is its colour.
 fn curves(rows: &[&RatioRow], names: &[(&str, &str)], scale: f64) -> Vec<Curve> {
     let mut curves = Vec::new();
-    for distance in [Distance::Near, Distance::Far] {
+    for (distance, dashes) in [(Distance::Near, ""), (Distance::Between, "1 3"), (Distance::Far, "5 4")] {
         for (colour, &(fabric, name)) in names.iter().enumerate() {
             let is_of_curve =
                 |row: &&&RatioRow| (row.fabric, row.name.as_str(), row.distance) == (fabric, name, distance);
@@ -135,7 +144,7 @@ fn curves(rows: &[&RatioRow], names: &[(&str, &str)], scale: f64) -> Vec<Curve> 
             let suffix = if fabric == "shm" { String::new() } else { format!(" ({fabric})") };
             let label = format!("{name}{suffix}, {distance}");
             if !points.is_empty() {
-                curves.push(Curve { label, colour, is_dashed: distance == Distance::Far, points });
+                curves.push(Curve { label, colour, dashes, points });
             }
         }
     }
@@ -191,7 +200,24 @@ mod tests {
             assert!(text.contains(label), "no {label}: {text}");
         }
         assert!(!text.contains("Bandwidth"), "a chart without figures is not drawn");
-        let text = CompareReport { turns: 5, ..report() }.to_svg();
-        assert!(!text.contains("polyline"), "rows of one turn of five are not drawn");
+    }
+
+    #[test]
+    fn the_picture_has_every_size_at_the_distance_with_most_of_its_turns() {
+        let (near, between, far) = ([40.0; 2], [100.0; 2], [150.0; 2]);
+        let figures = [
+            figure(OURS, 8, 1, 130.0, near),
+            figure(OURS, 8, 2, 135.0, between),
+            figure(OURS, 8, 3, 140.0, between),
+            figure(OURS, 4096, 1, 380.0, near),
+            figure(OURS, 4096, 2, 900.0, far),
+        ];
+        let rows = rows::rows(&figures);
+        let drawn = most_frequent(&rows.iter().collect::<Vec<_>>());
+        let said: Vec<_> = drawn.iter().map(|row| (row.bytes, row.distance, row.turns)).collect();
+        assert_eq!(said, [(8, Distance::Between, 2), (4096, Distance::Near, 1)]);
+        let cores = Cores { initiator: 0, responder: 1 };
+        let text = CompareReport::new(cores, 3, None, Vec::new(), &figures).to_svg();
+        assert!(text.contains("tensorwire, between") && text.contains("\"1 3\""), "{text}");
     }
 }

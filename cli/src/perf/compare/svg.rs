@@ -24,14 +24,16 @@ pub struct Chart {
     pub curves: Vec<Curve>,
 }
 
-/// Points that a line connects.
+/// Points, and lines between those of neighbouring sizes. A size of the chart that the curve does
+/// not have is a gap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     /// The text of the legend.
     pub label: String,
     /// Curves of one colour have the same number.
     pub colour: usize,
-    pub is_dashed: bool,
+    /// Lengths of dashes and gaps, as of the attribute `stroke-dasharray`. Empty: no gaps.
+    pub dashes: &'static str,
     /// Bytes, and the figure in the unit of the chart.
     pub points: Vec<(f64, f64)>,
 }
@@ -69,7 +71,7 @@ fn draw(chart: &Chart, text: &mut String) {
     let mut sizes: Vec<f64> = points().map(|point| point.0).collect();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
-    for bytes in sizes {
+    for &bytes in &sizes {
         grid(text, (across(bytes), top), (across(bytes), top + height));
         label(text, (across(bytes), top + height + 18.0), "middle", &size(bytes));
     }
@@ -78,18 +80,28 @@ fn draw(chart: &Chart, text: &mut String) {
         label(text, (left - 8.0, down(value) + 4.0), "end", &value.to_string());
     }
     for (at, curve) in chart.curves.iter().enumerate() {
-        let points: Vec<_> =
-            curve.points.iter().map(|&(bytes, value)| (across(bytes), down(value))).collect();
-        draw_curve(text, curve, &points);
+        for run in runs(&curve.points, &sizes) {
+            let points: Vec<_> = run.iter().map(|&(bytes, value)| (across(bytes), down(value))).collect();
+            draw_curve(text, curve, &points);
+        }
         let (from, middle) = (WIDTH - right + 15.0, top + 6.0 + at as f64 * LEGEND_LINE);
         draw_curve(text, curve, &[(from, middle), (from + 24.0, middle)]);
         label(text, (from + 32.0, middle + 4.0), "start", &curve.label);
     }
 }
 
+/// The points in runs of neighbouring sizes. Both are in ascending order.
+fn runs<'a>(points: &'a [(f64, f64)], sizes: &[f64]) -> impl Iterator<Item = &'a [(f64, f64)]> {
+    let place = |point: &(f64, f64)| sizes.partition_point(|size| *size < point.0);
+    points.chunk_by(move |point, next| place(next) == place(point) + 1)
+}
+
 fn draw_curve(text: &mut String, curve: &Curve, points: &[(f64, f64)]) {
     let colour = COLOURS[curve.colour % COLOURS.len()];
-    let dashes = if curve.is_dashed { " stroke-dasharray=\"5 4\"" } else { "" };
+    let dashes = match curve.dashes {
+        "" => String::new(),
+        dashes => format!(" stroke-dasharray=\"{dashes}\""),
+    };
     let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
     let _ = writeln!(
         text,
@@ -164,18 +176,18 @@ mod tests {
     use super::*;
 
     fn chart() -> Chart {
-        let curve = |label: &str, colour, is_dashed, points: &[(f64, f64)]| Curve {
+        let curve = |label: &str, colour, dashes, points: &[(f64, f64)]| Curve {
             label: label.into(),
             colour,
-            is_dashed,
+            dashes,
             points: points.to_vec(),
         };
         Chart {
             title: "latency <one way> & more".into(),
             unit: "us",
             curves: vec![
-                curve("tensorwire", 0, false, &[(8.0, 0.13), (4096.0, 0.38), (1_048_576.0, 23.0)]),
-                curve("ucx, far", 1, true, &[(8.0, 0.3)]),
+                curve("tensorwire", 0, "", &[(8.0, 0.13), (4096.0, 0.38), (1_048_576.0, 23.0)]),
+                curve("ucx, far", 1, "5 4", &[(8.0, 0.3)]),
             ],
         }
     }
@@ -216,6 +228,20 @@ mod tests {
             assert!(text.contains(label), "no {label} in {text}");
         }
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+
+    #[test]
+    fn no_line_goes_over_a_size_that_a_curve_does_not_have() {
+        let points = [(8.0, 0.1), (64.0, 0.1), (1024.0, 0.2), (4096.0, 0.4)];
+        let lengths = |sizes: &[f64]| runs(&points, sizes).map(<[_]>::len).collect::<Vec<_>>();
+        assert_eq!(lengths(&[8.0, 64.0, 1024.0, 4096.0]), [4]);
+        assert_eq!(lengths(&[8.0, 64.0, 256.0, 1024.0, 4096.0]), [2, 2]);
+        assert_eq!(lengths(&[8.0, 16.0, 64.0, 256.0, 512.0, 1024.0, 4096.0, 8192.0]), [1, 1, 2]);
+        let mut chart = chart();
+        chart.curves[0].points.remove(1);
+        chart.curves[1].points.push((4096.0, 1.9));
+        let lines = svg(&[chart], "").matches("<polyline").count();
+        assert_eq!(lines, 2 + 1 + 2, "two parts, a whole one, and two in the legend");
     }
 
     #[test]
