@@ -197,9 +197,32 @@ fn auto_is_adaptive_unless_calls_shall_spin_or_yield() {
 }
 
 /// The time of one round with `THREADS` threads that wait in one node, in this mode.
+/// How long a round of eight takes beside one over channels.
+const WAITS_OVER_CHANNELS: f64 = 40.0;
+/// Threads that wait in one node, and rounds in which each of them gets a value and answers.
+const THREADS: usize = 8;
+const ROUNDS: u32 = 300;
+
+/// The same round over channels of the standard library: what it costs to wake as many threads.
+fn round_of_channels() -> Duration {
+    std::thread::scope(|scope| {
+        let ends: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let ((to, values), (answers, back)) = (channel::<u32>(), channel::<u32>());
+                scope.spawn(move || values.into_iter().try_for_each(|value| answers.send(value)));
+                (to, back)
+            })
+            .collect();
+        let start = Instant::now();
+        for round in 0..ROUNDS {
+            ends.iter().for_each(|(to, _)| to.send(round).expect("it waits"));
+            ends.iter().for_each(|(_, back)| assert_eq!(back.recv(), Ok(round)));
+        }
+        start.elapsed() / ROUNDS
+    })
+}
+
 fn round_of_many_waits(mode: &str) -> Duration {
-    const THREADS: usize = 8;
-    const ROUNDS: u32 = 300;
     let took: Arc<Mutex<Duration>> = Arc::default();
     let note = took.clone();
     pair(mode, move |node, task| {
@@ -240,19 +263,21 @@ fn round_of_many_waits(mode: &str) -> Duration {
 fn eight_threads_that_wait_in_one_node_perform_in_auto_as_in_the_adaptive_mode() {
     let _alone = alone();
     const TURNS: usize = 5;
-    let mut took = [("auto", vec![]), ("adaptive", vec![])];
+    let mut took = [("auto", vec![]), ("adaptive", vec![]), ("channels", vec![])];
     for _ in 0..TURNS {
         for (mode, turns) in &mut took {
-            turns.push(round_of_many_waits(mode));
+            turns.push(if *mode == "channels" { round_of_channels() } else { round_of_many_waits(mode) });
         }
     }
-    let [auto, adaptive] = took.map(|(mode, mut turns)| {
+    let [auto, adaptive, channels] = took.map(|(mode, mut turns)| {
         turns.sort_unstable();
         println!("{mode}: a round of eight takes {:?} in the median of {turns:?}", turns[TURNS / 2]);
         turns[TURNS / 2].as_secs_f64()
     });
     println!("auto takes {:.2} times as long as adaptive", auto / adaptive);
+    println!("auto takes {:.2} times as long as channels", auto / channels);
     assert!(auto < 5.0 * adaptive);
+    assert!(auto < 5.0 * WAITS_OVER_CHANNELS * channels);
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn a_sender_that_computes_without_a_call_delivers_at_once() {
 #[test]
 fn a_tensor_that_is_sent_between_computations_arrives_during_the_next_one() {
     const STEPS: usize = 20;
-    const COMPUTES: Duration = Duration::from_millis(20);
+    const COMPUTES: Duration = Duration::from_millis(50);
     let received = Arc::new(AtomicUsize::new(0));
     let sent_at: Arc<[Mutex<Option<Instant>>]> = (0..STEPS).map(|_| Mutex::default()).collect();
     run(2, &[("poll", "auto")], move |node, task| {
@@ -85,21 +85,22 @@ fn a_tensor_that_is_sent_between_computations_arrives_during_the_next_one() {
             return;
         }
         let edge = node.edge_from("w", 0, "x").expect("edge");
+        let sent = |number: usize| *sent_at[number].lock().expect("unpoisoned");
         let mut took: Vec<_> = (0..STEPS)
             .map(|number| {
                 let got = step.recv(&edge, SOON).expect("received");
+                let is_during = number + 1 == STEPS || sent(number + 1).is_none();
                 assert_eq!(values(&got.tensor)[0], number as f32);
                 received.fetch_add(1, Ordering::SeqCst);
-                sent_at[number].lock().expect("unpoisoned").expect("it was sent").elapsed()
+                (sent(number).expect("it was sent").elapsed(), is_during)
             })
             .collect();
         took.sort_unstable();
-        println!(
-            "a tensor came {:?} after its send in the median, {:?} at most",
-            took[STEPS / 2],
-            took[STEPS - 1]
-        );
-        assert!(took[STEPS / 2] < 5 * COMPUTES, "{took:?}");
+        let (median, most) = (took[STEPS / 2].0, took[STEPS - 1].0);
+        let during = took.iter().filter(|(_, is_during)| *is_during).count();
+        println!("a tensor came {median:?} after its send in the median, {most:?} at most");
+        println!("{during} of {STEPS} tensors came before the next send");
+        assert!(during > STEPS / 2, "the others left with the next call: {took:?}");
     });
 }
 
