@@ -455,7 +455,6 @@ fn a_host_that_is_cut_off_is_lost_within_the_bound_and_comes_back() {
 }
 
 #[test]
-#[ignore = "takes long: tests/nightly"]
 fn what_was_sent_before_a_stop_arrives_over_a_slow_link() {
     let Some(network) = Network::of(2) else { return };
     let mut members = Members::joined_in(&network, &[], SILENCE, &[("TENSORWIRE_TEST_STOP", "10s")]);
