@@ -227,7 +227,10 @@ impl TensorClient {
             .initial_connection_window_size(WINDOWS.1)
             // It is given up if no sign of life comes for twice that.
             .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE);
+            .keep_alive_timeout(KEEP_ALIVE)
+            // Parts of answers that were given up still come.
+            .http2_max_concurrent_reset_streams(MAX_CALLS as usize)
+            .http2_max_local_error_reset_streams(None);
         let grpc = TensorsClient::new(PeerChannel::new(&endpoint, connector))
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
@@ -243,12 +246,17 @@ impl TensorClient {
         request: TensorRequest,
     ) -> Result<Option<ArrivedParts>, Status> {
         let mut pause = PAUSES.0;
-        let mut room = None;
         loop {
             // The service has ended if there is no permit to come.
             let Ok(permit) = self.calls.acquire().await else { return Err(stopping()) };
             let asked = Instant::now();
-            let answer = self.try_recv(life, &request, room.take()).await;
+            let mut answer = self.try_recv(life, &request, None).await;
+            if let Err(NoAnswer::NoRoom(units)) = answer {
+                // No answer is open meanwhile. Unread ones would use up the window of their
+                // connection, so that the answers that have room could not come either.
+                let Ok(room) = self.room.acquire_many(units).await else { return Err(stopping()) };
+                answer = self.try_recv(life, &request, Some(room)).await;
+            }
             drop(permit);
             match answer {
                 Ok(None) if !request.is_try && asked.elapsed() < SOON => {
@@ -257,12 +265,8 @@ impl TensorClient {
                 }
                 Ok(None) if !request.is_try => pause = PAUSES.0,
                 Ok(answer) => return Ok(answer),
-                // No answer is open meanwhile. Unread ones would use up the window of their
-                // connection, so that the answers that have room could not come either.
-                Err(NoAnswer::NoRoom(units)) => match self.room.acquire_many(units).await {
-                    Ok(permit) => room = Some(permit),
-                    Err(_) => return Err(stopping()),
-                },
+                // The value is another one than before.
+                Err(NoAnswer::NoRoom(_)) => {}
                 Err(NoAnswer::Never(status)) => return Err(status),
                 Err(NoAnswer::Again(status)) => pause = self.rest(pause, &status).await,
             }
