@@ -337,8 +337,9 @@ pub trait Port: Send + 'static {
     /// counts. It consumes no receive.
     fn publish_credits(&mut self, link: LinkId, returned: u32);
 
-    /// Whether everything that was posted on a link is at the peer's host, or never will be. A port
-    /// that says nothing of its own has all of it there at once. May enter the kernel.
+    /// Whether everything that was posted on a link is at the peer's host, or never will be. May
+    /// enter the kernel. A fabric whose posts are as good as there need not say otherwise. On verbs
+    /// a post that no network loses is faster than any call.
     fn is_flushed(&self, link: LinkId) -> bool {
         let _ = link;
         true

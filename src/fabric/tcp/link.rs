@@ -195,11 +195,13 @@ impl TcpLinkInner {
 
     /// Whether the peer's kernel has everything that was posted, or never will.
     pub(super) fn is_flushed(&self) -> bool {
+        let (posted, acknowledged, _) = self.out.kept.counts();
         match self.phase {
-            TcpLinkPhase::Up => self.out.is_flushed(),
-            TcpLinkPhase::Cut | TcpLinkPhase::Failing(_) | TcpLinkPhase::Down => true,
-            // What is lacking is sent again.
-            TcpLinkPhase::Broken(_) | TcpLinkPhase::Resuming => false,
+            _ if posted == acknowledged => true,
+            TcpLinkPhase::Up => self.out.is_with_peers_kernel(),
+            // What lacks is sent again.
+            TcpLinkPhase::Cut | TcpLinkPhase::Broken(_) | TcpLinkPhase::Resuming => false,
+            TcpLinkPhase::Failing(_) | TcpLinkPhase::Down => true,
         }
     }
 

@@ -144,7 +144,7 @@ impl Outgoing {
     }
 
     /// Whether the peer's kernel has all that was posted.
-    pub(super) fn is_flushed(&self) -> bool {
+    pub(super) fn is_with_peers_kernel(&self) -> bool {
         self.kept.is_empty()
             && self.bulk.is_empty()
             && self.sockets.all().all(|socket| unacknowledged(socket) == 0)

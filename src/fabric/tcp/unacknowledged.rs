@@ -7,7 +7,7 @@ use std::net::TcpStream;
 /// SIOCOUTQ of tcp(7), whose number is that of TIOCOUTQ.
 const SIOCOUTQ: Opcode = libc::TIOCOUTQ as Opcode;
 
-/// The sent bytes that the peer's kernel has not acknowledged; 0 of a connection that has ended.
+/// The sent bytes that the peer's kernel has not acknowledged. After a reset it never does.
 #[allow(unsafe_code)]
 pub(super) fn unacknowledged(socket: &TcpStream) -> usize {
     // SAFETY: for a socket, the kernel writes one `int` for this number, and reads nothing.
