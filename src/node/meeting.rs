@@ -347,17 +347,22 @@ fn claim(
     look: impl Fn() -> Result<Vec<u8>, StoreError>,
     (silence, within): (Duration, Duration),
 ) -> Result<Option<Vec<u8>>, StoreError> {
-    let error = match set() {
-        Err(error @ StoreError::Unreachable { waited, .. }) if waited < within => error,
-        said => return said,
-    };
-    let lost = Instant::now();
+    let begin = Instant::now();
     loop {
-        match look() {
-            Ok(value) => return Ok(Some(value)),
-            Err(StoreError::Timeout { .. }) => return set(),
-            Err(StoreError::Unreachable { .. }) if lost.elapsed() < silence => {}
-            Err(_) => return Err(error),
+        let error = match set() {
+            Err(error @ StoreError::Unreachable { waited, .. }) if waited < within => error,
+            said => return said,
+        };
+        let lost = Instant::now();
+        loop {
+            let may_wait = lost.elapsed() < silence && begin.elapsed() < within;
+            match look() {
+                Ok(value) => return Ok(Some(value)),
+                // It was not done.
+                Err(StoreError::Timeout { .. }) if may_wait => break,
+                Err(StoreError::Unreachable { .. }) if may_wait => {}
+                Err(_) => return Err(error),
+            }
         }
     }
 }

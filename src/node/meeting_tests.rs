@@ -471,7 +471,7 @@ fn a_member_whose_answer_was_lost_finds_its_own_value_or_sets_it() {
             0 => lost(soon),
             _ => store.compare_and_set("size", None, b"2"),
         };
-        let said = claim(set, || store.get("size", soon), (soon, within));
+        let said = claim(set, || store.get("size", soon), (within, within));
         assert_eq!(said.expect("found or set"), Some(b"2".to_vec()));
         assert_eq!(calls.load(Ordering::Relaxed), if is_done { 1 } else { 2 });
     }
@@ -487,11 +487,15 @@ fn a_member_whose_answer_was_lost_finds_its_own_value_or_sets_it() {
     let lost_again = claim(|| lost(soon), silent, (silence, within));
     assert!(matches!(lost_again, Err(StoreError::Unreachable { .. })), "{lost_again:?}");
     assert!(begin.elapsed() >= silence && looks.load(Ordering::Relaxed) > 1, "{looks:?}");
-    // A store that was slow for a while.
+    // A store that was slow for a while, and one that loses answers again and again.
     let slow = || match looks.fetch_sub(1, Ordering::Relaxed) {
         0 => Ok(b"2".to_vec()),
         _ => lost(soon).map(|_: Option<Vec<u8>>| Vec::new()),
     };
     looks.store(3, Ordering::Relaxed);
     assert_eq!(claim(|| lost(soon), slow, (within, within)).expect("found"), Some(b"2".to_vec()));
+    let (begin, store) = (Instant::now(), MemoryStore::new());
+    let never = claim(|| lost(soon), || store.get("size", soon), (within, 20 * soon));
+    assert!(matches!(never, Err(StoreError::Unreachable { .. })), "{never:?}");
+    assert!(begin.elapsed() >= 20 * soon, "{:?}", begin.elapsed());
 }

@@ -279,13 +279,13 @@ fn a_call_waits_for_the_lock_no_longer_than_it_may_take() {
 #[test]
 fn a_wait_leaves_the_lock_to_others_while_the_file_is_unchanged() {
     let (_folder, path) = file();
-    let (store, other) = (FileStore::open(&path, 10 * SHORT).unwrap(), open(&path));
+    // The first look of the wait has time for the lock. Later ones that take it have not enough.
+    let (store, other) = (FileStore::open(&path, 15 * SHORT).unwrap(), open(&path));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| store.get("k", LONG));
-        std::thread::sleep(10 * SHORT);
+        std::thread::sleep(15 * SHORT);
         let held = std::fs::File::open(&path).unwrap();
         rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        // Longer than the wait may wait for the lock.
         std::thread::sleep(20 * SHORT);
         drop(held);
         other.set("k", b"v").unwrap();

@@ -65,8 +65,8 @@ pub struct StoreOptions {
     /// prove who they are.
     pub allow_non_loopback: bool,
     /// How long a call tries to reach the server, unless it says itself how long it waits. 60
-    /// seconds unless it is set. A call that changes something is an error, too, if the server has
-    /// it and does not answer for four seconds.
+    /// seconds unless it is set. A call that changes something is an error, too, if the server does
+    /// not answer it within four seconds, or the connection ends before.
     pub timeout: Duration,
 }
 
