@@ -196,9 +196,8 @@ fn auto_is_adaptive_unless_calls_shall_spin_or_yield() {
     assert_no_polling_thread("auto");
 }
 
-/// The time of one round with `THREADS` threads that wait in one node, in this mode.
-/// How long a round of eight takes beside one over channels.
-const WAITS_OVER_CHANNELS: f64 = 40.0;
+/// How long a round of eight takes beside one over channels, about.
+const WAITS_OVER_CHANNELS: f64 = 20.0;
 /// Threads that wait in one node, and rounds in which each of them gets a value and answers.
 const THREADS: usize = 8;
 const ROUNDS: u32 = 300;
@@ -222,6 +221,7 @@ fn round_of_channels() -> Duration {
     })
 }
 
+/// The time of one round with `THREADS` threads that wait in one node, in this mode.
 fn round_of_many_waits(mode: &str) -> Duration {
     let took: Arc<Mutex<Duration>> = Arc::default();
     let note = took.clone();

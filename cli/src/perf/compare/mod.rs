@@ -104,7 +104,12 @@ pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     print(&comparison.report().header())?;
     let measured = comparison.measure();
     // A failure leaves the figures of the runs before it.
-    let report = comparison.report();
+    let written = write(&comparison.report(), json, svg);
+    measured.and(written)
+}
+
+/// Prints the table, and writes the files.
+fn write(report: &CompareReport, json: Option<ReportFile>, svg: Option<ReportFile>) -> Result<(), CliError> {
     print(&report.table())?;
     if let Some(file) = json {
         file.write(&report.to_json()?)?;
@@ -112,7 +117,7 @@ pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     if let Some(file) = svg {
         file.write(&report.to_svg())?;
     }
-    measured
+    Ok(())
 }
 
 fn check(run: &RunOptions) -> Result<(), CliError> {
@@ -333,12 +338,15 @@ impl CompareRun<'_> {
         }
     }
 
-    /// Leaves out the peers of a fabric, as there is nothing to compare them with.
+    /// Leaves out a fabric. Its peers have nothing to be compared with.
     fn leave_out_fabric(&mut self, fabric: &'static str, error: &CliError) {
         self.failed.push(fabric);
-        let peers: Vec<Peer> = self.found.iter().map(|(peer, _)| *peer).collect();
-        for peer in peers.into_iter().filter(|peer| peer.fabric() == fabric) {
-            self.leave_out(peer, format!("{OURS} failed over {fabric}: {error}"));
+        eprintln!("{fabric} is left out from here on: {error}");
+        for (_, found) in self.found.iter_mut().filter(|(peer, _)| peer.fabric() == fabric) {
+            // One that is not installed is told of by that.
+            if found.is_ok() {
+                *found = Err(format!("{OURS} failed over {fabric}: {error}"));
+            }
         }
     }
 
