@@ -515,10 +515,11 @@ fn a_profile_is_printed_and_both_processes_take_it() {
     }
     let _alone = alone();
     let length = "--local -s 8 --iterations 50 --warmup 0";
-    for (options, depth) in [("--profile throughput", 1024), ("--profile throughput --depth 64", 64)] {
+    for (options, inline) in [("--profile low-latency", 160), ("--profile low-latency -I 64", 64)] {
         let output = run(&format!("perf rendezvous_lat {length} {options}"));
         let said = text(&output.stdout);
         assert!(output.status.success(), "{options}: {said}{}", text(&output.stderr));
-        assert!(said.contains(", profile throughput") && said.contains(&format!(": {depth}\n")), "{said}");
+        let inline = format!(": {inline} bytes\n");
+        assert!(said.contains(", profile low-latency") && said.contains(&inline), "{said}");
     }
 }
