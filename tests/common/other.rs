@@ -88,8 +88,11 @@ impl Other {
 
     /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
+        // A wait closes it, and a program behind a starter would end by that before the kill.
+        let orders = self.child.stdin.take();
         self.child.kill().expect("alive");
         self.child.wait().expect("reaped");
+        drop(orders);
     }
 
     /// Whether it has ended by itself.
