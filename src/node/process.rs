@@ -298,6 +298,9 @@ impl Node {
                 }
                 // The poller has not processed yet that both sides are ready.
                 Ok(true) if !left.is_zero() => std::thread::yield_now(),
+                Ok(true) if Instant::now() < end + READY && self.peers().iter().all(is_not_lost) => {
+                    std::thread::yield_now();
+                }
                 Ok(true) => {
                     return self
                         .peers()
@@ -558,6 +561,12 @@ impl Node {
     }
 }
 
+fn is_not_lost(peer: &PeerReport) -> bool {
+    peer.state.error().is_none()
+}
+
+/// Time for the poller to process that the last peer is ready, beyond that of a join.
+const READY: Duration = Duration::from_secs(1);
 /// How long a join waits between two polls of the links, for each eight peers.
 const JOIN_POLL: Duration = Duration::from_millis(2);
 /// How long it waits at most.
