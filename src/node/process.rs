@@ -270,7 +270,8 @@ impl Node {
     }
 
     /// Waits until every member of the cluster is connected, for `join_timeout` at most, and makes
-    /// progress meanwhile. A second call returns at once if all members are still connected.
+    /// progress meanwhile. It takes up to a second more if the last link is up and the poller has
+    /// not processed that yet. A second call returns at once if all members are still connected.
     ///
     /// # Errors
     /// Names the missing members, and the last event of each. If a loss is fatal (`peer_loss`), the
@@ -565,7 +566,7 @@ fn is_not_lost(peer: &PeerReport) -> bool {
     peer.state.error().is_none()
 }
 
-/// Time for the poller to process that the last peer is ready, beyond that of a join.
+/// How much longer a join waits for the poller to process that the last peer is ready.
 const READY: Duration = Duration::from_secs(1);
 /// How long a join waits between two polls of the links, for each eight peers.
 const JOIN_POLL: Duration = Duration::from_millis(2);

@@ -10,7 +10,8 @@ const SIOCOUTQ: Opcode = libc::TIOCOUTQ as Opcode;
 /// The sent bytes that the peer's kernel has not acknowledged. After a reset it never does.
 #[allow(unsafe_code)]
 pub(super) fn unacknowledged(socket: &TcpStream) -> usize {
-    // SAFETY: for a socket, the kernel writes one `int` for this number, and reads nothing.
+    // SAFETY: a `TcpStream` is an open TCP socket. For it the kernel answers this number with one
+    // `int`, which `Getter` has room for, and touches no other memory.
     let bytes = unsafe { ioctl(socket, Getter::<SIOCOUTQ, c_int>::new()) };
     bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
 }
