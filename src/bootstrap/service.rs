@@ -243,8 +243,26 @@ impl Bootstrap {
     /// # Errors
     /// [`BootstrapError::Missing`], unless nobody is.
     pub fn missing(&self, waited: Duration) -> Result<(), BootstrapError> {
+        self.all_but(waited, self.shared.see(|members| self.absent(members)))
+    }
+
+    /// The error of a join that has waited for `waited`, whose links with these peers are up and
+    /// not usable yet.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Missing`], unless there are none.
+    pub fn unready(&self, waited: Duration, peers: &[TaskId]) -> Result<(), BootstrapError> {
+        let all = self.shared.peers.iter().enumerate();
+        let missing = all.filter(|(_, name)| peers.contains(name)).map(|(peer, name)| MissingPeer {
+            name: name.clone(),
+            address: self.shared.address(peer),
+            last_error: "its link is up, and no poll has processed that: this host lacks CPU time".into(),
+        });
+        self.all_but(waited, missing.collect())
+    }
+
+    fn all_but(&self, waited: Duration, missing: Vec<MissingPeer>) -> Result<(), BootstrapError> {
         let options = &self.shared.options;
-        let missing = self.shared.see(|members| self.absent(members));
         if missing.is_empty() {
             return Ok(());
         }

@@ -298,22 +298,27 @@ impl Node {
                     return Ok(());
                 }
                 // The poller has not processed yet that both sides are ready.
-                Ok(true) if !left.is_zero() => std::thread::yield_now(),
+                Ok(true) if !left.is_zero() => std::thread::sleep(READY_POLL),
                 Ok(true) if Instant::now() < end + READY && self.peers().iter().all(is_not_lost) => {
-                    std::thread::yield_now();
+                    std::thread::sleep(READY_POLL);
                 }
-                Ok(true) => {
-                    return self
-                        .peers()
-                        .iter()
-                        .find_map(|peer| peer.state.error().cloned())
-                        .map_or(Ok(()), |error| Err(self.lost(error)));
-                }
+                Ok(true) => return self.unready(),
                 Ok(false) if !left.is_zero() => {}
                 Ok(false) => return Ok(self.bootstrap.missing(self.join_timeout)?),
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// The error of a join whose links are up, and not usable yet.
+    fn unready(&self) -> Result<(), NodeError> {
+        let peers = self.peers();
+        if let Some(error) = peers.iter().find_map(|peer| peer.state.error()) {
+            return Err(self.lost(error.clone()));
+        }
+        let waits = peers.iter().filter(|peer| !matches!(peer.state, PeerState::Connected));
+        let waits: Vec<_> = waits.map(|peer| peer.task.clone()).collect();
+        Ok(self.bootstrap.unready(self.join_timeout + READY, &waits)?)
     }
 
     /// The error of a join that can't succeed any more.
@@ -509,7 +514,7 @@ impl Node {
 
     /// The edges with other processes, `limit` of them at most, those that wait first: their
     /// credit, why values or receives wait, and their memory. Edges within the process, and those
-    /// over verbs, are not among them.
+    /// of gRPC calls, are not among them.
     ///
     /// The poller looks at each edge, and makes no progress meanwhile: some 0.1 us for each.
     ///
@@ -568,6 +573,8 @@ fn is_not_lost(peer: &PeerReport) -> bool {
 
 /// How much longer a join waits for the poller to process that the last peer is ready.
 const READY: Duration = Duration::from_secs(1);
+/// How long it sleeps between two looks at that. The poller may need the CPU.
+const READY_POLL: Duration = Duration::from_micros(50);
 /// How long a join waits between two polls of the links, for each eight peers.
 const JOIN_POLL: Duration = Duration::from_millis(2);
 /// How long it waits at most.

@@ -5,6 +5,18 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
+fn a_peer_whose_link_no_poll_has_processed_is_missing_with_that_reason() {
+    let cluster = workers(3);
+    let member = Member::new(options(&cluster, 0));
+    member.service.unready(LONG, &[]).expect("nobody is missing");
+    let error = member.service.unready(LONG, &[name("worker", 2)]).expect_err("one is");
+    let BootstrapError::Missing { missing, .. } = &error else { panic!("{error}") };
+    assert_eq!(missing.iter().map(|peer| &peer.name).collect::<Vec<_>>(), [&name("worker", 2)]);
+    let error = error.to_string();
+    assert!(error.contains("1 of 2 peers missing") && error.contains("no poll has processed"), "{error}");
+}
+
+#[test]
 fn a_join_that_times_out_names_who_is_missing_and_that_nobody_listens() {
     let cluster = workers(4);
     let members = [Member::start(options(&cluster, 1)), Member::start(options(&cluster, 2))];
