@@ -338,9 +338,9 @@ pub trait Port: Send + 'static {
     fn publish_credits(&mut self, link: LinkId, returned: u32);
 
     /// Whether everything that was posted on a link is at the peer's host, or never will be. May
-    /// enter the kernel. A fabric whose posts are as good as there need not say otherwise. On verbs
-    /// a post that no network loses is faster than any call.
-    fn is_flushed(&self, link: LinkId) -> bool {
+    /// enter the kernel, and post what asks for an acknowledgement. Polls bring it. On a fabric
+    /// without a network everything is there.
+    fn is_flushed(&mut self, link: LinkId) -> bool {
         let _ = link;
         true
     }

@@ -245,9 +245,10 @@ impl<P: Port> Links<P> {
         self.port.fail(link, why);
     }
 
-    /// Whether everything that was posted on a link is at the peer's host, or never will be.
-    pub fn is_flushed(&self, link: LinkId) -> bool {
-        self.port.is_flushed(link)
+    /// Whether everything that is to leave on a link is at the peer's host, or never will be.
+    pub fn is_flushed(&mut self, link: LinkId) -> bool {
+        let has_left = |link: &mut Link| link.is_ended || link.out.backlog() == 0;
+        self.links.get_mut(link).is_none_or(has_left) && self.port.is_flushed(link)
     }
 
     /// Tells the port the time.

@@ -271,7 +271,7 @@ impl WindowHandler {
         done(self.matching.untaken(since), self.matching.losses());
     }
 
-    fn is_flushed<P: Port>(&self, links: &Links<P>) -> bool {
+    fn is_flushed<P: Port>(&self, links: &mut Links<P>) -> bool {
         let mut peers = (0..self.connections.members().all().len() as u32).map(PeerIndex);
         peers.all(|peer| self.connections.present(peer).is_none_or(|link| links.is_flushed(link)))
     }

@@ -79,31 +79,43 @@ impl Node {
     }
 
     /// Makes progress as long as a peer is connected, and values are left or on their way to it. If
-    /// none is taken, it polls less and less often, and leaves the CPU to threads that compute. The
+    /// none leaves, it polls less and less often, and leaves the CPU to threads that compute. The
     /// goodbye goes another way than the values, and must not overtake them.
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
         const MAX_SLEEP: Duration = Duration::from_millis(1);
-        let left = || self.outstanding.load(Ordering::Relaxed);
-        // A poller that is unusable sends nothing more.
-        let is_done = || left() == 0 && self.context.is_flushed().unwrap_or(true);
         let end = self.context.now() + self.stop_timeout;
-        let (mut sleep, mut before) = (POLL, left());
-        while !is_done() && self.context.now() < end && self.peers().iter().any(is_connected) {
+        let (mut sleep, mut before) = (POLL, u64::MAX);
+        while self.context.now() < end && self.peers().iter().any(is_connected) {
+            // A poller that is unusable sends nothing more.
+            let left = self.leaving().unwrap_or(0);
+            if left == 0 && self.context.is_flushed().unwrap_or(true) {
+                return;
+            }
+            sleep = if left < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
+            before = left;
             let next = end.min(self.context.now() + POLL);
-            let waited = match before {
+            let waited = match left {
                 // The kernel takes more of what was posted.
                 0 => self.context.progress().map(|_| false),
-                _ => self.context.wait_until(next, &|| left() == 0),
+                _ => self.context.wait_until(next, &|| self.outstanding.load(Ordering::Relaxed) == 0),
             };
             match waited {
                 Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
                 Ok(true) => {}
                 Err(_) => return,
             }
-            sleep = if left() < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
-            before = left();
         }
+    }
+
+    /// Values that wait here for a peer that is linked, or are on their way out.
+    fn leaving(&self) -> Result<u64, Error> {
+        if self.outstanding.load(Ordering::Relaxed) == 0 {
+            return Ok(0);
+        }
+        let untaken = self.context.untaken(false, &mut Vec::new())?;
+        let linked = untaken.edges.iter().filter(|edge| edge.is_linked && edge.peer() != self.task());
+        Ok(untaken.moving as u64 + linked.map(|edge| edge.waiting).sum::<u64>())
     }
 
     /// Stops after an error: peers are told the reason, and their calls fail with it. Returns the

@@ -41,6 +41,7 @@ macro_rules! conformance {
             the_peer_of_a_failed_link_goes_down_too
             a_detached_link_releases_everything_and_the_peer_goes_down
             what_was_sent_before_a_link_was_closed_still_arrives
+            what_was_posted_is_flushed_once_the_peer_s_host_has_it
             lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread
             lent_bytes_outlive_the_link
             credits_are_cumulative_and_consume_nothing
@@ -639,6 +640,27 @@ pub fn what_was_sent_before_a_link_was_closed_still_arrives<H: Harness>() {
     assert_eq!(expect!(b.next_alone(), Got::Message(m) => m), b"last");
     expect!(b.next_alone(), Got::Down(LinkFailure::Closed) => ());
     assert_eq!(revoked(&mut b, &grant).bytes(), [7; 8]);
+}
+
+pub fn what_was_posted_is_flushed_once_the_peer_s_host_has_it<H: Harness>() {
+    const MESSAGES: u8 = 8;
+    let (mut a, mut b) = pair::<H>(16);
+    receives(&mut b, u32::from(MESSAGES));
+    for n in 0..MESSAGES {
+        a.port.send(a.link, &[n]).expect("room");
+    }
+    let start = Instant::now();
+    while !a.port.is_flushed(a.link) {
+        assert!(start.elapsed() < TIMEOUT);
+        a.poll();
+        b.poll();
+    }
+    // The end of a link overtakes nothing then.
+    a.port.detach(a.link);
+    assert!(a.port.is_flushed(a.link), "there is no such link any more");
+    for n in 0..MESSAGES {
+        expect!(b.next(&mut a), Got::Message(bytes) => assert_eq!(bytes, [n]));
+    }
 }
 
 pub fn lent_bytes_are_read_where_they_lie_and_come_back_from_any_thread<H: Harness>() {

@@ -1,6 +1,6 @@
 //! Waits until what was sent is taken.
 
-use crate::common::{SOON, counting, run, until, values};
+use crate::common::{SOON, counting, run, run_each, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, Error, Node, Status, Untaken};
@@ -155,5 +155,81 @@ fn a_flush_does_not_wait_for_aborted_steps() {
         sequence.abort_from(&steps[0], Status::new(tensorwire::Code::Internal, "no")).expect("aborted");
         let untaken = node.flush(SOON).expect("flushed");
         assert!(untaken.is_empty(), "{untaken}");
+    });
+}
+
+/// The receiver has posted receives for some of the values, and polls again after the stop has
+/// begun.
+#[test]
+fn what_waits_in_a_link_leaves_before_a_stop() {
+    static SAID: AtomicU64 = AtomicU64::new(0);
+    const EDGES: usize = 60;
+    let inline_receiver = |task| match task {
+        0 => vec![("queue_depth", "16"), ("stop_timeout", "10s")],
+        _ => vec![("queue_depth", "16"), ("poll", "inline")],
+    };
+    run_each(2, inline_receiver, |node, task| {
+        let step = node.step(1).expect("new");
+        let names: Vec<_> = (0..EDGES).map(|at| format!("x/{at}")).collect();
+        if task == 1 {
+            let edges = names.iter().map(|name| node.edge_from("w", 0, name).expect("edge"));
+            let edges: Vec<_> = edges.collect();
+            // All edges are announced then.
+            edges.iter().for_each(|edge| drop(step.recv(edge, SOON).expect("sent")));
+            say(node, &SAID, 1);
+            let began = Instant::now();
+            while SAID.load(Ordering::SeqCst) < 2 {
+                assert!(began.elapsed() < SOON);
+                std::thread::sleep(BRIEF);
+            }
+            std::thread::sleep(10 * BRIEF);
+            for (at, edge) in edges.iter().enumerate() {
+                let got = step.recv(edge, SOON).unwrap_or_else(|error| panic!("value {at}: {error}"));
+                assert_eq!(values(&got.tensor)[0], at as f32);
+            }
+            return;
+        }
+        let edges: Vec<_> = names.iter().map(|name| node.edge_to("w", 1, name).expect("edge")).collect();
+        let send_all = || {
+            for (at, edge) in edges.iter().enumerate() {
+                step.send(edge, counting(node, at as f32, 1)).expect("sent");
+            }
+        };
+        send_all();
+        hear(node, &SAID, 1);
+        send_all();
+        SAID.store(2, Ordering::SeqCst);
+        node.stop().expect("stopped");
+    });
+}
+
+#[test]
+fn a_stop_does_not_wait_for_the_return_of_a_peer_that_is_gone() {
+    static SAID: AtomicU64 = AtomicU64::new(0);
+    let timeout = Duration::from_secs(10);
+    run(3, &[("stop_timeout", "10s")], move |node, task| {
+        let is_gone = |peer: u32| {
+            let peers = node.peers();
+            let report = peers.iter().find(|report| report.task.task() == peer).expect("a peer");
+            report.state.error().is_some()
+        };
+        match task {
+            0 => {
+                let step = node.step(1).expect("new");
+                let edge = node.edge_to("w", 2, "never").expect("edge");
+                (0..3).for_each(|_| step.send(&edge, counting(node, 0.0, 9)).expect("sent"));
+                hear(node, &SAID, 1);
+                until(node, "the loss of the receiver", || is_gone(2));
+                let began = Instant::now();
+                let dropped = node.stop().expect("stopped");
+                assert!(began.elapsed() < timeout / 2, "{:?}: {dropped}", began.elapsed());
+                assert_eq!(counts(&dropped), [("never", 3, 0)]);
+            }
+            1 => until(node, "the stop of the sender", || is_gone(0)),
+            _ => {
+                say(node, &SAID, 1);
+                drop(node.fail("on purpose").expect("ended"));
+            }
+        }
     });
 }

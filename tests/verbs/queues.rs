@@ -4,6 +4,7 @@ use crate::driver::{Fake, Line, ONE_NIC};
 use crate::harness::{Got, TIMEOUT, immediate, pattern, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
+use std::time::Instant;
 use tensorwire::internals::fabric::verbs::VerbsOptions;
 use tensorwire::internals::fabric::{Completions, Fabric, Port, PostError};
 
@@ -395,5 +396,30 @@ fn each_port_has_queues_of_its_own() {
     let endpoints = [0, 1].map(|port| fabric.endpoint(port, &link(16)).expect("an endpoint"));
     assert_eq!(fake.calls("create_cq").len(), 2);
     drop((ports, endpoints, fabric));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_post_is_flushed_once_the_peers_device_has_acknowledged_it() {
+    needs_fake!();
+    let fake = Fake::new(TWO_NICS);
+    let (mut a, mut b) = two(&fake, 16);
+    b.port.post_receives(b.link, 4);
+    b.poll();
+    assert!(a.port.is_flushed(a.link), "nothing was posted");
+    fake.run("cut");
+    a.port.send(a.link, b"late").expect("room");
+    for _ in 0..20 {
+        a.poll();
+        assert!(!a.port.is_flushed(a.link), "the network has it");
+    }
+    fake.run("cut on=0");
+    let start = Instant::now();
+    while !a.port.is_flushed(a.link) {
+        assert!(start.elapsed() < TIMEOUT);
+        a.poll();
+    }
+    expect!(b.next(&mut a), Got::Message(bytes) => assert_eq!(bytes, b"late"));
+    drop((a, b));
     fake.assert_clean();
 }

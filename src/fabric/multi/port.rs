@@ -280,8 +280,8 @@ impl Port for MultiPort {
         shm + verbs + self.tcp.as_ref().map_or(0, TcpPort::doorbells)
     }
 
-    fn is_flushed(&self, id: LinkId) -> bool {
-        on_part!(self.as_ref, id, |port, link| port.is_flushed(link), true)
+    fn is_flushed(&mut self, id: LinkId) -> bool {
+        on_part!(self.as_mut, id, |port, link| port.is_flushed(link), true)
     }
 
     #[inline]

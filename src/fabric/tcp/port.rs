@@ -216,7 +216,7 @@ impl Port for TcpPort {
         });
     }
 
-    fn is_flushed(&self, link: LinkId) -> bool {
+    fn is_flushed(&mut self, link: LinkId) -> bool {
         self.links.get(link).is_none_or(TcpLinkInner::is_flushed)
     }
 

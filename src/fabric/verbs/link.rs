@@ -174,7 +174,7 @@ impl VerbsLinkInner {
     }
 
     /// The queue pairs for data: the main one, then the stripes.
-    fn queues(&mut self) -> impl Iterator<Item = &mut DataQueue> {
+    pub(super) fn queues(&mut self) -> impl Iterator<Item = &mut DataQueue> {
         iter::once(&mut self.main).chain(self.stripes.queues.iter_mut().map(|stripe| &mut stripe.queue))
     }
 
@@ -276,15 +276,6 @@ impl VerbsLinkInner {
         // Only numbers are kept, so this does not allocate while all goes well.
         let broken: Vec<u8> = self.queues().filter_map(numbered).collect();
         broken.into_iter().for_each(|number| self.refused(number));
-    }
-
-    /// A post lacks room: asks for completions of finished requests.
-    pub fn make_room(&mut self) {
-        self.main.flush(&self.peer.region, true);
-        for stripe in &mut self.stripes.queues {
-            let peer = stripe.rail.map_or(&self.peer, |rail| &self.rails[rail].peer);
-            stripe.queue.flush(&peer.region, true);
-        }
     }
 
     pub fn completion(&self, queue_pair: u8, operation: &'static str, code: u32, vendor: u32) -> LinkFailure {
@@ -553,8 +544,7 @@ impl VerbsLinkInner {
             let last = Some(self.main.consuming);
             self.control.disconnect(&mut self.local, &LinkFailure::Closed, last);
             self.disconnect_backup(&LinkFailure::Closed);
-            self.make_room();
-            if has_time && !self.queues().all(|queue| queue.is_idle()) {
+            if has_time && !self.is_flushed() {
                 return false;
             }
         }

@@ -395,6 +395,10 @@ impl Port for VerbsPort {
         }
     }
 
+    fn is_flushed(&mut self, id: LinkId) -> bool {
+        self.link(id).is_none_or(VerbsLinkInner::is_flushed)
+    }
+
     fn peer_credits(&mut self, id: LinkId) -> u32 {
         self.link(id).map_or(0, |link| link.main.returned)
     }

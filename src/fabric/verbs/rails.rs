@@ -175,6 +175,24 @@ impl VerbsShared {
 }
 
 impl VerbsLinkInner {
+    /// A post lacks room: asks for completions of finished requests.
+    pub fn make_room(&mut self) {
+        self.main.flush(&self.peer.region, true);
+        for stripe in &mut self.stripes.queues {
+            let peer = stripe.rail.map_or(&self.peer, |rail| &self.rails[rail].peer);
+            stripe.queue.flush(&peer.region, true);
+        }
+    }
+
+    /// Whether the peer's devices have acknowledged every post, or never will.
+    pub fn is_flushed(&mut self) -> bool {
+        if !self.is_up() {
+            return true;
+        }
+        self.make_room();
+        self.queues().all(|queue| queue.is_idle())
+    }
+
     /// The place of the stripe with this number.
     #[inline]
     pub fn stripe_at(&self, number: u8) -> Option<usize> {
