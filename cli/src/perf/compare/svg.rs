@@ -8,9 +8,9 @@ const HEIGHT: f64 = 360.0;
 /// Space around the plot: left, right (for the legend), top, bottom.
 const MARGINS: [f64; 4] = [70.0, 210.0, 40.0, 45.0];
 /// Colours of curves, in order. Those of one name are equal.
-const COLOURS: [&str; 10] = [
+const COLOURS: [&str; 16] = [
     "#1b5fa8", "#c8502b", "#5a8f29", "#8a4fa3", "#b08a00", "#17807e", "#7a5230", "#666666", "#d0609a",
-    "#303030",
+    "#303030", "#4bb3e6", "#e8a33d", "#9bc53d", "#b8a0dc", "#8c1c2e", "#6fc7b2",
 ];
 /// Height of a line of the legend.
 const LEGEND_LINE: f64 = 17.0;
@@ -40,20 +40,27 @@ pub struct Curve {
 
 /// The charts below each other, with a line of text below them.
 pub fn svg(charts: &[Chart], footer: &str) -> String {
-    let height = HEIGHT * charts.len() as f64 + 30.0;
+    let height = charts.iter().map(height_of).sum::<f64>() + 30.0;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
          height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\" role=\"img\">\n\
          <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
     );
-    for (at, chart) in charts.iter().enumerate() {
+    let mut above = 0.0;
+    for chart in charts {
         // Writing to a String does not fail.
-        let _ = writeln!(text, "<g transform=\"translate(0 {})\">", at as f64 * HEIGHT);
+        let _ = writeln!(text, "<g transform=\"translate(0 {above})\">");
         draw(chart, &mut text);
         text.push_str("</g>\n");
+        above += height_of(chart);
     }
     label(&mut text, (MARGINS[0], height - 12.0), "start", footer);
     text + "</svg>\n"
+}
+
+/// The height of a chart, at least [`HEIGHT`], with room for its legend.
+fn height_of(chart: &Chart) -> f64 {
+    HEIGHT.max(MARGINS[2] + chart.curves.len() as f64 * LEGEND_LINE + MARGINS[3])
 }
 
 fn draw(chart: &Chart, text: &mut String) {
@@ -64,7 +71,7 @@ fn draw(chart: &Chart, text: &mut String) {
         return label(text, (MARGINS[0], MARGINS[2]), "start", &format!("{}: no figures", chart.title));
     };
     let [left, right, top, bottom] = MARGINS;
-    let (width, height) = (WIDTH - left - right, HEIGHT - top - bottom);
+    let (width, height) = (WIDTH - left - right, height_of(chart) - top - bottom);
     let across = |bytes: f64| left + x.share(bytes) * width;
     let down = |value: f64| top + (1.0 - y.share(value)) * height;
     label(text, (left, top - 16.0), "start", &format!("{} ({})", chart.title, chart.unit));
@@ -174,6 +181,7 @@ impl Axis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn chart() -> Chart {
         let curve = |label: &str, colour, dashes, points: &[(f64, f64)]| Curve {
@@ -242,6 +250,21 @@ mod tests {
         chart.curves[1].points.push((4096.0, 1.9));
         let lines = svg(&[chart], "").matches("<polyline").count();
         assert_eq!(lines, 2 + 1 + 2, "two parts, a whole one, and two in the legend");
+    }
+
+    #[test]
+    fn a_long_legend_makes_its_chart_higher_and_no_two_names_look_alike() {
+        let mut long = chart();
+        let first = long.curves[0].clone();
+        long.curves = (0..COLOURS.len()).map(|colour| Curve { colour, ..first.clone() }).collect();
+        long.curves.extend_from_within(..);
+        let text = svg(&[long.clone(), chart()], "");
+        let legend = MARGINS[2] + 6.0 + (long.curves.len() - 1) as f64 * LEGEND_LINE;
+        assert!(legend < height_of(&long) && text.contains(&format!("translate(0 {})", height_of(&long))));
+        let strokes: Vec<_> = COLOURS.iter().map(|colour| text.matches(colour).count()).collect();
+        assert!(strokes.iter().all(|&count| count > 0), "{strokes:?}");
+        assert_eq!(BTreeSet::from(COLOURS).len(), COLOURS.len());
+        assert_eq!(height_of(&chart()), HEIGHT);
     }
 
     #[test]
