@@ -414,8 +414,8 @@ settings! {
     /// receive into a given tensor always copies.
     bulk_receive: BulkReceive, OneOf<BulkReceive>, default("copy"), "copy or borrow", Some;
     /// Data validation: whether the checksum of each received tensor is compared with the sender's.
-    /// A difference is an error. It costs both sides one pass over the bytes, and over verbs one
-    /// message for each tensor. The peer need not set it.
+    /// A difference is an error. It costs both sides one pass over the bytes. The peer need not set
+    /// it.
     validate: bool, Bool, default("false"), "true or false", Some;
     /// Bytes of the pool that peers can borrow at a time. Tensors beyond the limit are copied.
     /// Without it the limit is half of the pool, so that the other half stays available to this

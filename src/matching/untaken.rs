@@ -26,8 +26,8 @@ use std::fmt;
 pub struct Untaken {
     /// The edges with such values, in the order of their names.
     pub edges: Vec<UntakenEdge>,
-    /// Values on their way out: over verbs those that are offered or being written, and sends of
-    /// other threads that have begun. Offered values count as left, too.
+    /// Values on their way out: over verbs and TCP those that are offered or being written, and
+    /// sends of other threads that have begun. Offered values count as left, too.
     pub moving: usize,
 }
 

@@ -60,8 +60,9 @@ impl Step {
     /// tensor at once. Else the tensor is kept for a receive until the step is cleaned up. Several
     /// values of one edge arrive in order.
     ///
-    /// On shared memory the tensor leaves at once if the receiver has announced the edge and its
-    /// window has room. Otherwise, and over verbs, the tensor waits here for the receiver.
+    /// The tensor leaves at once if the receiver has announced the edge and its window has room.
+    /// Otherwise it waits here for the receiver. Over verbs and TCP a large one leaves when a
+    /// receive has granted it a destination.
     ///
     /// A tensor outside the pool of this process is copied into the pool first. This applies to
     /// tensors that were borrowed from a peer, and to [`ForeignMemory`](crate::ForeignMemory). The
