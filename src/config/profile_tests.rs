@@ -72,12 +72,12 @@ fn every_other_source_wins_over_the_profile_and_the_profile_over_the_default() {
     assert!(matches!(origin, Origin::Profile { profile: Profile::FewCores, .. }), "{origin}");
     assert!(origin.to_string().starts_with("profile few-cores line "), "{origin}");
 
-    let lines = file("profile = 'few-cores'\npoll = 'dedicated'\nwait = 'auto'\n");
+    let lines = file("profile = 'few-cores'\npoll = 'dedicated'\n");
     let (value, origin) = poll(base().file(lines.path()));
     assert_eq!(value, "dedicated");
     assert!(matches!(origin, Origin::File { line: 2, .. }), "{origin}");
 
-    let variables = [name[0], ("TENSORWIRE_POLL", "auto"), ("TENSORWIRE_WAIT", "auto")];
+    let variables = [name[0], ("TENSORWIRE_POLL", "auto")];
     let (value, origin) = poll(base().file(lines.path()).environment(environment(&variables)));
     assert_eq!(
         (value.as_str(), origin.to_string().as_str()),
