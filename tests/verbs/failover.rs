@@ -395,6 +395,43 @@ fn a_side_that_leaves_sends_what_the_first_rail_has_left() {
     fake.assert_clean();
 }
 
+#[test]
+fn what_a_lost_rail_has_left_is_flushed_once_the_peer_has_it() {
+    needs_fake!();
+    for device in ["a_0", "a_1"] {
+        let (fake, mut a, mut b) = slow_rails();
+        b.port.post_receives(b.link, 2);
+        let large = bulk(&a, &mut b, 9);
+        fake.run(&format!("fail_request status=12 qp={}", data_pair(&fake, device)));
+        write(&mut a, &large, 3);
+        let start = Instant::now();
+        while a.fabric.lost_rails().load(std::sync::atomic::Ordering::Relaxed) == 0 {
+            assert!(start.elapsed() < TIMEOUT);
+            a.poll();
+        }
+        for _ in 0..20 {
+            assert!(!a.port.is_flushed(a.link), "{device}: the peer has not been polled");
+            a.poll();
+        }
+        while !a.port.is_flushed(a.link) {
+            assert!(start.elapsed() < TIMEOUT);
+            a.poll();
+            b.poll();
+        }
+        // The write is there without another poll of its sender.
+        let mut came = vec![];
+        while !matches!(came.last(), Some(Got::Immediate(..))) {
+            came.push(b.next_alone());
+        }
+        assert!(matches!(came[..], [Got::Immediate(..)] | [Got::Repaired, Got::Immediate(..)]), "{came:?}");
+        let (source, grant) = large;
+        let written = b.port.revoke(b.link, &grant).expect("granted").freeze();
+        assert!(written.bytes() == source.bytes(), "the bytes differ");
+        drop((source, a, b));
+        fake.assert_clean();
+    }
+}
+
 /// Of a link with three rails. `a` is told of the loss of two at once, and `b` of one.
 #[test]
 fn a_side_that_loses_two_rails_at_once_goes_on_over_the_third() {

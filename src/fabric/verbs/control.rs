@@ -373,6 +373,11 @@ impl ControlQueue {
         true
     }
 
+    /// Whether the peer's device has acknowledged every message.
+    pub fn is_idle(&self) -> bool {
+        self.in_use == 0
+    }
+
     /// A request of ours is done.
     pub fn done(&mut self) {
         self.in_use = self.in_use.saturating_sub(1);

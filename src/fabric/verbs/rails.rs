@@ -189,6 +189,11 @@ impl VerbsLinkInner {
         if !self.is_up() {
             return true;
         }
+        // What a lost rail has left is posted again, and the peer is told of its end.
+        let is_losing = self.stripes.is_recovering || self.failover.is_some();
+        if is_losing || self.rails.iter().any(|rail| rail.is_lost) && !self.control.is_idle() {
+            return false;
+        }
         self.make_room();
         self.queues().all(|queue| queue.is_idle())
     }
