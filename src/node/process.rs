@@ -513,8 +513,8 @@ impl Node {
     }
 
     /// The edges with other processes, `limit` of them at most, those that wait first: their
-    /// credit, why values or receives wait, and their memory. Edges within the process, and those
-    /// of gRPC calls, are not among them.
+    /// credit, why values or receives wait, and their memory. Edges within the process are not
+    /// among them.
     ///
     /// The poller looks at each edge, and makes no progress meanwhile: some 0.1 us for each.
     ///

@@ -84,35 +84,39 @@ impl Node {
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
         const MAX_SLEEP: Duration = Duration::from_millis(1);
+        let left = || self.outstanding.load(Ordering::Relaxed);
         let end = self.context.now() + self.stop_timeout;
-        let (mut sleep, mut before) = (POLL, u64::MAX);
-        while self.context.now() < end && self.peers().iter().any(is_connected) {
-            // A poller that is unusable sends nothing more.
-            let left = self.leaving().unwrap_or(0);
-            if left == 0 && self.context.is_flushed().unwrap_or(true) {
+        let (mut sleep, mut before) = (POLL, left());
+        loop {
+            let peers = self.peers();
+            if self.context.now() >= end || !peers.iter().any(is_connected) {
                 return;
             }
-            sleep = if left < before { POLL } else { MAX_SLEEP.min(sleep * 2) };
-            before = left;
+            // To look at all edges costs more than a poll, so it is for when nothing leaves.
+            let waits_for_gone = before > 0 && sleep == MAX_SLEEP && !peers.iter().all(is_connected);
+            let is_over = before == 0 || waits_for_gone && self.leaving().is_ok_and(|count| count == 0);
+            // A poller that is unusable sends nothing more.
+            if is_over && self.context.is_flushed().unwrap_or(true) {
+                return;
+            }
             let next = end.min(self.context.now() + POLL);
-            let waited = match left {
-                // The kernel takes more of what was posted.
+            let waited = match before {
+                // The peer makes room for more of what was sent.
                 0 => self.context.progress().map(|_| false),
-                _ => self.context.wait_until(next, &|| self.outstanding.load(Ordering::Relaxed) == 0),
+                _ => self.context.wait_until(next, &|| left() == 0),
             };
             match waited {
                 Ok(false) => std::thread::sleep(sleep.min(end.since(self.context.now()))),
                 Ok(true) => {}
                 Err(_) => return,
             }
+            sleep = if left() < before || left() == 0 { POLL } else { MAX_SLEEP.min(sleep * 2) };
+            before = left();
         }
     }
 
     /// Values that wait here for a peer that is linked, or are on their way out.
     fn leaving(&self) -> Result<u64, Error> {
-        if self.outstanding.load(Ordering::Relaxed) == 0 {
-            return Ok(0);
-        }
         let untaken = self.context.untaken(false, &mut Vec::new())?;
         let linked = untaken.edges.iter().filter(|edge| edge.is_linked && edge.peer() != self.task());
         Ok(untaken.moving as u64 + linked.map(|edge| edge.waiting).sum::<u64>())
