@@ -167,7 +167,7 @@ fn what_waits_in_a_link_leaves_before_a_stop() {
     let depth = if crate::common::over_verbs() { "rdma_qp_queue_depth" } else { "queue_depth" };
     let inline_receiver = |task| match task {
         0 => vec![(depth, "16"), ("stop_timeout", "10s")],
-        _ => vec![(depth, "16"), ("poll", "inline")],
+        _ => vec![(depth, "16"), ("poll", "inline"), ("pollers", "1")],
     };
     run_each(2, inline_receiver, |node, task| {
         let step = node.step(1).expect("new");
