@@ -12,7 +12,7 @@ use crate::matching::{
 use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
 use crate::wire::message::Placement;
-use crate::wire::{Generation, Incarnation, TaskId, Time};
+use crate::wire::{Code, Generation, Incarnation, Status, TaskId, Time};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(10);
 const START: Time = Time::from_nanos(1);
+const MAX_SENDS: usize = 100;
 
 /// When a path brings the values of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,15 +31,31 @@ enum Brings {
     Never,
 }
 
+/// Runs while a path sends a value, or waits.
+type Hook = Arc<Mutex<Option<Box<dyn FnMut(During) + Send>>>>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum During {
+    Send,
+    Wait,
+}
+
 /// A path whose peers take everything, and have a value for every receive. A wait in vain lasts
 /// until its deadline.
 struct Scripted {
     brings: Brings,
     clock: Arc<AtomicU64>,
     held: Mutex<Vec<BatchReceive>>,
+    hook: Hook,
 }
 
 impl Scripted {
+    fn run_hook(&self, during: During) {
+        if let Some(hook) = &mut *self.hook.lock().expect("no panic") {
+            hook(during);
+        }
+    }
+
     fn bring(&self, end: impl Fn() -> Result<Delivery<Payload>, Error>) {
         let held = std::mem::take(&mut *self.held.lock().expect("no panic"));
         held.into_iter().for_each(|one| one.sender.send(Outcome(end())));
@@ -73,6 +90,7 @@ impl RemotePath for Scripted {
     }
 
     fn send(&self, _peer: PeerIndex, _key: TensorKey, _value: Value) -> Result<(), Error> {
+        self.run_hook(During::Send);
         Ok(())
     }
 
@@ -119,6 +137,7 @@ impl RemotePath for Scripted {
         if done() {
             return Ok(true);
         }
+        self.run_hook(During::Wait);
         self.clock.fetch_max(deadline.as_nanos(), Ordering::Relaxed);
         if self.brings == Brings::AtTheDeadline && deadline >= START + SOON {
             self.bring(value);
@@ -138,16 +157,21 @@ impl RemotePath for Scripted {
 /// The context of task 0 of 3. Task n is behind the n-th of two paths, and task 2 behind the
 /// first.
 fn context(paths: [Brings; 2]) -> Arc<Context> {
+    context_with(paths, &Hook::default())
+}
+
+/// As [`context`], with a hook of both paths.
+fn context_with(paths: [Brings; 2], hook: &Hook) -> Arc<Context> {
     let task = |task| TaskId::new("w", task).expect("a job name");
     let members = Members::new(vec![task(0), task(1), task(2)]);
     let clock = Arc::new(AtomicU64::new(START.as_nanos()));
-    let path = |brings| Scripted { brings, clock: clock.clone(), held: Mutex::default() };
+    let path = |brings| Scripted { brings, clock: clock.clone(), held: Mutex::default(), hook: hook.clone() };
     let paths = paths.map(|brings| Box::new(path(brings)) as Box<dyn RemotePath>);
     let region = RegionOptions { pages: PagePolicy::Plain, ..RegionOptions::new(1 << 20) };
     let pool = Pool::new(Region::create(0, &region).expect("region"), PoolOptions::default()).expect("pool");
     let settings = RendezvousSettings {
         max_requests: 16,
-        max_outstanding_sends: 100,
+        max_outstanding_sends: MAX_SENDS as u32,
         recv_timeout: SOON,
         cancel_grace: Duration::ZERO,
         borrow: false,
@@ -227,5 +251,35 @@ fn a_batch_waits_for_every_path_and_tells_of_each_receive_how_it_ended() {
                 AtOnce | AtTheDeadline => assert!(end.is_ok(), "{end:?}"),
             }
         }
+    }
+}
+
+/// An abort drops the values that wait. A send that waits finds room then, and takes the step for
+/// live if the abort comes between that look and the poller's.
+#[test]
+fn a_send_that_has_waited_for_room_fails_if_its_step_has_ended() {
+    for is_aborted in [true, false] {
+        let hook = Hook::default();
+        let context = context_with([Brings::AtOnce; 2], &hook);
+        let step = context.step(1, &"worker".into()).expect("new");
+        context.outstanding.store(MAX_SENDS, Ordering::Relaxed);
+        let (outstanding, aborted) = (context.outstanding.clone(), step.clone());
+        *hook.lock().expect("no panic") = Some(Box::new(move |during| match during {
+            During::Wait => outstanding.store(0, Ordering::Relaxed),
+            During::Send if is_aborted => {
+                aborted.abort(Status::new(Code::Internal, "enough")).expect("an error");
+            }
+            During::Send => {}
+        }));
+        let sent = step.send_within(&edge(&context, 0, 1), Value::Dead, SOON);
+        match is_aborted {
+            true => {
+                let failed = sent.expect_err("its step has ended");
+                assert!(matches!(failed.error, Error::Aborted { .. }), "{failed}");
+                assert!(matches!(failed.value, Value::Dead), "it comes back");
+            }
+            false => sent.expect("sent"),
+        }
+        *hook.lock().expect("no panic") = None;
     }
 }

@@ -64,7 +64,8 @@ impl Step {
     /// ```
     ///
     /// # Errors
-    /// Like [`Step::send`], and if there was no room in time. The error gives the value back.
+    /// Like [`Step::send`], and if there was no room in time. Also if the call has waited, and the
+    /// step has ended meanwhile. The error gives the value back.
     pub fn send_within<V: Sendable + Clone>(
         &self,
         edge: &Edge,
@@ -72,13 +73,20 @@ impl Step {
         timeout: Duration,
     ) -> Result<(), SendError<V>> {
         let deadline = self.context.now() + timeout;
+        let mut has_waited = false;
         loop {
             let error = match (self.send(edge, value.clone()), edge.destination) {
+                // The end of the step makes room, too, and drops the value.
+                (Ok(()), _) if has_waited => match self.check() {
+                    Ok(()) => return Ok(()),
+                    Err(error) => Some(error),
+                },
                 (Ok(()), _) => return Ok(()),
                 (Err(error), EdgeEnd::Peer(peer))
                     if may_find_room(&error) && self.context.now() < deadline =>
                 {
                     // Credit of the edge makes room without an end of the wait.
+                    has_waited = true;
                     let next = deadline.min(self.context.now() + SLICE);
                     self.wait_for_room(peer, &error, next).err()
                 }
