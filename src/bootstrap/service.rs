@@ -243,7 +243,7 @@ impl Bootstrap {
     /// # Errors
     /// [`BootstrapError::Missing`], unless nobody is.
     pub fn missing(&self, waited: Duration) -> Result<(), BootstrapError> {
-        self.all_but(waited, self.shared.see(|members| self.absent(members)))
+        self.join_result(waited, self.shared.see(|members| self.absent(members)))
     }
 
     /// The error of a join that has waited for `waited`, whose links with these peers are up and
@@ -258,10 +258,11 @@ impl Bootstrap {
             address: self.shared.address(peer),
             last_error: "its link is up, and no poll has processed that: this host lacks CPU time".into(),
         });
-        self.all_but(waited, missing.collect())
+        self.join_result(waited, missing.collect())
     }
 
-    fn all_but(&self, waited: Duration, missing: Vec<MissingPeer>) -> Result<(), BootstrapError> {
+    /// How a join ends that has waited for `waited`, and still lacks these peers.
+    fn join_result(&self, waited: Duration, missing: Vec<MissingPeer>) -> Result<(), BootstrapError> {
         let options = &self.shared.options;
         if missing.is_empty() {
             return Ok(());

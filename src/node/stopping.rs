@@ -78,9 +78,10 @@ impl Node {
         }
     }
 
-    /// Makes progress as long as a peer is connected, and values are left or on their way to it. If
-    /// none leaves, it polls less and less often, and leaves the CPU to threads that compute. The
-    /// goodbye goes another way than the values, and must not overtake them.
+    /// Makes progress as long as a peer is connected, and values are left or on their way to it.
+    /// While values wait and none leaves, it polls less and less often, and leaves the CPU to
+    /// threads that compute. The goodbye goes another way than the values, and must not overtake
+    /// them.
     fn drain(&self) {
         const POLL: Duration = Duration::from_micros(50);
         const MAX_SLEEP: Duration = Duration::from_millis(1);
