@@ -223,7 +223,7 @@ fn a_stop_does_not_wait_for_the_return_of_a_peer_that_is_gone() {
                 let step = node.step(1).expect("new");
                 let edge = node.edge_to("w", 2, "never").expect("edge");
                 (0..3).for_each(|_| step.send(&edge, counting(node, 0.0, 9)).expect("sent"));
-                hear(node, &SAID, 1);
+                say(node, &SAID, 1);
                 until(node, "the loss of the receiver", || is_gone(2));
                 let began = Instant::now();
                 let dropped = node.stop().expect("stopped");
@@ -232,7 +232,8 @@ fn a_stop_does_not_wait_for_the_return_of_a_peer_that_is_gone() {
             }
             1 => until(node, "the stop of the sender", || is_gone(0)),
             _ => {
-                say(node, &SAID, 1);
+                // A send to a peer that is gone is an error.
+                hear(node, &SAID, 1);
                 drop(node.fail("on purpose").expect("ended"));
             }
         }
