@@ -137,6 +137,10 @@ mutants! {
         GrowthBeyondCells,
         /// An edge that waits for a number is forgotten when one is free.
         UnnumberedForgotten,
+        /// The next message ends the newest of the receives that wait.
+        ShortEndOutOfOrder,
+        /// A receive that the next message ends keeps the credit that is due.
+        ShortEndKeepsCredit,
     }
     // The tests of the modules find these, each by `assert_found`.
     parts {
@@ -178,6 +182,8 @@ mutants! {
         TakenWithoutReceive,
         /// A receive takes the tensor of a loan that is for another one.
         LentRecordNotCompared,
+        /// A receive loses its destination by a look at a message that is not its own.
+        DestinationLost,
     }
 }
 

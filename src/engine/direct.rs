@@ -17,8 +17,7 @@ const POLLS_PER_CLOCK: u32 = 256;
 const POLLS_PER_SHORT_SPIN: u32 = 16;
 /// Looks for the result before each poll.
 const LOOKS_PER_POLL: u32 = 8;
-/// Timeouts below this length begin with the wait. Longer ones begin with the first look at the
-/// clock, so that a short wait reads no clock.
+/// A timeout below this length is measured from the begin of its wait.
 const SHORT: Duration = Duration::from_millis(10);
 
 /// A result that a thread waits for while it holds the poller.
@@ -48,14 +47,35 @@ pub trait DirectTake<P: Port, H: Handler<P>> {
     }
 }
 
+/// The time at which a direct wait ends at the latest.
+#[derive(Clone, Copy, Debug)]
+pub enum WaitLimit {
+    /// After so long. Below [`SHORT`] it begins with the wait, else with the first look at the
+    /// clock, so that a short wait reads no clock.
+    After(Duration),
+    /// At this time.
+    At(Time),
+}
+
+impl WaitLimit {
+    /// Whether a wait that began at `since` is over `now`.
+    fn is_over(self, since: Time, now: Time) -> bool {
+        match self {
+            WaitLimit::After(timeout) => now >= since + timeout,
+            WaitLimit::At(deadline) => now >= deadline,
+        }
+    }
+}
+
 /// The outcome of [`Engine::wait_direct`].
 #[derive(Debug)]
 pub enum DirectWait<R> {
     /// The result that was waited for.
     Ready(R),
-    /// The timeout has passed.
+    /// The limit is reached.
     TimedOut,
-    /// The wait must go on by a command. The time of its first look at the clock, if there was one.
+    /// The wait must go on without the poller. The time of its first look at the clock, if there
+    /// was one.
     Elsewhere(Option<Time>),
     /// The poller can't be used.
     Unusable(Unusable),
@@ -78,7 +98,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         Ok(ran.is_some())
     }
 
-    /// Polls until `wait` has its result or the timeout has passed. Calls
+    /// Polls until `wait` has its result or the limit is reached. Calls
     /// [`DirectTake::take_next`], then [`DirectTake::take`], also after each poll that brings
     /// something, and [`DirectTake::take_short`] in between.
     /// Leaves off if the lock is taken, or another thread submits a command. In adaptive mode it
@@ -86,7 +106,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     #[inline]
     pub fn wait_direct<R>(
         &self,
-        timeout: Duration,
+        limit: WaitLimit,
         mut wait: impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         let mut waited = DirectWait::Elsewhere(None);
@@ -97,7 +117,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             });
             waited = match taken {
                 Some(result) => DirectWait::Ready(result),
-                None => self.poll_for(poller, timeout, &mut wait),
+                None => self.poll_for(poller, limit, &mut wait),
             };
             // A result that was stored counts, also if this poll fails.
             if let DirectWait::Ready(_) = waited
@@ -223,14 +243,15 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     fn poll_for<R>(
         &self,
         poller: &mut Poller<P, H>,
-        timeout: Duration,
+        limit: WaitLimit,
         wait: &mut impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         if self.sleeps() {
             // A poll would leave the port unarmed, so that nothing ends the sleep.
             return DirectWait::Elsewhere(None);
         }
-        let mut since = (timeout < SHORT).then(|| self.now());
+        let is_short = matches!(limit, WaitLimit::After(timeout) if timeout < SHORT);
+        let mut since = is_short.then(|| self.now());
         let mut polls = FIRST_POLLS;
         loop {
             for _ in 0..polls {
@@ -250,7 +271,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     return ended(wait, result, since);
                 }
             }
-            match self.after_polls(polls, timeout, since) {
+            match self.after_polls(polls, limit, since) {
                 AfterPolls::Poll(more) => polls = more,
                 AfterPolls::Step(now) => {
                     since = since.or(Some(now));
@@ -272,13 +293,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// How a direct wait goes on after these polls in vain.
     #[cold]
-    fn after_polls(&self, polls: u32, timeout: Duration, since: Option<Time>) -> AfterPolls {
+    fn after_polls(&self, polls: u32, limit: WaitLimit, since: Option<Time>) -> AfterPolls {
         if polls == FIRST_POLLS && self.wait == WaitStrategy::Spin {
             return AfterPolls::Poll(self.polls_per_clock() - FIRST_POLLS);
         }
         let now = self.now();
         let since = since.unwrap_or(now);
-        if now >= since + timeout {
+        if limit.is_over(since, now) {
             return AfterPolls::TimedOut;
         }
         let waited = now.since(since);
@@ -377,7 +398,7 @@ mod tests {
             looks += 1;
             (looks == found_at).then_some(looks)
         };
-        engine.wait_direct(timeout, TakeFn(take))
+        engine.wait_direct(WaitLimit::After(timeout), TakeFn(take))
     }
 
     #[test]
@@ -391,7 +412,7 @@ mod tests {
     fn waits_that_find_their_results_at_once_poll_now_and_then() {
         let (engine, counters) = engine_and_counters();
         for waits in 1..=64 {
-            let found = engine.wait_direct(Duration::from_secs(1), TakeFn(|| Some(())));
+            let found = engine.wait_direct(WaitLimit::After(Duration::from_secs(1)), TakeFn(|| Some(())));
             assert!(matches!(found, DirectWait::Ready(())));
             assert_eq!(counters.snapshot().get(Counter::Polls), waits / 16);
         }
@@ -403,6 +424,17 @@ mod tests {
             let (engine, clock) = engine();
             assert!(matches!(wait(&engine, timeout, u32::MAX), DirectWait::TimedOut));
             assert_eq!(clock.0.load(Ordering::Relaxed), looks, "{timeout:?}");
+        }
+    }
+
+    #[test]
+    fn a_wait_until_a_time_ends_then_and_not_before() {
+        for (deadline, looks) in [(0, 1), (3_000_000_000, 4)] {
+            let (engine, clock) = engine();
+            let limit = WaitLimit::At(Time::from_nanos(deadline));
+            let waited = engine.wait_direct(limit, TakeFn(|| None::<()>));
+            assert!(matches!(waited, DirectWait::TimedOut));
+            assert_eq!(clock.0.load(Ordering::Relaxed), looks, "{deadline}");
         }
     }
 
@@ -425,7 +457,7 @@ mod tests {
             }
             None::<()>
         };
-        let waited = engine.wait_direct(Duration::from_secs(100), TakeFn(take));
+        let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), TakeFn(take));
         assert!(matches!(waited, DirectWait::Elsewhere(None)));
     }
 

@@ -29,7 +29,7 @@ mod wait_strategy;
 
 pub use background::{PollingThread, StartError, start};
 pub use clock::Clock;
-pub use direct::{DirectTake, DirectWait};
+pub use direct::{DirectTake, DirectWait, WaitLimit};
 pub use executor::Executor;
 pub use pin::{PinError, pin_current_thread, process_cpus};
 pub use poll_mode::{EngineOptions, PollMode};

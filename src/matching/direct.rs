@@ -1,4 +1,5 @@
-//! Direct calls: those of the thread that holds the poller. They need no waiter.
+//! Direct calls: those of the thread that holds the poller. A receive of them needs no waiter, and
+//! one that waits already ends without an event.
 //!
 //! Small tensors within the credit take the short path. Both of its halves do to an edge what the
 //! general path does, without messages and events in between. Whatever takes more is left to the
@@ -9,7 +10,7 @@ use super::{Lanes, Matching, OfEdge, PeerEdges};
 use crate::fabric::ShortTake;
 use crate::link::windows::WindowArrival;
 use crate::link::{Destination, DirectReceive, ReceiveError, TensorKeyRef, Value};
-use crate::matching::{Error, PeerIndex, reserve};
+use crate::matching::{CallId, Delivery, Error, PeerIndex, reserve};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, OutEdge, Record};
@@ -162,6 +163,35 @@ impl Matching {
             edge.took();
         }
         Some(taken)
+    }
+
+    /// Ends a receive that waits, if its value is the next message and nothing else is to be done
+    /// for it.
+    #[inline]
+    pub fn end_short(&mut self, lanes: &mut impl Lanes, call: CallId) -> ShortTake<()> {
+        let Some(&waiter) = self.calls.get(&call) else { return ShortTake::Other };
+        let Some(waiting) = self.waiting.get_mut(waiter) else { return ShortTake::Other };
+        let (peer, index, step) = (waiting.peer, waiting.edge, waiting.key.step);
+        let incoming = &mut self.peers[peer.0 as usize].incoming;
+        let Some(record) = incoming.record_of(index, step, &waiter) else { return ShortTake::Other };
+        let destination = std::mem::replace(&mut waiting.destination, Destination::Alloc);
+        let mut receive = DirectReceive::Waiting(destination);
+        let taken = lanes.take_short(peer, record, &mut receive);
+        match receive {
+            DirectReceive::Waiting(_) if is_on(Mutant::DestinationLost) => {}
+            DirectReceive::Waiting(destination) => waiting.destination = destination,
+            DirectReceive::Received(received, sender) => {
+                count_received(lanes, &received);
+                incoming.took_for(index, step);
+                if let Some(receive) = self.take_waiting(waiter) {
+                    receive.waiter.complete(Ok(Delivery::of(received, sender, lanes.pool())));
+                }
+                if self.peers[peer.0 as usize].offers {
+                    self.update_ready_of(lanes, peer, index);
+                }
+            }
+        }
+        taken
     }
 
     /// As [`Matching::receive_now`], for a value that takes more. `was_looked`: the next message

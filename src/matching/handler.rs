@@ -3,11 +3,11 @@
 use super::{BatchWalk, ExpectedRecord, Matching, OfEdge, WINDOWS, WalkEnd};
 use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
 use crate::link::windows::WindowEvent;
-use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::{Destination, DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss, count_lost_values};
 use crate::matching::link_lanes::LinkLanes;
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerEnd, PeerIndex,
+    BatchReceive, BatchSend, CallId, CancelAll, EdgeReports, Error, LinkTag, Members, PeerEnd, PeerIndex,
     PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
 use crate::memory::Tensor;
@@ -148,6 +148,23 @@ impl WindowHandler {
         receive: &mut DirectReceive,
     ) -> ShortTake<()> {
         self.with(links, |matching, lanes| matching.take_short(lanes, expected, receive))
+    }
+
+    /// Begins a receive: see [`Matching::receive`].
+    pub fn receive<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        of: (PeerIndex, TensorKey),
+        destination: Destination,
+        waiter: Waiter,
+    ) {
+        self.with(links, |matching, lanes| matching.receive(lanes, of, destination, waiter, true));
+    }
+
+    /// See [`Matching::end_short`].
+    #[inline]
+    pub fn end_short<P: Port>(&mut self, links: &mut Links<P>, call: CallId) -> ShortTake<()> {
+        self.with(links, |matching, lanes| matching.end_short(lanes, call))
     }
 
     /// See [`Matching::walk`].
@@ -399,9 +416,7 @@ impl<P: Port> Handler<P> for WindowHandler {
             RemoteCommand::Send { peer, key, value } => self.send(links, peer, &key, value),
             RemoteCommand::SendAll(values) => self.send_all(links, values),
             RemoteCommand::Receive { peer, key, destination, waiter } => {
-                self.with(links, |matching, lanes| {
-                    matching.receive(lanes, (peer, key), destination, waiter, true);
-                });
+                self.receive(links, (peer, key), destination, waiter);
             }
             RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch),
             RemoteCommand::Cancel(cancel) => {

@@ -362,6 +362,7 @@ impl World {
             && !over.contains(&record.step)
         {
             self.compare_short_path(record);
+            self.compare_short_end(record);
         }
         let mut posted = Vec::new();
         let mut post = |message| posted.push(message);
@@ -424,6 +425,28 @@ impl World {
             assert_eq!(sent, [], "a path without messages has none to send");
             assert!(general.edges().eq(silent.edges()), "and leaves the same edges");
         }
+    }
+
+    /// Checks that the short end of a receive that waits does to its edge what a value does that
+    /// comes.
+    fn compare_short_end(&self, record: &Record<Value>) {
+        let step = record.step;
+        let is_expected = |(index, waiter): &(u32, Waiter)| {
+            let next = self.receiver.record_of(*index, step, waiter);
+            next.map(|next| with_value(next, record.value)) == Some(*record)
+        };
+        let waiters = self.receiver.edges().flat_map(|(index, _, edge)| {
+            edge.waiters().filter(|(of, _)| *of == step).map(move |(_, waiter)| (index, *waiter))
+        });
+        let Some((index, waiter)) = waiters.collect::<Vec<_>>().into_iter().find(is_expected) else { return };
+        let (mut general, mut short, mut sent) = (self.receiver.clone(), self.receiver.clone(), Vec::new());
+        let came = general.receive(ToReceiver::Record(*record), |_| false, &mut |message| sent.push(message));
+        let Ok(Incoming::Value(of, to, held)) = came else { panic!("{came:?} for the waiter {waiter}") };
+        assert_eq!((of, to, held.value), (index, waiter, record.value));
+        general.send_due(index, &mut |message| sent.push(message));
+        short.took_for(index, step);
+        assert_eq!(sent, [], "a path without messages has none to send");
+        assert!(general == short, "the short end leaves the same edges");
     }
 
     fn got(&mut self, case: &Case, waiter: Waiter, value: Value) {

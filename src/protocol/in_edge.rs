@@ -299,6 +299,24 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         (self.held.is_empty() && self.stays_settled()).then(|| self.next_record(step))?
     }
 
+    /// The next record of the edge, without its value, if this waiter gets the value when it comes,
+    /// and no message is due then.
+    #[inline]
+    pub fn record_of(&self, step: u64, waiter: &W) -> Option<Record<()>> {
+        let InState::Announced(edge) = self.state else { return None };
+        let is_settled = self.has_spare_credit() || is_on(Mutant::ShortEndKeepsCredit);
+        let is_plain = self.waiters.is_next(step, waiter) && is_settled;
+        let n = (self.came + 1) as u16;
+        is_plain.then_some(Record { edge, n, step, answers_need: false, value: () })
+    }
+
+    /// The value of [`InEdge::record_of`] has come, and the waiter of the step has it.
+    #[inline]
+    pub fn took_for(&mut self, step: u64) {
+        self.took();
+        self.waiters.take(step);
+    }
+
     /// The value of [`InEdge::next_record`] has come, and the receive has it. Does what
     /// [`InEdge::arrive`] and [`InEdge::take`] do.
     #[inline]
@@ -401,11 +419,10 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         Some(ToSender::Need { edge, step })
     }
 
-    /// Whether the edge has a number, credit at the sender, no waiter, and no message to send.
+    /// Whether the edge has a number, credit at the sender, and no message to send.
     #[inline]
     pub fn is_settled(&self) -> bool {
         matches!(self.state, InState::Announced(_))
-            && self.waiters.is_empty()
             && self.grantable() - self.granted < self.credit_batch
             && self.credit() > 0
     }
@@ -414,11 +431,14 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     /// has come.
     #[inline]
     pub fn stays_settled(&self) -> bool {
+        matches!(self.state, InState::Announced(_)) && self.waiters.is_empty() && self.has_spare_credit()
+    }
+
+    /// Whether neither credit nor a need is due when a receive has taken the next value.
+    #[inline]
+    fn has_spare_credit(&self) -> bool {
         let credit = self.credit();
-        matches!(self.state, InState::Announced(_))
-            && self.waiters.is_empty()
-            && self.free() + 1 - credit < self.credit_batch
-            && credit > 1
+        self.free() + 1 - credit < self.credit_batch && credit > 1
     }
 
     /// Steps have ended at the sender. Returns their waiters, which fail, and their held values. A

@@ -1,5 +1,6 @@
 //! The receives that wait at an edge, and the needs by which their values are asked for.
 
+use crate::mutants::{Mutant, is_on};
 use std::collections::VecDeque;
 
 /// Waiters and needs of an edge for which memory is allocated at the start.
@@ -29,6 +30,16 @@ impl<W: PartialEq> Waiters<W> {
         self.waiters.is_empty()
     }
 
+    /// Whether this is the oldest waiter, and no value was asked for.
+    #[inline]
+    pub fn is_next(&self, step: u64, waiter: &W) -> bool {
+        let oldest = match is_on(Mutant::ShortEndOutOfOrder) {
+            false => self.waiters.front(),
+            true => self.waiters.back(),
+        };
+        oldest.is_some_and(|(of, it)| *of == step && it == waiter) && self.needs.is_empty()
+    }
+
     /// Receives that wait, with their steps, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &(u64, W)> {
         self.waiters.iter()
@@ -40,7 +51,13 @@ impl<W: PartialEq> Waiters<W> {
     }
 
     /// Removes the oldest waiter of a step.
+    #[inline]
     pub fn take(&mut self, step: u64) -> Option<W> {
+        // The usual case. A search and a removal from any place are longer.
+        if let Some((_, waiter)) = self.waiters.pop_front_if(|(of, _)| *of == step) {
+            self.asked = self.asked.saturating_sub(1);
+            return Some(waiter);
+        }
         let at = self.waiters.iter().position(|(of, _)| *of == step)?;
         self.remove(at)
     }

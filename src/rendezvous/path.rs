@@ -1,11 +1,11 @@
 //! The paths to other processes: one per poller.
 
-use crate::engine::{DirectTake, DirectWait, Engine, Unusable};
+use crate::engine::{DirectTake, DirectWait, Engine, Unusable, WaitLimit};
 use crate::fabric::{Port, ShortTake};
 use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
-    BatchSend, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand, StandingChange,
-    StepChange, Untaken, WaitReports, Waiter,
+    BatchSend, CallId, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand,
+    StandingChange, StepChange, Untaken, WaitReports, Waiter,
 };
 use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler};
 use crate::memory::Tensor;
@@ -157,6 +157,10 @@ pub trait RemotePath: Send + Sync {
         waiter: Waiter,
     ) -> Result<(), Error>;
 
+    /// Waits on the poller itself for the end of a receive that has begun, until `is_over` or
+    /// `deadline` at most. The receive may go on to wait.
+    fn wait_for_call(&self, _call: CallId, _deadline: Time, _is_over: &dyn Fn() -> bool) {}
+
     /// Sends the values of a batch on the poller itself, without a command. The values count as
     /// outstanding. Returns whether it did. If not, it has taken no value.
     ///
@@ -299,11 +303,11 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         receive: &mut DirectReceive,
         timeout: Duration,
     ) -> DirectWait<DirectEnd> {
-        self.wait_direct(timeout, DirectTensor { of: (peer, key), receive, expected: None })
+        self.wait_direct(WaitLimit::After(timeout), DirectTensor { of: (peer, key), receive, expected: None })
     }
 
     fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
-        self.wait_direct(timeout, DirectBatch(walk))
+        self.wait_direct(WaitLimit::After(timeout), DirectBatch(walk))
     }
 
     fn receive(
@@ -313,7 +317,19 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         destination: Destination,
         waiter: Waiter,
     ) -> Result<(), Error> {
+        let mut receive = Some((key, destination, waiter));
+        self.try_direct(|handler, links| {
+            if let Some((key, destination, waiter)) = receive.take() {
+                handler.receive(links, (peer, key), destination, waiter);
+            }
+        })
+        .map_err(unusable)?;
+        let Some((key, destination, waiter)) = receive else { return Ok(()) };
         self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(unusable)
+    }
+
+    fn wait_for_call(&self, call: CallId, deadline: Time, is_over: &dyn Fn() -> bool) {
+        self.wait_direct(WaitLimit::At(deadline), DirectCall { call, is_over });
     }
 
     fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
@@ -454,6 +470,31 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
 
     fn goes_elsewhere(&self, taken: &DirectEnd) -> bool {
         taken.is_ok() && matches!(self.receive, DirectReceive::Waiting(_))
+    }
+}
+
+/// A receive that has begun, on the poller itself.
+struct DirectCall<'a> {
+    call: CallId,
+    is_over: &'a dyn Fn() -> bool,
+}
+
+impl<P: Port> DirectTake<P, WindowHandler> for DirectCall<'_> {
+    type Taken = ();
+
+    #[inline(always)] // on the short path
+    fn take_next(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<()> {
+        (self.take_short(handler, links) == ShortTake::Taken(())).then_some(())
+    }
+
+    fn take(&mut self, _: &mut WindowHandler, _: &mut Links<P>) -> Option<()> {
+        // A command or a poll may have ended it.
+        (self.is_over)().then_some(())
+    }
+
+    #[inline]
+    fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<()> {
+        handler.end_short(links, self.call)
     }
 }
 

@@ -232,6 +232,12 @@ impl<T: Receivable> Pending<T> {
     /// # Errors
     /// The reason why the receive ended without a value.
     pub fn wait(self) -> Result<Delivery<T>, Error> {
+        self.wait_short();
+        self.wait_as_waiter()
+    }
+
+    /// As [`Pending::wait`], after a wait on the poller itself.
+    pub(super) fn wait_as_waiter(self) -> Result<Delivery<T>, Error> {
         let deadline = self.deadline;
         self.wait_until(deadline, None)
     }
@@ -251,12 +257,23 @@ impl<T: Receivable> Pending<T> {
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
         let context = &self.token.context;
         context.check_home()?;
-        if !context.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
+        // The deadline of another receive, within the process, is looked for in any case.
+        let must_wait = !self.is_done() || context.has_local_deadline();
+        if must_wait && !context.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // A poller ends a call at the deadline of the receive. This cancellation is for an
             // earlier deadline, and for calls of the local table, which no poller watches.
             return self.end(CancelReason::Deadline(given));
         }
         self.take()
+    }
+
+    /// Waits on the poller itself, as far as nothing else is to be done for the value.
+    fn wait_short(&self) {
+        let CancelToken { context, id, place: CallPlace::Remote(peer) } = &self.token else { return };
+        let is_over = || self.is_done() || !context.is_usable();
+        if !is_over() && !context.has_local_deadline() {
+            context.paths.of(*peer).wait_for_call(*id, self.deadline, &is_over);
+        }
     }
 
     /// Cancels the receive, and waits for its end.

@@ -274,7 +274,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     }
 
     fn wait_as_waiter(self) -> Result<Delivery<T>, Error> {
-        self.begin()?.wait()
+        self.begin()?.wait_as_waiter()
     }
 
     /// Begins to receive. The callback thread calls `done` with the tensor or with the error, never

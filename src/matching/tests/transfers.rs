@@ -111,6 +111,11 @@ impl Pair {
         &mut self.sides[RECEIVER].lanes.offers
     }
 
+    /// Whether the receiver has granted a destination ahead.
+    pub fn has_destination(&mut self) -> bool {
+        !self.offers().ready.is_empty()
+    }
+
     /// Delivers all messages, and writes no tensor.
     fn run_messages(&mut self) {
         let has_message =
@@ -328,38 +333,37 @@ fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
 #[test]
 fn a_receive_that_waits_has_a_destination_granted_ahead() {
     let mut pair = Pair::offering(2);
-    let has_destination = |pair: &mut Pair| !pair.offers().ready.is_empty();
     let first = pair.receive("x", 1);
     pair.run();
-    assert!(!has_destination(&mut pair), "no tensor of the edge is known");
+    assert!(!pair.has_destination(), "no tensor of the edge is known");
     pair.send("x", 1, 10);
     pair.run();
     drop(first);
     let given = pair.tensor(RECEIVER, 0, 8);
     let into = pair.begin("x", 2, Destination::Into(given), SOON);
-    assert!(!has_destination(&mut pair), "the tensor is for a given one");
+    assert!(!pair.has_destination(), "the tensor is for a given one");
     give_up(&mut pair, &into);
     let mut calls = [2, 3].map(|step| pair.receive("x", step));
-    assert!(has_destination(&mut pair));
+    assert!(pair.has_destination());
     // An offer crosses it. Its receive gets the tensor, and the destination is for the other one.
     pair.send("x", 2, 20);
     pair.run();
-    assert!(calls[0].number() == 20 && has_destination(&mut pair));
+    assert!(calls[0].number() == 20 && pair.has_destination());
     calls[0] = pair.receive("x", 2);
     give_up(&mut pair, &calls[0]);
-    assert!(has_destination(&mut pair), "another receive waits");
+    assert!(pair.has_destination(), "another receive waits");
     pair.step(RECEIVER, StepChange::CleanedUp { step: 3 });
-    assert!(!has_destination(&mut pair), "no receive waits");
+    assert!(!pair.has_destination(), "no receive waits");
     let late = pair.begin("x", 4, Destination::Alloc, Duration::from_nanos(1));
-    assert!(has_destination(&mut pair));
+    assert!(pair.has_destination());
     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
     matching.expire(lanes, Time::NEVER);
-    assert!(!late.waits() && !has_destination(&mut pair));
+    assert!(!late.waits() && !pair.has_destination());
     let _step_over = pair.receive("x", 5);
-    assert!(has_destination(&mut pair));
+    assert!(pair.has_destination());
     pair.step(SENDER, StepChange::CleanedUp { step: 5 });
     pair.run();
-    assert!(!has_destination(&mut pair), "its receive has failed");
+    assert!(!pair.has_destination(), "its receive has failed");
     pair.end(1..=5);
 }
 

@@ -24,6 +24,24 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         named.edge.next_record(step)
     }
 
+    /// The next record of an edge, without its value, if this waiter of the step gets the value. No
+    /// message is due then.
+    #[inline]
+    pub fn record_of(&self, index: u32, step: u64, waiter: &W) -> Option<Record<()>> {
+        // The end of the step at the sender has ended the waiter.
+        let named = self.edges.get(index).filter(|_| self.unnumbered.is_empty())?;
+        named.edge.record_of(step, waiter)
+    }
+
+    /// The value of [`InEdges::record_of`] has come, and the waiter of the step has it.
+    #[inline]
+    pub fn took_for(&mut self, index: u32, step: u64) {
+        if let Some(edge) = self.edge_mut(index) {
+            edge.took_for(step);
+            self.counts.remove(step);
+        }
+    }
+
     /// Whether no message is due when the value of [`InEdges::next_record`] has come.
     #[inline]
     pub fn stays_settled(&self, index: u32) -> bool {
