@@ -212,10 +212,10 @@ impl SendQueue {
         record: &PlainRecord<'_>,
     ) -> bool {
         let len = record.encoded_len();
-        if !self.pack.could_hold(len) {
-            return false;
-        }
         if !self.pack.has_room(len) {
+            if !self.pack.could_hold(len) {
+                return false;
+            }
             self.flush_pack(port, counters);
         }
         self.pack.push_encoded(len, |bytes| record.encode(bytes));

@@ -25,8 +25,9 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// An empty one, of at most `slot` bytes.
+    /// An empty one, of at most `slot` bytes, and no more than a length can say.
     pub fn new(slot: usize) -> Self {
+        let slot = slot.min(u8::MAX.into());
         Pack { bytes: Vec::with_capacity(slot), count: 0, slot }
     }
 
@@ -42,12 +43,16 @@ impl Pack {
 
     /// Whether a message of `len` bytes fits into an empty pack beside another one.
     pub fn could_hold(&self, len: usize) -> bool {
-        len <= usize::from(u8::MAX) && HEADER + 2 * LENGTH + len < self.slot
+        HEADER + 2 * LENGTH + len < self.slot
     }
 
     /// Whether a message of `len` bytes fits behind the others.
+    #[inline]
     pub fn has_room(&self, len: usize) -> bool {
-        self.could_hold(len) && self.bytes.len().max(HEADER) + LENGTH + len <= self.slot
+        match self.bytes.is_empty() {
+            true => self.could_hold(len),
+            false => self.bytes.len() + LENGTH + len <= self.slot,
+        }
     }
 
     /// Adds a message that [has room](Pack::has_room).
