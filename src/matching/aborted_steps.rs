@@ -9,6 +9,12 @@ use std::ops::RangeInclusive;
 pub(crate) struct AbortedSteps(Vec<(RangeInclusive<u64>, Status)>);
 
 impl AbortedSteps {
+    /// Whether no range was aborted.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The status of a step that is in a range. The first abort wins.
     pub fn status(&self, step: u64) -> Option<&Status> {
         self.0.iter().find(|(steps, _)| steps.contains(&step)).map(|(_, status)| status)

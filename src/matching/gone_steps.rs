@@ -5,7 +5,7 @@ use crate::mutants::{Mutant, is_on};
 use crate::wire::Status;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 
 /// The number of retired steps outside all sequences that are remembered (specification 2.5).
@@ -19,7 +19,7 @@ const PAGE: u64 = u64::BITS as u64;
 #[derive(Debug)]
 pub(crate) struct GoneSteps {
     /// Disjoint, in the order of their bases.
-    sequences: Vec<StepRange>,
+    sequences: Vec<StepRanges>,
     /// The page of the step that was retired last. It has all retired steps of the page that are
     /// remembered.
     newest: Page,
@@ -47,12 +47,14 @@ struct FormerPage {
     listed: u32,
 }
 
-/// The steps of a sequence. The steps below `watermark` are retired, and those in `early`.
+/// The retired steps of a sequence, as disjoint ranges that do not touch. Usually there is one.
 #[derive(Debug)]
-struct StepRange {
+struct StepRanges {
     base: u64,
-    watermark: u64,
-    early: BTreeSet<u64>,
+    /// The first and the last step of the range that grew last.
+    newest: Option<(u64, u64)>,
+    /// The last steps of the other ranges, by their first ones.
+    others: BTreeMap<u64, u64>,
 }
 
 impl Default for GoneSteps {
@@ -72,13 +74,25 @@ impl Default for GoneSteps {
 }
 
 impl GoneSteps {
-    /// Declares a sequence, whose retired steps are remembered without limit.
+    /// Declares a sequence, whose retired steps are remembered without limit. Steps that were
+    /// retired before are among them.
     pub fn sequence(&mut self, base: u64) {
-        if self.sequences.iter().any(|run| run.base == base) {
+        let at = self.sequences.partition_point(|run| run.base < base);
+        if self.sequences.get(at).is_some_and(|run| run.base == base) {
             return;
         }
-        self.sequences.push(StepRange { base, watermark: base, early: BTreeSet::new() });
-        self.sequences.sort_by_key(|run| run.base);
+        let mut run = match at.checked_sub(1) {
+            Some(before) => self.sequences[before].split_off(base),
+            None => StepRanges::new(base),
+        };
+        let end = self.sequences.get(at).map_or(u64::MAX, |next| next.base - 1);
+        let ranges = self.pages().flat_map(Page::ranges);
+        for step in ranges.flat_map(|(first, last)| first.max(base)..=last.min(end)) {
+            if !run.contains(step) {
+                run.insert(step);
+            }
+        }
+        self.sequences.insert(at, run);
     }
 
     /// The steps of the sequence `base`; `None` if it was not declared.
@@ -103,11 +117,28 @@ impl GoneSteps {
     /// Whether the step is retired, or in an aborted range.
     #[inline(always)] // at each begin of a step
     pub fn is_over(&self, step: u64) -> bool {
-        let page = Page::of(step);
-        match page.number == self.newest.number && self.sequences.is_empty() {
-            true => self.newest.retired & page.retired != 0 && !is_on(Mutant::CleanedStepReturns),
-            false => self.is_over_far(step),
+        match self.near(step) {
+            Some(is_retired) if self.aborted.is_empty() => is_retired && !is_on(Mutant::CleanedStepReturns),
+            _ => self.is_over_far(step),
         }
+    }
+
+    /// Whether the step is retired, if that takes no search: the step is on the newest page, or of
+    /// the sequence with the highest base.
+    #[inline(always)] // as above
+    fn near(&self, step: u64) -> Option<bool> {
+        if self.is_on_newest_page(step) {
+            return Some(self.newest.retired & Page::of(step).retired != 0);
+        }
+        let last = self.sequences.last().filter(|last| last.base <= step)?;
+        Some(last.contains(step))
+    }
+
+    /// Whether the step is on the newest page, and of no sequence.
+    #[inline]
+    fn is_on_newest_page(&self, step: u64) -> bool {
+        let is_outside = self.sequences.first().is_none_or(|first| step < first.base);
+        is_outside && Page::of(step).number == self.newest.number
     }
 
     #[cold]
@@ -118,12 +149,7 @@ impl GoneSteps {
     /// Whether the step is retired.
     #[inline]
     pub fn contains(&self, step: u64) -> bool {
-        let page = Page::of(step);
-        let is_gone = match page.number == self.newest.number && self.sequences.is_empty() {
-            true => self.newest.retired & page.retired != 0,
-            false => self.contains_far(step),
-        };
-        is_gone && !is_on(Mutant::CleanedStepReturns)
+        self.near(step).unwrap_or_else(|| self.contains_far(step)) && !is_on(Mutant::CleanedStepReturns)
     }
 
     #[cold]
@@ -140,13 +166,18 @@ impl GoneSteps {
     /// Retires a step. Returns false if the step was over before.
     #[inline]
     pub fn insert(&mut self, step: u64) -> bool {
-        let page = Page::of(step);
-        if page.number == self.newest.number && self.sequences.is_empty() {
+        if self.is_on_newest_page(step) {
             let before = self.newest.retired;
-            self.newest.retired |= page.retired;
+            self.newest.retired |= Page::of(step).retired;
             return self.newest.retired != before;
         }
-        self.insert_far(step)
+        match self.sequences.last_mut() {
+            Some(last) if self.aborted.is_empty() && last.is_next(step) => {
+                last.newest = last.newest.map(|(first, _)| (first, step));
+                true
+            }
+            _ => self.insert_far(step),
+        }
     }
 
     #[cold]
@@ -161,7 +192,7 @@ impl GoneSteps {
     fn retire(&mut self, step: u64) {
         // A sequence ends at the base of the next one.
         if let Some(run) = self.sequences.iter_mut().rfind(|run| run.base <= step) {
-            return run.retire(step);
+            return run.insert(step);
         }
         let page = Page::of(step);
         if page.number != self.newest.number {
@@ -194,29 +225,31 @@ impl GoneSteps {
         }
     }
 
-    /// Whether no sequence has steps that were retired before earlier ones.
+    /// Whether the retired steps of each sequence are consecutive.
     #[cfg(test)]
-    pub fn has_no_early_steps(&self) -> bool {
-        self.sequences.iter().all(|run| run.early.is_empty())
+    pub fn are_consecutive(&self) -> bool {
+        self.sequences.iter().all(|run| run.others.is_empty())
     }
 
     /// The retired steps that are remembered, as ranges from a first to a last one.
     pub fn ranges(&self) -> Vec<(u64, u64)> {
-        let run = |run: &StepRange| (run.base < run.watermark).then(|| (run.base, run.watermark - 1));
-        let mut ranges: Vec<(u64, u64)> = self.sequences.iter().filter_map(run).collect();
-        ranges.extend(self.sequences.iter().flat_map(|run| &run.early).map(|step| (*step, *step)));
-        let former =
-            self.pages.iter().map(|(number, former)| Page { number: *number, retired: former.retired });
-        // The newest page has all steps of an earlier page with its number.
-        let former = former.filter(|page| page.number != self.newest.number);
-        ranges.extend(former.chain([self.newest]).flat_map(Page::ranges));
+        let mut ranges: Vec<_> = self.sequences.iter().flat_map(StepRanges::all).collect();
+        ranges.extend(self.pages().flat_map(Page::ranges));
         ranges.sort_unstable();
         ranges.dedup_by(|next, before| {
-            let goes_on = before.1.checked_add(1) == Some(next.0);
-            before.1 = if goes_on { next.1 } else { before.1 };
+            // A step that was retired before its sequence was declared is on a page, too.
+            let goes_on = next.0 <= before.1.saturating_add(1);
+            before.1 = if goes_on { before.1.max(next.1) } else { before.1 };
             goes_on
         });
         ranges
+    }
+
+    /// The pages, in no order. The newest one has all steps of an earlier page with its number.
+    fn pages(&self) -> impl Iterator<Item = Page> {
+        let page = |(number, former): (&u64, &FormerPage)| Page { number: *number, retired: former.retired };
+        let newest = self.newest;
+        self.pages.iter().map(page).filter(move |page| page.number != newest.number).chain([newest])
     }
 }
 
@@ -238,24 +271,52 @@ impl Page {
     }
 }
 
-impl StepRange {
-    fn contains(&self, step: u64) -> bool {
-        step < self.watermark || self.early.contains(&step)
+impl StepRanges {
+    fn new(base: u64) -> Self {
+        StepRanges { base, newest: None, others: BTreeMap::new() }
     }
 
-    fn retire(&mut self, step: u64) {
-        if step == self.watermark
-            && let Some(next) = step.checked_add(1)
-        {
-            self.watermark = next;
-        } else {
-            self.early.insert(step);
+    #[inline]
+    fn contains(&self, step: u64) -> bool {
+        self.newest.is_some_and(|(first, last)| (first..=last).contains(&step))
+            || (!self.others.is_empty() && self.others_contain(step))
+    }
+
+    #[cold]
+    fn others_contain(&self, step: u64) -> bool {
+        self.others.range(..=step).next_back().is_some_and(|(_, last)| step <= *last)
+    }
+
+    /// Whether the step is the next one of the only range.
+    #[inline]
+    fn is_next(&self, step: u64) -> bool {
+        self.newest.is_some_and(|(_, last)| last.checked_add(1) == Some(step)) && self.others.is_empty()
+    }
+
+    /// Adds a step that is in no range.
+    fn insert(&mut self, step: u64) {
+        self.others.extend(self.newest.take());
+        let before = self.others.range(..step).next_back().map(|(first, last)| (*first, *last));
+        let before = before.filter(|(_, last)| last + 1 == step);
+        let first = before.map_or(step, |(first, _)| first);
+        let behind = step.checked_add(1).and_then(|next| self.others.remove(&next));
+        self.others.remove(&first);
+        self.newest = Some((first, behind.unwrap_or(step)));
+    }
+
+    /// Takes out the steps from `base` on.
+    fn split_off(&mut self, base: u64) -> Self {
+        self.others.extend(self.newest.take());
+        let mut others = self.others.split_off(&base);
+        if let Some(mut last) = self.others.last_entry().filter(|last| *last.get() >= base) {
+            others.insert(base, last.insert(base - 1));
         }
-        while let Some(next) = self.watermark.checked_add(1)
-            && self.early.remove(&self.watermark)
-        {
-            self.watermark = next;
-        }
+        StepRanges { base, newest: None, others }
+    }
+
+    /// The ranges, in no order.
+    fn all(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.others.iter().map(|(first, last)| (*first, *last)).chain(self.newest)
     }
 }
 
@@ -303,16 +364,29 @@ mod tests {
         assert!(gone.order.len() < MAX_RETIRED_STEPS);
     }
 
+    #[test]
+    fn a_sequence_that_goes_on_at_a_later_step_takes_one_range() {
+        let mut gone = GoneSteps::default();
+        gone.sequence(1000);
+        (5000..9000).for_each(|step| assert!(gone.insert(step)));
+        assert!(gone.are_consecutive());
+        assert!(!gone.contains(4999) && gone.contains(5000) && !gone.contains(9000));
+        assert!([u64::MAX, 4999, u64::MAX - 1].into_iter().all(|step| gone.insert(step)));
+        assert!(!gone.insert(u64::MAX));
+        assert_eq!(gone.ranges(), [(4999, 8999), (u64::MAX - 1, u64::MAX)]);
+    }
+
     proptest! {
         #[test]
         fn a_step_is_gone_if_it_was_retired(
             steps in proptest::collection::vec(0..300_u64, 0..100),
-            base in 100..250_u64,
+            bases in proptest::collection::vec((0..250_u64, 0..100_usize), 0..4),
         ) {
             let mut gone = GoneSteps::default();
-            gone.sequence(base);
             let mut known = std::collections::BTreeSet::new();
-            for step in steps {
+            for (at, step) in steps.into_iter().enumerate() {
+                // Some sequences are declared when steps of theirs are gone.
+                bases.iter().filter(|(_, when)| *when == at).for_each(|(base, _)| gone.sequence(*base));
                 prop_assert_eq!(gone.insert(step), known.insert(step));
                 prop_assert!((0..300).all(|step| gone.contains(step) == known.contains(&step)));
             }

@@ -389,7 +389,7 @@ mod tests {
             steps.cleanup(step);
         }
         assert_eq!(steps.state(1000), StepState::Gone);
-        assert!(steps.gone.has_no_early_steps());
+        assert!(steps.gone.are_consecutive());
         assert_eq!((steps.state(20_000), steps.state(999)), (StepState::NotBegun, StepState::NotBegun));
     }
 
