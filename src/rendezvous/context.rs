@@ -2,7 +2,7 @@
 
 use super::edge::{Edge, EdgeEnd};
 use super::foreign::Foreign;
-use super::local::{DeferredWakeups, Local, LocalWaiter};
+use super::local::{DeferredWakeups, Local, LocalWaiter, NextDeadline};
 use super::losses::{Losses, PeerStatus};
 use super::path::{Paths, RemotePath};
 use super::sequence::Sequence;
@@ -57,7 +57,8 @@ pub struct Context {
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) receive_limit: ReceiveLimit,
     pub(super) next_call: AtomicU64,
-    next_expiry: AtomicU64,
+    /// That of the local table.
+    next_deadline: Arc<NextDeadline>,
     tables: BiasedMutex<Tables>,
     pub(super) flags: StepFlags,
     pub(super) losses: Arc<Losses>,
@@ -121,6 +122,7 @@ impl Context {
         losses: Arc<Losses>,
         settings: RendezvousSettings,
     ) -> Arc<Self> {
+        let tables = Tables::default();
         Arc::new(Context {
             me,
             receive_limit: ReceiveLimit::new(members.all().len(), settings.max_requests),
@@ -135,8 +137,8 @@ impl Context {
             fork_guard: ForkGuard::of_this_process(),
             outstanding,
             next_call: AtomicU64::new(0),
-            next_expiry: AtomicU64::new(Time::NEVER.as_nanos()),
-            tables: BiasedMutex::new(Tables::default()),
+            next_deadline: tables.local.next_deadline(),
+            tables: BiasedMutex::new(tables),
             flags: StepFlags::default(),
             losses,
         })
@@ -490,11 +492,11 @@ impl Context {
     ) -> Result<bool, Error> {
         let done = || is_done() || self.losses.broken.get().is_some();
         loop {
-            // A waiter in the local table may have an earlier deadline.
-            let next = Time::from_nanos(self.next_expiry.load(Ordering::Relaxed));
-            let is_over = path.wait(deadline.min(next), &done)?;
+            // A waiter in the local table may have an earlier deadline, also one that begins later.
+            let next = self.next_deadline.get();
+            path.wait(deadline.min(next), &|| done() || self.next_deadline.get() < next)?;
             self.sweep();
-            if is_over || done() || self.now() >= deadline {
+            if done() || self.now() >= deadline {
                 return Ok(done());
             }
         }
@@ -504,17 +506,10 @@ impl Context {
     /// call has ended. Takes no lock if there is nothing to fail.
     fn sweep(&self) {
         let wakeups = match self.losses.broken.get() {
-            None => {
-                let next = self.next_expiry.load(Ordering::Relaxed);
-                if next == Time::NEVER.as_nanos() || self.now() < Time::from_nanos(next) {
-                    return;
-                }
-                self.with_tables(|tables| {
-                    let wakeups = tables.local.expire(self.now());
-                    self.expiry_changed(tables);
-                    wakeups
-                })
+            None if self.is_local_deadline_due() => {
+                self.with_tables(|tables| tables.local.expire(self.now()))
             }
+            None => return,
             Some(error) if !self.losses.swept.swap(true, Ordering::AcqRel) => {
                 self.with_tables(|tables| tables.local.fail_all(error))
             }
@@ -523,10 +518,11 @@ impl Context {
         self.wake(wakeups);
     }
 
-    /// Whether a waiter of the local table has a deadline, for which a wait must look.
+    /// Whether the deadline of a waiter of the local table may have passed, which ends by a sweep.
     #[inline]
-    pub(super) fn has_local_deadline(&self) -> bool {
-        self.next_expiry.load(Ordering::Relaxed) != Time::NEVER.as_nanos()
+    pub(super) fn is_local_deadline_due(&self) -> bool {
+        let next = self.next_deadline.get();
+        next != Time::NEVER && self.now() >= next
     }
 
     /// Where a receive wants its tensor.
@@ -537,11 +533,6 @@ impl Context {
             None if self.settings.borrow => Destination::Borrow,
             None => Destination::Alloc,
         }
-    }
-
-    /// Publishes the earliest deadline of the local table for [`Context::sweep`].
-    pub(super) fn expiry_changed(&self, tables: &Tables) {
-        self.next_expiry.store(tables.local.next_deadline().as_nanos(), Ordering::Relaxed);
     }
 
     /// The fatal loss or the stop that has ended every call.

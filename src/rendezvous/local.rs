@@ -9,6 +9,8 @@ use crate::memory::{Tensor, TensorMut, copy};
 use crate::mutants::{Mutant, is_on};
 use crate::wire::Time;
 use crate::wire::message::Placement;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A waiter of this process, with the tensor of its caller that the value is copied into.
 #[derive(Debug)]
@@ -30,15 +32,33 @@ enum DeferredWakeup {
 }
 
 /// Values and waiters of this process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Local {
     table: Table<Value, LocalWaiter>,
-    next_deadline: Time,
+    /// Waiters in the table.
+    waiting: usize,
+    next_deadline: Arc<NextDeadline>,
 }
 
-impl Default for Local {
+/// A lower bound of the deadlines of all waiters, which is read without the tables.
+#[derive(Debug)]
+pub(super) struct NextDeadline(AtomicU64);
+
+impl Default for NextDeadline {
     fn default() -> Self {
-        Local { table: Table::default(), next_deadline: Time::NEVER }
+        NextDeadline(AtomicU64::new(Time::NEVER.as_nanos()))
+    }
+}
+
+impl NextDeadline {
+    /// [`Time::NEVER`] if nothing waits.
+    #[inline]
+    pub fn get(&self) -> Time {
+        Time::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, time: Time) {
+        self.0.store(time.as_nanos(), Ordering::Relaxed);
     }
 }
 
@@ -49,6 +69,7 @@ impl Local {
         let mut wakeups = DeferredWakeups::default();
         let mut offered = self.table.offer(key, value);
         while let OfferOutcome::Matched(waiter, matched) = offered {
+            self.ended(1);
             let Some(back) = wakeups.deliver(key, waiter, matched) else { break };
             offered = self.table.put_back(key, back);
         }
@@ -66,7 +87,10 @@ impl Local {
                     let _ = self.table.put_back(key, back);
                 }
             }
-            AskOutcome::Queued => self.next_deadline = self.next_deadline.min(deadline),
+            AskOutcome::Queued => {
+                self.waiting += 1;
+                self.next_deadline.set(self.next_deadline.get().min(deadline));
+            }
         }
         wakeups
     }
@@ -74,6 +98,7 @@ impl Local {
     /// Ends a call, if it still waits.
     pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> DeferredWakeups {
         let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.id);
+        self.ended(found.iter().len());
         DeferredWakeups(
             found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect(),
         )
@@ -83,6 +108,7 @@ impl Local {
     pub fn cancel_all(&mut self, cancel: &CancelAll) -> DeferredWakeups {
         let ids = cancel.first..cancel.first + cancel.count;
         let found = self.table.remove_waiters(|_, kept| ids.contains(&kept.waiter.id.0));
+        self.ended(found.len());
         DeferredWakeups(
             found.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, cancel.why.clone())).collect(),
         )
@@ -91,8 +117,9 @@ impl Local {
     /// Ends the calls whose deadline has passed.
     pub fn expire(&mut self, now: Time) -> DeferredWakeups {
         let late = self.table.remove_waiters(|_, kept| kept.waiter.deadline <= now);
+        self.ended(late.len());
         let deadlines = self.table.waiters().map(|(_, kept)| kept.waiter.deadline);
-        self.next_deadline = deadlines.min().unwrap_or(Time::NEVER);
+        self.next_deadline.set(deadlines.min().unwrap_or(Time::NEVER));
         DeferredWakeups(
             late.into_iter()
                 .map(|(key, kept)| gave_up(key, kept.waiter, CancelReason::Deadline(None)))
@@ -106,14 +133,23 @@ impl Local {
         self.table.is_empty()
     }
 
-    /// A lower bound of the deadlines of all waiters.
-    pub fn next_deadline(&self) -> Time {
-        self.next_deadline
+    /// A lower bound of the deadlines of all waiters, from now on.
+    pub fn next_deadline(&self) -> Arc<NextDeadline> {
+        self.next_deadline.clone()
+    }
+
+    /// Notes that waiters have left the table.
+    fn ended(&mut self, count: usize) {
+        self.waiting -= count;
+        if self.waiting == 0 {
+            self.next_deadline.set(Time::NEVER);
+        }
     }
 
     /// Drops a step's values and fails its waiters.
     pub fn end_step(&mut self, step: u64, error: &Error) -> DeferredWakeups {
         let (_, waiters) = self.table.remove_steps(|kept| kept == step);
+        self.ended(waiters.len());
         DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
 
@@ -130,6 +166,7 @@ impl Local {
     /// Fails every waiter and drops every value.
     pub fn fail_all(&mut self, error: &Error) -> DeferredWakeups {
         let (_, waiters) = self.table.remove_steps(|_| true);
+        self.ended(waiters.len());
         DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
 }
@@ -205,4 +242,61 @@ fn complete(local: LocalWaiter, value: Value) {
         }
     };
     waiter.complete(Ok(Delivery { tensor, is_dead, sender, receiver }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::EdgeKey;
+    use crate::matching::CallId;
+    use crate::sync::OneshotSender;
+    use crate::wire::EdgeName;
+    use std::time::Duration;
+
+    fn key(name: &str) -> TensorKey {
+        let device = "/job:w/replica:0/task:0/device:CPU:0";
+        let name = Arc::new(EdgeName::new(device, device, name).expect("a name"));
+        TensorKey { edge: EdgeKey { name, frame: 0, iteration: 0 }, step: 1 }
+    }
+
+    fn waiter(id: u64, deadline: u64) -> LocalWaiter {
+        let (begun, timeout) = (Time::ZERO, Duration::from_nanos(deadline));
+        let waiter = Waiter {
+            permit: None,
+            id: CallId(id),
+            sender: OneshotSender::callback(|_| {}),
+            begun,
+            deadline: begun + timeout,
+            timeout,
+            cancel_reason: None,
+            is_logged: false,
+        };
+        LocalWaiter { waiter, into: None }
+    }
+
+    #[test]
+    fn no_deadline_is_left_once_nothing_waits_however_the_waits_end() {
+        let ends: [fn(&mut Local); 6] = [
+            |local| ["a", "b"].iter().for_each(|name| local.send(&key(name), Value::Dead).wake()),
+            |local| {
+                for (id, name) in [(1, "a"), (2, "b")] {
+                    local.cancel(&key(name), &Cancel { id: CallId(id), why: CancelReason::Cancelled }).wake();
+                }
+            },
+            |local| local.cancel_all(&CancelAll { first: 1, count: 2, why: CancelReason::Cancelled }).wake(),
+            |local| local.expire(Time::from_nanos(20)).wake(),
+            |local| local.end_step(1, &Error::Stopped).wake(),
+            |local| local.fail_all(&Error::Stopped).wake(),
+        ];
+        for end in ends {
+            let mut local = Local::default();
+            let next = local.next_deadline();
+            assert_eq!(next.get(), Time::NEVER);
+            local.receive(&key("a"), waiter(1, 20)).wake();
+            local.receive(&key("b"), waiter(2, 10)).wake();
+            assert_eq!(next.get(), Time::from_nanos(10), "the earlier one");
+            end(&mut local);
+            assert_eq!(next.get(), Time::NEVER);
+        }
+    }
 }

@@ -128,20 +128,26 @@ pub trait RemotePath: Send + Sync {
         Ok(DirectSend::Elsewhere(value))
     }
 
-    /// Waits for a tensor of a peer on the poller itself, without a command. A receive that is
-    /// ready without an error has got its value, or must begin as a waiter.
+    /// Waits for a tensor of a peer on the poller itself, without a command, until `must_leave` at
+    /// most. A receive that is ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
         &self,
-        _peer: PeerIndex,
-        _key: TensorKeyRef<'_>,
+        _of: (PeerIndex, TensorKeyRef<'_>),
         _receive: &mut DirectReceive,
         _timeout: Duration,
+        _must_leave: &dyn Fn() -> bool,
     ) -> DirectWait<DirectEnd> {
         DirectWait::Elsewhere(None)
     }
 
-    /// Walks over the edges of a batch on the poller itself, without a command.
-    fn receive_batch(&self, _walk: &mut BatchWalk<'_>, _timeout: Duration) -> DirectWait<WalkEnd> {
+    /// Walks over the edges of a batch on the poller itself, without a command, until `must_leave`
+    /// at most.
+    fn receive_batch(
+        &self,
+        _walk: &mut BatchWalk<'_>,
+        _timeout: Duration,
+        _must_leave: &dyn Fn() -> bool,
+    ) -> DirectWait<WalkEnd> {
         DirectWait::Elsewhere(None)
     }
 
@@ -298,16 +304,22 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
 
     fn receive_direct(
         &self,
-        peer: PeerIndex,
-        key: TensorKeyRef<'_>,
+        of: (PeerIndex, TensorKeyRef<'_>),
         receive: &mut DirectReceive,
         timeout: Duration,
+        must_leave: &dyn Fn() -> bool,
     ) -> DirectWait<DirectEnd> {
-        self.wait_direct(WaitLimit::After(timeout), DirectTensor { of: (peer, key), receive, expected: None })
+        let take = DirectTensor { of, receive, expected: None, must_leave };
+        self.wait_direct(WaitLimit::After(timeout), take)
     }
 
-    fn receive_batch(&self, walk: &mut BatchWalk<'_>, timeout: Duration) -> DirectWait<WalkEnd> {
-        self.wait_direct(WaitLimit::After(timeout), DirectBatch(walk))
+    fn receive_batch(
+        &self,
+        walk: &mut BatchWalk<'_>,
+        timeout: Duration,
+        must_leave: &dyn Fn() -> bool,
+    ) -> DirectWait<WalkEnd> {
+        self.wait_direct(WaitLimit::After(timeout), DirectBatch { walk, must_leave })
     }
 
     fn receive(
@@ -445,6 +457,7 @@ struct DirectTensor<'a> {
     of: (PeerIndex, TensorKeyRef<'a>),
     receive: &'a mut DirectReceive,
     expected: Option<ExpectedRecord>,
+    must_leave: &'a dyn Fn() -> bool,
 }
 
 impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
@@ -456,7 +469,10 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
     }
 
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
-        let DirectTensor { of, receive, expected } = self;
+        let DirectTensor { of, receive, expected, must_leave } = self;
+        if must_leave() {
+            return Some(Ok(()));
+        }
         handler.receive_any(links, *of, receive, expected)
     }
 
@@ -499,18 +515,24 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectCall<'_> {
 }
 
 /// The receives of a batch on the poller itself.
-struct DirectBatch<'a, 'b>(&'a mut BatchWalk<'b>);
+struct DirectBatch<'a, 'b> {
+    walk: &'a mut BatchWalk<'b>,
+    must_leave: &'a dyn Fn() -> bool,
+}
 
 impl<P: Port> DirectTake<P, WindowHandler> for DirectBatch<'_, '_> {
     type Taken = WalkEnd;
 
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<WalkEnd> {
-        handler.walk(links, self.0)
+        match (self.must_leave)() {
+            true => Some(WalkEnd::LeftOff),
+            false => handler.walk(links, self.walk),
+        }
     }
 
     #[inline]
     fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<WalkEnd> {
-        handler.walk_short(links, self.0)
+        handler.walk_short(links, self.walk)
     }
 }
 

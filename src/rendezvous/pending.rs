@@ -232,7 +232,7 @@ impl<T: Receivable> Pending<T> {
     /// # Errors
     /// The reason why the receive ended without a value.
     pub fn wait(self) -> Result<Delivery<T>, Error> {
-        self.wait_short();
+        self.wait_short(self.deadline);
         self.wait_as_waiter()
     }
 
@@ -251,6 +251,7 @@ impl<T: Receivable> Pending<T> {
         if deadline >= self.deadline {
             return self.wait();
         }
+        self.wait_short(deadline);
         self.wait_until(deadline, Some(timeout))
     }
 
@@ -258,7 +259,7 @@ impl<T: Receivable> Pending<T> {
         let context = &self.token.context;
         context.check_home()?;
         // The deadline of another receive, within the process, is looked for in any case.
-        let must_wait = !self.is_done() || context.has_local_deadline();
+        let must_wait = !self.is_done() || context.is_local_deadline_due();
         if must_wait && !context.wait(self.token.path(), deadline, &|| self.receiver.is_done())? {
             // A poller ends a call at the deadline of the receive. This cancellation is for an
             // earlier deadline, and for calls of the local table, which no poller watches.
@@ -268,11 +269,11 @@ impl<T: Receivable> Pending<T> {
     }
 
     /// Waits on the poller itself, as far as nothing else is to be done for the value.
-    fn wait_short(&self) {
+    fn wait_short(&self, deadline: Time) {
         let CancelToken { context, id, place: CallPlace::Remote(peer) } = &self.token else { return };
-        let is_over = || self.is_done() || !context.is_usable();
-        if !is_over() && !context.has_local_deadline() {
-            context.paths.of(*peer).wait_for_call(*id, self.deadline, &is_over);
+        let is_over = || self.is_done() || !context.is_usable() || context.is_local_deadline_due();
+        if !is_over() {
+            context.paths.of(*peer).wait_for_call(*id, deadline, &is_over);
         }
     }
 

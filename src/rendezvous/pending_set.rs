@@ -4,7 +4,6 @@ use super::context::Context;
 use super::pending::{Pending, Receivable};
 use crate::matching::{Delivery, Error};
 use crate::memory::Tensor;
-use crate::wire::Time;
 use crossbeam_queue::SegQueue;
 use std::fmt;
 use std::sync::Arc;
@@ -137,11 +136,9 @@ impl<T: Receivable> PendingSet<T> {
                 if let Some(ended) = self.take_ended() {
                     return Some(ended);
                 }
-                let until = match self.pollers.len() {
-                    1 => deadline,
-                    _ => deadline.min(clock.now() + SLICE),
-                };
-                if let Err(error) = self.wait_on(at, until) {
+                let left = deadline.since(clock.now());
+                let limit = if self.pollers.len() == 1 { left } else { left.min(SLICE) };
+                if let Err(error) = self.wait_on(at, limit) {
                     return self.fail_one(at, error);
                 }
             }
@@ -154,10 +151,12 @@ impl<T: Receivable> PendingSet<T> {
         }
     }
 
-    /// Waits on one poller until some receive has ended.
-    fn wait_on(&self, at: usize, until: Time) -> Result<(), Error> {
+    /// Waits on one poller until some receive has ended, for `limit` at most.
+    fn wait_on(&self, at: usize, limit: Duration) -> Result<(), Error> {
         let PollerOfSet { context, path, .. } = &self.pollers[at];
         context.check_home()?;
+        // Each node has a clock of its own.
+        let until = context.now() + limit;
         context.wait(context.paths.nth(*path), until, &|| !self.ended.is_empty())?;
         match context.broken() {
             Some(error) if self.ended.is_empty() => Err(error),

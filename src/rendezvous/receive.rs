@@ -72,7 +72,8 @@ impl Step {
     ) -> DirectWait<DirectEnd> {
         let EdgeEnd::Peer(peer) = edge.source else { return DirectWait::Elsewhere(None) };
         let context = &*self.context;
-        if context.has_local_deadline() {
+        let must_leave = || context.is_local_deadline_due();
+        if must_leave() {
             return DirectWait::Elsewhere(None);
         }
         if !self.may_receive(edge)
@@ -80,7 +81,8 @@ impl Step {
         {
             return DirectWait::Ready(Err(Box::new(error)));
         }
-        context.paths.of(peer).receive_direct(peer, edge.key_ref(self.id), receive, timeout)
+        let of = (peer, edge.key_ref(self.id));
+        context.paths.of(peer).receive_direct(of, receive, timeout, &must_leave)
     }
 
     /// Whether [`Step::check_receive`] finds no error. `false` decides nothing.

@@ -10,6 +10,9 @@ use std::time::Duration;
 
 /// A send that was not done. It gives the value back.
 ///
+/// One case is not certain: a step that has ended while the call waited for room. The value may
+/// have left in between.
+///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
 /// # use std::time::Duration;
@@ -65,7 +68,8 @@ impl Step {
     ///
     /// # Errors
     /// Like [`Step::send`], and if there was no room in time. Also if the call has waited, and the
-    /// step has ended meanwhile. The error gives the value back.
+    /// step has ended meanwhile; then the value may have left before the end. The error gives the
+    /// value back.
     pub fn send_within<V: Sendable + Clone>(
         &self,
         edge: &Edge,

@@ -321,18 +321,13 @@ impl Context {
         let mut all = DeferredWakeups::default();
         self.with_live_step(step, |tables| {
             waiters.drain(..).for_each(|(key, waiter)| all.append(tables.local.receive(&key, waiter)));
-            self.expiry_changed(tables);
         })?;
         self.wake(all);
         Ok(())
     }
 
     pub(super) fn receive_local(&self, key: &TensorKey, waiter: LocalWaiter) -> Result<(), Error> {
-        let wakeups = self.with_live_step(key.step, |tables| {
-            let wakeups = tables.local.receive(key, waiter);
-            self.expiry_changed(tables);
-            wakeups
-        })?;
+        let wakeups = self.with_live_step(key.step, |tables| tables.local.receive(key, waiter))?;
         self.wake(wakeups);
         Ok(())
     }

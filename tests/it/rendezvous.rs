@@ -1026,3 +1026,28 @@ fn a_local_deadline_holds_while_another_call_blocks() {
         assert!(ended >= SHORT && ended < SHORT * 5);
     });
 }
+
+#[test]
+fn a_local_deadline_that_begins_during_another_threads_wait_holds() {
+    for mode in ["inline", "adaptive", "dedicated"] {
+        run(2, &[("poll", mode)], move |node, task| {
+            let step = node.step(1).expect("new");
+            let (from_peer, local) = (node.edge_from("w", 1, "x"), node.edge_to("w", 0, "self"));
+            if task == 1 {
+                return;
+            }
+            let (from_peer, local) = (from_peer.expect("edge"), local.expect("edge"));
+            let ended = Arc::new(Mutex::new(None));
+            std::thread::scope(|scope| {
+                scope.spawn(|| step.recv(&from_peer, SHORT * 8).expect_err("nothing is sent"));
+                std::thread::sleep(SHORT);
+                let (started, told) = (Instant::now(), ended.clone());
+                let note = move |_| *told.lock().expect("no panic") = Some(started.elapsed());
+                step.receive(&local).within(SHORT).then(note).expect("begun");
+            });
+            let ended = ended.lock().expect("no panic").expect("it was told");
+            println!("{mode}: a deadline of {SHORT:?} was kept after {ended:?}");
+            assert!(ended >= SHORT && ended < SHORT * 5);
+        });
+    }
+}

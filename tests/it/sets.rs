@@ -1,6 +1,6 @@
 //! Waits for any of a set of receives.
 
-use crate::common::{SOON, counting, run, values};
+use crate::common::{SOON, cluster, counting, member, run, values};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tensorwire::{Delivery, Edge, Error, Node, Pending, PendingSet, Step, Tensor};
@@ -197,4 +197,26 @@ fn tensors_of_the_caller_come_back_filled() {
         let (_, filled) = set.wait_any(SOON).expect("in time");
         assert_eq!(values(&filled.expect("received").tensor.freeze()), [5.0, 6.0, 7.0]);
     });
+}
+
+/// Nodes have clocks of their own, which begin with them.
+#[test]
+fn a_set_with_receives_of_two_nodes_keeps_its_timeout() {
+    const SHORT: Duration = Duration::from_millis(100);
+    let begin = |node: &Node| {
+        let edge = node.edge_to("w", 0, "self").expect("an edge");
+        begin(&node.step(1).expect("a step"), &edge)
+    };
+    let start = || member(&cluster(1), 0).start().expect("a node");
+    let early = start();
+    std::thread::sleep(SHORT * 10);
+    let late = start();
+    for nodes in [[&early, &late], [&late, &early]] {
+        let mut set = PendingSet::new();
+        nodes.into_iter().for_each(|node| _ = set.insert(begin(node)));
+        let began = Instant::now();
+        assert!(set.wait_any(SHORT).is_none(), "nothing was sent");
+        println!("a timeout of {SHORT:?} was kept after {:?}", began.elapsed());
+        assert!((SHORT..SHORT * 5).contains(&began.elapsed()));
+    }
 }
