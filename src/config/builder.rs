@@ -202,15 +202,26 @@ impl RawSettings {
         Ok(())
     }
 
-    /// Sets the values of the chosen profile, where every other source has left the default.
+    /// Sets the values of the chosen profile, where every other source has left the default. A line
+    /// that contradicts another source is left out.
     fn put_profile(&mut self) -> Result<(), ConfigError> {
         let Some(profile) = self.value("profile", OneOf::<Profile>::read)? else { return Ok(()) };
         for (key, text, origin) in file::of_profile(profile)? {
-            if self.origin(key.name) == Origin::Default {
+            if self.origin(key.name) == Origin::Default && !self.excludes(key.name, &text) {
                 self.put(key, text, origin)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether a setting can't be together with what the sources have said: see [`check::whole`].
+    fn excludes(&self, name: &str, text: &str) -> bool {
+        let is = |name, value: &str| self.texts.get(name).is_some_and(|(text, _)| text == value);
+        match name {
+            "poll" => text == "adaptive" && self.has("wait") && !is("wait", "auto"),
+            "wait" => text != "auto" && is("poll", "adaptive"),
+            _ => false,
+        }
     }
 
     fn put_environment(&mut self, variables: &Variables) -> Result<(), ConfigError> {

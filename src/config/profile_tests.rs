@@ -3,6 +3,7 @@
 use super::file::of_profile;
 use super::tests::{assert_names, base, entry, environment, file};
 use super::*;
+use crate::engine::{PollMode, WaitStrategy};
 use std::collections::BTreeSet;
 
 #[test]
@@ -87,6 +88,22 @@ fn every_other_source_wins_over_the_profile_and_the_profile_over_the_default() {
     let builder = base().file(lines.path()).environment(environment(&variables));
     let (value, origin) = poll(builder.set("poll", "inline"));
     assert_eq!((value.as_str(), origin), ("inline", Origin::Builder));
+}
+
+#[test]
+fn a_line_of_a_profile_that_contradicts_another_source_is_left_out() {
+    let config = |profile, name, value| {
+        let builder = base().profile(profile).set(name, value);
+        builder.build().unwrap_or_else(|error| panic!("{profile} with {name} = {value}: {error}"))
+    };
+    for profile in Profile::ALL {
+        let adaptive = config(profile, "poll", "adaptive");
+        assert_eq!((adaptive.poll, adaptive.wait), (Some(PollMode::Adaptive), None), "{profile}");
+        let spin = config(profile, "wait", "spin");
+        assert_eq!(spin.wait, Some(WaitStrategy::Spin), "{profile}");
+        assert_ne!(spin.poll, Some(PollMode::Adaptive), "{profile}");
+        assert_eq!(config(profile, "wait", "auto").poll, config(profile, "task", "0").poll, "{profile}");
+    }
 }
 
 #[test]
