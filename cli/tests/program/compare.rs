@@ -118,7 +118,12 @@ fn a_comparison_that_makes_no_sense_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{options}: {said}");
         assert!(said.contains(reason), "{options}: {said}");
     }
-    let output = program("perf compare --duration 1").output().expect("the program starts");
-    assert!(text(&output.stderr).contains("--duration: the peers count round trips"));
-    assert_eq!(output.status.code(), Some(2));
+    for (options, reason) in [
+        ("--duration 1", "--duration: the peers count round trips"),
+        ("--unpinned", "--unpinned: a comparison is of two pinned cores"),
+    ] {
+        let output = program(&format!("perf compare {options}")).output().expect("the program starts");
+        assert!(text(&output.stderr).contains(reason), "{options}");
+        assert_eq!(output.status.code(), Some(2), "{options}");
+    }
 }

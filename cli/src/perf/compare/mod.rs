@@ -125,6 +125,10 @@ fn check(run: &RunOptions) -> Result<(), CliError> {
         let why = "--duration: the peers count round trips; use --iterations instead";
         return Err(CliError::Usage(why.into()));
     }
+    if run.unpinned {
+        let why = "--unpinned: a comparison is of two pinned cores; --cores names them";
+        return Err(CliError::Usage(why.into()));
+    }
     if run.turns < MIN_TURNS {
         let why = format!(
             "--turns: {} is not in {MIN_TURNS}..=1000: fewer say nothing about the spread",
