@@ -49,7 +49,8 @@ impl Node {
     /// Returns the values that the stop has dropped: those that never left, and those that left and
     /// are not known to be taken. Peers tell late which values they took, and a stop does not ask
     /// them: [`Node::flush`] does. A value that another thread sends during the call may be dropped
-    /// without being reported.
+    /// without being reported. After a panic of a poller the values are not known: a warning says
+    /// so, and none is reported.
     ///
     /// # Errors
     /// If the bootstrap service did not end in time. The values that never left are logged then.
