@@ -5,7 +5,7 @@ use crate::fabric::{Port, ShortTake};
 use crate::link::{Handler, Links};
 use crate::mutants::{Mutant, is_on};
 use crate::sync::{LockGuard, LockOutcome};
-use crate::wire::Time;
+use crate::wire::{AtomicTime, Time};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -101,12 +101,14 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// Polls until `wait` has its result or the limit is reached. Calls
     /// [`DirectTake::take_next`], then [`DirectTake::take`], also after each poll that brings
     /// something, and [`DirectTake::take_short`] in between.
-    /// Leaves off if the lock is taken, or another thread submits a command. In adaptive mode it
-    /// also leaves off after the spin budget, and before the first poll if a thread sleeps.
+    /// Leaves off if the lock is taken, or another thread submits a command, and at `leave_at`. In
+    /// adaptive mode it also leaves off after the spin budget, and before the first poll if a
+    /// thread sleeps.
     #[inline]
     pub fn wait_direct<R>(
         &self,
         limit: WaitLimit,
+        leave_at: &AtomicTime,
         mut wait: impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         let mut waited = DirectWait::Elsewhere(None);
@@ -117,7 +119,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             });
             waited = match taken {
                 Some(result) => DirectWait::Ready(result),
-                None => self.poll_for(poller, limit, &mut wait),
+                None => self.poll_for(poller, (limit, leave_at), &mut wait),
             };
             // A result that was stored counts, also if this poll fails.
             if let DirectWait::Ready(_) = waited
@@ -243,7 +245,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     fn poll_for<R>(
         &self,
         poller: &mut Poller<P, H>,
-        limit: WaitLimit,
+        (limit, leave_at): (WaitLimit, &AtomicTime),
         wait: &mut impl DirectTake<P, H, Taken = R>,
     ) -> DirectWait<R> {
         if self.sleeps() {
@@ -271,7 +273,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     return ended(wait, result, since);
                 }
             }
-            match self.after_polls(polls, limit, since) {
+            match self.after_polls(polls, (limit, leave_at), since) {
                 AfterPolls::Poll(more) => polls = more,
                 AfterPolls::Step(now) => {
                     since = since.or(Some(now));
@@ -293,7 +295,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// How a direct wait goes on after these polls in vain.
     #[cold]
-    fn after_polls(&self, polls: u32, limit: WaitLimit, since: Option<Time>) -> AfterPolls {
+    fn after_polls(
+        &self,
+        polls: u32,
+        (limit, leave_at): (WaitLimit, &AtomicTime),
+        since: Option<Time>,
+    ) -> AfterPolls {
         if polls == FIRST_POLLS && self.wait == WaitStrategy::Spin {
             return AfterPolls::Poll(self.polls_per_clock() - FIRST_POLLS);
         }
@@ -301,6 +308,9 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         let since = since.unwrap_or(now);
         if limit.is_over(since, now) {
             return AfterPolls::TimedOut;
+        }
+        if now >= leave_at.get() {
+            return AfterPolls::Leave(since);
         }
         let waited = now.since(since);
         let may_spin = (self.mode == PollMode::Inline || waited < self.spin) && waited < self.hung_after;
@@ -398,8 +408,10 @@ mod tests {
             looks += 1;
             (looks == found_at).then_some(looks)
         };
-        engine.wait_direct(WaitLimit::After(timeout), TakeFn(take))
+        engine.wait_direct(WaitLimit::After(timeout), &FOR_EVER, TakeFn(take))
     }
+
+    static FOR_EVER: AtomicTime = AtomicTime::new(Time::NEVER);
 
     #[test]
     fn a_result_that_is_there_costs_no_look_at_the_clock() {
@@ -412,7 +424,8 @@ mod tests {
     fn waits_that_find_their_results_at_once_poll_now_and_then() {
         let (engine, counters) = engine_and_counters();
         for waits in 1..=64 {
-            let found = engine.wait_direct(WaitLimit::After(Duration::from_secs(1)), TakeFn(|| Some(())));
+            let found =
+                engine.wait_direct(WaitLimit::After(Duration::from_secs(1)), &FOR_EVER, TakeFn(|| Some(())));
             assert!(matches!(found, DirectWait::Ready(())));
             assert_eq!(counters.snapshot().get(Counter::Polls), waits / 16);
         }
@@ -432,10 +445,23 @@ mod tests {
         for (deadline, looks) in [(0, 1), (3_000_000_000, 4)] {
             let (engine, clock) = engine();
             let limit = WaitLimit::At(Time::from_nanos(deadline));
-            let waited = engine.wait_direct(limit, TakeFn(|| None::<()>));
+            let waited = engine.wait_direct(limit, &FOR_EVER, TakeFn(|| None::<()>));
             assert!(matches!(waited, DirectWait::TimedOut));
             assert_eq!(clock.0.load(Ordering::Relaxed), looks, "{deadline}");
         }
+    }
+
+    #[test]
+    fn a_wait_leaves_off_when_something_else_is_due_also_if_that_is_known_later() {
+        let (engine, clock) = engine();
+        let leave_at = AtomicTime::new(Time::NEVER);
+        let take = || {
+            leave_at.set(Time::from_nanos(3_000_000_000));
+            None::<()>
+        };
+        let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), &leave_at, TakeFn(take));
+        assert!(matches!(waited, DirectWait::Elsewhere(Some(Time::ZERO))));
+        assert_eq!(clock.0.load(Ordering::Relaxed), 4);
     }
 
     #[test]
@@ -457,7 +483,7 @@ mod tests {
             }
             None::<()>
         };
-        let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), TakeFn(take));
+        let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), &FOR_EVER, TakeFn(take));
         assert!(matches!(waited, DirectWait::Elsewhere(None)));
     }
 

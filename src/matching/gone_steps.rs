@@ -117,39 +117,40 @@ impl GoneSteps {
     /// Whether the step is retired, or in an aborted range.
     #[inline(always)] // at each begin of a step
     pub fn is_over(&self, step: u64) -> bool {
-        match self.near(step) {
-            Some(is_retired) if self.aborted.is_empty() => is_retired && !is_on(Mutant::CleanedStepReturns),
-            _ => self.is_over_far(step),
+        match self.newest_page_has(step) {
+            Some(is_retired) => is_retired && !is_on(Mutant::CleanedStepReturns),
+            None => self.is_over_elsewhere(step),
         }
     }
 
-    /// Whether the step is retired, if that takes no search: the step is on the newest page, or of
-    /// the sequence with the highest base.
-    #[inline(always)] // as above
-    fn near(&self, step: u64) -> Option<bool> {
-        if self.is_on_newest_page(step) {
-            return Some(self.newest.retired & Page::of(step).retired != 0);
+    #[inline(never)] // keeps the other way short
+    fn is_over_elsewhere(&self, step: u64) -> bool {
+        match self.last_sequence_has(step) {
+            Some(is_retired) if self.aborted.is_empty() => is_retired && !is_on(Mutant::CleanedStepReturns),
+            _ => self.contains(step) || self.aborted.status(step).is_some(),
         }
+    }
+
+    /// Whether a step of no sequence is retired, if it is on the newest page.
+    #[inline(always)] // as above
+    fn newest_page_has(&self, step: u64) -> Option<bool> {
+        let is_there = self.sequences.first().is_none_or(|first| step < first.base)
+            && Page::of(step).number == self.newest.number;
+        is_there.then(|| self.newest.retired & Page::of(step).retired != 0)
+    }
+
+    /// Whether a step is retired, if it is of the sequence with the highest base.
+    #[inline]
+    fn last_sequence_has(&self, step: u64) -> Option<bool> {
         let last = self.sequences.last().filter(|last| last.base <= step)?;
         Some(last.contains(step))
     }
 
-    /// Whether the step is on the newest page, and of no sequence.
-    #[inline]
-    fn is_on_newest_page(&self, step: u64) -> bool {
-        let is_outside = self.sequences.first().is_none_or(|first| step < first.base);
-        is_outside && Page::of(step).number == self.newest.number
-    }
-
-    #[cold]
-    fn is_over_far(&self, step: u64) -> bool {
-        self.contains(step) || self.aborted.status(step).is_some()
-    }
-
     /// Whether the step is retired.
-    #[inline]
+    #[inline(never)] // as above
     pub fn contains(&self, step: u64) -> bool {
-        self.near(step).unwrap_or_else(|| self.contains_far(step)) && !is_on(Mutant::CleanedStepReturns)
+        let near = self.newest_page_has(step).or_else(|| self.last_sequence_has(step));
+        near.unwrap_or_else(|| self.contains_far(step)) && !is_on(Mutant::CleanedStepReturns)
     }
 
     #[cold]
@@ -166,10 +167,9 @@ impl GoneSteps {
     /// Retires a step. Returns false if the step was over before.
     #[inline]
     pub fn insert(&mut self, step: u64) -> bool {
-        if self.is_on_newest_page(step) {
-            let before = self.newest.retired;
+        if let Some(is_retired) = self.newest_page_has(step) {
             self.newest.retired |= Page::of(step).retired;
-            return self.newest.retired != before;
+            return !is_retired;
         }
         match self.sequences.last_mut() {
             Some(last) if self.aborted.is_empty() && last.is_next(step) => {

@@ -237,12 +237,17 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     }
 
     /// Takes the first value of a step, if it `fits`.
+    #[inline(always)] // else the value is copied
     pub fn take_if(&mut self, step: u64, fits: impl Fn(&V) -> bool) -> Option<Held<V>> {
         let at = self.held.iter().position(|held| held.is_free(step))?;
         if !fits(&self.held[at].value) {
             return None;
         }
-        let held = self.held.remove(at);
+        let held = match at + 1 == self.held.len() {
+            // It is usually alone, and `remove` would call a function to move nothing.
+            true => self.held.pop()?,
+            false => self.held.remove(at),
+        };
         self.occupied -= u64::from(held.in_window);
         Some(held)
     }

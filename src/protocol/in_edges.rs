@@ -178,6 +178,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Takes the first value of a step, if it `fits`. After it has delivered or put back the value,
     /// the caller calls [`InEdges::send_due`].
+    #[inline(always)] // else the value is copied
     pub fn take_if(&mut self, index: u32, step: u64, fits: impl Fn(&V) -> bool) -> Option<Held<V>> {
         let held = self.edge_mut(index)?.take_if(step, fits)?;
         self.counts.remove(step);

@@ -242,8 +242,7 @@ impl Batch {
         received: &mut Vec<Delivery<T>>,
     ) -> Result<(), Error> {
         let context = &*self.context;
-        let must_leave = || context.is_local_deadline_due();
-        let Some(path) = self.path.filter(|_| !must_leave()) else {
+        let Some(path) = self.path.filter(|_| !context.is_local_deadline_due()) else {
             return self.begin(step, timeout, given)?.wait_into(received);
         };
         let calls = self.calls(step, timeout, given.as_ref())?;
@@ -253,7 +252,8 @@ impl Batch {
         }
         let mut receives = Receives { batch: self, step, given: given.as_deref_mut(), received };
         let mut walk = BatchWalk::new(&mut receives);
-        let waited = context.paths.nth(path).receive_batch(&mut walk, timeout, &must_leave);
+        let path = context.paths.nth(path);
+        let waited = path.receive_batch(&mut walk, timeout, &context.next_deadline);
         let next = walk.into_destination();
         let failure = match waited {
             DirectWait::Ready(WalkEnd::Done) => return Ok(()),

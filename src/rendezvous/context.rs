@@ -2,7 +2,7 @@
 
 use super::edge::{Edge, EdgeEnd};
 use super::foreign::Foreign;
-use super::local::{DeferredWakeups, Local, LocalWaiter, NextDeadline};
+use super::local::{DeferredWakeups, Local, LocalWaiter};
 use super::losses::{Losses, PeerStatus};
 use super::path::{Paths, RemotePath};
 use super::sequence::Sequence;
@@ -18,7 +18,7 @@ use crate::matching::{
 use crate::memory::{ForkGuard, Pool, TensorMut};
 use crate::sync::{BiasedMutex, Lists, OneshotPool, Reused, is_waking};
 use crate::telemetry::{FlightLog, Snapshot};
-use crate::wire::{EdgeName, Status, StepId, TaskId, Time};
+use crate::wire::{AtomicTime, EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -58,7 +58,7 @@ pub struct Context {
     pub(super) receive_limit: ReceiveLimit,
     pub(super) next_call: AtomicU64,
     /// That of the local table.
-    next_deadline: Arc<NextDeadline>,
+    pub(super) next_deadline: Arc<AtomicTime>,
     tables: BiasedMutex<Tables>,
     pub(super) flags: StepFlags,
     pub(super) losses: Arc<Losses>,

@@ -7,10 +7,9 @@ use crate::matching::{
 };
 use crate::memory::{Tensor, TensorMut, copy};
 use crate::mutants::{Mutant, is_on};
-use crate::wire::Time;
 use crate::wire::message::Placement;
+use crate::wire::{AtomicTime, Time};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A waiter of this process, with the tensor of its caller that the value is copied into.
 #[derive(Debug)]
@@ -32,33 +31,18 @@ enum DeferredWakeup {
 }
 
 /// Values and waiters of this process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Local {
     table: Table<Value, LocalWaiter>,
     /// Waiters in the table.
     waiting: usize,
-    next_deadline: Arc<NextDeadline>,
+    next_deadline: Arc<AtomicTime>,
 }
 
-/// A lower bound of the deadlines of all waiters, which is read without the tables.
-#[derive(Debug)]
-pub(super) struct NextDeadline(AtomicU64);
-
-impl Default for NextDeadline {
+impl Default for Local {
     fn default() -> Self {
-        NextDeadline(AtomicU64::new(Time::NEVER.as_nanos()))
-    }
-}
-
-impl NextDeadline {
-    /// [`Time::NEVER`] if nothing waits.
-    #[inline]
-    pub fn get(&self) -> Time {
-        Time::from_nanos(self.0.load(Ordering::Relaxed))
-    }
-
-    fn set(&self, time: Time) {
-        self.0.store(time.as_nanos(), Ordering::Relaxed);
+        let next_deadline = Arc::new(AtomicTime::new(Time::NEVER));
+        Local { table: Table::default(), waiting: 0, next_deadline }
     }
 }
 
@@ -133,8 +117,8 @@ impl Local {
         self.table.is_empty()
     }
 
-    /// A lower bound of the deadlines of all waiters, from now on.
-    pub fn next_deadline(&self) -> Arc<NextDeadline> {
+    /// A lower bound of the deadlines of all waiters, from now on. [`Time::NEVER`] if none waits.
+    pub fn next_deadline(&self) -> Arc<AtomicTime> {
         self.next_deadline.clone()
     }
 

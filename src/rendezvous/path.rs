@@ -11,7 +11,7 @@ use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler}
 use crate::memory::Tensor;
 use crate::sync::Reused;
 use crate::telemetry::FlightLog;
-use crate::wire::Time;
+use crate::wire::{AtomicTime, Time};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -128,25 +128,26 @@ pub trait RemotePath: Send + Sync {
         Ok(DirectSend::Elsewhere(value))
     }
 
-    /// Waits for a tensor of a peer on the poller itself, without a command, until `must_leave` at
+    /// Waits for a tensor of a peer on the poller itself, without a command, until `leave_at` at
     /// most. A receive that is ready without an error has got its value, or must begin as a waiter.
     fn receive_direct(
         &self,
-        _of: (PeerIndex, TensorKeyRef<'_>),
+        _peer: PeerIndex,
+        _key: TensorKeyRef<'_>,
         _receive: &mut DirectReceive,
         _timeout: Duration,
-        _must_leave: &dyn Fn() -> bool,
+        _leave_at: &AtomicTime,
     ) -> DirectWait<DirectEnd> {
         DirectWait::Elsewhere(None)
     }
 
-    /// Walks over the edges of a batch on the poller itself, without a command, until `must_leave`
+    /// Walks over the edges of a batch on the poller itself, without a command, until `leave_at`
     /// at most.
     fn receive_batch(
         &self,
         _walk: &mut BatchWalk<'_>,
         _timeout: Duration,
-        _must_leave: &dyn Fn() -> bool,
+        _leave_at: &AtomicTime,
     ) -> DirectWait<WalkEnd> {
         DirectWait::Elsewhere(None)
     }
@@ -163,9 +164,16 @@ pub trait RemotePath: Send + Sync {
         waiter: Waiter,
     ) -> Result<(), Error>;
 
-    /// Waits on the poller itself for the end of a receive that has begun, until `is_over` or
-    /// `deadline` at most. The receive may go on to wait.
-    fn wait_for_call(&self, _call: CallId, _deadline: Time, _is_over: &dyn Fn() -> bool) {}
+    /// Waits on the poller itself for the end of a receive that has begun, until `is_over`,
+    /// `deadline` or `leave_at` at most. The receive may go on to wait.
+    fn wait_for_call(
+        &self,
+        _call: CallId,
+        _deadline: Time,
+        _leave_at: &AtomicTime,
+        _is_over: &dyn Fn() -> bool,
+    ) {
+    }
 
     /// Sends the values of a batch on the poller itself, without a command. The values count as
     /// outstanding. Returns whether it did. If not, it has taken no value.
@@ -304,22 +312,23 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
 
     fn receive_direct(
         &self,
-        of: (PeerIndex, TensorKeyRef<'_>),
+        peer: PeerIndex,
+        key: TensorKeyRef<'_>,
         receive: &mut DirectReceive,
         timeout: Duration,
-        must_leave: &dyn Fn() -> bool,
+        leave_at: &AtomicTime,
     ) -> DirectWait<DirectEnd> {
-        let take = DirectTensor { of, receive, expected: None, must_leave };
-        self.wait_direct(WaitLimit::After(timeout), take)
+        let take = DirectTensor { of: (peer, key), receive, expected: None };
+        self.wait_direct(WaitLimit::After(timeout), leave_at, take)
     }
 
     fn receive_batch(
         &self,
         walk: &mut BatchWalk<'_>,
         timeout: Duration,
-        must_leave: &dyn Fn() -> bool,
+        leave_at: &AtomicTime,
     ) -> DirectWait<WalkEnd> {
-        self.wait_direct(WaitLimit::After(timeout), DirectBatch { walk, must_leave })
+        self.wait_direct(WaitLimit::After(timeout), leave_at, DirectBatch(walk))
     }
 
     fn receive(
@@ -340,8 +349,8 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(unusable)
     }
 
-    fn wait_for_call(&self, call: CallId, deadline: Time, is_over: &dyn Fn() -> bool) {
-        self.wait_direct(WaitLimit::At(deadline), DirectCall { call, is_over });
+    fn wait_for_call(&self, call: CallId, deadline: Time, leave_at: &AtomicTime, is_over: &dyn Fn() -> bool) {
+        self.wait_direct(WaitLimit::At(deadline), leave_at, DirectCall { call, is_over });
     }
 
     fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
@@ -457,7 +466,6 @@ struct DirectTensor<'a> {
     of: (PeerIndex, TensorKeyRef<'a>),
     receive: &'a mut DirectReceive,
     expected: Option<ExpectedRecord>,
-    must_leave: &'a dyn Fn() -> bool,
 }
 
 impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
@@ -469,10 +477,7 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
     }
 
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
-        let DirectTensor { of, receive, expected, must_leave } = self;
-        if must_leave() {
-            return Some(Ok(()));
-        }
+        let DirectTensor { of, receive, expected } = self;
         handler.receive_any(links, *of, receive, expected)
     }
 
@@ -515,24 +520,18 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectCall<'_> {
 }
 
 /// The receives of a batch on the poller itself.
-struct DirectBatch<'a, 'b> {
-    walk: &'a mut BatchWalk<'b>,
-    must_leave: &'a dyn Fn() -> bool,
-}
+struct DirectBatch<'a, 'b>(&'a mut BatchWalk<'b>);
 
 impl<P: Port> DirectTake<P, WindowHandler> for DirectBatch<'_, '_> {
     type Taken = WalkEnd;
 
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<WalkEnd> {
-        match (self.must_leave)() {
-            true => Some(WalkEnd::LeftOff),
-            false => handler.walk(links, self.walk),
-        }
+        handler.walk(links, self.0)
     }
 
     #[inline]
     fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<WalkEnd> {
-        handler.walk_short(links, self.walk)
+        handler.walk_short(links, self.0)
     }
 }
 

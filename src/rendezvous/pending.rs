@@ -271,9 +271,9 @@ impl<T: Receivable> Pending<T> {
     /// Waits on the poller itself, as far as nothing else is to be done for the value.
     fn wait_short(&self, deadline: Time) {
         let CancelToken { context, id, place: CallPlace::Remote(peer) } = &self.token else { return };
-        let is_over = || self.is_done() || !context.is_usable() || context.is_local_deadline_due();
-        if !is_over() {
-            context.paths.of(*peer).wait_for_call(*id, deadline, &is_over);
+        let is_over = || self.is_done() || !context.is_usable();
+        if !is_over() && !context.is_local_deadline_due() {
+            context.paths.of(*peer).wait_for_call(*id, deadline, &context.next_deadline, &is_over);
         }
     }
 

@@ -72,8 +72,7 @@ impl Step {
     ) -> DirectWait<DirectEnd> {
         let EdgeEnd::Peer(peer) = edge.source else { return DirectWait::Elsewhere(None) };
         let context = &*self.context;
-        let must_leave = || context.is_local_deadline_due();
-        if must_leave() {
+        if context.is_local_deadline_due() {
             return DirectWait::Elsewhere(None);
         }
         if !self.may_receive(edge)
@@ -81,8 +80,8 @@ impl Step {
         {
             return DirectWait::Ready(Err(Box::new(error)));
         }
-        let of = (peer, edge.key_ref(self.id));
-        context.paths.of(peer).receive_direct(of, receive, timeout, &must_leave)
+        let (path, key) = (context.paths.of(peer), edge.key_ref(self.id));
+        path.receive_direct(peer, key, receive, timeout, &context.next_deadline)
     }
 
     /// Whether [`Step::check_receive`] finds no error. `false` decides nothing.

@@ -49,5 +49,5 @@ pub use status::{Code, Status};
 pub use step_id::StepId;
 pub(crate) use text::quote;
 pub use text::shorten;
-pub use time::Time;
+pub use time::{AtomicTime, Time};
 pub(crate) use user::own_user;

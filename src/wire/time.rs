@@ -1,6 +1,7 @@
 //! A point in time as the engine sees it: given from outside, never asked for.
 
 use std::ops::Add;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Nanoseconds since an origin that the clock chose. Only differences mean anything.
@@ -37,6 +38,29 @@ impl Add<Duration> for Time {
     fn add(self, after: Duration) -> Time {
         let nanos = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
         Time(self.0.saturating_add(nanos))
+    }
+}
+
+/// A time that several threads read and write. It orders nothing else.
+#[derive(Debug)]
+pub struct AtomicTime(AtomicU64);
+
+impl AtomicTime {
+    /// Begins with this time.
+    pub const fn new(time: Time) -> Self {
+        AtomicTime(AtomicU64::new(time.0))
+    }
+
+    /// The time that some thread has set last.
+    #[inline]
+    pub fn get(&self) -> Time {
+        Time(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Replaces the time.
+    #[inline]
+    pub fn set(&self, time: Time) {
+        self.0.store(time.0, Ordering::Relaxed);
     }
 }
 
