@@ -111,20 +111,26 @@ impl ShmLinkInner {
         if message.len > MAX_LOAN_MESSAGE {
             return Err(PostError::Refused("the message of a loan has at most 28 bytes"));
         }
-        if permit.is_none() {
-            // A caller with a permit has done so, to pass the permit on.
-            self.release_returned();
-        }
         let tensor = source.as_ref().ok_or(PostError::Refused(NO_SOURCE))?;
         let place = bulk::source(&self.pool, tensor, tensor.bytes().len() as u64)?;
         let position = self.room()?.out.next();
-        let rings = &mut self.rings;
-        let posted = self.loans.lend(|index, number| {
-            rings.post_lend(OrderLoan { source: place, index: u64::from(index), number }, message);
-            let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
-            LinkLoan { position, tensor, permit: permit.take() }
-        });
-        posted.map(|_| ()).ok_or(PostError::Full)
+        let (index, number) = match self.loans.next_loan() {
+            Some(loan) => loan,
+            None => {
+                self.release_returned();
+                self.loans.next_loan().ok_or(PostError::Full)?
+            }
+        };
+        self.rings.post_lend(OrderLoan { source: place, index: u64::from(index), number }, message);
+        if permit.is_none() {
+            // Behind the post, for which the peer waits. A caller with a permit has done so, to
+            // pass the permit on.
+            self.release_returned();
+        }
+        let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
+        // Now, as a look at its word would only take the line from the peer.
+        self.loans.add((index, number), LinkLoan { position, tensor, permit: permit.take() });
+        Ok(())
     }
 
     pub(super) fn post_receives(&mut self, count: u32) {

@@ -46,15 +46,19 @@ impl<W: LoadWords, T> LentLoans<W, T> {
         LentLoans { table, free, unused: 0, out, last: 0, cursor: 0 }
     }
 
-    /// Adds a loan. Returns its place in the peer's table and its number; `None` if the table is
-    /// full. `held` gets both, and makes what is held for the loan.
+    /// The next loan, as its place in the peer's table and its number; `None` if the table is full.
+    /// [`LentLoans::add`] must follow.
     #[inline]
-    pub(crate) fn lend(&mut self, held: impl FnOnce(u32, u64) -> T) -> Option<(u32, u64)> {
+    pub(crate) fn next_loan(&mut self) -> Option<(u32, u64)> {
         let index = self.free.pop().or_else(|| self.unused_place())?;
         self.last += 1;
-        let number = self.last;
-        self.out.push(LentLoan { index, number, held: held(index, number) });
-        Some((index, number))
+        Some((index, self.last))
+    }
+
+    /// Adds a loan that [`LentLoans::next_loan`] has returned, with what is held for it.
+    #[inline]
+    pub(crate) fn add(&mut self, (index, number): (u32, u64), held: T) {
+        self.out.push(LentLoan { index, number, held });
     }
 
     fn unused_place(&mut self) -> Option<u32> {
@@ -151,6 +155,12 @@ mod tests {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 
+    fn lend<W: LoadWords, T>(loans: &mut LentLoans<W, T>, held: T) -> Option<(u32, u64)> {
+        let loan = loans.next_loan()?;
+        loans.add(loan, held);
+        Some(loan)
+    }
+
     fn returned(loans: &mut LentLoans<HeapWords, &'static str>, count: usize) -> Vec<&'static str> {
         let mut back = Vec::new();
         loans.returned(count, |held| back.push(held));
@@ -164,7 +174,7 @@ mod tests {
             let table = LoomWords::new(1);
             let memory = Arc::new(UnsafeCell::new(7u64));
             let mut loans = LentLoans::new(table.clone());
-            let (index, number) = loans.lend(|_, _| ()).expect("room");
+            let (index, number) = lend(&mut loans, ()).expect("room");
             let borrowed = Arc::clone(&memory);
             let borrower = loom::thread::spawn(move || {
                 // SAFETY: the lender does not write before the loan is back; loom checks just that.
@@ -185,13 +195,13 @@ mod tests {
     fn loans_come_back_in_any_order_and_free_their_places() {
         let table = HeapWords::new(2);
         let mut loans = LentLoans::new(table.clone());
-        let (_, first) = loans.lend(|_, _| "first").expect("room");
-        let (place, second) = loans.lend(|_, _| "second").expect("room");
-        assert_eq!(loans.lend(|_, _| "third"), None);
+        let (_, first) = lend(&mut loans, "first").expect("room");
+        let (place, second) = lend(&mut loans, "second").expect("room");
+        assert_eq!(lend(&mut loans, "third"), None);
         assert_eq!(second, first + 1);
         give_back(&table, place as usize, second);
         assert_eq!(returned(&mut loans, 2), ["second"]);
-        assert_eq!(loans.lend(|_, _| "third"), Some((place, second + 1)));
+        assert_eq!(lend(&mut loans, "third"), Some((place, second + 1)));
         assert_eq!(returned(&mut loans, 2), [""; 0], "the old number is not the new loan's");
     }
 
@@ -199,7 +209,7 @@ mod tests {
     fn a_few_checks_at_a_time_reach_every_loan() {
         let table = HeapWords::new(3);
         let mut loans = LentLoans::new(table.clone());
-        let places = ["a", "b", "c"].map(|name| loans.lend(|_, _| name).expect("room"));
+        let places = ["a", "b", "c"].map(|name| lend(&mut loans, name).expect("room"));
         give_back(&table, places[2].0 as usize, places[2].1);
         assert_eq!(returned(&mut loans, 1), [""; 0]);
         assert_eq!(returned(&mut loans, 1), [""; 0]);
