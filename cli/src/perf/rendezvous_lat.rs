@@ -15,6 +15,7 @@ use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::TcpListener;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use tensorwire::{
     BufferRing, Builder, Config, ConfigError, DType, Edge, Node, PollMode, Step, Tensor, TensorMut,
@@ -107,6 +108,11 @@ impl RendezvousLat {
         }
         self.rounds += 1;
         self.produced = Some(filled(&self.node, &mut self.ring, watch, self.rounds as u8)?);
+        if self.max_chunk() == 1 {
+            // Stores become visible in order. The peer has the lines of the tensor, so its stores
+            // would hold up the first one of the round trip.
+            fence(Ordering::SeqCst);
+        }
         Ok(())
     }
 
