@@ -102,6 +102,8 @@ struct PeerRequest {
     key: TensorKey,
     wants_checksum: bool,
     state: RequestState,
+    /// The step has ended here after the answer: the value does not count as outstanding.
+    is_over: bool,
 }
 
 enum RequestState {
@@ -115,6 +117,11 @@ impl PeerRequest {
     fn key_bytes(&self) -> usize {
         bytes_of_key(&self.key)
     }
+
+    /// Whether the request has a value that counts as outstanding.
+    fn counts(&self) -> bool {
+        matches!(self.state, RequestState::Answered(_)) && !self.is_over
+    }
 }
 
 /// Bytes of a key that depend on the peer.
@@ -124,10 +131,16 @@ fn bytes_of_key(key: &TensorKey) -> usize {
 }
 
 impl Outbound {
-    /// The values that answer requests which are not finished.
+    /// The values that answer requests which are not finished. Those of steps that have ended here
+    /// are not among them.
     pub fn answered(&self) -> impl Iterator<Item = &TensorKey> {
-        let answered = |request: &&PeerRequest| matches!(request.state, RequestState::Answered(_));
-        self.requests.values().filter(answered).map(|request| &request.key)
+        self.requests.values().filter(|request| request.counts()).map(|request| &request.key)
+    }
+
+    /// Notes which steps end here. Returns the number of values that answer requests for them.
+    fn end_answered(&mut self, mut fits: impl FnMut(u64) -> bool) -> usize {
+        let ended = |request: &&mut PeerRequest| request.counts() && fits(request.key.step);
+        self.requests.values_mut().filter(ended).map(|request| request.is_over = true).count()
     }
 
     /// Forgets the first request, if `fits` its number. Returns it.
@@ -141,13 +154,11 @@ impl Outbound {
         Some(request)
     }
 
-    /// Forgets the first requests, as long as `fits` their numbers. Returns the keys of those that
-    /// had a value.
+    /// Forgets the first requests, as long as `fits` their numbers. Returns the keys of those whose
+    /// values counted.
     fn forget(&mut self, fits: impl Fn(u64) -> bool) -> Vec<TensorKey> {
         let gone = std::iter::from_fn(|| self.forget_first(&fits));
-        let had_value =
-            |request: PeerRequest| matches!(request.state, RequestState::Answered(_)).then_some(request.key);
-        gone.filter_map(had_value).collect()
+        gone.filter(PeerRequest::counts).map(|request| request.key).collect()
     }
 
     /// Why no request for this key can be added, if a bound is reached.
@@ -263,7 +274,7 @@ impl RecvTensors {
         }
         let out = &mut self.peer(peer).out;
         let state = RequestState::Waiting(answer);
-        out.add(id, PeerRequest { key: key.clone(), wants_checksum, state });
+        out.add(id, PeerRequest { key: key.clone(), wants_checksum, state, is_over: false });
         match out.table.ask(&key, id) {
             AskOutcome::Matched(id, value) => self.answer(peer, id, value),
             AskOutcome::Queued if is_try => {
@@ -316,7 +327,8 @@ impl RecvTensors {
         self.meet(peer, life);
         let out = &mut self.peer(peer).out;
         out.finished.insert(id);
-        let Some(PeerRequest { key, state, .. }) = out.remove(id) else { return };
+        let Some(request) = out.remove(id) else { return };
+        let (counts, PeerRequest { key, state, .. }) = (request.counts(), request);
         match state {
             RequestState::Waiting(_) => drop(out.table.remove_waiter(&key, |waiter| *waiter == id)),
             RequestState::Answered(value) if is_given_up && self.steps.goes_on(key.step) => {
@@ -324,7 +336,7 @@ impl RecvTensors {
                     self.answer(peer, next, value);
                 }
             }
-            RequestState::Answered(_) => self.left(1),
+            RequestState::Answered(_) => self.left(counts.into()),
         }
     }
 
@@ -367,13 +379,11 @@ impl RecvTensors {
     pub(super) fn end_sends(&mut self, mut fits: impl FnMut(u64) -> bool) {
         for peer in (0..self.peers.len() as u32).map(PeerIndex) {
             let out = &mut self.peer(peer).out;
-            if out.table.is_empty() {
-                continue;
-            }
+            let answered = out.end_answered(&mut fits);
             let (values, requests) = out.table.remove_steps(&mut fits);
             let requests: Vec<_> =
                 requests.into_iter().filter_map(|(key, id)| Some((key, out.remove(id)?))).collect();
-            self.left(values.len());
+            self.left(answered + values.len());
             for (key, PeerRequest { state, .. }) in requests {
                 if let (RequestState::Waiting(answer), Some(status)) = (state, self.end_of(&key)) {
                     self.refuse(peer, answer, status);

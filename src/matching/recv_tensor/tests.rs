@@ -316,6 +316,28 @@ fn a_value_that_was_given_up_goes_back_to_its_place_in_the_line() {
 }
 
 #[test]
+fn a_value_of_a_step_that_has_ended_here_counts_no_more_and_can_be_asked_for_again() {
+    let mut world = World::new();
+    let key = key("x");
+    let own = request(7, text(&key, 70));
+    world.send(&key, 1);
+    world.ask(&own);
+    assert_eq!(world.sender.untaken(None).0.left(), 1);
+    world.sender.step_changed(StepChange::CleanedUp { step: STEP });
+    assert!(world.sender.untaken(None).0.is_empty(), "nobody waits until it is taken");
+    assert_eq!(world.outstanding.load(Ordering::Relaxed), 0);
+    // The answer was lost on its way.
+    world.ask(&own);
+    let answers = std::mem::take(&mut *world.answers.lock().unwrap());
+    assert_eq!(answers.iter().map(|(id, _, bytes)| (*id, bytes[0])).collect::<Vec<_>>(), [(7, 1); 2]);
+    world.sender.finished((RECEIVER, life(RECEIVER)), 7, true);
+    world.sender.clean_up_peer((RECEIVER, life(RECEIVER)), 9);
+    assert_eq!(world.outstanding.load(Ordering::Relaxed), 0, "it was counted once");
+    world.ask(&request(9, text(&key, 70)));
+    assert_ne!(failure(&world).code, Code::Ok, "its step has ended");
+}
+
+#[test]
 fn a_try_gets_what_was_sent_before_it_and_waits_for_nothing_else() {
     let mut world = World::new();
     let key = key("x");
