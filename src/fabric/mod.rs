@@ -466,7 +466,8 @@ pub trait Port: Send + 'static {
     }
 
     /// Lets the peer write to a tensor. The port holds the tensor until [`Port::revoke`], so that
-    /// no thread reads, writes or frees it while the peer may write to it.
+    /// no thread reads, writes or frees it while the peer may write to it. The grant is in force
+    /// for a peer that has got a later message of this link.
     ///
     /// # Errors
     /// [`PostError`] with the tensor, if no more can be granted on this link or it is down.

@@ -201,7 +201,17 @@ impl<F: Fabric> End<F> {
 /// A tensor of this end with a grant for writes of its peer.
 pub fn granted<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
     let target = tensor_mut(&end.pool, len);
-    end.port.grant(end.link, target).expect("room")
+    let grant = end.port.grant(end.link, target).expect("room");
+    await_grants(end);
+    grant
+}
+
+/// Waits until the grants of this end are in force. A test tells its peer of them without a
+/// message, which would come behind them. A revocation waits for all that was posted before it.
+fn await_grants<F: Fabric>(end: &mut End<F>) {
+    let target = tensor_mut(&end.pool, 1);
+    let last = end.port.grant(end.link, target).expect("room");
+    drop(revoked(end, &last));
 }
 
 pub fn revoked<F: Fabric>(end: &mut End<F>, grant: &Grant) -> TensorMut {
@@ -211,7 +221,9 @@ pub fn revoked<F: Fabric>(end: &mut End<F>, grant: &Grant) -> TensorMut {
 /// A tensor of this end with a grant for reads of its peer. The port holds its only handle.
 pub fn exposed<F: Fabric>(end: &mut End<F>, bytes: &[u8]) -> Grant {
     let source = tensor(&end.pool, bytes);
-    end.port.expose(end.link, &source).expect("room")
+    let grant = end.port.expose(end.link, &source).expect("room");
+    await_grants(end);
+    grant
 }
 
 pub fn receives<F: Fabric>(end: &mut End<F>, count: u32) {
