@@ -6,8 +6,9 @@
 
 use crate::common::{SOON, cluster, counting, member, run, until, values};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use tensorwire::internals::wire::message::MAX_STATUS_TEXT;
-use tensorwire::{Code, Counter, Edge, Error, Node, Status};
+use tensorwire::{CancelToken, Code, Counter, Edge, Error, Node, Status, Step};
 
 const LONG: usize = 64 << 10;
 const BASE: u64 = 1 << 40;
@@ -164,8 +165,7 @@ fn of_two_waiters_the_one_gets_the_error_and_the_other_its_value() {
             good.send(&there(node, "x"), counting(node, 3.0, 500)).expect("sent");
             good.send(&there(node, "z"), counting(node, 4.0, 2)).expect("sent");
         } else {
-            let waits =
-                |step: &tensorwire::Step, name| step.receive(&here(node, name)).begin().expect("asked");
+            let waits = |step: &Step, name| step.receive(&here(node, name)).begin().expect("asked");
             let (other, lost, third) = (waits(&good, "x"), waits(&bad, "x"), waits(&good, "z"));
             let cancelled = waits(&good, "w");
             TURNS.say(node, 1);
@@ -269,4 +269,40 @@ fn a_job_whose_name_begins_with_a_digit_is_a_job_from_the_settings_to_the_edge()
     assert_eq!(node.task().to_string(), "7up/0");
     let edge = node.edge_to("7up", 0, "itself").expect("an edge");
     node.step(1).expect("a step").send(&edge, counting(&node, 0.0, 4)).expect("sent");
+}
+
+/// In inline mode the thread that waits holds the poller.
+#[test]
+fn another_thread_ends_a_wait_by_a_cancellation_an_abort_or_a_cleanup() {
+    type End = (fn(&Step, &CancelToken), fn(&Error) -> bool);
+    const ENDS: [End; 3] = [
+        (|_, token| token.cancel(), |error| matches!(error, Error::Cancelled { .. })),
+        (
+            |step, _| step.abort(Status::new(Code::Internal, "enough")).expect("an error"),
+            |error| matches!(error, Error::Aborted { .. }),
+        ),
+        (|step, _| step.cleanup(), |error| matches!(error, Error::StepGone { .. })),
+    ];
+    for mode in ["inline", "adaptive", "dedicated"] {
+        run(2, &[("poll", mode)], |node, task| {
+            if task == 1 {
+                return;
+            }
+            let edge = node.edge_from("w", 1, "x").expect("an edge");
+            for (id, (end, is_it)) in (1..).zip(ENDS) {
+                let step = node.step(id).expect("new");
+                let pending = step.receive(&edge).within(SOON).begin().expect("begun");
+                let token = pending.cancel_token();
+                let began = Instant::now();
+                let error = std::thread::scope(|scope| {
+                    let waiting = scope.spawn(move || pending.wait().expect_err("nothing was sent"));
+                    std::thread::sleep(Duration::from_millis(50));
+                    end(&step, &token);
+                    waiting.join().expect("no panic")
+                });
+                assert!(is_it(&error), "{error}");
+                assert!(began.elapsed() < SOON / 4, "{:?}", began.elapsed());
+            }
+        });
+    }
 }
