@@ -202,8 +202,8 @@ impl RawSettings {
         Ok(())
     }
 
-    /// Sets the values of the chosen profile, where every other source has left the default. A line
-    /// that contradicts another source is left out.
+    /// Sets the values of the chosen profile, where every other source has left the default. A
+    /// `poll` or `wait` that contradicts another source is left out.
     fn put_profile(&mut self) -> Result<(), ConfigError> {
         let Some(profile) = self.value("profile", OneOf::<Profile>::read)? else { return Ok(()) };
         for (key, text, origin) in file::of_profile(profile)? {

@@ -306,11 +306,12 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
         let now = self.now();
         let since = since.unwrap_or(now);
-        if limit.is_over(since, now) {
-            return AfterPolls::TimedOut;
-        }
+        // First, as what is due is done only by a wait that leaves off.
         if now >= leave_at.get() {
             return AfterPolls::Leave(since);
+        }
+        if limit.is_over(since, now) {
+            return AfterPolls::TimedOut;
         }
         let waited = now.since(since);
         let may_spin = (self.mode == PollMode::Inline || waited < self.spin) && waited < self.hung_after;
@@ -462,6 +463,8 @@ mod tests {
         let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), &leave_at, TakeFn(take));
         assert!(matches!(waited, DirectWait::Elsewhere(Some(Time::ZERO))));
         assert_eq!(clock.0.load(Ordering::Relaxed), 4);
+        let waited = engine.wait_direct(WaitLimit::After(Duration::ZERO), &leave_at, TakeFn(|| None::<()>));
+        assert!(matches!(waited, DirectWait::Elsewhere(_)), "both are due");
     }
 
     #[test]

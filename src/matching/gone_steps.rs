@@ -86,7 +86,9 @@ impl GoneSteps {
             None => StepRanges::new(base),
         };
         let end = self.sequences.get(at).map_or(u64::MAX, |next| next.base - 1);
-        let ranges = self.pages().flat_map(Page::ranges);
+        let of_it = Page::of(base).number..=Page::of(end).number;
+        let pages = self.pages().filter(|page| of_it.contains(&page.number));
+        let ranges = pages.flat_map(Page::ranges);
         for step in ranges.flat_map(|(first, last)| first.max(base)..=last.min(end)) {
             if !run.contains(step) {
                 run.insert(step);

@@ -305,6 +305,10 @@ impl RemotePath for Arc<CallPath> {
         self.with_open(|state| state.untaken(since))
     }
 
+    fn is_flushed(&self) -> Result<bool, Error> {
+        self.with_open(|state| state.is_flushed())
+    }
+
     /// The thread of the bootstrap service makes the progress.
     fn progress(&self) -> Result<usize, Error> {
         self.check_open().map(|()| 0)

@@ -518,7 +518,7 @@ impl Context {
         self.wake(wakeups);
     }
 
-    /// Whether the deadline of a waiter of the local table may have passed, which ends by a sweep.
+    /// Whether the deadline of a waiter of the local table may have passed. A sweep ends it.
     #[inline]
     pub(super) fn is_local_deadline_due(&self) -> bool {
         let next = self.next_deadline.get();

@@ -237,14 +237,11 @@ pub trait RemotePath: Send + Sync {
     /// If the poller is closed or poisoned.
     fn untaken(&self, asks: bool, since: Option<u64>) -> Result<(Untaken, u64), Error>;
 
-    /// Whether everything that has left is at the hosts of its peers. A path over gRPC calls hears
-    /// of each value that its peer has got.
+    /// Whether everything that has left is at the hosts of its peers.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
-    fn is_flushed(&self) -> Result<bool, Error> {
-        Ok(true)
-    }
+    fn is_flushed(&self) -> Result<bool, Error>;
 
     /// Makes progress once. Returns the number of completions.
     ///

@@ -242,7 +242,7 @@ impl<T: Receivable> Pending<T> {
         self.wait_until(deadline, None)
     }
 
-    /// Waits for `timeout` at most; then the receive is cancelled.
+    /// Waits for `timeout` at most; then the receive is cancelled. Makes progress once at least.
     ///
     /// # Errors
     /// The reason why the receive ended without a value.

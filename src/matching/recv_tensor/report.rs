@@ -112,6 +112,11 @@ impl RecvTensors {
         (untaken, self.lost.count())
     }
 
+    /// Whether each peer has got the values that were given to it, also those of ended steps.
+    pub fn is_flushed(&self) -> bool {
+        !self.peers.iter().any(|peer| peer.out.has_answered())
+    }
+
     fn is_linked(&self, peer: PeerIndex) -> bool {
         self.peers[peer.0 as usize].down.is_none()
     }

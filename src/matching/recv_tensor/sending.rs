@@ -103,7 +103,7 @@ struct PeerRequest {
     wants_checksum: bool,
     state: RequestState,
     /// The step has ended here after the answer: the value does not count as outstanding.
-    is_over: bool,
+    step_ended: bool,
 }
 
 enum RequestState {
@@ -120,7 +120,7 @@ impl PeerRequest {
 
     /// Whether the request has a value that counts as outstanding.
     fn counts(&self) -> bool {
-        matches!(self.state, RequestState::Answered(_)) && !self.is_over
+        matches!(self.state, RequestState::Answered(_)) && !self.step_ended
     }
 }
 
@@ -137,10 +137,15 @@ impl Outbound {
         self.requests.values().filter(|request| request.counts()).map(|request| &request.key)
     }
 
-    /// Notes which steps end here. Returns the number of values that answer requests for them.
+    /// Whether the peer may not have got a value that was given to it.
+    pub fn has_answered(&self) -> bool {
+        self.requests.values().any(|request| matches!(request.state, RequestState::Answered(_)))
+    }
+
+    /// Marks the answered requests for steps that end here. Returns their number.
     fn end_answered(&mut self, mut fits: impl FnMut(u64) -> bool) -> usize {
         let ended = |request: &&mut PeerRequest| request.counts() && fits(request.key.step);
-        self.requests.values_mut().filter(ended).map(|request| request.is_over = true).count()
+        self.requests.values_mut().filter(ended).map(|request| request.step_ended = true).count()
     }
 
     /// Forgets the first request, if `fits` its number. Returns it.
@@ -274,7 +279,7 @@ impl RecvTensors {
         }
         let out = &mut self.peer(peer).out;
         let state = RequestState::Waiting(answer);
-        out.add(id, PeerRequest { key: key.clone(), wants_checksum, state, is_over: false });
+        out.add(id, PeerRequest { key: key.clone(), wants_checksum, state, step_ended: false });
         match out.table.ask(&key, id) {
             AskOutcome::Matched(id, value) => self.answer(peer, id, value),
             AskOutcome::Queued if is_try => {
@@ -331,7 +336,8 @@ impl RecvTensors {
         let (counts, PeerRequest { key, state, .. }) = (request.counts(), request);
         match state {
             RequestState::Waiting(_) => drop(out.table.remove_waiter(&key, |waiter| *waiter == id)),
-            RequestState::Answered(value) if is_given_up && self.steps.goes_on(key.step) => {
+            // A step that has ended may be forgotten, and seem to go on.
+            RequestState::Answered(value) if is_given_up && counts && self.steps.goes_on(key.step) => {
                 if let OfferOutcome::Matched(next, value) = self.peer(peer).out.table.put_back(&key, value) {
                     self.answer(peer, next, value);
                 }
@@ -360,7 +366,8 @@ impl RecvTensors {
         self.lose_values(peer, lost);
     }
 
-    /// Forgets the requests of a peer whose link has ended. Returns how many values they had.
+    /// Forgets the requests of a peer whose link has ended. Returns how many of their values
+    /// counted.
     pub(super) fn drop_requests(&mut self, peer: PeerIndex) -> u64 {
         let lost = self.peer(peer).out.forget(|_| true);
         let count = lost.len() as u64;

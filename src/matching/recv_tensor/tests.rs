@@ -325,6 +325,7 @@ fn a_value_of_a_step_that_has_ended_here_counts_no_more_and_can_be_asked_for_aga
     assert_eq!(world.sender.untaken(None).0.left(), 1);
     world.sender.step_changed(StepChange::CleanedUp { step: STEP });
     assert!(world.sender.untaken(None).0.is_empty(), "nobody waits until it is taken");
+    assert!(!world.sender.is_flushed(), "the answer may be on its way");
     assert_eq!(world.outstanding.load(Ordering::Relaxed), 0);
     // The answer was lost on its way.
     world.ask(&own);
@@ -332,6 +333,7 @@ fn a_value_of_a_step_that_has_ended_here_counts_no_more_and_can_be_asked_for_aga
     assert_eq!(answers.iter().map(|(id, _, bytes)| (*id, bytes[0])).collect::<Vec<_>>(), [(7, 1); 2]);
     world.sender.finished((RECEIVER, life(RECEIVER)), 7, true);
     world.sender.clean_up_peer((RECEIVER, life(RECEIVER)), 9);
+    assert!(world.sender.is_flushed());
     assert_eq!(world.outstanding.load(Ordering::Relaxed), 0, "it was counted once");
     world.ask(&request(9, text(&key, 70)));
     assert_ne!(failure(&world).code, Code::Ok, "its step has ended");
