@@ -200,17 +200,21 @@ impl<F: Fabric> End<F> {
 
 /// A tensor of this end with a grant for writes of its peer.
 pub fn granted<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
-    let target = tensor_mut(&end.pool, len);
-    let grant = end.port.grant(end.link, target).expect("room");
+    let grant = begin_grant(end, len);
     await_grants(end);
     grant
+}
+
+/// As [`granted`]. The grant may not be in force yet.
+pub fn begin_grant<F: Fabric>(end: &mut End<F>, len: usize) -> Grant {
+    let target = tensor_mut(&end.pool, len);
+    end.port.grant(end.link, target).expect("room")
 }
 
 /// Waits until the grants of this end are in force. A test tells its peer of them without a
 /// message, which would come behind them. A revocation waits for all that was posted before it.
 fn await_grants<F: Fabric>(end: &mut End<F>) {
-    let target = tensor_mut(&end.pool, 1);
-    let last = end.port.grant(end.link, target).expect("room");
+    let last = begin_grant(end, 1);
     drop(revoked(end, &last));
 }
 

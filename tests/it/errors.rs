@@ -284,7 +284,7 @@ fn another_thread_ends_a_wait_by_a_cancellation_an_abort_or_a_cleanup() {
         (|step, _| step.cleanup(), |error| matches!(error, Error::StepGone { .. })),
     ];
     for mode in ["inline", "adaptive", "dedicated"] {
-        run(2, &[("poll", mode)], |node, task| {
+        run(2, &[("poll", mode), ("pollers", "1")], |node, task| {
             if task == 1 {
                 return;
             }

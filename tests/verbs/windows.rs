@@ -2,7 +2,7 @@
 //! `tests/conformance` has the rules of grants.
 
 use crate::driver::Fake;
-use crate::harness::{Got, granted, immediate, pool, tensor, tensor_mut};
+use crate::harness::{Got, begin_grant, immediate, pool, tensor, tensor_mut};
 use crate::setup::*;
 use crate::{expect, needs_fake};
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ fn the_pool_s_own_key_gives_no_access_and_is_told_to_nobody() {
     assert!(endpoint.address().windows(4).all(|bytes| bytes != key.to_le_bytes()));
     drop(endpoint);
 
-    let grant = granted(&mut b, 64);
+    let grant = begin_grant(&mut b, 64);
     assert_ne!(grant.key, key);
     assert_refused(&mut a, &mut b, &Grant { key, ..grant });
     assert_eq!(b.port.revoke(b.link, &grant).expect("granted").bytes(), [0; 64]);
@@ -126,7 +126,7 @@ fn the_keys_of_windows_begin_anywhere() {
     needs_fake!();
     let fake = Fake::new(&script(""));
     let (_a, mut b) = both(&fake, 16);
-    let starts: Vec<u32> = (0..32).map(|_| granted(&mut b, 8).key & 0xFF).collect();
+    let starts: Vec<u32> = (0..32).map(|_| begin_grant(&mut b, 8).key & 0xFF).collect();
     // 32 equal ones come once in 2^248 runs.
     assert!(starts.iter().any(|start| *start != starts[0]), "{starts:?}");
 }
@@ -137,9 +137,9 @@ fn a_window_has_one_right_and_the_bytes_of_its_grant() {
     let fake = Fake::new(&script(""));
     let (_a, mut b) = both(&fake, 16);
     fake.run("trace");
-    let written = granted(&mut b, 100);
+    let written = begin_grant(&mut b, 100);
     let read = b.port.expose(b.link, &tensor(&b.pool, &[1; 3])).expect("room");
-    let empty = granted(&mut b, 0);
+    let empty = begin_grant(&mut b, 0);
     assert_eq!(empty.key, 0, "without bytes there is no window");
     let bound: Vec<[u64; 3]> =
         fake.calls("bind_mw").iter().map(|line| ["rkey", "len", "access"].map(|f| line.number(f))).collect();
@@ -159,7 +159,7 @@ fn a_key_is_of_one_link() {
     needs_fake!();
     let fake = Fake::new(&script(""));
     let (mut a, mut b) = both(&fake, 16);
-    let grant = granted(&mut b, 64);
+    let grant = begin_grant(&mut b, 64);
     let first = (a.link, b.link);
     (a.link, b.link) = another(&mut a, &mut b, &link(16));
     assert_refused(&mut a, &mut b, &grant);
@@ -175,7 +175,7 @@ fn a_device_without_more_windows_refuses_the_grant_as_a_value() {
     let fake = Fake::new(&script("max_mw=3"));
     let (a, mut b) = both(&fake, 16);
     assert_eq!(b.port.limits(b.link).grants, 3);
-    let grants: Vec<Grant> = (0..3).map(|_| granted(&mut b, 8)).collect();
+    let grants: Vec<Grant> = (0..3).map(|_| begin_grant(&mut b, 8)).collect();
     let target = tensor_mut(&b.pool, 8);
     let (why, target) = b.port.grant(b.link, target).expect_err("no more");
     assert_eq!(why, PostError::Full);
@@ -191,7 +191,7 @@ fn a_grant_and_a_revocation_find_room_in_a_full_queue() {
     needs_fake!();
     let fake = Fake::new(&format!("slow\n{}", script("")));
     let (mut a, mut b) = both(&fake, 4);
-    let theirs = granted(&mut b, 8);
+    let theirs = begin_grant(&mut b, 8);
     // A key is of use behind the message that may tell it.
     a.port.post_receives(a.link, 1);
     b.port.send(b.link, b"granted").expect("room");
@@ -202,7 +202,7 @@ fn a_grant_and_a_revocation_find_room_in_a_full_queue() {
         while a.port.write(a.link, &source, 8, &theirs, None).is_ok() {
             posted += 1;
         }
-        let mine: Vec<Grant> = (0..3).map(|_| granted(&mut a, 8)).collect();
+        let mine: Vec<Grant> = (0..3).map(|_| begin_grant(&mut a, 8)).collect();
         for grant in &mine {
             assert!(a.port.revoke(a.link, grant).is_some());
         }
@@ -221,7 +221,7 @@ fn what_comes_while_a_revocation_waits_comes_with_the_next_poll_in_its_order() {
     let fake = Fake::new(&script(""));
     let (mut a, mut b) = both(&fake, 64);
     b.port.post_receives(b.link, 30);
-    let grants: Vec<Grant> = (0..10).map(|_| granted(&mut b, 8)).collect();
+    let grants: Vec<Grant> = (0..10).map(|_| begin_grant(&mut b, 8)).collect();
     for (at, grant) in grants.iter().enumerate() {
         a.port.send(a.link, &[at as u8; 100]).expect("room");
         a.port.write_inline(a.link, &[at as u8; 8], grant, Some(immediate(at as u32))).expect("room");
@@ -248,7 +248,7 @@ fn a_bind_goes_before_the_message_that_follows_it_in_a_batch() {
     fake.run("trace\nclear_log");
     b.port.begin_batch();
     b.port.send(b.link, b"first").expect("room");
-    let (kept, ended) = (granted(&mut b, 8), granted(&mut b, 8));
+    let (kept, ended) = (begin_grant(&mut b, 8), begin_grant(&mut b, 8));
     b.port.send(b.link, b"second").expect("room");
     assert!(b.port.revoke(b.link, &ended).is_some());
     b.port.send(b.link, b"third").expect("room");
@@ -275,7 +275,7 @@ fn a_link_with_windows_on_either_side_has_no_stripes() {
     // Each side protects its own pool.
     for _ in 0..2 {
         b.port.post_receives(b.link, 1);
-        let grant = granted(&mut b, 1 << 20);
+        let grant = begin_grant(&mut b, 1 << 20);
         let source = tensor(&a.pool, &vec![3; 1 << 20]);
         a.port.write(a.link, &source, 1 << 20, &grant, Some(immediate(1))).expect("room");
         expect!(b.next(&mut a), Got::Immediate(_, bytes) => assert_eq!(bytes, 1 << 20));
@@ -293,7 +293,7 @@ fn a_link_that_fails_while_a_revocation_waits_gives_the_tensor_back_and_tells_th
     needs_fake!();
     let fake = Fake::new(&script(""));
     let (mut a, mut b) = impatient(&fake);
-    let (mine, theirs) = (granted(&mut a, 64), granted(&mut b, 64));
+    let (mine, theirs) = (begin_grant(&mut a, 64), begin_grant(&mut b, 64));
     let exposed = a.port.expose(a.link, &tensor(&a.pool, &[1; 8])).expect("room");
     fake.run("cut\nclear_log");
     let source = tensor(&a.pool, &[1; 64]);
@@ -321,7 +321,7 @@ fn a_revocation_that_nothing_ends_ends_the_link() {
     let fake = Fake::new(&script(""));
     let forever = VerbsOptions { timeout: 0, ..with_windows("fake_0") };
     let (mut a, mut b) = ends(&fake, [forever, with_windows("fake_1")], &link(16));
-    let (mine, theirs) = (granted(&mut a, 64), granted(&mut b, 64));
+    let (mine, theirs) = (begin_grant(&mut a, 64), begin_grant(&mut b, 64));
     fake.run("cut");
     let source = tensor(&a.pool, &[1; 64]);
     a.port.write(a.link, &source, 64, &theirs, None).expect("room");
@@ -341,7 +341,7 @@ fn a_silent_device_does_not_hold_the_end_of_a_link_up() {
     needs_fake!();
     let fake = Fake::new(&script(""));
     let (mut a, b) = both(&fake, 16);
-    let mine = granted(&mut a, 64);
+    let mine = begin_grant(&mut a, 64);
     fake.run("remove device=fake_0");
     let start = Instant::now();
     assert!(a.port.revoke(a.link, &mine).is_some());
@@ -366,7 +366,7 @@ fn a_bind_that_the_driver_refuses_ends_the_link_and_gives_the_tensor_back() {
     expect!(a.next(&mut b), Got::Down(_) => ());
 
     (a.link, b.link) = another(&mut a, &mut b, &link(16));
-    let granted = granted(&mut b, 8);
+    let granted = begin_grant(&mut b, 8);
     fake.run("fault call=post_send errno=12 times=1");
     assert!(b.port.revoke(b.link, &granted).is_some());
     b.until_down();
@@ -380,7 +380,7 @@ fn a_bind_that_the_device_refuses_ends_the_link_by_name() {
     let fake = Fake::new(&script(""));
     let (a, mut b) = both(&fake, 16);
     fake.run("fail_request status=6 opcode=8");
-    let grant = granted(&mut b, 8);
+    let grant = begin_grant(&mut b, 8);
     let (_, _, why) = b.until_down();
     assert_says(&why.to_string(), &["grant", "memory window bind error", "rdma_memory_windows"]);
     assert!(b.port.revoke(b.link, &grant).is_some());
@@ -393,7 +393,7 @@ fn a_tensor_whose_window_and_queue_pair_can_t_be_ended_is_never_used_again() {
     needs_fake!();
     let fake = Fake::new(&script(""));
     let (mut a, b) = impatient(&fake);
-    let mine = [granted(&mut a, 64), granted(&mut a, 64)];
+    let mine = [begin_grant(&mut a, 64), begin_grant(&mut a, 64)];
     fake.run("fail_request status=2 opcode=7\nfault call=dealloc_mw errno=16 times=1");
     assert!(a.port.revoke(a.link, &mine[0]).is_some(), "the queue pair is gone");
     let (_, _, why) = a.until_down();
@@ -401,7 +401,7 @@ fn a_tensor_whose_window_and_queue_pair_can_t_be_ended_is_never_used_again() {
 
     let fake = Fake::new(&script(""));
     let (mut c, d) = impatient(&fake);
-    let mine = granted(&mut c, 64);
+    let mine = begin_grant(&mut c, 64);
     fake.run("fail_request status=2 opcode=7\nfault call=dealloc_mw errno=16");
     fake.run("fault call=destroy_qp errno=16\nfault call=modify_qp:ERR errno=5");
     assert!(c.port.revoke(c.link, &mine).is_none(), "the peer may still write there");
@@ -417,7 +417,7 @@ fn a_fabric_with_windows_leaves_nothing_behind() {
     let fabric = VerbsFabric::with_library(fake.library, &pool(1 << 20), with_windows("fake_0"));
     drop(fabric.expect("the script has the device"));
     let (mut a, mut b) = both(&fake, 16);
-    let _held: Vec<Grant> = (0..8).map(|_| granted(&mut a, 8)).chain([granted(&mut b, 8)]).collect();
+    let _held: Vec<Grant> = (0..8).map(|_| begin_grant(&mut a, 8)).chain([begin_grant(&mut b, 8)]).collect();
     a.port.detach(a.link);
     drop((a, b));
     fake.assert_clean();
