@@ -306,7 +306,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
         let now = self.now();
         let since = since.unwrap_or(now);
-        // First, as what is due is done only by a wait that leaves off.
+        // First: the caller does what is due then, and it does nothing after a timeout.
         if now >= leave_at.get() {
             return AfterPolls::Leave(since);
         }

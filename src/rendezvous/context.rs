@@ -57,7 +57,7 @@ pub struct Context {
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) receive_limit: ReceiveLimit,
     pub(super) next_call: AtomicU64,
-    /// That of the local table.
+    /// The next deadline of the local table.
     pub(super) next_deadline: Arc<AtomicTime>,
     tables: BiasedMutex<Tables>,
     pub(super) flags: StepFlags,

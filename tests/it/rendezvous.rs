@@ -1029,8 +1029,10 @@ fn a_local_deadline_holds_while_another_call_blocks() {
 
 #[test]
 fn a_local_deadline_that_begins_during_another_threads_wait_holds() {
-    for mode in ["inline", "adaptive", "dedicated"] {
-        run(2, &[("poll", mode), ("pollers", "1")], move |node, task| {
+    // In adaptive mode threads sleep, and `wait` can't be set.
+    for (mode, wait) in [("inline", "spin"), ("inline", "yield"), ("adaptive", "auto"), ("dedicated", "auto")]
+    {
+        run(2, &[("poll", mode), ("pollers", "1"), ("wait", wait)], move |node, task| {
             let step = node.step(1).expect("new");
             let (from_peer, local) = (node.edge_from("w", 1, "x"), node.edge_to("w", 0, "self"));
             if task == 1 {

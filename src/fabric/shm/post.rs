@@ -128,7 +128,7 @@ impl ShmLinkInner {
             self.release_returned();
         }
         let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
-        // Now, as a look at its word would only take the line from the peer.
+        // Behind the release, which would read its word and so take that line from the peer.
         self.loans.add((index, number), LinkLoan { position, tensor, permit: permit.take() });
         Ok(())
     }
