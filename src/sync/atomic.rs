@@ -22,6 +22,28 @@ impl<T> UnsafeCell<T> {
     pub(crate) fn with_mut<R>(&self, body: impl FnOnce(*mut T) -> R) -> R {
         body(self.0.get())
     }
+
+    /// As `with_mut`, for a body that the compiler must not make a call of.
+    #[inline]
+    pub(crate) fn get_mut(&self) -> MutPtr<T> {
+        MutPtr(self.0.get())
+    }
+}
+
+/// As loom's pointer, which counts as being in `with_mut` until its drop.
+#[cfg(not(tensorwire_loom))]
+pub(crate) struct MutPtr<T>(*mut T);
+
+#[cfg(not(tensorwire_loom))]
+impl<T> MutPtr<T> {
+    /// # Safety
+    /// As for a dereference of the pointer that `with_mut` passes.
+    #[inline]
+    #[allow(unsafe_code, clippy::mut_from_ref)] // as loom's
+    pub(crate) unsafe fn deref(&self) -> &mut T {
+        // SAFETY: the caller's promise.
+        unsafe { &mut *self.0 }
+    }
 }
 
 /// Yields to other threads under loom, hints a spin otherwise.

@@ -400,20 +400,19 @@ impl Entered<'_> {
     /// As [`Entered::take`], if the block lies in the own lists and no budget is to be given back.
     #[inline(always)] // on the short path
     fn take_own(&mut self, purpose: Purpose, class: SizeClass) -> Option<Box<TensorHeader>> {
-        let Magazine { cached, .. } = self.magazine;
-        let magazines = self.magazines;
-        let header = self.owned(|owned| {
-            let list = owned.lists.get_mut(list_index(purpose, class))?;
-            let header = list.pop()?;
-            let units = header.list.map_or(0, |list| list.units.get());
-            let rest = cached.load(Ordering::Relaxed) - i64::from(units);
-            if rest < 0 && magazines.is_surplus(owned.limit - rest) {
-                list.push(header);
-                return None;
-            }
-            cached.store(rest, Ordering::Relaxed);
-            Some(header)
-        })?;
+        let Magazine { cached, owned, .. } = self.magazine;
+        let owned = owned.get_mut();
+        // SAFETY: as in `owned`; the reference ends before any other access.
+        let owned = unsafe { owned.deref() };
+        let list = owned.lists.get_mut(list_index(purpose, class))?;
+        let header = list.pop()?;
+        let units = header.list.map_or(0, |list| list.units.get());
+        let rest = cached.load(Ordering::Relaxed) - i64::from(units);
+        if rest < 0 && self.magazines.is_surplus(owned.limit - rest) {
+            list.push(header);
+            return None;
+        }
+        cached.store(rest, Ordering::Relaxed);
         self.count_made();
         Some(header)
     }
