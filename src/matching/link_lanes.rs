@@ -126,8 +126,9 @@ impl<P: Port> Lanes for LinkLanes<'_, P> {
         record: Record<()>,
         receive: &mut DirectReceive,
     ) -> ShortTake<()> {
+        let Record { edge, n, step, .. } = record;
         match self.connections.present(peer) {
-            Some(link) => self.links.take_short(link, record, receive),
+            Some(link) => self.links.take_short(link, edge, n, step, receive),
             None => ShortTake::Other,
         }
     }

@@ -11,6 +11,7 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::Record;
 use crate::telemetry::Counter;
+use crate::wire::EdgeId;
 use crate::wire::message::PlainRecord;
 use crate::wire::message::pack::{Unpacked, is_packed};
 
@@ -49,7 +50,9 @@ impl<P: Port> Links<P> {
     pub(super) fn take_in_batch(
         &mut self,
         link: LinkId,
-        record: Record<()>,
+        edge: EdgeId,
+        n: u16,
+        step: u64,
         receive: &mut DirectReceive,
     ) -> ShortTake<()> {
         if self.polled.completions == self.completions.len() {
@@ -60,7 +63,7 @@ impl<P: Port> Links<P> {
                 return ShortTake::Nothing;
             }
         }
-        self.take_polled(link, record, receive).into()
+        self.take_polled(link, edge, n, step, receive).into()
     }
 
     /// Handles the messages of the last poll that were not taken. Returns whether there were any.
@@ -73,7 +76,14 @@ impl<P: Port> Links<P> {
     }
 
     #[inline]
-    fn take_polled(&mut self, link: LinkId, record: Record<()>, receive: &mut DirectReceive) -> Option<()> {
+    fn take_polled(
+        &mut self,
+        link: LinkId,
+        edge: EdgeId,
+        n: u16,
+        step: u64,
+        receive: &mut DirectReceive,
+    ) -> Option<()> {
         let completion = self.completions.entries().get(self.polled.completions)?;
         let Event::Message(range) = completion.event else { return None };
         let found = self.links.get_mut(link).filter(|link| link.takes_short())?;
@@ -83,7 +93,7 @@ impl<P: Port> Links<P> {
         let bytes = self.completions.message(range);
         let (message, rest) = first_of(bytes, self.polled.bytes)?;
         let WindowLink { known, eager_in, .. } = &mut found.windows;
-        let value = ExpectedValue { known, eager: eager_in, pool: &self.pool, record, receive };
+        let value = ExpectedValue { known, eager: eager_in, pool: &self.pool, edge, n, step, receive };
         value.accept(NextMessage::Bytes(message))?;
         self.counters.increment(Counter::MessagesReceived);
         self.polled.bytes = bytes.len() - rest;

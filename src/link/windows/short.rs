@@ -7,9 +7,8 @@ use super::{AskedOfEdge, ToldMeta, WindowLink, is_borrowable};
 use crate::fabric::{Accept, LinkId, NextMessage, Port, ShortTake};
 use crate::link::links::{Link, Links};
 use crate::link::{Destination, DirectReceive, Received, placement_of};
-use crate::memory::{LentBytes, Pool, Tensor};
+use crate::memory::{LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::Record;
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::{LentRecord, Message, Placement, PlainRecord};
 use crate::wire::{EdgeId, ShortMessage, UnreadMessage};
@@ -23,7 +22,7 @@ impl<P: Port> Links<P> {
         link: LinkId,
         edge: EdgeId,
         n: u16,
-        step: u64, // not a `Record`, which would be passed in memory
+        step: u64, // not a `Record`, which would be passed in memory, and read back in other widths
         tensor: &mut Option<Tensor>,
     ) -> bool {
         let Some(link) = self.links.get_mut(link) else { return false };
@@ -37,27 +36,36 @@ impl<P: Port> Links<P> {
     pub fn take_short(
         &mut self,
         link: LinkId,
-        record: Record<()>,
+        edge: EdgeId,
+        n: u16,
+        step: u64, // as for `send_short`
         receive: &mut DirectReceive,
     ) -> ShortTake<()> {
         let in_batch = self.batch.is_open;
         if in_batch && !self.completions.is_empty() {
-            return self.take_in_batch(link, record, receive);
+            return self.take_in_batch(link, edge, n, step, receive);
         }
-        match self.take_alone(link, record, receive) {
+        match self.take_alone(link, edge, n, step, receive) {
             // Behind a pack there is probably another one.
-            ShortTake::Other if in_batch => self.take_in_batch(link, record, receive),
+            ShortTake::Other if in_batch => self.take_in_batch(link, edge, n, step, receive),
             taken => taken,
         }
     }
 
     #[inline(always)] // on the short path
-    fn take_alone(&mut self, link: LinkId, record: Record<()>, receive: &mut DirectReceive) -> ShortTake<()> {
+    fn take_alone(
+        &mut self,
+        link: LinkId,
+        edge: EdgeId,
+        n: u16,
+        step: u64,
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
         let Some(found) = self.links.get_mut(link).filter(|link| link.takes_short()) else {
             return ShortTake::Other;
         };
         let WindowLink { known, eager_in, .. } = &mut found.windows;
-        let value = ExpectedValue { known, eager: eager_in, pool: &self.pool, record, receive };
+        let value = ExpectedValue { known, eager: eager_in, pool: &self.pool, edge, n, step, receive };
         let taken = self.port.take_short(link, value);
         if taken != ShortTake::Taken(()) {
             return taken;
@@ -189,7 +197,9 @@ pub(super) struct ExpectedValue<'a> {
     pub known: &'a KnownMetas,
     pub eager: &'a mut EagerReceiver,
     pub pool: &'a Pool,
-    pub record: Record<()>,
+    pub edge: EdgeId,
+    pub n: u16,
+    pub step: u64,
     /// Gets the value.
     pub receive: &'a mut DirectReceive,
 }
@@ -205,11 +215,14 @@ impl Accept<()> for ExpectedValue<'_> {
     }
 
     #[inline(always)] // on the short path
-    fn accept_short(self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<()> {
-        let Record { edge, n, step, .. } = self.record;
+    fn accept_short(mut self, message: UnreadMessage<impl Fn(usize) -> u64>) -> Option<()> {
+        let ExpectedValue { edge, n, step, .. } = self;
         let meta = PlainRecord::meta_of_short(&message, edge, n, step)?;
         let len = PlainRecord::data_len(message.len);
-        self.fill(meta, len, |bytes| PlainRecord::copy_of_short(&message, bytes))
+        let mut landing = self.landing(meta, len)?;
+        PlainRecord::copy_of_short(&message, landing.tensor.bytes_mut());
+        self.finish(landing);
+        Some(())
     }
 
     #[inline]
@@ -219,7 +232,7 @@ impl Accept<()> for ExpectedValue<'_> {
         bytes: &[u8],
         keep: impl Fn() -> Option<LentBytes>,
     ) -> Option<()> {
-        let Record { edge, n, step, .. } = self.record;
+        let ExpectedValue { edge, n, step, .. } = self;
         let lent = LentRecord::from_message(message)?;
         let is_it = lent.edge == edge && lent.n == n && lent.step == step && !lent.answers_need;
         let is_it = is_it || is_on(Mutant::LentRecordNotCompared);
@@ -240,7 +253,7 @@ impl Accept<()> for ExpectedValue<'_> {
 impl<'a> ExpectedValue<'a> {
     #[inline(never)] // keeps the other paths short
     fn accept_bytes(self, bytes: &[u8]) -> Option<()> {
-        let Record { edge, n, step, .. } = self.record;
+        let ExpectedValue { edge, n, step, .. } = self;
         let PlainRecord { meta, data, .. } = PlainRecord::decode(bytes)
             .filter(|plain| plain.edge == edge && plain.n == n && plain.step == step)?;
         match is_eager(data.len()) {
@@ -253,8 +266,8 @@ impl<'a> ExpectedValue<'a> {
     fn accept_eager(self, meta: u16, data: &[u8]) -> Option<()> {
         // A poll reports a tensor that may not come.
         self.eager.add(data.len()).ok()?;
-        let ExpectedValue { known, eager, pool, record, receive } = self;
-        let value = ExpectedValue { known, eager: &mut *eager, pool, record, receive };
+        let ExpectedValue { eager, .. } = self;
+        let value = ExpectedValue { eager: &mut *eager, ..self };
         let taken = value.copied(meta, data);
         if taken.is_none() {
             eager.remove(data.len());
@@ -262,34 +275,51 @@ impl<'a> ExpectedValue<'a> {
         taken
     }
 
-    fn copied(self, meta: u16, data: &[u8]) -> Option<()> {
-        self.fill(meta, data.len(), |bytes| bytes.copy_from_slice(data))
+    fn copied(mut self, meta: u16, data: &[u8]) -> Option<()> {
+        let mut landing = self.landing(meta, data.len())?;
+        landing.tensor.bytes_mut().copy_from_slice(data);
+        self.finish(landing);
+        Some(())
     }
 
-    /// Ends the receive with `len` bytes that `copy` writes. A poll handles a value that does not
-    /// fit, and a pool without room.
+    /// Memory for a value of `len` bytes. A poll handles a value that does not fit, and a pool
+    /// without room.
     #[inline(always)] // on the short path
-    fn fill(self, meta: u16, len: usize, copy: impl FnOnce(&mut [u8])) -> Option<()> {
-        let ToldMeta { meta, sender } = &**self.known.get(meta).ok()?;
+    fn landing(&mut self, meta: u16, len: usize) -> Option<ValueLanding> {
+        let known = self.known;
+        let ToldMeta { meta, sender } = &**known.get(meta).ok()?;
         if meta.bytes() != len as u64 {
             return None;
         }
-        let (mut tensor, is_given) = match self.receive {
+        let sender = *sender;
+        match self.receive {
             DirectReceive::Waiting(Destination::Alloc | Destination::Borrow) => {
-                (self.pool.landing(meta).ok()?, false)
+                let tensor = self.pool.landing(meta).ok()?;
+                Some(ValueLanding { tensor, is_given: false, sender })
             }
             DirectReceive::Waiting(Destination::Into(given)) if given.meta() == meta => {
-                let Some(Destination::Into(given)) = self.receive.take_destination() else { return None };
-                (given, true)
+                let Some(Destination::Into(tensor)) = self.receive.take_destination() else { return None };
+                Some(ValueLanding { tensor, is_given: true, sender })
             }
-            DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => return None,
-        };
-        copy(tensor.bytes_mut());
+            DirectReceive::Waiting(Destination::Into(_)) | DirectReceive::Received(..) => None,
+        }
+    }
+
+    /// Ends the receive with the value that was copied.
+    #[inline(always)] // on the short path
+    fn finish(self, ValueLanding { tensor, is_given, sender }: ValueLanding) {
         let received = if is_given { Received::Into(tensor) } else { Received::Tensor(tensor.freeze()) };
         // Neither has anything to drop: no destination is left but `Alloc` and `Borrow`.
-        std::mem::forget(std::mem::replace(self.receive, DirectReceive::Received(received, *sender)));
-        Some(())
+        std::mem::forget(std::mem::replace(self.receive, DirectReceive::Received(received, sender)));
     }
+}
+
+/// Memory for the value of a record.
+struct ValueLanding {
+    tensor: TensorMut,
+    /// Whether the receive gave it.
+    is_given: bool,
+    sender: Placement,
 }
 
 /// Counts a tensor that has left by its record alone.

@@ -317,7 +317,8 @@ impl Scene {
     /// The bytes of a tensor that is taken from the pack, if its edge is the next.
     fn take(&mut self, number: u32) -> Option<Vec<u8>> {
         let mut receive = DirectReceive::Waiting(Destination::Alloc);
-        let mut look = || self.links.take_short(self.link, expected(number), &mut receive);
+        let Record { edge, n, step, .. } = expected(number);
+        let mut look = || self.links.take_short(self.link, edge, n, step, &mut receive);
         if !(0..1000).any(|_| look() == ShortTake::Taken(())) {
             return None;
         }
