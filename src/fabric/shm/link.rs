@@ -66,6 +66,8 @@ pub(super) struct ShmLinkInner {
     pub loans: LinkLoans,
     /// Loans that came back outside a poll. The next poll reports them.
     returned_early: u32,
+    /// The permit of one of them, for the next loan. The next poll drops it.
+    pub spare_permit: Option<LoanPermit>,
     state: OwnWords,
     watch: ProcessWatch,
     orphans: Arc<OrphanedLoans>,
@@ -120,6 +122,7 @@ impl ShmLinkInner {
             executor: OrderExecutor::new(memory, borrowed, peer.words(layout.state()), poll_bytes),
             loans: LentLoans::new(peer.words(layout.loan_table())),
             returned_early: 0,
+            spare_permit: None,
             state: own.words(layout.state()),
             watch,
             orphans,
@@ -246,6 +249,7 @@ impl ShmLinkInner {
     /// Completes the loans that came back before, and the returned ones among the next `count`.
     fn returned(&mut self, count: usize, out: &mut Completions) {
         let link = self.id;
+        self.spare_permit = None;
         (0..std::mem::take(&mut self.returned_early)).for_each(|_| out.push(link, Event::Done));
         self.loans.returned(count, |_| out.push(link, Event::Done));
     }

@@ -234,9 +234,12 @@ impl Port for ShmPort {
 
     #[inline]
     fn permit_loan(&mut self, link: LinkId, bytes: u64) -> Option<LoanPermit> {
-        // The loans that came back make room.
-        let ended = self.links.get_mut(link).and_then(ShmLinkInner::release_returned);
-        self.shared.limiter.permit_after(ended, bytes)
+        let limiter = &self.shared.limiter;
+        let link = self.links.get_mut(link)?;
+        limiter.permit_after(link.spare_permit.take(), bytes).or_else(|| {
+            // The loans that came back make room.
+            limiter.permit_after(link.release_returned(), bytes)
+        })
     }
 
     #[inline]

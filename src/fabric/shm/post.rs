@@ -122,10 +122,9 @@ impl ShmLinkInner {
             }
         };
         self.rings.post_lend(OrderLoan { source: place, index: u64::from(index), number }, message);
-        if permit.is_none() {
-            // Behind the post, for which the peer waits. A caller with a permit has done so, to
-            // pass the permit on.
-            self.release_returned();
+        // Behind the post, for which the peer waits.
+        if let Some(spare) = self.release_returned() {
+            self.spare_permit = Some(spare);
         }
         let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
         // Behind the release, which would read its word and so take that line from the peer.

@@ -25,8 +25,12 @@ const RECEIVES: u32 = 1_000_000;
 
 impl End {
     fn new() -> End {
+        End::with(ShmOptions::default())
+    }
+
+    fn with(options: ShmOptions) -> End {
         let pool = pool();
-        let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
+        let fabric = ShmFabric::new(&pool, options).expect("a fabric");
         let port = fabric.port().expect("a port");
         End { pool, fabric, port, receives: RECEIVES }
     }
@@ -392,12 +396,44 @@ fn a_loan_that_has_come_back_is_released_by_the_next_loan_without_a_poll() {
     }
     assert!(sources[0].is_unique() && !sources[1].is_unique());
     assert!(!a.port.arm(), "a poll finds it");
-    let permit = a.port.permit_loan(to_b, 1);
-    assert!(permit.is_some() && sources[1].is_unique());
     assert!(matches!(
         a.poll()[..],
         [Completion { event: Event::Done, .. }, Completion { event: Event::Done, .. }]
     ));
+    assert!(sources[1].is_unique());
+}
+
+/// Lends 5,000 bytes, which the peer reads and gives back.
+fn lend_and_read((a, to_b): (&mut End, LinkId), (b, to_a): (&mut End, LinkId)) {
+    let mut permit = a.port.permit_loan(to_b, 5000);
+    assert!(permit.is_some());
+    let mut source = Some(tensor(&a.pool, &[1; 5000]));
+    a.port.lend(to_b, &mut source, &mut permit, &ShortMessage::from_u32(1)).expect("room");
+    assert!(take(b, to_a, |next| matches!(next, NextMessage::Lent(..)).then_some(())).is_some());
+}
+
+#[test]
+fn the_permit_of_a_loan_that_has_come_back_serves_the_next_one_until_a_poll() {
+    let (mut a, to_b, mut b, to_a) = pair();
+    let limiter = a.fabric.loan_limiter().expect("the fabric lends");
+    // A loan, and one that is released behind its post.
+    for out in [1, 2, 2, 2] {
+        lend_and_read((&mut a, to_b), (&mut b, to_a));
+        assert_eq!(limiter.figures().out, out);
+    }
+    assert_eq!(a.poll().len(), 4);
+    assert_eq!(limiter.figures().out, 0);
+}
+
+#[test]
+fn loans_that_have_come_back_make_room_at_the_bound_without_a_poll() {
+    let end = || End::with(ShmOptions { max_lent_bytes: 5000, ..ShmOptions::default() });
+    let (mut a, mut b) = (end(), end());
+    let (to_b, to_a) = connect(&mut a, &mut b, 16);
+    for _ in 0..4 {
+        lend_and_read((&mut a, to_b), (&mut b, to_a));
+        assert_eq!(a.fabric.loan_limiter().expect("the fabric lends").figures().out, 1);
+    }
 }
 
 #[test]
