@@ -2,7 +2,8 @@
 //!
 //! Each loan needs a [`LoanPermit`]. The permit lives as long as the lender holds the tensor. The
 //! link holds it, and after the link's end an entry that lives until the borrower gives the tensor
-//! back. So the counts hold however a loan ends.
+//! back. So the counts hold however a loan ends. A link may keep one permit for its next loan,
+//! which counts as lent until the link's next poll.
 
 use crate::mutants::{Mutant, is_on};
 use std::array;
