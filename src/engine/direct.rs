@@ -9,16 +9,13 @@ use crate::wire::{AtomicTime, Time};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Polls before a wait decides how it goes on.
-const FIRST_POLLS: u32 = 1;
+/// Looks for the result before a wait decides how it goes on.
+const FIRST_LOOKS: u32 = 32;
 /// Polls between two looks at the clock in inline mode.
-const POLLS_PER_CLOCK: u32 = 128;
+const POLLS_PER_CLOCK: u32 = 256;
 /// The same in adaptive mode, where a wait spins for some microseconds.
-const POLLS_PER_SHORT_SPIN: u32 = 8;
-/// Looks for the result before the first poll of a wait: some 3 us on shared memory. A result that
-/// comes during a poll is found later than by a look.
-const FIRST_LOOKS: u32 = 16;
-/// Looks for the result before each other poll.
+const POLLS_PER_SHORT_SPIN: u32 = 16;
+/// Looks for the result before each poll.
 const LOOKS_PER_POLL: u32 = 8;
 /// A timeout below this length is measured from the begin of its wait.
 const SHORT: Duration = Duration::from_millis(10);
@@ -257,7 +254,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
         let is_short = matches!(limit, WaitLimit::After(timeout) if timeout < SHORT);
         let mut since = is_short.then(|| self.now());
-        let (mut polls, mut looks) = (FIRST_POLLS, FIRST_LOOKS);
+        // A result that comes during a poll is found later than by a look. Other links need polls.
+        let first_looks = if poller.has_several_links() { LOOKS_PER_POLL } else { FIRST_LOOKS };
+        let (mut polls, mut looks) = (FIRST_LOOKS / first_looks, first_looks);
+        let mut is_first = true;
         loop {
             for _ in 0..polls {
                 for _ in 0..looks {
@@ -277,8 +277,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     return ended(wait, result, since);
                 }
             }
-            match self.after_polls(polls, (limit, leave_at), since) {
-                AfterPolls::Poll(more) => polls = more,
+            match self.after_polls(std::mem::take(&mut is_first), (limit, leave_at), since) {
+                AfterPolls::Poll => polls = self.polls_per_clock() - FIRST_LOOKS / LOOKS_PER_POLL,
                 AfterPolls::Step(now) => {
                     since = since.or(Some(now));
                     polls = self.polls_per_clock();
@@ -297,16 +297,16 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         }
     }
 
-    /// How a direct wait goes on after these polls in vain.
+    /// How a direct wait goes on after polls in vain, which `is_first` says to be its first.
     #[cold]
     fn after_polls(
         &self,
-        polls: u32,
+        is_first: bool,
         (limit, leave_at): (WaitLimit, &AtomicTime),
         since: Option<Time>,
     ) -> AfterPolls {
-        if polls == FIRST_POLLS && self.wait == WaitStrategy::Spin {
-            return AfterPolls::Poll(self.polls_per_clock() - FIRST_POLLS);
+        if is_first && self.wait == WaitStrategy::Spin {
+            return AfterPolls::Poll;
         }
         let now = self.now();
         let since = since.unwrap_or(now);
@@ -343,8 +343,8 @@ fn unlikely() {}
 
 /// How a direct wait goes on.
 enum AfterPolls {
-    /// With so many polls.
-    Poll(u32),
+    /// With polls.
+    Poll,
     /// With a step at this time, and polls.
     Step(Time),
     /// By a command. The time of the first look at the clock.
@@ -492,6 +492,52 @@ mod tests {
         };
         let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), &FOR_EVER, TakeFn(take));
         assert!(matches!(waited, DirectWait::Elsewhere(None)));
+    }
+
+    /// Notes the number of polls before each look, and submits a command at the last one.
+    struct Looks<'a> {
+        engine: &'a TestEngine,
+        last: usize,
+        polls: Vec<u64>,
+    }
+
+    impl DirectTake<ShmPort, TestHandler> for &mut Looks<'_> {
+        type Taken = ();
+
+        fn take(&mut self, _: &mut TestHandler, _: &mut Links<ShmPort>) -> Option<()> {
+            None
+        }
+
+        fn take_short(&mut self, _: &mut TestHandler, links: &mut Links<ShmPort>) -> ShortTake<()> {
+            self.polls.push(links.counters().counters().get(Counter::Polls));
+            if self.polls.len() == self.last {
+                let executor = Executor::on_the_spot();
+                let command = TestCommand::Keep(OneshotSender::callback(executor.callback(|_| {})));
+                assert!(self.engine.submissions.push(command).is_ok(), "there is room");
+            }
+            ShortTake::Nothing
+        }
+    }
+
+    /// The number of polls before each of `last` looks of a direct wait, which a command ends.
+    fn polls_before_looks(last: usize) -> Vec<u64> {
+        let (engine, _) = engine();
+        let mut looks = Looks { engine: &engine, last, polls: Vec::new() };
+        let waited = engine.wait_direct(WaitLimit::After(Duration::from_secs(100)), &FOR_EVER, &mut looks);
+        assert!(matches!(waited, DirectWait::Elsewhere(None)), "{waited:?}");
+        looks.polls
+    }
+
+    #[test]
+    fn a_command_ends_a_direct_wait_between_two_looks() {
+        assert_eq!(polls_before_looks(3), [0; 3]);
+    }
+
+    #[test]
+    fn a_direct_wait_polls_after_many_looks_and_then_after_fewer() {
+        let polls = polls_before_looks(50);
+        let polled: Vec<_> = (1..polls.len()).filter(|&at| polls[at] > polls[at - 1]).collect();
+        assert_eq!(polled, [32, 40, 48], "looks before each poll");
     }
 
     #[test]

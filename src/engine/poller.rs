@@ -83,6 +83,11 @@ impl<P: Port, H: Handler<P>> Poller<P, H> {
         result
     }
 
+    /// Whether there is another link beside the one that a direct wait looks at.
+    pub fn has_several_links(&self) -> bool {
+        self.links.has_several()
+    }
+
     /// Counts a result that a direct wait has found. Returns whether a poll is due.
     #[inline]
     pub fn count_result(&mut self) -> bool {

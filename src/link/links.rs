@@ -179,6 +179,11 @@ impl<P: Port> Links<P> {
         self.links.get_mut(link)?.out.stuck_since(now)
     }
 
+    /// Whether there is more than one link.
+    pub fn has_several(&self) -> bool {
+        self.links.iter().nth(1).is_some()
+    }
+
     /// The pool that tensors are received into.
     pub fn pool(&self) -> &Pool {
         &self.pool

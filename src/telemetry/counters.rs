@@ -159,7 +159,8 @@ figures! {
     /// println!("{} bytes are lent to peers", node.counters().gauge(Gauge::LentBytes));
     /// ```
     Gauge {
-        /// Tensors lent to peers, also over links that have ended.
+        /// Tensors lent to peers, also over links that have ended. Of each link, one may have come
+        /// back since the last poll.
         LoansOut = "loans_out",
         /// Bytes lent to peers. A tensor that is lent twice counts twice.
         LentBytes = "lent_bytes",

@@ -122,10 +122,8 @@ impl ShmLinkInner {
             }
         };
         self.rings.post_lend(OrderLoan { source: place, index: u64::from(index), number }, message);
-        // Behind the post, for which the peer waits.
-        if let Some(spare) = self.release_returned() {
-            self.spare_permit = Some(spare);
-        }
+        // Behind the post, for which the peer waits. Only a loan with a permit wants a spare one.
+        self.spare_permit = self.release_returned().filter(|_| permit.is_some());
         let tensor = source.take().unwrap_or_else(|| unreachable!("it was there"));
         // Behind the release, which would read its word and so take that line from the peer.
         self.loans.add((index, number), LinkLoan { position, tensor, permit: permit.take() });

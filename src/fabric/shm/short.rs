@@ -10,8 +10,8 @@ use crate::wire::{SHORT_MESSAGE, ShortMessage, UnreadMessage};
 use std::cell::Cell;
 use std::hint::spin_loop;
 
-/// Looks for a message of one call: with their pauses some 200 ns.
-const LOOKS: u32 = 8;
+/// Looks for a message of one call: with their pauses some 100 ns on the CPUs of the benchmarks.
+const LOOKS: u32 = 4;
 
 impl ShmLinkInner {
     /// As [`ShmLinkInner::send`].

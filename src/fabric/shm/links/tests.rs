@@ -413,15 +413,26 @@ fn lend_and_read((a, to_b): (&mut End, LinkId), (b, to_a): (&mut End, LinkId)) {
 }
 
 #[test]
-fn the_permit_of_a_loan_that_has_come_back_serves_the_next_one_until_a_poll() {
+fn a_link_that_lends_keeps_one_permit_of_its_loans_that_have_come_back_until_a_poll() {
     let (mut a, to_b, mut b, to_a) = pair();
     let limiter = a.fabric.loan_limiter().expect("the fabric lends");
-    // A loan, and one that is released behind its post.
+    // The last loan, and the permit of the one before.
     for out in [1, 2, 2, 2] {
         lend_and_read((&mut a, to_b), (&mut b, to_a));
         assert_eq!(limiter.figures().out, out);
     }
     assert_eq!(a.poll().len(), 4);
+    assert_eq!(limiter.figures().out, 0);
+}
+
+#[test]
+fn a_loan_without_a_permit_leaves_none_of_earlier_loans() {
+    let (mut a, to_b, mut b, to_a) = pair();
+    let limiter = a.fabric.loan_limiter().expect("the fabric lends");
+    lend_and_read((&mut a, to_b), (&mut b, to_a));
+    lend_and_read((&mut a, to_b), (&mut b, to_a));
+    let mut source = Some(tensor(&a.pool, &[1; 5000]));
+    a.port.lend(to_b, &mut source, &mut None, &ShortMessage::from_u32(1)).expect("room");
     assert_eq!(limiter.figures().out, 0);
 }
 
