@@ -263,17 +263,17 @@ impl SendQueue {
         is_posted
     }
 
-    /// Lends and takes a tensor, unless the loan is refused. Returns whether it did. The caller has
-    /// checked that it [leaves now](SendQueue::leaves_now).
+    /// Lends and takes a tensor and its permit, unless the loan is refused. Returns whether it did.
+    /// The caller has checked that it [leaves now](SendQueue::leaves_now).
     #[inline]
     pub fn lend_now<P: Port>(
         &mut self,
         port: &mut P,
         source: &mut Option<Tensor>,
-        mut permit: Option<LoanPermit>,
+        permit: &mut Option<LoanPermit>,
         message: &ShortMessage,
     ) -> bool {
-        let is_posted = port.lend(self.link, source, &mut permit, message).is_ok();
+        let is_posted = port.lend(self.link, source, permit, message).is_ok();
         self.sent = self.sent.wrapping_add(is_posted.into());
         self.values += usize::from(is_posted);
         is_posted

@@ -1,13 +1,13 @@
 //! Messages of this process's windows to the peer.
 
 use super::{AskedOfEdge, WindowRefusal, is_borrowable};
-use crate::fabric::{LinkLimits, LoanPermit, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
+use crate::fabric::{LinkLimits, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::link::{EdgeKey, Value, placement_of};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
-use crate::telemetry::{Counter, CountersWriter, FlightEvent};
+use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
 use crate::wire::{Code, EdgeId, Status, checksum_of};
 use std::sync::Arc;
@@ -167,10 +167,11 @@ impl Link {
     /// Lends a tensor. The record says whether the receiver wants to keep the loan.
     fn lend<P: Port>(&mut self, cx: &mut LinkContext<'_, P>, mut record: LentRecord, tensor: Tensor) {
         let bytes = tensor.bytes().len() as u64;
-        let permit = match record.may_borrow && is_borrowable(tensor.dtype()) {
-            true => self.permit_borrow(cx.port, cx.counters, bytes),
-            false => None,
-        };
+        let wants_permit = record.may_borrow && is_borrowable(tensor.dtype());
+        let permit = if wants_permit { cx.port.permit_loan(self.id, bytes) } else { None };
+        if wants_permit && permit.is_none() {
+            cx.counters.increment(Counter::LoansRefused);
+        }
         record.may_borrow = permit.is_some() || is_on(Mutant::BorrowedWithoutPermit);
         cx.counters.increment(if permit.is_some() { Counter::LoansPosted } else { Counter::WritesPosted });
         cx.counters.increment(Counter::MessagesSent);
@@ -193,20 +194,6 @@ impl Link {
             false if len as u64 <= limits.max_write => Some(Carrier::Write),
             _ => fits.then_some(Carrier::Record),
         }
-    }
-
-    #[inline(always)] // on the short path
-    pub(super) fn permit_borrow<P: Port>(
-        &self,
-        port: &mut P,
-        counters: &CountersWriter,
-        bytes: u64,
-    ) -> Option<LoanPermit> {
-        let permit = port.permit_loan(self.id, bytes);
-        if permit.is_none() {
-            counters.increment(Counter::LoansRefused);
-        }
-        permit
     }
 
     /// The number of a tensor's meta-data, which the peer is told first if they are new.

@@ -113,8 +113,9 @@ impl Link {
             let may_borrow = borrow && is_borrowable(tensor.dtype());
             let (answers_need, checksum) = (false, None);
             let record = LentRecord { edge, n, step, meta, may_borrow, answers_need, checksum };
-            return pool.has(tensor) && self.lend_short(port, counters, record, source)
-                || self.send_eager(port, counters, record, source);
+            // By reference: a copy of the record reads it in other widths than it was just written.
+            return pool.has(tensor) && self.lend_short(port, counters, &record, source)
+                || self.send_eager(port, counters, &record, source);
         }
         // Made where it is used, so that it need not be in memory for a short message.
         let plain = || PlainRecord { edge, n, step, meta, data };
@@ -139,17 +140,21 @@ impl Link {
         &mut self,
         port: &mut P,
         counters: &CountersWriter,
-        mut record: LentRecord,
+        record: &LentRecord,
         source: &mut Option<Tensor>,
     ) -> bool {
         let Some(bytes) = source.as_ref().map(|tensor| tensor.meta().bytes()) else { return false };
         if !self.out.leaves_now(port) {
             return false;
         }
-        let permit = if record.may_borrow { self.permit_borrow(port, counters, bytes) } else { None };
-        record.may_borrow = permit.is_some();
-        let counter = if record.may_borrow { Counter::LoansPosted } else { Counter::WritesPosted };
-        let has_left = self.out.lend_now(port, source, permit, &record.to_message());
+        let mut permit = if record.may_borrow { port.permit_loan(self.id, bytes) } else { None };
+        let may_borrow = permit.is_some();
+        if may_borrow != record.may_borrow {
+            counters.increment(Counter::LoansRefused);
+        }
+        let counter = if may_borrow { Counter::LoansPosted } else { Counter::WritesPosted };
+        let message = LentRecord { may_borrow, ..*record }.to_message();
+        let has_left = self.out.lend_now(port, source, &mut permit, &message);
         if has_left {
             counters.increment(counter);
             count_sent(counters, bytes);
@@ -163,9 +168,10 @@ impl Link {
         &mut self,
         port: &mut P,
         counters: &CountersWriter,
-        LentRecord { edge, n, step, meta, .. }: LentRecord,
+        record: &LentRecord,
         source: &Option<Tensor>,
     ) -> bool {
+        let LentRecord { edge, n, step, meta, .. } = *record;
         let Some(tensor) = source else { return false };
         let data = tensor.bytes();
         let has_left = self.windows.eager_out.has_room(data.len())
