@@ -23,14 +23,14 @@ impl<T> UnsafeCell<T> {
         body(self.0.get())
     }
 
-    /// As `with_mut`, for a body that the compiler must not make a call of.
+    /// As `with_mut`, without a closure, which the compiler may turn into a call.
     #[inline]
     pub(crate) fn get_mut(&self) -> MutPtr<T> {
         MutPtr(self.0.get())
     }
 }
 
-/// As loom's pointer, which counts as being in `with_mut` until its drop.
+/// A pointer as of loom, where no other thread may be in the cell until its drop.
 #[cfg(not(tensorwire_loom))]
 pub(crate) struct MutPtr<T>(*mut T);
 

@@ -66,7 +66,7 @@ pub(super) struct ShmLinkInner {
     pub loans: LinkLoans,
     /// Loans that came back outside a poll. The next poll reports them.
     returned_early: u32,
-    /// The permit of one of them, for the next loan. The next poll drops it.
+    /// The permit of one of them, for the next loan. A poll drops it, and a loan without a permit.
     pub spare_permit: Option<LoanPermit>,
     state: OwnWords,
     watch: ProcessWatch,
