@@ -162,6 +162,8 @@ mutants! {
         OutstandingLeak,
         /// The first message of a pack is lost.
         FirstOfPackSkipped,
+        /// Credit of any edge joins that of the edges before.
+        AnyEdgeJoins,
         /// A walk over the edges of a batch misses what comes for later edges.
         LaterEdgesIgnored,
         /// A thread that waits on the poller does not look for commands of other threads.

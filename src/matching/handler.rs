@@ -12,9 +12,10 @@ use crate::matching::{
 };
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
-use crate::protocol::WindowViolation;
+use crate::protocol::{Taken, ToSender, WindowViolation};
 use crate::sync::Reused;
 use crate::telemetry::{Counter, FlightEvent, FlightRecord};
+use crate::wire::message::EdgeCredits;
 use crate::wire::{LossCause, TaskId, Time};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -323,6 +324,11 @@ impl WindowHandler {
             WindowEvent::ToSender(message, refusal) => {
                 matching.handle_receiver(lanes, peer, message, refusal)
             }
+            WindowEvent::Credits(credits) => credits.edges().try_for_each(|edge| {
+                let EdgeCredits { limit, came, held, .. } = credits;
+                let credit = ToSender::Credit { edge, limit, taken: Taken { came, held } };
+                matching.handle_receiver(lanes, peer, credit, None)
+            }),
             WindowEvent::ToReceiver(message) => matching.handle_sender(lanes, peer, message),
             WindowEvent::Landed(landing, tensor) => {
                 matching.landed(lanes, peer, landing, tensor);

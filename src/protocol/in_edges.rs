@@ -280,7 +280,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     fn next_message(&mut self, index: u32, post: &mut impl FnMut(ToSender<K>)) -> bool {
         let spare = self.spare(self.options.max_cells * 3 / 4);
         let (usual, mut sent) = (self.options.usual_window, false);
-        while let Some(edge) = self.edge_mut(index) {
+        // The usual edge has one message, and computes no second one.
+        while let Some(edge) = self.edge_mut(index).filter(|edge| !edge.is_settled()) {
             let before = edge.window();
             let Some(message) = edge.next_message(usual.min(before + before.min(spare))) else { break };
             let grown = edge.window() - before;

@@ -11,7 +11,7 @@ use tensorwire::internals::memory::LentBytes;
 use tensorwire::internals::wire::message::fragment::{Assembler, cut, is_fragment};
 use tensorwire::internals::wire::message::pack::{Pack, is_packed, unpack};
 use tensorwire::internals::wire::message::{
-    EdgeAnnouncement, LentRecord, Message, Placement, RecordValue, VersionedMeta,
+    EdgeAnnouncement, EdgeCredits, LentRecord, Message, Placement, RecordValue, VersionedMeta,
 };
 use tensorwire::internals::wire::{EdgeId, Grant, Immediate, SHORT_MESSAGE, ShortMessage, Slot, checksum_of};
 use tensorwire::{Code, DType, Pool, Shape, Status, Tensor, TensorMeta};
@@ -230,7 +230,8 @@ impl Peer {
             _ => input.number(),
         };
         let came = if input.u8() < 200 { 0 } else { input.number() };
-        self.say(&Message::Credit { edge, limit, came, held: input.u8().into() });
+        let (held, edges) = (input.u8().into(), if input.u8() < 200 { 1 } else { input.u8() });
+        self.say(&Message::Credit(EdgeCredits { first: edge, limit, came, held, edges }));
     }
 
     fn need(&mut self, input: &mut Input<'_>) {

@@ -7,7 +7,7 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::telemetry::{Counter, CountersWriter};
 use crate::wire::message::pack::Pack;
-use crate::wire::message::{Message, PlainRecord, fragment};
+use crate::wire::message::{EdgeCredits, Message, PlainRecord, fragment};
 use crate::wire::{Grant, Immediate, ShortMessage, Time, UnreadMessage};
 use std::collections::VecDeque;
 
@@ -165,6 +165,26 @@ impl SendQueue {
         in_batch: bool,
     ) {
         self.encoded(port, counters, in_batch, |bytes| message.encode(bytes));
+    }
+
+    /// Sends the credit of an edge. In a batch it may join that of the edges before. Returns
+    /// whether it is a message of its own.
+    #[inline]
+    pub fn credit<P: Port>(
+        &mut self,
+        port: &mut P,
+        counters: &CountersWriter,
+        credit: EdgeCredits,
+        in_batch: bool,
+    ) -> bool {
+        if in_batch && self.pack.join_credits(&credit) {
+            return false;
+        }
+        self.message(port, counters, &Message::Credit(credit), in_batch);
+        if in_batch && !self.pack.is_empty() {
+            self.pack.note_credits(credit);
+        }
+        true
     }
 
     /// Sends the message that `encode` appends, as [`SendQueue::message`].

@@ -8,7 +8,7 @@ use crate::fabric::Port;
 use crate::link::EdgeKey;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::{LentBytes, copy};
-use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
+use crate::protocol::{Record, StepsOver, ToReceiver, ToSender};
 use crate::telemetry::{Counter, FlightEvent};
 use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VERSION};
 use crate::wire::{EdgeId, EdgeName, ShortMessage, Status};
@@ -63,9 +63,7 @@ impl Link {
             }
             Message::Release { edge } => return self.on_release(cx, edge),
             Message::EagerCredit { returned } => return self.windows.eager_out.returned(returned),
-            Message::Credit { edge, limit, came, held } => {
-                to_sender(ToSender::Credit { edge, limit, taken: Taken { came, held } })
-            }
+            Message::Credit(credits) => WindowEvent::Credits(credits),
             Message::Need { edge, step } => {
                 self.recorder.record(FlightEvent::NeedCame { edge: edge.number, step: step.into() });
                 to_sender(ToSender::Need { edge, step })

@@ -33,7 +33,7 @@ use crate::memory::{self, LentBytes, Pool, Tensor, TensorMut};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Slab, ToReceiver, ToSender};
 use crate::telemetry::{Counter, CountersWriter};
-use crate::wire::message::Placement;
+use crate::wire::message::{EdgeCredits, Placement};
 use crate::wire::{Code, DType, Immediate, Status, checksum_of};
 use eager::{EagerReceiver, EagerSender};
 pub use figures::{LinkFigures, QueuedValues};
@@ -89,6 +89,8 @@ pub enum WindowEvent {
     /// Of the receiver of an edge. An announcement of an edge that is not served comes with the
     /// error.
     ToSender(ToSender<EdgeKey>, Option<Status>),
+    /// Of the receiver of several edges: credit for each of them.
+    Credits(EdgeCredits),
     /// Of the sender of an edge.
     ToReceiver(ToReceiver<WindowArrival, WindowRefusal>),
     /// An offered tensor of the peer lies in its destination.

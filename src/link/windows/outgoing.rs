@@ -8,7 +8,9 @@ use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, FlightEvent};
-use crate::wire::message::{EdgeAnnouncement, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta};
+use crate::wire::message::{
+    EdgeAnnouncement, EdgeCredits, LentRecord, Message, PlainRecord, RecordValue, VersionedMeta,
+};
 use crate::wire::{Code, EdgeId, Status, checksum_of};
 use std::sync::Arc;
 
@@ -58,7 +60,10 @@ impl Link {
                 Message::Announce { edge: *edge, limit: *limit, resume: *resume, name }
             }
             ToSender::Credit { edge, limit, taken: Taken { came, held } } => {
-                Message::Credit { edge: *edge, limit: *limit, came: *came, held: *held }
+                let credit = EdgeCredits { first: *edge, limit: *limit, came: *came, held: *held, edges: 1 };
+                let is_message = self.out.credit(cx.port, cx.counters, credit, cx.in_batch);
+                cx.counters.add(Counter::MessagesSent, is_message.into());
+                return;
             }
             ToSender::Need { edge, step } => {
                 self.recorder.record(FlightEvent::NeedSent { edge: edge.number, step: (*step).into() });

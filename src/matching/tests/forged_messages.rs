@@ -15,7 +15,9 @@ use crate::matching::{LostPeer, Members, PeerObserver, RemoteSettings, WindowHan
 use crate::memory::LockPolicy;
 use crate::wire::message::fragment::is_fragment;
 use crate::wire::message::pack::{is_packed, unpack};
-use crate::wire::message::{EdgeAnnouncement, Message, Placement, RecordValue, VERSION, VersionedMeta};
+use crate::wire::message::{
+    EdgeAnnouncement, EdgeCredits, Message, Placement, RecordValue, VERSION, VersionedMeta,
+};
 use crate::wire::{Generation, Grant, Incarnation, Slot, TaskId};
 use std::borrow::Borrow;
 
@@ -344,8 +346,8 @@ impl<F: Fabric> Scene<F> {
                 ],
             ),
             (
-                Message::Credit { edge: THEIRS, limit: 5, came: 1, held: 0 },
-                of_edge(&[("limit", 7, 8), ("came", 15, 8), ("held", 23, 4)]),
+                Message::Credit(EdgeCredits { first: THEIRS, limit: 5, came: 1, held: 0, edges: 1 }),
+                of_edge(&[("limit", 7, 8), ("came", 15, 8), ("held", 23, 4), ("edges", 27, 1)]),
             ),
             (Message::Need { edge: THEIRS, step }, of_edge(&[("step", 7, 8)])),
             (Message::Unneed { edge: THEIRS, step }, of_edge(&[("step", 7, 8)])),

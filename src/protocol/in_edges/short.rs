@@ -54,8 +54,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     pub fn took(&mut self, index: u32, stays_settled: bool, post: &mut impl FnMut(ToSender<K>)) {
         let Some(edge) = self.edge_mut(index) else { return };
         edge.took();
-        if !stays_settled {
-            self.send_all_due(index, post);
+        match stays_settled {
+            true => {}
+            // The edge has a number, and stays known.
+            false if self.unnumbered.is_empty() => _ = self.next_message(index, post),
+            false => self.send_all_due(index, post),
         }
     }
 }

@@ -90,17 +90,19 @@ impl<'a> MessageReader<'a> {
         }
     }
 
+    fn credits(&mut self) -> Result<EdgeCredits, MessageError> {
+        let (first, limit, came) = (self.edge()?, self.u64("limit")?, self.u64("values")?);
+        let (held, edges) = (self.u32("held values")?, self.u8("edges")?);
+        let credits = EdgeCredits { first, limit, came, held, edges };
+        if credits.is_valid() { Ok(credits) } else { Err(self.bad("edges", edges.into())) }
+    }
+
     fn message(&mut self) -> Result<Message<'a>, MessageError> {
         Ok(match self.kind {
             PING => Message::Ping { version: self.u16("version")?, nonce: self.u64("nonce")? },
             PONG => Message::Pong { nonce: self.u64("nonce")? },
             ANNOUNCE => self.announce()?,
-            CREDIT => Message::Credit {
-                edge: self.edge()?,
-                limit: self.u64("limit")?,
-                came: self.u64("values")?,
-                held: self.u32("held values")?,
-            },
+            CREDIT => Message::Credit(self.credits()?),
             NEED => Message::Need { edge: self.edge()?, step: self.u64("step")? },
             UNNEED => Message::Unneed { edge: self.edge()?, step: self.u64("step")? },
             RETIRE => Message::Retire { edge: self.edge()?, came: self.u64("values")? },

@@ -18,10 +18,12 @@ impl Message<'_> {
             Message::Announce { edge, limit, resume, name } => {
                 put_announce(out, *edge, (*limit, *resume), name);
             }
-            Message::Credit { edge, limit, came, held } => {
-                put_edge_number(out, CREDIT, *edge, *limit);
+            Message::Credit(EdgeCredits { first, limit, came, held, edges }) => {
+                put_edge_number(out, CREDIT, *first, *limit);
                 out.extend(came.to_le_bytes());
                 out.extend(held.to_le_bytes());
+                // At the end, where a pack finds it to add another edge.
+                out.push(*edges);
             }
             Message::Need { edge, step } => put_edge_number(out, NEED, *edge, *step),
             Message::Unneed { edge, step } => put_edge_number(out, UNNEED, *edge, *step),

@@ -13,7 +13,8 @@
 //! * 32 `ANNOUNCE`: flags u8, edge, limit u64, with the resume flag values u64. Then source
 //!   incarnation u64, frame u64, iteration u64, source, destination, name (each u16 length +
 //!   UTF-8).
-//! * 33 `CREDIT`: edge, limit u64, values that came u64, held values u32
+//! * 33 `CREDIT`: edge, limit u64, values that came u64, held values u32, edges u8: so many edges
+//!   from this one on
 //! * 34 `NEED`, 35 `UNNEED`: edge, step u64
 //! * 36 `RETIRE`: edge, values that came u64
 //! * 37 `RETIRED`, 43 `FLUSH`: edge
@@ -37,19 +38,21 @@
 //! length u64 of the serialised form. A status is code u8, message and details (each u32 length +
 //! bytes); the derived flag belongs to it.
 
+mod credits;
 mod decode;
 mod encode;
 pub mod fragment;
 pub mod pack;
 mod record;
 
+pub use credits::EdgeCredits;
 pub use decode::MessageError;
 pub use record::{LentRecord, PlainRecord, SHORT_TENSOR};
 
 use super::{EdgeId, Grant, Immediate, Status, TensorMeta};
 
 /// The version of this protocol. Two ends with different versions don't make a link.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// Bytes of an error's message, and of its details, that travel at most. A longer message is cut by
 /// its sender, longer details are left out, and the message says so.
@@ -196,16 +199,7 @@ pub enum Message<'a> {
         name: EdgeAnnouncement<'a>,
     },
     /// More values may be sent.
-    Credit {
-        /// Number and generation, as the receiver has announced them.
-        edge: EdgeId,
-        /// Values that may be sent since the announcement.
-        limit: u64,
-        /// Values that came since the announcement.
-        came: u64,
-        /// Values that no receive has taken.
-        held: u32,
-    },
+    Credit(EdgeCredits),
     /// One value of a step may be sent outside the credit.
     Need {
         /// Number and generation, as the receiver has announced them.

@@ -4,7 +4,7 @@
 //! holds neither another pack nor a fragment. Its messages are handled in their order, as if each
 //! had come in a slot of its own.
 
-use super::{FRAGMENT, PACKED};
+use super::{EdgeCredits, FRAGMENT, PACKED};
 
 /// Bytes before the first message, and before each.
 const HEADER: usize = 1;
@@ -22,13 +22,15 @@ pub struct Pack {
     bytes: Vec<u8>,
     count: usize,
     slot: usize,
+    /// The last message that is credit, and how many messages there were with it.
+    credits: Option<(usize, EdgeCredits)>,
 }
 
 impl Pack {
     /// An empty one, of at most `slot` bytes, and no more than a length can say.
     pub fn new(slot: usize) -> Self {
         let slot = slot.min(u8::MAX.into());
-        Pack { bytes: Vec::with_capacity(slot), count: 0, slot }
+        Pack { bytes: Vec::with_capacity(slot), count: 0, slot, credits: None }
     }
 
     /// How many messages there are.
@@ -73,6 +75,22 @@ impl Pack {
         self.count += 1;
     }
 
+    /// Notes that the last message is this one.
+    pub fn note_credits(&mut self, credits: EdgeCredits) {
+        self.credits = Some((self.count, credits));
+    }
+
+    /// Adds the credit of an edge to the last message, if that is the credit of the edges before.
+    /// Returns whether it did.
+    #[inline]
+    pub fn join_credits(&mut self, next: &EdgeCredits) -> bool {
+        let last = self.credits.as_mut().filter(|(count, _)| *count == self.count);
+        let (Some((_, credits)), Some(edges)) = (last, self.bytes.last_mut()) else { return false };
+        let joins = credits.join(next);
+        *edges = credits.edges;
+        joins
+    }
+
     /// The bytes that travel. A single message travels without a pack.
     pub fn bytes(&self) -> &[u8] {
         match self.count {
@@ -84,7 +102,7 @@ impl Pack {
     /// Empties it.
     pub fn clear(&mut self) {
         self.bytes.clear();
-        self.count = 0;
+        (self.count, self.credits) = (0, None);
     }
 }
 
@@ -174,8 +192,9 @@ impl<'a> Iterator for Unpacked<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DECLINE, PING, PONG};
+    use super::super::{DECLINE, Message, PING, PONG};
     use super::*;
+    use crate::wire::EdgeId;
 
     const SLOT: usize = 224;
 
@@ -197,6 +216,40 @@ mod tests {
         assert!(unpack(pack.bytes()).expect("a pack").eq(messages.iter().map(|message| &message[..])));
         pack.clear();
         assert!(pack.is_empty());
+    }
+
+    #[test]
+    fn credit_joins_the_last_message_if_that_is_credit_of_the_edge_before() {
+        let credit = |number| EdgeCredits {
+            first: EdgeId { number, generation: 1 },
+            limit: 4,
+            came: 2,
+            held: 0,
+            edges: 1,
+        };
+        let mut pack = Pack::new(SLOT);
+        let push = |pack: &mut Pack, number| {
+            let mut bytes = Vec::new();
+            Message::Credit(credit(number)).encode(&mut bytes);
+            pack.push(&bytes);
+            pack.note_credits(credit(number));
+        };
+        assert!(!pack.join_credits(&credit(0)), "there is no message yet");
+        push(&mut pack, 0);
+        assert!(pack.join_credits(&credit(1)) && pack.join_credits(&credit(2)));
+        assert!(!pack.join_credits(&credit(2)), "the edge has its credit");
+        pack.push(&message(PING, 11));
+        assert!(!pack.join_credits(&credit(3)), "it would overtake the message before");
+        push(&mut pack, 3);
+        let unpacked: Vec<&[u8]> = unpack(pack.bytes()).expect("a pack").collect();
+        let edges = EdgeCredits { edges: 3, ..credit(0) };
+        assert_eq!(Message::decode(unpacked[0]), Ok(Message::Credit(edges)));
+        assert_eq!(Message::decode(unpacked[2]), Ok(Message::Credit(credit(3))));
+        pack.clear();
+        pack.push(&message(PING, 11));
+        pack.push(&message(PING, 11));
+        pack.push(&message(PING, 11));
+        assert!(!pack.join_credits(&credit(4)), "the credit has left");
     }
 
     #[test]

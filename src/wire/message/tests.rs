@@ -102,9 +102,8 @@ proptest! {
     }
 
     #[test]
-    fn messages_about_an_edge_come_back(edge in edge(), number: u64, came: u64, held: u32) {
+    fn messages_about_an_edge_come_back(edge in edge(), number: u64, came: u64) {
         for message in [
-            Message::Credit { edge, limit: number, came, held },
             Message::Need { edge, step: number },
             Message::Unneed { edge, step: number },
             Message::Retire { edge, came },
@@ -117,6 +116,15 @@ proptest! {
         ] {
             comes_back(&message)?;
         }
+    }
+
+    #[test]
+    fn credit_comes_back(
+        first in edge(), limit: u64, came: u64, held: u32, edges in 1..=EdgeCredits::MOST,
+    ) {
+        let credits = EdgeCredits { first, limit, came, held, edges };
+        prop_assume!(credits.is_valid());
+        comes_back(&Message::Credit(credits))?;
     }
 
     #[test]
@@ -322,6 +330,17 @@ fn steps_that_end_before_they_begin_are_refused() {
         Message::decode(&bytes).is_err()
     };
     assert!(refused(6, 5) && refused(u64::MAX, 0) && !refused(5, 5) && !refused(0, u64::MAX));
+}
+
+#[test]
+fn credit_of_no_edge_or_of_too_many_is_refused() {
+    let first = EdgeId { number: 1, generation: 2 };
+    for edges in [0, EdgeCredits::MOST + 1, u8::MAX] {
+        let mut bytes = Vec::new();
+        Message::Credit(EdgeCredits { first, limit: 3, came: 1, held: 0, edges }).encode(&mut bytes);
+        let refused = MessageError::Value { kind: CREDIT, field: "edges", value: edges.into() };
+        assert_eq!(Message::decode(&bytes), Err(refused));
+    }
 }
 
 #[test]

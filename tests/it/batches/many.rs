@@ -143,6 +143,43 @@ fn small_tensors_of_a_batch_share_slots() {
 }
 
 #[test]
+fn edges_of_a_batch_get_their_credit_together() {
+    if crate::common::calls_for_each_value() {
+        return;
+    }
+    const COUNT: usize = 200;
+    /// Steps after which each edge is announced, and its window is no small one.
+    const FIRST: u64 = 20;
+    // A window holds 64 values at most, so each edge needs credit in any 64 steps.
+    const STEPS: u64 = 150;
+    run(2, &[("poll", "inline"), ("pollers", "1")], |node, task| {
+        let other = 1 - task;
+        let out = node.batch(edges_to(node, other, COUNT)).expect("usable");
+        let back = node.batch(edges_from(node, other, COUNT)).expect("usable");
+        // Messages beside records, and credits.
+        let counts = || {
+            let counted = node.counters();
+            let others = counted.get(Counter::MessagesSent) - counted.get(Counter::TensorsSent);
+            (others, counted.get(Counter::EdgeCreditsSent))
+        };
+        let mut before = (0, 0);
+        for n in 0..STEPS {
+            let step = begin(node, n);
+            out.send(&step, tensors(node, n, COUNT)).expect("sent");
+            check(&back.recv(&step, SOON).expect("received"), n);
+            step.cleanup();
+            if n == FIRST {
+                before = counts();
+            }
+        }
+        let (messages, credits) = (counts().0 - before.0, counts().1 - before.1);
+        println!("{messages} messages for {credits} credits");
+        assert!(credits >= 2 * COUNT as u64);
+        assert!(messages * 4 <= credits, "{messages} messages for {credits} credits");
+    });
+}
+
+#[test]
 fn a_peer_that_sleeps_is_woken_once_for_a_batch() {
     if crate::common::calls_for_each_value() {
         return;
