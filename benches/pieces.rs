@@ -5,12 +5,14 @@
 //! vary.
 
 use std::hint::black_box;
-use std::sync::mpsc;
+use std::net::TcpListener;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 use tensorwire::internals::memory::{PoolOptions, Region, RegionOptions};
 use tensorwire::internals::wire::message::{Message, RecordValue};
 use tensorwire::internals::wire::{EdgeId, Grant, Immediate, RendezvousKey, Slot};
-use tensorwire::{DType, Pool, Shape, TensorMeta};
+use tensorwire::{DType, Node, Pool, Shape, TensorMeta};
 
 const BATCHES: usize = 25;
 const PER_BATCH: u32 = 20_000;
@@ -39,6 +41,7 @@ fn main() {
     copies();
     keys();
     messages();
+    steps();
 }
 
 fn tensors() {
@@ -52,7 +55,7 @@ fn tensors() {
     }
     let meta = TensorMeta::new(DType::U8, Shape::new(&[64]).expect("shape")).expect("meta");
     let tensor = pool.tensor(meta).expect("memory").freeze();
-    let shared = std::sync::Arc::new([0u8; 64]);
+    let shared = Arc::new([0u8; 64]);
     let ours = median_ns(|| drop(black_box(tensor.clone())));
     let theirs = median_ns(|| drop(black_box(shared.clone())));
     row("tensor: clone, drop", ours, "Arc: clone, drop", theirs);
@@ -88,7 +91,7 @@ fn handed_over_ns<T: Send>(make: impl Fn() -> T) -> f64 {
     const HANDED: usize = 200;
     let (send, receive) = mpsc::sync_channel::<Vec<T>>(1);
     let (send_back, receive_back) = mpsc::sync_channel(1);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(move || {
             for mut values in receive {
                 let start = Instant::now();
@@ -154,4 +157,30 @@ fn messages() {
         });
         row(&format!("{name}: write, read"), ours, "copy of its bytes", theirs);
     }
+}
+
+/// A step without values, on a node with a link.
+fn steps() {
+    let port = || TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let ports = [(); 2].map(|()| port().expect("a free port").port());
+    let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
+    let start = |task: u32| {
+        let cluster = cluster.clone();
+        thread::spawn(move || {
+            let builder = Node::builder().member("w", task).set("cluster", cluster);
+            let builder = builder.set("pool_size", "64MiB").set("pool_pages", "plain").set("poll", "inline");
+            let node = builder.start().expect("a node");
+            node.join().expect("the other node");
+            node
+        })
+    };
+    let [node, _peer] = [0, 1].map(start).map(|node| node.join().expect("no panic"));
+    let mut id = 0;
+    let ours = median_ns(|| {
+        id += 1;
+        black_box(node.step(id).expect("a step")).cleanup();
+    });
+    let shared = Arc::new(0);
+    let theirs = median_ns(|| drop(black_box(shared.clone())));
+    row("step: begin, clean up, drop", ours, "Arc: clone, drop", theirs);
 }

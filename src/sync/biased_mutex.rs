@@ -2,7 +2,7 @@
 
 use super::atomic::{UnsafeCell, spin_loop};
 use super::combining_lock::this_thread;
-use super::{CombiningLock, LockOutcome};
+use super::{CombiningLock, LockGuard, LockOutcome};
 use std::time::Duration;
 
 /// Tries that spin before a thread yields its CPU between tries.
@@ -41,24 +41,23 @@ impl<T> BiasedMutex<T> {
 
     #[inline]
     fn with_as<R>(&self, thread: u32, body: impl FnOnce(&mut T) -> R) -> R {
-        let mut body = Some(body);
-        let mut result = None;
+        let held = self.lock.enter_as(thread).unwrap_or_else(|| self.wait(thread));
+        // SAFETY: this thread alone holds the lock, so there is no other reference to the value.
+        // The reference ends with `body`.
+        #[allow(unsafe_code)]
+        let result = self.value.with_mut(|value| body(unsafe { &mut *value }));
+        held.leave_as(|| thread, true);
+        result
+    }
+
+    /// Takes the lock for a thread without the bias.
+    #[cold]
+    fn wait(&self, thread: u32) -> LockGuard<'_> {
         let mut round = 0;
         loop {
-            let mut run = || {
-                if let Some(body) = body.take() {
-                    // SAFETY: the lock calls this while this thread alone holds it, so there is no
-                    // other reference to the value. The reference ends with `body`.
-                    #[allow(unsafe_code)]
-                    let used = self.value.with_mut(|value| body(unsafe { &mut *value }));
-                    result = Some(used);
-                }
-                true
-            };
-            let outcome = self.lock.try_run_on(thread, &mut run, &|| false, true);
-            debug_assert_ne!(outcome, LockOutcome::Poisoned, "no run fails");
-            if let Some(result) = result.take() {
-                return result;
+            match self.lock.acquire_as(thread, &|| false) {
+                Ok(held) => return held,
+                Err(why) => debug_assert_ne!(why, LockOutcome::Poisoned, "no run fails"),
             }
             pause(round);
             round = (round + 1).min(YIELDS);

@@ -67,8 +67,9 @@ impl LockGuard<'_> {
         self.leave_as(this_thread, may_bias);
     }
 
+    /// As [`LockGuard::leave`], as the thread with this index.
     #[inline]
-    fn leave_as(self, thread: impl FnOnce() -> u32, may_bias: bool) {
+    pub(super) fn leave_as(self, thread: impl FnOnce() -> u32, may_bias: bool) {
         if self.presence.is_none() {
             self.lock.count_run(thread(), may_bias);
         }
@@ -176,8 +177,9 @@ impl CombiningLock {
         self.enter_as(this_thread())
     }
 
+    /// As [`CombiningLock::enter`], as the thread with this index.
     #[inline]
-    fn enter_as(&self, thread: u32) -> Option<LockGuard<'_>> {
+    pub(super) fn enter_as(&self, thread: u32) -> Option<LockGuard<'_>> {
         if self.bias.load(Ordering::Relaxed) != thread {
             return None;
         }
@@ -204,8 +206,13 @@ impl CombiningLock {
         self.acquire_as(this_thread(), &has_work)
     }
 
+    /// As [`CombiningLock::acquire`], as the thread with this index.
     #[cold]
-    fn acquire_as(&self, thread: u32, has_work: &impl Fn() -> bool) -> Result<LockGuard<'_>, LockOutcome> {
+    pub(super) fn acquire_as(
+        &self,
+        thread: u32,
+        has_work: &impl Fn() -> bool,
+    ) -> Result<LockGuard<'_>, LockOutcome> {
         let presence = self.presences.get(thread as usize);
         // Code that runs inside came back here.
         if presence.is_some_and(|presence| presence.load(Ordering::Relaxed) != OUTSIDE) {
