@@ -161,13 +161,13 @@ fn messages() {
 
 /// A step without values, on a node with a link.
 fn steps() {
-    let port = || TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-    let ports = [(); 2].map(|()| port().expect("a free port").port());
-    let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
+    let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let [a, b] = ports.map(|port| port.local_addr().expect("an address"));
+    let cluster = format!("w={a},{b}");
     let start = |task: u32| {
         let cluster = cluster.clone();
         thread::spawn(move || {
-            let builder = Node::builder().member("w", task).set("cluster", cluster);
+            let builder = Node::builder().without_environment().member("w", task).set("cluster", cluster);
             let builder = builder.set("pool_size", "64MiB").set("pool_pages", "plain").set("poll", "inline");
             let node = builder.start().expect("a node");
             node.join().expect("the other node");

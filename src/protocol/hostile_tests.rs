@@ -110,6 +110,9 @@ fn no_message_of_a_peer_that_fills_its_limits_takes_long() {
         say(ToSender::Unneed { edge: edge(0), step: u64::MAX - step }).expect("allowed");
     }
     for number in 0..options.max_edges {
+        say(ToSender::Credit { edge: edge(number), limit: 0, taken: Taken::default() }).expect("allowed");
+    }
+    for number in 0..options.max_edges {
         say(ToSender::Retire { edge: edge(number), came: 0 }).expect("allowed");
     }
     say(ToSender::Resumed).expect_err("no link was repaired");

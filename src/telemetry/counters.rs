@@ -73,7 +73,8 @@ figures! {
         EdgesAnnounced = "edges_announced",
         /// Numbers of idle edges given back to their senders.
         EdgesRetired = "edges_retired",
-        /// Messages that gave credit for values of an edge, or told which were taken.
+        /// Credits of edges: more values may be sent, or so many were taken. A message may hold
+        /// 64.
         EdgeCreditsSent = "edge_credits_sent",
         /// Values that receives needed from senders without credit.
         NeedsSent = "needs_sent",

@@ -86,10 +86,10 @@ impl WindowRefusal {
 /// A message of edge windows that has come on a link.
 #[derive(Debug)]
 pub enum WindowEvent {
-    /// Of the receiver of an edge. An announcement of an edge that is not served comes with the
-    /// error.
+    /// Of the receiver of an edge, but for credit. An announcement of an edge that is not served
+    /// comes with the error.
     ToSender(ToSender<EdgeKey>, Option<Status>),
-    /// Of the receiver of several edges: credit for each of them.
+    /// Of the receiver of one edge or of several: credit for each of them.
     Credits(EdgeCredits),
     /// Of the sender of an edge.
     ToReceiver(ToReceiver<WindowArrival, WindowRefusal>),

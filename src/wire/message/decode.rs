@@ -94,7 +94,11 @@ impl<'a> MessageReader<'a> {
         let (first, limit, came) = (self.edge()?, self.u64("limit")?, self.u64("values")?);
         let (held, edges) = (self.u32("held values")?, self.u8("edges")?);
         let credits = EdgeCredits { first, limit, came, held, edges };
-        if credits.is_valid() { Ok(credits) } else { Err(self.bad("edges", edges.into())) }
+        match credits.has_numbers() {
+            _ if !(1..=EdgeCredits::MOST).contains(&edges) => Err(self.bad("edges", edges.into())),
+            true => Ok(credits),
+            false => Err(self.bad("first edge", first.number.into())),
+        }
     }
 
     fn message(&mut self) -> Result<Message<'a>, MessageError> {

@@ -13,8 +13,8 @@
 //! * 32 `ANNOUNCE`: flags u8, edge, limit u64, with the resume flag values u64. Then source
 //!   incarnation u64, frame u64, iteration u64, source, destination, name (each u16 length +
 //!   UTF-8).
-//! * 33 `CREDIT`: edge, limit u64, values that came u64, held values u32, edges u8: so many edges
-//!   from this one on
+//! * 33 `CREDIT`: edge, limit u64, values that came u64, held values u32, edges u8. It is for so
+//!   many edges with consecutive numbers, from this one on, and of its generation.
 //! * 34 `NEED`, 35 `UNNEED`: edge, step u64
 //! * 36 `RETIRE`: edge, values that came u64
 //! * 37 `RETIRED`, 43 `FLUSH`: edge

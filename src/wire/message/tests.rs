@@ -123,7 +123,7 @@ proptest! {
         first in edge(), limit: u64, came: u64, held: u32, edges in 1..=EdgeCredits::MOST,
     ) {
         let credits = EdgeCredits { first, limit, came, held, edges };
-        prop_assume!(credits.is_valid());
+        prop_assume!(credits.has_numbers());
         comes_back(&Message::Credit(credits))?;
     }
 
@@ -333,13 +333,18 @@ fn steps_that_end_before_they_begin_are_refused() {
 }
 
 #[test]
-fn credit_of_no_edge_or_of_too_many_is_refused() {
-    let first = EdgeId { number: 1, generation: 2 };
-    for edges in [0, EdgeCredits::MOST + 1, u8::MAX] {
+fn credit_of_no_edge_of_too_many_and_beyond_the_last_number_is_refused() {
+    let most = EdgeCredits::MOST;
+    for (number, edges, field, value) in [
+        (1, 0, "edges", 0),
+        (1, most + 1, "edges", u64::from(most) + 1),
+        (1, u8::MAX, "edges", u8::MAX.into()),
+        (u32::MAX - 1, 3, "first edge", u64::from(u32::MAX) - 1),
+    ] {
+        let first = EdgeId { number, generation: 2 };
         let mut bytes = Vec::new();
         Message::Credit(EdgeCredits { first, limit: 3, came: 1, held: 0, edges }).encode(&mut bytes);
-        let refused = MessageError::Value { kind: CREDIT, field: "edges", value: edges.into() };
-        assert_eq!(Message::decode(&bytes), Err(refused));
+        assert_eq!(Message::decode(&bytes), Err(MessageError::Value { kind: CREDIT, field, value }));
     }
 }
 
