@@ -93,12 +93,11 @@ impl<'a> MessageReader<'a> {
     fn credits(&mut self) -> Result<EdgeCredits, MessageError> {
         let (first, limit, came) = (self.edge()?, self.u64("limit")?, self.u64("values")?);
         let (held, edges) = (self.u32("held values")?, self.u8("edges")?);
-        let credits = EdgeCredits { first, limit, came, held, edges };
-        match credits.has_numbers() {
-            _ if !(1..=EdgeCredits::MOST).contains(&edges) => Err(self.bad("edges", edges.into())),
-            true => Ok(credits),
-            false => Err(self.bad("first edge", first.number.into())),
+        if !(1..=EdgeCredits::MOST).contains(&edges) {
+            return Err(self.bad("edges", edges.into()));
         }
+        let credits = EdgeCredits { first, limit, came, held, edges };
+        if credits.has_numbers() { Ok(credits) } else { Err(self.bad("first edge", first.number.into())) }
     }
 
     fn message(&mut self) -> Result<Message<'a>, MessageError> {
