@@ -242,8 +242,12 @@ pub fn received(settings: &'static Settings) {
             if task == 0 {
                 let tensor = crate::common::counting(node, id as f32, n as usize);
                 step.send(&there(node), tensor).expect("sent");
+                step.send_dead(&node.edge_to("w", 1, "later").expect("edge")).expect("sent");
                 continue;
             }
+            // The value of "x" has landed before its receive begins. A receive that takes a small
+            // value out of its message itself copies it straight to the target, and stages nothing.
+            step.recv(&node.edge_from("w", 0, "later").expect("edge"), SOON).expect("received");
             let target = buffer.target(node, floats(n));
             let at = target.as_ptr();
             let got = step
