@@ -144,7 +144,7 @@ impl Matching {
     /// Takes the next value if it is the next message, and nothing else is to be done for it.
     /// `None` if it did not look for a message.
     #[inline(always)] // on the short path
-    pub(super) fn receive_short(
+    pub fn receive_short(
         &mut self,
         lanes: &mut impl Lanes,
         (peer, key): (PeerIndex, TensorKeyRef<'_>),

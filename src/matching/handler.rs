@@ -1,16 +1,15 @@
 //! Drives the matching on the links of a poller.
 
-use super::{BatchWalk, ExpectedRecord, Matching, OfEdge, WINDOWS, WalkEnd};
-use crate::fabric::{LinkFailure, LinkId, Port, ShortTake};
+use super::{ExpectedRecord, Matching, OfEdge, WINDOWS};
+use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::windows::WindowEvent;
 use crate::link::{Destination, DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss, count_lost_values};
 use crate::matching::link_lanes::LinkLanes;
 use crate::matching::{
-    BatchReceive, BatchSend, CallId, CancelAll, EdgeReports, Error, LinkTag, Members, PeerEnd, PeerIndex,
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerEnd, PeerIndex,
     PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
-use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Taken, ToSender, WindowViolation};
 use crate::sync::Reused;
@@ -60,7 +59,7 @@ impl WindowHandler {
 
     /// Calls `body` with the matching and its lanes.
     #[inline(always)] // on the short path
-    fn with<P: Port, R>(
+    pub(crate) fn with<P: Port, R>(
         &mut self,
         links: &mut Links<P>,
         body: impl FnOnce(&mut Matching, &mut LinkLanes<'_, P>) -> R,
@@ -91,42 +90,6 @@ impl WindowHandler {
         self.matching.left(left);
     }
 
-    /// See [`Matching::send_now`].
-    #[inline]
-    pub fn send_now<P: Port>(
-        &mut self,
-        links: &mut Links<P>,
-        of: (PeerIndex, TensorKeyRef<'_>),
-        value: Value,
-        limit: usize,
-    ) -> Result<bool, Value> {
-        self.with(links, |matching, lanes| matching.send_now(lanes, of, value, limit))
-    }
-
-    /// See [`Matching::send_short`].
-    #[inline]
-    pub fn send_short<P: Port>(
-        &mut self,
-        links: &mut Links<P>,
-        of: (PeerIndex, TensorKeyRef<'_>),
-        tensor: &mut Option<Tensor>,
-    ) -> bool {
-        self.with(links, |matching, lanes| matching.send_short(lanes, of, tensor))
-    }
-
-    /// See [`Matching::receive_short`].
-    #[inline(always)] // on the short path
-    pub fn receive_short<P: Port>(
-        &mut self,
-        links: &mut Links<P>,
-        of: (PeerIndex, TensorKeyRef<'_>),
-        receive: &mut DirectReceive,
-    ) -> bool {
-        self.with(links, |matching, lanes| {
-            matching.receive_short(lanes, of, receive) == Some(ShortTake::Taken(()))
-        })
-    }
-
     /// See [`Matching::receive_any`].
     pub fn receive_any<P: Port>(
         &mut self,
@@ -140,17 +103,6 @@ impl WindowHandler {
         })
     }
 
-    /// See [`Matching::take_short`].
-    #[inline]
-    pub fn take_short<P: Port>(
-        &mut self,
-        links: &mut Links<P>,
-        expected: &ExpectedRecord,
-        receive: &mut DirectReceive,
-    ) -> ShortTake<()> {
-        self.with(links, |matching, lanes| matching.take_short(lanes, expected, receive))
-    }
-
     /// Begins a receive: see [`Matching::receive`].
     pub fn receive<P: Port>(
         &mut self,
@@ -160,33 +112,6 @@ impl WindowHandler {
         waiter: Waiter,
     ) {
         self.with(links, |matching, lanes| matching.receive(lanes, of, destination, waiter, true));
-    }
-
-    /// See [`Matching::end_short`].
-    #[inline]
-    pub fn end_short<P: Port>(&mut self, links: &mut Links<P>, call: CallId) -> ShortTake<()> {
-        self.with(links, |matching, lanes| matching.end_short(lanes, call))
-    }
-
-    /// See [`Matching::walk`].
-    pub fn walk<P: Port>(&mut self, links: &mut Links<P>, walk: &mut BatchWalk<'_>) -> Option<WalkEnd> {
-        self.with(links, |matching, lanes| matching.walk(lanes, walk))
-    }
-
-    /// See [`Matching::walk_short`].
-    #[inline]
-    pub fn walk_short<P: Port>(
-        &mut self,
-        links: &mut Links<P>,
-        walk: &mut BatchWalk<'_>,
-    ) -> ShortTake<WalkEnd> {
-        self.with(links, |matching, lanes| matching.walk_short(lanes, walk))
-    }
-
-    /// See [`Matching::clean_up`].
-    #[inline]
-    pub fn clean_up<P: Port>(&mut self, links: &mut Links<P>, step: u64) {
-        self.with(links, |matching, lanes| matching.clean_up(lanes, step));
     }
 
     fn send_all<P: Port>(&mut self, links: &mut Links<P>, mut values: Reused<BatchSend>) {

@@ -13,9 +13,9 @@ use crate::wire::{EdgeId, Immediate, Time};
 use foldhash::HashMap;
 
 /// The links of a poller, as the lanes of its matching.
-pub(super) struct LinkLanes<'a, P: Port> {
-    pub links: &'a mut Links<P>,
-    pub connections: &'a Connections,
+pub(crate) struct LinkLanes<'a, P: Port> {
+    pub(super) links: &'a mut Links<P>,
+    pub(super) connections: &'a Connections,
 }
 
 impl<P: Port> Lanes for LinkLanes<'_, P> {

@@ -2,7 +2,8 @@
 //!
 //! [`Matching`] combines the [window machines](crate::protocol) with steps, waiters and tensors. It
 //! has no I/O: [`Lanes`] carries the messages. [`WindowHandler`] drives it on the links of a
-//! poller, which owns it, so it takes no lock. Users and the node reach it by a [`RemoteCommand`].
+//! poller, which owns it, so it takes no lock. Users and the node reach it by a [`RemoteCommand`],
+//! or by the calls of a thread that holds the poller.
 //!
 //! | file | |
 //! |---|---|
@@ -15,6 +16,7 @@
 //! | `report`, `waits` | reports of the edges, of values that were not taken, and of waits |
 //! | `direct` | calls of the thread that holds the poller: the short path |
 //! | `handler` | commands and events of a poller |
+//! | `connections`, `link_lanes` | the links of the peers |
 //! | `steps`, `table` | steps and values of edges within the process |
 //!
 //! Code in this module may not know the API of steps and edges above it, touch a fabric except

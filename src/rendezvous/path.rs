@@ -279,7 +279,7 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
     ) -> Result<bool, Unusable> {
         let mut is_sent = false;
         self.try_direct(|handler, links| {
-            is_sent = handler.send_short(links, (peer, key), tensor);
+            is_sent = handler.with(links, |matching, lanes| matching.send_short(lanes, (peer, key), tensor));
         })?;
         Ok(is_sent)
     }
@@ -295,7 +295,7 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         self.try_direct(|handler, links| {
             let taken = std::mem::replace(&mut outcome, DirectSend::Sent);
             let DirectSend::Elsewhere(value) = taken else { return };
-            match handler.send_now(links, of, value, limit) {
+            match handler.with(links, |matching, lanes| matching.send_now(lanes, of, value, limit)) {
                 Ok(waiting) => waits = waiting,
                 Err(_) => outcome = DirectSend::Full,
             }
@@ -378,7 +378,7 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         let mut is_done = false;
         ignore_end(
             self.try_direct(|handler, links| {
-                handler.clean_up(links, step);
+                handler.with(links, |matching, lanes| matching.clean_up(lanes, step));
                 is_done = true;
             })
             .map(drop),
@@ -470,7 +470,9 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
 
     #[inline(always)] // on the short path
     fn take_next(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
-        handler.receive_short(links, self.of, self.receive).then_some(Ok(()))
+        let taken =
+            handler.with(links, |matching, lanes| matching.receive_short(lanes, self.of, self.receive));
+        (taken == Some(ShortTake::Taken(()))).then_some(Ok(()))
     }
 
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<Self::Taken> {
@@ -480,10 +482,8 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
 
     #[inline]
     fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<Self::Taken> {
-        match &self.expected {
-            Some(expected) => handler.take_short(links, expected, self.receive).map(Ok),
-            None => ShortTake::Other,
-        }
+        let Some(expected) = &self.expected else { return ShortTake::Other };
+        handler.with(links, |matching, lanes| matching.take_short(lanes, expected, self.receive)).map(Ok)
     }
 
     fn goes_elsewhere(&self, taken: &DirectEnd) -> bool {
@@ -512,7 +512,7 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectCall<'_> {
 
     #[inline]
     fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<()> {
-        handler.end_short(links, self.call)
+        handler.with(links, |matching, lanes| matching.end_short(lanes, self.call))
     }
 }
 
@@ -523,12 +523,12 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectBatch<'_, '_> {
     type Taken = WalkEnd;
 
     fn take(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> Option<WalkEnd> {
-        handler.walk(links, self.0)
+        handler.with(links, |matching, lanes| matching.walk(lanes, self.0))
     }
 
     #[inline]
     fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<WalkEnd> {
-        handler.walk_short(links, self.0)
+        handler.with(links, |matching, lanes| matching.walk_short(lanes, self.0))
     }
 }
 
