@@ -52,8 +52,9 @@ pub struct InEdges<K, V, W, E> {
     by_key: BTreeMap<K, u32>,
     /// Each number's generation, and the edge that has the number.
     by_number: Vec<(u16, Option<u32>)>,
-    /// Numbers without an edge.
-    free: Vec<u32>,
+    /// Numbers without an edge. The next edge gets the one that was freed first. Edges that are
+    /// announced in a row then have numbers in a row, and their credits share messages.
+    free: VecDeque<u32>,
     /// Edges that wait for a number, oldest first.
     unnumbered: VecDeque<u32>,
     /// Edges that may have a value, a waiter or a need. The end of a step examines no others.
@@ -84,7 +85,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             edges: Slab::default(),
             by_key: BTreeMap::new(),
             by_number: Vec::new(),
-            free: Vec::new(),
+            free: VecDeque::new(),
             unnumbered: VecDeque::new(),
             busy: Vec::new(),
             counts: StepCounts::default(),
@@ -389,7 +390,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// The peer's life has ended. Returns the waiters, which fail. The held values stay.
     pub fn lost(&mut self) -> Vec<W> {
-        (self.is_up, self.by_number, self.free) = (false, Vec::new(), Vec::new());
+        (self.is_up, self.by_number, self.free) = (false, Vec::new(), VecDeque::new());
         self.over.clear();
         for index in std::mem::take(&mut self.unnumbered) {
             if let Some(named) = self.edges.get_mut(index) {

@@ -33,7 +33,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         if !self.is_up || !is_wanted || *named.edge.state() != InState::Unannounced {
             return;
         }
-        let number = match self.free.pop() {
+        let number = match self.free.pop_front() {
             Some(number) => number,
             None if self.by_number.len() < self.options.max_edges as usize => {
                 self.by_number.push((0, None));
@@ -108,7 +108,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// Frees a number. The edges that wait for one are announced while numbers are free.
     pub(super) fn release(&mut self, edge: EdgeId, post: &mut impl FnMut(ToSender<K>)) {
         self.by_number[edge.number as usize].1 = None;
-        self.free.push(edge.number);
+        self.free.push_back(edge.number);
         while !self.free.is_empty()
             && let Some(index) = self.unnumbered.pop_front()
         {
@@ -224,6 +224,23 @@ mod tests {
         }
         assert!(edges.edges.numbers() <= 64 && edges.by_key.len() <= 64, "{}", edges.edges.numbers());
         assert!(edges.busy.capacity() <= 512, "{}", edges.busy.capacity());
+    }
+
+    #[test]
+    fn edges_that_are_announced_in_a_row_get_numbers_in_a_row_again() {
+        let options = WindowOptions { max_edges: 8, kept_edges: 8, ..OPTIONS };
+        let mut edges = edges(options);
+        let numbers = |edges: &mut TestEdges, keys: std::ops::Range<u32>| {
+            keys.map(|key| use_once(edges, key).number).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers(&mut edges, 0..8), [0, 1, 2, 3, 4, 5, 6, 7]);
+        for key in 0..8 {
+            let (index, mut sent) = (edges.edge(&key), Vec::new());
+            assert!(edges.retire(index, &mut |message| sent.push(message)));
+            let [ToSender::Retire { edge, .. }] = sent[..] else { panic!("{sent:?}") };
+            come(&mut edges, ToReceiver::Retired { edge });
+        }
+        assert_eq!(numbers(&mut edges, 10..18), [0, 1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]
