@@ -47,6 +47,8 @@ struct TestLanes {
     sends_short: bool,
     /// The tensor of the expected record, if that is the next message.
     next: Option<Tensor>,
+    /// The record of that tensor; `None` for whichever is expected.
+    next_is: Option<Record<()>>,
     offers: Offers,
 }
 
@@ -121,8 +123,9 @@ impl Lanes for TestLanes {
         self.sends_short
     }
 
-    fn take_short(&mut self, _: PeerIndex, _: Record<()>, receive: &mut DirectReceive) -> ShortTake<()> {
-        if let Some(tensor) = self.next.take() {
+    fn take_short(&mut self, _: PeerIndex, record: Record<()>, receive: &mut DirectReceive) -> ShortTake<()> {
+        let is_expected = self.next_is.is_none_or(|next| next == record);
+        if let Some(tensor) = self.next.take_if(|_| is_expected) {
             *receive = DirectReceive::Received(Received::Tensor(tensor), Placement::POOL);
             return ShortTake::Taken(());
         }
@@ -203,6 +206,7 @@ fn side(window: u64) -> Side {
         is_silent: false,
         sends_short: false,
         next: None,
+        next_is: None,
         offers: Offers::default(),
     };
     Side { matching, lanes, pool, outstanding }

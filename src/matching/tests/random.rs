@@ -4,7 +4,8 @@ use super::*;
 
 /// Random sends, receives, ends of receives and deliveries. Each value goes to one receive of its
 /// step, and the receives get the values in order. If a receive gives up while its value is on its
-/// way, later receives may have later values already.
+/// way, later receives may have later values already. Some receives get the next message without an
+/// event, as those of a thread that holds the poller.
 #[test]
 fn in_random_order_each_receive_gets_the_next_value_of_its_step() {
     run_in_random_order(1..=100);
@@ -17,6 +18,7 @@ fn in_many_random_orders_each_receive_gets_the_next_value_of_its_step() {
 }
 
 fn run_in_random_order(seeds: std::ops::RangeInclusive<u64>) {
+    let mut short_ends = 0;
     for seed in seeds {
         let mut random = seed;
         let mut below = move |bound: u64| {
@@ -26,13 +28,13 @@ fn run_in_random_order(seeds: std::ops::RangeInclusive<u64>) {
             random % bound
         };
         let (offers, gives_up) = (seed % 2 == 0, seed % 4 != 0);
-        let window = 1 + seed % 3;
+        let window = [1, 2, 3, 8][seed as usize / 2 % 4];
         let mut pair = if offers { Pair::offering(window) } else { Pair::new(window) };
         let (mut sent, mut taken) = ([0_u32; 4], [(); 4].map(|()| Vec::new()));
         let mut calls: Vec<(u64, Call)> = Vec::new();
         for _ in 0..120 {
             let step = 1 + below(3);
-            match below(6) {
+            match below(7) {
                 0 | 1 => {
                     pair.send("x", step, sent[step as usize]);
                     sent[step as usize] += 1;
@@ -44,6 +46,8 @@ fn run_in_random_order(seeds: std::ops::RangeInclusive<u64>) {
                     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
                     matching.cancel(lanes, &cancel);
                 }
+                // The record of an offered tensor does not bring the tensor.
+                4 if !offers => short_ends += u32::from(pair.end_by_next(&calls)),
                 _ => _ = pair.deliver(below(2) as usize),
             }
             take_ended(&mut calls, &mut taken);
@@ -65,6 +69,31 @@ fn run_in_random_order(seeds: std::ops::RangeInclusive<u64>) {
         }
         drop(calls);
         pair.end(1..=3);
+    }
+    println!("{short_ends} receives have ended without an event");
+    assert!(short_ends > 0);
+}
+
+impl Pair {
+    /// Ends the first receive of a step by the next message, if that is a record which needs no
+    /// event. Returns whether it did.
+    fn end_by_next(&mut self, calls: &[(u64, Call)]) -> bool {
+        let next = self.sides[SENDER].lanes.to_receiver.front();
+        let Some(ToReceiver::Record(Record { edge, n, step, answers_need, value })) = next else {
+            return false;
+        };
+        let Some((_, call)) = calls.iter().find(|(of, _)| of == step) else { return false };
+        let Value::Tensor(tensor) = value else { return false };
+        let next_is = Record { edge: *edge, n: *n, step: *step, answers_need: *answers_need, value: () };
+        let landed = self.tensor(RECEIVER, number_in(tensor.bytes()), 8).freeze();
+        let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
+        (lanes.next, lanes.next_is) = (Some(landed), Some(next_is));
+        let is_taken = matching.end_short(lanes, call.id) == ShortTake::Taken(());
+        (lanes.next, lanes.next_is) = (None, None);
+        if is_taken {
+            self.sides[SENDER].lanes.to_receiver.pop_front();
+        }
+        is_taken
     }
 }
 
