@@ -1,6 +1,6 @@
 //! The commands of the users and of the node to a poller, and their data.
 
-use super::{CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, WaitReports, Waiter};
+use super::{CallHandle, CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, WaitReports, Waiter};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
 use crate::telemetry::FlightLog;
@@ -226,7 +226,7 @@ impl OnPath for BatchReceive {
 /// The cancellation of one call, and its reason.
 #[derive(Clone, Debug)]
 pub struct Cancel {
-    pub(crate) id: CallId,
+    pub(crate) call: CallHandle,
     pub(crate) why: CancelReason,
 }
 
@@ -241,7 +241,7 @@ pub struct CancelAll {
 impl CancelAll {
     /// The cancellation of one of the calls.
     pub(crate) fn one(&self, id: u64) -> Cancel {
-        Cancel { id: CallId(id), why: self.why.clone() }
+        Cancel { call: CallId(id).into(), why: self.why.clone() }
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Lanes, Matching, OfEdge, PeerEdges};
 use crate::fabric::ShortTake;
 use crate::link::windows::WindowArrival;
 use crate::link::{Destination, DirectReceive, ReceiveError, TensorKeyRef, Value};
-use crate::matching::{CallId, Delivery, Error, PeerIndex, reserve};
+use crate::matching::{CallHandle, Error, PeerIndex, reserve};
 use crate::memory::Tensor;
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, OutEdge, Record};
@@ -166,26 +166,31 @@ impl Matching {
     }
 
     /// Ends a receive that waits, if its value is the next message and nothing else is to be done
-    /// for it.
+    /// for it. The value is for the caller: the channel of the receive is closed without it.
     #[inline]
-    pub fn end_short(&mut self, lanes: &mut impl Lanes, call: CallId) -> ShortTake<()> {
-        let Some(&waiter) = self.calls.get(&call) else { return ShortTake::Other };
+    pub fn end_short(
+        &mut self,
+        lanes: &mut impl Lanes,
+        call: CallHandle,
+        receive: &mut DirectReceive,
+    ) -> ShortTake<()> {
+        let Some(waiter) = self.waiter_of(call) else { return ShortTake::Other };
         let Some(waiting) = self.waiting.get_mut(waiter) else { return ShortTake::Other };
         let (peer, index, step) = (waiting.peer, waiting.edge, waiting.key.step);
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let Some(record) = incoming.record_of(index, step, &waiter) else { return ShortTake::Other };
         let destination = std::mem::replace(&mut waiting.destination, Destination::Alloc);
-        let mut receive = DirectReceive::Waiting(destination);
-        let taken = lanes.take_short(peer, record, &mut receive);
+        *receive = DirectReceive::Waiting(destination);
+        let taken = lanes.take_short(peer, record, receive);
         match receive {
             DirectReceive::Waiting(_) if is_on(Mutant::DestinationLost) => {}
-            DirectReceive::Waiting(destination) => waiting.destination = destination,
-            DirectReceive::Received(received, sender) => {
-                count_received(lanes, &received);
+            DirectReceive::Waiting(destination) => {
+                waiting.destination = std::mem::replace(destination, Destination::Alloc);
+            }
+            DirectReceive::Received(received, _) => {
+                count_received(lanes, received);
                 incoming.took_for(index, step);
-                if let Some(receive) = self.take_waiting(waiter) {
-                    receive.waiter.complete(Ok(Delivery::of(received, sender, lanes.pool())));
-                }
+                self.end_waiting(waiter);
                 if self.peers[peer.0 as usize].offers {
                     self.update_ready_of(lanes, peer, index);
                 }

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 impl Matching {
     /// Cancels a call. Returns whether it was waiting.
     pub fn cancel(&mut self, lanes: &mut impl Lanes, cancel: &Cancel) -> bool {
-        let Some(waiter) = self.calls.get(&cancel.id).copied() else { return false };
+        let Some(waiter) = self.waiter_of(cancel.call) else { return false };
         self.give_up(lanes, waiter, cancel.why.clone());
         true
     }

@@ -110,8 +110,23 @@ impl WindowHandler {
         of: (PeerIndex, TensorKey),
         destination: Destination,
         waiter: Waiter,
+    ) -> Option<u32> {
+        self.with(links, |matching, lanes| matching.receive(lanes, of, destination, waiter, true))
+    }
+
+    /// Begins a receive whose handle does not learn where it waits.
+    fn receive_listed<P: Port>(
+        &mut self,
+        links: &mut Links<P>,
+        of: (PeerIndex, TensorKey),
+        destination: Destination,
+        (waiter, is_bounded): (Waiter, bool),
     ) {
-        self.with(links, |matching, lanes| matching.receive(lanes, of, destination, waiter, true));
+        self.with(links, |matching, lanes| {
+            if let Some(waits) = matching.receive(lanes, of, destination, waiter, is_bounded) {
+                matching.list(waits);
+            }
+        });
     }
 
     fn send_all<P: Port>(&mut self, links: &mut Links<P>, mut values: Reused<BatchSend>) {
@@ -133,9 +148,7 @@ impl WindowHandler {
         for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
             let (permit, cancel_reason, is_logged) = (None, None, false);
             let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-            self.with(links, |matching, lanes| {
-                matching.receive(lanes, (peer, key), destination, waiter, false);
-            });
+            self.receive_listed(links, (peer, key), destination, (waiter, false));
         }
     }
 
@@ -347,7 +360,7 @@ impl<P: Port> Handler<P> for WindowHandler {
             RemoteCommand::Send { peer, key, value } => self.send(links, peer, &key, value),
             RemoteCommand::SendAll(values) => self.send_all(links, values),
             RemoteCommand::Receive { peer, key, destination, waiter } => {
-                self.receive(links, (peer, key), destination, waiter);
+                self.receive_listed(links, (peer, key), destination, (waiter, true));
             }
             RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch),
             RemoteCommand::Cancel(cancel) => {

@@ -65,7 +65,7 @@ pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
 pub(crate) use steps::{BeginError, Begun, MANY_STEPS, MAX_ABORTED, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use untaken::{Untaken, UntakenEdge};
-pub use waiter::{CallId, Delivery, Payload, Waiter};
+pub use waiter::{CallHandle, CallId, Delivery, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
 pub use waits::{WaitReport, WaitReports};
 
@@ -198,6 +198,8 @@ struct WaitingReceive {
     waiter: Waiter,
     /// Whether the receive counts towards the limit of receives that wait.
     is_bounded: bool,
+    /// Whether [`Matching::calls`] has the receive.
+    is_listed: bool,
     /// The offered tensor that the receive gets.
     landing: Option<Immediate>,
 }
@@ -250,7 +252,7 @@ pub struct Matching {
     /// Steps that were cleaned up, of which the peers have not been told.
     untold: UntoldSteps,
     waiting: Slab<WaitingReceive>,
-    /// The waiting receive of each call.
+    /// The waiting receive of each call, but of those whose handle knows it.
     calls: HashMap<CallId, u32>,
     /// Receives that can wait for one peer at a time, without those of batches.
     max_waiting: u32,

@@ -3,7 +3,7 @@
 use super::{Lanes, Matching, WaitingReceive};
 use crate::link::windows::{ReadyValue, RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{Corruption, Destination, ReceiveError, Received, TensorKey, TensorKeyRef};
-use crate::matching::{CancelReason, Delivery, Error, PeerIndex, Waiter};
+use crate::matching::{CallHandle, CancelReason, Delivery, Error, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
@@ -23,6 +23,7 @@ const CUT_LATE: usize = 4096;
 
 impl Matching {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
+    /// Returns the number of a receive that waits, by which its call is found from now on.
     pub fn receive(
         &mut self,
         lanes: &mut impl Lanes,
@@ -30,39 +31,50 @@ impl Matching {
         destination: Destination,
         waiter: Waiter,
         is_bounded: bool,
-    ) {
+    ) -> Option<u32> {
         if !self.steps.goes_on(key.step)
             && let Some(end) = self.steps.end_of(key.step)
         {
-            return waiter.complete(Err(end.error(key.step)));
+            waiter.complete(Err(end.error(key.step)));
+            return None;
         }
         if let Some(error) = &self.broken {
-            return waiter.complete(Err(error.clone()));
+            waiter.complete(Err(error.clone()));
+            return None;
         }
         let entry = &mut self.peers[peer.0 as usize];
         let edge = entry.incoming_edge(key.borrowed());
         let step = key.step;
-        let landing = None;
+        let (is_listed, landing) = (false, None);
         if entry.incoming.holds_any(edge) && entry.incoming.first(edge, step).is_some() {
-            let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing };
-            return self.receive_held(lanes, receive);
+            let receive =
+                WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing };
+            self.receive_held(lanes, receive);
+            return None;
         }
         if let Some(error) = &entry.down {
             let error = error.clone();
             self.send_due(lanes, peer, edge);
-            return waiter.complete(Err(error));
+            waiter.complete(Err(error));
+            return None;
         }
         if let Some(refusal) = entry.incoming.refusal(edge, step) {
             let refusal = refusal.clone();
-            let receive = WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing };
-            return self.receive_refused(lanes, receive, &refusal);
+            let receive =
+                WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing };
+            self.receive_refused(lanes, receive, &refusal);
+            return None;
         }
         if waiter.timeout.is_zero() {
             entry.incoming.ask(edge, step, &mut |message| lanes.to_sender(peer, message));
             let waiter = Waiter { cancel_reason: Some(CancelReason::Deadline(None)), ..waiter };
-            return waiter.fail_cancelled(&key);
+            waiter.fail_cancelled(&key);
+            return None;
         }
-        self.wait(lanes, WaitingReceive { peer, edge, key, destination, waiter, is_bounded, landing });
+        self.wait(
+            lanes,
+            WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing },
+        )
     }
 
     /// A receive takes the first value of its step.
@@ -88,35 +100,61 @@ impl Matching {
     }
 
     #[inline(always)] // else the receive is copied
-    pub(super) fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
+    fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) -> Option<u32> {
         let WaitingReceive { peer, edge, is_bounded, .. } = receive;
         // One search for the entry.
-        let Matching { peers, waiting, calls, max_waiting, next_deadline, long_waits, .. } = self;
+        let Matching { peers, waiting, max_waiting, next_deadline, long_waits, .. } = self;
         let entry = &mut peers[peer.0 as usize];
         if is_bounded && entry.waiting >= *max_waiting {
             let max = *max_waiting;
             self.send_due(lanes, peer, edge);
-            return receive.waiter.complete(Err(Error::too_many_receives(max)));
+            receive.waiter.complete(Err(Error::too_many_receives(max)));
+            return None;
         }
         entry.waiting += u32::from(is_bounded);
         let step = receive.key.step;
         *next_deadline = (*next_deadline).min(long_waits.next_look(&receive.waiter));
-        let id = receive.waiter.id;
         let waiter = waiting.add(receive);
-        calls.insert(id, waiter);
         entry.incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
         if entry.offers {
             self.update_ready_of(lanes, peer, edge);
+        }
+        Some(waiter)
+    }
+
+    /// As [`Matching::wait`], for a receive whose handle does not learn its number.
+    #[cold]
+    pub(super) fn wait_listed(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
+        if let Some(waiter) = self.wait(lanes, receive) {
+            self.list(waiter);
         }
     }
 
     /// Adds a receive that waits again, and counts as waiting.
     pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
         self.next_deadline = self.next_deadline.min(self.long_waits.next_look(&receive.waiter));
-        let id = receive.waiter.id;
         let waiter = self.waiting.add(receive);
-        self.calls.insert(id, waiter);
+        self.list(waiter);
         waiter
+    }
+
+    /// Has the call of a receive that waits found by its id alone.
+    pub(super) fn list(&mut self, waiter: u32) {
+        if let Some(receive) = self.waiting.get_mut(waiter) {
+            receive.is_listed = true;
+            self.calls.insert(receive.waiter.id, waiter);
+        }
+    }
+
+    /// The number of the receive of a call, if it waits.
+    #[inline]
+    pub(super) fn waiter_of(&self, call: CallHandle) -> Option<u32> {
+        let is_it = |receive: &WaitingReceive| receive.waiter.id == call.id;
+        match call.waiter {
+            Some(waiter) if self.waiting.get(waiter).is_some_and(is_it) => Some(waiter),
+            // It has ended, or waits again.
+            _ => self.calls.get(&call.id).copied(),
+        }
     }
 
     /// Handles a message of a peer that sends.
@@ -271,8 +309,22 @@ impl Matching {
     pub(super) fn take_waiting(&mut self, waiter: u32) -> Option<WaitingReceive> {
         let receive = self.waiting.remove(waiter)?;
         self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
-        self.calls.remove(&receive.waiter.id);
+        if receive.is_listed {
+            self.calls.remove(&receive.waiter.id);
+        }
         Some(receive)
+    }
+
+    /// Ends a receive whose thread has got the value itself.
+    #[inline]
+    pub(super) fn end_waiting(&mut self, waiter: u32) {
+        let Some(receive) = self.waiting.get_mut(waiter) else { return };
+        self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
+        if receive.is_listed {
+            self.calls.remove(&receive.waiter.id);
+        }
+        receive.waiter.sender.close();
+        self.waiting.discard(waiter);
     }
 }
 

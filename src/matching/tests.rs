@@ -148,13 +148,16 @@ struct Pair {
 }
 
 struct Call {
-    id: CallId,
+    of: CallHandle,
     result: OneshotReceiver<Outcome>,
+    /// The value, if [`Matching::end_short`] has ended the receive.
+    direct: Option<Payload>,
 }
 
 impl Call {
     fn outcome(&mut self) -> Option<Result<Payload, Error>> {
-        self.result.take().map(|Outcome(result)| result.map(|delivery| delivery.tensor))
+        let direct = self.direct.take().map(Ok);
+        direct.or_else(|| self.result.take().map(|Outcome(result)| result.map(|delivery| delivery.tensor)))
     }
 
     /// The number in the received tensor.
@@ -310,19 +313,13 @@ impl Pair {
         self.next_call += 1;
         let id = CallId(self.next_call);
         let (result, sender) = self.calls.channel();
-        let waiter = Waiter {
-            permit: None,
-            id,
-            sender,
-            begun: self.now,
-            deadline: self.now + timeout,
-            timeout,
-            cancel_reason: None,
-            is_logged: false,
-        };
+        let (permit, cancel_reason, is_logged) = (None, None, false);
+        let (begun, deadline) = (self.now, self.now + timeout);
+        let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
         let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
-        matching.receive(lanes, (TO_SENDER, key(name, step)), destination, waiter, is_bounded);
-        Call { id, result }
+        let of = (TO_SENDER, key(name, step));
+        let waiter = matching.receive(lanes, of, destination, waiter, is_bounded);
+        Call { of: CallHandle { id, waiter }, result, direct: None }
     }
 
     fn receive(&mut self, name: &str, step: u64) -> Call {
@@ -408,7 +405,7 @@ fn a_receive_that_does_not_wait_gets_the_value_of_a_later_call() {
 fn a_receive_that_gives_up_leaves_its_value_to_the_next() {
     let mut pair = Pair::new(1);
     let [mut cancelled, mut late, mut dropped] = [(); 3].map(|()| pair.receive("x", 1));
-    let of = |call: &Call, why| Cancel { id: call.id, why };
+    let of = |call: &Call, why| Cancel { call: call.of, why };
     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
     assert!(matching.cancel(lanes, &of(&cancelled, CancelReason::Cancelled)));
     assert!(matching.cancel(lanes, &of(&dropped, CancelReason::Dropped)));

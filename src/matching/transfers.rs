@@ -96,7 +96,7 @@ impl Matching {
                         return self.deliver(lanes, receive, held);
                     }
                 }
-                return self.wait(lanes, receive);
+                return self.wait_listed(lanes, receive);
             }
         };
         if let Some(value) = incoming.take_in_place(edge, step)
@@ -122,7 +122,7 @@ impl Matching {
                 return Some(offered);
             }
             Err(NotLanded::Down) => {
-                self.wait(lanes, receive);
+                self.wait_listed(lanes, receive);
                 return None;
             }
         };

@@ -81,6 +81,21 @@ impl Canceled for Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(crate) u64);
 
+/// A call, and where it waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallHandle {
+    pub(crate) id: CallId,
+    /// The number of its receive at the poller, if the call began there. The number may be that of
+    /// another receive by now.
+    pub(crate) waiter: Option<u32>,
+}
+
+impl From<CallId> for CallHandle {
+    fn from(id: CallId) -> Self {
+        CallHandle { id, waiter: None }
+    }
+}
+
 /// The reason why a waiter stops to wait.
 #[derive(Clone, Debug)]
 pub(crate) enum CancelReason {

@@ -45,6 +45,16 @@ impl<T> Slab<T> {
         Some(entry)
     }
 
+    /// Drops an entry where it is.
+    pub fn discard(&mut self, number: u32) {
+        if let Some(entry) = self.entries.get_mut(number as usize)
+            && entry.is_some()
+        {
+            *entry = None;
+            self.free.push(number);
+        }
+    }
+
     /// The entries with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(number, entry)| Some((number as u32, entry.as_ref()?)))

@@ -227,14 +227,14 @@ impl RemotePath for Arc<CallPath> {
         key: TensorKey,
         destination: Destination,
         waiter: Waiter,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<u32>, Error> {
         let (begun, deadline) = (waiter.begun, waiter.deadline);
         let hung = self.with_open(|state| {
             state.receive((peer, key), destination, waiter, true);
             begun + state.logged_after()
         })?;
         self.look_at(deadline.min(hung));
-        Ok(())
+        Ok(None)
     }
 
     fn send_all(&self, mut values: Reused<BatchSend>) -> Result<(), Error> {

@@ -81,7 +81,7 @@ impl Local {
 
     /// Ends a call, if it still waits.
     pub fn cancel(&mut self, key: &TensorKey, cancel: &Cancel) -> DeferredWakeups {
-        let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.id);
+        let found = self.table.remove_waiter(key, |kept| kept.waiter.id == cancel.call.id);
         self.ended(found.iter().len());
         DeferredWakeups(
             found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect(),
@@ -264,7 +264,8 @@ mod tests {
             |local| ["a", "b"].iter().for_each(|name| local.send(&key(name), Value::Dead).wake()),
             |local| {
                 for (id, name) in [(1, "a"), (2, "b")] {
-                    local.cancel(&key(name), &Cancel { id: CallId(id), why: CancelReason::Cancelled }).wake();
+                    let cancel = Cancel { call: CallId(id).into(), why: CancelReason::Cancelled };
+                    local.cancel(&key(name), &cancel).wake();
                 }
             },
             |local| local.cancel_all(&CancelAll { first: 1, count: 2, why: CancelReason::Cancelled }).wake(),

@@ -4,7 +4,7 @@ use crate::engine::{DirectTake, DirectWait, Engine, Unusable, WaitLimit};
 use crate::fabric::{Port, ShortTake};
 use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
-    BatchSend, CallId, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand,
+    BatchSend, CallHandle, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand,
     StandingChange, StepChange, Untaken, WaitReports, Waiter,
 };
 use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler};
@@ -152,7 +152,8 @@ pub trait RemotePath: Send + Sync {
         DirectWait::Elsewhere(None)
     }
 
-    /// Begins to receive a tensor of a peer.
+    /// Begins to receive a tensor of a peer. Returns the number of a receive that waits on the
+    /// poller already.
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
@@ -162,13 +163,15 @@ pub trait RemotePath: Send + Sync {
         key: TensorKey,
         destination: Destination,
         waiter: Waiter,
-    ) -> Result<(), Error>;
+    ) -> Result<Option<u32>, Error>;
 
     /// Waits on the poller itself for the end of a receive that has begun, until `is_over`,
-    /// `deadline` or `leave_at` at most. The receive may go on to wait.
+    /// `deadline` or `leave_at` at most. The receive may go on to wait. `receive` gets its value if
+    /// this thread takes it, and nothing else does.
     fn wait_for_call(
         &self,
-        _call: CallId,
+        _call: CallHandle,
+        _receive: &mut DirectReceive,
         _deadline: Time,
         _leave_at: &AtomicTime,
         _is_over: &dyn Fn() -> bool,
@@ -334,20 +337,28 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         key: TensorKey,
         destination: Destination,
         waiter: Waiter,
-    ) -> Result<(), Error> {
-        let mut receive = Some((key, destination, waiter));
+    ) -> Result<Option<u32>, Error> {
+        let (mut receive, mut waits) = (Some((key, destination, waiter)), None);
         self.try_direct(|handler, links| {
             if let Some((key, destination, waiter)) = receive.take() {
-                handler.receive(links, (peer, key), destination, waiter);
+                waits = handler.receive(links, (peer, key), destination, waiter);
             }
         })
         .map_err(unusable)?;
-        let Some((key, destination, waiter)) = receive else { return Ok(()) };
-        self.submit(RemoteCommand::Receive { peer, key, destination, waiter }).map_err(unusable)
+        let Some((key, destination, waiter)) = receive else { return Ok(waits) };
+        let command = RemoteCommand::Receive { peer, key, destination, waiter };
+        self.submit(command).map_err(unusable).map(|()| None)
     }
 
-    fn wait_for_call(&self, call: CallId, deadline: Time, leave_at: &AtomicTime, is_over: &dyn Fn() -> bool) {
-        self.wait_direct(WaitLimit::At(deadline), leave_at, DirectCall { call, is_over });
+    fn wait_for_call(
+        &self,
+        call: CallHandle,
+        receive: &mut DirectReceive,
+        deadline: Time,
+        leave_at: &AtomicTime,
+        is_over: &dyn Fn() -> bool,
+    ) {
+        self.wait_direct(WaitLimit::At(deadline), leave_at, DirectCall { call, receive, is_over });
     }
 
     fn send_batch(&self, values: &mut dyn Iterator<Item = OfEdge<'_, Value>>) -> Result<bool, Unusable> {
@@ -493,7 +504,8 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectTensor<'_> {
 
 /// A receive that has begun, on the poller itself.
 struct DirectCall<'a> {
-    call: CallId,
+    call: CallHandle,
+    receive: &'a mut DirectReceive,
     is_over: &'a dyn Fn() -> bool,
 }
 
@@ -512,7 +524,7 @@ impl<P: Port> DirectTake<P, WindowHandler> for DirectCall<'_> {
 
     #[inline]
     fn take_short(&mut self, handler: &mut WindowHandler, links: &mut Links<P>) -> ShortTake<()> {
-        handler.with(links, |matching, lanes| matching.end_short(lanes, self.call))
+        handler.with(links, |matching, lanes| matching.end_short(lanes, self.call, self.receive))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::context::Context;
 use super::path::RemotePath;
-use crate::link::TensorKey;
+use crate::link::{Destination, DirectReceive, TensorKey};
 use crate::matching::{
-    CallId, Cancel, CancelAll, CancelReason, Delivery, Error, Outcome, Payload, PeerIndex,
+    CallHandle, CallId, Cancel, CancelAll, CancelReason, Delivery, Error, Outcome, Payload, PeerIndex,
 };
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::OneshotReceiver;
@@ -21,8 +21,14 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallPlace {
     Local(TensorKey),
-    Remote(PeerIndex),
-    Batch { count: u64 },
+    /// `waiter` is the number of the receive there, if it is known.
+    Remote {
+        peer: PeerIndex,
+        waiter: Option<u32>,
+    },
+    Batch {
+        count: u64,
+    },
 }
 
 /// Cancels one receive, or all receives of one call, from any thread. It may outlive the receives,
@@ -68,12 +74,15 @@ impl CancelToken {
     }
 
     fn cancel_now(&self, why: CancelReason) {
-        let cancel = Cancel { id: self.id, why };
+        let id = self.id;
         match &self.place {
-            CallPlace::Local(key) => self.context.cancel_local(key, &cancel),
-            CallPlace::Remote(peer) => self.context.paths.of(*peer).cancel(cancel),
+            CallPlace::Local(key) => self.context.cancel_local(key, &Cancel { call: id.into(), why }),
+            CallPlace::Remote { peer, waiter } => {
+                let call = CallHandle { id, waiter: *waiter };
+                self.context.paths.of(*peer).cancel(Cancel { call, why });
+            }
             CallPlace::Batch { count } => {
-                let cancel = CancelAll { first: self.id.0, count: *count, why: cancel.why };
+                let cancel = CancelAll { first: id.0, count: *count, why };
                 self.context.paths.all().for_each(|path| path.cancel_all(cancel.clone()));
                 self.context.cancel_all_local(&cancel);
             }
@@ -84,7 +93,7 @@ impl CancelToken {
     fn path_number(&self) -> usize {
         match self.place {
             CallPlace::Local(_) | CallPlace::Batch { .. } => 0,
-            CallPlace::Remote(peer) => self.context.paths.number_of(peer).into(),
+            CallPlace::Remote { peer, .. } => self.context.paths.number_of(peer).into(),
         }
     }
 
@@ -232,8 +241,10 @@ impl<T: Receivable> Pending<T> {
     /// # Errors
     /// The reason why the receive ended without a value.
     pub fn wait(self) -> Result<Delivery<T>, Error> {
-        self.wait_short(self.deadline);
-        self.wait_as_waiter()
+        match self.wait_short(self.deadline) {
+            Some(received) => received,
+            None => self.wait_as_waiter(),
+        }
     }
 
     /// As [`Pending::wait`], after a wait on the poller itself.
@@ -251,8 +262,10 @@ impl<T: Receivable> Pending<T> {
         if deadline >= self.deadline {
             return self.wait();
         }
-        self.wait_short(deadline);
-        self.wait_until(deadline, Some(timeout))
+        match self.wait_short(deadline) {
+            Some(received) => received,
+            None => self.wait_until(deadline, Some(timeout)),
+        }
     }
 
     fn wait_until(mut self, deadline: Time, given: Option<Duration>) -> Result<Delivery<T>, Error> {
@@ -268,13 +281,21 @@ impl<T: Receivable> Pending<T> {
         self.take()
     }
 
-    /// Waits on the poller itself, as far as nothing else is to be done for the value.
-    fn wait_short(&self, deadline: Time) {
-        let CancelToken { context, id, place: CallPlace::Remote(peer) } = &self.token else { return };
+    /// Waits on the poller itself, as far as nothing else is to be done for the value. `None` if
+    /// the receive goes on to wait, or has its result elsewhere.
+    fn wait_short(&self, deadline: Time) -> Option<Result<Delivery<T>, Error>> {
+        let CancelToken { context, id, place: CallPlace::Remote { peer, waiter } } = &self.token else {
+            return None;
+        };
         let is_over = || self.is_done() || !context.is_usable();
-        if !is_over() && !context.is_local_deadline_due() {
-            context.paths.of(*peer).wait_for_call(*id, deadline, &context.next_deadline, &is_over);
+        if is_over() || context.is_local_deadline_due() {
+            return None;
         }
+        let (call, leave_at) = (CallHandle { id: *id, waiter: *waiter }, &context.next_deadline);
+        let mut receive = DirectReceive::Waiting(Destination::Alloc);
+        context.paths.of(*peer).wait_for_call(call, &mut receive, deadline, leave_at, &is_over);
+        let DirectReceive::Received(received, sender) = receive else { return None };
+        Some(Delivery::of(received, sender, &context.pool).cast())
     }
 
     /// Cancels the receive, and waits for its end.
@@ -347,7 +368,9 @@ impl<T: Receivable> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        if !self.receiver.is_done() {
+        if self.receiver.is_done() {
+            self.token.context.calls.take_back(&mut self.receiver);
+        } else {
             self.receiver.wake_nobody();
             self.token.cancel_for(CancelReason::Dropped);
         }

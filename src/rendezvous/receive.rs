@@ -338,8 +338,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
             }
             EdgeEnd::Peer(peer) => {
                 let destination = context.destination(self.into);
-                context.paths.of(peer).receive(peer, key, destination, waiter)?;
-                CallPlace::Remote(peer)
+                let waiter = context.paths.of(peer).receive(peer, key, destination, waiter)?;
+                CallPlace::Remote { peer, waiter }
             }
         };
         Ok((CancelToken { context: context.clone(), id, place }, deadline))

@@ -22,7 +22,7 @@ pub trait Canceled: Send + 'static {
 
 /// Channels that are used again and again.
 pub struct OneshotPool<R> {
-    free: FreeChannels<R>,
+    free: ArrayQueue<Arc<Channel<R>>>,
 }
 
 /// The result of a channel, and the task that waits for it.
@@ -31,12 +31,9 @@ struct Channel<R> {
     task: AtomicWaker,
 }
 
-type FreeChannels<R> = Arc<ArrayQueue<Arc<Channel<R>>>>;
-
 /// The side of a one-shot channel that waits.
 pub struct OneshotReceiver<R> {
     channel: Option<Arc<Channel<R>>>,
-    free: FreeChannels<R>,
     /// Whether a task was given to the channel.
     has_task: bool,
 }
@@ -72,14 +69,28 @@ impl<R: Canceled> OneshotPool<R> {
             // There is room.
             let _ = free.push(Channel::new());
         }
-        OneshotPool { free: Arc::new(free) }
+        OneshotPool { free }
     }
 
-    /// Both sides of a new channel.
+    /// Both sides of a new channel. [`OneshotPool::take_back`] has the channel used again.
     pub fn channel(&self) -> (OneshotReceiver<R>, OneshotSender<R>) {
         let channel = self.unused().unwrap_or_else(Channel::new);
         let sender = OneshotSender { to: Some(SendTarget::Channel(channel.clone())) };
-        (OneshotReceiver { channel: Some(channel), free: self.free.clone(), has_task: false }, sender)
+        (OneshotReceiver { channel: Some(channel), has_task: false }, sender)
+    }
+
+    /// Takes a channel back for its next use, if it is done. Its sender frees another one.
+    pub fn take_back(&self, receiver: &mut OneshotReceiver<R>) {
+        receiver.wake_nobody();
+        if !receiver.is_done() {
+            return;
+        }
+        // It goes back empty: a result that was not taken would live on here, with its tensor.
+        drop(receiver.take());
+        if let Some(channel) = receiver.channel.take() {
+            // A full pool frees the channel.
+            let _ = self.free.push(channel);
+        }
     }
 
     fn unused(&self) -> Option<Arc<Channel<R>>> {
@@ -137,17 +148,6 @@ impl<R> OneshotReceiver<R> {
 impl<R> Drop for OneshotReceiver<R> {
     fn drop(&mut self) {
         self.wake_nobody();
-        // Only a channel whose result was sent goes back to the pool, and it goes back empty. A
-        // result that was not taken would live on in the pool, with its tensor. A channel without a
-        // result is freed by its sender.
-        if !self.is_done() {
-            return;
-        }
-        drop(self.take());
-        if let Some(channel) = self.channel.take() {
-            // A full pool frees the channel.
-            let _ = self.free.push(channel);
-        }
     }
 }
 
@@ -178,6 +178,15 @@ impl<R: Canceled> OneshotSender<R> {
     /// Sends the result.
     pub fn send(mut self, result: R) {
         self.send_to_target(result);
+    }
+
+    /// Ends a channel without a result, as its receiver got the result in another way. The receiver
+    /// finds the channel done and empty, and no task is woken. Has no effect on other senders.
+    pub fn close(&mut self) {
+        if let Some(SendTarget::Channel(channel)) = &self.to {
+            channel.result.close();
+            self.to = None;
+        }
     }
 
     fn send_to_target(&mut self, result: R) {
@@ -274,6 +283,21 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_that_is_closed_has_no_result_and_is_used_again() {
+        let pool = OneshotPool::<Answer>::new(1);
+        let (mut receiver, mut sender) = pool.channel();
+        sender.close();
+        drop(sender);
+        assert!(receiver.is_done());
+        assert_eq!(receiver.take(), None);
+        pool.take_back(&mut receiver);
+        assert_eq!(pool.free.len(), 1);
+        let (mut receiver, sender) = pool.channel();
+        sender.send(Answer(5));
+        assert_eq!(receiver.take(), Some(Answer(5)));
+    }
+
+    #[test]
     fn the_result_wakes_the_last_task_once() {
         let pool = OneshotPool::<Answer>::new(1);
         let tasks = [0, 1].map(|_| Arc::new(Task(AtomicU32::new(0))));
@@ -284,6 +308,7 @@ mod tests {
             sender.send(Answer(5));
             assert_eq!((receiver.take(), woken()), (Some(Answer(5)), [0, round]));
             receiver.wake_when_done(&tasks[0].clone().into());
+            pool.take_back(&mut receiver);
         }
         assert_eq!(tasks.each_ref().map(Arc::strong_count), [1, 1], "the pool keeps no task");
     }
@@ -325,7 +350,8 @@ mod tests {
     #[test]
     fn a_channel_is_used_again_only_when_both_sides_are_gone() {
         let pool = OneshotPool::<Answer>::new(4);
-        let (receiver, sender) = pool.channel();
+        let (mut receiver, sender) = pool.channel();
+        pool.take_back(&mut receiver);
         drop(receiver);
         let (mut second, other) = pool.channel();
         sender.send(Answer(1));
@@ -343,17 +369,17 @@ mod tests {
             }
         }
         let (pool, counted) = (OneshotPool::new(4), Arc::new(()));
-        for taken_before in [true, false] {
-            let (receiver, sender) = pool.channel();
+        for dropped_before in [true, false] {
+            let (mut receiver, sender) = pool.channel();
             let result = Counted(counted.clone());
-            match taken_before {
+            match dropped_before {
                 true => {
                     drop(receiver);
                     sender.send(result);
                 }
                 false => {
                     sender.send(result);
-                    drop(receiver);
+                    pool.take_back(&mut receiver);
                 }
             }
             assert_eq!(Arc::strong_count(&counted), 1);
@@ -371,7 +397,7 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(receiver.take(), Some(Answer(round)));
-            drop(receiver);
+            pool.take_back(&mut receiver);
             thread.join().expect("no panic");
             if round > 50 {
                 break;

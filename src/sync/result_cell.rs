@@ -45,6 +45,11 @@ impl<R> ResultCell<R> {
         self.done.store(true, Ordering::Release);
     }
 
+    /// Ends the use of the cell without a result, in place of [`ResultCell::put`].
+    pub(super) fn close(&self) {
+        self.done.store(true, Ordering::Release);
+    }
+
     /// Takes the result, if it was put and not taken before.
     ///
     /// # Safety

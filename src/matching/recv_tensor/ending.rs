@@ -10,8 +10,8 @@ use crate::wire::Time;
 impl RecvTensors {
     /// Cancels a call, unless it has ended.
     pub fn cancel(&mut self, cancel: &Cancel) {
-        let Some((peer, key)) = self.calls.get(&cancel.id).cloned() else { return };
-        self.give_up(peer, &key, cancel.why.clone(), |waiter| waiter.id == cancel.id);
+        let Some((peer, key)) = self.calls.get(&cancel.call.id).cloned() else { return };
+        self.give_up(peer, &key, cancel.why.clone(), |waiter| waiter.id == cancel.call.id);
     }
 
     /// Cancels several calls, except those that have ended.

@@ -176,7 +176,7 @@ impl World {
     }
 
     fn cancel(&mut self, id: CallId) {
-        self.receiver.cancel(&Cancel { id, why: CancelReason::Cancelled });
+        self.receiver.cancel(&Cancel { call: id.into(), why: CancelReason::Cancelled });
         self.tell();
     }
 

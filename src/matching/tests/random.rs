@@ -42,12 +42,12 @@ fn run_in_random_order(seeds: std::ops::RangeInclusive<u64>) {
                 2 if calls.len() < MAX_WAITING as usize => calls.push((step, pair.receive("x", step))),
                 3 if gives_up && !calls.is_empty() => {
                     let (_, call) = &calls[below(calls.len() as u64) as usize];
-                    let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
+                    let cancel = Cancel { call: call.of, why: CancelReason::Cancelled };
                     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
                     matching.cancel(lanes, &cancel);
                 }
                 // The record of an offered tensor does not bring the tensor.
-                4 if !offers => short_ends += u32::from(pair.end_by_next(&calls)),
+                4 if !offers => short_ends += u32::from(pair.end_by_next(&mut calls)),
                 _ => _ = pair.deliver(below(2) as usize),
             }
             take_ended(&mut calls, &mut taken);
@@ -77,18 +77,19 @@ fn run_in_random_order(seeds: std::ops::RangeInclusive<u64>) {
 impl Pair {
     /// Ends the first receive of a step by the next message, if that is a record which needs no
     /// event. Returns whether it did.
-    fn end_by_next(&mut self, calls: &[(u64, Call)]) -> bool {
+    fn end_by_next(&mut self, calls: &mut [(u64, Call)]) -> bool {
         let next = self.sides[SENDER].lanes.to_receiver.front();
         let Some(ToReceiver::Record(Record { edge, n, step, answers_need, value })) = next else {
             return false;
         };
-        let Some((_, call)) = calls.iter().find(|(of, _)| of == step) else { return false };
+        let Some((_, call)) = calls.iter_mut().find(|(of, _)| of == step) else { return false };
         let Value::Tensor(tensor) = value else { return false };
         let next_is = Record { edge: *edge, n: *n, step: *step, answers_need: *answers_need, value: () };
         let landed = self.tensor(RECEIVER, number_in(tensor.bytes()), 8).freeze();
-        let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
+        let lanes = &mut self.sides[RECEIVER].lanes;
         (lanes.next, lanes.next_is) = (Some(landed), Some(next_is));
-        let is_taken = matching.end_short(lanes, call.id) == ShortTake::Taken(());
+        let is_taken = self.end_short(call) == ShortTake::Taken(());
+        let lanes = &mut self.sides[RECEIVER].lanes;
         (lanes.next, lanes.next_is) = (None, None);
         if is_taken {
             self.sides[SENDER].lanes.to_receiver.pop_front();

@@ -152,7 +152,7 @@ impl Pair {
 }
 
 fn give_up(pair: &mut Pair, call: &Call) {
-    let cancel = Cancel { id: call.id, why: CancelReason::Cancelled };
+    let cancel = Cancel { call: call.of, why: CancelReason::Cancelled };
     let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
     assert!(matching.cancel(lanes, &cancel));
 }
@@ -217,12 +217,12 @@ fn a_value_that_comes_after_its_receive_was_dropped_is_for_the_next_receive() {
             let first = pair.begin("x", 1, destination, SOON);
             let mut second = pair.receive("x", 1);
             pair.run();
-            let id = first.id;
+            let of = first.of;
             drop(first);
             [10, 20].into_iter().for_each(|number| pair.send("x", 1, number));
             pair.run();
             assert_eq!((second.number(), pair.receive_at_once("x", 1)), (10, 20));
-            let late = Cancel { id, why: CancelReason::Dropped };
+            let late = Cancel { call: of, why: CancelReason::Dropped };
             let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
             assert!(!matching.cancel(lanes, &late), "the receive has ended");
         }
@@ -328,6 +328,21 @@ fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
         pair.up();
         pair.end(1..=1);
     }
+}
+
+#[test]
+fn a_receive_that_waits_again_is_still_found_by_its_call() {
+    let mut pair = Pair::offering(2);
+    let mut call = pair.receive("x", 1);
+    pair.offers().refused = Some(LandingRefused::Down);
+    pair.send("x", 1, 10);
+    pair.run();
+    assert!(call.waits(), "the loss is not known yet");
+    give_up(&mut pair, &call);
+    assert!(matches!(call.error(), Error::Cancelled { .. }));
+    pair.lose();
+    pair.up();
+    pair.end(1..=1);
 }
 
 #[test]
