@@ -41,7 +41,9 @@ fn main() {
     copies();
     keys();
     messages();
-    steps();
+    let nodes = nodes();
+    steps(&nodes);
+    values(&nodes);
 }
 
 fn tensors() {
@@ -159,8 +161,8 @@ fn messages() {
     }
 }
 
-/// A step without values, on a node with a link.
-fn steps() {
+/// Two nodes that this thread drives.
+fn nodes() -> [Node; 2] {
     let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let [a, b] = ports.map(|port| port.local_addr().expect("an address"));
     let cluster = format!("w={a},{b}");
@@ -174,7 +176,11 @@ fn steps() {
             node
         })
     };
-    let [node, _peer] = [0, 1].map(start).map(|node| node.join().expect("no panic"));
+    [0, 1].map(start).map(|node| node.join().expect("no panic"))
+}
+
+/// A step without values.
+fn steps([node, _]: &[Node; 2]) {
     let mut id = 0;
     let ours = median_ns(|| {
         id += 1;
@@ -183,4 +189,37 @@ fn steps() {
     let shared = Arc::new(0);
     let theirs = median_ns(|| drop(black_box(shared.clone())));
     row("step: begin, clean up, drop", ours, "Arc: clone, drop", theirs);
+}
+
+/// Tensors from one node to the other. No cache line moves, as one thread does all the work.
+fn values([from, to]: &[Node; 2]) {
+    const SOON: Duration = Duration::from_secs(20);
+    let (sends, receives) = (from.step(0).expect("a step"), to.step(0).expect("a step"));
+    let out = from.edge_to("w", 1, "x").expect("an edge");
+    let incoming = to.edge_from("w", 0, "x").expect("an edge");
+    let tensor = || from.tensor(DType::U8, &[8]).expect("memory").freeze();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| receives.recv(&incoming, SOON).map(drop));
+        sends.send(&out, tensor()).expect("sent");
+        while !first.is_finished() {
+            from.progress().expect("a link");
+        }
+        first.join().expect("no panic").expect("received");
+    });
+    let (send, receive) = mpsc::channel();
+    let theirs = median_ns(|| {
+        send.send(Box::new(0u64)).expect("the receiver is there");
+        drop(black_box(receive.recv().expect("it was sent")));
+    });
+    let ours = median_ns(|| {
+        sends.send(&out, tensor()).expect("sent");
+        drop(black_box(receives.recv(&incoming, SOON).expect("received")));
+    });
+    row("tensor of 8 B: make, send, receive, drop", ours, "mpsc: box, send, receive, drop", theirs);
+    let ours = median_ns(|| {
+        let pending = receives.receive(&incoming).begin().expect("begun");
+        sends.send(&out, tensor()).expect("sent");
+        drop(black_box(pending.wait().expect("received")));
+    });
+    row("the same, with the receive begun first", ours, "mpsc: box, send, receive, drop", theirs);
 }
