@@ -27,7 +27,8 @@ pub struct Executed {
     /// Reads of the time-stamp counter. Each read of a clock has one.
     pub clock: u64,
     /// Multiplications of 64 by 64 bits to 128. The hash function of the library's tables
-    /// (foldhash) has some for each look-up; nothing else on the path has any.
+    /// (foldhash) has some for each look-up. So has the arithmetic of times, which the short path
+    /// does not need.
     pub hash: u64,
     /// System calls.
     pub system_calls: u64,

@@ -252,7 +252,7 @@ pub struct Matching {
     /// Steps that were cleaned up, of which the peers have not been told.
     untold: UntoldSteps,
     waiting: Slab<WaitingReceive>,
-    /// The waiting receive of each call, but of those whose handle knows it.
+    /// The waiting receive of each [listed](Matching::list) call.
     calls: HashMap<CallId, u32>,
     /// Receives that can wait for one peer at a time, without those of batches.
     max_waiting: u32,

@@ -23,7 +23,8 @@ const CUT_LATE: usize = 4096;
 
 impl Matching {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
-    /// Returns the number of a receive that waits, by which its call is found from now on.
+    /// Returns the number of a receive that waits and is not [listed](Matching::list). The caller
+    /// keeps it for the call's handle, or lists it. `None`: it has ended, or is listed.
     pub fn receive(
         &mut self,
         lanes: &mut impl Lanes,
@@ -149,12 +150,8 @@ impl Matching {
     /// The number of the receive of a call, if it waits.
     #[inline]
     pub(super) fn waiter_of(&self, call: CallHandle) -> Option<u32> {
-        let is_it = |receive: &WaitingReceive| receive.waiter.id == call.id;
-        match call.waiter {
-            Some(waiter) if self.waiting.get(waiter).is_some_and(is_it) => Some(waiter),
-            // It has ended, or waits again.
-            _ => self.calls.get(&call.id).copied(),
-        }
+        let is_it = |waiter: &u32| self.waiting.get(*waiter).is_some_and(|of| of.waiter.id == call.id);
+        call.waiter.filter(is_it).or_else(|| self.calls.get(&call.id).copied())
     }
 
     /// Handles a message of a peer that sends.

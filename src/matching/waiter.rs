@@ -85,8 +85,8 @@ pub struct CallId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallHandle {
     pub(crate) id: CallId,
-    /// The number of its receive at the poller, if the call began there. The number may be that of
-    /// another receive by now.
+    /// The number of its receive at the poller, if the handle was told it. It may be the number of
+    /// another receive by now. Other calls are found by their id.
     pub(crate) waiter: Option<u32>,
 }
 

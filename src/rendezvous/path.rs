@@ -152,8 +152,8 @@ pub trait RemotePath: Send + Sync {
         DirectWait::Elsewhere(None)
     }
 
-    /// Begins to receive a tensor of a peer. Returns the number of a receive that waits on the
-    /// poller already.
+    /// Begins to receive a tensor of a peer. Returns the number of its waiter, if the handle of the
+    /// call must have it: see [`CallHandle`].
     ///
     /// # Errors
     /// If the poller is closed or poisoned.

@@ -368,11 +368,11 @@ impl<T: Receivable> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        if self.receiver.is_done() {
-            self.token.context.calls.take_back(&mut self.receiver);
-        } else {
+        if !self.receiver.is_done() {
             self.receiver.wake_nobody();
             self.token.cancel_for(CancelReason::Dropped);
         }
+        // A call that this thread could cancel at once is done now.
+        self.token.context.calls.take_back(&mut self.receiver);
     }
 }

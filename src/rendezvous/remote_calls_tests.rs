@@ -227,6 +227,19 @@ fn ends_without_the_tables(
 }
 
 #[test]
+fn a_receive_gives_its_channel_back_when_it_has_ended() {
+    let context = context([Brings::AtOnce; 2]);
+    let step = context.step(1, &"w".into()).expect("a step");
+    let (from_peer, local) = (edge(&context, 1, 0), edge(&context, 0, 0));
+    let unused = context.calls.unused_count();
+    drop(step.receive(&local).begin().expect("begun"));
+    assert_eq!(context.calls.unused_count(), unused, "the drop has cancelled it");
+    drop(step.receive(&from_peer).begin().expect("begun"));
+    step.receive(&from_peer).begin().expect("begun").wait().expect("received");
+    assert_eq!(context.calls.unused_count(), unused);
+}
+
+#[test]
 fn sending_to_and_receiving_from_peers_takes_no_lock() {
     let context = context([Brings::AtOnce; 2]);
     let (out, back, own) = (edge(&context, 0, 1), edge(&context, 1, 0), edge(&context, 0, 0));

@@ -79,7 +79,8 @@ impl<R: Canceled> OneshotPool<R> {
         (OneshotReceiver { channel: Some(channel), has_task: false }, sender)
     }
 
-    /// Takes a channel back for its next use, if it is done. Its sender frees another one.
+    /// Takes a channel back for its next use, if it is done. One that is not done is freed when
+    /// both of its sides are dropped.
     pub fn take_back(&self, receiver: &mut OneshotReceiver<R>) {
         receiver.wake_nobody();
         if !receiver.is_done() {
@@ -91,6 +92,12 @@ impl<R: Canceled> OneshotPool<R> {
             // A full pool frees the channel.
             let _ = self.free.push(channel);
         }
+    }
+
+    /// Channels that wait for their next use.
+    #[cfg(test)]
+    pub fn unused_count(&self) -> usize {
+        self.free.len()
     }
 
     fn unused(&self) -> Option<Arc<Channel<R>>> {
@@ -110,7 +117,7 @@ impl<R: Canceled> OneshotPool<R> {
 }
 
 impl<R> OneshotReceiver<R> {
-    /// Whether the result was sent.
+    /// Whether the result was sent, or the channel closed.
     pub fn is_done(&self) -> bool {
         self.channel.as_ref().is_none_or(|channel| channel.result.is_done())
     }
@@ -192,7 +199,8 @@ impl<R: Canceled> OneshotSender<R> {
     fn send_to_target(&mut self, result: R) {
         match self.to.take() {
             Some(SendTarget::Channel(channel)) => {
-                // SAFETY: this is the only sender of the channel, and `to` is empty from now on.
+                // SAFETY: this is the only sender of the channel, which it has not closed, and `to`
+                // is empty from now on.
                 #[allow(unsafe_code)]
                 unsafe {
                     channel.result.put(result);
@@ -284,14 +292,16 @@ mod tests {
 
     #[test]
     fn a_channel_that_is_closed_has_no_result_and_is_used_again() {
-        let pool = OneshotPool::<Answer>::new(1);
+        let (pool, task) = (OneshotPool::<Answer>::new(1), Arc::new(Task(AtomicU32::new(0))));
         let (mut receiver, mut sender) = pool.channel();
+        receiver.wake_when_done(&task.clone().into());
         sender.close();
         drop(sender);
         assert!(receiver.is_done());
         assert_eq!(receiver.take(), None);
         pool.take_back(&mut receiver);
-        assert_eq!(pool.free.len(), 1);
+        assert_eq!((task.0.load(Ordering::Relaxed), Arc::strong_count(&task)), (0, 1));
+        assert_eq!(pool.unused_count(), 1);
         let (mut receiver, sender) = pool.channel();
         sender.send(Answer(5));
         assert_eq!(receiver.take(), Some(Answer(5)));
@@ -349,15 +359,21 @@ mod tests {
 
     #[test]
     fn a_channel_is_used_again_only_when_both_sides_are_gone() {
-        let pool = OneshotPool::<Answer>::new(4);
+        let pool = OneshotPool::<Answer>::new(1);
         let (mut receiver, sender) = pool.channel();
         pool.take_back(&mut receiver);
-        drop(receiver);
-        let (mut second, other) = pool.channel();
+        assert_eq!(pool.unused_count(), 0, "its sender may still send");
+        drop((receiver, sender));
+        let (mut receiver, sender) = pool.channel();
+        let held = receiver.channel.clone();
         sender.send(Answer(1));
-        assert!(!second.is_done(), "the first channel's result is not the second's");
-        other.send(Answer(2));
-        assert_eq!(second.take(), Some(Answer(2)));
+        pool.take_back(&mut receiver);
+        assert_eq!(pool.unused_count(), 1);
+        let (receiver, _sender) = pool.channel();
+        assert!(!receiver.is_done(), "another one, as the sender is on its way out of the first");
+        drop(held);
+        let (receiver, _sender) = pool.channel();
+        assert!(!receiver.is_done() && pool.unused_count() == 0);
     }
 
     #[test]

@@ -4,14 +4,14 @@ use super::atomic::{AtomicBool, Ordering, UnsafeCell};
 
 /// Room for one result.
 pub(super) struct ResultCell<R> {
-    /// Set after the result was written.
+    /// Set after the result was written, or by [`ResultCell::close`].
     done: AtomicBool,
     result: UnsafeCell<Option<R>>,
 }
 
 // SAFETY: `result` is written once, by the only caller of `put`, before `done` is set with release
-// ordering. It is touched again only after `done` was seen with acquire ordering, by the only
-// caller of `take`. `R: Send` moves between them.
+// ordering; or never, if `close` sets `done`. It is touched again only after `done` was seen with
+// acquire ordering, by the only caller of `take`. `R: Send` moves between them.
 #[allow(unsafe_code)]
 unsafe impl<R: Send> Sync for ResultCell<R> {}
 
@@ -28,7 +28,7 @@ impl<R> ResultCell<R> {
         self.result.with_mut(|result| unsafe { *result = None });
     }
 
-    /// Whether the result was put. Stays `true` after it was taken.
+    /// Whether the result was put, or the cell closed. Stays `true` after the result was taken.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
@@ -36,7 +36,7 @@ impl<R> ResultCell<R> {
     /// Puts the result.
     ///
     /// # Safety
-    /// `put` is called at most once between two resets of the cell.
+    /// `put` is called at most once between two resets of the cell, and not after `close`.
     #[allow(unsafe_code)]
     pub(super) unsafe fn put(&self, result: R) {
         // SAFETY: by the contract above this is the only write, and `take` reads only after `done`

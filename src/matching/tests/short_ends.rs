@@ -44,8 +44,13 @@ fn a_receive_that_waits_alone_gets_the_next_message() {
 #[test]
 fn a_call_that_has_ended_cancels_no_later_receive() {
     let mut pair = Pair::new(8);
-    for is_short in [true, false] {
+    for (is_short, is_listed) in [(true, false), (true, true), (false, false), (false, true)] {
         let mut first = pair.receive("x", 1);
+        let number = first.of.waiter;
+        if is_listed {
+            pair.sides[RECEIVER].matching.list(number.expect("it waits"));
+            first.of = first.of.id.into();
+        }
         pair.run();
         if is_short {
             pair.send_next("x", 1, 5);
@@ -56,7 +61,7 @@ fn a_call_that_has_ended_cancels_no_later_receive() {
         }
         assert_eq!(first.number(), 5);
         let mut second = pair.receive("x", 1);
-        assert_eq!(second.of.waiter, first.of.waiter, "the number is used again");
+        assert_eq!(second.of.waiter, number, "the number is used again");
         let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
         assert!(!matching.cancel(lanes, &Cancel { call: first.of, why: CancelReason::Dropped }));
         pair.send("x", 1, 6);

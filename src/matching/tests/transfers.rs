@@ -331,18 +331,19 @@ fn a_receive_on_a_link_that_is_about_to_end_waits_for_the_end() {
 }
 
 #[test]
-fn a_receive_that_waits_again_is_still_found_by_its_call() {
-    let mut pair = Pair::offering(2);
-    let mut call = pair.receive("x", 1);
-    pair.offers().refused = Some(LandingRefused::Down);
-    pair.send("x", 1, 10);
-    pair.run();
-    assert!(call.waits(), "the loss is not known yet");
-    give_up(&mut pair, &call);
-    assert!(matches!(call.error(), Error::Cancelled { .. }));
-    pair.lose();
-    pair.up();
-    pair.end(1..=1);
+fn a_receive_of_an_offer_is_found_by_its_call() {
+    for is_down in [true, false] {
+        let mut pair = Pair::offering(2);
+        pair.hold_offer(10);
+        pair.offers().refused = is_down.then_some(LandingRefused::Down);
+        let mut call = pair.receive("x", 1);
+        assert!(call.waits() && call.of.waiter.is_none(), "its handle has no number");
+        give_up(&mut pair, &call);
+        assert!(matches!(call.error(), Error::Cancelled { .. }));
+        pair.lose();
+        pair.up();
+        pair.end(1..=1);
+    }
 }
 
 #[test]
