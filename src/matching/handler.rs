@@ -114,7 +114,7 @@ impl WindowHandler {
         self.with(links, |matching, lanes| matching.receive(lanes, of, destination, waiter, true))
     }
 
-    /// Begins a receive whose handle does not learn where it waits.
+    /// Begins a receive of a command. Its handle has no number of a waiter, so the call is listed.
     fn receive_listed<P: Port>(
         &mut self,
         links: &mut Links<P>,

@@ -139,7 +139,7 @@ impl Matching {
         waiter
     }
 
-    /// Has the call of a receive that waits found by its id alone.
+    /// Enters a receive that waits in the table of calls, so that its id alone finds it.
     pub(super) fn list(&mut self, waiter: u32) {
         if let Some(receive) = self.waiting.get_mut(waiter) {
             receive.is_listed = true;
@@ -304,24 +304,28 @@ impl Matching {
     }
 
     pub(super) fn take_waiting(&mut self, waiter: u32) -> Option<WaitingReceive> {
-        let receive = self.waiting.remove(waiter)?;
-        self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
-        if receive.is_listed {
-            self.calls.remove(&receive.waiter.id);
-        }
-        Some(receive)
+        self.uncount(waiter)?;
+        self.waiting.remove(waiter)
     }
 
     /// Ends a receive whose thread has got the value itself.
     #[inline]
     pub(super) fn end_waiting(&mut self, waiter: u32) {
-        let Some(receive) = self.waiting.get_mut(waiter) else { return };
+        if let Some(receive) = self.uncount(waiter) {
+            receive.waiter.sender.close();
+            self.waiting.discard(waiter);
+        }
+    }
+
+    /// A receive that waits no more: it is not counted, and its call is not listed.
+    #[inline]
+    fn uncount(&mut self, waiter: u32) -> Option<&mut WaitingReceive> {
+        let receive = self.waiting.get_mut(waiter)?;
         self.peers[receive.peer.0 as usize].waiting -= u32::from(receive.is_bounded);
         if receive.is_listed {
             self.calls.remove(&receive.waiter.id);
         }
-        receive.waiter.sender.close();
-        self.waiting.discard(waiter);
+        Some(receive)
     }
 }
 

@@ -45,7 +45,7 @@ impl<T> Slab<T> {
         Some(entry)
     }
 
-    /// Drops an entry where it is.
+    /// Drops an entry where it is. To move a large one out takes longer.
     pub fn discard(&mut self, number: u32) {
         if let Some(entry) = self.entries.get_mut(number as usize)
             && entry.is_some()

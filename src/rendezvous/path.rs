@@ -166,8 +166,8 @@ pub trait RemotePath: Send + Sync {
     ) -> Result<Option<u32>, Error>;
 
     /// Waits on the poller itself for the end of a receive that has begun, until `is_over`,
-    /// `deadline` or `leave_at` at most. The receive may go on to wait. `receive` gets its value if
-    /// this thread takes it, and nothing else does.
+    /// `deadline` or `leave_at` at most. The receive may go on to wait. If this thread takes the
+    /// value, `receive` gets it, and the channel of the call stays empty.
     fn wait_for_call(
         &self,
         _call: CallHandle,

@@ -282,7 +282,7 @@ impl<T: Receivable> Pending<T> {
     }
 
     /// Waits on the poller itself, as far as nothing else is to be done for the value. `None` if
-    /// the receive goes on to wait, or has its result elsewhere.
+    /// the receive goes on to wait, or its channel has the result.
     fn wait_short(&self, deadline: Time) -> Option<Result<Delivery<T>, Error>> {
         let CancelToken { context, id, place: CallPlace::Remote { peer, waiter } } = &self.token else {
             return None;
