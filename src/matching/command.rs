@@ -1,6 +1,8 @@
 //! The commands of the users and of the node to a poller, and their data.
 
-use super::{CallHandle, CallId, CancelReason, EdgeReports, Error, Outcome, Untaken, WaitReports, Waiter};
+use super::{
+    CallHandle, CallId, CancelReason, EdgeReports, Error, NewReceive, Outcome, Untaken, WaitReports,
+};
 use crate::link::{Destination, TensorKey, Value};
 use crate::sync::{OneshotSender, Reused};
 use crate::telemetry::FlightLog;
@@ -109,12 +111,8 @@ pub enum RemoteCommand<L> {
     Receive {
         /// The sending peer.
         peer: PeerIndex,
-        /// The key of the tensor.
-        key: TensorKey,
-        /// Where the tensor goes.
-        destination: Destination,
-        /// Told the outcome once.
-        waiter: Waiter,
+        /// What is received.
+        receive: NewReceive,
     },
     /// Sends several values.
     SendAll(Reused<BatchSend>),

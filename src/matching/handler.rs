@@ -3,11 +3,11 @@
 use super::{ExpectedRecord, Matching, OfEdge, WINDOWS};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::windows::WindowEvent;
-use crate::link::{Destination, DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss, count_lost_values};
 use crate::matching::link_lanes::LinkLanes;
 use crate::matching::{
-    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, PeerEnd, PeerIndex,
+    BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, NewReceive, PeerEnd, PeerIndex,
     PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
 };
 use crate::mutants::{Mutant, is_on};
@@ -107,23 +107,22 @@ impl WindowHandler {
     pub fn receive<P: Port>(
         &mut self,
         links: &mut Links<P>,
-        of: (PeerIndex, TensorKey),
-        destination: Destination,
-        waiter: Waiter,
+        peer: PeerIndex,
+        new: &mut Option<NewReceive>,
     ) -> Option<u32> {
-        self.with(links, |matching, lanes| matching.receive(lanes, of, destination, waiter, true))
+        self.with(links, |matching, lanes| matching.receive(lanes, peer, new, true))
     }
 
     /// Begins a receive of a command. Its handle has no number of a waiter, so the call is listed.
     fn receive_listed<P: Port>(
         &mut self,
         links: &mut Links<P>,
-        of: (PeerIndex, TensorKey),
-        destination: Destination,
-        (waiter, is_bounded): (Waiter, bool),
+        peer: PeerIndex,
+        receive: NewReceive,
+        is_bounded: bool,
     ) {
         self.with(links, |matching, lanes| {
-            if let Some(waits) = matching.receive(lanes, of, destination, waiter, is_bounded) {
+            if let Some(waits) = matching.receive(lanes, peer, &mut Some(receive), is_bounded) {
                 matching.list(waits);
             }
         });
@@ -148,7 +147,7 @@ impl WindowHandler {
         for BatchReceive { peer, id, key, destination, sender, .. } in receives.drain(..) {
             let (permit, cancel_reason, is_logged) = (None, None, false);
             let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-            self.receive_listed(links, (peer, key), destination, (waiter, false));
+            self.receive_listed(links, peer, NewReceive { key, destination, waiter }, false);
         }
     }
 
@@ -359,9 +358,7 @@ impl<P: Port> Handler<P> for WindowHandler {
         match command {
             RemoteCommand::Send { peer, key, value } => self.send(links, peer, &key, value),
             RemoteCommand::SendAll(values) => self.send_all(links, values),
-            RemoteCommand::Receive { peer, key, destination, waiter } => {
-                self.receive_listed(links, (peer, key), destination, (waiter, true));
-            }
+            RemoteCommand::Receive { peer, receive } => self.receive_listed(links, peer, receive, true),
             RemoteCommand::ReceiveAll(batch) => self.receive_all(links, batch),
             RemoteCommand::Cancel(cancel) => {
                 let found = self.with(links, |matching, lanes| matching.cancel(lanes, &cancel));

@@ -65,7 +65,7 @@ pub(crate) use outstanding::{ReceiveLimit, ReceivePermit, reserve};
 pub(crate) use steps::{BeginError, Begun, MANY_STEPS, MAX_ABORTED, StepState, Steps, check_live};
 pub(crate) use table::{AskOutcome, Numbered, OfferOutcome, Table};
 pub use untaken::{Untaken, UntakenEdge};
-pub use waiter::{CallHandle, CallId, Delivery, Payload, Waiter};
+pub use waiter::{CallHandle, CallId, Delivery, NewReceive, Payload, Waiter};
 pub(crate) use waiter::{CancelReason, Outcome};
 pub use waits::{WaitReport, WaitReports};
 

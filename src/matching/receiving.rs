@@ -3,7 +3,7 @@
 use super::{Lanes, Matching, WaitingReceive};
 use crate::link::windows::{ReadyValue, RejectedTensor, WindowArrival, WindowRefusal};
 use crate::link::{Corruption, Destination, ReceiveError, Received, TensorKey, TensorKeyRef};
-use crate::matching::{CallHandle, CancelReason, Delivery, Error, PeerIndex, Waiter};
+use crate::matching::{CallHandle, CancelReason, Delivery, Error, NewReceive, PeerIndex, Waiter};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Held, Incoming, ToReceiver, WindowViolation};
 use crate::telemetry::Counter;
@@ -22,60 +22,55 @@ const TEXT_OF_LATE: usize = 64 << 20;
 const CUT_LATE: usize = 4096;
 
 impl Matching {
-    /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
+    /// Begins the receive that `new` holds, or ends it at once. Takes it from there, as each pass
+    /// by value is a copy. A receive beyond the limit fails if `is_bounded`.
+    ///
     /// Returns the number of a receive that waits and is not [listed](Matching::list). The caller
     /// keeps it for the call's handle, or lists it. `None`: it has ended, or is listed.
+    #[inline]
     pub fn receive(
         &mut self,
         lanes: &mut impl Lanes,
-        (peer, key): (PeerIndex, TensorKey),
-        destination: Destination,
-        waiter: Waiter,
+        peer: PeerIndex,
+        new: &mut Option<NewReceive>,
         is_bounded: bool,
     ) -> Option<u32> {
-        if !self.steps.goes_on(key.step)
-            && let Some(end) = self.steps.end_of(key.step)
+        let NewReceive { key, waiter, .. } = new.as_ref()?;
+        let (step, is_try) = (key.step, waiter.timeout.is_zero());
+        if !self.steps.goes_on(step)
+            && let Some(end) = self.steps.end_of(step)
         {
-            waiter.complete(Err(end.error(key.step)));
-            return None;
+            return NewReceive::fail(new, end.error(step));
         }
         if let Some(error) = &self.broken {
-            waiter.complete(Err(error.clone()));
-            return None;
+            return NewReceive::fail(new, error.clone());
         }
         let entry = &mut self.peers[peer.0 as usize];
         let edge = entry.incoming_edge(key.borrowed());
-        let step = key.step;
-        let (is_listed, landing) = (false, None);
         if entry.incoming.holds_any(edge) && entry.incoming.first(edge, step).is_some() {
-            let receive =
-                WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing };
+            let receive = WaitingReceive::new(new.take()?, peer, edge, is_bounded);
             self.receive_held(lanes, receive);
             return None;
         }
         if let Some(error) = &entry.down {
             let error = error.clone();
             self.send_due(lanes, peer, edge);
-            waiter.complete(Err(error));
-            return None;
+            return NewReceive::fail(new, error);
         }
         if let Some(refusal) = entry.incoming.refusal(edge, step) {
             let refusal = refusal.clone();
-            let receive =
-                WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing };
+            let receive = WaitingReceive::new(new.take()?, peer, edge, is_bounded);
             self.receive_refused(lanes, receive, &refusal);
             return None;
         }
-        if waiter.timeout.is_zero() {
+        if is_try {
             entry.incoming.ask(edge, step, &mut |message| lanes.to_sender(peer, message));
+            let NewReceive { key, waiter, .. } = new.take()?;
             let waiter = Waiter { cancel_reason: Some(CancelReason::Deadline(None)), ..waiter };
             waiter.fail_cancelled(&key);
             return None;
         }
-        self.wait(
-            lanes,
-            WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing },
-        )
+        self.wait(lanes, (peer, edge), new, is_bounded)
     }
 
     /// A receive takes the first value of its step.
@@ -101,21 +96,26 @@ impl Matching {
     }
 
     #[inline(always)] // else the receive is copied
-    fn wait(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) -> Option<u32> {
-        let WaitingReceive { peer, edge, is_bounded, .. } = receive;
+    fn wait(
+        &mut self,
+        lanes: &mut impl Lanes,
+        (peer, edge): (PeerIndex, u32),
+        new: &mut Option<NewReceive>,
+        is_bounded: bool,
+    ) -> Option<u32> {
+        let NewReceive { key, waiter, .. } = new.as_ref()?;
         // One search for the entry.
         let Matching { peers, waiting, max_waiting, next_deadline, long_waits, .. } = self;
         let entry = &mut peers[peer.0 as usize];
         if is_bounded && entry.waiting >= *max_waiting {
-            let max = *max_waiting;
+            let error = Error::too_many_receives(*max_waiting);
             self.send_due(lanes, peer, edge);
-            receive.waiter.complete(Err(Error::too_many_receives(max)));
-            return None;
+            return NewReceive::fail(new, error);
         }
         entry.waiting += u32::from(is_bounded);
-        let step = receive.key.step;
-        *next_deadline = (*next_deadline).min(long_waits.next_look(&receive.waiter));
-        let waiter = waiting.add(receive);
+        let step = key.step;
+        *next_deadline = (*next_deadline).min(long_waits.next_look(waiter));
+        let waiter = waiting.add(WaitingReceive::new(new.take()?, peer, edge, is_bounded));
         entry.incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
         if entry.offers {
             self.update_ready_of(lanes, peer, edge);
@@ -126,7 +126,9 @@ impl Matching {
     /// As [`Matching::wait`], for a receive whose handle does not learn its number.
     #[cold]
     pub(super) fn wait_listed(&mut self, lanes: &mut impl Lanes, receive: WaitingReceive) {
-        if let Some(waiter) = self.wait(lanes, receive) {
+        let WaitingReceive { peer, edge, key, destination, waiter, is_bounded, .. } = receive;
+        let mut new = Some(NewReceive { key, destination, waiter });
+        if let Some(waiter) = self.wait(lanes, (peer, edge), &mut new, is_bounded) {
             self.list(waiter);
         }
     }
@@ -329,7 +331,25 @@ impl Matching {
     }
 }
 
+impl NewReceive {
+    /// Ends a receive before it has begun.
+    #[cold]
+    fn fail(new: &mut Option<NewReceive>, error: Error) -> Option<u32> {
+        if let Some(NewReceive { waiter, .. }) = new.take() {
+            waiter.complete(Err(error));
+        }
+        None
+    }
+}
+
 impl WaitingReceive {
+    #[inline(always)] // else it is copied
+    fn new(new: NewReceive, peer: PeerIndex, edge: u32, is_bounded: bool) -> Self {
+        let NewReceive { key, destination, waiter } = new;
+        let (is_listed, landing) = (false, None);
+        WaitingReceive { peer, edge, key, destination, waiter, is_bounded, is_listed, landing }
+    }
+
     /// Whether its handle was dropped. What comes then is for the next receive, even if it
     /// overtakes the command that cancels this one.
     #[inline]

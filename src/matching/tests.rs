@@ -317,8 +317,8 @@ impl Pair {
         let (begun, deadline) = (self.now, self.now + timeout);
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
         let Side { matching, lanes, .. } = &mut self.sides[RECEIVER];
-        let of = (TO_SENDER, key(name, step));
-        let waiter = matching.receive(lanes, of, destination, waiter, is_bounded);
+        let mut new = Some(NewReceive { key: key(name, step), destination, waiter });
+        let waiter = matching.receive(lanes, TO_SENDER, &mut new, is_bounded);
         Call { of: CallHandle { id, waiter }, result, direct: None }
     }
 

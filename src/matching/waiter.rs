@@ -1,11 +1,13 @@
 //! A receive that waits for its tensor, and its outcome.
 
 use super::{Error, ReceivePermit};
-use crate::link::{Received, TensorKey, placement_of, placement_of_mut};
+use crate::link::{Destination, Received, TensorKey, placement_of, placement_of_mut};
 use crate::memory::{Pool, Tensor, TensorMut};
 use crate::sync::{Canceled, OneshotSender};
 use crate::wire::Time;
 use crate::wire::message::Placement;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The value that a receive returns, and where it lay.
@@ -81,6 +83,36 @@ impl Canceled for Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(crate) u64);
 
+/// Ids that a thread takes at once, so that most calls take no locked instruction.
+const ID_BLOCK: u64 = 1 << 12;
+
+thread_local! {
+    /// The ids that this thread has taken and not used.
+    static OWN_IDS: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+impl CallId {
+    /// The first of `count` ids in a row, which no other call has.
+    #[inline]
+    pub(crate) fn take(count: u64) -> CallId {
+        let (first, end) = OWN_IDS.get();
+        if end - first < count {
+            return CallId::take_of_block(count);
+        }
+        OWN_IDS.set((first + count, end));
+        CallId(first)
+    }
+
+    #[cold]
+    fn take_of_block(count: u64) -> CallId {
+        static TAKEN: AtomicU64 = AtomicU64::new(0);
+        let block = count.max(ID_BLOCK);
+        let first = TAKEN.fetch_add(block, Ordering::Relaxed);
+        OWN_IDS.set((first + count, first + block));
+        CallId(first)
+    }
+}
+
 /// A call, and where it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallHandle {
@@ -105,6 +137,17 @@ pub(crate) enum CancelReason {
     Deadline(Option<Duration>),
     /// The handle was dropped. A value that still comes is for the next receive.
     Dropped,
+}
+
+/// A receive that has not begun at its poller.
+#[derive(Debug)]
+pub struct NewReceive {
+    /// The key of the tensor.
+    pub key: TensorKey,
+    /// Where the tensor goes.
+    pub destination: Destination,
+    /// Told the outcome once.
+    pub waiter: Waiter,
 }
 
 /// A receive that waits: the sending end of its one-shot channel, and its deadline.
@@ -145,5 +188,24 @@ impl Waiter {
             }
         };
         self.complete(Err(error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::thread;
+
+    #[test]
+    fn no_two_calls_of_any_threads_have_one_id() {
+        const COUNTS: [u64; 4] = [1, 3, ID_BLOCK - 1, 2 * ID_BLOCK];
+        let taken = || {
+            let rounds = (0..8).flat_map(|_| COUNTS);
+            rounds.flat_map(|count| (CallId::take(count).0..).take(count as usize)).collect::<Vec<_>>()
+        };
+        let threads = [(); 3].map(|()| thread::spawn(taken));
+        let ids: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect();
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len());
     }
 }

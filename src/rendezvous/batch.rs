@@ -308,7 +308,7 @@ impl Batch {
         if let Some(given) = given.filter(|given| given.len() != self.edges.len()) {
             return Err(self.wrong_count(given.len()));
         }
-        let first = self.context.next_call.fetch_add(self.edges.len() as u64, Ordering::Relaxed);
+        let CallId(first) = CallId::take(self.edges.len() as u64);
         let begun = self.context.now();
         Ok(BatchCalls { first, begun, deadline: begun + timeout, timeout })
     }

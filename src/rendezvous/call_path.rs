@@ -4,11 +4,11 @@
 use super::call_flights::CallFlights;
 use super::path::RemotePath;
 use crate::engine::Clock;
-use crate::link::{Destination, TensorKey, Value};
+use crate::link::{TensorKey, Value};
 use crate::matching::recv_tensor::{AskedRequest, CallLink, IDLE_GRACE, RecvTensors, RequestAnswer};
 use crate::matching::{
-    BatchReceive, BatchSend, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, Members, PeerIndex,
-    PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter,
+    BatchReceive, BatchSend, Cancel, CancelAll, EdgeReports, Error, LinkTag, LostPeer, Members, NewReceive,
+    PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken, WaitReports, Waiter,
 };
 use crate::sync::Reused;
 use crate::telemetry::{Counter, Counters, FlightEvent, FlightLog};
@@ -221,16 +221,11 @@ impl RemotePath for Arc<CallPath> {
         self.with_open(|state| state.send(peer, &key, value, now))
     }
 
-    fn receive(
-        &self,
-        peer: PeerIndex,
-        key: TensorKey,
-        destination: Destination,
-        waiter: Waiter,
-    ) -> Result<Option<u32>, Error> {
-        let (begun, deadline) = (waiter.begun, waiter.deadline);
+    fn receive(&self, peer: PeerIndex, new: &mut Option<NewReceive>) -> Result<Option<u32>, Error> {
+        let Some(receive) = new.take() else { return Ok(None) };
+        let Waiter { begun, deadline, .. } = receive.waiter;
         let hung = self.with_open(|state| {
-            state.receive((peer, key), destination, waiter, true);
+            state.receive(peer, receive, true);
             begun + state.logged_after()
         })?;
         self.look_at(deadline.min(hung));
@@ -255,7 +250,7 @@ impl RemotePath for Arc<CallPath> {
                 let (permit, cancel_reason, is_logged) = (None, None, false);
                 let waiter =
                     Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-                state.receive((peer, key), destination, waiter, false);
+                state.receive(peer, NewReceive { key, destination, waiter }, false);
             }
             begun + state.logged_after()
         })?;

@@ -21,7 +21,7 @@ use crate::telemetry::{FlightLog, Snapshot};
 use crate::wire::{AtomicTime, EdgeName, Status, StepId, TaskId, Time};
 use foldhash::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The longest sleep of a wait whose condition no poller signals.
@@ -56,7 +56,6 @@ pub struct Context {
     fork_guard: ForkGuard,
     pub(super) outstanding: Arc<AtomicUsize>,
     pub(super) receive_limit: ReceiveLimit,
-    pub(super) next_call: AtomicU64,
     /// The next deadline of the local table.
     pub(super) next_deadline: Arc<AtomicTime>,
     tables: BiasedMutex<Tables>,
@@ -136,7 +135,6 @@ impl Context {
             paths,
             fork_guard: ForkGuard::of_this_process(),
             outstanding,
-            next_call: AtomicU64::new(0),
             next_deadline: tables.local.next_deadline(),
             tables: BiasedMutex::new(tables),
             flags: StepFlags::default(),

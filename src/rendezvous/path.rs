@@ -2,10 +2,10 @@
 
 use crate::engine::{DirectTake, DirectWait, Engine, Unusable, WaitLimit};
 use crate::fabric::{Port, ShortTake};
-use crate::link::{Destination, DirectReceive, Links, TensorKey, TensorKeyRef, Value};
+use crate::link::{DirectReceive, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::{
-    BatchSend, CallHandle, Cancel, CancelAll, EdgeReports, Error, PeerIndex, ReceiveAll, RemoteCommand,
-    StandingChange, StepChange, Untaken, WaitReports, Waiter,
+    BatchSend, CallHandle, Cancel, CancelAll, EdgeReports, Error, NewReceive, PeerIndex, ReceiveAll,
+    RemoteCommand, StandingChange, StepChange, Untaken, WaitReports,
 };
 use crate::matching::{BatchWalk, ExpectedRecord, OfEdge, WalkEnd, WindowHandler};
 use crate::memory::Tensor;
@@ -152,18 +152,12 @@ pub trait RemotePath: Send + Sync {
         DirectWait::Elsewhere(None)
     }
 
-    /// Begins to receive a tensor of a peer. Returns the number of its waiter, if the handle of the
-    /// call must have it: see [`CallHandle`].
+    /// Begins the receive that `new` holds, and takes it. Returns the number of its waiter, if the
+    /// handle of the call must have it: see [`CallHandle`].
     ///
     /// # Errors
     /// If the poller is closed or poisoned.
-    fn receive(
-        &self,
-        peer: PeerIndex,
-        key: TensorKey,
-        destination: Destination,
-        waiter: Waiter,
-    ) -> Result<Option<u32>, Error>;
+    fn receive(&self, peer: PeerIndex, new: &mut Option<NewReceive>) -> Result<Option<u32>, Error>;
 
     /// Waits on the poller itself for the end of a receive that has begun, until `is_over`,
     /// `deadline` or `leave_at` at most. The receive may go on to wait. If this thread takes the
@@ -331,23 +325,11 @@ impl<P: Port> RemotePath for Arc<Engine<P, WindowHandler>> {
         self.wait_direct(WaitLimit::After(timeout), leave_at, DirectBatch(walk))
     }
 
-    fn receive(
-        &self,
-        peer: PeerIndex,
-        key: TensorKey,
-        destination: Destination,
-        waiter: Waiter,
-    ) -> Result<Option<u32>, Error> {
-        let (mut receive, mut waits) = (Some((key, destination, waiter)), None);
-        self.try_direct(|handler, links| {
-            if let Some((key, destination, waiter)) = receive.take() {
-                waits = handler.receive(links, (peer, key), destination, waiter);
-            }
-        })
-        .map_err(unusable)?;
-        let Some((key, destination, waiter)) = receive else { return Ok(waits) };
-        let command = RemoteCommand::Receive { peer, key, destination, waiter };
-        self.submit(command).map_err(unusable).map(|()| None)
+    fn receive(&self, peer: PeerIndex, new: &mut Option<NewReceive>) -> Result<Option<u32>, Error> {
+        let mut waits = None;
+        self.try_direct(|handler, links| waits = handler.receive(links, peer, new)).map_err(unusable)?;
+        let Some(receive) = new.take() else { return Ok(waits) };
+        self.submit(RemoteCommand::Receive { peer, receive }).map_err(unusable).map(|()| None)
     }
 
     fn wait_for_call(

@@ -9,13 +9,12 @@ use super::pending::{CallPlace, CancelToken, Pending, Receivable, SealedPayload}
 use super::pending_batch::PendingBatch;
 use crate::engine::DirectWait;
 use crate::link::{Destination, DirectReceive, Received, placement_of};
-use crate::matching::{CallId, Delivery, Error, Outcome, Payload, ReceivePermit, Waiter};
+use crate::matching::{CallId, Delivery, Error, NewReceive, Outcome, Payload, ReceivePermit, Waiter};
 use crate::memory::{Tensor, TensorMut};
 use crate::sync::{OneshotSender, Reused};
 use crate::wire::Time;
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Step {
@@ -321,7 +320,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         sender: OneshotSender<Outcome>,
     ) -> Result<(CancelToken, Time), Error> {
         let context = &self.step.context;
-        let id = CallId(context.next_call.fetch_add(1, Ordering::Relaxed));
+        let id = CallId::take(1);
         let (timeout, wait) = match self.is_try {
             // The wait for a tensor that is offered.
             true => (Duration::ZERO, context.settings.cancel_grace),
@@ -338,7 +337,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
             }
             EdgeEnd::Peer(peer) => {
                 let destination = context.destination(self.into);
-                let waiter = context.paths.of(peer).receive(peer, key, destination, waiter)?;
+                let mut new = Some(NewReceive { key, destination, waiter });
+                let waiter = context.paths.of(peer).receive(peer, &mut new)?;
                 CallPlace::Remote { peer, waiter }
             }
         };

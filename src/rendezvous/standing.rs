@@ -4,9 +4,8 @@ use super::context::Context;
 use super::edge::{Edge, EdgeEnd};
 use super::sequence::Sequence;
 use crate::link::TensorKey;
-use crate::matching::{Error, PeerIndex, StandingChange, WINDOWS};
+use crate::matching::{CallId, Error, PeerIndex, StandingChange, WINDOWS};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// An edge whose tensors may be sent before their receives begin, for as long as this handle
 /// exists.
@@ -78,7 +77,7 @@ impl Context {
         if !self.with_tables(|tables| tables.standing.insert(key.clone())) {
             return Err(Error::StandingExists { edge: edge.to_string() });
         }
-        let id = self.next_call.fetch_add(1, Ordering::Relaxed);
+        let CallId(id) = CallId::take(1);
         let standing = Standing { context: self.clone(), key: key.clone(), id, peer };
         if let Some(peer) = peer {
             tell(self, Some(peer), StandingChange::Begun { id, peer, key, window });

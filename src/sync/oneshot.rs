@@ -7,6 +7,7 @@ use super::waking::wake;
 use atomic_waker::AtomicWaker;
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::task::Waker;
 
 /// A result type with a value that says that the sender is gone.
@@ -102,10 +103,18 @@ impl<R: Canceled> OneshotPool<R> {
 
     fn unused(&self) -> Option<Arc<Channel<R>>> {
         for _ in 0..LOOKS {
-            let mut channel = self.free.pop()?;
-            // Unique: both sides of its last use are gone.
-            if let Some(inner) = Arc::get_mut(&mut channel) {
-                inner.result.reset();
+            let channel = self.free.pop()?;
+            // Both sides of its last use are gone. `Arc::get_mut` would look for weak references,
+            // which there are none of, with a locked instruction.
+            if Arc::strong_count(&channel) == 1 {
+                // Acquire: pairs with the release of the other sides' drops.
+                fence(Ordering::Acquire);
+                // SAFETY: nobody else has the channel: there is one reference to it, and no weak
+                // one.
+                #[allow(unsafe_code)]
+                unsafe {
+                    channel.result.reopen();
+                }
                 return Some(channel);
             }
             // The sender of its last use is still there: on another thread, or for a receiver that
@@ -240,7 +249,7 @@ impl<R: Canceled> std::fmt::Debug for OneshotSender<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
     use std::task::Wake;
 
     #[derive(Debug, PartialEq)]

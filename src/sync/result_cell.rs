@@ -22,9 +22,21 @@ impl<R> ResultCell<R> {
 
     /// Empties the cell for its next use. `&mut` shows that neither side holds it.
     pub(super) fn reset(&mut self) {
-        self.done.store(false, Ordering::Relaxed);
         // SAFETY: `&mut self` is the only reference.
         #[allow(unsafe_code)]
+        unsafe {
+            self.reopen();
+        }
+    }
+
+    /// As [`ResultCell::reset`].
+    ///
+    /// # Safety
+    /// No other thread uses the cell, and its earlier uses happened before.
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn reopen(&self) {
+        self.done.store(false, Ordering::Relaxed);
+        // SAFETY: nobody else uses the cell, by the contract above.
         self.result.with_mut(|result| unsafe { *result = None });
     }
 

@@ -5,7 +5,7 @@ use super::inbound::{ArrivedValue, CUT_FAILURE, HELD_PART, HeldValue, QueuedRece
 use super::{AnswerHead, IDLE_GRACE, NEVER, OwnRequest, RecvTensors, not_borrowed};
 use crate::link::windows::{ArrivedBytes, ArrivedTensor, RejectedTensor, ToldMeta};
 use crate::link::{Corruption, Destination, EdgeKey, ReceiveError, Received, TensorKey};
-use crate::matching::{CancelReason, Delivery, Error, Outcome, Payload, PeerIndex, Waiter};
+use crate::matching::{CancelReason, Delivery, Error, NewReceive, Outcome, Payload, PeerIndex, Waiter};
 use crate::memory::copy;
 use crate::telemetry::Counter;
 use crate::wire::message::{MAX_LONG_MESSAGE, Placement};
@@ -18,9 +18,8 @@ impl RecvTensors {
     /// Begins a receive, or ends it at once. A receive beyond the limit fails if `is_bounded`.
     pub fn receive(
         &mut self,
-        (peer, key): (PeerIndex, TensorKey),
-        destination: Destination,
-        waiter: Waiter,
+        peer: PeerIndex,
+        NewReceive { key, destination, waiter }: NewReceive,
         is_bounded: bool,
     ) {
         let receive = QueuedReceive { destination: not_borrowed(destination), waiter, is_bounded };

@@ -7,7 +7,7 @@ mod held;
 use super::sending::{MAX_KEY_REQUESTS, MAX_PEER_KEY_BYTES};
 use super::*;
 use crate::link::{EdgeKey, LinkSettings, Value};
-use crate::matching::{Cancel, CancelReason, Payload, StepChange};
+use crate::matching::{Cancel, CancelReason, NewReceive, Payload, StepChange};
 use crate::memory::{PoolOptions, Region, RegionOptions};
 use crate::sync::{OneshotPool, OneshotReceiver};
 use crate::wire::{Code, DType, EdgeName, LossCause, Shape, Status, TensorMeta};
@@ -170,7 +170,7 @@ impl World {
         let (begun, deadline) = (Time::from_nanos(0), Time::from_nanos(0) + Duration::from_secs(1));
         let (permit, cancel_reason, is_logged) = (None, None, false);
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
-        self.receiver.receive((SENDER, key.clone()), destination, waiter, true);
+        self.receiver.receive(SENDER, NewReceive { key: key.clone(), destination, waiter }, true);
         self.tell();
         (id, result)
     }

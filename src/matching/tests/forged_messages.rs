@@ -184,7 +184,10 @@ impl<F: Fabric> Scene<F> {
                 is_logged,
             };
             let (key, destination) = (key_of(RECEIVER, SENDER, step), Destination::Borrow);
-            self.command(RemoteCommand::Receive { peer: TO_RECEIVER, key, destination, waiter });
+            self.command(RemoteCommand::Receive {
+                peer: TO_RECEIVER,
+                receive: NewReceive { key, destination, waiter },
+            });
             self.results.push(result);
         }
         self.ours = self.hear(|message| match message {
