@@ -111,7 +111,7 @@ pub enum RemoteCommand<L> {
     Receive {
         /// The sending peer.
         peer: PeerIndex,
-        /// What is received.
+        /// Its key and destination, and who is told the outcome.
         receive: NewReceive,
     },
     /// Sends several values.

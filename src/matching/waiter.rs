@@ -83,16 +83,16 @@ impl Canceled for Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(crate) u64);
 
-/// Ids that a thread takes at once, so that most calls take no locked instruction.
+/// Ids that a thread takes at once, so that most of them take no locked instruction.
 const ID_BLOCK: u64 = 1 << 12;
 
 thread_local! {
-    /// The ids that this thread has taken and not used.
+    /// The first id that this thread has taken and not used, and the one behind the last.
     static OWN_IDS: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 impl CallId {
-    /// The first of `count` ids in a row, which no other call has.
+    /// The first of `count` ids in a row, which nothing else in the process has.
     #[inline]
     pub(crate) fn take(count: u64) -> CallId {
         let (first, end) = OWN_IDS.get();
@@ -139,7 +139,7 @@ pub(crate) enum CancelReason {
     Dropped,
 }
 
-/// A receive that has not begun at its poller.
+/// A receive that has not begun.
 #[derive(Debug)]
 pub struct NewReceive {
     /// The key of the tensor.

@@ -156,7 +156,7 @@ pub trait RemotePath: Send + Sync {
     /// handle of the call must have it: see [`CallHandle`].
     ///
     /// # Errors
-    /// If the poller is closed or poisoned.
+    /// If the poller is closed or poisoned. Then the receive may still be in `new`.
     fn receive(&self, peer: PeerIndex, new: &mut Option<NewReceive>) -> Result<Option<u32>, Error>;
 
     /// Waits on the poller itself for the end of a receive that has begun, until `is_over`,

@@ -283,8 +283,8 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     /// [`Node::progress`](crate::Node::progress).
     ///
     /// # Errors
-    /// Like [`ReceiveBuilder::begin`]; then `done` is not called. If the step ends during the call,
-    /// this error may be returned and `done` be called with an error, too.
+    /// Like [`ReceiveBuilder::begin`]; then `done` is not called. If the step ends or the node
+    /// stops during the call, this error may be returned and `done` be called with an error, too.
     pub fn then(
         self,
         done: impl FnOnce(Result<Delivery<T>, Error>) + Send + 'static,

@@ -26,7 +26,8 @@ pub struct OneshotPool<R> {
     free: ArrayQueue<Arc<Channel<R>>>,
 }
 
-/// The result of a channel, and the task that waits for it.
+/// The result of a channel, and the task that waits for it. There are no weak references to a
+/// channel: see [`OneshotPool::unused`].
 struct Channel<R> {
     result: ResultCell<R>,
     task: AtomicWaker,
@@ -104,8 +105,8 @@ impl<R: Canceled> OneshotPool<R> {
     fn unused(&self) -> Option<Arc<Channel<R>>> {
         for _ in 0..LOOKS {
             let channel = self.free.pop()?;
-            // Both sides of its last use are gone. `Arc::get_mut` would look for weak references,
-            // which there are none of, with a locked instruction.
+            // Both sides of its last use are gone. `Arc::get_mut` would take a locked instruction,
+            // to find that there are no weak references.
             if Arc::strong_count(&channel) == 1 {
                 // Acquire: pairs with the release of the other sides' drops.
                 fence(Ordering::Acquire);

@@ -11,7 +11,8 @@ pub(super) struct ResultCell<R> {
 
 // SAFETY: `result` is written once, by the only caller of `put`, before `done` is set with release
 // ordering; or never, if `close` sets `done`. It is touched again only after `done` was seen with
-// acquire ordering, by the only caller of `take`. `R: Send` moves between them.
+// acquire ordering, by the only caller of `take`. `R: Send` moves between them. `reset` and
+// `reopen` have the cell to themselves.
 #[allow(unsafe_code)]
 unsafe impl<R: Send> Sync for ResultCell<R> {}
 
@@ -48,7 +49,7 @@ impl<R> ResultCell<R> {
     /// Puts the result.
     ///
     /// # Safety
-    /// `put` is called at most once between two resets of the cell, and not after `close`.
+    /// `put` is called at most once in each use of the cell, and not after `close`.
     #[allow(unsafe_code)]
     pub(super) unsafe fn put(&self, result: R) {
         // SAFETY: by the contract above this is the only write, and `take` reads only after `done`
