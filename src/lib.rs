@@ -85,18 +85,18 @@
 //! * adaptive: a background thread does while no call is under way. Threads sleep while nothing
 //!   comes.
 //! * dedicated: a background thread that never sleeps does.
-//! * auto, the default: inline as long as the members of the host have no more spinning threads
-//!   than it has CPUs. From then on adaptive. [`Node::mode`] returns the mode.
+//! * auto, the default: adaptive, or inline if `wait` is set. [`Node::mode`] returns the mode.
 //!
 //! Callbacks run on a thread of their own. Addresses, liveness and errors travel over gRPC on one
-//! more thread, which never touches a tensor.
+//! more thread, which touches no tensor, unless `fabric` is `grpc`.
 //!
 //! # Peers that die and come back
 //!
 //! A peer is lost when the kernel reports its end, when it stops, or after `silence_bound` without
 //! a message. Every call that waits for the peer, and every later one, ends with
 //! [`Error::PeerLost`]. The error names the task, its incarnation and the [`LossCause`]. With
-//! `peer_loss` at `fail_all` every other call ends with that error too, also [`Node::join`].
+//! `peer_loss` at `fail_all` every other call ends with that error too, also [`Node::join`], unless
+//! the peer stopped cleanly.
 //!
 //! Without it the node goes on. The task may come back, as a new process or as one that had only
 //! stalled. The two then link again by themselves, and [`PeerReport::generation`] grows.

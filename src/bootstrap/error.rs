@@ -159,7 +159,7 @@ pub enum BootstrapError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MissingPeer {
-    /// Name of the variable.
+    /// The member.
     pub name: TaskId,
     /// Its address in the cluster.
     pub address: String,

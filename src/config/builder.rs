@@ -76,7 +76,8 @@ impl Builder {
         self
     }
 
-    /// Sets a key by name, spelled as in the environment.
+    /// Sets a key by its name in a file, such as `pool_size`. The value is spelled as in the
+    /// environment.
     pub fn set(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.set.push((key.into(), value.into()));
         self

@@ -26,7 +26,7 @@ pub enum BulkReceive {
 pub enum PeerLoss {
     /// `fail_calls`: calls that need the peer fail, others go on.
     FailCalls,
-    /// `fail_all`: every pending call fails.
+    /// `fail_all`: every call fails, pending or later, unless the peer stopped cleanly.
     FailAll,
 }
 

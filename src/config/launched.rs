@@ -83,11 +83,12 @@ pub struct LaunchedRank {
 }
 
 impl LaunchedRank {
-    /// The place that the environment of this process says. `None` if no launcher has started it.
+    /// The place that the environment of this process says. `None` if no launcher has started it,
+    /// or if only a rank or only a size is said.
     ///
     /// # Errors
-    /// If a rank or size is no number, if one of them is missing, or if two launchers contradict
-    /// each other.
+    /// If a rank or size is no number, if a rank is not below its size, or if two launchers
+    /// contradict each other.
     pub fn from_environment() -> Result<Option<Self>, ConfigError> {
         Self::of(std::env::vars_os())
     }

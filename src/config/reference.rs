@@ -159,7 +159,7 @@ fn meaning(key: &Key) -> String {
 fn facts(key: &Key, quote: &str) -> String {
     let default = match key.default {
         Some(default) => format!("Default: {quote}{default}{quote}."),
-        None if key.required => "Required.".to_string(),
+        None if key.required => "Required, unless a launcher or a store supplies it.".to_string(),
         None => "Default: not set.".to_string(),
     };
     let variables =

@@ -139,7 +139,7 @@ macro_rules! also_names {
 
 macro_rules! default_doc {
     (required) => {
-        "Required."
+        "Required, unless a launcher or a store supplies it."
     };
     (optional) => {
         "Default: not set."
@@ -355,7 +355,8 @@ settings! {
     /// config --profile NAME` prints one.
     profile: Profile, OneOf<Profile>, optional, "low-latency, throughput, shared-host or few-cores", Some;
 
-    /// Size of the pool from which tensors are allocated, rounded up to a multiple of 4 KiB.
+    /// Size of the pool from which tensors are allocated. It is rounded up to whole pages of the
+    /// kind that the pool gets: 4 KiB, 2 MiB or 1 GiB.
     pool_size: u64, ByteSize, default("256MiB"),
         "1MiB to 16TiB: a number of bytes, or one with KiB, MiB, GiB or TiB",
         |bytes| (1 << 20..=16 << 40).contains(&bytes).then(|| bytes.next_multiple_of(PAGE));
@@ -448,7 +449,8 @@ settings! {
     cancel_grace: Duration, DurationText, default("100ms"), "0s to 24h", |span| (span <= DAY).then_some(span);
     /// How long a stop serves pending sends before it aborts them.
     stop_timeout: Duration, DurationText, default("2s"), "0s to 24h", |span| (span <= DAY).then_some(span);
-    /// The effect of a peer's loss on calls that do not need the peer: none, or they fail too.
+    /// The effect of a peer's loss on calls that do not need the peer: none, or they fail too. A
+    /// peer that stopped cleanly never makes them fail.
     peer_loss: PeerLoss, OneOf<PeerLoss>, default("fail_calls"), "fail_calls or fail_all", Some;
 
     /// Connections to each peer over TCP for tensors of more than 64 KiB, over which they are

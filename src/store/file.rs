@@ -85,7 +85,7 @@ impl FileStore {
     ///
     /// # Errors
     /// [`StoreError::File`] if the file can't be opened or locked, belongs to another user, can be
-    /// written by others, or has other content.
+    /// read or written by others, or has other content.
     pub fn open(path: impl Into<PathBuf>, timeout: Duration) -> Result<Self, StoreError> {
         let store = FileStore { path: path.into(), timeout, cache: Mutex::default() };
         store.read(timeout, |_| ())?.ok_or_else(|| store.held(timeout))?;

@@ -175,7 +175,7 @@ pub struct FabricOptions {
 /// The device of a process.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct DeviceOptions {
-    /// verbs: the device, such as mlx5_0 [default: the first with an active port]
+    /// verbs: the device, such as mlx5_0 [default: the only one with an active port]
     #[arg(long, short = 'd', value_name = "NAME")]
     pub ib_dev: Option<String>,
     /// verbs: the device's port [default: its first active one]

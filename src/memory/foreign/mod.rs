@@ -117,6 +117,9 @@ pub enum ForeignError {
 impl ForeignMemory {
     /// Memory that is only read.
     ///
+    /// # Panics
+    /// If `base` is null and `len` is not 0.
+    ///
     /// # Safety
     /// As long as `owner` lives, on every thread:
     ///
@@ -134,6 +137,9 @@ impl ForeignMemory {
     }
 
     /// Memory that can also be received into.
+    ///
+    /// # Panics
+    /// As [`ForeignMemory::new`].
     ///
     /// # Safety
     /// All of [`ForeignMemory::new`], and `base` is good for writing.
