@@ -114,6 +114,10 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 
     /// Runs before the lock is released.
     pub(super) fn before_unlock(&self, poller: &mut Poller<P, H>) {
+        if self.sleepers.any() {
+            // The next poll, which would send what was put off, may be far.
+            poller.before_poll();
+        }
         if poller.take_active() {
             self.nudge();
         }

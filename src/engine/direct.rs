@@ -289,9 +289,13 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                     }
                 }
                 AfterPolls::Leave(since) => return DirectWait::Elsewhere(Some(since)),
-                AfterPolls::TimedOut => {
-                    poller.before_poll();
-                    return DirectWait::TimedOut;
+                AfterPolls::TimedOut(now) => {
+                    // As above. A program may do nothing but such waits.
+                    poller.step(now);
+                    return match poller.direct(|handler, links| wait.take(handler, links)) {
+                        Some(result) => ended(wait, result, since),
+                        None => DirectWait::TimedOut,
+                    };
                 }
             }
         }
@@ -315,7 +319,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
             return AfterPolls::Leave(since);
         }
         if limit.is_over(since, now) {
-            return AfterPolls::TimedOut;
+            return AfterPolls::TimedOut(now);
         }
         let waited = now.since(since);
         let may_spin = (self.mode == PollMode::Inline || waited < self.spin) && waited < self.hung_after;
@@ -349,7 +353,8 @@ enum AfterPolls {
     Step(Time),
     /// By a command. The time of the first look at the clock.
     Leave(Time),
-    TimedOut,
+    /// With a last step at this time.
+    TimedOut(Time),
 }
 
 /// The outcome of a wait with this result, whose first look at the clock was at `since`.

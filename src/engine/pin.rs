@@ -66,7 +66,8 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
 
 /// The CPUs of the calling thread before it was pinned here, if it was.
 pub(super) fn cpus_before_pin() -> Option<Vec<usize>> {
-    BEFORE.with_borrow(Clone::clone)
+    // The variable is gone while the thread ends.
+    BEFORE.try_with(|before| before.borrow().clone()).ok().flatten()
 }
 
 /// Lets the calling thread run on these CPUs, whatever pin it inherited. Has no effect if the

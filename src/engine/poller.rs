@@ -24,7 +24,7 @@ pub struct Poller<P: Port, H: Handler<P>> {
 /// result.
 const RESULTS_PER_POLL: u32 = 16;
 /// Such polls between two ends of waits whose deadlines have passed.
-const POLLS_PER_CLOCK: u32 = 64;
+const POLLS_PER_CLOCK: u32 = 4;
 
 impl<P: Port, H: Handler<P>> Poller<P, H> {
     /// A poller over these links.

@@ -137,6 +137,10 @@ impl<T: Send + 'static> SubmissionQueue<T> {
     /// # Errors
     /// Returns the command if there is no room.
     pub fn submit(&self, command: T) -> Result<(), T> {
+        if PRODUCERS.try_with(|_| ()).is_err() {
+            // The thread ends, and drops what it had in other thread-local variables.
+            return self.shared.push(command);
+        }
         PRODUCERS.with_borrow_mut(|producers| {
             let at = match producers.iter().position(|producer| producer.queue == self.id) {
                 Some(at) => at,
@@ -225,6 +229,32 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
+
+    /// Submits a command when it is dropped.
+    struct SubmitsAtEnd(Arc<SubmissionQueue<u32>>);
+
+    impl Drop for SubmitsAtEnd {
+        fn drop(&mut self) {
+            self.0.submit(2).expect("room");
+        }
+    }
+
+    thread_local! {
+        static AT_END: RefCell<Option<SubmitsAtEnd>> = const { RefCell::new(None) };
+    }
+
+    #[test]
+    fn a_thread_may_submit_while_its_variables_are_dropped() {
+        let queue = Arc::new(SubmissionQueue::new(4));
+        let of_thread = queue.clone();
+        let thread = std::thread::spawn(move || {
+            // Dropped last, as it is used first.
+            AT_END.set(Some(SubmitsAtEnd(of_thread.clone())));
+            of_thread.submit(1).expect("room");
+        });
+        thread.join().expect("no panic");
+        assert_eq!([queue.pop(), queue.pop()], [Some(1), Some(2)]);
+    }
 
     #[test]
     fn commands_of_each_thread_keep_their_order_while_it_moves_to_a_lane() {
