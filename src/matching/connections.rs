@@ -7,7 +7,7 @@ use super::{
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::{LinkIdentity, LinkSettings, Links};
 use crate::telemetry::{Counter, CountersWriter, FlightLog, FlightRecord};
-use crate::wire::{LossCause, TaskId};
+use crate::wire::{Incarnation, LossCause, TaskId};
 use foldhash::HashMap;
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ struct PeerConnections {
     /// The end of the last link that was up, or of an incarnation without one, until another link
     /// is up.
     lost: Option<(LinkTag, LossCause)>,
+    /// The incarnation of the last link that was up: what came and was not taken is of it.
+    last_up: Option<Incarnation>,
 }
 
 struct PeerConnection {
@@ -163,7 +165,7 @@ impl Connections {
     }
 
     /// Notes that both sides have said that the link works. Returns whether it is up now; `Some`
-    /// says whether an earlier life of the peer was lost.
+    /// says whether the last link that was up was of an earlier life of the peer.
     pub fn ready(&mut self, peer: PeerIndex, tag: LinkTag) -> Option<bool> {
         let entry = self.peer(peer);
         match &mut entry.present {
@@ -175,7 +177,8 @@ impl Connections {
                 return None;
             }
         }
-        Some(entry.lost.take().is_some_and(|(lost, _)| lost.incarnation != tag.incarnation))
+        entry.lost = None;
+        Some(entry.last_up.replace(tag.incarnation).is_some_and(|life| life != tag.incarnation))
     }
 
     /// Reports that a link is up.
@@ -348,5 +351,59 @@ pub fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) 
             values
         }
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Generation;
+    use std::time::Duration;
+
+    struct Nobody;
+
+    impl PeerObserver for Nobody {
+        fn up(&self, _: PeerIndex, _: LinkTag) {}
+        fn down(&self, _: &LostPeer) {}
+        fn failed_before_ready(&self, _: PeerIndex, _: LinkTag) {}
+    }
+
+    const PEER: PeerIndex = PeerIndex(1);
+
+    fn connections() -> Connections {
+        let members = Members::new([0, 1].map(|task| TaskId::new("w", task).expect("a task")).to_vec());
+        let link =
+            LinkSettings { small_tensor_bytes: 128, validate: false, borrow: true, max_ready_bytes: 1 << 16 };
+        let settings =
+            RemoteSettings { link, max_requests: 8, hung_after: Duration::MAX, peer_loss_is_fatal: false };
+        Connections::new(members.task(PeerIndex(0)).clone(), 1, members, &settings, Arc::new(Nobody))
+    }
+
+    fn tag(life: u64, generation: u64) -> LinkTag {
+        let incarnation = Incarnation::new(life).expect("not 0");
+        LinkTag { incarnation, generation: Generation::from(generation) }
+    }
+
+    /// Says whether a link that is up now follows one with an earlier life.
+    fn is_up_after_earlier_life(connections: &mut Connections, tag: LinkTag) -> bool {
+        let (stage, close_reason) = (ConnectionStage::Probed, None);
+        connections.peer(PEER).present = Some(PeerConnection { link: LinkId(1), tag, stage, close_reason });
+        connections.ready(PEER, tag).expect("it is up")
+    }
+
+    #[test]
+    fn a_life_that_counted_as_dead_before_its_link_is_not_the_one_before() {
+        let (mut connections, counters) = (connections(), CountersWriter::new());
+        let lose = |connections: &mut Connections, tag| {
+            connections.peer(PEER).present = None;
+            let cause = LossCause::Died("a test".to_owned());
+            connections.note_loss(&counters, PEER, tag, cause).is_some()
+        };
+        assert!(!is_up_after_earlier_life(&mut connections, tag(7, 1)), "the first life");
+        assert!(lose(&mut connections, tag(7, 1)));
+        assert!(lose(&mut connections, tag(8, 1)), "it has no link yet, and is heard again");
+        assert!(is_up_after_earlier_life(&mut connections, tag(8, 2)));
+        assert!(lose(&mut connections, tag(8, 2)));
+        assert!(!is_up_after_earlier_life(&mut connections, tag(8, 3)), "the same life");
     }
 }
