@@ -159,14 +159,15 @@ impl EagerReceiver {
         true
     }
 
-    /// What the peer is told now, if half of the bound was taken.
-    pub fn take_due(&mut self) -> Option<u64> {
+    /// What the peer is to be told now, if half of the bound was taken.
+    pub fn due(&self) -> Option<u64> {
         // Relaxed: a share that was dropped just now is returned later.
         let returned = self.came - self.held.load(Ordering::Relaxed);
-        let is_due = returned - self.returned > self.limits.all / 2;
-        is_due.then(|| {
-            self.returned = returned;
-            returned
-        })
+        (returned - self.returned > self.limits.all / 2).then_some(returned)
+    }
+
+    /// Notes what the peer is told.
+    pub fn told(&mut self, returned: u64) {
+        self.returned = returned;
     }
 }

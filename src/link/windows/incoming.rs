@@ -258,7 +258,8 @@ impl Link {
         if !self.windows.eager_in.goes_alone() {
             return;
         }
-        if let Some(returned) = self.windows.eager_in.take_due() {
+        if let Some(returned) = self.windows.eager_in.due() {
+            self.windows.eager_in.told(returned);
             self.send(cx, &Message::EagerCredit { returned });
         }
     }

@@ -181,11 +181,12 @@ impl Link {
             counters.increment(Counter::SmallTensorsSent);
             count_sent(counters, data.len() as u64);
             self.windows.eager_in.note_send();
-            if self.out.leaves_now(port)
-                && let Some(returned) = self.windows.eager_in.take_due()
+            // Not queued: the caller does not note a backlog. Credit that has no room stays due.
+            if let Some(returned) = self.windows.eager_in.due()
+                && self.out.unqueued(port, |bytes| Message::EagerCredit { returned }.encode(bytes))
             {
+                self.windows.eager_in.told(returned);
                 counters.increment(Counter::MessagesSent);
-                self.out.message(port, counters, &Message::EagerCredit { returned }, false);
             }
         }
         has_left
