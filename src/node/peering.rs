@@ -3,7 +3,7 @@
 use super::events::{EventHistory, EventPeer};
 use super::fabric_failures::{ENOUGH, FabricFailures};
 use super::offer::{self, FabricOffer, FabricRefusal, OfferState};
-use super::pollers::{LinkPollers, PollerSet};
+use super::pollers::LinkPollers;
 use super::process::{PeerReport, PeerState};
 use super::transport::{NodeFabrics, PeerTransport, common_depth};
 use crate::bootstrap::{Bootstrap, PeerInfo, Peering, Prepared};
@@ -108,7 +108,7 @@ pub(super) struct LinkReporter {
     directory: PeerDirectory,
     events: Arc<EventHistory>,
     bootstrap: OnceLock<Weak<Bootstrap>>,
-    pollers: OnceLock<(Weak<dyn PollerSet>, Executor)>,
+    context: OnceLock<(Weak<Context>, Executor)>,
 }
 
 impl LinkReporter {
@@ -118,8 +118,8 @@ impl LinkReporter {
         directory: PeerDirectory,
         events: Arc<EventHistory>,
     ) -> Self {
-        let (bootstrap, pollers) = (OnceLock::new(), OnceLock::new());
-        LinkReporter { me, print_paths, losses, directory, events, bootstrap, pollers }
+        let (bootstrap, context) = (OnceLock::new(), OnceLock::new());
+        LinkReporter { me, print_paths, losses, directory, events, bootstrap, context }
     }
 
     fn event_peer(&self, peer: PeerIndex, tag: LinkTag) -> EventPeer {
@@ -127,29 +127,29 @@ impl LinkReporter {
         EventPeer { peer: self.directory.task(peer).clone(), incarnation, generation }
     }
 
-    /// Reports lost links to the bootstrap service from now on, and the end of every call to all
-    /// pollers.
-    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, pollers: &Arc<dyn PollerSet>, executor: &Executor) {
+    /// Reports lost links to the bootstrap service from now on, and the end of every call to the
+    /// rendezvous.
+    pub fn report_to(&self, bootstrap: &Arc<Bootstrap>, context: &Arc<Context>, executor: &Executor) {
         let _ = self.bootstrap.set(Arc::downgrade(bootstrap));
-        let _ = self.pollers.set((Arc::downgrade(pollers), executor.clone()));
+        let _ = self.context.set((Arc::downgrade(context), executor.clone()));
     }
 
-    /// Ends the calls of every poller, if the loss is fatal. The executor does this, as this thread
-    /// holds a poller.
+    /// Ends the calls of every poller and those within the process, if the loss is fatal. The
+    /// executor does this, as this thread holds a poller.
     fn end_all(&self) {
         let Some(error) = self.losses.ended() else { return };
-        let Some((pollers, executor)) = self.pollers.get() else { return };
-        let pollers = pollers.clone();
+        let Some((context, executor)) = self.context.get() else { return };
+        let context = context.clone();
         executor.run(move || {
-            if let Some(pollers) = pollers.upgrade() {
-                pollers.paths().all().for_each(|path| path.end(error.clone()));
+            if let Some(context) = context.upgrade() {
+                context.end(error);
             }
         });
     }
 
     /// Writes to the log on the executor: this thread holds a poller, and the log may block.
     fn log(&self, write: impl FnOnce() + Send + 'static) {
-        match self.pollers.get() {
+        match self.context.get() {
             Some((_, executor)) => executor.run(write),
             None => write(),
         }

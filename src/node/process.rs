@@ -234,7 +234,7 @@ impl Node {
         if let Some(calls) = calls {
             calls.call_by(&bootstrap);
         }
-        reporter.report_to(&bootstrap, &pollers, &executor);
+        reporter.report_to(&bootstrap, &context, &executor);
         events.run_on(&executor);
         pollers.start()?;
         bootstrap.start_on(listener)?;
@@ -395,7 +395,7 @@ impl Node {
     /// A ring of buffers of one type and shape, for an edge that is used each step.
     ///
     /// # Errors
-    /// If `dims` is not a valid shape, or the pool is full.
+    /// If `dims` is not a valid shape, `buffers` is 0, or the pool is full.
     pub fn ring(&self, dtype: DType, dims: &[u64], buffers: usize) -> Result<BufferRing, TensorError> {
         Ok(BufferRing::new(&self.pool, TensorMeta::new(dtype, Shape::new(dims)?)?, buffers)?)
     }

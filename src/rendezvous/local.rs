@@ -54,7 +54,11 @@ impl Local {
         let mut offered = self.table.offer(key, value);
         while let OfferOutcome::Matched(waiter, matched) = offered {
             self.ended(1);
-            let Some(back) = wakeups.deliver(key, waiter, matched) else { break };
+            let back = match waiter.is_dropped() {
+                true => Some(wakeups.pass_over(key, waiter, matched)),
+                false => wakeups.deliver(key, waiter, matched),
+            };
+            let Some(back) = back else { break };
             offered = self.table.put_back(key, back);
         }
         wakeups
@@ -164,7 +168,25 @@ fn failed(waiter: Waiter, error: &Error) -> DeferredWakeup {
     DeferredWakeup::Failed { waiter, error: error.clone() }
 }
 
+impl LocalWaiter {
+    /// Whether its handle was dropped. The cancellation may come later.
+    fn is_dropped(&self) -> bool {
+        self.waiter.sender.is_abandoned()
+    }
+}
+
 impl DeferredWakeups {
+    /// Ends a waiter whose handle was dropped. Returns the value, which is for the next one.
+    fn pass_over(
+        &mut self,
+        key: &TensorKey,
+        LocalWaiter { waiter, .. }: LocalWaiter,
+        matched: Numbered<Value>,
+    ) -> Numbered<Value> {
+        self.0.push(gave_up(key.clone(), waiter, CancelReason::Dropped));
+        matched
+    }
+
     /// Adds a value for its waiter. If the value does not fit the waiter's tensor, adds the error
     /// and returns the value.
     fn deliver(
@@ -232,8 +254,8 @@ fn complete(local: LocalWaiter, value: Value) {
 mod tests {
     use super::*;
     use crate::link::EdgeKey;
-    use crate::matching::CallId;
-    use crate::sync::OneshotSender;
+    use crate::matching::{CallId, Outcome};
+    use crate::sync::{OneshotPool, OneshotSender};
     use crate::wire::EdgeName;
     use std::time::Duration;
 
@@ -256,6 +278,27 @@ mod tests {
             is_logged: false,
         };
         LocalWaiter { waiter, into: None }
+    }
+
+    #[test]
+    fn a_value_passes_over_receives_whose_handles_are_dropped() {
+        let (mut local, pool) = (Local::default(), OneshotPool::<Outcome>::new(4));
+        let receive = |local: &mut Local, id| {
+            let (receiver, sender) = pool.channel();
+            let LocalWaiter { waiter, into } = waiter(id, 10);
+            local.receive(&key("a"), LocalWaiter { waiter: Waiter { sender, ..waiter }, into }).wake();
+            receiver
+        };
+        let [first, second] = [1, 2].map(|id| receive(&mut local, id));
+        let mut third = receive(&mut local, 3);
+        drop((first, second));
+        local.send(&key("a"), Value::Dead).wake();
+        assert!(third.take().is_some_and(|outcome| outcome.0.is_ok()));
+        drop(third);
+        drop(receive(&mut local, 4));
+        local.send(&key("a"), Value::Dead).wake();
+        assert!(receive(&mut local, 5).take().is_some_and(|outcome| outcome.0.is_ok()), "it was kept");
+        assert!(local.is_empty());
     }
 
     #[test]

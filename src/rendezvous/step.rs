@@ -284,10 +284,12 @@ impl Context {
         }
     }
 
-    /// Calls `body` with the tables if a step is live.
+    /// Calls `body` with the tables if a step is live, and calls have not ended.
     fn with_live_step<R>(&self, step: u64, body: impl FnOnce(&mut Tables) -> R) -> Result<R, Error> {
         self.with_tables(|tables| {
             check_live(&tables.steps, step)?;
+            // Under the lock: a sweep after the end of calls fails every waiter that it finds.
+            self.check_usable()?;
             Ok(body(tables))
         })
     }

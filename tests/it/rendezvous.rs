@@ -1006,6 +1006,53 @@ fn a_callback_for_a_wrong_edge_is_refused_and_not_called() {
 }
 
 #[test]
+fn a_deadline_holds_beside_calls_that_return_at_once() {
+    for mode in ["inline", "adaptive", "dedicated"] {
+        run(2, &[("poll", mode), ("pollers", "1")], move |node, task| {
+            if task == 1 {
+                return;
+            }
+            let step = node.step(1).expect("new");
+            let [silent, tried] = ["silent", "tried"].map(|name| node.edge_from("w", 1, name).expect("edge"));
+            let (started, ended) = (Instant::now(), Arc::new(Mutex::new(None)));
+            let told = ended.clone();
+            let note = move |result: Result<_, _>| {
+                assert!(matches!(result.map(drop), Err(Error::DeadlineExceeded { .. })));
+                *told.lock().expect("no panic") = Some(started.elapsed());
+            };
+            step.receive(&silent).within(SHORT).then(note).expect("begun");
+            let is_told = || ended.lock().expect("no panic").is_some();
+            while !is_told() && started.elapsed() < SHORT * 20 {
+                step.recv(&tried, Duration::ZERO).expect_err("nothing is sent");
+            }
+            let ended = ended.lock().expect("no panic").expect("it was told");
+            println!("{mode}: a deadline of {SHORT:?} was kept after {ended:?}");
+            assert!(ended >= SHORT && ended < SHORT * 5);
+        });
+    }
+}
+
+#[test]
+fn a_fatal_loss_ends_receives_within_the_process_that_no_thread_waits_for() {
+    for mode in ["adaptive", "dedicated"] {
+        run(2, &[("poll", mode), ("peer_loss", "fail_all")], move |node, task| {
+            let step = node.step(1).expect("new");
+            if task == 1 {
+                step.recv(&node.edge_from("w", 0, "go").expect("edge"), SOON).expect("received");
+                drop(node.fail("on purpose").expect("stopped"));
+                return;
+            }
+            let own = node.edge_to("w", 0, "own").expect("edge");
+            let (told, heard) = std::sync::mpsc::channel();
+            step.receive(&own).then(move |result| told.send(result.map(drop)).expect("open")).expect("begun");
+            step.send_dead(&node.edge_to("w", 1, "go").expect("edge")).expect("sent");
+            let error = heard.recv_timeout(SOON / 2).expect("the callback runs").expect_err("no value");
+            assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+        });
+    }
+}
+
+#[test]
 fn a_local_deadline_holds_while_another_call_blocks() {
     run(1, &[], |node, _| {
         let edge = node.edge_to("w", 0, "self").expect("edge");
