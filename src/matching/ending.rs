@@ -38,6 +38,7 @@ impl Matching {
         } else if !is_on(Mutant::GivenUpStaysListed) {
             let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
             incoming.give_up(receive.edge, receive.key.step, &waiter);
+            self.send_due(lanes, receive.peer, receive.edge);
         }
         self.update_ready(lanes, receive.peer, receive.edge);
         receive.waiter.cancel_reason = Some(why);

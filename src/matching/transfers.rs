@@ -202,11 +202,11 @@ impl Matching {
         let first = first.and_then(|(_, waiter)| self.waiting.get(*waiter));
         let wants_one = match first {
             Some(first) => !matches!(first.destination, Destination::Into(_)),
-            None => incoming.stands(edge),
+            None => incoming.lands_ahead(edge),
         };
         if first.is_some() && !wants_one {
             // Its tensors go to given ones, and are not copied.
-            incoming.set_standing(edge, false);
+            incoming.land_in_given(edge);
         }
         let is_kept = wants_one || is_on(Mutant::DestinationNotWithdrawn);
         match is_kept {

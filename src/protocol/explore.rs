@@ -262,6 +262,7 @@ impl World {
                 if self.calls[waiter as usize] == Call::Waits {
                     let index = self.receiver.edge(&key);
                     assert!(self.receiver.give_up(index, step, &waiter), "{waiter} waits");
+                    self.receiver.send_due(index, &mut |message| to_sender.push(message));
                     self.calls[waiter as usize] = Call::GaveUp;
                 }
                 self.leave(case, waiter);

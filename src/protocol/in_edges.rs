@@ -40,8 +40,10 @@ struct NamedInEdge<K, V, W, E> {
     is_unnumbered: bool,
     /// Whether the edge is in [`InEdges::busy`].
     is_busy: bool,
-    /// Whether the edge has a standing request.
+    /// Whether the edge has a standing request. It keeps its number then, while others are free.
     stands: bool,
+    /// Whether a tensor of a standing request may land before its receive begins.
+    lands_ahead: bool,
 }
 
 /// The receiving ends of all edges of a link, across the lives of the peer. The methods hand each
@@ -142,6 +144,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             is_unnumbered: false,
             is_busy: false,
             stands: false,
+            lands_ahead: false,
         };
         let index = self.edges.add(named);
         self.by_key.insert(key.clone(), index);
@@ -223,7 +226,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.edges.get(index).is_some_and(|named| !named.edge.held().is_empty())
     }
 
-    /// A receive gives up. Returns whether it was waiting.
+    /// A receive gives up. Returns whether it was waiting. The caller calls [`InEdges::send_due`]
+    /// afterwards, unless every receive ends: the number of an idle edge may be wanted.
     pub fn give_up(&mut self, index: u32, step: u64, waiter: &W) -> bool {
         let waited = self.edge_mut(index).is_some_and(|edge| edge.give_up(step, waiter));
         if waited {

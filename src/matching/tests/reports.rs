@@ -78,3 +78,20 @@ fn calls_that_fail_at_once_leave_no_edge_behind() {
     }
     pair.end(1..=1);
 }
+
+#[test]
+fn receives_that_give_up_leave_their_numbers_to_edges_that_wait() {
+    let mut pair = Pair::new(2);
+    let calls = (0..8).map(|n| pair.receive(&n.to_string(), 1)).collect::<Vec<_>>();
+    let mut late = pair.receive("late", 1);
+    pair.run();
+    for call in &calls {
+        let cancel = Cancel { call: call.of, why: CancelReason::Cancelled };
+        let Side { matching, lanes, .. } = &mut pair.sides[RECEIVER];
+        assert!(matching.cancel(lanes, &cancel));
+    }
+    pair.send("late", 1, 7);
+    pair.run();
+    assert_eq!(late.number(), 7);
+    pair.end(1..=1);
+}

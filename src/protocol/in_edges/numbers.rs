@@ -70,14 +70,15 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     }
 
     /// Examines `count` edges. Retires idle ones that received nothing since they were examined
-    /// last, `most` of them.
+    /// last, `most` of them. Those with a standing request are spared unless an edge waits.
     fn retire_idle(&mut self, count: u32, mut most: u32, post: &mut impl FnMut(ToSender<K>)) {
         for _ in 0..count {
             self.hand = if self.hand + 1 < self.edges.numbers() { self.hand + 1 } else { 0 };
             let Some(named) = self.edges.get_mut(self.hand) else { continue };
             let is_quiet = named.seen == named.edge.came();
             named.seen = named.edge.came();
-            if is_quiet && self.retire(self.hand, post) {
+            let may_retire = is_quiet && (!named.stands || !self.unnumbered.is_empty());
+            if may_retire && self.retire(self.hand, post) {
                 most -= 1;
                 if most == 0 {
                     return;
@@ -112,10 +113,11 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         while !self.free.is_empty()
             && let Some(index) = self.unnumbered.pop_front()
         {
-            if let Some(named) = self.edges.get_mut(index) {
-                named.is_unnumbered = false;
-            }
+            let Some(named) = self.edges.get_mut(index) else { continue };
+            named.is_unnumbered = false;
+            let stands = named.stands;
             if !is_on(Mutant::UnnumberedForgotten) {
+                self.announce(index, stands, post);
                 self.send_due(index, post);
             }
         }
@@ -127,6 +129,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             && *named.edge.state() == InState::Unannounced
             && named.edge.is_idle()
             && !named.is_unnumbered
+            && !named.stands
         {
             self.by_key.remove(&named.key);
             self.cells -= if is_on(Mutant::CellsNotFreed) { 0 } else { named.edge.window() };
@@ -224,6 +227,59 @@ mod tests {
         }
         assert!(edges.edges.numbers() <= 64 && edges.by_key.len() <= 64, "{}", edges.edges.numbers());
         assert!(edges.busy.capacity() <= 512, "{}", edges.busy.capacity());
+    }
+
+    /// A standing request on an edge. Returns its messages.
+    fn stand(edges: &mut TestEdges, key: u32) -> Vec<ToSender<u32>> {
+        let (index, mut sent) = (edges.edge(&key), Vec::new());
+        edges.widen(index, 4, &mut |message| sent.push(message));
+        edges.set_standing(index, true);
+        sent
+    }
+
+    #[test]
+    fn an_edge_with_a_standing_request_keeps_its_number_beside_new_edges() {
+        let mut edges = edges(WindowOptions { max_edges: 64, kept_edges: 16, ..OPTIONS });
+        let standing = announced(&stand(&mut edges, 1000)).expect("a number is free");
+        for key in 0..500 {
+            let sent = wait(&mut edges, key);
+            let edge = announced(&sent).expect("a number is free");
+            let record = Record { edge, n: 1, step: 1, answers_need: false, value: () };
+            come(&mut edges, ToReceiver::Record(record));
+            for message in sent {
+                if let ToSender::Retire { edge, .. } = message {
+                    assert_ne!(edge, standing);
+                    come(&mut edges, ToReceiver::Retired { edge });
+                }
+            }
+        }
+        let index = edges.edge(&1000);
+        assert_eq!(edges.announced(index), Some(standing));
+        edges.set_standing(index, false);
+        assert!(edges.retire(index, &mut |_| {}));
+        come(&mut edges, ToReceiver::Retired { edge: standing });
+        assert!(!edges.by_key.contains_key(&1000), "it is forgotten");
+    }
+
+    #[test]
+    fn an_edge_with_a_standing_request_is_announced_once_a_number_is_free() {
+        let mut edges = edges(OPTIONS);
+        (0..4).for_each(|key| _ = use_once(&mut edges, key));
+        let sent = stand(&mut edges, 4);
+        let [ToSender::Retire { edge, .. }, ..] = sent[..] else { panic!("{sent:?}") };
+        assert!(announced(&come(&mut edges, ToReceiver::Retired { edge })).is_some());
+    }
+
+    #[test]
+    fn a_receive_that_gives_up_leaves_its_number_to_an_edge_that_waits() {
+        let mut edges = edges(OPTIONS);
+        (0..4).for_each(|key| assert!(announced(&wait(&mut edges, key)).is_some()));
+        assert_eq!(wait(&mut edges, 4), [], "no edge is idle");
+        let (index, mut sent) = (edges.edge(&0), Vec::new());
+        assert!(edges.give_up(index, 1, &()));
+        edges.send_due(index, &mut |message| sent.push(message));
+        let [ToSender::Retire { edge, .. }] = sent[..] else { panic!("{sent:?}") };
+        assert!(announced(&come(&mut edges, ToReceiver::Retired { edge })).is_some());
     }
 
     #[test]

@@ -21,15 +21,22 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         self.next_message(index, post);
     }
 
-    /// Notes whether an edge has a standing request.
+    /// Notes whether an edge has a standing request. Its tensors may land ahead of receives then.
     pub fn set_standing(&mut self, index: u32, stands: bool) {
         if let Some(named) = self.edges.get_mut(index) {
-            named.stands = stands;
+            (named.stands, named.lands_ahead) = (stands, stands);
         }
     }
 
-    /// Whether an edge has a standing request.
-    pub fn stands(&self, index: u32) -> bool {
-        self.edges.get(index).is_some_and(|named| named.stands)
+    /// Receives of an edge give their tensors, so that nothing lands ahead of them.
+    pub fn land_in_given(&mut self, index: u32) {
+        if let Some(named) = self.edges.get_mut(index) {
+            named.lands_ahead = false;
+        }
+    }
+
+    /// Whether a tensor of an edge may land before its receive begins.
+    pub fn lands_ahead(&self, index: u32) -> bool {
+        self.edges.get(index).is_some_and(|named| named.lands_ahead)
     }
 }
