@@ -256,6 +256,7 @@ impl ShmLinkInner {
 
     /// Checks the state that no order carries. `busy`: this poll has executed orders.
     fn check_peer(&mut self, busy: bool, out: &mut Completions) {
+        self.rings.inc.keep_line_near();
         if self.rings.waits_for_peer() {
             let checked = self.rings.refresh(out).and_then(|()| self.rings.post_answers());
             if let Err(bad) = checked {
@@ -318,7 +319,8 @@ impl ShmLinkInner {
         let line = self.rings.out.line().clone();
         let peer_state = self.executor.peer_state.clone();
         let (loans, process) = (self.loans.take_out(), self.watch.process().clone());
-        self.orphans.add(OrphanedLink { loans, line, peer_state, process });
+        let acked = self.rings.out.acked();
+        self.orphans.add(OrphanedLink { loans, acked, line, peer_state, process });
     }
 }
 

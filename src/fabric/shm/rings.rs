@@ -172,7 +172,9 @@ impl Rings {
 
     /// Whether a poll would find something.
     pub(super) fn has_news(&self) -> bool {
-        self.inc.peek().is_some() || (self.waits_for_peer() && self.out.has_news())
+        // A post may have read that the peer has taken a write.
+        let is_done = || self.pending.front().is_some_and(|write| write.position < self.out.acked());
+        self.inc.peek().is_some() || (self.waits_for_peer() && (self.out.has_news() || is_done()))
     }
 
     /// Whether something waits for the peer's consumer line.

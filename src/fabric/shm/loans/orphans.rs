@@ -27,6 +27,8 @@ pub(crate) const MAX_LINKS: usize = 64;
 /// The outstanding loans of a link that has ended.
 pub(crate) struct OrphanedLink {
     pub loans: LinkLoans,
+    /// The peer is known to have taken all orders before this position.
+    pub acked: u64,
     /// The peer's consumer line.
     pub line: PeerWords,
     pub peer_state: PeerWords,
@@ -99,15 +101,21 @@ impl OrphanedLink {
         // The state before the tail: a peer that has left has first published how many slots it
         // took.
         if state::of_peer(&self.peer_state).is_some() {
-            let line = &self.line;
+            let (line, acked) = (&self.line, self.acked);
             self.loans.retain(|loan| {
                 let tail = line.load(TAIL, Ordering::Acquire) as u32;
-                // Still lent if the peer took its slot, whose position is before the tail.
-                (loan.position as u32).wrapping_sub(tail) > u32::MAX / 2
+                // Still lent if the peer took its slot.
+                was_taken(loan.position, acked, tail)
             });
         }
         !self.loans.is_empty() && !self.process.has_ended()
     }
+}
+
+/// Whether the peer has taken the order at a position. `tail` is the number of all orders that it
+/// has taken, modulo 2^32. Only positions from `acked` on are near enough to compare.
+fn was_taken(position: u64, acked: u64, tail: u32) -> bool {
+    position < acked || (position as u32).wrapping_sub(tail) > u32::MAX / 2
 }
 
 impl Drop for OrphanedLoans {
@@ -119,6 +127,23 @@ impl Drop for OrphanedLoans {
         let links = self.links.get_mut().unwrap_or_else(PoisonError::into_inner);
         for link in links {
             link.loans.take_all().for_each(|loan| loan.tensor.leak());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loan_counts_as_taken_however_many_orders_followed_it() {
+        let position = (1 << 32) - 5;
+        for orders in [1, 100, 1 << 31, (1 << 31) + 1, 1 << 32, 1 << 40] {
+            let acked = position + orders;
+            assert!(was_taken(position, acked, acked as u32), "{orders}");
+            // The peer took some more, of which this side did not hear.
+            assert!(was_taken(acked + 3, acked, (acked + 4) as u32), "{orders}");
+            assert!(!was_taken(acked + 4, acked, (acked + 4) as u32), "{orders}");
         }
     }
 }

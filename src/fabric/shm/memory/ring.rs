@@ -58,6 +58,10 @@ fn clear_if_stale(slots: &impl StoreWords, slot: usize, position: u64) {
     }
 }
 
+/// Orders after which a consumer writes its line in any case. The producer compares numbers modulo
+/// 2^32, which must be less than 2^31 apart.
+const LINE_AGE: u64 = 1 << 30;
+
 /// The end of a ring that fills slots.
 pub(crate) struct Producer<R, L> {
     slots: R,
@@ -241,6 +245,8 @@ pub(crate) struct Consumer<R, L> {
     slot: usize,
     /// The position that was last published to the peer.
     told: u64,
+    /// The position that is on the line.
+    on_line: u64,
     /// Consumed orders after which the position is published.
     tell_after: u64,
 }
@@ -249,7 +255,8 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// The consumer of a ring, on a line that [`prepare`] has initialised.
     pub(crate) fn new(slots: R, line: L, shape: RingShape) -> Self {
         let (slot, tell_after) = (shape.slot(FIRST, false), shape.tell_after());
-        Consumer { slots, line, shape, position: FIRST, slot, told: FIRST, tell_after }
+        let (told, on_line) = (FIRST, FIRST);
+        Consumer { slots, line, shape, position: FIRST, slot, told, on_line, tell_after }
     }
 
     /// Word 0 of the next order's slot, if the order is there.
@@ -329,9 +336,17 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
 
     /// Publishes the number of consumed orders on the line in any case.
     pub(crate) fn finish(&mut self) {
-        self.told = self.position;
+        (self.told, self.on_line) = (self.position, self.position);
         // Release: this side's reads of the slots, and of the memory that they name, come before.
         self.line.store(TAIL, u64::from(self.position as u32), Release);
+    }
+
+    /// Publishes the number on the line if the one there is old. Slots may have carried all newer
+    /// ones.
+    pub(crate) fn keep_line_near(&mut self) {
+        if self.position - self.on_line >= LINE_AGE {
+            self.finish();
+        }
     }
 
     /// Publishes the credits of the layer above on the line.

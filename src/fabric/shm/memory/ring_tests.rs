@@ -268,3 +268,18 @@ fn payloads_of_every_length_come_back() {
         }
     }
 }
+
+#[test]
+fn the_line_is_written_before_its_number_is_ambiguous_though_slots_carry_all_numbers() {
+    let (mut producer, mut consumer) = heap_ring(16);
+    for _ in 0..6 {
+        // As many orders have gone by, and the slots of the other ring have told of each.
+        consumer.position += LINE_AGE;
+        producer.next = consumer.position;
+        producer.acknowledge(consumer.ack()).expect("an honest peer");
+        assert!(!consumer.tell(), "the peer knows it");
+        consumer.keep_line_near();
+        producer.refresh().expect("an honest peer");
+        assert_eq!((producer.acked(), producer.has_news()), (consumer.position(), false));
+    }
+}

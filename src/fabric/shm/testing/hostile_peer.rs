@@ -53,11 +53,16 @@ impl HostileSetup {
         let fabric = ShmFabric::new(&pool, ShmOptions::default()).expect("a fabric");
         HostileSetup { fabric, pool, hostile_pool }
     }
+
+    /// Takes the peers of all links that have ended for dead.
+    pub fn forget_peers(&self) {
+        self.fabric.shared.orphans.forget();
+    }
 }
 
 /// Makes a link. The hostile sides of earlier ones read nothing any more.
 pub(crate) fn connect_hostile_peer(setup: &HostileSetup) -> (HonestPeer, HostilePeer) {
-    setup.fabric.shared.orphans.forget();
+    setup.forget_peers();
     try_to_connect(setup).expect("accepted")
 }
 
