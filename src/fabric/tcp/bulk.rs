@@ -63,6 +63,8 @@ pub(super) struct BulkQueue {
     /// Number of the first item.
     base: u64,
     streams: Vec<Cursor>,
+    /// Whether the last [`BulkQueue::pump`] used up its budget.
+    has_no_budget: bool,
     broken: Option<Errno>,
 }
 
@@ -70,13 +72,19 @@ impl BulkQueue {
     /// An empty queue for so many connections.
     pub(super) fn new(streams: usize, room: usize) -> Self {
         let items = VecDeque::with_capacity(room);
-        BulkQueue { items, unsent: 0, base: 0, streams: vec![Cursor::default(); streams], broken: None }
+        let streams = vec![Cursor::default(); streams];
+        BulkQueue { items, unsent: 0, base: 0, streams, has_no_budget: false, broken: None }
     }
 
     /// Whether there is nothing to send.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.unsent == 0
+    }
+
+    /// Whether there is something to send that the kernel has not refused.
+    pub(super) fn may_send_more(&self) -> bool {
+        self.unsent > 0 && self.has_no_budget
     }
 
     /// The error that ended a connection, if a send has met it.
@@ -139,6 +147,7 @@ impl BulkQueue {
                 return;
             }
         }
+        self.has_no_budget = budget == 0;
     }
 
     fn pump_stream(&mut self, at: usize, socket: &TcpStream, budget: &mut u64) -> Result<(), Errno> {

@@ -308,7 +308,12 @@ impl TcpLinkInner {
         if self.may_read && self.incoming.is_none() {
             self.fill();
         }
+        // Room that comes later ends the sleep only if a send has found none.
+        if self.has_output() && !self.out.in_batch {
+            self.pump();
+        }
         self.has_completion()
+            || self.out.may_send_more()
             || self.has_frame()
             || self.main_end.is_some()
             || self.may_read

@@ -137,6 +137,11 @@ impl Outgoing {
         }
     }
 
+    /// Whether another pump would send more at once.
+    pub(super) fn may_send_more(&self) -> bool {
+        self.kept.is_open() && self.bulk.may_send_more()
+    }
+
     /// Whether all is sent that ever will be on these connections.
     #[inline]
     pub(super) fn is_done(&self) -> bool {

@@ -1,13 +1,15 @@
-//! Both sides of a link in one process: the options of its sockets, as the kernel tells them, and
-//! credits that find no room.
+//! Both sides of a link in one process: the options of its sockets, credits that find no room, and
+//! payloads of a side that sleeps.
 
-use super::hostile_peer::{TIMEOUT, Victim, link_options};
-use super::pool;
+use super::hostile_peer::{TIMEOUT, Victim, link_options, meet};
+use super::{pool, pool_of, tensor};
 use crate::fabric::tcp::frame::MAX_SEND;
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
-use crate::fabric::{Completions, Endpoint, Fabric, Port, Role};
+use crate::fabric::{Completions, Endpoint, Fabric, Port, Role, Sleep, Sleeper};
 use crate::memory::Pool;
+use crate::wire::Grant;
 use rustix::net::sockopt;
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -114,4 +116,34 @@ fn credits_that_found_no_room_never_follow_newer_ones() {
         more -= u32::from(b.port.peer_credits(b.link) == 1000);
     }
     assert_eq!(b.port.peer_credits(b.link), 1000);
+}
+
+#[test]
+fn a_side_that_sleeps_sends_a_long_payload_as_fast_as_it_is_read() {
+    const LEN: usize = 32 << 20;
+    const SLEEP: Duration = Duration::from_millis(100);
+    let pool = pool_of(64 << 20);
+    let options = TcpOptions { poll_bytes: 64 << 10, ..TcpOptions::default() };
+    let (mut victim, mut peer) = meet(&pool, options);
+    let granted = Grant { region: 0, key: 1, offset: 0, len: LEN as u64 };
+    let source = tensor(&pool, &vec![1; LEN]);
+    victim.port.write(victim.link, &source, LEN as u64, &granted, None).expect("room");
+    let sleeper = victim.port.sleeper();
+    let (start, mut whole_sleeps) = (Instant::now(), 0);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| peer.bulk[0].read_exact(&mut vec![0; LEN]).expect("it comes"));
+        while !reader.is_finished() {
+            assert!(start.elapsed() < TIMEOUT, "it is not sent");
+            victim.poll();
+            let seen = sleeper.seen();
+            if victim.port.arm() {
+                let before = Instant::now();
+                sleeper.sleep(Sleep::Waiter, seen, SLEEP);
+                whole_sleeps += u32::from(before.elapsed() >= SLEEP);
+            }
+        }
+    });
+    println!("{LEN} bytes took {:?}, with {whole_sleeps} sleeps that nothing ended", start.elapsed());
+    // The last one waits for the reader, which does not acknowledge.
+    assert!(whole_sleeps <= 5);
 }
