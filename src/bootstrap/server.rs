@@ -265,6 +265,10 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let mut changes = shared.watch();
         loop {
             changes.mark_unchanged();
+            if shared.phase() != ServicePhase::Started {
+                // It stopped while the offer waited.
+                return Err(Status::unavailable(format!("{} is stopping", shared.options.me)));
+            }
             let offered = |members: &mut PeerTable| {
                 let now = Instant::now();
                 members.offered(from.peer, from.life, request.generation, &request.offer, now)
