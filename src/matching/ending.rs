@@ -38,9 +38,10 @@ impl Matching {
         } else if !is_on(Mutant::GivenUpStaysListed) {
             let incoming = &mut self.peers[receive.peer.0 as usize].incoming;
             incoming.give_up(receive.edge, receive.key.step, &waiter);
-            self.send_due(lanes, receive.peer, receive.edge);
         }
+        // First: an edge that gives its number back takes no destination along.
         self.update_ready(lanes, receive.peer, receive.edge);
+        self.send_due(lanes, receive.peer, receive.edge);
         receive.waiter.cancel_reason = Some(why);
         receive.waiter.fail_cancelled(&receive.key);
     }

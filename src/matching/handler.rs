@@ -185,7 +185,7 @@ impl WindowHandler {
                     return Some(change);
                 };
                 let StandingWindow { peer, key, .. } = self.standing.swap_remove(at);
-                if !self.standing.iter().any(|other| other.peer == peer && other.key == key) {
+                if !self.standing.iter().any(|other| other.peer == peer && other.key.edge == key.edge) {
                     self.with(links, |matching, lanes| matching.end_standing(lanes, peer, &key));
                 }
             }

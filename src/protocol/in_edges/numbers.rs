@@ -142,6 +142,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 mod tests {
     use super::*;
     use crate::protocol::{Record, ToReceiver, WindowOptions};
+    use std::collections::VecDeque;
 
     type TestEdges = InEdges<u32, (), (), ()>;
 
@@ -268,6 +269,25 @@ mod tests {
         let sent = stand(&mut edges, 4);
         let [ToSender::Retire { edge, .. }, ..] = sent[..] else { panic!("{sent:?}") };
         assert!(announced(&come(&mut edges, ToReceiver::Retired { edge })).is_some());
+    }
+
+    #[test]
+    fn edges_with_standing_requests_do_not_take_numbers_from_each_other_in_the_end() {
+        let mut edges = edges(OPTIONS);
+        (0..4).for_each(|key| _ = use_once(&mut edges, key));
+        let mut under_way: VecDeque<_> = (10..13).flat_map(|key| stand(&mut edges, key)).collect();
+        let mut turns = 0;
+        while let Some(message) = under_way.pop_front() {
+            if let ToSender::Retire { edge, .. } = message {
+                under_way.extend(come(&mut edges, ToReceiver::Retired { edge }));
+            }
+            turns += 1;
+            assert!(turns < 100, "they take turns for ever");
+        }
+        for key in 10..13 {
+            let index = edges.edge(&key);
+            assert!(edges.announced(index).is_some(), "{key}");
+        }
     }
 
     #[test]
