@@ -262,10 +262,10 @@ impl grpc::bootstrap_server::Bootstrap for Server {
             )));
         }
         let until = tokio::time::Instant::now() + shared.options.link_timeout;
-        let mut changes = shared.watch();
+        let (mut changes, mut is_accepted) = (shared.watch(), false);
         loop {
             changes.mark_unchanged();
-            if shared.phase() != ServicePhase::Started {
+            if !is_accepted && shared.phase() != ServicePhase::Started {
                 // It stopped while the offer waited.
                 return Err(Status::unavailable(format!("{} is stopping", shared.options.me)));
             }
@@ -281,6 +281,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
                 // A task of its own: it continues if the caller hangs up, and a repeated call finds
                 // its result.
                 OfferDecision::Start(info) => {
+                    is_accepted = true;
                     drop(tokio::spawn(accept(shared.clone(), from.peer, info, request.offer.clone())));
                 }
                 OfferDecision::Wait => {

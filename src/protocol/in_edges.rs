@@ -331,8 +331,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 self.release(edge, post);
                 // A standing edge that gave its number to another one gets a free one back.
                 let is_free = !self.free.is_empty() && self.unnumbered.is_empty();
-                let stands = self.edges.get(index).is_some_and(|named| named.stands);
-                self.announce(index, stands && is_free, post);
+                if is_free && self.edges.get(index).is_some_and(|named| named.stands) {
+                    self.announce(index, true, post);
+                }
                 self.send_due(index, post);
                 Ok(Incoming::Nothing)
             }

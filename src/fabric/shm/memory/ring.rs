@@ -336,7 +336,12 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
 
     /// Publishes the number of consumed orders on the line in any case.
     pub(crate) fn finish(&mut self) {
-        (self.told, self.on_line) = (self.position, self.position);
+        self.told = self.position;
+        self.write_line();
+    }
+
+    fn write_line(&mut self) {
+        self.on_line = self.position;
         // Release: this side's reads of the slots, and of the memory that they name, come before.
         self.line.store(TAIL, u64::from(self.position as u32), Release);
     }
@@ -345,7 +350,8 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// ones.
     pub(crate) fn keep_line_near(&mut self) {
         if self.position - self.on_line >= LINE_AGE {
-            self.finish();
+            // Not as published: the `tell` that follows rings for the peer.
+            self.write_line();
         }
     }
 
