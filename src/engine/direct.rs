@@ -290,7 +290,8 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
                 }
                 AfterPolls::Leave(since) => return DirectWait::Elsewhere(Some(since)),
                 AfterPolls::TimedOut(now) => {
-                    // As above. A program may do nothing but such waits.
+                    // Ends late waits of other threads here, too: a program may call nothing but
+                    // receives that time out.
                     poller.step(now);
                     return match poller.direct(|handler, links| wait.take(handler, links)) {
                         Some(result) => ended(wait, result, since),

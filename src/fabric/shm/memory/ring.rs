@@ -350,7 +350,7 @@ impl<R: LoadWords, L: StoreWords> Consumer<R, L> {
     /// ones.
     pub(crate) fn keep_line_near(&mut self) {
         if self.position - self.on_line >= LINE_AGE {
-            // Not as published: the `tell` that follows rings for the peer.
+            // `told` stays, so that the next `tell` rings for the peer.
             self.write_line();
         }
     }
