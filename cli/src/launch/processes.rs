@@ -3,6 +3,7 @@
 use super::environment::{Launched, inherited};
 use super::{groups, member, output};
 use crate::error::CliError;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -52,6 +53,8 @@ struct Member {
     /// is also that of the group.
     child: Child,
     has_ended: bool,
+    /// It runs as another user, so this process may not kill it.
+    refuses_kill: bool,
 }
 
 impl Member {
@@ -73,7 +76,7 @@ impl End {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         loop {
             match waitid(WaitId::Pid(process), options) {
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Ok(Some(status)) => {
                     let signal = status.terminating_signal().map(End::Signal);
                     return signal.unwrap_or(End::Status(status.exit_status().unwrap_or(-1)));
@@ -142,7 +145,7 @@ fn ignored_signals() -> u64 {
 }
 
 /// Runs the program as each of the members, and waits for them. When this returns, they and all
-/// processes of their groups have ended.
+/// processes of their groups have ended, but for those of another user.
 ///
 /// # Errors
 /// [`CliError::Ended`] with the exit status, if one failed or a signal came.
@@ -199,7 +202,8 @@ impl Crew {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let process = Pid::from_child(&child);
         let index = self.members.len();
-        self.members.push(Member { name: name.clone(), child, has_ended: false });
+        let member = Member { name: name.clone(), child, has_ended: false, refuses_kill: false };
+        self.members.push(member);
         let thread = |work: Box<dyn FnOnce() + Send>| -> Result<(), CliError> {
             let _: JoinHandle<()> =
                 std::thread::Builder::new().spawn(work).map_err(|error| failed(&error))?;
@@ -227,9 +231,9 @@ impl Crew {
         }))
     }
 
-    /// Handles events until all have ended.
+    /// Handles events until all have ended that can be ended.
     fn listen(&mut self, news: &Receiver<LaunchEvent>, grace: Duration) {
-        while self.members.iter().any(|member| !member.has_ended) {
+        while self.members.iter().any(|member| !member.has_ended && !member.refuses_kill) {
             let kill_at = match self.ending {
                 Ending::PassedOn { kill_at } | Ending::Asked { kill_at } => Some(kill_at),
                 Ending::NotBegun | Ending::Killed => None,
@@ -332,7 +336,9 @@ impl Crew {
 
     fn kill(&mut self) {
         self.ending = Ending::Killed;
-        self.signal_all(Signal::KILL);
+        for member in &mut self.members {
+            member.refuses_kill = kill_process_group(member.group(), Signal::KILL) == Err(Errno::PERM);
+        }
     }
 
     /// The first signal is passed on. The second one kills, as does the end of the grace period.
@@ -376,8 +382,8 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
-        self.signal_all(Signal::KILL);
-        for member in &mut self.members {
+        self.kill();
+        for member in self.members.iter_mut().filter(|member| member.has_ended || !member.refuses_kill) {
             let _ = member.child.wait();
         }
     }

@@ -45,45 +45,56 @@ pub fn client(plan: &Plan, host: &str, port: u16) -> Result<PerfReport, CliError
     measure(plan, None, &mut channel).map_err(|error| explain(error, &mut channel, None))
 }
 
-/// Connects, and each side proves its name to the other. Tries again while the server is not there
-/// or has no room.
+/// Connects to the host, by any of its addresses.
 fn connect(host: &str, port: u16) -> Result<ControlChannel, CliError> {
     let tried = || format!("connecting to the server {host} at port {port}");
+    let addresses = (host, port).to_socket_addrs().map_err(|error| CliError::failed(tried(), error))?;
+    connect_to_one(&addresses.collect::<Vec<_>>(), CONNECT_TIMEOUT, &tried)
+}
+
+/// Connects to one of the addresses, and each side proves its name to the other. Tries again while
+/// the server is not there or has no room. If an address does not answer, the others have their
+/// part of the time.
+fn connect_to_one(
+    addresses: &[SocketAddr],
+    timeout: Duration,
+    tried: &dyn Fn() -> String,
+) -> Result<ControlChannel, CliError> {
     let since = Instant::now();
-    let mut addresses =
-        (host, port).to_socket_addrs().map_err(|error| CliError::failed(tried(), error))?.cycle();
     let server = proofs::name(SERVER)?;
-    loop {
-        let Some(address) = addresses.next() else {
-            return Err(CliError::failed(tried(), "the name has no address"));
-        };
+    let of_each = timeout / (addresses.len() as u32).max(1);
+    for (attempt, address) in addresses.iter().cycle().enumerate() {
         let (prover, _) = proofs::prover(CLIENT, address.ip().to_canonical())?;
-        let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).and_then(|stream| {
+        let connected = TcpStream::connect_timeout(address, of_each).and_then(|stream| {
             stream.set_nodelay(true)?;
             let local_ip = stream.local_addr()?.ip();
-            Ok((prover.connect(stream, &server, CONNECT_TIMEOUT)?, local_ip))
+            Ok((prover.connect(stream, &server, of_each)?, local_ip))
         });
         match connected {
             Ok((channel, local_ip)) => {
                 return Ok(ControlChannel::proven(channel, local_ip, CHANNEL_TIMEOUT)?);
             }
-            Err(error) if error.kind() == ErrorKind::PermissionDenied || is_lack(&error) => {
+            Err(error) if is_lack(&error) => return Err(CliError::failed(tried(), error)),
+            // Another address may be that of the server.
+            Err(_) if attempt + 1 < addresses.len() => {}
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(CliError::failed(tried(), error));
             }
-            Err(error) if since.elapsed() >= connect_timeout(error.kind()) => {
+            Err(error) if since.elapsed() >= timeout.max(proof_timeout(error.kind())) => {
                 let why = format!("{error}; start the server there first: the same command without a host");
                 return Err(CliError::failed(tried(), why));
             }
             Err(_) => std::thread::sleep(RETRY_PAUSE),
         }
     }
+    Err(CliError::failed(tried(), "the name has no address"))
 }
 
-/// How long a client tries again after this error.
-fn connect_timeout(error: ErrorKind) -> Duration {
+/// How long a client tries again at least, after this error.
+fn proof_timeout(error: ErrorKind) -> Duration {
     match error {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => PROOF_TIMEOUT,
-        _ => CONNECT_TIMEOUT,
+        _ => Duration::ZERO,
     }
 }
 
@@ -344,5 +355,23 @@ mod tests {
         let said = &strangers.said.0;
         assert!(said[0].contains("ulimit -n"), "{said:?}");
         assert_eq!(said[1], "it is another's");
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next_one() {
+        let [silent, serving] =
+            [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"));
+        let addresses = [&silent, &serving].map(|listener| listener.local_addr().expect("bound"));
+        let (prover, _) = proofs::prover(SERVER, Ipv4Addr::LOCALHOST.into()).expect("good settings");
+        let strangers = Strangers::new(prover, proofs::name(CLIENT).expect("a name"));
+        let server = std::thread::spawn(move || match strangers.accept(&serving) {
+            AcceptOutcome::Connection(stranger) => stranger.thread.join().expect("no panic").is_err(),
+            _ => false,
+        });
+        let channel = connect_to_one(&addresses, Duration::from_secs(2), &|| "connecting".into());
+        drop(channel.expect("the second address answers"));
+        assert!(server.join().expect("no panic"), "the connection ended without a message");
+        let error = connect_to_one(&[], Duration::ZERO, &|| "connecting".into()).err().expect("nothing");
+        assert_eq!(error.to_string(), "connecting: the name has no address");
     }
 }

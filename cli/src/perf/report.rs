@@ -254,11 +254,13 @@ impl PerfReport {
     }
 }
 
-/// A file that is written as a whole or not at all.
+/// A file that is written as a whole or not at all. A device, a pipe and a symbolic link stay what
+/// they are: they are written to.
 #[derive(Debug)]
 pub struct ReportFile {
     path: PathBuf,
-    temporary: PathBuf,
+    /// Where the text is written first; `None` for what is not replaced.
+    temporary: Option<PathBuf>,
 }
 
 impl ReportFile {
@@ -271,26 +273,34 @@ impl ReportFile {
         if path.is_dir() {
             return refused("it is a directory".into());
         }
+        let is_replaced = std::fs::symlink_metadata(path).map_or(true, |found| found.is_file());
+        if !is_replaced && path.exists() {
+            return match rustix::fs::access(path, rustix::fs::Access::WRITE_OK) {
+                Ok(()) => Ok(ReportFile { path: path.to_owned(), temporary: None }),
+                Err(error) => refused(error.to_string()),
+            };
+        }
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
-        let file = ReportFile { path: path.to_owned(), temporary: path.with_file_name(hidden) };
-        let tried =
-            std::fs::File::create_new(&file.temporary).and_then(|_| std::fs::remove_file(&file.temporary));
+        let temporary = path.with_file_name(hidden);
+        let tried = std::fs::File::create_new(&temporary).and_then(|_| std::fs::remove_file(&temporary));
         match tried {
-            Ok(()) => Ok(file),
+            Ok(()) => Ok(ReportFile { path: path.to_owned(), temporary: Some(temporary) }),
             Err(error) => refused(error.to_string()),
         }
     }
 
-    /// Writes the text beside the file and moves it there.
+    /// Writes the text, beside a file that it then replaces.
     pub fn write(&self, text: &str) -> Result<(), CliError> {
-        let written =
-            std::fs::write(&self.temporary, text).and_then(|()| std::fs::rename(&self.temporary, &self.path));
-        written.map_err(|error| {
-            let _ = std::fs::remove_file(&self.temporary); // fails if it does not exist
-            CliError::failed(format!("writing {}", self.path.display()), error)
-        })
+        let written = match &self.temporary {
+            None => std::fs::write(&self.path, text),
+            Some(temporary) => std::fs::write(temporary, text)
+                .and_then(|()| std::fs::rename(temporary, &self.path))
+                // Fails if it does not exist.
+                .inspect_err(|_| drop(std::fs::remove_file(temporary))),
+        };
+        written.map_err(|error| CliError::failed(format!("writing {}", self.path.display()), error))
     }
 }
 
@@ -298,6 +308,7 @@ impl ReportFile {
 mod tests {
     use super::*;
     use crate::perf::options::{PerfArgs, RunOptions, Test};
+    use rustix::fs::{FileType, Mode};
     use std::collections::BTreeSet;
 
     fn report() -> PerfReport {
@@ -382,5 +393,29 @@ mod tests {
             let error = ReportFile::probe("--json", &wrong).unwrap_err();
             assert!(matches!(&error, CliError::Usage(why) if why.contains("can't be written")), "{error}");
         }
+    }
+
+    #[test]
+    fn a_link_and_a_pipe_are_written_to_and_not_replaced() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let [target, link, pipe] = ["target", "link", "pipe"].map(|name| folder.path().join(name));
+        std::fs::write(&target, "an earlier report, and a longer one").unwrap();
+        symlink(&target, &link).unwrap();
+        ReportFile::probe("--json", &link).unwrap().write("{}").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "{}");
+
+        let made = rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RWXU, 0);
+        made.expect("a pipe needs no privilege");
+        let file = ReportFile::probe("--json", &pipe).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read_to_string(pipe)
+        });
+        file.write("{}").unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), "{}");
+        assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
     }
 }

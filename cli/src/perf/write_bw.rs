@@ -47,7 +47,10 @@ impl<F: MeasuredFabric> WriteBw<F> {
         }
         let mut wait = watch.wait();
         while received.done < expected {
-            self.side.poll(&mut wait, &mut received)?;
+            // The limit of a wait is for a time without any completion.
+            if self.side.poll(&mut wait, &mut received)? {
+                wait = watch.wait();
+            }
         }
         Ok(())
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -478,6 +479,44 @@ fn one_process_of_a_host_can_listen_behind_a_forwarded_port() {
 fn limited(files: u32, line: &str) -> Output {
     let line = format!("ulimit -n {files}; exec {} launch {line}", env!("CARGO_BIN_EXE_tensorwire"));
     Command::new("sh").args(["-c", &line]).output().expect("it starts")
+}
+
+#[test]
+fn a_process_of_another_user_is_named_and_the_launcher_ends_without_it() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can make a program that runs as root");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let allow = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode));
+    let [program, as_root, began] = ["tensorwire", "as-root", "began"].map(|name| folder.path().join(name));
+    std::fs::copy(env!("CARGO_BIN_EXE_tensorwire"), &program).expect("copied");
+    let copied = std::fs::copy("/usr/bin/setpriv", &as_root);
+    for (path, mode) in [(folder.path(), 0o755), (&program, 0o755)] {
+        allow(path, mode).expect("it is ours");
+    }
+    let usable = copied.is_ok() && allow(&as_root, 0o4755).is_ok();
+    let tried = Command::new(&as_root).args(["--reuid=0", "true"]).uid(NOBODY).gid(NOBODY).status();
+    if !usable || !tried.is_ok_and(|status| status.success()) {
+        return println!("skipped: no setpriv(1), or no set-user-ID programs in {}", folder.path().display());
+    }
+    let what = "case $RANK in 0) until [ -e $1 ]; do sleep 0.01; done; exit 3;; \
+                1) exec $0 --reuid=0 sh -c \"touch $1; exec sleep 30\";; esac";
+    let since = Instant::now();
+    let output = Command::new(&program)
+        .args(["launch", "-n", "2", "--grace", "0", "--", "sh", "-c", what])
+        .args([as_root, began])
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("it starts");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    let named = said.split_once("tensorwire launch: processes [").expect("they are named").1;
+    let (process, rest) = named.split_once(']').expect("a number");
+    assert!(rest.starts_with(" can't be ended") && since.elapsed() < Duration::from_secs(25), "{said}");
+    let process = process.parse().ok().and_then(rustix::process::Pid::from_raw).expect("one process");
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("it runs");
 }
 
 #[test]

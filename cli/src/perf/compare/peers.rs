@@ -87,11 +87,12 @@ pub fn ours(program: &Path, fabric: &str, measure: Measure, conditions: &Conditi
     on_cores(job, conditions, json)
 }
 
-/// Our latency over gRPC calls, the baseline that the fabrics replace.
+/// Our latency over gRPC calls, the baseline that the fabrics replace. Profiles are for pollers and
+/// queues, which calls have none of.
 pub fn calls(program: &Path, conditions: &Conditions, json: &Path) -> Job {
     let iterations = (conditions.iterations / CALLS_SHARE).max(1);
     let warmup = conditions.warmup.min(iterations);
-    let fewer = Conditions { iterations, warmup, ..conditions.clone() };
+    let fewer = Conditions { iterations, warmup, profile: None, ..conditions.clone() };
     ours(program, "grpc", Measure::Latency, &fewer, json)
 }
 
@@ -345,6 +346,7 @@ mod tests {
         assert!(tcp.contains("perf rendezvous_lat --local --fabric tcp") && !tcp.contains("-d "), "{tcp}");
         let calls = calls(Path::new("/t"), &conditions, Path::new("/j")).to_string();
         assert!(calls.contains("--fabric grpc -s 64 -n 2 ") && calls.contains("--warmup 2 "), "{calls}");
+        assert!(!calls.contains("--profile"), "calls refuse it: {calls}");
         let verbs = said("verbs", Measure::Latency);
         assert!(verbs.contains("perf write_lat") && verbs.contains("-I 0 -d rxe0 -x 1"), "{verbs}");
     }
