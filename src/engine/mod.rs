@@ -31,7 +31,7 @@ pub use background::{PollingThread, StartError, start};
 pub use clock::Clock;
 pub use direct::{DirectTake, DirectWait, WaitLimit};
 pub use executor::Executor;
-pub use pin::{PinError, pin_current_thread, process_cpus};
+pub use pin::{PinError, UnpinnedThread, pin_current_thread, process_cpus};
 pub use poll_mode::{EngineOptions, PollMode};
 pub use poller::Poller;
 pub use shared_poller::{Engine, Unusable};

@@ -78,6 +78,33 @@ pub(super) fn allow_current_thread(cpus: &[usize]) {
     let _ = sched_setaffinity(None, &all);
 }
 
+/// While it lives, the calling thread may run where it could before it was pinned here. It has no
+/// effect on a thread that was not.
+#[derive(Debug)]
+pub struct UnpinnedThread {
+    pinned: Option<Vec<usize>>,
+}
+
+impl UnpinnedThread {
+    /// Undoes the pin of the calling thread.
+    pub fn begin() -> Self {
+        let pinned = cpus_before_pin().map(|before| {
+            let pinned = mask();
+            allow_current_thread(&before);
+            pinned
+        });
+        UnpinnedThread { pinned }
+    }
+}
+
+impl Drop for UnpinnedThread {
+    fn drop(&mut self) {
+        if let Some(pinned) = self.pinned.take() {
+            allow_current_thread(&pinned);
+        }
+    }
+}
+
 fn mask() -> Vec<usize> {
     core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
 }
@@ -110,6 +137,23 @@ mod tests {
                 mask()
             };
             assert_eq!(std::thread::spawn(inherits).join().expect("no panic"), mine);
+        };
+        std::thread::spawn(pinned).join().expect("no panic");
+    }
+
+    #[test]
+    fn a_pinned_thread_can_start_others_that_are_not() {
+        let cpu = process_cpus()[0];
+        let other = || std::thread::spawn(mask).join().expect("no panic");
+        let pinned = move || {
+            let mine = mask();
+            drop(UnpinnedThread::begin());
+            assert_eq!(mask(), mine, "it was not pinned");
+            pin_current_thread(cpu).expect("allowed");
+            let unpinned = UnpinnedThread::begin();
+            assert_eq!(other(), mine);
+            drop(unpinned);
+            assert_eq!(mask(), [cpu]);
         };
         std::thread::spawn(pinned).join().expect("no panic");
     }

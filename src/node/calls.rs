@@ -107,6 +107,13 @@ impl PollerSet for NodeCalls {
     }
 }
 
+/// A start that fails later leaves the thread too.
+impl Drop for NodeCalls {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 /// Carries requests by the calls of the bootstrap service.
 struct Calls {
     path: Weak<CallPath>,

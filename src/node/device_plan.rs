@@ -9,6 +9,8 @@ use crate::fabric::verbs::{VerbsDevice, depth_of_device, link_completions};
 
 /// The smallest limits of the devices, each with its origin; or why there is none.
 pub(super) struct DeviceLimits {
+    /// How many devices there are; `None` if they are not open.
+    pub count: Option<u64>,
     queue_pairs: (Option<u64>, String),
     completion_queues: (Option<u64>, String),
     regions: (Option<u64>, String),
@@ -21,7 +23,7 @@ impl DeviceLimits {
     /// They are not known, for this reason.
     pub fn unknown(why: &str) -> Self {
         let [queue_pairs, completion_queues, regions] = [(); 3].map(|()| (None, why.into()));
-        DeviceLimits { queue_pairs, completion_queues, regions, entries: None, requests: None }
+        DeviceLimits { count: None, queue_pairs, completion_queues, regions, entries: None, requests: None }
     }
 
     pub fn of(device: &VerbsDevice) -> Self {
@@ -33,6 +35,7 @@ impl DeviceLimits {
             }
         };
         DeviceLimits {
+            count: Some(device.limits().count() as u64),
             queue_pairs: smallest("max_qp", |limits| limits.max_qp),
             completion_queues: smallest("max_cq", |limits| limits.max_cq),
             regions: smallest("max_mr", |limits| limits.max_mr),
@@ -118,10 +121,17 @@ fn has_backup(config: &Config, devices: u64) -> bool {
 }
 
 /// The RDMA devices that a process uses at most.
-pub(super) fn devices(config: &Config) -> u64 {
+pub(super) fn most_devices(config: &Config) -> u64 {
     match config.rdma_device.as_deref() {
-        None => 1,
         Some(AUTO) => MAX_RAILS as u64,
+        _ => least_devices(config),
+    }
+}
+
+/// The RDMA devices that a process over verbs uses at least.
+pub(super) fn least_devices(config: &Config) -> u64 {
+    match config.rdma_device.as_deref() {
+        None | Some(AUTO) => 1,
         Some(names) => names.split(',').count() as u64,
     }
 }

@@ -71,6 +71,17 @@ fn members_meet_at_the_master_in_any_order() {
 }
 
 #[test]
+fn a_master_that_has_stopped_leaves_its_port_to_the_next_run() {
+    let port = free_port().to_string();
+    let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+    let [first, second] = [(); 2].map(|()| member(0, 1, &master, LONG));
+    let node = first.start().expect("it starts");
+    node.stop().expect("it stops");
+    second.start().expect("the port is free, though the first handle lives");
+    drop(node);
+}
+
+#[test]
 fn members_of_each_launcher_meet_at_the_master() {
     let launchers = [
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

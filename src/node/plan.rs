@@ -1,6 +1,6 @@
 //! What a process will need of the system, computed from its settings before anything is opened.
 
-use super::device_plan::{DeviceLimits, data_queues, device_resources, devices};
+use super::device_plan::{DeviceLimits, data_queues, device_resources, least_devices, most_devices};
 use super::error::NodeError;
 use super::pollers::poll_mode;
 use super::rdma::verbs_options;
@@ -33,6 +33,8 @@ const FILES_PER_ATTEMPT: u64 = 3;
 const CANDIDATES: u64 = 128;
 /// Mappings of a process without peers, and of a peer over shared memory.
 const MAPS: (u64, u64) = (60, 6);
+/// The name of the resource that depends on the places of the members.
+const PORTS: &str = "ports";
 /// Threads that each start makes: of the bootstrap service, and of callbacks. Each poller has one
 /// more unless calls poll, and each fabric from its first link on.
 const THREADS: u64 = 2;
@@ -114,6 +116,13 @@ impl ResourcePlan {
         Self::with(config, &SystemLimits::of_this_process(), &of_devices)
     }
 
+    /// The plan of a member that has yet to meet the others. Ports depend on where those are.
+    pub(super) fn before_meeting(config: &Config) -> Self {
+        let mut plan = Self::new(config);
+        plan.resources.retain(|resource| resource.name != PORTS);
+        plan
+    }
+
     /// The same with the limits of the RDMA devices. Those that the node would open are opened for
     /// it, and closed again.
     pub fn with_devices(config: &Config) -> Self {
@@ -138,7 +147,8 @@ impl ResourcePlan {
 
     fn with(config: &Config, limits: &SystemLimits, of_devices: &DeviceLimits) -> Self {
         let peers = peers(config);
-        let devices = devices(config);
+        let devices = of_devices.count.unwrap_or_else(|| most_devices(config));
+        let least_devices = of_devices.count.unwrap_or_else(|| least_devices(config));
         let may_use = |kind| config.fabric.is_none_or(|set| set.has(kind));
         let names_verbs = config.fabric.is_some_and(|set| set.has(FabricKind::Verbs));
         let per_peer = FILES_PER_PEER.into_iter().filter(|(kind, _)| may_use(*kind));
@@ -155,16 +165,26 @@ impl ResourcePlan {
         let arriving = over_tcp(tcp::most_arriving(config.tcp_streams, peers));
         let at_most = files + FILES_PER_ATTEMPT * peers + CANDIDATES + arriving;
         let of_shm = if may_use(FabricKind::Shm) { shm::link_bytes(config.queue_depth) } else { 0 };
-        let locked_links =
-            verbs::link_bytes(data_queues(config, devices), of_devices.depth(config)) * devices;
-        let locked_links = locked_links * peers_beyond_shm(config);
+        let links_of = |devices| {
+            let of_each = verbs::link_bytes(data_queues(config, devices), of_devices.depth(config));
+            of_each * devices * peers_beyond_shm(config)
+        };
+        let locked_links = links_of(devices);
         let of_verbs = if has_verbs { locked_links } else { 0 };
+        let least_of_verbs = if names_verbs { links_of(least_devices) } else { 0 };
         let links = (of_shm.max(over_tcp(tcp::link_bytes())) * peers).max(of_verbs);
         let reserved = is_for_reserve(config.pool_pages, config.pool_require, config.pool_size);
-        let in_cgroup = if reserved { 0 } else { config.pool_size };
+        // Pages that are reserved are neither available memory nor memory of the cgroup.
+        let of_pool = if reserved { 0 } else { config.pool_size };
+        let memory_of = if reserved {
+            format!("{} of link memory; the pool is in reserved huge pages", bytes(links))
+        } else {
+            format!("pool_size, and {} of link memory, which fills as it is used", bytes(links))
+        };
         // Of peers over shared memory, whose link memory is mapped too.
         let pools = if may_use(FabricKind::Shm) { peers } else { 0 };
         let theirs = if pools > 0 { ", and up to as much of each peer" } else { "" };
+        let cgroup_memory = limits.cgroup_memory.as_ref().map(|(limit, _)| *limit);
         let is_below = |limit: Option<u64>, least: u64| limit.is_some_and(|limit| limit < least);
         let fabrics = config.fabric.map_or(FabricKind::FASTEST_FIRST.len(), |set| set.kinds().count());
         let by_calls = config.fabric.is_some_and(|set| set.has(FabricKind::Grpc));
@@ -206,9 +226,9 @@ impl ResourcePlan {
                 unit: Unit::Bytes,
                 ..count(
                     "memory",
-                    config.pool_size + links,
+                    of_pool + links,
                     (limits.memory, "MemAvailable of /proc/meminfo"),
-                    format!("pool_size, and {} of link memory, which fills as it is used", bytes(links)),
+                    memory_of.clone(),
                     "lower pool_size, over shared memory also queue_depth, over RDMA also \
                      rdma_qp_queue_depth, or use fewer processes per host"
                         .into(),
@@ -219,19 +239,15 @@ impl ResourcePlan {
                 unit: Unit::Bytes,
                 ..count(
                     "memory of the cgroup",
-                    in_cgroup + links,
+                    of_pool + links,
                     limits.cgroup_memory.as_ref().map_or((None, ""), |(limit, of)| (Some(*limit), of)),
-                    if reserved {
-                        format!("{} of link memory; the pool is in reserved huge pages", bytes(links))
-                    } else {
-                        format!("pool_size, and {} of link memory, which fills as it is used", bytes(links))
-                    },
+                    memory_of,
                     "raise it (MemoryMax of the service, the memory limit of the container), lower \
                      pool_size, over shared memory also queue_depth, over RDMA also \
                      rdma_qp_queue_depth, or reserve huge pages for the pool"
                         .into(),
                     // What the start fills.
-                    is_below(limits.cgroup_memory.as_ref().map(|(limit, _)| *limit), in_cgroup + of_verbs),
+                    is_below(cgroup_memory, of_pool + least_of_verbs),
                 )
             },
             PlannedResource {
@@ -266,7 +282,8 @@ impl ResourcePlan {
                     },
                     "raise `ulimit -l`, or LimitMEMLOCK of the service; without RDMA pool_lock = no also does"
                         .into(),
-                    names_verbs || config.pool_lock == LockPolicy::Require,
+                    names_verbs && is_below(limits.locked, config.pool_size * least_devices + least_of_verbs)
+                        || config.pool_lock == LockPolicy::Require,
                 )
             },
         ];
@@ -294,7 +311,7 @@ impl ResourcePlan {
             let own = config.cluster.address(config.task_id());
             let is_known = config.bind.is_none() && own.is_some_and(|own| own.ip().is_some());
             let is_hard = is_known && config.fabric.is_some_and(|set| set.kinds().eq([FabricKind::Tcp]));
-            resources.push(count("ports", members * peers, most, because, remedy.into(), is_hard));
+            resources.push(count(PORTS, members * peers, most, because, remedy.into(), is_hard));
         }
         ResourcePlan { resources, peers }
     }
@@ -364,237 +381,5 @@ impl fmt::Display for ResourcePlan {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(processes: usize, more: &[(&str, &str)], limits: &SystemLimits) -> ResourcePlan {
-        let cluster: Vec<String> = (1..=processes).map(|port| format!("127.0.0.1:{port}")).collect();
-        let settings = Config::builder().without_environment().member("w", 0);
-        let settings = settings.set("cluster", format!("w={}", cluster.join(",")));
-        let settings = more.iter().fold(settings, |settings, (key, value)| settings.set(*key, *value));
-        ResourcePlan::with(&settings.build().unwrap(), limits, &DeviceLimits::unknown("it is closed"))
-    }
-
-    const WIDE: SystemLimits = SystemLimits {
-        open: 3,
-        mapped: 0,
-        running: 1,
-        files: None,
-        locked: None,
-        user_threads: None,
-        cgroup_threads: None,
-        maps: None,
-        ports: None,
-        memory: None,
-        address_space: None,
-        cgroup_memory: None,
-        has_device: false,
-    };
-
-    #[test]
-    fn a_plan_grows_with_the_peers() {
-        let need = |processes, name: &str| {
-            let plan = plan(processes, &[], &WIDE);
-            plan.resources().iter().find(|it| it.name == name).unwrap().need
-        };
-        assert_eq!((need(1, "open files"), need(256, "open files")), (19, 19 + 5 * 255));
-        assert!(need(256, "memory") > need(1, "memory"));
-        let calls = plan(256, &[("fabric", "grpc")], &WIDE);
-        let files = calls.resources().iter().find(|it| it.name == "open files").unwrap();
-        assert_eq!(files.need, 19 + 4 * 255);
-        let tcp = |more: &[(&str, &str)]| {
-            let plan = plan(3, &[&[("fabric", "tcp")], more].concat(), &WIDE);
-            plan.resources().iter().find(|it| it.name == "open files").unwrap().need
-        };
-        assert_eq!(tcp(&[("tcp_streams", "4")]), tcp(&[]) + 2 * 3);
-        for (streams, arriving) in [("1", 128 + 2 * 8), ("4", 128 + 2 * 10)] {
-            let settings = [("fabric", "tcp"), ("tcp_streams", streams)];
-            let most = tcp(&settings[1..]) + 2 * FILES_PER_ATTEMPT + CANDIDATES + arriving;
-            assert!(plan(3, &settings, &WIDE).to_string().contains(&format!("up to {most}")));
-        }
-        assert_eq!(tcp(&[("poll", "dedicated"), ("pollers", "3")]), tcp(&[]) + 2 * 2);
-        assert_eq!(plan(1, &[], &WIDE).check().map_err(|error| error.to_string()), Ok(()));
-    }
-
-    #[test]
-    fn a_limit_that_is_too_low_is_named_with_need_and_remedy() {
-        let few = SystemLimits { files: Some(1024), ..WIDE };
-        assert!(plan(201, &[], &few).check().is_ok());
-        let error = plan(256, &[], &few).check().unwrap_err().to_string();
-        assert!(error.contains("255 peers") && error.contains("open files: 1294"), "{error}");
-        assert!(error.contains("limit 1024 (RLIMIT_NOFILE): raise `ulimit -n` to 4355"), "{error}");
-        let of = |fabric| plan(2, &[("fabric", fabric)], &SystemLimits { files: Some(1), ..WIDE });
-        let remedy = |fabric| of(fabric).check().unwrap_err().to_string();
-        assert!(remedy("shm").contains("to 155") && remedy("shm,tcp").contains("to 291"));
-        let small = SystemLimits { locked: Some(64 << 10), ..WIDE };
-        assert!(plan(2, &[], &small).check().is_ok(), "best effort");
-        let error = plan(2, &[("pool_lock", "require")], &small).check().unwrap_err().to_string();
-        assert!(
-            error.contains(
-                "locked memory: 256 MiB (the pool), limit 64 KiB (RLIMIT_MEMLOCK): raise `ulimit -l`"
-            ),
-            "{error}"
-        );
-        let ports = SystemLimits { ports: Some(28_232), ..WIDE };
-        assert!(plan(256, &[], &ports).check().is_ok(), "shared memory needs none");
-        assert!(plan(168, &[("fabric", "tcp")], &ports).check().is_ok());
-        let error = plan(169, &[("fabric", "tcp")], &ports).check().unwrap_err().to_string();
-        assert!(
-            error.contains("ports: 28392 (169 members at this address, each with 168 links over tcp)"),
-            "{error}"
-        );
-        // Each address has ports of its own, and a name can be that of several.
-        let at = |addresses: &str, more: &[(&str, &str)]| {
-            let cluster = [("cluster", addresses), ("fabric", "tcp")];
-            plan(1, &[&cluster, more].concat(), &SystemLimits { ports: Some(3), ..WIDE })
-        };
-        assert!(at("w=127.0.0.1:1,127.0.0.2:1,127.0.0.2:2", &[]).check().is_ok());
-        assert!(at("w=127.0.0.1:1,127.0.0.1:2,127.0.0.2:1", &[]).check().is_err());
-        assert!(at("w=localhost:1,localhost:2,127.0.0.1:1", &[]).check().is_ok());
-        assert!(at("w=127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", &[("bind", "127.0.0.9:1")]).check().is_ok());
-        let maps = SystemLimits { maps: Some(100), ..WIDE };
-        assert!(plan(16, &[], &maps).check().unwrap_err().to_string().contains("vm.max_map_count"));
-    }
-
-    #[test]
-    fn queue_pairs_are_those_for_messages_and_for_data() {
-        let of = |more: &[(&str, &str)]| {
-            let plan = plan(5, &[&[("fabric", "verbs")], more].concat(), &WIDE);
-            plan.resources().iter().find(|it| it.name == "queue pairs").unwrap().need
-        };
-        assert_eq!((of(&[]), of(&[("rdma_qps_per_peer", "4")])), (8, 20));
-        assert_eq!(of(&[("rdma_qps_per_peer", "4"), ("rdma_memory_windows", "on")]), 8);
-    }
-
-    #[test]
-    fn what_verbs_needs_is_counted_wherever_it_is_named() {
-        let small = SystemLimits { locked: Some(64 << 10), ..WIDE };
-        for fabric in ["verbs", "tcp,verbs", "shm,verbs"] {
-            let plan = plan(5, &[("fabric", fabric)], &small);
-            assert!(plan.resources().iter().any(|it| it.name == "queue pairs"), "{fabric}");
-            assert!(plan.check().unwrap_err().to_string().contains("locked memory"), "{fabric}");
-        }
-        let without = plan(5, &[("fabric", "shm,tcp")], &small);
-        assert!(without.resources().iter().all(|it| it.name != "queue pairs") && without.check().is_ok());
-    }
-
-    #[test]
-    fn a_device_that_is_found_counts_as_one_that_is_named_but_its_lack_is_not_hard() {
-        let small = SystemLimits { locked: Some(64 << 10), has_device: true, ..WIDE };
-        let of = |fabric: &[(&str, &str)], limits: &SystemLimits| {
-            let hosts = [("cluster", "w=a:1,a:2,b:1"), ("auth", "plain"), ("allow_non_loopback", "true")];
-            plan(3, &[&hosts, fabric].concat(), limits)
-        };
-        let need = |plan: &ResourcePlan, name: &str| {
-            plan.resources().iter().find(|it| it.name == name).map(|it| it.need)
-        };
-        let (auto, named) = (of(&[], &small), of(&[("fabric", "shm,verbs,tcp")], &small));
-        for name in ["locked memory", "open files", "queue pairs"] {
-            assert!(need(&auto, name).is_some() && need(&auto, name) == need(&named, name), "{name}");
-        }
-        let without = of(&[], &SystemLimits { has_device: false, ..small });
-        assert_eq!(need(&without, "open files"), need(&auto, "open files").map(|files| files - 3));
-        assert_eq!((need(&without, "locked memory"), need(&without, "queue pairs")), (Some(256 << 20), None));
-        assert!(auto.check().is_ok() && named.check().is_err());
-    }
-
-    #[test]
-    fn peers_on_the_same_host_need_no_queue_pairs_if_shared_memory_may_be_used() {
-        let of = |fabric: &str| {
-            let cluster = ("cluster", "w=a:1,a:2,b:1,c:1");
-            let settings = [("fabric", fabric), cluster, ("auth", "plain"), ("allow_non_loopback", "true")];
-            let plan = plan(4, &settings, &WIDE);
-            let need = |name| plan.resources().iter().find(|it| it.name == name).unwrap().need;
-            (need("queue pairs"), need("memory regions") - 1024)
-        };
-        assert_eq!((of("verbs"), of("tcp,verbs"), of("shm,verbs")), ((6, 7), (6, 7), (4, 5)));
-    }
-
-    #[test]
-    fn what_each_device_takes_is_counted_for_each() {
-        let of = |device: &str, name: &str| {
-            let settings = [("fabric", "verbs"), ("rdma_device", device), ("rdma_registrations", "10")];
-            let plan = plan(5, &settings, &WIDE);
-            plan.resources().iter().find(|it| it.name == name).unwrap().clone()
-        };
-        assert_eq!((of("a", "queue pairs").need, of("a,b", "queue pairs").need), (2 * 4, 3 * 4));
-        let because = of("a,b", "queue pairs").because;
-        assert!(because.contains("2 for data (one is a backup)") && because.contains("on each of 2 devices"));
-        assert_eq!(of("a,b", "memory regions").need, 1 + 2 * 4 + 10);
-        let locked = |device| of(device, "locked memory").need;
-        // Of 4 peers: 256 bytes for each of 2 * 1024 places of a queue pair for data, and the
-        // words, both in whole pages.
-        let with = |queues: u64| (256 << 20) + 4 * (queues * (512 << 10) + 4096 + 3 * 4096);
-        assert_eq!(locked("a"), with(1));
-        assert_eq!((locked("a,b"), locked("auto")), (2 * with(2), 4 * with(2)));
-        assert_eq!(of("a,b", "locked memory").because, "the pool by each of 2 devices, and 8 MiB for links");
-        assert!(of("a", "memory").because.starts_with("pool_size, and 2 MiB of link memory"));
-    }
-
-    #[test]
-    fn the_memory_limit_of_the_cgroup_must_hold_what_the_start_fills() {
-        let of = |limit: u64, more: &[(&str, &str)]| {
-            let cgroup_memory = Some((limit, "memory.max of cgroup /cg/job".to_owned()));
-            let limits = SystemLimits { cgroup_memory, ..WIDE };
-            plan(5, &[&[("pool_size", "64MiB"), ("pool_pages", "plain")], more].concat(), &limits)
-        };
-        let error = of((64 << 20) - 1, &[]).check().unwrap_err().to_string();
-        let says =
-            ["memory of the cgroup: ", "limit 63 MiB (memory.max of cgroup /cg/job)", "lower pool_size"];
-        assert!(says.iter().all(|part| error.contains(part)), "{error}");
-        // The rings of links may stay empty. Those of verbs are registered.
-        let narrow = of(64 << 20, &[]);
-        let memory = narrow.resources().iter().find(|it| it.name == "memory of the cgroup").unwrap();
-        assert!(memory.is_short() && narrow.check().is_ok(), "{memory}");
-        assert!(of(64 << 20, &[("fabric", "verbs")]).check().is_err());
-        let roomy = of(memory.need, &[]);
-        assert!(roomy.resources().iter().all(|it| !it.is_short()), "{roomy}");
-        // The hugetlb controller has the limit of reserved pages.
-        let reserved = of(32 << 20, &[("pool_pages", "2m"), ("pool_require", "true")]);
-        assert!(reserved.check().is_ok(), "{reserved}");
-    }
-
-    #[test]
-    fn the_address_space_must_hold_the_pool_beside_what_is_mapped() {
-        let of = |limit| {
-            let limits = SystemLimits { mapped: 1 << 20, address_space: Some(limit), ..WIDE };
-            plan(2, &[("pool_size", "64MiB")], &limits)
-        };
-        let error = of((65 << 20) - 1).check().unwrap_err().to_string();
-        let says = ["address space: ", "1 MiB are mapped", "limit 64 MiB (RLIMIT_AS): raise `ulimit -v`"];
-        assert!(says.iter().all(|part| error.contains(part)), "{error}");
-        assert!(of(65 << 20).check().is_ok());
-    }
-
-    #[test]
-    fn the_limits_of_threads_must_hold_those_of_the_start() {
-        let of = |limits: &SystemLimits, more: &[(&str, &str)]| {
-            let plan = plan(3, more, limits);
-            let threads = plan.resources().iter().find(|it| it.name == "threads").unwrap().clone();
-            (threads, plan.check().map_err(|error| error.to_string()))
-        };
-        let need = |more: &[(&str, &str)]| of(&SystemLimits { running: 5, ..WIDE }, more).0.need;
-        // Bootstrap, callbacks, owners, a store, 2 attempts for each peer, and one of each fabric.
-        assert_eq!(need(&[("fabric", "shm")]), 5 + 4 + 2 * 2 + 1 + 1);
-        assert_eq!(need(&[("fabric", "shm,tcp"), ("poll", "inline")]), 5 + 4 + 2 * 2 + 2);
-        assert_eq!(need(&[("fabric", "grpc")]), 5 + 4 + 2 * 2 + 1);
-        let many = [("fabric", "tcp"), ("poll", "dedicated"), ("pollers", "6")];
-        assert_eq!(need(&many), 5 + 4 + 2 * 2 + 1 + 6);
-
-        let cgroup = |most| Some((most, "pids.max of cgroup /cg/job".to_owned()));
-        let error = of(&SystemLimits { cgroup_threads: cgroup(8), ..WIDE }, &many).1.unwrap_err();
-        assert!(error.contains("threads: 16 (1 run, 11, and while all join up to 2 per peer)"), "{error}");
-        assert!(error.contains("limit 8 (pids.max of cgroup /cg/job): raise it (TasksMax"), "{error}");
-        // Joins take fewer threads at a time.
-        let (threads, checked) = of(&SystemLimits { cgroup_threads: cgroup(9), ..WIDE }, &many);
-        assert!(threads.is_short() && checked.is_ok(), "{threads}");
-        let error = of(&SystemLimits { user_threads: Some(8), ..WIDE }, &many).1.unwrap_err();
-        assert!(error.contains("limit 8 (RLIMIT_NPROC): raise `ulimit -u`"), "{error}");
-        // The smaller one is named.
-        let both = |user, most| {
-            of(&SystemLimits { user_threads: Some(user), cgroup_threads: cgroup(most), ..WIDE }, &many).0
-        };
-        assert_eq!((both(70, 60).limit, both(60, 70).limit), (Some(60), Some(60)));
-        assert!(both(70, 60).origin.starts_with("pids.max") && both(60, 70).origin == "RLIMIT_NPROC");
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

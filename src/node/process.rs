@@ -14,7 +14,7 @@ use super::store::ClusterStore;
 use super::transport::check_device;
 use crate::bootstrap::Bootstrap;
 use crate::config::{Builder, Config, PeerLoss};
-use crate::engine::{Executor, PollMode, pin_current_thread, process_cpus};
+use crate::engine::{Executor, PollMode, UnpinnedThread, pin_current_thread, process_cpus};
 use crate::fabric::FabricKind;
 use crate::matching::{EdgeReports, WaitReports};
 use crate::memory::{BufferRing, ForkGuard, Pool, RegionReport, TensorMut};
@@ -155,7 +155,7 @@ impl Builder {
             None => Node::start(&self.build()?),
             Some(meeting) => {
                 // Before a store and listeners are opened. Its cluster has as many members.
-                ResourcePlan::new(&meeting.config).check()?;
+                ResourcePlan::before_meeting(&meeting.config).check()?;
                 check_device(&meeting.config)?;
                 let met = meet(&meeting)?;
                 let config = self.with_cluster(meeting.config.task_id(), &met.cluster)?;
@@ -184,6 +184,8 @@ impl Node {
         ResourcePlan::new(config).check()?;
         // Read before any thread is pinned.
         let cpus = process_cpus().len();
+        // An earlier node may have pinned this thread: what this one starts must not inherit that.
+        let unpinned = UnpinnedThread::begin();
         let me = config.task_id().clone();
         let incarnation = Incarnation::random()?;
         let members = members(config);
@@ -241,6 +243,7 @@ impl Node {
         // The callback thread starts with its first job. It starts now, and the pin comes last, so
         // that no other thread inherits the pin.
         executor.run(|| {});
+        drop(unpinned);
         if let Some(core) = polling.caller_core() {
             pin_current_thread(core)?;
         }

@@ -155,6 +155,7 @@ impl Node {
         // Before the links end: a peer whose link is closed looks whether it was told the reason.
         let ended = self.bootstrap.stop_after_loss(reason, lost, self.stop_timeout);
         self.pollers.close();
+        self.store.end();
         // Callbacks first: a callback may wait for the end of an owner.
         self.executor.stop();
         self.owners.stop();

@@ -13,8 +13,8 @@ pub(super) struct ClusterStore {
     /// `None` in the first member, which serves it.
     options: Option<StoreOptions>,
     store: Mutex<Option<Arc<dyn Store>>>,
-    /// The store at which the members have met. Some may still be there.
-    _met_at: Option<StoreServer>,
+    /// The store at which the members have met. Some may still be there, until this one stops.
+    met_at: Mutex<Option<StoreServer>>,
 }
 
 impl ClusterStore {
@@ -27,7 +27,12 @@ impl ClusterStore {
             options.timeout = config.join_timeout;
             options
         });
-        Arc::new(ClusterStore { options, store: Mutex::default(), _met_at: met_at })
+        Arc::new(ClusterStore { options, store: Mutex::default(), met_at: Mutex::new(met_at) })
+    }
+
+    /// Ends the store at which the members have met.
+    pub fn end(&self) {
+        drop(self.met_at.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tensors by gRPC calls: values of every kind, errors, connections that break, and peers that die
 //! and come back.
 
-use crate::common::other::{Other, wait_to_be_told};
+use crate::common::other::{Other, holdings_after_joins, wait_to_be_told};
 use crate::common::{SOON, cluster, member, until};
 use rustix::net::{Shutdown, getpeername, shutdown};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -42,6 +42,21 @@ fn after_a_stop_nothing_is_left() {
     step.recv(&node.edge_from("w", 1, "x").expect("an edge"), SOON).expect("received");
     other.wait_for("nothing is left");
     assert!(other.ends_well());
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_can_not_start() {
+    let node = member(&std::env::var("TEST_CLUSTER").expect("started by a test"), 0).set("fabric", "grpc");
+    // Not a secret. The bootstrap service refuses it after the thread of the deadlines has started.
+    let error = node.set("auth", "secret").set("secret_file", "/dev/null").start().map(drop);
+    assert!(error.expect_err("no secret").to_string().contains("/dev/null"));
+    assert_eq!(holdings_after_joins(), Default::default(), "something of the node is left");
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_thread() {
+    Other::run_alone("calls::role_can_not_start", &cluster(2), &[GRPC]);
 }
 
 #[test]
