@@ -143,8 +143,8 @@ fn names_device(config: &Config) -> bool {
 }
 
 /// Whether an error of the RDMA device is one of the start, though no fabric is named.
-fn is_final(config: &Config, error: &NodeError) -> bool {
-    let is_of_setting = matches!(error, NodeError::Fabric(FabricError::Setting { .. }));
+fn is_final(config: &Config, error: &FabricError) -> bool {
+    let is_of_setting = matches!(error, FabricError::Setting { .. } | FabricError::Option { .. });
     names_device(config) || is_of_setting && has_own_rdma_setting(config)
 }
 
@@ -207,7 +207,8 @@ impl OpeningFabrics {
             }
             None => match open_device(config) {
                 Ok(device) => Some(device),
-                Err(error) if is_final(config, &error) => return Err(error),
+                Err(error) if names_device(config) => return Err(error),
+                Err(NodeError::Fabric(error)) if is_final(config, &error) => return Err(error.into()),
                 Err(NodeError::Fabric(error)) => {
                     // Without a device nobody expects it.
                     if has_rdma_device() {
@@ -251,7 +252,9 @@ impl OpeningFabrics {
             }
         }
         if let Some(device) = device {
-            let (opened, is_named) = (device.fabric(pool), named.is_some() || names_device(config));
+            let opened = device.fabric(pool);
+            let is_final = opened.as_ref().is_err_and(|error| is_final(config, error));
+            let is_named = named.is_some() || is_final;
             parts.verbs = opened_or_closed(opened, FabricKind::Verbs, is_named, &mut closed)?;
         }
         match named.filter(|set| !set.has(FabricKind::Tcp)) {

@@ -124,8 +124,13 @@ fn a_setting_that_the_device_can_not_do_is_an_error_also_if_no_fabric_is_named()
     // With three active devices that is no reason: which of them is not said.
     start_among_hosts(&[("rdma_gid_index", "7")]).expect("there are other fabrics");
     start_among_hosts(&[("rdma_device", "auto"), ("rdma_gid_index", "77")]).expect_err("no device has it");
+    let pairs = [("rdma_device", "auto"), ("rdma_qps_per_peer", "8")];
+    let too_many = start_among_hosts(&pairs).expect_err("three devices have 24 together").to_string();
+    assert!(too_many.contains("qps_per_peer is 8"), "{too_many}");
     set_others(fake, 1);
     let refused = start_among_hosts(&[("rdma_gid_index", "7")]);
+    fake.run("fault call=alloc_mw errno=95 times=1");
+    let without = start_among_hosts(&[("rdma_memory_windows", "on")]);
     let small = {
         fake.run("limits device=fake_1 max_qp=3");
         let started = start_among_hosts(&[("rdma_traffic_class", "106")]);
@@ -135,6 +140,8 @@ fn a_setting_that_the_device_can_not_do_is_an_error_also_if_no_fabric_is_named()
     set_others(fake, 4);
     let error = refused.expect_err("the one device has no such entry").to_string();
     assert!(error.contains("rdma_gid_index"), "{error}");
+    let error = without.expect_err("the one device makes no windows").to_string();
+    assert!(error.contains("set rdma_memory_windows to off"), "{error}");
     small.expect("it is too small, whatever the setting");
     fake.assert_clean();
 }

@@ -3,11 +3,11 @@
 use super::buffers::PLACE;
 use super::context::DeviceContext;
 use super::device::{Choice, Choices, DeviceSettings, GidEntry, GidKind, LinkLayer, Refusal, choose};
-use super::failure::unavailable;
+use super::failure::{setting, unavailable};
 use super::library::Library;
 use super::probe::{Probed, gid, gids, probe, speed};
 use super::sys::*;
-use crate::fabric::{FabricError, FabricKind};
+use crate::fabric::FabricError;
 use std::sync::Arc;
 
 /// The present address of a port.
@@ -67,9 +67,7 @@ impl Chosen {
             Ok(choices) => choices,
             // All devices failed to open, so the error names that cause.
             Err(Refusal::NoDevice) if !closed.is_empty() => return Err(closed.swap_remove(0)),
-            Err(refusal @ Refusal::Setting { .. }) => {
-                return Err(FabricError::Setting { fabric: FabricKind::Verbs, why: refusal.to_string() });
-            }
+            Err(refusal @ Refusal::Setting { .. }) => return Err(setting(refusal.to_string())),
             Err(refusal) => {
                 let closed = closed.iter().map(|error| format!("; {error}")).collect::<String>();
                 return Err(unavailable(format!("{refusal}{closed}")));

@@ -14,6 +14,11 @@ pub(super) fn unavailable(why: impl Into<String>) -> FabricError {
     FabricError::Unavailable { fabric: FabricKind::Verbs, why: why.into() }
 }
 
+/// A setting asks for what the device can't do.
+pub(super) fn setting(why: impl Into<String>) -> FabricError {
+    FabricError::Setting { fabric: FabricKind::Verbs, why: why.into() }
+}
+
 /// The peer is refused.
 pub(super) fn peer(why: impl Into<String>) -> FabricError {
     FabricError::Peer { fabric: FabricKind::Verbs, why: why.into() }

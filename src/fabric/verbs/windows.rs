@@ -13,7 +13,7 @@
 use super::context::ProtectionDomain;
 use super::data_queue::DataQueue;
 use super::endpoint::random;
-use super::failure::{os, unavailable};
+use super::failure::{os, setting};
 use super::library::returned;
 use super::port::VerbsPort;
 use super::post_list::{AWAITED, OPCODE_BITS, RECEIVE, name};
@@ -43,7 +43,7 @@ pub(super) fn check(chosen: &Chosen) -> Result<(), FabricError> {
         return Ok(());
     }
     let name = &context.name;
-    Err(unavailable(format!("rdma_memory_windows is on, and {name} has no windows of type 2: {REMEDY}")))
+    Err(setting(format!("rdma_memory_windows is on, and {name} has no windows of type 2: {REMEDY}")))
 }
 
 /// A key for a part of the pool, bound or free.
@@ -66,7 +66,10 @@ impl MemoryWindow {
             let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
             let error = made.map_or_else(unsupported, |_| io::Error::last_os_error());
             let tried = format!("making a memory window of type 2 on {}", domain.context.name);
-            os(tried, error, REMEDY)
+            match error.kind() {
+                io::ErrorKind::Unsupported => setting(format!("{tried} failed: {error}; {REMEDY}")),
+                _ => os(tried, error, REMEDY),
+            }
         })?;
         // SAFETY: a window of the library.
         let made = unsafe { (*handle.as_ptr()).rkey };
