@@ -179,6 +179,8 @@ pub struct LinkLimits {
     pub max_write: u64,
     /// Whether [`Port::lend`] works.
     pub lends: bool,
+    /// Whether [`Port::write`] takes bytes from memory that a [`Registrar`] has registered.
+    pub registers: bool,
     /// Grants that can exist at a time.
     pub grants: u32,
 }
@@ -192,6 +194,7 @@ impl LinkLimits {
         max_inline: 0,
         max_write: 0,
         lends: false,
+        registers: false,
         grants: 0,
     };
 }

@@ -12,8 +12,9 @@ use crate::link::windows::{
 };
 use crate::link::{Destination, ReceiveError, Received};
 use crate::matching::{Delivery, PeerIndex};
-use crate::memory::TensorMut;
+use crate::memory::{TensorMut, copy};
 use crate::mutants::{Mutant, is_on};
+use crate::telemetry::Counter;
 use crate::wire::Immediate;
 use foldhash::HashMap;
 use std::sync::Arc;
@@ -298,7 +299,7 @@ impl Matching {
         match wanted_by {
             WantedBy::Nobody => {}
             WantedBy::NextReceive => {
-                let value = WindowArrival::Ready(ready(told, checksum, tensor));
+                let value = WindowArrival::Ready(ready(told, checksum, in_pool(lanes, tensor)));
                 entry.incoming.replace_held(edge, is_landing(landing), value);
             }
             WantedBy::Receive { waiter, is_given } => {
@@ -307,7 +308,8 @@ impl Matching {
                     Self::give_back(lanes, receive, &told, checksum, tensor);
                     self.peers[peer.0 as usize].incoming.remove_taken(edge, is_landing(landing));
                 } else {
-                    self.deliver_landed(lanes, landing, receive, ready(told, checksum, tensor));
+                    let value = ready(told, checksum, in_pool(lanes, tensor));
+                    self.deliver_landed(lanes, landing, receive, value);
                 }
                 self.send_due(lanes, peer, edge);
                 self.update_ready(lanes, peer, edge);
@@ -358,6 +360,19 @@ impl Matching {
             (receive, value) = (next, left);
         }
     }
+}
+
+/// A tensor that has landed, and that its receive does not take. Memory that a caller gave to that
+/// receive is the caller's again: its bytes are copied. Without room for that it stays.
+fn in_pool(lanes: &impl Lanes, tensor: TensorMut) -> TensorMut {
+    if !tensor.is_foreign() {
+        return tensor;
+    }
+    let Ok(mut copied) = lanes.pool().landing(tensor.meta()) else { return tensor };
+    copy(copied.bytes_mut(), tensor.bytes());
+    lanes.counters().increment(Counter::TensorsStaged);
+    lanes.counters().add(Counter::BytesStaged, tensor.meta().bytes());
+    copied
 }
 
 /// A tensor that has landed, for a receive.

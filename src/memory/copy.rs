@@ -34,12 +34,8 @@ pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
 /// `to.len()` bytes from `from` on can be read, and lie outside `to`.
 #[inline]
 pub(crate) unsafe fn copy_from(to: &mut [u8], from: *const u8) {
-    if is_slow(to.as_ptr(), from, to.len()) {
-        // SAFETY: as of this function.
-        return unsafe { copy_in_pieces(to, from) };
-    }
-    // SAFETY: as of this function.
-    unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
+    // SAFETY: as of this function. The slice can be written.
+    unsafe { copy_bytes(to.as_mut_ptr(), from, to.len()) }
 }
 
 /// Appends `from` to `to`.
@@ -47,12 +43,25 @@ pub(crate) unsafe fn copy_from(to: &mut [u8], from: *const u8) {
 pub(crate) fn append(to: &mut Vec<u8>, from: &[u8]) {
     let at = to.len();
     to.reserve(from.len());
-    // SAFETY: `reserve` has made room for the bytes behind the first `at`. `copy_from` writes them
+    // SAFETY: `reserve` has made room for the bytes behind the first `at`. `copy_bytes` writes them
     // all, and nobody else has them.
     unsafe {
-        copy_from(std::slice::from_raw_parts_mut(to.as_mut_ptr().add(at), from.len()), from.as_ptr());
+        copy_bytes(to.as_mut_ptr().add(at), from.as_ptr(), from.len());
         to.set_len(at + from.len());
     }
+}
+
+/// # Safety
+/// `len` bytes from `from` on can be read. As many from `to` on can be written, and lie outside
+/// those.
+#[inline]
+unsafe fn copy_bytes(to: *mut u8, from: *const u8, len: usize) {
+    if is_slow(to, from, len) {
+        // SAFETY: as of this function.
+        return unsafe { copy_in_pieces(to, from, len) };
+    }
+    // SAFETY: as of this function.
+    unsafe { from.copy_to_nonoverlapping(to, len) }
 }
 
 #[inline]
@@ -62,14 +71,14 @@ fn is_slow(to: *const u8, from: *const u8, len: usize) -> bool {
 }
 
 /// # Safety
-/// As of [`copy_from`].
+/// As of [`copy_bytes`].
 #[cold]
-unsafe fn copy_in_pieces(to: &mut [u8], from: *const u8) {
+unsafe fn copy_in_pieces(to: *mut u8, from: *const u8, len: usize) {
     // The compiler would make one copy of all pieces if it knew their length.
     let piece = black_box(PIECE);
-    for (number, to) in to.chunks_mut(piece).enumerate() {
-        // SAFETY: as of `copy_from`, for a part of the bytes.
-        unsafe { from.add(number * piece).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
+    for at in (0..len).step_by(piece) {
+        // SAFETY: as of `copy_bytes`, for a part of the bytes.
+        unsafe { from.add(at).copy_to_nonoverlapping(to.add(at), piece.min(len - at)) }
     }
 }
 

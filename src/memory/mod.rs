@@ -49,7 +49,7 @@ mod serialized;
 mod sync;
 mod tensor;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use copy::{append, copy, copy_from};
 pub use foreign::observers::{ForeignMemoryObserver, WeakOwner, observe_foreign_memory};

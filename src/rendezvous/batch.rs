@@ -112,7 +112,8 @@ impl Batch {
 
     /// Makes every edge of the batch [standing](Standing), for as long as the batch exists. The
     /// senders may then send the tensors of `window` coming steps of the sequence, 0 to 256, before
-    /// the receives begin. An edge that is in the batch twice has one [`Standing`].
+    /// the receives begin. An edge that is in the batch twice has one [`Standing`]. A batch can be
+    /// made standing for several sequences.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -140,7 +141,8 @@ impl Batch {
         edges.sort_unstable();
         edges.dedup();
         let standing = edges.into_iter().map(|edge| self.context.standing(edge, sequence, window));
-        self.standing = standing.collect::<Result<_, _>>()?;
+        let standing = standing.collect::<Result<Vec<_>, _>>()?;
+        self.standing.extend(standing);
         Ok(self)
     }
 

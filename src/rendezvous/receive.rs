@@ -121,6 +121,8 @@ impl Step {
     /// If the step was aborted, the peer was lost, or the sender failed. If `max_requests` receives
     /// from the peer are outstanding.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
+        // A forked child must not poll the links of its parent.
+        self.check()?;
         if let EdgeEnd::Peer(peer) = edge.source {
             self.context.paths.of(peer).progress()?;
         }

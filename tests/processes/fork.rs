@@ -2,9 +2,9 @@
 #![allow(unsafe_code)] // fork(2), waitpid(2), alarm(2)
 
 use crate::common::other::Other;
-use crate::common::{SOON, cluster, counting, lends_nothing, member, until, values};
+use crate::common::{SOON, cluster, counting, lends_nothing, member, two_members, until, values};
 use std::time::{Duration, Instant};
-use tensorwire::{DType, Error, Node, NodeError, NodeState, PeerState, TensorError};
+use tensorwire::{Counter, DType, Error, Node, NodeError, NodeState, PeerState, TensorError};
 
 /// Runs `body` in a forked child, which then exits as a program does. Returns whether it succeeded
 /// in time.
@@ -149,6 +149,49 @@ fn role_mirror() {
     loop {
         let _ = node.progress();
     }
+}
+
+/// Both nodes are of this process, and nothing but its calls polls their links.
+#[test]
+#[ignore = "a role, not a test"]
+fn role_forks_with_tensors_in_flight() {
+    const STEPS: u64 = 8;
+    for fabric in ["tcp", "shm"] {
+        let [to, from] = two_members(&[("fabric", fabric)]);
+        let edges = (from.edge_to("w", 0, "x"), to.edge_from("w", 1, "x"));
+        let (out, back) = (edges.0.expect("an edge"), edges.1.expect("an edge"));
+        let steps: Vec<_> = (0..STEPS).map(|id| to.step(id).expect("new")).collect();
+        let pending = steps[0].receive(&back).begin().expect("begun");
+        for id in 0..STEPS {
+            let step = from.step(id).expect("new");
+            step.send(&out, counting(&from, id as f32, 20_000)).expect("sent");
+            // The receiver takes one tensor, and makes the edge known with that.
+            while id == 0 && !pending.is_done() {
+                from.progress().expect("progress");
+                to.progress().expect("progress");
+            }
+        }
+        until(&from, "what the window holds to leave", || from.counters().get(Counter::TensorsSent) > 1);
+        let good = in_a_child(|| (0..1000).for_each(|_| forked(steps[1].try_recv(&back))));
+        assert!(good, "the child failed or hung");
+        assert!(values(&pending.wait().expect("received").tensor)[0] == 0.0);
+        let began = Instant::now();
+        for (id, step) in steps.iter().enumerate().skip(1) {
+            let got = loop {
+                assert!(began.elapsed() < SOON, "the tensor of step {id} does not come");
+                from.progress().expect("progress");
+                if let Some(got) = step.try_recv(&back).expect("usable") {
+                    break got.tensor;
+                }
+            };
+            assert!(values(&got).iter().zip(0..).all(|(value, at)| *value == (id + at) as f32), "step {id}");
+        }
+    }
+}
+
+#[test]
+fn a_child_that_looks_for_a_tensor_takes_nothing_of_its_parents() {
+    Other::run_alone("fork::role_forks_with_tensors_in_flight", &cluster(2), &[]);
 }
 
 #[test]

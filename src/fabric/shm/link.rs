@@ -112,6 +112,7 @@ impl ShmLinkInner {
                 max_inline: PAYLOAD_BYTES,
                 max_write: u64::MAX,
                 lends: true,
+                registers: false,
                 grants: super::grants::MAX_GRANTS as u32,
             },
             id: LinkId(0),

@@ -114,6 +114,7 @@ impl Port for SimPort {
                 max_inline: MAX_INLINE,
                 max_write: state.options.max_write,
                 lends: state.options.lends,
+                registers: false,
                 grants: MAX_GRANTS as u32,
             }
         });

@@ -148,6 +148,7 @@ impl TcpLinkInner {
                 max_inline: MAX_MESSAGE,
                 max_write: u64::MAX,
                 lends: false,
+                registers: false,
                 grants: MAX_GRANTS as u32,
             },
             id: LinkId(0),

@@ -138,6 +138,7 @@ impl VerbsLinkInner {
                 // One request goes before a write of several, with its length.
                 max_write: u64::from((options.depth - 1).max(1)) * u64::from(shared.max_message),
                 lends: false,
+                registers: true,
                 grants: most_grants(&shared, device),
             },
             id: awaited.link,

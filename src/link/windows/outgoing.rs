@@ -1,10 +1,11 @@
 //! Messages of this process's windows to the peer.
 
+use super::incoming::MAX_RECORD_TEXT;
 use super::{AskedOfEdge, WindowRefusal, is_borrowable};
 use crate::fabric::{LinkLimits, MAX_LOAN_MESSAGE, MAX_MESSAGE, Port};
 use crate::link::links::{Link, LinkContext};
 use crate::link::{EdgeKey, Value, placement_of};
-use crate::memory::Tensor;
+use crate::memory::{Tensor, copy};
 use crate::mutants::{Mutant, is_on};
 use crate::protocol::{Record, StepsOver, Taken, ToReceiver, ToSender};
 use crate::telemetry::{Counter, FlightEvent};
@@ -130,12 +131,15 @@ impl Link {
             self.send(cx, &dead);
             return false;
         };
-        let Some(carrier) = self.carrier_of(cx, &tensor) else {
-            let value = RecordValue::Error(too_long(&tensor, cx.port.limits(self.id)));
-            cx.counters.increment(Counter::ErrorsSent);
-            let failed = Message::Record { edge, n, step, answers_need, checksum: None, value };
-            self.send(cx, &failed);
-            return false;
+        let (carrier, tensor) = match self.carried(cx, tensor) {
+            Ok(carried) => carried,
+            Err(status) => {
+                cx.counters.increment(Counter::ErrorsSent);
+                let value = RecordValue::Error(status);
+                let failed = Message::Record { edge, n, step, answers_need, checksum: None, value };
+                self.send(cx, &failed);
+                return false;
+            }
         };
         let asked = self.asked_of(edge);
         let checksum = (asked.validate && !is_on(Mutant::ChecksumLeftOut)).then(|| checksum(&tensor));
@@ -188,13 +192,29 @@ impl Link {
         matches!(value, Value::Tensor(tensor) if self.carrier_of(cx, tensor) == Some(Carrier::Write))
     }
 
-    /// What carries the bytes of a tensor; `None` if nothing can.
+    /// What carries the bytes of a tensor, and the tensor where that can take them from. A tensor
+    /// that was registered for a link over another fabric, which has ended, is copied to the pool.
+    ///
+    /// # Errors
+    /// The error of the tensor's receive.
+    fn carried<P: Port>(&self, cx: &LinkContext<'_, P>, tensor: Tensor) -> Result<(Carrier, Tensor), Status> {
+        let limits = cx.port.limits(self.id);
+        match self.carrier_of(cx, &tensor) {
+            None => Err(too_long(&tensor, limits)),
+            Some(Carrier::Record) => Ok((Carrier::Record, tensor)),
+            Some(carrier) if tensor.is_in_pool() || limits.registers => Ok((carrier, tensor)),
+            Some(carrier) => Ok((carrier, staged(cx, &tensor)?)),
+        }
+    }
+
+    /// What carries the bytes of a tensor, once they lie where it can take them from; `None` if
+    /// nothing can.
     fn carrier_of<P: Port>(&self, cx: &LinkContext<'_, P>, tensor: &Tensor) -> Option<Carrier> {
         let (len, limits) = (tensor.bytes().len(), cx.port.limits(self.id));
         let fits = RECORD_HEAD + len <= MAX_MESSAGE;
         match limits.lends {
             _ if fits && len <= self.settings.small_tensor_bytes as usize => Some(Carrier::Record),
-            true if tensor.span().is_some() => Some(Carrier::Loan),
+            true if tensor.is_in_pool() || !fits => Some(Carrier::Loan),
             false if self.windows.eager_out.has_room(len) => Some(Carrier::Record),
             false if len as u64 <= limits.max_write => Some(Carrier::Write),
             _ => fits.then_some(Carrier::Record),
@@ -230,22 +250,33 @@ fn counter_of(message: &ToSender<EdgeKey>) -> Option<Counter> {
 }
 
 /// The error of the receive of a tensor that no message carries, of at most
-/// [`MAX_RECORD_TEXT`](super::incoming::MAX_RECORD_TEXT) bytes.
+/// [`MAX_RECORD_TEXT`] bytes.
 #[cold]
 fn too_long(tensor: &Tensor, limits: &LinkLimits) -> Status {
-    let bytes = tensor.meta().bytes();
-    let message = match limits.lends {
-        true => format!(
-            "the tensor has {bytes} bytes and can't be sent: the fabric does not lend it, and a record \
-             carries {MAX_IN_RECORD} bytes at most; copy it to the pool first"
-        ),
-        false => format!(
-            "the tensor has {bytes} bytes, and the queue of the link carries {} in one write: raise \
-             queue_depth (rdma_qp_queue_depth on verbs) on both sides, or send it in parts",
-            limits.max_write
-        ),
-    };
+    let message = format!(
+        "the tensor has {} bytes, and the queue of the link carries {} in one write: raise queue_depth \
+         (rdma_qp_queue_depth on verbs) on both sides, or send it in parts",
+        tensor.meta().bytes(),
+        limits.max_write
+    );
     Status::new(Code::ResourceExhausted, message)
+}
+
+/// A copy of a tensor in the pool.
+///
+/// # Errors
+/// The error of the tensor's receive, if the pool has no room.
+#[cold]
+fn staged<P: Port>(cx: &LinkContext<'_, P>, tensor: &Tensor) -> Result<Tensor, Status> {
+    let mut copied = cx.pool.tensor(tensor.meta().clone()).map_err(|error| {
+        let message =
+            format!("its bytes lie outside the pool of the sender, where the link needs them: {error}");
+        Status::new(Code::ResourceExhausted, message).cut(MAX_RECORD_TEXT)
+    })?;
+    copy(copied.bytes_mut(), tensor.bytes());
+    cx.counters.increment(Counter::TensorsStaged);
+    cx.counters.add(Counter::BytesStaged, tensor.meta().bytes());
+    Ok(copied.freeze())
 }
 
 fn checksum(tensor: &Tensor) -> u64 {

@@ -158,6 +158,39 @@ fn a_tensor_that_no_message_carries_is_an_error_at_its_receiver() {
     }
 }
 
+/// A tensor that was registered for one fabric can leave over another, once that one has failed.
+#[test]
+fn a_tensor_outside_the_pool_is_copied_where_the_link_does_not_register() {
+    const BYTES: u64 = 100_000;
+    for lends in [true, false] {
+        let mut scene = scene(lends);
+        let memory = ForeignMemory::from_owner(vec![7_u8; BYTES as usize]);
+        let tensor = memory.tensor(&scene.pool, meta(BYTES), 0).expect("inside");
+        let record = || {
+            let value = Value::Tensor(tensor.clone());
+            Record { edge: EDGE, n: 1, step: 1, answers_need: false, value }
+        };
+        assert_eq!(scene.links.offers(scene.link, &record().value), !lends);
+        let stays = scene.links.window_to_receiver(scene.link, ToReceiver::Record(record()));
+        assert_eq!(stays, !lends, "it is offered, or lent");
+        let counters = scene.links.counters().counters();
+        let counted = [Counter::TensorsStaged, Counter::BytesStaged].map(|counter| counters.get(counter));
+        assert_eq!(counted, [1, BYTES]);
+
+        let pool = scene.pool.clone();
+        let full: Vec<_> = std::iter::from_fn(|| pool.tensor(meta(BYTES / 2)).ok()).collect();
+        assert!(!scene.links.window_to_receiver(scene.link, ToReceiver::Record(record())));
+        let error = |message: &Message<'_>| match message {
+            Message::Record { value: RecordValue::Error(status), .. } => Some(status.clone()),
+            _ => None,
+        };
+        let status = std::iter::repeat_with(|| scene.heard(error)).flatten().next().expect("the error");
+        assert_eq!(status.code, Code::ResourceExhausted);
+        assert!(status.message.contains("the pool is exhausted"), "{}", status.message);
+        drop(full);
+    }
+}
+
 /// The announcement of an edge, as the peer of a scene makes it.
 fn announcement<'a>(source: &'a str, destination: &'a str) -> EdgeAnnouncement<'a> {
     let (frame, iteration, borrow, validate) = (0, 0, false, false);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::link::windows::OfferedTensor;
+use crate::memory::tests::foreign::given;
 use crate::wire::Slot;
 use std::collections::{HashMap, HashSet};
 
@@ -244,6 +245,26 @@ fn a_tensor_that_lands_after_its_receive_was_dropped_is_for_the_next_receive() {
         assert!(first.waits(), "the tensor has not landed");
         drop(first);
         pair.run();
+        assert_eq!(pair.receive_at_once("x", 1), 10);
+        pair.end(1..=1);
+    }
+}
+
+#[test]
+fn memory_that_a_caller_gave_to_a_receive_is_not_that_of_the_next_one() {
+    for is_dropped in [false, true] {
+        let mut pair = Pair::offering(2);
+        let (owner, given) = given(&pair.sides[RECEIVER].lanes.pool, 8);
+        pair.send("x", 1, 10);
+        let first = pair.begin("x", 1, Destination::Into(given), SOON);
+        pair.run_messages();
+        assert!(first.waits(), "the tensor has not landed");
+        match is_dropped {
+            true => drop(first),
+            false => give_up(&mut pair, &first),
+        }
+        pair.run();
+        assert_eq!(Arc::strong_count(&owner), 1, "the memory is the caller's");
         assert_eq!(pair.receive_at_once("x", 1), 10);
         pair.end(1..=1);
     }

@@ -28,6 +28,13 @@ fn tensor_mut(memory: &ForeignMemory, pool: &crate::memory::Pool, n: u64, offset
     unsafe { memory.tensor_mut(pool, bytes(n), offset) }.expect("inside")
 }
 
+/// A tensor of `n` bytes that a receive can be given, and the owner of its memory.
+pub(crate) fn given(pool: &crate::memory::Pool, n: u64) -> (Arc<impl Sync + use<>>, TensorMut) {
+    let owner = buffer(n as usize);
+    let tensor = tensor_mut(&writable(&owner), pool, n, 0);
+    (owner, tensor)
+}
+
 #[test]
 fn a_tensor_of_foreign_memory_is_read_where_it_lies_and_keeps_the_owner() {
     let pool = pool(4096);

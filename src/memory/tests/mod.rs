@@ -1,6 +1,6 @@
 //! Tests that need several parts of this module.
 
-mod foreign;
+pub(crate) mod foreign;
 mod leaked;
 mod loan;
 mod magazines;

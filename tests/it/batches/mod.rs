@@ -247,7 +247,13 @@ fn a_batch_stands_by_one_call_and_for_as_long_as_it_exists() {
         }
         drop(weights);
         edges.extend([own.clone(), own]);
-        drop(node.batch(edges).expect("usable").standing(sequence, 8).expect("an edge that is twice there"));
+        let batch = || node.batch(edges.clone()).expect("usable");
+        let once = batch().standing(sequence, 8).expect("an edge that is twice there");
+        let next = node.sequence(1 << 41);
+        let _both = once.standing(next, 8).expect("another sequence");
+        for sequence in [sequence, next] {
+            assert!(matches!(batch().standing(sequence, 8), Err(Error::StandingExists { .. })));
+        }
     });
 }
 
