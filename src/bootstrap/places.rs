@@ -12,7 +12,8 @@ pub(super) const MAX_CANDIDATES: usize = 128;
 /// Candidates that keep their places because they have the secret. A member that makes more of them
 /// leaves the other places to candidates without.
 const MAX_WITH_SECRET: usize = MAX_CANDIDATES / 2;
-/// Connections of one member. A member needs one, and a second one while it replaces the first.
+/// Connections of one member. A node has one for calls of the bootstrap service, one for tensor
+/// calls and one for the store. It has a further one while it replaces one of them.
 pub(super) const MAX_OF_MEMBER: usize = 4;
 /// Connections of all proven callers that the cluster does not have.
 pub(super) const MAX_OF_OTHERS: usize = 8;

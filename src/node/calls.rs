@@ -159,6 +159,12 @@ impl RequestChannel for Calls {
             caller.cleanup_all(self.to(peer, life), id);
         }
     }
+
+    fn lost(&mut self, peer: PeerIndex) {
+        if let Some(caller) = self.caller.get() {
+            caller.forget_ends(self.members.task(peer));
+        }
+    }
 }
 
 /// Answers the calls of peers.

@@ -7,6 +7,7 @@ use crate::bootstrap::{RemoteStore, StoreOptions, StoreServer};
 use crate::config::Config;
 use crate::store::Store;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// How a node reaches the store of its cluster, and the connection once there is one.
 pub(super) struct ClusterStore {
@@ -30,9 +31,14 @@ impl ClusterStore {
         Arc::new(ClusterStore { options, store: Mutex::default(), met_at: Mutex::new(met_at) })
     }
 
-    /// Ends the store at which the members have met.
+    /// Ends the store at which the members have met, and the connection with that of the cluster,
+    /// unless the program has that one.
     pub fn end(&self) {
         drop(self.met_at.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // A thread that connects does so for `join_timeout` at most.
+        if let Ok(mut store) = self.store.try_lock() {
+            store.take();
+        }
     }
 }
 
@@ -54,13 +60,18 @@ impl Node {
     /// [`NodeError::Store`] if the first member can't be reached. [`NodeError::Forked`].
     pub fn store(&self) -> Result<Arc<dyn Store>, NodeError> {
         self.check_home()?;
+        let begun = Instant::now();
         let mut kept = self.store.store.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = &*kept {
             return Ok(store.clone());
         }
         let store: Arc<dyn Store> = match &self.store.options {
             None => Arc::new(self.bootstrap.store().clone()),
-            Some(options) => Arc::new(RemoteStore::connect(options)?),
+            Some(options) => {
+                // Another thread may have tried in vain meanwhile.
+                let left = options.timeout.saturating_sub(begun.elapsed());
+                Arc::new(RemoteStore::connect_within(options, left)?)
+            }
         };
         Ok(kept.insert(store).clone())
     }

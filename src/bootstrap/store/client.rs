@@ -15,7 +15,7 @@ use crate::wire::{LACK_REMEDY, TaskId, is_lack, quote};
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -28,6 +28,9 @@ use tonic::{Response, Status};
 const NAME: &str = "tw-store-client";
 /// Time limit of a connection with its proofs, and of an answer that need not wait.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// How long a connection is surely kept after an answer. A server ends one that has been idle for
+/// twice as long.
+const QUIET: Duration = Duration::from_secs(5);
 /// Pauses between attempts to reach the server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
@@ -37,6 +40,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// A call ends within its timeout, also if the server is stopped or cut off. A call that only reads
 /// is repeated over a new connection when one is lost. A call that changes
 /// something is repeated only if it was not sent, so an error may mean that it was done.
+///
+/// A server keeps four connections of a name, and each `RemoteStore` has one. A further one ends
+/// the oldest. So the threads of a process share one store.
 pub struct RemoteStore {
     /// As errors show it.
     name: String,
@@ -46,6 +52,8 @@ pub struct RemoteStore {
     runtime: Handle,
     /// The process that has the thread.
     home: u32,
+    /// When the server answered last.
+    answered: Mutex<Instant>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -130,8 +138,13 @@ impl RemoteStore {
     /// [`StoreError::Local`] if this process can't call it, or can't prove who it is.
     /// [`StoreError::Refused`] if it is none of those whom the server serves.
     pub fn connect(options: &StoreOptions) -> Result<Self, StoreError> {
+        Self::connect_within(options, options.timeout)
+    }
+
+    /// The same within another time.
+    pub(crate) fn connect_within(options: &StoreOptions, timeout: Duration) -> Result<Self, StoreError> {
         let store = Self::unchecked(options)?;
-        store.count("")?;
+        store.count_within("", CallDeadline::new(timeout))?;
         Ok(store)
     }
 
@@ -176,6 +189,7 @@ impl RemoteStore {
             grpc,
             runtime: handle,
             home: std::process::id(),
+            answered: Mutex::new(Instant::now()),
             stop: Some(stop),
             thread,
         })
@@ -241,6 +255,9 @@ impl RemoteStore {
         });
         // It comes at the deadline at the latest.
         let outcome = outcome.recv().unwrap_or_else(|_| Err(AttemptError::Lost("it was closed".into())));
+        if outcome.is_ok() {
+            *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
         outcome.map_err(|error| {
             let (store, waited) = (self.name.clone(), begin.elapsed());
             match error {
@@ -256,7 +273,8 @@ impl RemoteStore {
         })
     }
 
-    /// Makes a call that need not wait.
+    /// Makes a call that need not wait. After a pause a read goes first: the server may be ending
+    /// the connection, and a read can be repeated.
     fn change<T, F>(
         &self,
         tried: String,
@@ -266,7 +284,21 @@ impl RemoteStore {
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        self.call(tried, CallDeadline::new(self.timeout), Duration::ZERO, false, call)
+        let deadline = CallDeadline::new(self.timeout);
+        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        if answered.elapsed() >= QUIET {
+            self.count_within("", deadline)?;
+        }
+        self.call(tried, deadline, Duration::ZERO, false, call)
+    }
+
+    fn count_within(&self, prefix: &str, deadline: CallDeadline) -> Result<u64, StoreError> {
+        let request = grpc::CountRequest { prefix: prefix.to_owned() };
+        let answer = self.call("counting keys".into(), deadline, Duration::ZERO, true, move |mut grpc| {
+            let request = request.clone();
+            async move { grpc.count(request).await }
+        })?;
+        Ok(answer.keys)
     }
 
     /// Waits for some keys, which one call takes, or only looks. Returns those that are missing at
@@ -472,18 +504,7 @@ impl Store for RemoteStore {
     }
 
     fn count(&self, prefix: &str) -> Result<u64, StoreError> {
-        let request = grpc::CountRequest { prefix: prefix.to_owned() };
-        let answer = self.call(
-            "counting keys".into(),
-            CallDeadline::new(self.timeout),
-            Duration::ZERO,
-            true,
-            move |mut grpc| {
-                let request = request.clone();
-                async move { grpc.count(request).await }
-            },
-        )?;
-        Ok(answer.keys)
+        self.count_within(prefix, CallDeadline::new(self.timeout))
     }
 }
 

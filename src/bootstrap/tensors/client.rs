@@ -8,7 +8,8 @@ use super::super::peer_channel::PeerChannel;
 use super::super::shared::BootstrapShared;
 use super::super::thread::MAX_MESSAGE;
 use super::{
-    ArrivedParts, MAX_CALLS, MAX_ENDS, MAX_HEAD, MIN_PART, PENDING_AFTER, TensorPeer, TensorRequest, WINDOWS,
+    ArrivedParts, MAX_CALLS, MAX_ENDS, MAX_HEAD, MAX_TRIES, MIN_PART, PENDING_AFTER, TensorPeer,
+    TensorRequest, WINDOWS,
 };
 use crate::wire::{Code, Incarnation, Status, TaskId, shorten};
 use grpc::tensors_client::TensorsClient;
@@ -53,8 +54,9 @@ struct TensorClient {
     shared: Arc<BootstrapShared>,
     peer: usize,
     grpc: TensorsClient<PeerChannel>,
-    /// Calls at a time.
+    /// Calls at a time that may wait for a value, and those that do not.
     calls: Arc<Semaphore>,
+    tries: Arc<Semaphore>,
     /// Bytes of large tensors that may be on their way, in units.
     room: Arc<Semaphore>,
     max_bytes: u64,
@@ -181,7 +183,7 @@ impl TensorCaller {
     /// Tells a peer that a request since the last [clean-up](Self::cleanup_all) has ended.
     ///
     /// `done` is called on the bootstrap thread once the peer has heard it or has refused the call,
-    /// or its life is over. It must not block, and is not called after the next clean-up. The end
+    /// or its life is over. It must not block, and is not called after the link. The end
     /// of an answered request is not told if [`UNHEARD_ENDS`] of them wait: such a peer keeps what
     /// it has answered.
     pub fn mark_recv_finished(
@@ -200,9 +202,15 @@ impl TensorCaller {
         });
     }
 
+    /// Tells a peer no more ends of requests: its link has ended, and the next one begins with a
+    /// [clean-up](Self::cleanup_all).
+    pub fn forget_ends(&self, peer: &TaskId) {
+        self.with(peer, |clients, peer| clients.notifiers[peer] = None);
+    }
+
     /// Has a peer forget the requests of earlier lives of this process, and of this life those
     /// below `first_request`. It is not told of their ends any more. The call is repeated until the
-    /// peer has heard it, its life is over, or the next clean-up begins.
+    /// peer has heard it, its life or its link is over, or the next clean-up begins.
     pub fn cleanup_all(&self, to: TensorPeer, first_request: u64) {
         self.with(&to.name, |TensorClients { handle, clients, notifiers }, peer| {
             let client = clients[peer].clone();
@@ -236,8 +244,9 @@ impl TensorClient {
             .max_encoding_message_size(MAX_MESSAGE);
         let units = usize::try_from(max_bytes / ROOM_UNIT + 1).unwrap_or(usize::MAX);
         let room = units.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
-        let [calls, room] = [MAX_CALLS as usize, room].map(|permits| Arc::new(Semaphore::new(permits)));
-        Ok(TensorClient { shared, peer, grpc, calls, room, max_bytes })
+        let [calls, tries, room] = [(MAX_CALLS - MAX_TRIES) as usize, MAX_TRIES as usize, room]
+            .map(|permits| Arc::new(Semaphore::new(permits)));
+        Ok(TensorClient { shared, peer, grpc, calls, tries, room, max_bytes })
     }
 
     async fn recv_tensor(
@@ -246,9 +255,10 @@ impl TensorClient {
         request: TensorRequest,
     ) -> Result<Option<ArrivedParts>, Status> {
         let mut pause = PAUSES.0;
+        let calls = if request.is_try { &self.tries } else { &self.calls };
         loop {
             // The service has ended if there is no permit to come.
-            let Ok(permit) = self.calls.acquire().await else { return Err(stopping()) };
+            let Ok(permit) = calls.acquire().await else { return Err(stopping()) };
             let asked = Instant::now();
             let mut answer = self.try_recv(life, &request, None).await;
             if let Err(NoAnswer::NoRoom(units)) = answer {

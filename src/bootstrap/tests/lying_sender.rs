@@ -345,6 +345,20 @@ fn the_end_of_an_answered_request_is_told_beside_many_that_were_given_up() {
 }
 
 #[test]
+fn a_sender_whose_link_has_ended_is_told_nothing_more() {
+    let victim = Victim::of(|_| vec![first(1, 1)]);
+    let ends = victim.ends();
+    ends.tell(1, true);
+    wait_until(|| victim.ends.calls().len() >= 2);
+    victim.caller.forget_ends(&peer().name);
+    wait_until(|| ends.waiting() == 0);
+    let told = victim.ends.calls().len();
+    std::thread::sleep(Duration::from_millis(700));
+    // One call may have been on its way.
+    assert!(victim.ends.calls().len() <= told + 1, "{:?}", victim.ends.calls());
+}
+
+#[test]
 fn a_sender_that_hears_of_no_clean_up_gets_few_calls_for_all_its_links() {
     let victim = Victim::of(|_| vec![first(1, 1)]);
     victim.answer().unwrap().expect("a value");

@@ -44,6 +44,24 @@ impl TensorService for Large {
     fn cleanup_all(&self, _: &TensorPeer, _: u64) {}
 }
 
+/// Has no value for anybody: it keeps the answers, and says which requests there were. A try ends.
+#[derive(Default)]
+struct Waits(Mutex<(Vec<u64>, Vec<TensorAnswer>)>);
+
+impl TensorService for Waits {
+    fn recv_tensor(&self, _: &TensorPeer, request: TensorRequest, answer: TensorAnswer) {
+        let mut asked = self.0.lock().unwrap();
+        asked.0.push(request.id);
+        if !request.is_try {
+            asked.1.push(answer);
+        }
+    }
+
+    fn mark_recv_finished(&self, _: &TensorPeer, _: &[u64], _: &[u64]) {}
+
+    fn cleanup_all(&self, _: &TensorPeer, _: u64) {}
+}
+
 /// Worker 1, which serves tensors, and a peer that has introduced itself.
 fn introduced() -> (Member, Arc<Echo>, Raw) {
     let echo = Arc::new(Echo::default());
@@ -130,6 +148,35 @@ fn an_answer_comes_in_parts_and_that_of_a_try_may_have_none() {
     assert_eq!(*echo.0.lock().unwrap(), told);
     let longest = tensors.mark_recv_finished(finished(&[u64::MAX; 1024], &[u64::MAX; 1024]));
     raw.runtime.block_on(longest).expect("the longest request");
+}
+
+#[test]
+fn a_try_does_not_wait_behind_calls_that_wait_for_values() {
+    const WAITING: u64 = 3000;
+    const TRY: u64 = WAITING;
+    let cluster = workers(2);
+    let members = [0, 1].map(|task| Member::new(options(&cluster, task)));
+    let waits = Arc::new(Waits::default());
+    let [caller, _other] =
+        members.each_ref().map(|member| member.service.serve_tensors(waits.clone(), 1 << 20));
+    members.iter().for_each(|member| member.service.start().unwrap());
+    members.iter().for_each(Member::join);
+    let to = || TensorPeer { name: name("worker", 1), incarnation: members[1].incarnation };
+    let (told, hears) = std::sync::mpsc::channel();
+    let ask = |id, is_try| {
+        let request =
+            TensorRequest { step: 1, key: "key".into(), id, wants_checksum: false, is_try, link: 1 };
+        let told = told.clone();
+        caller.recv_tensor(to(), request, move |answer| drop(told.send(answer.map(|value| value.is_none()))))
+    };
+    let _waiting: Vec<_> = (0..WAITING).map(|id| ask(id, false)).collect();
+    let _tried = ask(TRY, true);
+    let answer = hears.recv_timeout(LONG).expect("the answer to the try");
+    assert!(matches!(answer, Ok(true)), "it has no value: {answer:?}");
+    let asked = waits.0.lock().unwrap().0.clone();
+    let distinct: std::collections::HashSet<u64> = asked.iter().copied().collect();
+    println!("{} requests were asked before the try ended", distinct.len());
+    assert!(distinct.contains(&TRY) && distinct.len() < WAITING as usize, "the try came last");
 }
 
 #[test]

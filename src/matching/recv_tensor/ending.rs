@@ -112,6 +112,7 @@ impl RecvTensors {
         self.counters.increment(Counter::PeersLost);
         let values = self.drop_requests(peer);
         self.lose_receives(peer, error);
+        self.channel.lost(peer);
         if is_clean {
             return 0;
         }

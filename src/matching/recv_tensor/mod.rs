@@ -127,6 +127,8 @@ pub trait RequestChannel: Send {
     fn finish(&mut self, peer: PeerIndex, life: Incarnation, id: u64, is_given_up: bool);
     /// Has the peer forget requests of earlier lives, and of this one those below `id`.
     fn clean_up(&mut self, peer: PeerIndex, life: Incarnation, id: u64);
+    /// The link with the peer has ended: it is told nothing more.
+    fn lost(&mut self, peer: PeerIndex);
 }
 
 /// The outcome of a receive, for its caller. It is sent when no lock is held.

@@ -57,6 +57,10 @@ impl RequestChannel for Channel {
     fn clean_up(&mut self, _peer: PeerIndex, _life: Incarnation, id: u64) {
         self.0.lock().unwrap().push_back(Said::CleanUp(id));
     }
+
+    fn lost(&mut self, _peer: PeerIndex) {
+        self.0.lock().unwrap().retain(|said| !matches!(said, Said::Finish(..)));
+    }
 }
 
 /// Tells a try that there is no value if its answer is dropped: an answer without a head.
