@@ -82,7 +82,7 @@ impl Context {
     #[inline]
     fn place_of(&self, end: EdgeEnd) -> usize {
         match end {
-            EdgeEnd::Here => self.paths.count(),
+            EdgeEnd::Here(_) => self.paths.count(),
             EdgeEnd::Peer(peer) => self.paths.number_of(peer).into(),
         }
     }
@@ -96,7 +96,10 @@ impl Context {
 
 impl Batch {
     pub(super) fn new(context: &Arc<Context>, edges: Box<[Edge]>) -> Self {
-        let places: Arc<[u16]> = edges.iter().map(|edge| context.place_of(edge.source) as u16).collect();
+        // An edge that does not end here is refused when its receive begins.
+        let here = EdgeEnd::Here(context.tag);
+        let ends = edges.iter().map(|edge| if edge.destination == here { edge.source } else { here });
+        let places: Arc<[u16]> = ends.map(|end| context.place_of(end) as u16).collect();
         let first = places.first().map(|first| usize::from(*first));
         let is_path = |first: &usize| {
             *first < context.paths.count() && places.iter().all(|place| usize::from(*place) == *first)
@@ -306,7 +309,7 @@ impl Batch {
         given: Option<&Reused<TensorMut>>,
     ) -> Result<BatchCalls, Error> {
         step.check()?;
-        self.edges.iter().try_for_each(|edge| self.context.check_destination(edge))?;
+        self.edges.iter().try_for_each(|edge| step.context.check_destination(edge))?;
         if let Some(given) = given.filter(|given| given.len() != self.edges.len()) {
             return Err(self.wrong_count(given.len()));
         }
@@ -331,7 +334,7 @@ impl Batch {
             let (id, key) = (CallId(calls.first + at), edge.key(step.id));
             let into = given.as_mut().and_then(Iterator::next);
             match edge.source {
-                EdgeEnd::Here => {
+                EdgeEnd::Here(_) => {
                     let BatchCalls { begun, deadline, timeout, .. } = calls;
                     let (permit, cancel_reason, is_logged) = (None, None, false);
                     let waiter =
@@ -370,7 +373,7 @@ impl<T: Receivable> ReceivesInOrder for Receives<'_, T> {
         let edge = self.batch.edges.get(at)?;
         match edge.source {
             EdgeEnd::Peer(peer) => Some((peer, edge.key_ref(self.step.id))),
-            EdgeEnd::Here => None,
+            EdgeEnd::Here(_) => None,
         }
     }
 
@@ -493,7 +496,8 @@ impl<'a> Values<'a> {
         }
         let Values { step, values, .. } = self;
         let mut local = step.context.lists.values.take();
-        let here = edges.zip(values.iter_mut()).filter(|(edge, _)| edge.destination == EdgeEnd::Here);
+        let here =
+            edges.zip(values.iter_mut()).filter(|(edge, _)| matches!(edge.destination, EdgeEnd::Here(_)));
         local.extend(here.map(|(edge, value)| (edge.key(step.id), std::mem::replace(value, Value::Dead))));
         step.context.send_all_local(step.id, &mut local)
     }
@@ -502,7 +506,7 @@ impl<'a> Values<'a> {
         let Values { step, mut values, place, is_split, .. } = self;
         let context = &step.context;
         let mut remote = edges.zip(values.drain(..)).filter_map(|(edge, value)| match edge.destination {
-            EdgeEnd::Here => None,
+            EdgeEnd::Here(_) => None,
             EdgeEnd::Peer(peer) => Some((peer, edge.key_ref(step.id), value)),
         });
         let is_direct = !is_split && place < context.paths.count();

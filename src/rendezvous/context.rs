@@ -1,6 +1,6 @@
 //! The rendezvous of a process: makes edges and steps, ends them, and makes progress.
 
-use super::edge::{Edge, EdgeEnd};
+use super::edge::{Edge, EdgeEnd, NodeTag};
 use super::foreign::Foreign;
 use super::local::{DeferredWakeups, Local, LocalWaiter};
 use super::losses::{Losses, PeerStatus};
@@ -45,6 +45,7 @@ pub struct RendezvousSettings {
 /// The rendezvous of a process: the state that its steps, batches and calls share.
 pub struct Context {
     pub(super) me: TaskId,
+    pub(super) tag: NodeTag,
     pub(super) members: Members,
     pub(super) paths: Paths,
     pub(super) settings: RendezvousSettings,
@@ -123,6 +124,7 @@ impl Context {
     ) -> Arc<Self> {
         let tables = Tables::default();
         Arc::new(Context {
+            tag: NodeTag::of(&me, &members),
             me,
             receive_limit: ReceiveLimit::new(members.all().len(), settings.max_requests),
             members,
@@ -168,7 +170,7 @@ impl Context {
 
     fn end_of(&self, edge: &EdgeName, task: &TaskId) -> Result<EdgeEnd, Error> {
         if *task == self.me {
-            return Ok(EdgeEnd::Here);
+            return Ok(EdgeEnd::Here(self.tag));
         }
         match self.members.index(task) {
             Some(peer) => Ok(EdgeEnd::Peer(peer)),

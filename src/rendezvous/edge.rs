@@ -1,14 +1,17 @@
 //! [`Edge`]: where tensors are sent and received.
 
 use crate::link::{EdgeKey, TensorKey, TensorKeyRef};
-use crate::matching::PeerIndex;
+use crate::matching::{Members, PeerIndex};
+use crate::wire::TaskId;
+use foldhash::fast::FixedState;
 use std::cmp::Ordering;
 use std::fmt;
+use std::hash::BuildHasher;
 
 /// A place where the graph is cut: source, destination, name, frame and iteration.
 ///
-/// An edge names tasks, not processes: it stays valid when a task's process is started again. Cheap
-/// to clone.
+/// An edge names tasks, not processes: it stays valid when a task's process is started again. It is
+/// for the nodes of the task and the cluster whose node made it. Cheap to clone.
 ///
 /// ```
 /// # let node = tensorwire::internals::doc_node();
@@ -28,8 +31,20 @@ pub struct Edge {
 /// The process at one end of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum EdgeEnd {
-    Here,
+    Here(NodeTag),
     Peer(PeerIndex),
+}
+
+/// Tells the nodes of a process apart by their tasks and clusters. An index of a peer has a meaning
+/// for one of them alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct NodeTag(u32);
+
+impl NodeTag {
+    pub fn of(me: &TaskId, members: &Members) -> Self {
+        let hash = FixedState::with_seed(0).hash_one((me, members.all()));
+        NodeTag(hash as u32)
+    }
 }
 
 impl Edge {

@@ -86,7 +86,7 @@ impl Step {
     /// Whether [`Step::check_receive`] finds no error. `false` decides nothing.
     #[inline]
     fn may_receive(&self, edge: &Edge) -> bool {
-        self.is_live() && edge.destination == EdgeEnd::Here
+        self.is_live() && edge.destination == EdgeEnd::Here(self.context.tag)
     }
 
     #[cold]
@@ -122,13 +122,13 @@ impl Step {
     /// from the peer are outstanding.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
         // A forked child must not poll the links of its parent.
-        self.check()?;
+        self.check_receive(edge)?;
         if let EdgeEnd::Peer(peer) = edge.source {
             self.context.paths.of(peer).progress()?;
         }
         let pending = ReceiveBuilder { is_try: true, ..self.receive(edge) }.begin()?;
         let tried = match edge.source {
-            EdgeEnd::Here => pending.cancel_and_wait(),
+            EdgeEnd::Here(_) => pending.cancel_and_wait(),
             EdgeEnd::Peer(_) => pending.wait(),
         };
         match tried {
@@ -303,7 +303,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
     fn admit(&self) -> Result<Option<ReceivePermit>, Error> {
         self.check()?;
         match self.edge.source {
-            EdgeEnd::Here => Ok(None),
+            EdgeEnd::Here(_) => Ok(None),
             EdgeEnd::Peer(peer) => self.step.context.receive_limit.admit(peer).map(Some),
         }
     }
@@ -333,7 +333,7 @@ impl<T: Receivable> ReceiveBuilder<'_, T> {
         let waiter = Waiter { permit, id, sender, begun, deadline, timeout, cancel_reason, is_logged };
         let key = self.edge.key(self.step.id);
         let place = match self.edge.source {
-            EdgeEnd::Here => {
+            EdgeEnd::Here(_) => {
                 context.receive_local(&key, LocalWaiter { waiter, into: self.into })?;
                 CallPlace::Local(key)
             }

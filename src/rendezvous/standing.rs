@@ -70,7 +70,7 @@ impl Context {
         self.check_destination(edge)?;
         check_window(window)?;
         let peer = match edge.source {
-            EdgeEnd::Here => None,
+            EdgeEnd::Here(_) => None,
             EdgeEnd::Peer(peer) => Some(peer),
         };
         let key = edge.key(sequence.step(0).get());

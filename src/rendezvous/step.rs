@@ -107,7 +107,7 @@ impl Step {
 
     fn offer(&self, edge: &Edge, value: Value) -> Result<(), Error> {
         match (edge.source, edge.destination) {
-            (EdgeEnd::Here, EdgeEnd::Peer(peer)) if self.is_live() => {
+            (EdgeEnd::Here(tag), EdgeEnd::Peer(peer)) if tag == self.context.tag && self.is_live() => {
                 let mut tensor = value.into_tensor();
                 let path = self.context.paths.of(peer);
                 // A poller that is unusable says so again below.
@@ -128,7 +128,7 @@ impl Step {
         self.check()?;
         self.context.check_source(edge)?;
         match edge.destination {
-            EdgeEnd::Here => self.context.send_local(&edge.key(self.id), value),
+            EdgeEnd::Here(_) => self.context.send_local(&edge.key(self.id), value),
             EdgeEnd::Peer(peer) => {
                 self.context.check_peer(peer)?;
                 self.send_any(peer, edge, value)
@@ -258,7 +258,8 @@ impl Context {
     #[inline]
     pub(super) fn check_source(&self, edge: &Edge) -> Result<(), Error> {
         match edge.source {
-            EdgeEnd::Here => Ok(()),
+            EdgeEnd::Here(tag) if tag == self.tag => Ok(()),
+            EdgeEnd::Here(_) => Err(self.of_another_node(edge)),
             EdgeEnd::Peer(_) => Err(self.wrong_end(
                 edge,
                 "can't be sent from here: its source is not this task",
@@ -272,10 +273,17 @@ impl Context {
         Error::WrongEnd { edge: edge.to_string(), what, here: self.me.clone(), remedy }
     }
 
+    #[cold]
+    fn of_another_node(&self, edge: &Edge) -> Error {
+        let remedy = "use an edge that this node made, by Node::edge_to or Node::edge_from";
+        self.wrong_end(edge, "is of a node of another task or cluster than that of this step", remedy)
+    }
+
     #[inline]
     pub(super) fn check_destination(&self, edge: &Edge) -> Result<(), Error> {
         match edge.destination {
-            EdgeEnd::Here => Ok(()),
+            EdgeEnd::Here(tag) if tag == self.tag => Ok(()),
+            EdgeEnd::Here(_) => Err(self.of_another_node(edge)),
             EdgeEnd::Peer(_) => Err(self.wrong_end(
                 edge,
                 "can't be received here: its destination is not this task",

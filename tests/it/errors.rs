@@ -273,6 +273,43 @@ fn a_job_whose_name_begins_with_a_digit_is_a_job_from_the_settings_to_the_edge()
 
 /// In inline mode the thread that waits holds the poller.
 #[test]
+fn an_edge_of_another_node_is_refused_and_harms_neither() {
+    let [small, large] = [1, 3].map(|members| member(&cluster(members), 0).start().expect("it starts"));
+    let (to, from) = (large.edge_to("w", 2, "x").expect("edge"), large.edge_from("w", 2, "x").expect("edge"));
+    let step = small.step(1).expect("new");
+    let tensor = || counting(&small, 0.0, 10);
+    let sends = [
+        step.send(&to, tensor()),
+        step.send_dead(&to),
+        step.send_within(&to, tensor(), SOON).map_err(|failed| failed.error),
+        step.send_all([(&to, tensor())]),
+        small.batch([to.clone()]).expect("usable").send(&step, [tensor()]),
+        large.batch([to]).expect("usable").send(&step, [tensor()]),
+    ];
+    let sequence = small.sequence(1 << 40);
+    let receives = [
+        step.recv(&from, SOON).map(drop),
+        step.try_recv(&from).map(drop),
+        step.receive(&from).begin().map(drop),
+        step.recv_all(&[&from], SOON).map(drop),
+        small.standing(&from, sequence, 4).map(drop),
+        small.batch([from.clone()]).expect("usable").recv(&step, SOON).map(drop),
+        large.batch([from]).expect("usable").recv(&step, SOON).map(drop),
+    ];
+    for refused in sends.into_iter().chain(receives) {
+        let error = refused.expect_err("it is the other node's");
+        assert!(matches!(error, Error::WrongEnd { .. }), "{error}");
+        assert!(error.to_string().contains("of another task or cluster"), "{error}");
+    }
+    let own = small.edge_to("w", 0, "own").expect("edge");
+    step.send(&own, tensor()).expect("sent");
+    step.recv(&own, SOON).expect("received");
+    for node in [small, large] {
+        node.progress().expect("its pollers are well");
+    }
+}
+
+#[test]
 fn another_thread_ends_a_wait_by_a_cancellation_an_abort_or_a_cleanup() {
     type End = (fn(&Step, &CancelToken), fn(&Error) -> bool);
     const ENDS: [End; 3] = [
