@@ -128,7 +128,7 @@ figures! {
         RegistrationsRefused = "registrations_refused",
         /// Messages or writes that returned credits to a peer.
         CreditsPublished = "credits_published",
-        /// Allocations that the pool could not serve at once.
+        /// Receives that failed because the pool had no room for their tensor.
         PoolExhausted = "pool_exhausted",
         /// Errors sent to a peer. An abort is told once, not for each receive.
         ErrorsSent = "errors_sent",

@@ -99,6 +99,7 @@ fn settings(file: Option<PathBuf>) -> Result<Config, CliError> {
     let builder = Config::builder()
         .member("devices", 0)
         .set("cluster", "devices=127.0.0.1:1")
+        .set("world_size", "1")
         .environment(std::env::vars_os().filter(|(name, _)| name.to_string_lossy().contains("RDMA_")));
     let builder = match file {
         Some(file) => builder.file(file),

@@ -11,15 +11,25 @@ pub struct Cores {
     pub responder: usize,
 }
 
+/// Which of the two processes run on this host as this command: both, or one beside that of
+/// another command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Here {
+    Both,
+    Initiator,
+    Responder,
+}
+
 impl Cores {
     /// Chooses two cores of the mask: the requested ones, or else the first and the next one on
-    /// another physical core.
+    /// another physical core. A core of a process that is not [`Here`] need not be in the mask.
     pub fn choose(
+        here: Here,
         asked: Option<[usize; 2]>,
         mask: &[usize],
         siblings: impl Fn(usize) -> Vec<usize>,
     ) -> Result<Self, CliError> {
-        if mask.len() < 2 {
+        if mask.len() < 2 && here == Here::Both {
             return Err(CliError::Failed(format!(
                 "perf needs two cores and this process may use {mask:?} only: two processes that spin on one \
                  core measure the scheduler; widen the mask (taskset, cpuset) or use a machine with two CPUs"
@@ -31,18 +41,22 @@ impl Cores {
                 let first = mask[0];
                 let shared = siblings(first);
                 let apart = mask.iter().skip(1).find(|core| !shared.contains(core));
-                [first, *apart.unwrap_or(&mask[1])]
+                [first, *apart.or(mask.get(1)).unwrap_or(&first)]
             }
         };
-        if let Some(core) = [initiator, responder].into_iter().find(|core| !mask.contains(core)) {
+        let used = match here {
+            Here::Both => &[initiator, responder][..],
+            Here::Initiator => &[initiator],
+            Here::Responder => &[responder],
+        };
+        if let Some(core) = used.iter().find(|core| !mask.contains(core)) {
             return Err(CliError::Usage(format!(
                 "--cores: core {core} is not among those that this process may use: {mask:?}"
             )));
         }
-        if initiator == responder {
+        if initiator == responder && (asked.is_some() || here == Here::Both) {
             return Err(CliError::Usage(format!(
-                "--cores: {initiator} is named twice; two spinning processes need a core each, such as {},{}",
-                mask[0], mask[1]
+                "--cores: {initiator} is named twice; two spinning processes need a core each, such as 0,1"
             )));
         }
         Ok(Cores { initiator, responder })
@@ -83,8 +97,9 @@ mod tests {
     #[test]
     fn the_default_avoids_the_sibling_of_the_first_core() {
         let pairs = |core: usize| vec![core & !1, core | 1];
-        assert_eq!(Cores::choose(None, &[0, 1, 2, 3], pairs).unwrap(), Cores { initiator: 0, responder: 2 });
-        let only_siblings = Cores::choose(None, &[0, 1], pairs).unwrap();
+        let chosen = |mask: &[usize]| Cores::choose(Here::Both, None, mask, pairs).unwrap();
+        assert_eq!(chosen(&[0, 1, 2, 3]), Cores { initiator: 0, responder: 2 });
+        let only_siblings = chosen(&[0, 1]);
         assert_eq!(only_siblings, Cores { initiator: 0, responder: 1 });
         assert!(only_siblings.share_a_core(pairs));
         assert!(!only_siblings.share_a_core(alone));
@@ -92,13 +107,27 @@ mod tests {
 
     #[test]
     fn wrong_cores_are_refused_with_the_reason() {
-        let refused = |asked, mask: &[usize]| Cores::choose(asked, mask, alone).unwrap_err();
+        let refused = |asked, mask: &[usize]| Cores::choose(Here::Both, asked, mask, alone).unwrap_err();
         let same = refused(Some([1, 1]), &[0, 1]);
         assert!(matches!(&same, CliError::Usage(why) if why.contains("1 is named twice")), "{same}");
         let outside = refused(Some([0, 9999]), &[0, 1]);
         assert!(matches!(&outside, CliError::Usage(why) if why.contains("core 9999 is not")), "{outside}");
         let single = refused(None, &[3]);
         assert!(matches!(&single, CliError::Failed(why) if why.contains("needs two cores")), "{single}");
+    }
+
+    #[test]
+    fn the_core_of_a_process_on_another_host_need_not_be_there() {
+        let chosen = |here, asked, mask: &[usize]| {
+            Cores::choose(here, asked, mask, alone).map(|cores| [cores.initiator, cores.responder])
+        };
+        assert_eq!(chosen(Here::Initiator, Some([2, 70]), &[2]).unwrap(), [2, 70]);
+        assert_eq!(chosen(Here::Responder, Some([2, 70]), &[70]).unwrap(), [2, 70]);
+        assert!(chosen(Here::Initiator, Some([2, 70]), &[70]).is_err());
+        for here in [Here::Initiator, Here::Responder] {
+            assert_eq!(chosen(here, None, &[3]).unwrap(), [3, 3], "each has a host of its own");
+            assert_eq!(chosen(here, None, &[3, 4]).unwrap(), [3, 4], "they may share one");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A checked command line: which role this process has, what it measures, for how long.
 
 use super::control_channel::MAX_WORDS;
-use super::cores::{Cores, siblings};
+use super::cores::{Cores, Here, siblings};
 use super::fabric_name::FabricName;
 use super::options::{FabricOptions, MIN_TURNS, Notify, PerfArgs, Test};
 use crate::error::CliError;
@@ -85,7 +85,12 @@ impl Plan {
         args.resolve()?;
         check_fabric(&args.test, given)?;
         check_pool(&args)?;
-        let cores = Cores::choose(args.run.cores, mask, siblings)?;
+        let here = match part {
+            Part::Local => Here::Both,
+            Part::Client(..) => Here::Initiator,
+            Part::Server(_) => Here::Responder,
+        };
+        let cores = Cores::choose(here, args.run.cores, mask, siblings)?;
         let plan = Plan { part, args, cores, given: given.clone() };
         if plan.has_references() && plan.args.run.turns < MIN_TURNS {
             let why = format!(

@@ -173,7 +173,7 @@ fn the_settings_of_the_environment_and_of_a_file_count() {
     assert_eq!(choice["gid_reason"], "asked for by environment variable TENSORWIRE_RDMA_GID_INDEX");
 
     let file = machine.0.path().join("settings.toml");
-    fs::write(&file, "pool_size = '64MiB'\nrdma_device = 'mlx5_10'\n").expect("a file");
+    fs::write(&file, "pool_size = '64MiB'\nrdma_device = 'mlx5_10'\nworld_size = 8\n").expect("a file");
     let shown = text(&machine.run(&["--config", file.to_str().expect("a path")], &[]).stdout);
     assert!(shown.contains("chosen: device mlx5_10 (asked for by file "), "{shown}");
     assert!(shown.contains("settings.toml line 2)"), "{shown}");

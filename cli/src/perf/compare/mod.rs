@@ -17,7 +17,7 @@ use self::parse::OwnReport;
 use self::peers::{Call, Conditions, Peer};
 use self::report::{CompareReport, PeerOutcome};
 use self::rows::{BORROWED, CALLS, Measure, OURS, TurnFigure};
-use super::cores::{Cores, siblings};
+use super::cores::{Cores, Here, siblings};
 use super::options::{MIN_TURNS, RunOptions};
 use super::report::ReportFile;
 use crate::error::{CliError, print};
@@ -90,7 +90,7 @@ pub struct CompareOptions {
 /// Compares, prints the table, and writes the files.
 pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     check(run)?;
-    let cores = Cores::choose(run.cores, tensorwire::process_cpus(), siblings)?;
+    let cores = Cores::choose(Here::Both, run.cores, tensorwire::process_cpus(), siblings)?;
     let file = |option, path: &Option<PathBuf>| {
         path.as_deref().map(|path| ReportFile::probe(option, path)).transpose()
     };
