@@ -154,11 +154,14 @@ impl ResourcePlan {
         let per_peer = FILES_PER_PEER.into_iter().filter(|(kind, _)| may_use(*kind));
         let streams = |kind| if kind == FabricKind::Tcp { u64::from(config.tcp_streams) } else { 0 };
         let per_peer = per_peer.map(|(kind, files)| files + streams(kind)).max().unwrap_or(0);
+        let is_below = |limit: Option<u64>, least: u64| limit.is_some_and(|limit| limit < least);
         let pollers = config.poller_count() as u64;
         let over_tcp = |count: u64| if may_use(FabricKind::Tcp) { count } else { 0 };
         // Named, or found.
         let has_verbs = names_verbs || opens_verbs(config) && limits.has_device;
-        let of_devices_files = if has_verbs { devices * (FILES_PER_DEVICE + pollers) } else { 0 };
+        let files_of = |devices| devices * (FILES_PER_DEVICE + pollers);
+        let of_devices_files = if has_verbs { files_of(devices) } else { 0 };
+        let least_of_devices_files = if names_verbs { files_of(least_devices) } else { 0 };
         let own = FILES + over_tcp(FILES_PER_POLLER * (pollers - 1)) + of_devices_files;
         let files = limits.open + own + per_peer * peers;
         // Such connections make way for those of peers, but not for what else needs a descriptor.
@@ -185,7 +188,6 @@ impl ResourcePlan {
         let pools = if may_use(FabricKind::Shm) { peers } else { 0 };
         let theirs = if pools > 0 { ", and up to as much of each peer" } else { "" };
         let cgroup_memory = limits.cgroup_memory.as_ref().map(|(limit, _)| *limit);
-        let is_below = |limit: Option<u64>, least: u64| limit.is_some_and(|limit| limit < least);
         let fabrics = config.fabric.map_or(FabricKind::FASTEST_FIRST.len(), |set| set.kinds().count());
         let by_calls = config.fabric.is_some_and(|set| set.has(FabricKind::Grpc));
         let polling = if by_calls || poll_mode(config) == PollMode::Inline { 0 } else { pollers };
@@ -212,7 +214,7 @@ impl ResourcePlan {
                     limits.open
                 ),
                 format!("raise `ulimit -n` to {at_most}, or LimitNOFILE of the service"),
-                true,
+                is_below(limits.files, files - of_devices_files + least_of_devices_files),
             ),
             count(
                 "threads",

@@ -217,6 +217,13 @@ fn the_memory_limit_of_the_cgroup_must_hold_what_the_start_fills() {
         plan(2, &[&hosts[..], &pool, more].concat(), &limits).check().is_ok()
     };
     assert!(found(&[]) && !found(&[("fabric", "shm,verbs,tcp")]));
+    let files = |device, limit| {
+        let settings = [("fabric", "verbs"), ("rdma_device", device), ("poll", "inline")];
+        plan(2, &settings, &SystemLimits { files: Some(limit), ..WIDE }).check().is_ok()
+    };
+    let enough = (0..).find(|limit| files("a", *limit)).expect("some");
+    assert!(files("auto", enough) && !files("auto", enough - 1), "there may be one device");
+    assert!(!files("a,b", enough));
 }
 
 #[test]

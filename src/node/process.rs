@@ -157,7 +157,11 @@ impl Builder {
                 // Before a store and listeners are opened. Its cluster has as many members.
                 ResourcePlan::before_meeting(&meeting.config).check()?;
                 check_device(&meeting.config)?;
-                let met = meet(&meeting)?;
+                let met = {
+                    // The thread of the store must not inherit the pin of an earlier node.
+                    let _unpinned = UnpinnedThread::begin();
+                    meet(&meeting)?
+                };
                 let config = self.with_cluster(meeting.config.task_id(), &met.cluster)?;
                 Node::start_at(&config, Some(met))
             }

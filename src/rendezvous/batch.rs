@@ -309,7 +309,11 @@ impl Batch {
         given: Option<&Reused<TensorMut>>,
     ) -> Result<BatchCalls, Error> {
         step.check()?;
-        self.edges.iter().try_for_each(|edge| step.context.check_destination(edge))?;
+        self.edges.iter().try_for_each(|edge| self.context.check_destination(edge))?;
+        // The edges are those of the batch's node.
+        if let Some(edge) = self.edges.first() {
+            step.context.check_destination(edge)?;
+        }
         if let Some(given) = given.filter(|given| given.len() != self.edges.len()) {
             return Err(self.wrong_count(given.len()));
         }
@@ -427,10 +431,9 @@ struct Values<'a> {
     values: Reused<Value>,
     /// Number of values for peers.
     remote: usize,
-    /// The place of the first edge: see [`Context::place_of`].
-    place: usize,
-    /// Whether the edges have several places.
-    is_split: bool,
+    /// The bits that any, and that all of the edges' places have: see [`Context::place_of`]. They
+    /// differ if the edges have several places.
+    places: (usize, usize),
     /// Whether a value must be copied or registered before it is sent.
     is_foreign: bool,
 }
@@ -438,7 +441,7 @@ struct Values<'a> {
 impl<'a> Values<'a> {
     fn of(step: &'a Step) -> Self {
         let values = step.context.lists.offered.take();
-        Values { step, values, remote: 0, place: 0, is_split: false, is_foreign: false }
+        Values { step, values, remote: 0, places: (0, usize::MAX), is_foreign: false }
     }
 
     #[inline]
@@ -451,10 +454,8 @@ impl<'a> Values<'a> {
             self.remote += 1;
             self.is_foreign |= !context.is_movable(&value);
         }
-        if self.values.is_empty() {
-            self.place = place;
-        }
-        self.is_split |= place != self.place;
+        self.places.0 |= place;
+        self.places.1 &= place;
         self.values.push(value);
         Ok(())
     }
@@ -503,13 +504,13 @@ impl<'a> Values<'a> {
     }
 
     fn send_remote<'e>(self, edges: impl Iterator<Item = &'e Edge>) -> Result<(), Error> {
-        let Values { step, mut values, place, is_split, .. } = self;
+        let Values { step, mut values, places: (place, of_all), .. } = self;
         let context = &step.context;
         let mut remote = edges.zip(values.drain(..)).filter_map(|(edge, value)| match edge.destination {
             EdgeEnd::Here(_) => None,
             EdgeEnd::Peer(peer) => Some((peer, edge.key_ref(step.id), value)),
         });
-        let is_direct = !is_split && place < context.paths.count();
+        let is_direct = place == of_all && place < context.paths.count();
         if is_direct && context.paths.nth(place).send_batch(&mut remote).map_err(unusable)? {
             return Ok(());
         }

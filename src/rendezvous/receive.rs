@@ -121,12 +121,13 @@ impl Step {
     /// If the step was aborted, the peer was lost, or the sender failed. If `max_requests` receives
     /// from the peer are outstanding.
     pub fn try_recv(&self, edge: &Edge) -> Result<Option<Delivery<Tensor>>, Error> {
+        let receive = ReceiveBuilder { is_try: true, ..self.receive(edge) };
         // A forked child must not poll the links of its parent.
-        self.check_receive(edge)?;
+        receive.check()?;
         if let EdgeEnd::Peer(peer) = edge.source {
             self.context.paths.of(peer).progress()?;
         }
-        let pending = ReceiveBuilder { is_try: true, ..self.receive(edge) }.begin()?;
+        let pending = receive.begin()?;
         let tried = match edge.source {
             EdgeEnd::Here(_) => pending.cancel_and_wait(),
             EdgeEnd::Peer(_) => pending.wait(),

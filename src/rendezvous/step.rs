@@ -276,7 +276,7 @@ impl Context {
     #[cold]
     fn of_another_node(&self, edge: &Edge) -> Error {
         let remedy = "use an edge that this node made, by Node::edge_to or Node::edge_from";
-        self.wrong_end(edge, "is of a node of another task or cluster than that of this step", remedy)
+        self.wrong_end(edge, "is of a node of another task or cluster than this node", remedy)
     }
 
     #[inline]

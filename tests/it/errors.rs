@@ -271,7 +271,6 @@ fn a_job_whose_name_begins_with_a_digit_is_a_job_from_the_settings_to_the_edge()
     node.step(1).expect("a step").send(&edge, counting(&node, 0.0, 4)).expect("sent");
 }
 
-/// In inline mode the thread that waits holds the poller.
 #[test]
 fn an_edge_of_another_node_is_refused_and_harms_neither() {
     let [small, large] = [1, 3].map(|members| member(&cluster(members), 0).start().expect("it starts"));
@@ -294,7 +293,8 @@ fn an_edge_of_another_node_is_refused_and_harms_neither() {
         step.recv_all(&[&from], SOON).map(drop),
         small.standing(&from, sequence, 4).map(drop),
         small.batch([from.clone()]).expect("usable").recv(&step, SOON).map(drop),
-        large.batch([from]).expect("usable").recv(&step, SOON).map(drop),
+        large.batch([from.clone()]).expect("usable").recv(&step, SOON).map(drop),
+        small.batch([from]).expect("usable").recv(&large.step(1).expect("new"), SOON).map(drop),
     ];
     for refused in sends.into_iter().chain(receives) {
         let error = refused.expect_err("it is the other node's");
@@ -309,6 +309,7 @@ fn an_edge_of_another_node_is_refused_and_harms_neither() {
     }
 }
 
+/// In inline mode the thread that waits holds the poller.
 #[test]
 fn another_thread_ends_a_wait_by_a_cancellation_an_abort_or_a_cleanup() {
     type End = (fn(&Step, &CancelToken), fn(&Error) -> bool);

@@ -4,7 +4,7 @@ use super::environment::{Launched, inherited};
 use super::{groups, member, output};
 use crate::error::CliError;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::collections::HashSet;
@@ -53,7 +53,7 @@ struct Member {
     /// is also that of the group.
     child: Child,
     has_ended: bool,
-    /// It runs as another user, so this process may not kill it.
+    /// It runs as another user, so this process may not kill it. Others of its group may be killed.
     refuses_kill: bool,
 }
 
@@ -336,8 +336,10 @@ impl Crew {
 
     fn kill(&mut self) {
         self.ending = Ending::Killed;
+        self.signal_all(Signal::KILL);
         for member in &mut self.members {
-            member.refuses_kill = kill_process_group(member.group(), Signal::KILL) == Err(Errno::PERM);
+            member.refuses_kill =
+                kill_process(Pid::from_child(&member.child), Signal::KILL) == Err(Errno::PERM);
         }
     }
 

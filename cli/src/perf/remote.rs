@@ -75,8 +75,8 @@ fn connect_to_one(
                 return Ok(ControlChannel::proven(channel, local_ip, CHANNEL_TIMEOUT)?);
             }
             Err(error) if is_lack(&error) => return Err(CliError::failed(tried(), error)),
-            // Another address may be that of the server.
-            Err(_) if attempt + 1 < addresses.len() => {}
+            // The next address may be that of the server.
+            Err(_) if (attempt + 1) % addresses.len() != 0 => {}
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(CliError::failed(tried(), error));
             }

@@ -254,8 +254,8 @@ impl PerfReport {
     }
 }
 
-/// A file that is written as a whole or not at all. A device, a pipe and a symbolic link stay what
-/// they are: they are written to.
+/// A file that is written as a whole or not at all. A device or a pipe is written to, and a
+/// symbolic link leads to the file.
 #[derive(Debug)]
 pub struct ReportFile {
     path: PathBuf,
@@ -269,24 +269,26 @@ impl ReportFile {
         let refused = |why: String| {
             Err(CliError::Usage(format!("{option}: {} can't be written: {why}", path.display())))
         };
+        let path = match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => return refused("it is a directory".into()),
+            Ok(found) if !found.is_file() => {
+                return match rustix::fs::access(path, rustix::fs::Access::WRITE_OK) {
+                    Ok(()) => Ok(ReportFile { path: path.to_owned(), temporary: None }),
+                    Err(error) => refused(error.to_string()),
+                };
+            }
+            Ok(_) => path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+            Err(_) if path.is_symlink() => return refused("it is a symbolic link to no file".into()),
+            Err(_) => path.to_owned(),
+        };
         let Some(name) = path.file_name() else { return refused("it names no file".into()) };
-        if path.is_dir() {
-            return refused("it is a directory".into());
-        }
-        let is_replaced = std::fs::symlink_metadata(path).map_or(true, |found| found.is_file());
-        if !is_replaced && path.exists() {
-            return match rustix::fs::access(path, rustix::fs::Access::WRITE_OK) {
-                Ok(()) => Ok(ReportFile { path: path.to_owned(), temporary: None }),
-                Err(error) => refused(error.to_string()),
-            };
-        }
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
         let temporary = path.with_file_name(hidden);
         let tried = std::fs::File::create_new(&temporary).and_then(|_| std::fs::remove_file(&temporary));
         match tried {
-            Ok(()) => Ok(ReportFile { path: path.to_owned(), temporary: Some(temporary) }),
+            Ok(()) => Ok(ReportFile { path, temporary: Some(temporary) }),
             Err(error) => refused(error.to_string()),
         }
     }
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_and_a_pipe_are_written_to_and_not_replaced() {
+    fn a_link_leads_to_its_file_and_a_pipe_is_written_to() {
         use std::os::unix::fs::{FileTypeExt, symlink};
         let folder = tempfile::tempdir().unwrap();
         let [target, link, pipe] = ["target", "link", "pipe"].map(|name| folder.path().join(name));
@@ -405,6 +407,9 @@ mod tests {
         ReportFile::probe("--json", &link).unwrap().write("{}").unwrap();
         assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "{}");
+        std::fs::remove_file(&target).unwrap();
+        let error = ReportFile::probe("--json", &link).unwrap_err().to_string();
+        assert!(error.contains("a symbolic link to no file"), "{error}");
 
         let made = rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RWXU, 0);
         made.expect("a pipe needs no privilege");
@@ -416,6 +421,6 @@ mod tests {
         file.write("{}").unwrap();
         assert_eq!(reader.join().unwrap().unwrap(), "{}");
         assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

@@ -501,7 +501,7 @@ fn a_process_of_another_user_is_named_and_the_launcher_ends_without_it() {
         return println!("skipped: no setpriv(1), or no set-user-ID programs in {}", folder.path().display());
     }
     let what = "case $RANK in 0) until [ -e $1 ]; do sleep 0.01; done; exit 3;; \
-                1) exec $0 --reuid=0 sh -c \"touch $1; exec sleep 30\";; esac";
+                1) sleep 30 & exec $0 --reuid=0 sh -c \"touch $1; exec sleep 30\";; esac";
     let since = Instant::now();
     let output = Command::new(&program)
         .args(["launch", "-n", "2", "--grace", "0", "--", "sh", "-c", what])

@@ -144,7 +144,7 @@ impl RemoteStore {
     /// The same within another time.
     pub(crate) fn connect_within(options: &StoreOptions, timeout: Duration) -> Result<Self, StoreError> {
         let store = Self::unchecked(options)?;
-        store.count_within("", CallDeadline::new(timeout))?;
+        store.count_within("counting keys".into(), "", CallDeadline::new(timeout))?;
         Ok(store)
     }
 
@@ -208,10 +208,7 @@ impl RemoteStore {
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        if std::process::id() != self.home {
-            let why = "this process was forked from the one that has connected".into();
-            return Err(StoreError::Refused { store: self.name.clone(), tried, why });
-        }
+        self.check_home(&tried)?;
         let begin = Instant::now();
         let (grpc, server) = (self.grpc.clone(), self.server.clone());
         let (done, outcome) = mpsc::channel();
@@ -273,28 +270,38 @@ impl RemoteStore {
         })
     }
 
+    fn check_home(&self, tried: &str) -> Result<(), StoreError> {
+        if std::process::id() == self.home {
+            return Ok(());
+        }
+        let why = "this process was forked from the one that has connected".into();
+        Err(StoreError::Refused { store: self.name.clone(), tried: tried.into(), why })
+    }
+
     /// Makes a call that need not wait. After a pause a read goes first: the server may be ending
     /// the connection, and a read can be repeated.
     fn change<T, F>(
         &self,
         tried: String,
+        key: &str,
         call: impl Fn(StoreClient<PeerChannel>) -> F + Send + Sync + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
+        self.check_home(&tried)?;
         let deadline = CallDeadline::new(self.timeout);
         let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         if answered.elapsed() >= QUIET {
-            self.count_within("", deadline)?;
+            self.count_within(tried.clone(), key, deadline)?;
         }
         self.call(tried, deadline, Duration::ZERO, false, call)
     }
 
-    fn count_within(&self, prefix: &str, deadline: CallDeadline) -> Result<u64, StoreError> {
+    fn count_within(&self, tried: String, prefix: &str, deadline: CallDeadline) -> Result<u64, StoreError> {
         let request = grpc::CountRequest { prefix: prefix.to_owned() };
-        let answer = self.call("counting keys".into(), deadline, Duration::ZERO, true, move |mut grpc| {
+        let answer = self.call(tried, deadline, Duration::ZERO, true, move |mut grpc| {
             let request = request.clone();
             async move { grpc.count(request).await }
         })?;
@@ -416,7 +423,7 @@ impl Store for RemoteStore {
         check_key(key)?;
         check_value(key, value)?;
         let request = grpc::SetRequest { key: key.to_owned(), value: value.to_vec() };
-        self.change(format!("setting {}", quote(key)), move |mut grpc| {
+        self.change(format!("setting {}", quote(key)), key, move |mut grpc| {
             let request = request.clone();
             async move { grpc.set(request).await }
         })?;
@@ -468,7 +475,7 @@ impl Store for RemoteStore {
     fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
         check_key(key)?;
         let request = grpc::AddRequest { key: key.to_owned(), amount };
-        let answer = self.change(format!("adding {amount} to {}", quote(key)), move |mut grpc| {
+        let answer = self.change(format!("adding {amount} to {}", quote(key)), key, move |mut grpc| {
             let request = request.clone();
             async move { grpc.add(request).await }
         })?;
@@ -486,7 +493,7 @@ impl Store for RemoteStore {
         // No value is as long, so another one is there or none. It travels cut.
         let expected = expected.map(|value| value[..value.len().min(MAX_VALUE + 1)].to_vec());
         let request = grpc::CompareAndSetRequest { key: key.to_owned(), expected, desired: desired.to_vec() };
-        let answer = self.change(format!("comparing and setting {}", quote(key)), move |mut grpc| {
+        let answer = self.change(format!("comparing and setting {}", quote(key)), key, move |mut grpc| {
             let request = request.clone();
             async move { grpc.compare_and_set(request).await }
         })?;
@@ -496,7 +503,7 @@ impl Store for RemoteStore {
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
         check_key(key)?;
         let request = grpc::DeleteRequest { key: key.to_owned() };
-        let answer = self.change(format!("deleting {}", quote(key)), move |mut grpc| {
+        let answer = self.change(format!("deleting {}", quote(key)), key, move |mut grpc| {
             let request = request.clone();
             async move { grpc.delete(request).await }
         })?;
@@ -504,7 +511,7 @@ impl Store for RemoteStore {
     }
 
     fn count(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.count_within(prefix, CallDeadline::new(self.timeout))
+        self.count_within("counting keys".into(), prefix, CallDeadline::new(self.timeout))
     }
 }
 
