@@ -20,6 +20,15 @@ pub(in crate::node) fn free_port() -> u16 {
     }
 }
 
+/// Waits until a port is free, a second at most. A child that another test starts has the sockets
+/// of this process until its exec.
+fn await_free(port: &str) {
+    let began = Instant::now();
+    while TcpListener::bind(format!("127.0.0.1:{port}")).is_err() && began.elapsed().as_secs() < 1 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn variables(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
     pairs.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect()
 }
@@ -65,6 +74,7 @@ fn members_meet_at_the_master_in_any_order() {
     let builders: Vec<_> = (0..3).map(|rank| member(rank, 3, &master, LONG)).collect();
     assert_eq!(join_all(builders), good("worker", 3));
     // At once again: the store is gone with the members.
+    await_free(&port);
     let named = [&master[..], &[("TENSORWIRE_JOB", "peer")]].concat();
     let builders: Vec<_> = (0..2).rev().map(|rank| member(rank, 2, &named, LONG)).collect();
     assert_eq!(join_all(builders).into_iter().rev().collect::<Vec<_>>(), good("peer", 2));
@@ -77,6 +87,7 @@ fn a_master_that_has_stopped_leaves_its_port_to_the_next_run() {
     let [first, second] = [(); 2].map(|()| member(0, 1, &master, LONG));
     let node = first.start().expect("it starts");
     node.stop().expect("it stops");
+    await_free(&port);
     second.start().expect("the port is free, though the first handle lives");
     drop(node);
 }
@@ -281,11 +292,11 @@ fn two_members_of_one_rank_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let file = format!("file://{}/store", folder.path().display());
     let place = [("TENSORWIRE_STORE", &*file)];
-    let builders = vec![member(1, 3, &place, "300ms"), member(1, 3, &place, "300ms")];
+    let builders = vec![member(1, 3, &place, "2s"), member(1, 3, &place, "2s")];
     let errors: Vec<String> = join_all(builders).into_iter().map(Result::unwrap_err).collect();
     let taken = errors.iter().filter(|error| error.contains("the name worker/1 is taken at file://"));
     assert_eq!(taken.count(), 1, "{errors:?}");
-    let left = member(1, 3, &place, "300ms").start().unwrap_err().to_string();
+    let left = member(1, 3, &place, "2s").start().unwrap_err().to_string();
     assert!(left.contains("127.0.0.1:") && left.contains("delete the file"), "{left}");
     // Another run has other keys.
     let next = [place[0], ("SLURM_JOB_ID", "7")];
@@ -297,9 +308,9 @@ fn members_that_disagree_on_their_number_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = format!("file://{}/store", folder.path().display());
     let place = [("TENSORWIRE_STORE", &*file)];
-    let error = member(0, 2, &place, "10ms").start().unwrap_err().to_string();
+    let error = member(0, 2, &place, "1s").start().unwrap_err().to_string();
     assert!(error.contains("1 of 2 have not come: worker/1"), "{error}");
-    let error = member(1, 3, &place, "10ms").start().unwrap_err().to_string();
+    let error = member(1, 3, &place, "1s").start().unwrap_err().to_string();
     assert!(
         error.contains("worker/1 is one of 3 members") && error.contains("says that there are \"2\""),
         "{error}"

@@ -1,6 +1,7 @@
 //! The error of a join names the first cause, and ends at once if it can't change.
 
 use crate::common::{SOON, cluster, member, over_grpc, until, writes_bulk};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use tensorwire::{Error, LossCause, Node, PeerState};
 
@@ -9,9 +10,10 @@ fn a_disagreement_about_the_depth_ends_both_joins_at_once_and_names_the_setting(
     if writes_bulk() || over_grpc() {
         return println!("skipped: queues of any depths connect");
     }
-    let cluster = cluster(2);
+    let (cluster, started) = (cluster(2), Barrier::new(2));
     let join = |task: u32, depth: &'static str| {
         let node = member(&cluster, task).set("queue_depth", depth).start().expect("the node starts");
+        started.wait();
         let began = Instant::now();
         let error = node.join().expect_err("the depths differ").to_string();
         // Kept until both have ended: a member that leaves is another error.
@@ -36,9 +38,10 @@ fn a_disagreement_about_the_depth_ends_both_joins_at_once_and_names_the_setting(
 fn members_with_different_clusters_end_their_joins_at_once_and_both_are_shown() {
     let long = cluster(3);
     let (short, _) = long.rsplit_once(',').expect("three addresses");
-    let short = short.to_owned();
+    let (short, started) = (short.to_owned(), Barrier::new(2));
     let join = |task: u32, cluster: &str| {
         let node = member(cluster, task).start().expect("the node starts");
+        started.wait();
         let began = Instant::now();
         let error = node.join().expect_err("the clusters differ").to_string();
         (node, error, began.elapsed())

@@ -30,12 +30,13 @@ fn an_edge_without_credit_is_named_with_its_reason() {
     assert_eq!((waits.tensor_bytes, waits.peer().task()), (400, 1));
     assert_eq!(receiving.try_recv(&here).expect("usable").map(drop), None, "the edge is announced");
     (0..4).for_each(|_| send());
-    sender.progress().expect("usable");
+    let credit = || report(&sender, EdgeSide::Sender, "x").wait == Some(EdgeWait::NoCredit);
+    until(&sender, "the announcement", credit);
     // Two values have left, as the first window has two cells.
     let waits = report(&sender, EdgeSide::Sender, "x");
     assert_eq!((waits.wait, waits.waiting, waits.values), (Some(EdgeWait::NoCredit), 3, 2), "{waits}");
     assert!(waits.to_string().contains("'x' 0:0: 3 wait (the edge is out of credit), credit 0, 2 sent"));
-    receiver.progress().expect("usable");
+    until(&receiver, "both", || report(&receiver, EdgeSide::Receiver, "x").held == 2);
     let held = report(&receiver, EdgeSide::Receiver, "x");
     assert_eq!((held.wait, held.held, held.window), (None, 2, Some(2)), "{held}");
     for _ in 0..5 {

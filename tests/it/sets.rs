@@ -202,7 +202,7 @@ fn tensors_of_the_caller_come_back_filled() {
 /// Nodes have clocks of their own, which begin with them.
 #[test]
 fn a_set_with_receives_of_two_nodes_keeps_its_timeout() {
-    const SHORT: Duration = Duration::from_millis(100);
+    const SHORT: Duration = Duration::from_millis(200);
     let begin = |node: &Node| {
         let edge = node.edge_to("w", 0, "self").expect("an edge");
         begin(&node.step(1).expect("a step"), &edge)

@@ -9,12 +9,14 @@ use tensorwire::Node;
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
 /// Starts a member that proves its name by a secret, in a file of the present user, and joins.
-fn join(cluster: &str, task: u32) -> (Node, String) {
+fn join(cluster: &str, task: u32, other_has_started: impl FnOnce()) -> (Node, String) {
     let mut secret = tempfile::NamedTempFile::new().expect("a file that no other user may read");
     secret.write_all(SECRET.as_bytes()).expect("written");
     let path = secret.path().to_str().expect("UTF-8");
     let node = member(cluster, task).set("fabric", "shm").set("secret_file", path);
     let node = node.start().expect("the node starts");
+    println!("started");
+    other_has_started();
     let began = Instant::now();
     let error = node.join().expect_err("the users differ").to_string();
     println!("w/{task} after {:?}: {error}", began.elapsed());
@@ -26,7 +28,7 @@ fn join(cluster: &str, task: u32) -> (Node, String) {
 #[ignore = "a role, not a test"]
 fn role_of_another_user() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
-    let (_node, error) = join(&cluster, 1);
+    let (_node, error) = join(&cluster, 1, || {});
     println!("ended: {error}");
     wait_to_be_told();
 }
@@ -36,7 +38,7 @@ fn members_of_two_users_on_shared_memory_end_both_joins_at_once() {
     let Some(user) = other_user().filter(|_| !over_verbs()) else { return };
     let cluster = cluster(2);
     let mut other = Other::start_as(user, "other_user::role_of_another_user", &cluster, &[]);
-    let (_node, error) = join(&cluster, 0);
+    let (_node, error) = join(&cluster, 0, || drop(other.wait_for("started")));
     let theirs = other.wait_for("ended: ");
     for (error, peer) in [(&error, 1), (&theirs, 0)] {
         assert!(error.contains(&format!("can't link with w/{peer}")), "{error}");

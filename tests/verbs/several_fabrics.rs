@@ -4,8 +4,8 @@
 use crate::common::{SOON, cluster, counting, member, run_each, until, values};
 use crate::needs_fake;
 use crate::nodes::fake;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use tensorwire::{Counter, DType, FabricKind, ForeignMemory, Node, Shape, TensorMeta};
 
@@ -69,10 +69,11 @@ fn one_poller_drives_links_on_two_fabrics() {
 #[test]
 fn a_member_that_sleeps_is_woken_on_either_fabric() {
     const ROUNDS: u64 = 60;
+    const LONGEST_SLEEP: u64 = 100_000_000;
     needs_fake!();
     let (fake, _turn) = fake();
-    let waited = Arc::new([const { AtomicU64::new(0) }; 3]);
-    let sum = waited.clone();
+    let late = Arc::new([const { AtomicU64::new(0) }; 3]);
+    let lost = late.clone();
     run_each(
         3,
         |task| [mixed(task), vec![("poll", "adaptive")]].concat(),
@@ -84,7 +85,8 @@ fn a_member_that_sleeps_is_woken_on_either_fabric() {
                     let edge = node.edge_from("w", speaker, "x").expect("an edge");
                     let got = step.recv(&edge, SOON).expect("received");
                     let sent = got.tensor.as_slice::<u64>().expect("u64")[0];
-                    sum[speaker as usize].fetch_add(now() - sent, Ordering::SeqCst);
+                    let is_lost = now() - sent >= LONGEST_SLEEP * 9 / 10;
+                    lost[speaker as usize].fetch_add(u64::from(is_lost), Ordering::SeqCst);
                     for peer in [1, 2] {
                         let edge = node.edge_to("w", peer, "next").expect("an edge");
                         step.send(&edge, counting(node, 0.0, 1)).expect("sent");
@@ -105,9 +107,10 @@ fn a_member_that_sleeps_is_woken_on_either_fabric() {
         },
     );
     for peer in [1, 2] {
-        let mean = Duration::from_nanos(waited[peer].load(Ordering::SeqCst) / (ROUNDS / 2));
-        println!("from w/{peer} over {}: {mean:?} on average", between(0, peer as u32));
-        assert!(mean < Duration::from_millis(20), "{mean:?}");
+        let late = late[peer].load(Ordering::SeqCst);
+        println!("from w/{peer} over {}: {late} of {} came late", between(0, peer as u32), ROUNDS / 2);
+        // The machine may be busy.
+        assert!(late < ROUNDS / 10, "{late}");
     }
     fake.assert_clean();
 }
@@ -216,10 +219,11 @@ fn a_member_that_comes_back_is_reached_as_before() {
 fn two_members_that_name_different_fabrics_hear_why_at_once() {
     needs_fake!();
     let (fake, _turn) = fake();
-    let cluster = cluster(2);
+    let (cluster, started) = (cluster(2), Barrier::new(2));
     let join = |task: u32, fabric: &'static str| {
         let builder = member(&cluster, task).set("fabric", fabric).set("rdma_device", "fake_1");
         let node = builder.start().expect("it starts");
+        started.wait();
         let began = Instant::now();
         let error = node.join().expect_err("they have nothing in common").to_string();
         (node, error, began.elapsed())

@@ -31,7 +31,7 @@ fn a_peer_that_stops_is_lost_at_once_in_its_own_words() {
 #[test]
 fn a_peer_that_dies_without_a_word_is_lost_with_the_next_heartbeat() {
     let cluster = workers(2);
-    let heartbeat = Duration::from_millis(50);
+    let heartbeat = Duration::from_millis(200);
     let quick = |task| BootstrapOptions { heartbeat, ..options(&cluster, task) };
     for (victim, survivor) in [(1, 0), (0, 1)] {
         let members = [Member::start(quick(0)), Member::start(quick(1))];

@@ -317,8 +317,23 @@ impl Member {
 
     fn start(options: BootstrapOptions) -> Self {
         let member = Member::new(options);
-        member.service.start().expect("it starts");
+        member.listen();
         member
+    }
+
+    /// Starts. A child that another test starts has the socket of an earlier member until its exec.
+    fn listen(&self) {
+        let began = Instant::now();
+        loop {
+            match self.service.start() {
+                Err(BootstrapError::Bind { source, .. })
+                    if source.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < LONG =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                started => return started.expect("it starts"),
+            }
+        }
     }
 
     fn join(&self) {
