@@ -107,7 +107,7 @@ impl PollerSet for NodeCalls {
     }
 }
 
-/// A start that fails later leaves the thread too.
+/// Ends the thread of the deadlines, also when a later part of the node's start fails.
 impl Drop for NodeCalls {
     fn drop(&mut self) {
         self.close();

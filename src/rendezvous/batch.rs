@@ -431,8 +431,8 @@ struct Values<'a> {
     values: Reused<Value>,
     /// Number of values for peers.
     remote: usize,
-    /// The bits that any, and that all of the edges' places have: see [`Context::place_of`]. They
-    /// differ if the edges have several places.
+    /// The bitwise OR and AND of the edges' places: see [`Context::place_of`]. They are equal if
+    /// all edges have one place.
     places: (usize, usize),
     /// Whether a value must be copied or registered before it is sent.
     is_foreign: bool,

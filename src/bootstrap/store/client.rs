@@ -141,7 +141,7 @@ impl RemoteStore {
         Self::connect_within(options, options.timeout)
     }
 
-    /// The same within another time.
+    /// As [`RemoteStore::connect`], within `timeout`. Later calls have the time of the options.
     pub(crate) fn connect_within(options: &StoreOptions, timeout: Duration) -> Result<Self, StoreError> {
         let store = Self::unchecked(options)?;
         store.count_within("counting keys".into(), "", CallDeadline::new(timeout))?;

@@ -54,8 +54,9 @@ struct TensorClient {
     shared: Arc<BootstrapShared>,
     peer: usize,
     grpc: TensorsClient<PeerChannel>,
-    /// Calls at a time that may wait for a value, and those that do not.
+    /// Calls at a time that may wait for a value.
     calls: Arc<Semaphore>,
+    /// Calls at a time of tries, which do not wait for a value.
     tries: Arc<Semaphore>,
     /// Bytes of large tensors that may be on their way, in units.
     room: Arc<Semaphore>,

@@ -39,7 +39,7 @@ const MAX_KEY: usize = 8 * 1024;
 
 /// Requests of one peer that may wait or be answered at a time.
 pub(super) const MAX_CALLS: u32 = 1024;
-/// Of these, calls that ask for a value without waiting for one. They do not wait for the others.
+/// Calls among [`MAX_CALLS`] that are kept for tries, which do not wait behind other calls.
 const MAX_TRIES: u32 = 64;
 
 /// Ends of requests that one call tells: more than requests are answered meanwhile.
