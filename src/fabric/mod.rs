@@ -183,6 +183,8 @@ pub struct LinkLimits {
     pub registers: bool,
     /// Grants that can exist at a time.
     pub grants: u32,
+    /// Bytes of the longest grant.
+    pub max_grant: u64,
 }
 
 impl LinkLimits {
@@ -196,6 +198,7 @@ impl LinkLimits {
         lends: false,
         registers: false,
         grants: 0,
+        max_grant: 0,
     };
 }
 

@@ -233,6 +233,11 @@ pub enum ReceiveError {
         /// Grants that the link can have at a time.
         limit: u32,
     },
+    /// The value is longer than the longest grant of the link. The value is in line again.
+    TooLong {
+        /// Bytes of the longest grant.
+        limit: u64,
+    },
     /// The value was corrupted on its way, and is lost.
     Corrupted(Corruption),
     /// The value does not fit the given tensor. The value is in line again.

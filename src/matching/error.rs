@@ -336,6 +336,15 @@ impl Error {
         }
     }
 
+    /// The error of a receive whose destination is longer than the link can grant.
+    pub(crate) fn too_long_for_grant(max: u64) -> Self {
+        Error::ResourceExhausted {
+            what: "the bytes of a tensor that one memory window of the device lets the peer write",
+            limit: max,
+            remedy: "send the tensor in parts, or set rdma_memory_windows to off",
+        }
+    }
+
     /// The canonical code of this error, as gRPC defines them.
     pub fn code(&self) -> Code {
         match self {

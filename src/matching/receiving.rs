@@ -439,6 +439,7 @@ pub(super) fn error_of(lanes: &impl Lanes, key: TensorKeyRef<'_>, error: Receive
         }
         ReceiveError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
         ReceiveError::NoGrant { limit } => Error::too_many_grants(limit),
+        ReceiveError::TooLong { limit } => Error::too_long_for_grant(limit),
     }
 }
 

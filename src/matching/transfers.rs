@@ -62,6 +62,7 @@ impl NotLanded {
         match why {
             LandingRefused::Down => NotLanded::Down,
             LandingRefused::Full { limit } => NotLanded::Failed(ReceiveError::NoGrant { limit }),
+            LandingRefused::TooLong { limit } => NotLanded::Failed(ReceiveError::TooLong { limit }),
             LandingRefused::Unreachable => unreachable!("a port reaches the whole pool"),
         }
     }

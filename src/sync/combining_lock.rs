@@ -77,7 +77,8 @@ impl LockGuard<'_> {
 
     /// Poisons the lock after a run that failed.
     pub fn poison(self) {
-        self.lock.bias.store(NOBODY, Ordering::Relaxed);
+        // Release: a thread that has taken `state`, and finds no bias, sees what was done inside.
+        self.lock.bias.store(NOBODY, Ordering::Release);
         self.lock.state.store(POISONED, Ordering::SeqCst);
     }
 }
@@ -253,7 +254,8 @@ impl CombiningLock {
         if biased == thread {
             return presence.load(Ordering::Relaxed) == OUTSIDE;
         }
-        if self.bias.load(Ordering::Relaxed) != NOBODY {
+        // Acquire: the bias may have gone with a run that failed, without a fence.
+        if self.bias.load(Ordering::Acquire) != NOBODY {
             self.bias.store(NOBODY, Ordering::Release);
             let bias_after = self.bias_after.load(Ordering::Relaxed);
             self.bias_after.store((2 * bias_after).min(MOST_RUNS), Ordering::Relaxed);
@@ -285,7 +287,7 @@ impl CombiningLock {
     /// Counts a run of a thread, which gets the bias after many. The caller holds `state`.
     fn count_run(&self, thread: u32, may_bias: bool) {
         let is_same = self.last.load(Ordering::Relaxed) == thread && may_bias;
-        let runs = if is_same { self.runs.load(Ordering::Relaxed) + 1 } else { 1 };
+        let runs = if is_same { self.runs.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
         self.last.store(thread, Ordering::Relaxed);
         let is_due = runs >= self.bias_after.load(Ordering::Relaxed) && thread != NOBODY;
         if is_due && may_bias && self.may_bias.load(Ordering::Relaxed) == 1 {
@@ -465,6 +467,11 @@ mod loom_tests {
 
     /// Submits a command as the thread with this index.
     fn submit(shared: &Shared, thread: u32) -> LockOutcome {
+        submit_and(shared, thread, true)
+    }
+
+    /// As [`submit`]. The run fails for good if `succeeds` is not set.
+    fn submit_and(shared: &Shared, thread: u32, succeeds: bool) -> LockOutcome {
         shared.queued.fetch_add(1, Ordering::SeqCst);
         shared.lock.try_run_on(
             thread,
@@ -478,7 +485,7 @@ mod loom_tests {
                         *done += work
                     }
                 });
-                true
+                succeeds
             },
             &|| shared.queued.load(Ordering::SeqCst) > 0,
             true,
@@ -499,15 +506,34 @@ mod loom_tests {
         submits(2, 2, 1, Some(2));
     }
 
+    #[test]
+    fn loom_what_a_thread_with_the_bias_did_before_it_failed_is_seen_by_the_next_holder() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = None;
+        model.check(|| {
+            let shared = shared(1);
+            submit(&shared, 0);
+            assert_eq!(shared.lock.biased_thread(), Some(0));
+            let other = shared.clone();
+            let other = loom::thread::spawn(move || submit(&other, 1));
+            submit_and(&shared, 0, false);
+            other.join().expect("no panic");
+        });
+    }
+
+    fn shared(bias_after: u32) -> Arc<Shared> {
+        Arc::new(Shared {
+            lock: CombiningLock::with(3, bias_after),
+            queued: AtomicUsize::new(0),
+            done: UnsafeCell::new(0),
+        })
+    }
+
     fn submits(others: u32, own: usize, bias_after: u32, preemptions: Option<usize>) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = preemptions;
         model.check(move || {
-            let shared = Arc::new(Shared {
-                lock: CombiningLock::with(3, bias_after),
-                queued: AtomicUsize::new(0),
-                done: UnsafeCell::new(0),
-            });
+            let shared = shared(bias_after);
             let threads: Vec<_> = (1..=others)
                 .map(|thread| {
                     let shared = shared.clone();

@@ -27,7 +27,7 @@ unsafe extern "C" {
     fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
     fn write(fd: c_int, from: *const c_void, len: usize) -> isize;
     fn close(fd: c_int) -> c_int;
-    fn __errno_location() -> *mut c_int;
+    pub fn __errno_location() -> *mut c_int;
 }
 
 pub fn set_errno(errno: c_int) {

@@ -43,8 +43,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         return EINVAL;
     }
     // SAFETY: handed out above, and it was still there.
-    unsafe { take_back(pd) };
-    0
+    let context = unsafe { take_back(pd) }.context;
+    state.result_of_end(context as usize)
 }
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
@@ -207,8 +207,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         state.misuse("a region was ended that outstanding requests name");
     }
     // SAFETY: handed out above, and it was still there.
-    unsafe { take_back(mr) };
-    0
+    let context = unsafe { take_back(mr) }.context;
+    state.result_of_end(context as usize)
 }
 
 #[unsafe(no_mangle)]
@@ -299,8 +299,8 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         channel.events.retain(|event| *event != at);
     }
     // SAFETY: handed out above, and it was still there.
-    unsafe { take_back(cq) };
-    0
+    let context = unsafe { take_back(cq) }.context;
+    state.result_of_end(context as usize)
 }
 
 #[unsafe(no_mangle)]
@@ -325,9 +325,11 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         || !fits(cap.max_recv_wr, of.max_qp_wr)
         || !fits(cap.max_send_sge, of.max_sge)
         || !fits(cap.max_recv_sge, of.max_sge)
-        || cap.max_inline_data > of.max_inline
     {
         return refuse(EINVAL);
+    }
+    if cap.max_inline_data > of.max_inline {
+        return if of.refuses_silently { std::ptr::null_mut() } else { refuse(EINVAL) };
     }
     let cap = *cap;
     if init.qp_type != IBV_QPT_RC || init.sq_sig_all != 0 || !init.srq.is_null() {
@@ -413,9 +415,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     if waited.timed_out() {
         state.misuse("a queue pair was ended whose events are not acknowledged: that waits for ever");
     }
-    state.qps.remove(&number);
+    let result = state.qps.remove(&number).map_or(0, |qp| state.result_of_end(qp.context));
     state.log.push(format!("destroy_qp qp={number}"));
     // SAFETY: handed out above, and it was still there.
     unsafe { take_back(qp.cast::<QpHandle>()) };
-    0
+    result
 }

@@ -182,6 +182,7 @@ fn device(state: &mut State, words: &Words<'_>) {
         max_qp_rd_atom: number("max_qp_rd_atom", 16) as c_int,
         max_qp_init_rd_atom: number("max_qp_init_rd_atom", 16) as c_int,
         max_inline: number("max_inline", 256) as u32,
+        refuses_silently: number("refuses_silently", 0) != 0,
         max_mw: number("max_mw", 1 << 16) as c_int,
         vectors: number("vectors", 1) as c_int,
         thread_domains: number("thread_domains", 0) != 0,

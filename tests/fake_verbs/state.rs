@@ -47,6 +47,8 @@ pub struct Device {
     pub max_qp_init_rd_atom: c_int,
     /// Inline bytes of a queue pair. A request for more is refused.
     pub max_inline: u32,
+    /// Like `bnxt_re`: that refusal has no errno.
+    pub refuses_silently: bool,
     /// Memory windows at a time.
     pub max_mw: c_int,
     pub thread_domains: bool,
@@ -305,6 +307,12 @@ impl State {
         self.contexts[&context].device
     }
 
+    /// What a call returns that ends an object of a context. As in libibverbs, the kernel has ended
+    /// the objects of a device that is removed, and such calls fail.
+    pub fn result_of_end(&self, context: usize) -> c_int {
+        if self.devices[self.device_of(context)].removed { crate::c::EIO } else { 0 }
+    }
+
     /// The scripted errno of this call on a device, if any.
     pub fn fault(&mut self, call: &str, device: usize) -> Option<c_int> {
         if self.devices[device].removed {
@@ -379,7 +387,7 @@ pub fn hand_out<T>(value: T) -> *mut T {
 ///
 /// # Safety
 /// The pointer came from [`hand_out`], and the caller has no other copy in use.
-pub unsafe fn take_back<T>(pointer: *mut T) {
+pub unsafe fn take_back<T>(pointer: *mut T) -> Box<T> {
     // SAFETY: as the caller vouches.
-    drop(unsafe { Box::from_raw(pointer) });
+    unsafe { Box::from_raw(pointer) }
 }

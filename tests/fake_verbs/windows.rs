@@ -53,8 +53,8 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     state.mw_of_key.remove(&(of.rkey >> 8));
     state.log.push(format!("dealloc_mw rkey={}", of.rkey));
     // SAFETY: handed out above, and it was still there.
-    unsafe { take_back(mw) };
-    0
+    let context = unsafe { take_back(mw) }.context;
+    state.result_of_end(context as usize)
 }
 
 /// What windows are bound to.

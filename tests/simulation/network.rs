@@ -63,6 +63,7 @@ impl Network {
             max_lent_bytes: settings.max_lent_bytes,
             max_message: settings.max_message,
             max_write: u64::MAX,
+            max_grant: u64::MAX,
             auto_advance: false,
             trace,
         };

@@ -191,6 +191,18 @@ fn bytes_are_inline_up_to_what_the_device_grants() {
     }
 }
 
+/// As with `bnxt_re`, whose refusal has no errno.
+#[test]
+fn a_driver_that_does_not_say_why_it_refuses_a_queue_pair_is_asked_for_fewer_inline_bytes() {
+    needs_fake!();
+    let script = TWO_NICS.replace("name=fake_0", "name=fake_0 max_inline=96 refuses_silently=1");
+    let fake = Fake::new(&script);
+    let (a, b) = two(&fake, 16);
+    assert_eq!(fake.calls("create_qp")[0].number("inline"), 64);
+    drop((a, b));
+    fake.assert_clean();
+}
+
 #[test]
 fn what_is_longer_than_a_request_may_be_is_split_and_stays_one_operation() {
     needs_fake!();

@@ -164,3 +164,20 @@ fn an_infiniband_port_that_needs_global_headers_gets_them_on_both_ends() {
     drop((a, b));
     fake.assert_clean();
 }
+
+/// A GID is 10 bits, 22 zeros, the LID for routers in 16 bits, the subnet in 16 bits, and the port.
+#[test]
+fn packets_to_another_infiniband_subnet_go_to_the_lid_that_routers_forward() {
+    needs_fake!();
+    for (forwarded, expected) in [("0000", 23), ("00c7", 0xC7)] {
+        let other = format!("gid=fec00000{forwarded}0002b8599f0300a1b2c5");
+        let script = infiniband([0, 0]).replace("gid=fe80000000000000b8599f0300a1b2c5", &other);
+        let fake = Fake::new(&script);
+        let (a, b) = two(&fake, 16);
+        for step in steps(&fake, "fake_0", "RTR") {
+            assert_eq!([step.number("is_global"), step.number("dlid")], [1, expected]);
+        }
+        drop((a, b));
+        fake.assert_clean();
+    }
+}

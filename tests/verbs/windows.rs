@@ -410,6 +410,21 @@ fn a_tensor_whose_window_and_queue_pair_can_t_be_ended_is_never_used_again() {
     assert!(!pool.is_empty(), "the tensor is nobody's");
 }
 
+/// The driver of ConnectX devices binds no more. A request that is refused ends its link, so a
+/// longer grant must not be tried.
+#[test]
+fn a_grant_by_a_window_has_at_most_two_gib() {
+    needs_fake!();
+    let fake = Fake::new(&script(""));
+    let (a, b) = both(&fake, 16);
+    assert_eq!(a.port.limits(a.link).max_grant, 1 << 31);
+    drop((a, b));
+    let (a, b) = two(&fake, 16);
+    assert_eq!(a.port.limits(a.link).max_grant, u64::MAX, "without windows");
+    drop((a, b));
+    fake.assert_clean();
+}
+
 #[test]
 fn a_fabric_with_windows_leaves_nothing_behind() {
     needs_fake!();

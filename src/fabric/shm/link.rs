@@ -114,6 +114,7 @@ impl ShmLinkInner {
                 lends: true,
                 registers: false,
                 grants: super::grants::MAX_GRANTS as u32,
+                max_grant: u64::MAX,
             },
             id: LinkId(0),
             pool,

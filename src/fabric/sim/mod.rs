@@ -67,6 +67,8 @@ pub struct SimOptions {
     pub max_message: usize,
     /// [`LinkLimits::max_write`](crate::fabric::LinkLimits::max_write) of every link.
     pub max_write: u64,
+    /// [`LinkLimits::max_grant`](crate::fabric::LinkLimits::max_grant) of every link.
+    pub max_grant: u64,
     /// Most bytes that a process lends at a time.
     pub max_lent_bytes: u64,
     /// Whether an empty poll advances the time to the next event.
@@ -85,6 +87,7 @@ impl Default for SimOptions {
             lends: true,
             max_message: crate::fabric::MAX_MESSAGE,
             max_write: u64::MAX,
+            max_grant: u64::MAX,
             max_lent_bytes: u64::MAX,
             auto_advance: false,
             trace: false,

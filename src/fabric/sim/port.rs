@@ -116,6 +116,7 @@ impl Port for SimPort {
                 lends: state.options.lends,
                 registers: false,
                 grants: MAX_GRANTS as u32,
+                max_grant: state.options.max_grant,
             }
         });
         self.links.push(SimAttached { id, side, limits });

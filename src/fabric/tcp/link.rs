@@ -150,6 +150,7 @@ impl TcpLinkInner {
                 lends: false,
                 registers: false,
                 grants: MAX_GRANTS as u32,
+                max_grant: u64::MAX,
             },
             id: LinkId(0),
             pool,

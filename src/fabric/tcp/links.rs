@@ -204,7 +204,7 @@ impl TcpPortLinks {
             if link.poll(out) {
                 link.quiet_polls = 0;
             } else {
-                link.quiet_polls += 1;
+                link.quiet_polls = link.quiet_polls.saturating_add(1);
             }
             has_new |= !link.is_registered;
             if link.quiet_polls >= QUIET_POLLS && link.is_registered && link.is_idle() {

@@ -82,7 +82,7 @@ impl ReceivedFrames {
         if self.payloads == 0 {
             return self.copied >= UNTOLD_BYTES;
         }
-        self.idle_polls += u32::from(!found);
+        self.idle_polls = self.idle_polls.saturating_add(u32::from(!found));
         self.idle_polls >= IDLE_POLLS
             || self.payloads >= self.most_payloads
             || self.tensors >= UNTOLD_TENSORS

@@ -2,15 +2,21 @@
 //! gone.
 
 use super::failure::{memory_remedy, os};
-use super::library::{Library, returned};
+use super::library::{Library, made, returned};
 use super::sys::*;
 use crate::fabric::FabricError;
 use crate::fabric::log_rate_limit::LogRateLimit;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
 use std::ffi::{CStr, c_char, c_int};
-use std::io;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// Looks whether the kernel has ended the objects of a device that is removed.
+const REMOVAL_LOOKS: u32 = 100;
+/// How long a look takes.
+const REMOVAL_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// All devices that there are.
 pub(super) struct DeviceList {
@@ -23,11 +29,10 @@ impl DeviceList {
     pub fn new(library: &'static Library) -> Result<Self, FabricError> {
         let mut count: c_int = 0;
         // SAFETY: the count is written, nothing else is touched.
-        let list = unsafe { (library.get_device_list)(&mut count) };
-        let list = NonNull::new(list).ok_or_else(|| {
+        let list = made(|| unsafe { (library.get_device_list)(&mut count) }).map_err(|error| {
             let remedy = "load the kernel's module ib_uverbs, and give the process access to \
              /sys/class/infiniband_verbs";
-            os("listing RDMA devices", io::Error::last_os_error(), remedy)
+            os("listing RDMA devices", error, remedy)
         })?;
         Ok(DeviceList { library, list, count: usize::try_from(count).unwrap_or(0) })
     }
@@ -60,10 +65,9 @@ impl DeviceList {
         // SAFETY: a device of the library, which ends both texts with a zero byte.
         let (name, sysfs) = unsafe { (text(&(*device).name), text(&(*device).ibdev_path)) };
         // SAFETY: a device of a list that is not freed yet.
-        let context = unsafe { (self.library.open_device)(device) };
-        let handle = NonNull::new(context).ok_or_else(|| {
+        let handle = made(|| unsafe { (self.library.open_device)(device) }).map_err(|error| {
             let remedy = "give the process access to /dev/infiniband/uverbs*, in containers too";
-            os(format!("opening the device {name}"), io::Error::last_os_error(), remedy)
+            os(format!("opening the device {name}"), error, remedy)
         })?;
         let mut context = DeviceContext {
             library: self.library,
@@ -153,9 +157,26 @@ impl DeviceContext {
     }
 
     /// The descriptor that has asynchronous events.
-    pub fn async_fd(&self) -> c_int {
-        // SAFETY: an opened device.
-        unsafe { (*self.as_ptr()).async_fd }
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: an opened device, which has the descriptor open as long.
+        unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).async_fd) }
+    }
+
+    /// Whether the device was removed, and the kernel has ended all objects of this process on it.
+    /// `result` is that of a call that ends one. After a removal all such calls return EIO, unless
+    /// RDMAV_ALLOW_DISASSOC_DESTROY is set (`ibv_open_device(3)`).
+    #[cold]
+    pub fn has_ended_all(&self, result: c_int) -> bool {
+        if returned(result).raw_os_error() != Some(libc::EIO) {
+            return false;
+        }
+        // The kernel ends the object that has the events last, and calls fail before that. An event
+        // that was not taken hides that end.
+        let mut events = [PollFd::from_borrowed_fd(self.async_fd(), PollFlags::empty())];
+        (0..REMOVAL_LOOKS).any(|_| {
+            let is_polled = poll(&mut events, Some(&REMOVAL_LOOK)).is_ok();
+            is_polled && events[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+        })
     }
 }
 
@@ -182,12 +203,10 @@ unsafe impl Sync for ProtectionDomain {}
 impl ProtectionDomain {
     pub fn new(context: &Arc<DeviceContext>) -> Result<Arc<Self>, FabricError> {
         // SAFETY: an opened device.
-        let handle =
-            NonNull::new(unsafe { (context.library.alloc_pd)(context.as_ptr()) }).ok_or_else(|| {
-                let error = io::Error::last_os_error();
-                let remedy = memory_remedy(&error);
-                os(format!("making a protection domain of {}", context.name), error, remedy)
-            })?;
+        let handle = made(|| unsafe { (context.library.alloc_pd)(context.as_ptr()) }).map_err(|error| {
+            let remedy = memory_remedy(&error);
+            os(format!("making a protection domain of {}", context.name), error, remedy)
+        })?;
         Ok(Arc::new(ProtectionDomain { context: Arc::clone(context), handle, parent: None }))
     }
 
@@ -259,7 +278,7 @@ impl MemoryRegion {
     ) -> Result<Self, FabricError> {
         let library = domain.context.library;
         let (pd, start) = (domain.as_ptr(), base.as_ptr().cast());
-        let made = match library.reg_mr_iova2 {
+        let call = || match library.reg_mr_iova2 {
             // SAFETY: as the caller vouches.
             Some(register) if access & IBV_ACCESS_RELAXED_ORDERING != 0 => unsafe {
                 register(pd, start, len, base.as_ptr() as u64, access as u32)
@@ -267,8 +286,7 @@ impl MemoryRegion {
             // SAFETY: as the caller vouches.
             _ => unsafe { (library.reg_mr)(pd, start, len, access & !IBV_ACCESS_RELAXED_ORDERING) },
         };
-        let handle = NonNull::new(made).ok_or_else(|| {
-            let error = io::Error::last_os_error();
+        let handle = made(call).map_err(|error| {
             let remedy = memory_remedy(&error);
             os(format!("registering {len} bytes with {}", domain.context.name), error, remedy)
         })?;
@@ -295,13 +313,14 @@ impl MemoryRegion {
         let context = &self.domain.context;
         // SAFETY: this registration, once.
         let result = unsafe { (context.library.dereg_mr)(handle.as_ptr()) };
-        if result != 0 {
-            let error = returned(result);
-            tracing::error!(device = %context.name, %error, "a registration of memory can't be ended: \
-             both stay");
-            self.keep();
+        if result == 0 || context.has_ended_all(result) {
+            return true;
         }
-        result == 0
+        let error = returned(result);
+        tracing::error!(device = %context.name, %error, "a registration of memory can't be ended: both \
+         stay");
+        self.keep();
+        false
     }
 }
 

@@ -9,11 +9,11 @@
 
 use super::context::DeviceContext;
 use super::failure::{memory_remedy, os, unavailable};
+use super::library::made;
 use super::sys::*;
 use crate::fabric::FabricError;
 use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
-use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,10 +35,10 @@ unsafe impl Sync for CompletionChannel {}
 impl CompletionChannel {
     pub fn new(context: &Arc<DeviceContext>) -> Result<Arc<Self>, FabricError> {
         // SAFETY: an opened device.
-        let made = unsafe { (context.library.create_comp_channel)(context.as_ptr()) };
-        let handle = NonNull::new(made).ok_or_else(|| {
+        let call = || unsafe { (context.library.create_comp_channel)(context.as_ptr()) };
+        let handle = made(call).map_err(|error| {
             let remedy = "raise the limit of open files (ulimit -n)";
-            os(format!("making a completion channel of {}", context.name), io::Error::last_os_error(), remedy)
+            os(format!("making a completion channel of {}", context.name), error, remedy)
         })?;
         let channel =
             CompletionChannel { context: Arc::clone(context), handle, unacknowledged: Mutex::default() };
@@ -129,12 +129,11 @@ impl CompletionQueue {
         }
         let entries = c_int::try_from(places).unwrap_or(c_int::MAX);
         // SAFETY: a device and a channel of it.
-        let made = unsafe {
+        let call = || unsafe {
             let null = std::ptr::null_mut();
             (context.library.create_cq)(context.as_ptr(), entries, null, channel.handle.as_ptr(), vector)
         };
-        let handle = NonNull::new(made).ok_or_else(|| {
-            let error = io::Error::last_os_error();
+        let handle = made(call).map_err(|error| {
             let remedy = memory_remedy(&error);
             let tried = format!(
                 "making a completion queue of {places} on completion vector {vector} of {}",

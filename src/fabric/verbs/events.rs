@@ -13,7 +13,7 @@ use crate::fabric::log_rate_limit::LogRateLimit;
 use crate::fabric::{FabricError, LinkFailure, Sleep, Wakeup};
 use rustix::event::Timespec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -165,7 +165,7 @@ impl DeviceWatcher {
     pub fn start(devices: Vec<(Arc<DeviceContext>, u8)>) -> Result<Arc<Self>, FabricError> {
         let remedy = "raise the limits of open files and threads";
         for (context, _) in &devices {
-            rustix::io::ioctl_fionbio(events_of(context), true)
+            rustix::io::ioctl_fionbio(context.async_fd(), true)
                 .map_err(|error| os("making asynchronous events non-blocking", error.into(), remedy))?;
         }
         let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -271,12 +271,6 @@ impl WatchedPair {
     }
 }
 
-/// The descriptor of a device's asynchronous events.
-fn events_of(context: &DeviceContext) -> BorrowedFd<'_> {
-    // SAFETY: an open device, which has the descriptor open as long.
-    unsafe { BorrowedFd::borrow_raw(context.async_fd()) }
-}
-
 /// The thread's view of a device.
 struct DeviceState<'a> {
     /// Its place.
@@ -324,7 +318,7 @@ fn watch_ports(devices: &mut [DeviceState<'_>], ports: &[WatchedPort], changed: 
         let ports: Vec<_> = ports.iter().filter(|port| !devices[port.device].is_gone).collect();
         let present: Vec<_> = (0..devices.len()).filter(|at| !devices[*at].is_gone).collect();
         let descriptors = std::iter::once(changed.as_fd())
-            .chain(present.iter().map(|at| events_of(devices[*at].context)))
+            .chain(present.iter().map(|at| devices[*at].context.async_fd()))
             .chain(ports.iter().map(|port| port.channel.fd()));
         let mut fds: Vec<_> = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let gone = devices.iter().filter(|device| device.is_gone).count();

@@ -5,6 +5,7 @@ use super::sys::*;
 use libloading::os::unix as dl;
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 /// The library's name: version 1 of its interface, which has not changed since 2006 but by
@@ -185,6 +186,17 @@ impl Library {
         let result = result.unwrap_or_else(|| unsafe { (self.query_port)(context, port, &mut attr) });
         if result == 0 { Ok(attr) } else { Err(returned(result)) }
     }
+}
+
+/// The object that a call has made. A driver that makes none and gives no reason (`bnxt_re`, for a
+/// queue pair beyond its limits) refuses an argument.
+pub(super) fn made<T>(call: impl FnOnce() -> *mut T) -> std::io::Result<NonNull<T>> {
+    // SAFETY: the place of this thread's errno.
+    unsafe { *libc::__errno_location() = 0 };
+    NonNull::new(call()).ok_or_else(|| match std::io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(0) => std::io::Error::from_raw_os_error(libc::EINVAL),
+        error => error,
+    })
 }
 
 /// The error of a call that returned other than 0. The value is an errno (`ibv_modify_qp(3)`) with

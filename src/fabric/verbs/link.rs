@@ -16,6 +16,7 @@ use super::post_list::{operation, queue_of};
 use super::rails::{LinkDevices, LinkRail, buffer_of};
 use super::stripes::{Stripe, Stripes};
 use super::sys::*;
+use super::windows::LONGEST_WINDOW;
 use crate::fabric::{
     Accept, Completions, Event, LinkFailure, LinkId, LinkLimits, LinkOptions, MAX_MESSAGE, NextMessage,
     PostError,
@@ -140,6 +141,7 @@ impl VerbsLinkInner {
                 lends: false,
                 registers: true,
                 grants: most_grants(&shared, device),
+                max_grant: if shared.options.memory_windows { LONGEST_WINDOW } else { u64::MAX },
             },
             id: awaited.link,
             phase: VerbsLinkPhase::Up,

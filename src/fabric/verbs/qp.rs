@@ -8,7 +8,7 @@ use super::cq::CompletionQueue;
 use super::device::GidKind;
 use super::events::{DeviceWatcher, WatchedPair};
 use super::failure::{memory_remedy, os, unavailable};
-use super::library::returned;
+use super::library::{made, returned};
 use super::options::VerbsOptions;
 use super::sys::*;
 use crate::fabric::FabricError;
@@ -60,9 +60,9 @@ impl QueuePair {
                 context.name
             )));
         }
-        let mut made = std::ptr::null_mut();
-        let mut error = io::Error::from_raw_os_error(libc::EINVAL);
+        let mut pair = Err(io::Error::from_raw_os_error(libc::EINVAL));
         let mut granted = ibv_qp_cap::default();
+        // Drivers refuse a queue pair for want of inline bytes with different errors.
         for inline in INLINE {
             let mut init = ibv_qp_init_attr {
                 qp_context: std::ptr::null_mut(),
@@ -80,17 +80,16 @@ impl QueuePair {
                 sq_sig_all: 0,
             };
             // SAFETY: a domain and a queue of the same device.
-            made = unsafe { (context.library.create_qp)(domain.as_ptr(), &mut init) };
-            if !made.is_null() {
-                granted = init.cap;
-                break;
-            }
-            error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EINVAL) {
-                break; // not for want of inline bytes
+            let call = || unsafe { (context.library.create_qp)(domain.as_ptr(), &mut init) };
+            match made(call) {
+                Ok(handle) => {
+                    (pair, granted) = (Ok(handle), init.cap);
+                    break;
+                }
+                Err(error) => pair = Err(error),
             }
         }
-        let handle = NonNull::new(made).ok_or_else(|| {
+        let handle = pair.map_err(|error| {
             let remedy = match error.raw_os_error() {
                 Some(libc::EINVAL) => "the driver has no queue pair of that size: lower rdma_qp_queue_depth",
                 _ => memory_remedy(&error),
@@ -160,7 +159,8 @@ impl QueuePair {
         let context = Arc::clone(&self.domain.context);
         let attr = context.attr();
         let clamp = |count: c_int| u8::try_from(count.clamp(1, 255)).unwrap_or(1);
-        let global = chosen.global || peer.global || is_elsewhere(chosen, place, peer);
+        let elsewhere = is_elsewhere(chosen, place, peer);
+        let global = chosen.global || peer.global || elsewhere;
         let mut ready_to_receive = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
             path_mtu: place.mtu.min(peer.mtu),
@@ -176,7 +176,7 @@ impl QueuePair {
                     hop_limit: HOP_LIMIT,
                     traffic_class: options.traffic_class,
                 },
-                dlid: peer.lid,
+                dlid: if elsewhere { routed_lid(peer) } else { peer.lid },
                 sl: options.service_level,
                 is_global: u8::from(global),
                 port_num: chosen.port,
@@ -258,6 +258,15 @@ fn is_elsewhere(chosen: &Chosen, place: &PortAddress, peer: &RailAddress) -> boo
         && ours[..8] != theirs[..8]
 }
 
+/// The LID by which routers forward packets to a peer in another subnet. Where routers have one, it
+/// is in the subnet prefix of each GID, in front of the number of the subnet, as NCCL reads it.
+fn routed_lid(peer: &RailAddress) -> u16 {
+    match u16::from_be_bytes([peer.gid.raw[4], peer.gid.raw[5]]) {
+        0 => peer.lid,
+        forwarded => forwarded,
+    }
+}
+
 impl QueuePair {
     /// Destroys the queue pair. Returns whether the device will not touch memory for it any more.
     /// If the driver cannot even stop the queue pair, its memory must never be used again.
@@ -271,7 +280,7 @@ impl QueuePair {
         // SAFETY: this queue pair, once; its asynchronous events are acknowledged as they are
         // taken.
         let result = unsafe { (self.domain.context.library.destroy_qp)(self.handle.as_ptr()) };
-        if result == 0 {
+        if result == 0 || self.domain.context.has_ended_all(result) {
             return true;
         }
         // The queue pair still exists, and so must its resources.

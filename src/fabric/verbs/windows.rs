@@ -14,7 +14,7 @@ use super::context::ProtectionDomain;
 use super::data_queue::DataQueue;
 use super::endpoint::random;
 use super::failure::{os, setting};
-use super::library::returned;
+use super::library::{made, returned};
 use super::port::VerbsPort;
 use super::post_list::{AWAITED, OPCODE_BITS, RECEIVE, name};
 use super::sys::*;
@@ -32,6 +32,9 @@ use std::sync::Arc;
 const WAIT_TICKS: u32 = 50;
 /// The longest wait in ticks, for a peer that acknowledges one request after the other slowly.
 const LONGEST_WAIT_TICKS: u32 = 300;
+
+/// Bytes of the longest window: the most that the driver of ConnectX devices binds.
+pub(super) const LONGEST_WINDOW: u64 = 1 << 31;
 
 const REMEDY: &str = "set rdma_memory_windows to off, or name a device that has them with rdma_device";
 
@@ -61,10 +64,7 @@ impl MemoryWindow {
     pub fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, FabricError> {
         let [start] = random::<1>()?;
         // SAFETY: a domain of the library.
-        let made = unsafe { ibv_alloc_mw(domain.as_ptr()) };
-        let handle = made.and_then(NonNull::new).ok_or_else(|| {
-            let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
-            let error = made.map_or_else(unsupported, |_| io::Error::last_os_error());
+        let handle = made(|| unsafe { ibv_alloc_mw(domain.as_ptr()) }).map_err(|error| {
             let tried = format!("making a memory window of type 2 on {}", domain.context.name);
             match error.kind() {
                 io::ErrorKind::Unsupported => setting(format!("{tried} failed: {error}; {REMEDY}")),
@@ -83,12 +83,13 @@ impl MemoryWindow {
         let Some(handle) = self.handle.take() else { return true };
         // SAFETY: this window, once.
         let result = unsafe { ibv_dealloc_mw(handle.as_ptr()) };
-        if result != 0 {
-            let (device, error) = (&self.domain.context.name, returned(result));
-            tracing::error!(device, %error, "a memory window can't be ended: it and its region stay");
-            std::mem::forget(Arc::clone(&self.domain));
+        if result == 0 || self.domain.context.has_ended_all(result) {
+            return true;
         }
-        result == 0
+        let (device, error) = (&self.domain.context.name, returned(result));
+        tracing::error!(device, %error, "a memory window can't be ended: it and its region stay");
+        std::mem::forget(Arc::clone(&self.domain));
+        false
     }
 }
 
@@ -198,6 +199,9 @@ impl VerbsPort {
     /// Grants a part of the pool to the peer, by a window. Without bytes there is no access, and no
     /// window.
     fn bind(&mut self, id: LinkId, addr: u64, len: u64, rights: c_int) -> Result<Bound, PostError> {
+        if len > LONGEST_WINDOW {
+            return Err(PostError::Refused("a memory window has at most 2 GiB"));
+        }
         let shared = Arc::clone(&self.shared);
         let link = self.usable(id)?;
         if !link.grants.has_room() {

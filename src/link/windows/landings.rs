@@ -1,7 +1,7 @@
 //! Destinations that the peer may write to.
 
 use super::{LandingRefused, WindowEvent};
-use crate::fabric::{Port, PostError};
+use crate::fabric::{LinkLimits, Port, PostError};
 use crate::link::Links;
 use crate::link::links::{Link, LinkContext};
 use crate::memory::TensorMut;
@@ -94,7 +94,11 @@ impl Link {
         if !cx.port.reaches(self.id, &target) {
             return Err((LandingRefused::Unreachable, target));
         }
-        let full = LandingRefused::Full { limit: cx.port.limits(self.id).grants };
+        let &LinkLimits { grants, max_grant, .. } = cx.port.limits(self.id);
+        if target.meta().bytes() > max_grant {
+            return Err((LandingRefused::TooLong { limit: max_grant }, target));
+        }
+        let full = LandingRefused::Full { limit: grants };
         let grant = cx.port.grant(self.id, target).map_err(|(why, target)| match why {
             PostError::Down => (LandingRefused::Down, target),
             PostError::Full | PostError::Refused(_) => (full, target),

@@ -109,6 +109,11 @@ pub enum LandingRefused {
         /// Grants of the link at a time.
         limit: u32,
     },
+    /// The tensor is longer than the longest grant.
+    TooLong {
+        /// Bytes of the longest grant.
+        limit: u64,
+    },
     /// The link has ended, or is about to.
     Down,
 }

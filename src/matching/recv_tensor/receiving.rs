@@ -296,6 +296,7 @@ impl RecvTensors {
             }
             ReceiveError::ShapeMismatch { sent, given } => Error::ShapeMismatch { key: name, sent, given },
             ReceiveError::NoGrant { limit } => Error::too_many_grants(limit),
+            ReceiveError::TooLong { limit } => Error::too_long_for_grant(limit),
         }
     }
 

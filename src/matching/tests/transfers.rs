@@ -405,17 +405,25 @@ fn a_receive_that_waits_has_a_destination_granted_ahead() {
 }
 
 #[test]
-fn a_receive_beyond_the_grants_of_its_link_fails_and_the_next_one_gets_the_tensor() {
-    let mut pair = Pair::offering(2);
-    pair.offers().refused = Some(LandingRefused::Full { limit: 1 });
-    let mut call = pair.receive("x", 1);
-    pair.send("x", 1, 10);
-    pair.run();
-    assert!(matches!(call.error(), Error::ResourceExhausted { .. }));
-    let mut next = pair.receive("x", 1);
-    pair.run();
-    assert_eq!(next.number(), 10);
-    pair.end(1..=1);
+fn a_receive_whose_destination_is_not_granted_fails_and_the_next_one_gets_the_tensor() {
+    let full = (LandingRefused::Full { limit: 1 }, "at its limit of 1: wait");
+    let too_long = (LandingRefused::TooLong { limit: 2 }, "rdma_memory_windows");
+    for (refused, said) in [full, too_long] {
+        let mut pair = Pair::offering(2);
+        pair.offers().refused = Some(refused);
+        let mut call = pair.receive("x", 1);
+        pair.send("x", 1, 10);
+        pair.run();
+        let error = call.error();
+        assert!(
+            matches!(error, Error::ResourceExhausted { .. }) && error.to_string().contains(said),
+            "{error}"
+        );
+        let mut next = pair.receive("x", 1);
+        pair.run();
+        assert_eq!(next.number(), 10);
+        pair.end(1..=1);
+    }
 }
 
 #[test]

@@ -73,15 +73,21 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: bool) -> c_int 
 }
 
 /// Makes a memory window of type 2 (`ibv_alloc_mw(3)`). Null, with `errno`, if the device has no
-/// more. `None` if its driver has none at all.
+/// more, or its driver has none at all.
 ///
 /// # Safety
 /// `pd` is a protection domain of the library.
-pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd) -> Option<*mut ibv_mw> {
+pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd) -> *mut ibv_mw {
     // SAFETY: the caller vouches for the domain, whose context the library keeps alive.
-    let alloc = unsafe { (*(*pd).context).ops.alloc_mw }?;
-    // SAFETY: as the caller vouches.
-    Some(unsafe { alloc(pd, IBV_MW_TYPE_2) })
+    match unsafe { (*(*pd).context).ops.alloc_mw } {
+        // SAFETY: as the caller vouches.
+        Some(alloc) => unsafe { alloc(pd, IBV_MW_TYPE_2) },
+        None => {
+            // SAFETY: the place of this thread's errno.
+            unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+            std::ptr::null_mut()
+        }
+    }
 }
 
 /// Ends a memory window (`ibv_dealloc_mw(3)`). Returns 0 or an errno.

@@ -62,6 +62,20 @@ impl Scene {
     }
 }
 
+#[test]
+fn a_destination_beyond_the_longest_grant_is_refused() {
+    for (max_grant, is_granted) in [(BYTES - 1, false), (BYTES, true)] {
+        let mut scene = scene_with(SimOptions { lends: false, max_grant, ..SimOptions::default() });
+        let target = scene.pool.zeroed(meta(BYTES)).expect("room");
+        match scene.links.land(scene.link, 5, target) {
+            Ok(_) => assert!(is_granted),
+            Err((why, _)) => {
+                assert!(!is_granted && why == LandingRefused::TooLong { limit: max_grant }, "{why:?}");
+            }
+        }
+    }
+}
+
 fn plain(slot: u32, generation: u8) -> Immediate {
     let slot = Slot::new(slot).expect("20 bits");
     Immediate { generation, slot }
