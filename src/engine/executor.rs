@@ -8,7 +8,7 @@ use super::pin::{allow_current_thread, cpus_before_pin};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 
 type ExecutorJob = Box<dyn FnOnce() + Send>;
 
@@ -46,6 +46,8 @@ struct ExecutorState {
     on_the_spot: bool,
     jobs: Option<Sender<ExecutorJob>>,
     thread: Option<JoinHandle<()>>,
+    /// Known after the stop, too.
+    id: Option<ThreadId>,
     stopped: bool,
 }
 
@@ -135,7 +137,10 @@ impl Executor {
                 kind.run_all(&receiver);
             };
             match thread.spawn(run) {
-                Ok(thread) => state.thread = Some(thread),
+                Ok(thread) => {
+                    state.id = Some(thread.thread().id());
+                    state.thread = Some(thread);
+                }
                 Err(_) => return Err((job, false)),
             }
             state.jobs = Some(sender);
@@ -159,6 +164,11 @@ impl Executor {
             // The thread catches every panic, so joining can't fail.
             let _ = thread.join();
         }
+    }
+
+    /// Whether the caller is a job on the executor's thread.
+    pub fn is_current(&self) -> bool {
+        self.state().id == Some(std::thread::current().id())
     }
 
     fn state(&self) -> MutexGuard<'_, ExecutorState> {
@@ -213,10 +223,14 @@ mod tests {
     #[test]
     fn stopping_twice_or_from_a_job_does_not_hang() {
         let executor = Executor::default();
-        let inner = executor.clone();
-        executor.run(move || inner.stop());
+        let (inner, (sender, receiver)) = (executor.clone(), mpsc::channel());
+        executor.run(move || {
+            inner.stop();
+            sender.send(inner.is_current()).expect("open");
+        });
         executor.stop();
         executor.stop();
+        assert_eq!((receiver.recv(), executor.is_current()), (Ok(true), false));
     }
 
     #[test]

@@ -5,8 +5,8 @@ use super::process::{Node, NodeState, PeerReport, PeerState};
 use crate::matching::Untaken;
 use crate::rendezvous::Error;
 use crate::wire::LossCause;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 impl Node {
@@ -44,7 +44,11 @@ impl Node {
 
     /// Stops the node. Connected peers get the values that were sent, for `stop_timeout` at most.
     /// Then pending calls fail, the peers are told, every thread ends, and every link is closed.
-    /// Memory stays as long as tensors in it are held. A second call does nothing.
+    /// Memory stays as long as tensors in it are held.
+    ///
+    /// A second call drops nothing, and returns when the first one has ended. The first one waits
+    /// for callbacks, and for the drops of owners of foreign memory. So in one of those a second
+    /// call returns at once.
     ///
     /// Returns the values that the stop has dropped: those that never left, and those that left and
     /// are not known to be taken. Peers tell late which values they took, and a stop does not ask
@@ -125,7 +129,8 @@ impl Node {
     }
 
     /// Stops after an error: peers are told the reason, and their calls fail with it. Returns the
-    /// dropped values, as [`Node::stop`] does.
+    /// dropped values, as [`Node::stop`] does. Does nothing after another stop, with the waits of a
+    /// second [`Node::stop`].
     ///
     /// # Errors
     /// If the bootstrap service did not end in time.
@@ -135,7 +140,7 @@ impl Node {
 
     fn stop_because(&self, reason: &str) -> Result<Untaken, NodeError> {
         self.check_home()?;
-        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut stopped) = self.lock_stopped() else { return Ok(Untaken::default()) };
         if std::mem::replace(&mut *stopped, true) {
             return Ok(Untaken::default());
         }
@@ -164,6 +169,19 @@ impl Node {
         }
         ended?;
         Ok(dropped)
+    }
+
+    /// Waits for a stop by another thread. `None` if that stop waits for this thread, which runs a
+    /// callback or drops an owner.
+    fn lock_stopped(&self) -> Option<MutexGuard<'_, bool>> {
+        match self.stopped.try_lock() {
+            Ok(stopped) => Some(stopped),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) if self.executor.is_current() || self.owners.is_current() => None,
+            Err(TryLockError::WouldBlock) => {
+                Some(self.stopped.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
     }
 }
 

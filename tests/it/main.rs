@@ -22,6 +22,7 @@ mod serialized;
 mod sets;
 mod soak;
 mod standing;
+mod stops;
 mod strings;
 mod validation;
 mod watching;
