@@ -260,6 +260,7 @@ impl Context {
         match edge.source {
             EdgeEnd::Here(tag) if tag == self.tag => Ok(()),
             EdgeEnd::Here(_) => Err(self.of_another_node(edge)),
+            EdgeEnd::Peer(_) if *edge.key.name.source_task() == self.me => Err(self.of_another_node(edge)),
             EdgeEnd::Peer(_) => Err(self.wrong_end(
                 edge,
                 "can't be sent from here: its source is not this task",
@@ -284,6 +285,9 @@ impl Context {
         match edge.destination {
             EdgeEnd::Here(tag) if tag == self.tag => Ok(()),
             EdgeEnd::Here(_) => Err(self.of_another_node(edge)),
+            EdgeEnd::Peer(_) if *edge.key.name.destination_task() == self.me => {
+                Err(self.of_another_node(edge))
+            }
             EdgeEnd::Peer(_) => Err(self.wrong_end(
                 edge,
                 "can't be received here: its destination is not this task",

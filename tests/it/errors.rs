@@ -309,6 +309,25 @@ fn an_edge_of_another_node_is_refused_and_harms_neither() {
     }
 }
 
+/// A peer of the node that made the edge is the node that uses it.
+#[test]
+fn an_edge_of_another_node_of_the_cluster_is_refused_for_that() {
+    let cluster = cluster(2);
+    let [first, second] = [0, 1].map(|task| member(&cluster, task).start().expect("it starts"));
+    let (to, from) =
+        (first.edge_to("w", 1, "x").expect("edge"), second.edge_from("w", 0, "x").expect("edge"));
+    let refused = [
+        first.step(1).expect("new").send_dead(&from),
+        second.step(1).expect("new").recv(&to, SOON).map(drop),
+    ];
+    for (task, refused) in refused.into_iter().enumerate() {
+        let error = refused.expect_err("it is the other node's").to_string();
+        let expected =
+            format!(" is of a node of another task or cluster than this node, which is w/{task}: ");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
 /// In inline mode the thread that waits holds the poller.
 #[test]
 fn another_thread_ends_a_wait_by_a_cancellation_an_abort_or_a_cleanup() {
