@@ -6,6 +6,7 @@ use crate::link::windows::WindowEvent;
 use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
 use crate::matching::connections::{Connections, EndedConnection, UnreportedLoss, count_lost_values};
 use crate::matching::link_lanes::LinkLanes;
+use crate::matching::standing::{StandingWindow, StandingWindows};
 use crate::matching::{
     BatchReceive, BatchSend, CancelAll, EdgeReports, Error, LinkTag, Members, NewReceive, PeerEnd, PeerIndex,
     PeerObserver, ReceiveAll, RemoteCommand, RemoteSettings, StandingChange, UntakenCallback, Waiter,
@@ -26,16 +27,7 @@ const UNHANDLED: usize = 1024;
 pub struct WindowHandler {
     connections: Connections,
     matching: Matching,
-    standing: Vec<StandingWindow>,
-}
-
-/// An edge whose window is wide from the start.
-#[derive(Debug)]
-struct StandingWindow {
-    id: u64,
-    peer: PeerIndex,
-    key: TensorKey,
-    window: u32,
+    standing: StandingWindows,
 }
 
 impl WindowHandler {
@@ -53,7 +45,7 @@ impl WindowHandler {
         WindowHandler {
             matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding), settings.hung_after),
             connections: Connections::new(me, incarnation, members, &settings, observer),
-            standing: Vec::new(),
+            standing: StandingWindows::default(),
         }
     }
 
@@ -169,35 +161,33 @@ impl WindowHandler {
         change: StandingChange,
     ) -> Option<StandingChange> {
         match change {
-            StandingChange::Begun { id, peer, key, window, .. } => {
-                self.standing.push(StandingWindow { id, peer, key, window });
-                self.widen(links, |standing| standing.id == id);
+            StandingChange::Begun { id, peer, key, window } => {
+                self.standing.begin(id, StandingWindow { peer, key, window });
+                self.widen(links, |standing| standing.get(id));
             }
             StandingChange::Window { id, window } => {
-                let Some(standing) = self.standing.iter_mut().find(|standing| standing.id == id) else {
-                    return Some(change);
-                };
+                let Some(standing) = self.standing.get_mut(id) else { return Some(change) };
                 standing.window = window;
-                self.widen(links, |standing| standing.id == id);
+                self.widen(links, |standing| standing.get(id));
             }
             StandingChange::Ended { id } => {
-                let Some(at) = self.standing.iter().position(|standing| standing.id == id) else {
-                    return Some(change);
-                };
-                let StandingWindow { peer, key, .. } = self.standing.swap_remove(at);
-                if !self.standing.iter().any(|other| other.peer == peer && other.key.edge == key.edge) {
-                    self.with(links, |matching, lanes| matching.end_standing(lanes, peer, &key));
+                let Some((ended, is_last)) = self.standing.end(id) else { return Some(change) };
+                if is_last {
+                    self.with(links, |matching, lanes| matching.end_standing(lanes, ended.peer, &ended.key));
                 }
             }
         }
         None
     }
 
-    /// Announces the standing edges that fit, with their windows.
-    fn widen<P: Port>(&mut self, links: &mut Links<P>, fits: impl Fn(&StandingWindow) -> bool) {
+    /// Announces the edges of these standing requests, with their windows.
+    fn widen<'a, P: Port, I>(&'a mut self, links: &mut Links<P>, which: impl FnOnce(&'a StandingWindows) -> I)
+    where
+        I: IntoIterator<Item = &'a StandingWindow>,
+    {
         let WindowHandler { connections, matching, standing, .. } = self;
         let mut lanes = LinkLanes { links, connections };
-        for edge in standing.iter().filter(|edge| fits(edge) && edge.window > 0) {
+        for edge in which(standing).into_iter().filter(|edge| edge.window > 0) {
             matching.widen(&mut lanes, edge.peer, &edge.key, edge.window);
         }
     }
@@ -285,7 +275,7 @@ impl WindowHandler {
             links.counters().add(Counter::ValuesLost, dropped);
         }
         self.matching.up(peer);
-        self.widen(links, |standing| standing.peer == peer);
+        self.widen(links, |standing| standing.from(peer));
         self.connections.report_up(peer, tag);
     }
 

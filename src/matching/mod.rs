@@ -16,6 +16,7 @@
 //! | `report`, `waits` | reports of the edges, of values that were not taken, and of waits |
 //! | `direct` | calls of the thread that holds the poller: the short path |
 //! | `handler` | commands and events of a poller |
+//! | `standing` | standing requests |
 //! | `connections`, `link_lanes` | the links of the peers |
 //! | `steps`, `table` | steps and values of edges within the process |
 //!
@@ -40,6 +41,7 @@ mod receiving;
 pub mod recv_tensor;
 mod report;
 mod sending;
+mod standing;
 mod steps;
 mod table;
 #[cfg(test)]

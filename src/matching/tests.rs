@@ -6,6 +6,7 @@ mod forged_messages;
 mod random;
 mod reports;
 mod short_ends;
+mod standing;
 mod transfers;
 mod walks;
 

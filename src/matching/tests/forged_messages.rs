@@ -35,7 +35,7 @@ const POLLS: u32 = 40;
 /// The name of a field, its first byte in a message, and its bytes.
 type Place = (&'static str, usize, usize);
 
-struct Nobody;
+pub(super) struct Nobody;
 
 impl PeerObserver for Nobody {
     fn up(&self, _: PeerIndex, _: LinkTag) {}
