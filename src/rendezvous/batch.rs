@@ -63,7 +63,7 @@ use std::time::Duration;
 #[must_use = "a batch does nothing until its edges are sent or received on"]
 pub struct Batch {
     context: Arc<Context>,
-    edges: Box<[Edge]>,
+    edges: Arc<[Edge]>,
     /// The number of the path of all edges, if they have the same one.
     path: Option<usize>,
     groups: GroupPool<Outcome>,
@@ -95,7 +95,7 @@ impl Context {
 }
 
 impl Batch {
-    pub(super) fn new(context: &Arc<Context>, edges: Box<[Edge]>) -> Self {
+    pub(super) fn new(context: &Arc<Context>, edges: Arc<[Edge]>) -> Self {
         // An edge that does not end here is refused when its receive begins.
         let here = EdgeEnd::Here(context.tag);
         let ends = edges.iter().map(|edge| if edge.destination == here { edge.source } else { here });
@@ -227,7 +227,7 @@ impl Batch {
     ) -> Result<PendingBatch<T>, Error> {
         let (receiver, mut senders) = self.groups.channels();
         // On an error below, the drop of `pending` cancels the receives that have begun.
-        let pending = PendingBatch::new(&self.context, receiver, calls.first, calls.deadline);
+        let pending = PendingBatch::new(&self.context, receiver, self.edges.clone(), calls);
         let mut done = 0;
         for (outcome, sender) in ended.zip(&mut senders) {
             sender.send(outcome);
@@ -289,15 +289,15 @@ impl Batch {
         done: impl FnOnce(Result<Vec<Delivery<T>>, Error>) + Send + 'static,
     ) -> Result<CancelToken, Error> {
         let calls = self.calls(step, timeout, given.as_ref())?;
-        let context = self.context.clone();
+        let (context, edges) = (self.context.clone(), self.edges.clone());
         // On an error below, the senders are dropped, which ends the group: its pending batch
         // cancels the receives that have begun.
         let senders = self.groups.senders_then(self.context.executor.callback(move |receiver| {
             // Returns at once: all receives have ended, or one has failed.
-            done(PendingBatch::new(&context, receiver, calls.first, calls.deadline).wait());
+            done(PendingBatch::new(&context, receiver, edges, calls).wait());
         }));
         self.ask(step, calls, given, (0, senders))?;
-        let place = CallPlace::Batch { count: self.edges.len() as u64 };
+        let place = CallPlace::Batch { edges: self.edges.clone(), step: calls.step };
         Ok(CancelToken { context: self.context.clone(), id: CallId(calls.first), place })
     }
 
@@ -319,7 +319,7 @@ impl Batch {
         }
         let CallId(first) = CallId::take(self.edges.len() as u64);
         let begun = self.context.now();
-        Ok(BatchCalls { first, begun, deadline: begun + timeout, timeout })
+        Ok(BatchCalls { step: step.id, first, begun, deadline: begun + timeout, timeout })
     }
 
     /// Begins the receives behind the first `done`. `given` has the tensors of these receives.
@@ -334,7 +334,7 @@ impl Batch {
         let mut given = given.as_mut().map(|given| given.drain(..));
         let mut remote = context.lists.receives.take();
         let mut local = context.lists.waiters.take();
-        for ((at, edge), sender) in (0..).zip(&self.edges).skip(done).zip(senders) {
+        for ((at, edge), sender) in (0..).zip(self.edges.iter()).skip(done).zip(senders) {
             let (id, key) = (CallId(calls.first + at), edge.key(step.id));
             let into = given.as_mut().and_then(Iterator::next);
             match edge.source {
@@ -397,11 +397,12 @@ impl<T: Receivable> ReceivesInOrder for Receives<'_, T> {
 
 /// The common parameters of the receives of a batch.
 #[derive(Clone, Copy)]
-struct BatchCalls {
+pub(super) struct BatchCalls {
+    pub step: u64,
     /// The id of the first receive. The ids of the others follow.
-    first: u64,
+    pub first: u64,
     begun: Time,
-    deadline: Time,
+    pub deadline: Time,
     timeout: Duration,
 }
 

@@ -431,9 +431,18 @@ impl Context {
         self.wake(wakeups);
     }
 
-    pub(super) fn cancel_all_local(&self, cancel: &CancelAll) {
-        let wakeups = self.with_tables(|tables| tables.local.cancel_all(cancel));
-        self.wake(wakeups);
+    /// Ends those receives of a batch on edges within the process that still wait.
+    pub(super) fn cancel_all_local(&self, edges: &[Edge], step: u64, cancel: &CancelAll) {
+        let is_local = |edge: &Edge| matches!(edge.source, EdgeEnd::Here(_));
+        let mut calls = (cancel.first..).zip(edges).filter(|(_, edge)| is_local(edge)).peekable();
+        if calls.peek().is_none() {
+            return;
+        }
+        let mut all = DeferredWakeups::default();
+        self.with_tables(|tables| {
+            calls.for_each(|(id, edge)| all.append(tables.local.cancel(&edge.key(step), &cancel.one(id))));
+        });
+        self.wake(all);
     }
 
     pub(super) fn abort(&self, step: u64, status: Status) {

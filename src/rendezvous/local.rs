@@ -2,8 +2,7 @@
 
 use crate::link::{TensorKey, Value, placement_of, placement_of_mut};
 use crate::matching::{
-    AskOutcome, Cancel, CancelAll, CancelReason, Delivery, Error, Numbered, OfferOutcome, Payload, Table,
-    Waiter,
+    AskOutcome, Cancel, CancelReason, Delivery, Error, Numbered, OfferOutcome, Payload, Table, Waiter,
 };
 use crate::memory::{Tensor, TensorMut, copy};
 use crate::mutants::{Mutant, is_on};
@@ -89,16 +88,6 @@ impl Local {
         self.ended(found.iter().len());
         DeferredWakeups(
             found.into_iter().map(|kept| gave_up(key.clone(), kept.waiter, cancel.why.clone())).collect(),
-        )
-    }
-
-    /// Ends those of several calls that still wait.
-    pub fn cancel_all(&mut self, cancel: &CancelAll) -> DeferredWakeups {
-        let ids = cancel.first..cancel.first + cancel.count;
-        let found = self.table.remove_waiters(|_, kept| ids.contains(&kept.waiter.id.0));
-        self.ended(found.len());
-        DeferredWakeups(
-            found.into_iter().map(|(key, kept)| gave_up(key, kept.waiter, cancel.why.clone())).collect(),
         )
     }
 
@@ -303,7 +292,7 @@ mod tests {
 
     #[test]
     fn no_deadline_is_left_once_nothing_waits_however_the_waits_end() {
-        let ends: [fn(&mut Local); 6] = [
+        let ends: [fn(&mut Local); 5] = [
             |local| ["a", "b"].iter().for_each(|name| local.send(&key(name), Value::Dead).wake()),
             |local| {
                 for (id, name) in [(1, "a"), (2, "b")] {
@@ -311,7 +300,6 @@ mod tests {
                     local.cancel(&key(name), &cancel).wake();
                 }
             },
-            |local| local.cancel_all(&CancelAll { first: 1, count: 2, why: CancelReason::Cancelled }).wake(),
             |local| local.expire(Time::from_nanos(20)).wake(),
             |local| local.end_step(1, &Error::Stopped).wake(),
             |local| local.fail_all(&Error::Stopped).wake(),

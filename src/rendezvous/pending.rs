@@ -1,6 +1,7 @@
 //! [`Pending`]: a receive that has begun.
 
 use super::context::Context;
+use super::edge::Edge;
 use super::path::RemotePath;
 use crate::link::{Destination, DirectReceive, TensorKey};
 use crate::matching::{
@@ -27,7 +28,8 @@ pub(super) enum CallPlace {
         waiter: Option<u32>,
     },
     Batch {
-        count: u64,
+        edges: Arc<[Edge]>,
+        step: u64,
     },
 }
 
@@ -81,10 +83,10 @@ impl CancelToken {
                 let call = CallHandle { id, waiter: *waiter };
                 self.context.paths.of(*peer).cancel(Cancel { call, why });
             }
-            CallPlace::Batch { count } => {
-                let cancel = CancelAll { first: id.0, count: *count, why };
+            CallPlace::Batch { edges, step } => {
+                let cancel = CancelAll { first: id.0, count: edges.len() as u64, why };
                 self.context.paths.all().for_each(|path| path.cancel_all(cancel.clone()));
-                self.context.cancel_all_local(&cancel);
+                self.context.cancel_all_local(edges, *step, &cancel);
             }
         }
     }

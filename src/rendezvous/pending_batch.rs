@@ -1,6 +1,8 @@
 //! [`PendingBatch`]: several receives that have begun, with one wait.
 
+use super::batch::BatchCalls;
 use super::context::Context;
+use super::edge::Edge;
 use super::pending::{CallPlace, CancelToken, Receivable};
 use crate::matching::{CallId, CancelAll, CancelReason, Delivery, Error, Outcome};
 use crate::memory::Tensor;
@@ -35,6 +37,9 @@ const SLICE: Duration = Duration::from_millis(1);
 pub struct PendingBatch<T = Tensor> {
     context: Arc<Context>,
     receiver: GroupReceiver<Outcome>,
+    edges: Arc<[Edge]>,
+    /// The step and the id of the first receive.
+    step: u64,
     first: u64,
     deadline: Time,
     receives: PhantomData<fn() -> T>,
@@ -52,10 +57,19 @@ impl<T: Receivable> PendingBatch<T> {
     pub(super) fn new(
         context: &Arc<Context>,
         receiver: GroupReceiver<Outcome>,
-        first: u64,
-        deadline: Time,
+        edges: Arc<[Edge]>,
+        calls: BatchCalls,
     ) -> Self {
-        PendingBatch { context: context.clone(), receiver, first, deadline, receives: PhantomData }
+        let BatchCalls { step, first, deadline, .. } = calls;
+        PendingBatch {
+            context: context.clone(),
+            receiver,
+            edges,
+            step,
+            first,
+            deadline,
+            receives: PhantomData,
+        }
     }
 
     /// The number of receives, ended ones included.
@@ -210,7 +224,7 @@ impl<T> PendingBatch<T> {
             return;
         }
         if is_waking() {
-            let place = CallPlace::Batch { count: self.receiver.len() as u64 };
+            let place = CallPlace::Batch { edges: self.edges.clone(), step: self.step };
             let token = CancelToken { context: self.context.clone(), id: CallId(self.first), place };
             return token.cancel_for(why);
         }
@@ -220,7 +234,7 @@ impl<T> PendingBatch<T> {
             paths.nth(part).cancel_all(cancel.clone());
         }
         if !self.receiver.is_subset_done(paths.count()) {
-            self.context.cancel_all_local(&cancel);
+            self.context.cancel_all_local(&self.edges, self.step, &cancel);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Batches, with every member in this process and real shared memory.
 
 mod callbacks;
+mod cancels;
 mod failures;
 mod given;
 mod limits;
