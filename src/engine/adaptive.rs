@@ -145,14 +145,18 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
     /// The loop of the background poller, until the engine is closed or unusable.
     pub(super) fn run_adaptive(&self) {
         let mut on_standby = false;
-        while self.check().is_ok() {
+        loop {
+            // Before the check: the end of the engine moves the key, and so ends the sleep.
+            let seen = self.sleeper.seen();
+            if self.check().is_err() {
+                return;
+            }
             if on_standby {
                 let polls = self.counters.get(Counter::Polls);
                 sleep_on_standby();
                 on_standby = self.counters.get(Counter::Polls) != polls;
                 continue;
             }
-            let seen = self.sleeper.seen();
             on_standby = match self.take_over() {
                 Some(until) => {
                     let timeout = until.since(self.clock.now()).min(LONGEST_SLEEP);
