@@ -185,6 +185,7 @@ impl Client {
             member: self.shared.member(),
             cluster: self.shared.cluster_text.clone(),
         };
+        let known = self.shared.see(|members| members.present(self.peer));
         let (mut grpc, mut refusal) = (self.grpc.clone(), None);
         let asked = async { grpc.hello(request).await.inspect_err(|status| refusal = final_refusal(status)) };
         let answer = self.call(CALL_LIMIT, asked).await;
@@ -199,12 +200,15 @@ impl Client {
             .map_err(|why| CallError::Refused(format!("{name} gave an answer that is refused: {why}")))?;
         let life = who.incarnation;
         let unanswered = shorten(&answer.unanswered, MAX_REASON);
-        let met = self.shared.step(|members| match members.meet(self.peer, &who, true, Instant::now()) {
-            Ok(events) => {
-                members.note_unanswered_there(self.peer, life, unanswered);
-                (Ok(()), events)
+        // After a late answer the next call reaches whoever listens then.
+        let met = self.shared.step(|members| {
+            match members.meet_by_answer(self.peer, &who, known, Instant::now()) {
+                Ok(events) => {
+                    members.note_unanswered_there(self.peer, life, unanswered);
+                    (Ok(()), events)
+                }
+                Err(refusal) => (Err(refusal), Vec::new()),
             }
-            Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal: LifeRefusal| {
             let why = why_refused(&refusal, name, life, self.shared.options.silence);

@@ -27,6 +27,8 @@ pub(super) enum LifeRefusal {
     Over,
     /// That life has not introduced itself.
     Unknown,
+    /// Its answer came after another life was met.
+    Late,
 }
 
 /// The introduction of a member.
@@ -202,6 +204,29 @@ impl PeerRecord {
         self.before += std::mem::take(&mut self.generation);
         (self.failed, self.failed_before, self.disagreement, self.ended) = (None, None, None, None);
         self.life = Some(life);
+    }
+
+    /// See `PeerTable::heard`.
+    pub(super) fn heard(
+        &mut self,
+        from: Incarnation,
+        now: Instant,
+        silence: Duration,
+    ) -> Result<(), LifeRefusal> {
+        if self.past.contains(&from) {
+            return Err(LifeRefusal::Over);
+        }
+        match &mut self.life {
+            Some(life) if matches!(life.stage, LifeStage::Gone) => Err(LifeRefusal::Unknown),
+            Some(life) if life.who.incarnation == from => {
+                life.heard = now;
+                Ok(())
+            }
+            Some(life) if now.duration_since(life.heard) < silence => {
+                Err(LifeRefusal::Taken { alive: life.who.incarnation })
+            }
+            _ => Err(LifeRefusal::Unknown),
+        }
     }
 
     pub(super) fn known(&mut self, incarnation: Incarnation) -> Option<&mut PeerLife> {

@@ -70,10 +70,8 @@ impl PeerTable {
     pub(super) fn link(&self, index: usize) -> Option<(PeerInfo, Instant)> {
         let peer = &self.peers[index];
         let life = peer.life.as_ref()?;
-        match &life.stage {
-            LifeStage::Linked(attempt) => Some((peer.info(&life.who, attempt.generation), life.heard)),
-            _ => None,
-        }
+        let LifeStage::Linked(attempt) = &life.stage else { return None };
+        Some((peer.info(&life.who, attempt.generation), life.heard))
     }
 
     /// Whether this link with the peer is being made.
@@ -91,9 +89,9 @@ impl PeerTable {
         self.peers[index].life.as_ref().is_some_and(|life| !matches!(life.stage, LifeStage::Gone))
     }
 
-    /// Whether this is the life of that peer that is known.
-    pub(super) fn is_present(&self, index: usize, life: Incarnation) -> bool {
-        self.peers[index].life.as_ref().is_some_and(|present| present.who.incarnation == life)
+    /// The life of that peer that is known.
+    pub(super) fn present(&self, index: usize) -> Option<Incarnation> {
+        self.peers[index].life.as_ref().map(|life| life.who.incarnation)
     }
 
     pub(super) fn is_busy(&self, index: usize) -> bool {
@@ -182,23 +180,25 @@ impl PeerTable {
         Ok(events)
     }
 
+    /// A life has answered a call that began when `known` was the present life. Its process may
+    /// have ended since, so the answer does not count against a life that was met meanwhile.
+    pub(super) fn meet_by_answer(
+        &mut self,
+        index: usize,
+        who: &PeerIdentity,
+        known: Option<Incarnation>,
+        now: Instant,
+    ) -> Result<Vec<PeerEvent>, LifeRefusal> {
+        let present = self.present(index);
+        if present != known && present.is_some_and(|life| life != who.incarnation) {
+            return Err(LifeRefusal::Late);
+        }
+        self.meet(index, who, true, now)
+    }
+
     /// A life that has introduced itself is alive.
     pub(super) fn heard(&mut self, index: usize, from: Incarnation, now: Instant) -> Result<(), LifeRefusal> {
-        let (silence, peer) = (self.silence, &mut self.peers[index]);
-        if peer.past.contains(&from) {
-            return Err(LifeRefusal::Over);
-        }
-        match &mut peer.life {
-            Some(life) if matches!(life.stage, LifeStage::Gone) => Err(LifeRefusal::Unknown),
-            Some(life) if life.who.incarnation == from => {
-                life.heard = now;
-                Ok(())
-            }
-            Some(life) if now.duration_since(life.heard) < silence => {
-                Err(LifeRefusal::Taken { alive: life.who.incarnation })
-            }
-            _ => Err(LifeRefusal::Unknown),
-        }
+        self.peers[index].heard(from, now, self.silence)
     }
 
     /// A life that has introduced itself has answered at its address: it is alive.

@@ -175,7 +175,7 @@ impl Server {
         let what = why_refused(&refusal, name, from.life, self.shared.options.silence);
         match refusal {
             LifeRefusal::Taken { .. } => self.refuse(name, tonic::Code::AlreadyExists, what),
-            LifeRefusal::Over => Status::aborted(what),
+            LifeRefusal::Over | LifeRefusal::Late => Status::aborted(what),
             LifeRefusal::Unknown => Status::failed_precondition(what),
         }
     }
@@ -384,7 +384,7 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         let first = name(request.because_of.as_ref()).ok().and_then(|name| self.shared.index_of(&name));
         let (shared, first) = (self.shared.clone(), first.filter(|first| *first != from.peer));
         let turn = self.leaving[from.peer].clone().lock_owned().await;
-        if !shared.see(|members| members.is_present(from.peer, from.life)) {
+        if shared.see(|members| members.present(from.peer)) != Some(from.life) {
             return Ok(Response::new(grpc::LeaveResponse {}));
         }
         // A task of its own: it continues if the caller hangs up.
@@ -480,6 +480,7 @@ pub(super) fn why_refused(
              the process again"
         ),
         LifeRefusal::Unknown => format!("incarnation {life} of {name} is not known here; say Hello first"),
+        LifeRefusal::Late => format!("incarnation {life} of {name} was asked before another one was met"),
     }
 }
 

@@ -4,12 +4,14 @@ use super::super::generated as grpc;
 use super::super::peering::MAX_OFFER;
 use super::super::shared::MAX_REASON;
 use super::lying_sender::serve;
+use super::protocol::Raw;
 use super::*;
 use grpc::bootstrap_server::{Bootstrap, BootstrapServer};
 use http_body_util::{BodyExt, Empty};
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
+use tokio::sync::Notify;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::{Request, Response, Status};
@@ -20,6 +22,8 @@ struct Liar {
     refusal: Option<String>,
     /// Counts the answers, which come from two lives in turn.
     lives: Option<Arc<AtomicU64>>,
+    /// The first life answers once, and not before this says so. Then the second one answers.
+    late: Option<Arc<Notify>>,
     offer_len: usize,
     reason: String,
 }
@@ -30,7 +34,10 @@ type Answer<T> = Result<Response<T>, Status>;
 impl Bootstrap for Liar {
     async fn hello(&self, _request: Request<grpc::HelloRequest>) -> Answer<grpc::HelloResponse> {
         let answers = self.lives.as_ref().map_or(0, |lives| lives.fetch_add(1, Ordering::Relaxed));
-        let incarnation = 9 + answers % 2;
+        let incarnation = 9 + if self.late.is_some() { answers.min(1) } else { answers % 2 };
+        if let Some(late) = self.late.as_ref().filter(|_| answers == 0) {
+            late.notified().await;
+        }
         match &self.refusal {
             Some(refusal) => Err(Status::permission_denied(refusal.clone())),
             None => Ok(Response::new(grpc::HelloResponse {
@@ -84,6 +91,28 @@ fn an_answer_of_a_life_that_was_replaced_is_refused_with_the_reason() {
     let error = error_with(&liar, "the answer of worker/1 is refused");
     let why = "incarnation 0000000000000009 of worker/1 is over: it has left, or another one has taken its";
     assert!(error.contains(why), "{error}");
+}
+
+/// The answer of a life that has ended comes after the next life has called.
+#[test]
+fn a_late_answer_does_not_shut_the_next_life_out() {
+    let (lives, late) = (Arc::<AtomicU64>::default(), Arc::<Notify>::default());
+    let liar = Liar { lives: Some(lives.clone()), late: Some(late.clone()), ..Liar::default() };
+    let cluster = workers(2);
+    let _end = serve(&cluster, BootstrapServer::new(liar));
+    let (begin, _member) = (Instant::now(), Member::start(options(&cluster, 0)));
+    let await_calls = |calls| {
+        while lives.load(Ordering::Relaxed) < calls {
+            assert!(begin.elapsed() < LONG, "fewer than {calls} calls");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    await_calls(1);
+    let mut next = Raw::proving(&cluster, 10, name("worker", 1), name("worker", 0));
+    next.hello().unwrap();
+    late.notify_one();
+    await_calls(3);
+    next.hello().expect("it is the life that answers now");
 }
 
 #[test]

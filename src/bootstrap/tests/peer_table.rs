@@ -110,6 +110,26 @@ fn whoever_answers_at_the_address_owns_the_name_and_whoever_only_calls_does_not(
 }
 
 #[test]
+fn a_late_answer_of_a_life_does_not_end_one_that_was_met_after_the_call_began() {
+    let now = Instant::now();
+    let (old, new) = (life(1), life(2));
+    for before in [None, Some(life(3))] {
+        let mut members = table();
+        if let Some(before) = &before {
+            members.meet(0, before, true, now).unwrap();
+        }
+        let (known, later) = (members.present(0), now + SILENCE);
+        members.meet(0, &new, false, later).unwrap();
+        assert_eq!(members.meet_by_answer(0, &old, known, later), Err(LifeRefusal::Late));
+        assert_eq!(members.present(0), Some(new.incarnation));
+        members.meet_by_answer(0, &new, known, later).unwrap();
+        // An answer to a later call decides.
+        members.meet_by_answer(0, &old, members.present(0), later).unwrap();
+        assert_eq!(members.present(0), Some(old.incarnation));
+    }
+}
+
+#[test]
 fn a_disagreement_ends_all_attempts_with_that_life_and_the_first_cause_is_kept() {
     let now = Instant::now();
     let mut members = table();
