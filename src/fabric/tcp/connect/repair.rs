@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two attempts of which the first has failed.
 const RETRY: Duration = Duration::from_millis(20);
+/// Attempts without an answer that the time of a repair is enough for, at each address.
+const ATTEMPTS: u32 = 4;
 
 /// What both sides know of a link, and what this side was told to do about it.
 pub(in super::super) struct SessionPlan {
@@ -46,6 +48,12 @@ impl SessionPlan {
         let is_known = self.role == Role::Initiator || self.peer.hosts.contains(&self.seen.ip());
         let at = |host| SocketAddr::new(host, self.peer.port);
         if is_known { vec![at(self.seen.ip())] } else { self.peer.hosts.iter().copied().map(at).collect() }
+    }
+
+    /// How long an attempt at one of so many addresses may take. It takes two round trips, and the
+    /// network may be slow.
+    fn time_of_attempt(&self, addresses: usize) -> Duration {
+        HELLO_TIME.max(self.options.time_to_repair() / (ATTEMPTS * addresses as u32))
     }
 }
 
@@ -255,7 +263,7 @@ impl SessionWatch {
         let number = hello.number;
         if self.set.as_ref().is_none_or(|set| set.number < number) {
             let sockets = (0..=self.plan.streams).map(|_| None).collect();
-            self.set = Some(ArrivingSet { number, sockets, until: now + HELLO_TIME });
+            self.set = Some(ArrivingSet { number, sockets, until: now + self.plan.time_of_attempt(1) });
         }
         let Some(set) = self.set.as_mut().filter(|set| set.number == number) else { return };
         match set.sockets.get_mut(usize::from(hello.stream)) {
@@ -371,7 +379,8 @@ impl RepairAttempt {
         let hello = |stream| Hello { speaker, stream, number, token: plan.peer.token };
         let open = |stream| DialledConnection::new(to, hello(stream));
         let connections = (0..=streams).map(open).collect::<Result<_, _>>()?;
-        Ok(RepairAttempt { connections, number, until: now + HELLO_TIME })
+        let until = now + plan.time_of_attempt(plan.candidates().len());
+        Ok(RepairAttempt { connections, number, until })
     }
 
     /// Goes on. Returns whether all connections are made.

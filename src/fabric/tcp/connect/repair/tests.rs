@@ -27,14 +27,18 @@ fn listener() -> TcpListener {
 
 impl Meeting {
     fn new(user_timeout: Duration) -> Self {
+        Self::of(Role::Initiator, user_timeout)
+    }
+
+    /// The watcher's side has this role.
+    fn of(role: Role, user_timeout: Duration) -> Self {
         let (own, acceptor) = (listener(), listener());
         let seen = acceptor.local_addr().expect("bound");
         let (token, hosts) = (Token([2; 16]), vec![seen.ip()]);
         let peer =
             TcpAddress { token, pid: 1, depth: 1, generation: 0, streams: 1, port: seen.port(), hosts };
         let options = TcpOptions { user_timeout, ..TcpOptions::default() };
-        let plan =
-            SessionPlan { role: Role::Initiator, options, own: Token([1; 16]), peer, seen, streams: 1 };
+        let plan = SessionPlan { role, options, own: Token([1; 16]), peer, seen, streams: 1 };
         Meeting {
             watch: SessionWatch::new(plan, own, &SharedArrivals::default()),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll"),
@@ -51,10 +55,15 @@ impl Meeting {
 
     /// The acceptor asks for other connections than the present ones.
     fn ask(&self) -> TcpStream {
+        self.come(Speaker::Acceptor, 0, self.watch.number)
+    }
+
+    /// A connection of the peer.
+    fn come(&self, speaker: Speaker, stream: u8, number: u32) -> TcpStream {
         let to = self.watch.listener.local_addr().expect("bound");
         let mut socket = TcpStream::connect(to).expect("it listens");
-        let (speaker, number, token) = (Speaker::Acceptor, self.watch.number, self.watch.plan.own);
-        socket.write_all(&Hello { speaker, stream: 0, number, token }.to_bytes()).expect("sent");
+        let hello = Hello { speaker, stream, number, token: self.watch.plan.own };
+        socket.write_all(&hello.to_bytes()).expect("sent");
         socket
     }
 
@@ -166,4 +175,45 @@ fn the_end_of_a_cut_is_told_until_the_owner_acts_whatever_the_peer_asks_for() {
     meeting.watch.broken(0, false, true, meeting.now);
     assert!(matches!(meeting.outcome(), RepairOutcome::Gone));
     assert!(!meeting.look() && meeting.watch.mailbox.take().is_none());
+}
+
+/// Longer than the shortest time of an attempt, and less than an eighth of this timeout.
+const SLOW: Duration = Duration::from_secs(3);
+const USER_TIMEOUT: Duration = Duration::from_secs(40);
+
+#[test]
+fn an_attempt_waits_for_a_slow_network_and_not_for_the_whole_repair() {
+    for (delay, attempts) in [(SLOW, 1), (USER_TIMEOUT / 8 + LOOK, 2)] {
+        let mut meeting = Meeting::new(USER_TIMEOUT);
+        let acceptor = meeting.acceptor.take();
+        meeting.watch.broken(0, true, false, meeting.now);
+        while meeting.watch.attempts == 0 {
+            meeting.look();
+        }
+        meeting.now += delay;
+        meeting.look();
+        meeting.acceptor = acceptor;
+        let RepairOutcome::Connected(_, number) = meeting.outcome() else { panic!("not connected") };
+        assert_eq!(number, attempts, "after {delay:?}");
+    }
+}
+
+#[test]
+fn an_acceptor_waits_for_the_connections_of_a_slow_network_too() {
+    let mut meeting = Meeting::of(Role::Acceptor, USER_TIMEOUT);
+    let _main = meeting.come(Speaker::Initiator, 0, 1);
+    while meeting.watch.set.is_none() {
+        meeting.look();
+    }
+    meeting.now += SLOW;
+    meeting.look();
+    let _bulk = meeting.come(Speaker::Initiator, 1, 1);
+    assert!(matches!(meeting.outcome(), RepairOutcome::Connected(_, 1)));
+    // Those that do not come at all are not waited for.
+    let _main = meeting.come(Speaker::Initiator, 0, 2);
+    while meeting.watch.set.is_none() {
+        meeting.look();
+    }
+    meeting.now += USER_TIMEOUT / 8;
+    assert!(!meeting.look() && meeting.watch.set.is_none());
 }
