@@ -1,8 +1,8 @@
 //! The connections that have come to an endpoint, until each has said its hello.
 //!
 //! Anybody can connect. So all that wait in the kernel are taken at once, and silent ones make way
-//! for newer ones: nobody waits behind strangers. The peer says its hellos as soon as it has made
-//! all connections, so that they are read before one could make way.
+//! for newer ones: nobody waits behind strangers. The peer says each hello as soon as its
+//! connection is open, so that it is read before the connection could make way.
 
 use super::deadline::ConnectDeadline;
 use super::hello::{BYTES, Hello};
@@ -406,7 +406,7 @@ mod tests {
         let _silent: Vec<TcpStream> = flood(0).map(|from| others.from(from, &[])).collect();
         others.taken(&mut elsewhere);
         assert_eq!(shared.get(), HALF_OPEN);
-        // Before the peer says a hello on any connection it makes all.
+        // The hellos of the peer come after all its connections.
         let (mut coming, mut arriving) = (Coming::new(), ArrivingConnections::new(shared, STREAMS));
         let _before: Vec<TcpStream> = flood(1).map(|from| coming.from(from, &[])).collect();
         coming.taken(&mut arriving);

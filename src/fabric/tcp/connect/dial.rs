@@ -1,4 +1,4 @@
-//! A connection that is being opened, without waiting: to replace one that broke.
+//! Connections that are being opened, without waiting.
 
 use super::super::io;
 use super::arrivals::PartialHello;
@@ -21,7 +21,18 @@ pub(super) enum DialError {
     Failed,
 }
 
-/// A connection that is being opened.
+/// Begins to open a connection. A send on it gets nothing away before it is open.
+pub(super) fn open(to: SocketAddr) -> rustix::io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A connection that is being opened, to replace one that broke.
 pub(super) struct DialledConnection {
     pub socket: TcpStream,
     hello: Hello,
@@ -32,19 +43,8 @@ pub(super) struct DialledConnection {
 impl DialledConnection {
     /// Begins to open it.
     pub(super) fn new(to: SocketAddr, hello: Hello) -> Result<Self, DialError> {
-        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(kind)?;
-        match connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => {}
-            Err(error) => return Err(kind(error)),
-        }
-        Ok(DialledConnection {
-            socket: socket.into(),
-            hello,
-            is_said: false,
-            answer: PartialHello::default(),
-        })
+        let socket = open(to).map_err(kind)?;
+        Ok(DialledConnection { socket, hello, is_said: false, answer: PartialHello::default() })
     }
 
     /// Says the hello as soon as it can. Returns the other side's when it has come.

@@ -1,22 +1,25 @@
 //! The connections of a link: opening or accepting them, and their hellos.
 //!
-//! The initiator opens all connections before it says a hello on one. So the acceptor has seen
-//! nothing of a link for which the initiator lacks descriptors. The initiator says all its hellos
-//! before it waits for an answer. The acceptor answers when it has every connection of the link, so
-//! an initiator that is through knows that the acceptor is too.
+//! The initiator begins to open all connections before it says a hello on one. So the acceptor has
+//! seen nothing of a link for which the initiator lacks descriptors. Each hello is said as soon as
+//! its connection is open: a silent one is closed soon, however slow the others are. The acceptor
+//! answers when it has every connection of the link, so an initiator that is through knows that the
+//! acceptor is too.
 
 use super::super::failure::{LIMITS, os, peer};
-use super::super::io::Sockets;
+use super::super::io::{self, Sockets};
 use super::super::options::TcpOptions;
 use super::address::{TcpAddress, Token};
 use super::arrivals::{ArrivingConnections, PartialHello, SharedArrivals, own_limit};
 use super::deadline::ConnectDeadline;
-use super::hello::{Hello, Speaker};
+use super::dial;
+use super::hello::{BYTES, Hello, Speaker};
 use super::set_up::into_link;
 use crate::fabric::{FabricError, FabricKind};
+use crate::wire::LACKS;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use std::io::{self, Write};
+use std::io::{Error, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -43,40 +46,31 @@ impl LinkPlan<'_> {
 
     /// Opens the connections.
     pub(in super::super) fn initiate(&self) -> Result<Sockets, FabricError> {
-        let mut sockets = Vec::with_capacity(1 + usize::from(self.streams));
-        for _ in 0..=self.streams {
-            // The first one finds the address that works.
-            let known = sockets.first().and_then(|first: &TcpStream| first.peer_addr().ok());
-            sockets.push(self.open(known)?);
-        }
-        for (stream, socket) in (0..).zip(&sockets) {
-            self.say(socket, Speaker::Initiator, stream)?;
-        }
+        let sockets = self.open()?;
         for (stream, socket) in (0..).zip(&sockets) {
             self.await_answer(socket, stream)?;
         }
         self.ready(sockets)
     }
 
-    fn say(&self, mut socket: &TcpStream, speaker: Speaker, stream: u8) -> Result<(), FabricError> {
-        let hello = Hello { speaker, stream, number: 0, token: self.peer.token };
-        // The socket's buffer is empty, so that the hello fits.
-        socket.write_all(&hello.to_bytes()).map_err(|error| broken("saying hello to it", error))
+    fn hello(&self, speaker: Speaker, stream: u8) -> [u8; BYTES] {
+        Hello { speaker, stream, number: 0, token: self.peer.token }.to_bytes()
     }
 
-    fn open(&self, known: Option<SocketAddr>) -> Result<TcpStream, FabricError> {
-        let all = self.peer.hosts.iter().map(|host| SocketAddr::new(*host, self.peer.port));
-        let candidates: Vec<SocketAddr> = known.map_or_else(|| all.collect(), |known| vec![known]);
+    /// Opens the connections at the first address that works, and says the hellos.
+    fn open(&self) -> Result<Vec<TcpStream>, FabricError> {
+        let addresses = self.peer.hosts.iter().map(|host| SocketAddr::new(*host, self.peer.port));
+        let candidates: Vec<SocketAddr> = addresses.collect();
         let mut failed = Vec::new();
         for (at, address) in candidates.iter().enumerate() {
             // Later addresses get their part of the time.
-            let left = self.deadline.left() / (candidates.len() - at) as u32;
-            if left.is_zero() {
+            let until = ConnectDeadline::after(self.deadline.left() / (candidates.len() - at) as u32);
+            if until.is_over() {
                 break;
             }
-            match TcpStream::connect_timeout(address, left) {
-                Ok(socket) => return Ok(socket),
-                Err(error) if own_limit(&error).is_some() => {
+            match self.open_at(*address, until) {
+                Ok(sockets) => return Ok(sockets),
+                Err(error) if LACKS.contains(&error) => {
                     return Err(os(format!("connecting to {address}"), error, LIMITS));
                 }
                 Err(error) => failed.push(format!("{address}: {error}")),
@@ -92,9 +86,33 @@ impl LinkPlan<'_> {
         )))
     }
 
+    /// Opens the connections at this address: the first one in this time, the others until the
+    /// deadline.
+    fn open_at(&self, address: SocketAddr, mut until: ConnectDeadline) -> rustix::io::Result<Vec<TcpStream>> {
+        let sockets: Vec<TcpStream> =
+            (0..=self.streams).map(|_| dial::open(address)).collect::<Result<_, _>>()?;
+        let mut silent: Vec<u8> = (0..=self.streams).collect();
+        loop {
+            for stream in std::mem::take(&mut silent) {
+                match io::send(&sockets[usize::from(stream)], &self.hello(Speaker::Initiator, stream))? {
+                    0 => silent.push(stream),
+                    // The address works. The socket's buffer is empty, so that the hello fits.
+                    _ => until = self.deadline,
+                }
+            }
+            if silent.is_empty() {
+                return Ok(sockets);
+            }
+            let waiting = silent.iter().map(|stream| &sockets[usize::from(*stream)]);
+            let mut fds: Vec<PollFd<'_>> = waiting.map(|it| PollFd::new(it, PollFlags::OUT)).collect();
+            if !until.wait(&mut fds)? {
+                return Err(Errno::TIMEDOUT);
+            }
+        }
+    }
+
     fn await_answer(&self, socket: &TcpStream, stream: u8) -> Result<(), FabricError> {
         let mut answer = PartialHello::default();
-        socket.set_nonblocking(true).map_err(not_set)?;
         loop {
             match answer.read(socket) {
                 Ok(Some(hello)) if self.is_right(&hello, Speaker::Acceptor) && hello.stream == stream => {
@@ -153,8 +171,10 @@ impl LinkPlan<'_> {
             gone.map_err(|error| lack.map_or(error, |(lack, _)| lacking(lack)))?;
         }
         let sockets: Vec<TcpStream> = accepted.into_iter().flatten().collect();
-        for (stream, socket) in (0..).zip(&sockets) {
-            self.say(socket, Speaker::Acceptor, stream)?;
+        for (stream, mut socket) in (0..).zip(&sockets) {
+            // The socket's buffer is empty, so that the hello fits.
+            let said = socket.write_all(&self.hello(Speaker::Acceptor, stream));
+            said.map_err(|error| broken("saying hello to it", error))?;
         }
         self.ready(sockets)
     }
@@ -193,7 +213,7 @@ impl LinkPlan<'_> {
     }
 }
 
-fn not_set(error: io::Error) -> FabricError {
+fn not_set(error: Error) -> FabricError {
     let remedy = if own_limit(&error).is_some() { LIMITS } else { "use a kernel of Linux 5.10 or later" };
     os("setting the options of a socket", error, remedy)
 }
@@ -204,7 +224,7 @@ fn lacking(lack: Errno) -> FabricError {
 }
 
 /// A connection with the peer failed: what this process lacked, else the peer ended it.
-fn broken(tried: &str, error: io::Error) -> FabricError {
+fn broken(tried: &str, error: Error) -> FabricError {
     match own_limit(&error) {
         Some(_) => os(tried, error, LIMITS),
         None => peer(format!("{tried} failed: {error}")),
@@ -214,9 +234,7 @@ fn broken(tried: &str, error: io::Error) -> FabricError {
 /// Fails if the peer has closed a connection before all had come, or says more than its hello.
 fn check_open(socket: &TcpStream) -> Result<(), FabricError> {
     match socket.peek(&mut [0]) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-            Ok(())
-        }
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
         Ok(0) => Err(peer("it has closed a connection of the link before all had come")),
         Ok(_) => Err(peer("it has sent more than its hello before all connections had come")),
         Err(error) => Err(peer(format!("a connection of the link ended before all had come: {error}"))),

@@ -1,8 +1,10 @@
-//! Both sides of a link in one process: the options of its sockets, credits that find no room, and
-//! payloads of a side that sleeps.
+//! Both sides of a link in one process: its sockets and their options, credits that find no
+//! room, and payloads of a side that sleeps.
 
 use super::hostile_peer::{TIMEOUT, Victim, link_options, meet};
 use super::{pool, pool_of, tensor};
+use crate::fabric::tcp::connect::address::TcpAddress;
+use crate::fabric::tcp::connect::hello::{BYTES, Hello, Speaker};
 use crate::fabric::tcp::frame::MAX_SEND;
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
 use crate::fabric::{Completions, Endpoint, Fabric, Port, Role, Sleep, Sleeper};
@@ -78,6 +80,29 @@ fn the_sockets_of_a_link_send_at_once_and_poll_busily_where_the_kernel_takes_it(
 }
 
 /// The newest number of credits counts, so the peer would lack those of the newer one.
+#[test]
+fn a_hello_is_said_however_slowly_the_other_connections_open() {
+    let (pool, options) = (pool(), TcpOptions { streams: 7, ..TcpOptions::default() });
+    let fabric = TcpFabric::new(&pool, options).expect("a fabric");
+    let initiator = fabric.endpoint(0, &link_options()).expect("an endpoint");
+    let own = TcpAddress::from_bytes(initiator.address()).expect("an address");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    // Two connections may wait. The kernel drops the others, which are tried again after a second.
+    rustix::net::listen(&listener, 1).expect("set");
+    let there = TcpAddress { port: listener.local_addr().expect("bound").port(), ..own };
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| initiator.connect(Role::Initiator, &there.to_bytes(), TIMEOUT));
+        let (mut socket, _) = listener.accept().expect("the initiator");
+        let mut said = [0; BYTES];
+        let read = socket.read_exact(&mut said);
+        drop((socket, listener));
+        connecting.join().expect("no panic").expect_err("the others are never open");
+        read.expect("a hello");
+        let hello = Hello::from_bytes(&said).expect("a hello");
+        assert!(hello.speaker == Speaker::Initiator && hello.token.is(&there.token));
+    });
+}
+
 #[test]
 fn credits_that_found_no_room_never_follow_newer_ones() {
     let pool = pool();
