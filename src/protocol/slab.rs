@@ -3,7 +3,10 @@
 /// Entries that keep their number until they are removed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Slab<T> {
+    /// The last one is not vacant.
     entries: Vec<Option<T>>,
+    /// The vacant places, the latest last. Some may be beyond the last entry, but none twice: an
+    /// entry is added at the end only once none is left.
     free: Vec<u32>,
 }
 
@@ -17,17 +20,15 @@ impl<T> Slab<T> {
     /// Adds an entry. Returns its number.
     #[inline(always)] // else the entry is copied
     pub fn add(&mut self, entry: T) -> u32 {
-        match self.free.pop() {
-            Some(number) => {
+        while let Some(number) = self.free.pop() {
+            if let Some(place) = self.entries.get_mut(number as usize) {
                 // The place is vacant, so there is nothing to drop.
-                std::mem::forget(self.entries[number as usize].replace(entry));
-                number
-            }
-            None => {
-                self.entries.push(Some(entry));
-                (self.entries.len() - 1) as u32
+                std::mem::forget(place.replace(entry));
+                return number;
             }
         }
+        self.entries.push(Some(entry));
+        (self.entries.len() - 1) as u32
     }
 
     /// An entry.
@@ -43,7 +44,7 @@ impl<T> Slab<T> {
     /// Removes an entry.
     pub fn remove(&mut self, number: u32) -> Option<T> {
         let entry = self.entries.get_mut(number as usize)?.take()?;
-        self.free.push(number);
+        self.vacated(number);
         Some(entry)
     }
 
@@ -53,7 +54,20 @@ impl<T> Slab<T> {
             && entry.is_some()
         {
             *entry = None;
-            self.free.push(number);
+            self.vacated(number);
+        }
+    }
+
+    /// A place has become vacant.
+    fn vacated(&mut self, number: u32) {
+        if number as usize + 1 < self.entries.len() {
+            return self.free.push(number);
+        }
+        // Else a burst of entries would make each walk over all of them slow for good.
+        let last = self.entries.iter().rposition(Option::is_some);
+        self.entries.truncate(last.map_or(0, |last| last + 1));
+        if self.entries.is_empty() {
+            self.free.clear();
         }
     }
 
@@ -70,8 +84,54 @@ impl<T> Slab<T> {
             .filter_map(|(number, entry)| Some((number as u32, entry.as_mut()?)))
     }
 
-    /// How many numbers were ever in use at once.
+    /// The number behind the largest one in use.
     pub fn numbers(&self) -> u32 {
         self.entries.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn nothing_is_left_of_a_burst_to_walk_over() {
+        let mut slab = Slab::default();
+        let first = slab.add(0);
+        for order in [false, true] {
+            let mut burst: Vec<_> = (0..1000).map(|value| slab.add(value)).collect();
+            if order {
+                burst.reverse();
+            }
+            burst.iter().for_each(|number| slab.discard(*number));
+            assert_eq!((slab.numbers(), slab.get(first)), (1, Some(&0)));
+        }
+        slab.remove(first);
+        assert_eq!(slab, Slab { entries: Vec::new(), free: Vec::new() });
+    }
+
+    proptest! {
+        #[test]
+        fn each_entry_keeps_a_number_of_its_own(
+            changes in prop::collection::vec((0..3_u8, 0..12_usize), 0..200),
+        ) {
+            let (mut slab, mut known) = (Slab::default(), BTreeMap::new());
+            for (value, (change, which)) in changes.into_iter().enumerate() {
+                let number = known.keys().nth(which).copied();
+                match (change, number) {
+                    (0, Some(number)) => prop_assert_eq!(slab.remove(number), known.remove(&number)),
+                    (1, Some(number)) => {
+                        slab.discard(number);
+                        known.remove(&number);
+                    }
+                    _ => prop_assert_eq!(known.insert(slab.add(value), value), None),
+                }
+                let entries = slab.iter().map(|(number, value)| (number, *value));
+                prop_assert!(entries.eq(known.iter().map(|(number, value)| (*number, *value))));
+                prop_assert_eq!(slab.numbers(), known.keys().last().map_or(0, |last| last + 1));
+            }
+        }
     }
 }
