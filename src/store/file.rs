@@ -33,7 +33,8 @@ const WASTE: u64 = 4;
 /// locks.
 ///
 /// Each call waits for the lock of the file (`flock`), for `timeout` at most, and no longer than
-/// the call itself may take. The kernel frees the lock of a process that dies. What the process has
+/// the call itself may take. The kernel frees the lock of a process that dies. If it has forked a
+/// child during the call, the kernel does so when that child has ended too. What the process has
 /// written in part counts for nothing. Only this user may write the file; whoever else can write it
 /// could send members elsewhere. A file outlives the processes that use it: give each run a file of
 /// its own, or delete it.
@@ -79,6 +80,23 @@ struct FileState {
     written: (i64, i64),
 }
 
+/// The open file with its lock, which is freed at the end.
+struct LockedFile {
+    file: File,
+    /// The process that has taken the lock.
+    process: u32,
+}
+
+impl Drop for LockedFile {
+    /// A child that was forked meanwhile has the open file too, and with it the lock. So closing it
+    /// here would not free the lock, and the child must not do so.
+    fn drop(&mut self) {
+        if std::process::id() == self.process {
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
+
 impl FileStore {
     /// The store in this file, which is made if it is not there. A call waits for `timeout` at most
     /// for other processes that use the file.
@@ -109,10 +127,11 @@ impl FileStore {
         within: Duration,
         look: impl FnOnce(&StoreTable) -> R,
     ) -> Result<Option<R>, StoreError> {
-        let Some(file) = self.lock(FlockOperation::NonBlockingLockShared, within)? else { return Ok(None) };
+        let locked = self.lock(FlockOperation::NonBlockingLockShared, within)?;
+        let Some(LockedFile { file, .. }) = &locked else { return Ok(None) };
         // Nobody waits for the lock of the file while it has this one.
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        self.refresh(&file, &mut cache)?;
+        self.refresh(file, &mut cache)?;
         Ok(Some(look(&cache.table)))
     }
 
@@ -121,16 +140,16 @@ impl FileStore {
         &self,
         change: impl FnOnce(&StoreTable, &mut Vec<u8>) -> Result<R, StoreError>,
     ) -> Result<R, StoreError> {
-        let file = self.lock(FlockOperation::NonBlockingLockExclusive, self.timeout)?;
-        let file = file.ok_or_else(|| self.held(self.timeout))?;
+        let locked = self.lock(FlockOperation::NonBlockingLockExclusive, self.timeout)?;
+        let LockedFile { file, .. } = &locked.ok_or_else(|| self.held(self.timeout))?;
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        self.refresh(&file, &mut cache)?;
+        self.refresh(file, &mut cache)?;
         let mut bytes = Vec::new();
         let done = change(&cache.table, &mut bytes)?;
         if bytes.is_empty() {
             return Ok(done);
         }
-        self.append(&file, &mut cache, &bytes).map_err(|error| self.failed("writing", error))?;
+        self.append(file, &mut cache, &bytes).map_err(|error| self.failed("writing", error))?;
         // It was checked that there is room.
         log::apply(&mut cache.table, &bytes).map_err(|why| self.failed("writing", why))?;
         // The change is made, so this is no error of the call.
@@ -193,9 +212,8 @@ impl FileStore {
         written
     }
 
-    /// Opens and locks the file. Closing it frees the lock. `None` if another one has the lock all
-    /// the time.
-    fn lock(&self, how: FlockOperation, within: Duration) -> Result<Option<File>, StoreError> {
+    /// Opens and locks the file. `None` if another one has the lock all the time.
+    fn lock(&self, how: FlockOperation, within: Duration) -> Result<Option<LockedFile>, StoreError> {
         let (begin, mut pause) = (Instant::now(), PAUSES.0);
         loop {
             let file =
@@ -205,7 +223,7 @@ impl FileStore {
             match flock(&file, how) {
                 // Replaced or deleted since it was opened: the lock of the old one is useless.
                 Ok(()) if std::fs::metadata(&self.path).is_ok_and(|now| id(&now) == id(&facts)) => {
-                    return Ok(Some(file));
+                    return Ok(Some(LockedFile { file, process: std::process::id() }));
                 }
                 Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(self.failed("locking", error)),
@@ -430,4 +448,40 @@ fn put(table: &StoreTable, key: &str, value: &[u8], out: &mut Vec<u8>) -> Result
     table.check_room(key, value)?;
     LogRecord::Set(key, value).write(out);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FlockOperation::NonBlockingLockExclusive as EXCLUSIVE;
+
+    const SHORT: Duration = Duration::from_millis(30);
+
+    /// A store, its file with the lock, and what a child has of that which is forked now.
+    fn forked_in_a_call(folder: &tempfile::TempDir) -> (FileStore, LockedFile, LockedFile) {
+        let store = FileStore::open(folder.path().join("store"), SHORT).unwrap();
+        let locked = store.lock(EXCLUSIVE, SHORT).unwrap().unwrap();
+        // The duplicate of a descriptor is the same open file, as that of a child is.
+        let of_child = LockedFile { file: locked.file.try_clone().unwrap(), process: locked.process + 1 };
+        (store, locked, of_child)
+    }
+
+    #[test]
+    fn a_child_that_was_forked_during_a_call_keeps_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, locked, of_child) = forked_in_a_call(&folder);
+        drop(locked);
+        store.set("k", b"v").unwrap();
+        drop(of_child);
+    }
+
+    #[test]
+    fn a_child_does_not_free_the_lock_of_its_parent() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, locked, of_child) = forked_in_a_call(&folder);
+        drop(of_child);
+        assert!(store.set("k", b"v").is_err(), "the parent has the lock");
+        drop(locked);
+        store.set("k", b"v").unwrap();
+    }
 }
