@@ -168,19 +168,21 @@ fn make_private(MappingEntry { base, len, file }: MappingEntry) {
 }
 
 #[cfg(all(test, not(tensorwire_loom)))]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::memory::{PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions};
     use crate::wire::{DType, Shape, TensorMeta};
 
     /// Runs `body` in a forked child, which exits without running code of the test harness. Returns
-    /// the result of `body`.
-    pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+    /// the result of `body`; `false` if it hangs.
+    pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls `body` and `_exit`. It was forked off a process with other
         // threads, so `body` must not wait for them. The allocator works after a fork, and `body`
         // tests the rest.
         let child = unsafe { libc::fork() };
         if child == 0 {
+            // SAFETY: only arranges for a signal, which ends this process.
+            unsafe { libc::alarm(20) };
             let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
             // SAFETY: ends this process.
             unsafe { libc::_exit(if good { 0 } else { 1 }) };

@@ -464,6 +464,9 @@ impl Events {
 
     /// The same events as a `Stream` of the crate `futures-core`, for any executor.
     pub fn stream(self) -> EventStream {
+        if self.fork_guard.in_child() {
+            return EventStream { events: self, number: 0 };
+        }
         let mut state = self.history.state();
         state.streams += 1;
         let number = state.streams;
@@ -502,6 +505,9 @@ pub struct EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
+        if self.events.fork_guard.in_child() {
+            return;
+        }
         // A waker is code of the program, so it is dropped after the lock.
         let waker = self.events.history.state().wakers.remove(&self.number);
         drop(waker);

@@ -1,6 +1,7 @@
 //! What readers of events get, and what the log has.
 
 use super::*;
+use crate::memory::in_a_child;
 use std::sync::mpsc::{RecvTimeoutError, Sender, TryRecvError, channel};
 use std::task::Wake;
 
@@ -158,6 +159,21 @@ fn a_task_that_waits_for_a_stream_is_woken_once_by_events_and_once_by_the_end() 
     assert_eq!(poll(), Poll::Ready(None));
     executor.stop();
     assert_eq!(wakes.try_recv(), Err(TryRecvError::Empty), "one wake for each wait");
+}
+
+#[test]
+fn a_forked_child_waits_for_no_lock_of_the_history() {
+    let history = EventHistory::new();
+    let (mut stream, mut events) = (Some(reader(&history).stream()), Some(reader(&history)));
+    let held = history.state();
+    let good = in_a_child(|| {
+        let (Some(first), Some(events)) = (stream.take(), events.take()) else { return false };
+        let mut context = Context::from_waker(Waker::noop());
+        let mut streams = [first, events.stream()].into_iter();
+        streams.all(|mut stream| matches!(Pin::new(&mut stream).poll_next(&mut context), Poll::Ready(None)))
+    });
+    drop(held);
+    assert!(good, "the child failed or hung");
 }
 
 #[test]

@@ -70,24 +70,24 @@ impl PeerDirectory {
         self.members.task(peer)
     }
 
-    /// Reports on every member but task `me`.
+    /// Reports on every member but task `me`. Takes no lock in a forked child.
     pub fn reports(&self, me: &TaskId, context: &Context) -> Vec<PeerReport> {
         let others = self.members.all().iter().filter(|task| *task != me);
         let of = |task: &TaskId| {
             let index = self.members.index(task)?;
-            Some(report(task, context.peer_status(index), self.transports().get(&index).cloned()))
+            Some(report(task, context.peer_status(index), || self.transports().get(&index).cloned()))
         };
         others.filter_map(of).collect()
     }
 }
 
-fn report(task: &TaskId, status: PeerStatus, transport: Option<PeerTransport>) -> PeerReport {
+fn report(task: &TaskId, status: PeerStatus, find: impl FnOnce() -> Option<PeerTransport>) -> PeerReport {
     let (tag, state) = match status {
         PeerStatus::Absent => (None, PeerState::Absent),
         PeerStatus::Up(tag) => (Some(tag), PeerState::Connected),
         PeerStatus::Lost(tag, error) => (tag, PeerState::Lost(error)),
     };
-    let transport = transport.filter(|_| tag.is_some());
+    let transport = tag.and_then(|_| find());
     PeerReport {
         task: task.clone(),
         incarnation: tag.map(|tag| tag.incarnation),

@@ -7,10 +7,10 @@ use crate::fabric::shm::{ShmFabric, ShmOptions};
 use crate::fabric::tcp::{TcpFabric, TcpOptions};
 use crate::link::LinkSettings;
 use crate::matching::{RemoteSettings, WindowHandler};
-use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
-use crate::node::Node;
+use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, in_a_child};
 use crate::node::meeting::tests::free_port;
 use crate::node::pollers::{Pollers, Polling};
+use crate::node::{Node, NodeError};
 use crate::wire::Incarnation;
 use std::sync::atomic::AtomicUsize;
 
@@ -486,15 +486,33 @@ fn a_new_life_that_came_before_the_news_of_the_old_ones_end_makes_that_a_loss() 
     assert!(a.is_up(2), "the old life's end comes late");
 }
 
+fn cluster_of_two() -> String {
+    let ports = [0; 2].map(|_| free_port());
+    format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1])
+}
+
+fn node(task: u32, cluster: &str) -> Node {
+    let node = Node::builder().without_environment().member("w", task).set("cluster", cluster);
+    let node = node.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
+    node.set("stop_timeout", "200ms").start().expect("the node starts")
+}
+
+#[test]
+fn a_forked_child_waits_for_no_lock_of_the_node() {
+    let node = node(0, &cluster_of_two());
+    let held = (node.directory.transports(), node.failed_join.lock().expect("no panic"));
+    let good = in_a_child(|| {
+        matches!(&node.peers()[0].state, PeerState::Lost(Error::Forked))
+            && matches!(node.join(), Err(NodeError::Forked))
+    });
+    drop(held);
+    assert!(good, "the child failed or hung");
+}
+
 #[test]
 fn a_link_that_is_cut_between_two_that_live_is_made_again_and_works() {
-    let ports = [0; 2].map(|_| free_port());
-    let cluster = format!("w=127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]);
-    let nodes = [0, 1].map(|task| {
-        let node = Node::builder().without_environment().member("w", task).set("cluster", &cluster);
-        let node = node.set("pool_size", "1MiB").set("pool_pages", "plain").set("pool_lock", "no");
-        node.set("stop_timeout", "200ms").start().expect("the node starts")
-    });
+    let cluster = cluster_of_two();
+    let nodes = [0, 1].map(|task| node(task, &cluster));
     let [a, b] = &nodes;
     std::thread::scope(|scope| {
         scope.spawn(|| b.join().expect("joined"));

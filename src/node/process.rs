@@ -58,7 +58,7 @@ pub struct Node {
     pub(super) executor: Executor,
     /// Drops owners of memory outside the pool.
     pub(super) owners: Executor,
-    directory: PeerDirectory,
+    pub(super) directory: PeerDirectory,
     /// How many rails the links over RDMA have lost.
     lost_rails: Arc<AtomicU64>,
     pub(super) outstanding: Arc<AtomicUsize>,
@@ -284,6 +284,7 @@ impl Node {
     /// Names the missing members, and the last event of each. If a loss is fatal (`peer_loss`), the
     /// death of a member ends the wait at once with [`NodeError::Lost`], linked or not.
     pub fn join(&self) -> Result<(), NodeError> {
+        self.check_home()?;
         let joined = self.try_join();
         let failure = joined.as_ref().err().map(|error| error.to_string());
         *self.failed_join.lock().unwrap_or_else(PoisonError::into_inner) = failure;
