@@ -5,7 +5,7 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)] // the queue of a thread of its own
 
 use super::pin::{allow_current_thread, cpus_before_pin};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::sync::catch_panic;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
@@ -185,7 +185,7 @@ impl ExecutorKind {
     }
 
     fn guarded(self, job: ExecutorJob) {
-        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        if catch_panic(job).is_none() {
             tracing::error!("{}", self.panicked);
         }
     }
@@ -194,6 +194,7 @@ impl ExecutorKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::PanickingPayload;
     use std::sync::mpsc;
 
     #[test]
@@ -215,6 +216,7 @@ mod tests {
         let executor = Executor::default();
         let (sender, receiver) = mpsc::channel();
         executor.run(|| panic!("on purpose"));
+        executor.run(|| std::panic::panic_any(PanickingPayload::default()));
         executor.run(move || sender.send(1).expect("open"));
         executor.stop();
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1]);

@@ -4,12 +4,11 @@ use super::submission_queue::SubmissionQueue;
 use super::{Clock, EngineOptions, PollMode, Poller, WaitStrategy};
 use crate::fabric::{Port, Sleep, Sleeper};
 use crate::link::Handler;
-use crate::sync::{CombiningLock, LockOutcome, Sleepers, is_waking};
+use crate::sync::{CombiningLock, LockOutcome, Sleepers, catch_panic, is_waking};
 use crate::telemetry::Counters;
 use crate::wire::Time;
 use crossbeam_utils::CachePadded;
 use std::cell::UnsafeCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -304,11 +303,11 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
         // SAFETY: this thread holds the lock, so there is no other reference to the poller. `body`
         // can't come back here with this reference alive, as it finds the lock taken.
         let cell = unsafe { &mut *self.poller.get() };
-        let ran = catch_unwind(AssertUnwindSafe(|| body(cell)));
-        if ran.is_err() {
+        let ran = catch_panic(|| body(cell));
+        if ran.is_none() {
             drop_quietly(cell.take());
         }
-        ran.ok()
+        ran
     }
 
     /// Ends what waits for a poller that a thread has poisoned.
@@ -337,7 +336,7 @@ impl<P: Port, H: Handler<P>> Engine<P, H> {
 /// poller, and ends the calls.
 #[cold]
 fn drop_quietly<T>(value: T) {
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+    catch_panic(|| drop(value));
 }
 
 #[cfg(test)]
@@ -348,7 +347,7 @@ pub(super) mod tests {
     use crate::fabric::shm::{ShmFabric, ShmOptions, ShmPort};
     use crate::link::{LinkEvent, Links};
     use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions};
-    use crate::sync::{Canceled, OneshotSender};
+    use crate::sync::{Canceled, OneshotSender, PanickingPayload};
     use crate::telemetry::CountersWriter;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -379,7 +378,7 @@ pub(super) mod tests {
                     self.0.push(waiter);
                     None
                 }
-                TestCommand::Panic => panic!("on purpose"),
+                TestCommand::Panic => std::panic::panic_any(PanickingPayload::default()),
             }
         }
 

@@ -4,11 +4,11 @@
 //! producer and one consumer, so that its submissions touch no contended cache line. The commands
 //! of one thread keep their order.
 
+use crate::sync::catch_panic;
 use crossbeam_queue::ArrayQueue;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use std::any::Any;
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Commands that a thread submits through the shared queue before it gets a lane.
@@ -89,7 +89,7 @@ impl<T: Send + 'static> SubmissionQueue<T> {
     /// Drops every command. A panic in the drop of one command affects no other.
     #[cold]
     fn drop_all(&self) {
-        let drop_one = |command: T| drop(catch_unwind(AssertUnwindSafe(|| drop(command))));
+        let drop_one = |command: T| catch_panic(|| drop(command));
         while let Some(command) = self.shared.pop() {
             drop_one(command);
         }

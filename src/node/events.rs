@@ -5,11 +5,11 @@ use crate::engine::Executor;
 use crate::matching::LostPeer;
 use crate::memory::ForkGuard;
 use crate::rendezvous::Error;
+use crate::sync::catch_panic;
 use crate::wire::{Generation, Incarnation, LossCause, TaskId};
 use futures_core::Stream;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -323,7 +323,7 @@ impl EventHistory {
             loop {
                 let Some(event) = history.state().take(next) else { return };
                 let number = event.number;
-                if catch_unwind(AssertUnwindSafe(|| call(event))).is_err() {
+                if catch_panic(|| call(event)).is_none() {
                     tracing::error!("a callback for events of the node panicked at event {number}");
                 }
             }

@@ -9,10 +9,12 @@
 //! | [`BiasedMutex`] | a value of one thread at a time, cheap for a thread alone |
 //! | [`thread_index`] | a small number for each running thread |
 //! | [`Sleepers`] | whether a thread must be woken |
+//! | [`catch_panic`] | where panics of other code end |
 //! | [`EventCount`](event_count::EventCount) | threads sleep until an event, also in memory of several processes |
 //!
 //! Code in this module may not know what it carries. Except for [`BiasedMutex`], it may not hold a
-//! lock that another thread waits for. The only user code that it may run is the waker of a task.
+//! lock that another thread waits for. The only user code that it may run is the waker of a task,
+//! and the drop of what a panic carries.
 
 mod asymmetric_fence;
 mod atomic;
@@ -26,6 +28,7 @@ mod result_cell;
 mod reuse;
 mod sleepers;
 mod thread_index;
+mod unwinding;
 mod waking;
 pub(crate) mod words;
 
@@ -41,4 +44,7 @@ pub(crate) use reuse::Lists;
 pub use reuse::Reused;
 pub(crate) use sleepers::Sleepers;
 pub(crate) use thread_index::{MAX_THREADS, known_thread_index, thread_index};
+pub(crate) use unwinding::catch_panic;
+#[cfg(test)]
+pub(crate) use unwinding::tests::PanickingPayload;
 pub(crate) use waking::is_waking;

@@ -1,7 +1,7 @@
 //! Waking the task that waits for a result.
 
+use super::catch_panic;
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 thread_local! {
@@ -11,9 +11,9 @@ thread_local! {
 /// Wakes a task. The waker is code of the program: its panic ends here.
 pub(super) fn wake(waker: Waker) {
     let outer = IS_WAKING.replace(true);
-    let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    let woken = catch_panic(|| waker.wake());
     IS_WAKING.set(outer);
-    if woken.is_err() {
+    if woken.is_none() {
         tracing::error!("the waker of a task panicked; the receive that the task awaits has ended");
     }
 }
@@ -27,6 +27,8 @@ pub(crate) fn is_waking() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::PanickingPayload;
+    use std::panic::panic_any;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::Wake;
@@ -36,7 +38,7 @@ mod tests {
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(u32::from(is_waking()), Ordering::Relaxed);
-            panic!("on purpose");
+            panic_any(PanickingPayload::default());
         }
     }
 
