@@ -305,7 +305,7 @@ impl EventHistory {
         self.changed.notify_all();
         let Some(executor) = executor else { return };
         if !wakers.is_empty() {
-            executor.run(move || wakers.into_values().for_each(Waker::wake));
+            executor.run(move || wakers.into_values().for_each(wake));
         }
         callbacks.into_iter().for_each(|callback| self.schedule(&executor, callback));
     }
@@ -328,6 +328,13 @@ impl EventHistory {
                 }
             }
         });
+    }
+}
+
+/// Wakes a task. A panic of its waker costs no other task its wake-up.
+fn wake(waker: Waker) {
+    if catch_panic(|| waker.wake()).is_none() {
+        tracing::error!("the waker of a task that waits for events of the node panicked");
     }
 }
 

@@ -165,6 +165,31 @@ fn a_task_that_waits_for_a_stream_is_woken_once_by_events_and_once_by_the_end() 
 }
 
 #[test]
+fn a_waker_that_panics_costs_no_other_stream_its_wake_up() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    let (history, executor) = (EventHistory::new(), Executor::default());
+    history.run_on(&executor);
+    let (told, wakes) = channel();
+    let waits = |waker: Waker| {
+        let mut stream = reader(&history).stream();
+        assert!(Pin::new(&mut stream).poll_next(&mut Context::from_waker(&waker)).is_pending());
+        stream
+    };
+    // Tasks are woken in no order. So some come behind the first that panics.
+    let streams: Vec<EventStream> = (0..32)
+        .flat_map(|_| [waits(Arc::new(Panics).into()), waits(Arc::new(WakeSender(told.clone())).into())])
+        .collect();
+    history.up(peer(1));
+    executor.stop();
+    assert_eq!(wakes.try_iter().count(), streams.len() / 2);
+}
+
+#[test]
 fn a_forked_child_waits_for_no_lock_of_the_history() {
     let history = EventHistory::new();
     let (mut stream, mut events) = (Some(reader(&history).stream()), Some(reader(&history)));
