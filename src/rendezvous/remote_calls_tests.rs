@@ -9,12 +9,12 @@ use crate::matching::{
     BatchReceive, BatchSend, Cancel, CancelAll, Delivery, EdgeReports, Error, LinkTag, Members, NewReceive,
     Outcome, Payload, PeerIndex, PeerObserver, ReceiveAll, StandingChange, StepChange, Untaken,
 };
-use crate::memory::{PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
+use crate::memory::{ForeignMemory, PagePolicy, Pool, PoolOptions, Region, RegionOptions, Tensor};
 use crate::sync::Reused;
 use crate::wire::message::Placement;
-use crate::wire::{Code, Generation, Incarnation, Status, TaskId, Time};
+use crate::wire::{Code, DType, Generation, Incarnation, Shape, Status, TaskId, TensorMeta, Time};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -293,4 +293,46 @@ fn a_send_that_has_waited_for_room_fails_if_its_step_has_ended() {
         }
         *hook.lock().expect("no panic") = None;
     }
+}
+
+/// Tells when it is dropped whether another thread gets the tables then.
+struct AsksForTables(Arc<Context>, Sender<bool>);
+
+impl Drop for AsksForTables {
+    fn drop(&mut self) {
+        let AsksForTables(context, told) = self;
+        let (context, (done, end)) = (context.clone(), channel());
+        std::thread::spawn(move || {
+            context.live_steps();
+            // Nobody listens any more once that has been too late.
+            let _ = done.send(());
+        });
+        told.send(end.recv_timeout(SOON).is_ok()).expect("it listens");
+    }
+}
+
+impl AsRef<[u8]> for AsksForTables {
+    fn as_ref(&self) -> &[u8] {
+        &[0]
+    }
+}
+
+/// The step ends between the look of a call at its flag and that at the tables.
+#[test]
+fn what_comes_too_late_for_a_step_is_dropped_without_the_tables() {
+    let context = context([Brings::AtOnce; 2]);
+    let (own, step) = (edge(&context, 0, 0), context.step(1, &"worker".into()).expect("new"));
+    let (told, is_free) = channel();
+    let asks = || AsksForTables(context.clone(), told.clone());
+    let one = TensorMeta::new(DType::U8, Shape::new(&[1]).expect("a shape")).expect("meta");
+    let value = ForeignMemory::from_owner(asks()).tensor(&context.pool, one, 0).expect("inside");
+    let of_callback = asks();
+    step.cleanup();
+    context.flags.set(step.number);
+    let sent = step.send(&own, value);
+    let received = step.receive(&own).then(move |_| drop(of_callback)).map(drop);
+    for ended in [sent, received] {
+        assert!(matches!(ended, Err(Error::StepGone { .. })), "{ended:?}");
+    }
+    assert_eq!(is_free.try_iter().collect::<Vec<_>>(), [true, true], "of the value and the callback");
 }

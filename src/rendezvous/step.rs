@@ -298,12 +298,15 @@ impl Context {
 
     /// Calls `body` with the tables if a step is live, and calls have not ended.
     fn with_live_step<R>(&self, step: u64, body: impl FnOnce(&mut Tables) -> R) -> Result<R, Error> {
-        self.with_tables(|tables| {
-            check_live(&tables.steps, step)?;
+        let done = self.with_tables(|tables| {
             // Under the lock: a sweep after the end of calls fails every waiter that it finds.
-            self.check_usable()?;
-            Ok(body(tables))
-        })
+            match check_live(&tables.steps, step).and_then(|()| self.check_usable()) {
+                Ok(()) => Ok(body(tables)),
+                // What `body` holds may be code of the program, so it is dropped after the lock.
+                Err(error) => Err((error, body)),
+            }
+        });
+        done.map_err(|(error, _)| error)
     }
 
     fn send_local(&self, key: &TensorKey, value: Value) -> Result<(), Error> {
