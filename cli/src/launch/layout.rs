@@ -201,7 +201,7 @@ const PORTS_OF_SYSTEM: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
 /// Addresses of this host, at which nobody may be able to listen.
 pub fn any_addresses(count: usize) -> Vec<SocketAddr> {
-    loopback_addresses().map(|address| (address, 1).into()).take(count).collect()
+    loopback_addresses(0).map(|address| (address, 1).into()).take(count).collect()
 }
 
 /// Addresses of this host with a free port each. The ports differ as long as there are enough: a
@@ -212,27 +212,26 @@ pub fn any_addresses(count: usize) -> Vec<SocketAddr> {
 pub fn free_addresses(count: usize) -> std::io::Result<Vec<SocketAddr>> {
     let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap_or_default();
     let ports: Vec<u16> = ports_outside(&range).take(PORTS).collect();
-    // Launches that begin at about the same time have addresses in common, and other ports there.
-    let first = std::process::id() as usize * PORTS_APART % ports.len().max(1);
+    // Ports are bound only for the look, so launches look in places that they draw. In containers
+    // that share a network they may have the same process id.
+    let draw = || getrandom::u32().map_err(|error| std::io::Error::other(error.to_string()));
+    let first = draw()? as usize % ports.len().max(1);
     let mut next = ports.iter().cycle().skip(first);
     let free_at = |address| {
         let mut bound = next.by_ref().take(ports.len());
         let free = bound.find_map(|port| TcpListener::bind((address, *port)).ok());
         free.map_or_else(|| TcpListener::bind((address, 0)), Ok)?.local_addr()
     };
-    loopback_addresses().take(count).map(free_at).collect()
+    loopback_addresses(draw()?).take(count).map(free_at).collect()
 }
 
 /// The ports that launches use. Many services have ports below these.
 const PORTS: usize = 16 * 1024;
-/// Ports between the first ones of two launches whose process ids follow each other. A launch has
-/// fewer processes.
-const PORTS_APART: usize = 2053;
 
-/// An address for each process, so that each has all ports for its links. Each launch begins at an
-/// address of its own. All of 127.0.0.0/8 is loopback.
-fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
-    let [_, a, b, c] = std::process::id().to_be_bytes();
+/// An address for each process, so that each has all ports for its links. `draw` says the first
+/// one. All of 127.0.0.0/8 is loopback.
+fn loopback_addresses(draw: u32) -> impl Iterator<Item = Ipv4Addr> {
+    let [_, a, b, c] = draw.to_be_bytes();
     let first = u32::from(Ipv4Addr::new(127, 128 | a & 63, b, c.max(1)));
     (first..).map(Ipv4Addr::from)
 }
@@ -313,8 +312,9 @@ mod tests {
         let range = std::fs::read_to_string(PORTS_OF_SYSTEM).unwrap();
         let ends: Vec<u16> = range.split_whitespace().map(|end| end.parse().unwrap()).collect();
         let free = free_addresses(300).unwrap();
-        for (at, any) in free.iter().zip(any_addresses(300)) {
-            assert!(at.ip().is_loopback() && at.ip() == any.ip(), "{at}");
+        assert!(any_addresses(300).iter().all(|any| any.ip().is_loopback()));
+        for at in &free {
+            assert!(at.ip().is_loopback(), "{at}");
             assert!(at.port() < ends[0] || at.port() > ends[1] || ends[0] < 1100, "{at} in {range}");
         }
         let ips: BTreeSet<_> = free.iter().map(SocketAddr::ip).collect();
@@ -323,6 +323,13 @@ mod tests {
         let layout = Layout::on_this_host(&JobSizes::of("w", 300).unwrap(), &free).unwrap();
         // It refuses an address that comes twice.
         assert_eq!(layout.cluster().unwrap().members().count(), 300);
+    }
+
+    /// As do two launches in containers that share a network, where both have the same process id.
+    #[test]
+    fn two_launches_of_one_process_id_choose_other_addresses() {
+        let [one, other] = [(); 2].map(|()| BTreeSet::from_iter(free_addresses(3).unwrap()));
+        assert!(one.is_disjoint(&other), "{one:?} and {other:?}");
     }
 
     #[test]
