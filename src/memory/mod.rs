@@ -61,6 +61,7 @@ pub use loan::{GiveBack, Lender, LenderPart, LentBytes, LentError};
 pub use pool::error::PoolError;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub(crate) use region::limits::{CgroupLimit, ReadFile};
+pub use region::memfd::grow_memfd;
 pub(crate) use region::pages::is_for_reserve;
 pub use region::pages::{PageKind, PagePolicy};
 pub(crate) use region::peer::is_in_huge_pages;

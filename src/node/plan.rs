@@ -187,6 +187,9 @@ impl ResourcePlan {
         // Of peers over shared memory, whose link memory is mapped too.
         let pools = if may_use(FabricKind::Shm) { peers } else { 0 };
         let theirs = if pools > 0 { ", and up to as much of each peer" } else { "" };
+        // None of those beyond shared memory.
+        let has_shm_links = pools > 0 && peers > peers_beyond_shm(config);
+        let segment = if has_shm_links { shm::segment_bytes(config.queue_depth) } else { 0 };
         let cgroup_memory = limits.cgroup_memory.as_ref().map(|(limit, _)| *limit);
         let fabrics = config.fabric.map_or(FabricKind::FASTEST_FIRST.len(), |set| set.kinds().count());
         let by_calls = config.fabric.is_some_and(|set| set.has(FabricKind::Grpc));
@@ -261,6 +264,18 @@ impl ResourcePlan {
                     format!("{} are mapped, pool_size, link memory{theirs}", bytes(limits.mapped)),
                     "raise `ulimit -v`, or LimitAS of the service; or lower pool_size".into(),
                     is_below(limits.address_space, limits.mapped + config.pool_size),
+                )
+            },
+            PlannedResource {
+                unit: Unit::Bytes,
+                ..count(
+                    "file size",
+                    config.pool_size.max(segment),
+                    (limits.file_size, "RLIMIT_FSIZE"),
+                    "the pool, or the memory of a link: files in memory".into(),
+                    "raise `ulimit -f`, or LimitFSIZE of the service; or lower pool_size and queue_depth"
+                        .into(),
+                    true,
                 )
             },
             PlannedResource {

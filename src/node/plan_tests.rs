@@ -22,6 +22,7 @@ const WIDE: SystemLimits = SystemLimits {
     ports: None,
     memory: None,
     address_space: None,
+    file_size: None,
     cgroup_memory: None,
     has_device: false,
 };
@@ -236,6 +237,21 @@ fn the_address_space_must_hold_the_pool_beside_what_is_mapped() {
     let says = ["address space: ", "1 MiB are mapped", "limit 64 MiB (RLIMIT_AS): raise `ulimit -v`"];
     assert!(says.iter().all(|part| error.contains(part)), "{error}");
     assert!(of(65 << 20).check().is_ok());
+}
+
+#[test]
+fn a_file_may_be_as_large_as_the_pool_and_as_the_memory_of_a_link() {
+    let of = |processes, settings: &[(&str, &str)]| {
+        plan(processes, settings, &SystemLimits { file_size: Some(4 << 20), ..WIDE })
+    };
+    let error = of(2, &[("pool_size", "8MiB")]).check().unwrap_err().to_string();
+    assert!(error.contains("file size: 8 MiB") && error.contains("limit 4 MiB (RLIMIT_FSIZE)"), "{error}");
+    assert!(error.contains("raise `ulimit -f`"), "{error}");
+    assert!(of(2, &[("pool_size", "4MiB")]).check().is_ok());
+    let deep = [("pool_size", "4MiB"), ("queue_depth", "65536")];
+    assert!(of(2, &deep).check().unwrap_err().to_string().contains("file size"));
+    let tcp = [&deep[..], &[("fabric", "tcp")]].concat();
+    assert!(of(1, &deep).check().is_ok() && of(2, &tcp).check().is_ok(), "no link of shared memory");
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(super) struct SystemLimits {
     /// Memory of the host that is available.
     pub memory: Option<u64>,
     pub address_space: Option<u64>,
+    /// Bytes of a file, also of one in memory.
+    pub file_size: Option<u64>,
     /// The smallest one of the cgroups, and where it is.
     pub cgroup_memory: Option<(u64, String)>,
     /// Whether the kernel lists an RDMA device.
@@ -75,6 +77,7 @@ impl SystemLimits {
             ports: range(&text("/proc/sys/net/ipv4/ip_local_port_range")),
             memory: kib(&text("/proc/meminfo"), "MemAvailable:"),
             address_space: getrlimit(Resource::As).current,
+            file_size: getrlimit(Resource::Fsize).current,
             cgroup_memory: CgroupLimit::MEMORY.smallest(read),
             has_device: false,
         }

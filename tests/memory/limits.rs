@@ -1,6 +1,6 @@
 //! Regions in processes with limits. Each test runs itself again in a limited child process.
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,6 +33,20 @@ fn limit_locking(bytes: u64) -> io::Result<()> {
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets)?;
     Ok(())
+}
+
+/// The kernel ends a process with a larger file by SIGXFSZ.
+#[test]
+fn a_limit_of_file_size_that_is_too_small_is_an_error() {
+    if env::var_os(CHILD).is_none() {
+        return run_child("limits::a_limit_of_file_size_that_is_too_small_is_an_error", Path::new("yes"));
+    }
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    setrlimit(Resource::Fsize, Rlimit { current: Some(64 << 10), maximum }).expect("a lower limit");
+    let error = plain(128 << 10, LockPolicy::No).expect_err("refused").to_string();
+    let says = "128 KiB are needed, and the limit of file size is 64 KiB: raise `ulimit -f`";
+    assert!(error.contains(says), "{error}");
+    assert_eq!(plain(64 << 10, LockPolicy::No).expect("as much as permitted").len(), 64 << 10);
 }
 
 #[test]

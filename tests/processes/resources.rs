@@ -184,6 +184,28 @@ fn a_start_without_memory_or_descriptors_says_what_is_lacking() {
 
 #[test]
 #[ignore = "a role, not a test"]
+fn role_join_with_small_files() {
+    let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let node = on("shm", &cluster, 1, "2s").start().expect("the node starts");
+    limit(Resource::Fsize, 4096);
+    let failed = || node.join().expect_err("the memory of a link is larger").to_string();
+    // The other side may be late.
+    assert!((0..10).map(|_| failed()).any(|error| error.contains("ulimit -f")), "{}", failed());
+    drop(node);
+    let error = on("shm", &cluster, 1, "2s").start().expect_err("the pool is larger").to_string();
+    assert!(error.contains("file size: ") && error.contains("ulimit -f"), "{error}");
+}
+
+/// The kernel ends a process with a larger file by SIGXFSZ.
+#[test]
+fn a_limit_of_file_size_ends_a_join_or_a_start_and_not_the_process() {
+    let cluster = cluster(2);
+    let _node = on("shm", &cluster, 0, "2s").start().expect("the node starts");
+    Other::run_alone("resources::role_join_with_small_files", &cluster, &[]);
+}
+
+#[test]
+#[ignore = "a role, not a test"]
 fn role_join_in_little_memory() {
     let cluster = std::env::var("TEST_CLUSTER").expect("started by a test");
     let task = std::env::var("TEST_ME").expect("a number").parse().expect("a number");

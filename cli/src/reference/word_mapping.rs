@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
+use tensorwire::internals::memory::grow_memfd;
 
 /// The mapping in one process.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ impl WordMapping {
         let tried = "making the mapping that both processes share";
         let fd = rustix::fs::memfd_create("tensorwire-perf", MemfdFlags::ALLOW_SEALING)
             .map_err(|error| CliError::failed(tried, error))?;
-        rustix::fs::ftruncate(&fd, bytes as u64).map_err(|error| CliError::failed(tried, error))?;
+        grow_memfd(&fd, bytes as u64).map_err(|error| CliError::failed(tried, error))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|error| CliError::failed(tried, error))?;
         let file = File::from(fd);

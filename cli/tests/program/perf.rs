@@ -119,6 +119,18 @@ fn ends_soon(pid: u32) -> bool {
     true
 }
 
+/// The kernel ends a process with a larger file by SIGXFSZ.
+#[test]
+fn a_limit_of_file_size_that_is_too_low_is_said() {
+    if !two_cores() {
+        return;
+    }
+    let line = format!("ulimit -f 0; exec {} perf cache_line --local", env!("CARGO_BIN_EXE_tensorwire"));
+    let output = Command::new("sh").args(["-c", &line]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).contains("raise `ulimit -f`"), "{output:?}");
+}
+
 #[test]
 fn a_link_among_idle_ones_is_measured_beside_one_alone() {
     let _alone = alone();

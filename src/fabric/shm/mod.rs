@@ -90,6 +90,12 @@ pub(crate) fn link_bytes(depth: u32) -> u64 {
     layout.map_or(0, |layout| layout.used_bytes() as u64)
 }
 
+/// Bytes of the file of this side's part of a link.
+pub(crate) fn segment_bytes(depth: u32) -> u64 {
+    let layout = SegmentLayout::new(&LinkOptions { depth, receives: 0, generation: 0 });
+    layout.map_or(0, |layout| layout.bytes() as u64)
+}
+
 /// Settings of the fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmOptions {

@@ -3,6 +3,7 @@
 pub(crate) mod limits;
 pub(crate) mod lock;
 pub(crate) mod mapping;
+pub(crate) mod memfd;
 pub(crate) mod pages;
 pub(crate) mod peer;
 pub(crate) mod report;
@@ -10,13 +11,14 @@ pub(crate) mod smaps;
 
 use self::lock::Shortfall;
 use self::mapping::RegionMapping;
+use self::memfd::grow_memfd;
 use self::pages::{PageKind, PagePolicy, reserve_advice, unsuited};
 use self::peer::SEALS;
 use self::report::RegionReport;
 use crate::memory::byte_count::ByteCount;
 use crate::memory::fork::SharedMapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -405,7 +407,7 @@ impl PageSearch<'_> {
 fn map(kind: PageKind, size: u64, flags: MemfdFlags) -> io::Result<Pages> {
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("tensorwire", flags)?;
-    ftruncate(&file, size)?;
+    grow_memfd(&file, size)?;
     let mapping = RegionMapping::shared(file.as_fd(), size as usize, kind.granule() as usize)?;
     Ok(Pages { file, mapping, not_preferred: None })
 }

@@ -1,10 +1,11 @@
 //! The region of another process, mapped read-only.
 
 use super::limits::{self, ReadFile};
+use super::memfd::grow_memfd;
 use crate::memory::byte_count::ByteCount;
 use memmap2::{Mmap, MmapOptions};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, fstatfs, memfd_create};
 use rustix::io::{Errno, pwrite};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::param::page_size;
@@ -278,7 +279,7 @@ impl PeerRegion {
         let fill = || {
             room_for(parts, read)?;
             let copy = memfd_create("tensorwire-relocated", MemfdFlags::CLOEXEC)?;
-            ftruncate(&copy, self.map.len() as u64)?;
+            grow_memfd(&copy, self.map.len() as u64)?;
             parts.iter().try_for_each(|part| self.copy_part(&copy, *part)).map(|()| copy)
         };
         let copy = fill().map_err(failed("copying the borrowed parts of"))?;

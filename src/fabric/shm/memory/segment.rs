@@ -4,11 +4,12 @@
 use super::layout::SegmentLayout;
 use crate::fabric::words::{LoadWords, ShareWords, StoreWords};
 use crate::fabric::{FabricError, FabricKind};
-use crate::memory::{SharedMapping, is_in_huge_pages};
+use crate::memory::{SharedMapping, grow_memfd, is_in_huge_pages};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
+use std::io;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -290,14 +291,14 @@ impl OwnSegment {
             fabric: FabricKind::Shm,
             tried: format!("making a link segment of {bytes} bytes"),
             remedy: "free memory, raise the limit of open files (ulimit -n), or use a smaller queue_depth",
-            source: error.into(),
+            source: error,
         })
     }
 
-    fn make(bytes: usize, used: usize) -> rustix::io::Result<Self> {
+    fn make(bytes: usize, used: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tensorwire-link", flags)?;
-        rustix::fs::ftruncate(&file, bytes as u64)?;
+        grow_memfd(&file, bytes as u64)?;
         let mapping = SegmentMapping::new(file.as_fd(), bytes, used, ProtFlags::READ | ProtFlags::WRITE)?;
         rustix::fs::fcntl_add_seals(&file, SEALS)?;
         Ok(OwnSegment { mapping: Arc::new(mapping), file })
@@ -364,10 +365,10 @@ impl SharedSegment {
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub(crate) fn new(bytes: usize) -> rustix::io::Result<(Self, OwnedFd)> {
+    pub(crate) fn new(bytes: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tensorwire-doorbells", flags)?;
-        rustix::fs::ftruncate(&file, bytes as u64)?;
+        grow_memfd(&file, bytes as u64)?;
         rustix::fs::fcntl_add_seals(&file, SHARED_SEALS)?;
         Ok((Self::map(file.as_fd(), bytes)?, file))
     }

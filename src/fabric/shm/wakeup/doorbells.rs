@@ -40,7 +40,7 @@ impl Doorbells {
             fabric: FabricKind::Shm,
             tried: format!("making doorbells of {BYTES} bytes"),
             remedy: "free memory or raise the limit of open files (ulimit -n)",
-            source: error.into(),
+            source: error,
         })?;
         Ok(Doorbells { segment, file, taken: Mutex::default() })
     }
