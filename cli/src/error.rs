@@ -35,6 +35,12 @@ impl CliError {
     }
 }
 
+/// Says a line on standard error. Nobody may be able to read it, which ends nothing.
+pub fn say(line: impl std::fmt::Display) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Prints text. A reader that has closed the pipe is no error.
 pub fn print(text: &str) -> Result<(), CliError> {
     use std::io::Write;

@@ -2,6 +2,8 @@
 //!
 //! Exit status: 0 after success, 1 after a failure, 2 for a command line that can't be carried out.
 //! `launch` ends with the status of the first process that failed.
+// They panic where nobody reads: see `error::print` and `error::say`.
+#![cfg_attr(not(test), deny(clippy::disallowed_macros))]
 
 mod auth;
 mod devices;
@@ -13,7 +15,7 @@ mod reference;
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use error::{CliError, print};
+use error::{CliError, print, say};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use tensorwire::Profile;
@@ -65,7 +67,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ (CliError::Reported | CliError::Ended(_))) => error.exit_code(),
         Err(error) => {
-            eprintln!("error: {error}");
+            say(format_args!("error: {error}"));
             error.exit_code()
         }
     }

@@ -180,6 +180,9 @@ fn clippy_denies_locks_in_the_whole_library() {
             .contains("#![cfg_attr(not(test), deny(clippy::disallowed_types, clippy::disallowed_methods))]")
     );
     let lints = std::fs::read_to_string(root().join("clippy.toml")).expect("clippy's settings");
+    let program = std::fs::read_to_string(root().join("cli/src/main.rs")).expect("the program");
+    assert!(program.contains("#![cfg_attr(not(test), deny(clippy::disallowed_macros))]"));
+    assert!(lints.contains("\"std::eprintln\"") && lints.contains("\"std::println\""));
     for denied in ["std::sync::Mutex", "std::sync::RwLock", "std::sync::Condvar", "std::sync::mpsc::channel"]
     {
         assert!(lints.contains(&format!("\"{denied}\"")), "{denied} is not denied");

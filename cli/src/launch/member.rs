@@ -1,7 +1,7 @@
 //! The step between the launcher and the program. The launcher starts this program again. It has
 //! the kernel kill it with the launcher, and then becomes the program of the command line.
 
-use crate::error::CliError;
+use crate::error::{CliError, say};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -36,6 +36,6 @@ pub fn become_program(args: MemberArgs) -> Result<(), CliError> {
         return Err(CliError::Usage("no program was named".into()));
     };
     let error = Command::new(program).args(arguments).exec();
-    eprintln!("error: {} can't be started: {error}", program.display());
+    say(format_args!("error: {} can't be started: {error}", program.display()));
     Err(CliError::Ended(NOT_STARTED))
 }

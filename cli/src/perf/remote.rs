@@ -7,7 +7,7 @@ use super::plan::{Plan, check_client_options};
 use super::proofs;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
-use crate::error::{CliError, print};
+use crate::error::{CliError, print, say};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -239,7 +239,7 @@ impl Strangers {
         }
         if said.len() < MAX_SAID && said.iter().all(|one| one != why) {
             said.push(why.to_owned());
-            eprintln!("{}", line());
+            say(line());
         }
     }
 

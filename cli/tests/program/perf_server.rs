@@ -99,6 +99,28 @@ impl Drop for Served {
 }
 
 #[test]
+fn what_nobody_can_read_ends_no_server_and_changes_no_exit_status() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("it is there");
+    let output = program("perf compare --turns 4").stderr(full()).output();
+    assert_eq!(output.expect("it starts").status.code(), Some(2));
+    let member = ["launch-member", "--parent", &std::process::id().to_string(), "--", "./no such program"];
+    let output = program("").args(member).stderr(full()).output();
+    assert_eq!(output.expect("it starts").status.code(), Some(127));
+
+    let mut server = Served::start("write_lat -s 64");
+    drop(server.server.as_mut().and_then(|server| server.stderr.take()));
+    // The server says that it is no client.
+    let mut stranger = server.connect();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it listens");
+    drop(stranger.read_to_end(&mut Vec::new()));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(
+        server.server.as_mut().expect("ours").try_wait().expect("ours").is_none(),
+        "the server has ended"
+    );
+}
+
+#[test]
 fn a_server_and_a_client_measure_each_test() {
     let _alone = alone();
     if !two_cores() {

@@ -20,7 +20,7 @@ use self::rows::{BORROWED, CALLS, Measure, OURS, TurnFigure};
 use super::cores::{Cores, Here, siblings};
 use super::options::{MIN_TURNS, RunOptions};
 use super::report::ReportFile;
-use crate::error::{CliError, print};
+use crate::error::{CliError, print, say};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, value_parser};
 use std::ops::RangeInclusive;
@@ -227,7 +227,10 @@ impl CompareRun<'_> {
     ) -> Result<(), CliError> {
         let names: Vec<_> = self.peers_on(fabric, measure).iter().map(|(peer, _)| peer.name()).collect();
         let (bytes, turns) = (conditions.bytes, self.run.turns);
-        eprintln!("{measure} of {bytes} bytes on {fabric}: {turns} turns of {OURS} {}", names.join(" "));
+        say(format_args!(
+            "{measure} of {bytes} bytes on {fabric}: {turns} turns of {OURS} {}",
+            names.join(" ")
+        ));
         for turn in 1..=turns {
             let subject = TurnSubject { measure, fabric, bytes, turn };
             let mut before = self.line_ns(conditions)?;
@@ -334,7 +337,7 @@ impl CompareRun<'_> {
     }
 
     fn leave_out(&mut self, failed: Peer, why: String) {
-        eprintln!("{} is left out from here on: {why}", failed.name());
+        say(format_args!("{} is left out from here on: {why}", failed.name()));
         for (peer, found) in &mut self.found {
             if *peer == failed {
                 *found = Err(why.clone());
@@ -345,7 +348,7 @@ impl CompareRun<'_> {
     /// Leaves out a fabric. Its peers have nothing to be compared with.
     fn leave_out_fabric(&mut self, fabric: &'static str, error: &CliError) {
         self.failed.push(fabric);
-        eprintln!("{fabric} is left out from here on: {error}");
+        say(format_args!("{fabric} is left out from here on: {error}"));
         for (_, found) in self.found.iter_mut().filter(|(peer, _)| peer.fabric() == fabric) {
             // One that is not installed is told of by that.
             if found.is_ok() {
