@@ -159,10 +159,17 @@ pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Resul
         .map_err(|error| CliError::failed("waiting for signals", error))?;
     let of_signals = events.clone();
     // It ends with this process.
-    std::thread::spawn(move || {
-        let mut passed_on = signals.forever().filter(|signal| *signal != SIGCHLD);
-        passed_on.try_for_each(|signal| of_signals.send(LaunchEvent::of(signal)))
-    });
+    let _: JoinHandle<_> = std::thread::Builder::new()
+        .spawn(move || {
+            let mut passed_on = signals.forever().filter(|signal| *signal != SIGCHLD);
+            passed_on.try_for_each(|signal| of_signals.send(LaunchEvent::of(signal)))
+        })
+        .map_err(|error| {
+            CliError::failed(
+                "waiting for signals",
+                format!("{error}; raise the limit of threads (ulimit -u)"),
+            )
+        })?;
     let mut crew =
         Crew { members: Vec::new(), first: None, signal: None, ending: Ending::NotBegun, open: 0, events };
     for launched in members {

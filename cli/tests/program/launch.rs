@@ -520,6 +520,23 @@ fn a_process_of_another_user_is_named_and_the_launcher_ends_without_it() {
 }
 
 #[test]
+fn a_launcher_that_can_start_no_thread_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("tensorwire");
+    std::fs::copy(env!("CARGO_BIN_EXE_tensorwire"), &program).expect("copied");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let mut command = Command::new("bash");
+    command.args(["-c", "ulimit -u 0; exec $0 launch -n 1 -- true"]).arg(&program);
+    // The limit does not bind root.
+    if rustix::process::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).contains("raise the limit of threads (ulimit -u)"), "{output:?}");
+}
+
+#[test]
 fn too_few_descriptors_of_the_launcher_are_told_before_the_first_process_is_started() {
     for line in ["-n 256 -- echo started", "--hosts a:256 --host-rank 0 -- echo started"] {
         for limit in [100, 400] {
