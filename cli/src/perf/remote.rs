@@ -8,6 +8,7 @@ use super::proofs;
 use super::report::PerfReport;
 use super::session::{answer, explain, measure};
 use crate::error::{CliError, print, say};
+use rustix::net::sockopt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -31,6 +32,9 @@ const MAX_STRANGERS: usize = 128;
 /// In this time, each reason why a connection was closed is said once, and so many reasons.
 const QUIET: Duration = Duration::from_secs(1);
 const MAX_SAID: usize = 4;
+/// How long the other host may be silent, and the probes that it has missed then.
+const GONE: Duration = Duration::from_secs(20);
+const PROBES: u32 = 4;
 /// Bytes of a client's version in an error.
 const MAX_VERSION: usize = 40;
 /// The numbers of the two processes.
@@ -66,7 +70,7 @@ fn connect_to_one(
     for (attempt, address) in addresses.iter().cycle().enumerate() {
         let (prover, _) = proofs::prover(CLIENT, address.ip().to_canonical())?;
         let connected = TcpStream::connect_timeout(address, of_each).and_then(|stream| {
-            stream.set_nodelay(true)?;
+            set_up(&stream)?;
             let local_ip = stream.local_addr()?.ip();
             Ok((prover.connect(stream, &server, of_each)?, local_ip))
         });
@@ -88,6 +92,17 @@ fn connect_to_one(
         }
     }
     Err(CliError::failed(tried(), "the name has no address"))
+}
+
+/// Sets the options of a connection. If the other host is gone, it ends after [`GONE`]: waits for
+/// a message have no timeout.
+fn set_up(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_tcp_user_timeout(stream, GONE.as_millis() as u32)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, GONE / PROBES)?;
+    sockopt::set_tcp_keepintvl(stream, GONE / PROBES)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, PROBES)?)
 }
 
 /// How long a client tries again at least, after this error.
@@ -299,7 +314,7 @@ fn first_message(
 ) -> Heard {
     let until = Instant::now() + FIRST_MESSAGE;
     let receive = || -> Result<_, ChannelError> {
-        stream.set_nodelay(true)?;
+        set_up(&stream)?;
         let local_ip = stream.local_addr()?.ip();
         let channel = prover.accept(stream, client, FIRST_MESSAGE)?;
         has_proven.store(true, Ordering::Relaxed);

@@ -189,6 +189,42 @@ fn listeners(port: u16) -> Vec<String> {
     local.filter_map(|local| local.strip_suffix(&format!(":{port:04X}")).map(str::to_owned)).collect()
 }
 
+/// Waits for a connection with this port at its end, or at the other one, that is probed: the
+/// kernel's table has the timer of the next probe.
+fn wait_for_probes(port: u16, is_local: bool) {
+    let port = format!(":{port:04X}");
+    let is_probed = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, local, remote, "01", _, timer, ..] = fields[..] else { return false };
+        let end = if is_local { local } else { remote };
+        end.ends_with(&port) && timer.starts_with("02:")
+    };
+    let since = Instant::now();
+    while !std::fs::read_to_string("/proc/net/tcp").expect("procfs").lines().any(is_probed) {
+        assert!(since.elapsed() < Duration::from_secs(4), "the connection is not probed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_server_and_a_client_notice_the_end_of_the_others_host() {
+    if !two_cores() {
+        return;
+    }
+    let served = Served::start("write_lat -s 8");
+    let _client = served.connect_proven();
+    wait_for_probes(served.port, true);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("bound").port();
+    let mut client = program(&format!("perf write_lat 127.0.0.1 -s 8 -p {port}"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    wait_for_probes(port, false);
+    client.kill().expect("ours");
+    client.wait().expect("ours");
+}
+
 #[test]
 fn a_server_listens_on_loopback_and_serves_its_client_after_strangers() {
     let _alone = alone();
