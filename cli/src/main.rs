@@ -11,6 +11,7 @@ mod error;
 mod launch;
 mod perf;
 mod reference;
+mod signals;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};

@@ -5,10 +5,11 @@ use crate::error::{CliError, say};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 /// The name of the command.
-pub const NAME: &str = "launch-member";
+const NAME: &str = "launch-member";
 /// The exit status of a program that does not start, as in shells.
 const NOT_STARTED: u8 = 127;
 
@@ -21,6 +22,14 @@ pub struct MemberArgs {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
+}
+
+/// A command that becomes the program and the arguments that are added to it. The kernel kills it
+/// with the calling thread. `own` is the path of this program.
+pub fn tied(own: &Path) -> Command {
+    let mut command = Command::new(own);
+    command.args([NAME, "--parent", &std::process::id().to_string(), "--"]);
+    command
 }
 
 /// Becomes the program. Returns only if that fails.

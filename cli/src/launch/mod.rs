@@ -22,7 +22,7 @@ mod output;
 mod plan;
 mod processes;
 
-pub use member::{MemberArgs, become_program};
+pub use member::{MemberArgs, become_program, tied};
 
 use crate::error::{CliError, print};
 use environment::{CoreList, Master};

@@ -3,6 +3,7 @@
 use super::environment::{Launched, inherited};
 use super::{groups, member, output};
 use crate::error::CliError;
+use crate::signals;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -11,7 +12,7 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -136,14 +137,6 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// The signals that whoever started this process has it ignore, as nohup(1) does with SIGHUP: bit 0
-/// is signal 1. The members ignore them, too.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
 /// Runs the program as each of the members, and waits for them. When this returns, they and all
 /// processes of their groups have ended, but for those of another user.
 ///
@@ -151,9 +144,8 @@ fn ignored_signals() -> u64 {
 /// [`CliError::Ended`] with the exit status, if one failed or a signal came.
 pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Result<(), CliError> {
     let (events, news) = mpsc::channel();
-    let ignored = ignored_signals();
-    let handled = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2].into_iter();
-    let handled = handled.filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    // The members ignore the others, too.
+    let handled = signals::not_ignored(&[SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2]);
     // If whoever started the launcher ignores SIGCHLD, the kernel drops how processes have ended.
     let mut signals = Signals::new(handled.chain([SIGCHLD]))
         .map_err(|error| CliError::failed("waiting for signals", error))?;
@@ -197,8 +189,8 @@ impl Crew {
         let Launched { name, variables } = launched;
         let failed = |error: &dyn fmt::Display| CliError::failed(format!("starting {name}"), error);
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
-        let mut start = Command::new(program);
-        start.args([member::NAME, "--parent", &std::process::id().to_string(), "--"]).args(command);
+        let mut start = member::tied(&program);
+        start.args(command);
         start.env_clear().envs(inherited()).envs(variables.iter().map(|(name, value)| (name, value)));
         start.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C goes to the group of the launcher, which passes it on. What a member starts is in

@@ -1,9 +1,12 @@
 //! `tensorwire perf compare` as a user runs it, beside programs that stand in for the peers.
 
-use crate::perf::{alone, program, text, two_cores};
+use crate::perf::{SOON, alone, program, text, two_cores};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// The folder of the programs that stand in for the peers.
 fn peers() -> PathBuf {
@@ -101,6 +104,55 @@ fn a_peer_that_hangs_and_one_that_is_missing_are_named_and_the_rest_runs() {
     let rows = said.lines().filter(|line| line.contains(" shm ")).collect::<Vec<_>>();
     assert!(rows.iter().any(|row| row.contains(" ucx-posix ")), "{said}");
     assert!(!rows.iter().any(|row| row.contains(" ucx ")), "{said}");
+}
+
+/// The processes that a process has started.
+fn children(process: &str) -> Vec<String> {
+    let listed = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+    listed.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+/// The two processes of a run of ours that measures latency, once it has begun.
+fn measuring(comparison: &str) -> Option<[String; 2]> {
+    let first = children(comparison).pop()?;
+    let line = std::fs::read_to_string(format!("/proc/{first}/cmdline")).ok()?;
+    let second = children(&first).pop()?;
+    line.contains("rendezvous_lat").then_some([first, second])
+}
+
+#[test]
+fn a_signal_leaves_neither_processes_nor_files() {
+    let _alone = alone();
+    if !two_cores() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut command = program("perf compare -s 8 -n 1000000000 --warmup 0 --measures latency");
+        command.env("TMPDIR", folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut comparison = command.spawn().expect("it starts");
+        let since = Instant::now();
+        let processes = loop {
+            match measuring(&comparison.id().to_string()) {
+                Some(processes) => break processes,
+                None => assert!(since.elapsed() < 3 * SOON, "it does not measure"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        kill_process(Pid::from_child(&comparison), signal).expect("it runs");
+        let ended = comparison.wait().expect("ours").signal();
+        assert_eq!(ended, Some(signal.as_raw()));
+        let runs = |process: &String| Path::new("/proc").join(process).join("exe").read_link().is_ok();
+        let since = Instant::now();
+        while processes.iter().any(runs) {
+            assert!(since.elapsed() < SOON, "{processes:?} live on after {signal:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Nothing can be done about it after SIGKILL.
+        if signal == Signal::TERM {
+            assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 0, "a folder is left");
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Child processes with a time limit, whose output is kept for their figures and for errors.
 
+use crate::launch::tied;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
@@ -27,18 +28,31 @@ pub struct Job {
     pub arguments: Vec<String>,
     /// Environment variables that are set, or removed (`None`).
     pub variables: Vec<(&'static str, Option<OsString>)>,
+    /// The path of this program. It starts the job so that the kernel kills it with this process.
+    pub tied_by: Option<PathBuf>,
 }
 
 impl Job {
     /// A job in the environment of this process, with arguments that spaces separate.
     pub fn new(program: &Path, arguments: &str) -> Self {
         let arguments = arguments.split_whitespace().map(str::to_owned).collect();
-        Job { program: program.to_owned(), arguments, variables: Vec::new() }
+        Job { program: program.to_owned(), arguments, variables: Vec::new(), tied_by: None }
+    }
+
+    fn command(&self) -> Command {
+        match &self.tied_by {
+            Some(own) => {
+                let mut command = tied(own);
+                command.arg(&self.program);
+                command
+            }
+            None => Command::new(&self.program),
+        }
     }
 
     fn start(&self, output: &Path) -> io::Result<StartedJob> {
         let file = File::create(output)?;
-        let mut command = Command::new(&self.program);
+        let mut command = self.command();
         command.args(&self.arguments).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         for (name, value) in &self.variables {
             match value {
@@ -178,7 +192,8 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Job {
-        Job { program: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()], variables: Vec::new() }
+        let arguments = vec!["-c".into(), script.into()];
+        Job { arguments, ..Job::new(Path::new("/bin/sh"), "") }
     }
 
     #[test]

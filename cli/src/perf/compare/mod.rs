@@ -21,10 +21,15 @@ use super::cores::{Cores, Here, siblings};
 use super::options::{MIN_TURNS, RunOptions};
 use super::report::ReportFile;
 use crate::error::{CliError, print, say};
+use crate::signals;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, value_parser};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tempfile::TempDir;
 use tensorwire::Profile;
@@ -99,8 +104,10 @@ pub fn run(options: &CompareOptions, run: &RunOptions) -> Result<(), CliError> {
     let program = program.map_err(|error| CliError::failed("looking for this program", error))?;
     let found = options.peers.iter().map(|&peer| (peer, peer.find(options.given(peer)))).collect();
     let folder = scratch()?;
+    remove_at_signals(folder.path())?;
     let (failed, figures) = (Vec::new(), Vec::new());
-    let mut comparison = CompareRun { options, run, cores, program, found, folder, failed, figures };
+    let tied_by = Some(program.clone());
+    let mut comparison = CompareRun { options, run, cores, program, tied_by, found, folder, failed, figures };
     print(&comparison.report().header())?;
     let measured = comparison.measure();
     // A failure leaves the figures of the runs before it.
@@ -157,6 +164,24 @@ fn scratch() -> Result<TempDir, CliError> {
     folder.map_err(|error| CliError::failed(format!("making a folder in {}", place.display()), error))
 }
 
+/// Removes the folder before a signal ends this process. Its jobs end with it.
+fn remove_at_signals(folder: &Path) -> Result<(), CliError> {
+    let failed = |error: io::Error| CliError::failed("waiting for signals", error);
+    let handled = signals::not_ignored(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM]);
+    let mut signals = Signals::new(handled).map_err(failed)?;
+    let folder = folder.to_owned();
+    let wait = move || {
+        for signal in signals.forever() {
+            // A job may make a file meanwhile.
+            let _ = (0..3).any(|_| std::fs::remove_dir_all(&folder).is_ok());
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    // It ends with this process.
+    let _: JoinHandle<()> = std::thread::Builder::new().spawn(wait).map_err(failed)?;
+    Ok(())
+}
+
 /// What is measured in a turn.
 #[derive(Clone, Copy)]
 struct TurnSubject {
@@ -180,6 +205,8 @@ struct CompareRun<'a> {
     cores: Cores,
     /// The path of `tensorwire` itself.
     program: PathBuf,
+    /// What starts the jobs, so that they end with this process: `tensorwire` itself.
+    tied_by: Option<PathBuf>,
     /// Each peer with its program, or with the reason why it is left out.
     found: Vec<(Peer, Result<PathBuf, String>)>,
     folder: TempDir,
@@ -293,6 +320,10 @@ impl CompareRun<'_> {
         Ok([std::mem::replace(before, after), after])
     }
 
+    fn tied(&self, job: job::Job) -> job::Job {
+        job::Job { tied_by: self.tied_by.clone(), ..job }
+    }
+
     /// Runs a peer once, and returns its figure.
     fn peer(
         &self,
@@ -303,6 +334,7 @@ impl CompareRun<'_> {
     ) -> Result<f64, String> {
         let port = free_port()?;
         let Call { server, client } = peer.call(program, measure, conditions, port);
+        let (server, client) = (server.map(|server| self.tied(server)), self.tied(client));
         let timeout = Duration::from_secs(self.options.timeout);
         let printed = match server {
             Some(server) => run_pair(&server, &client, port, self.folder.path(), timeout)?,
@@ -314,7 +346,7 @@ impl CompareRun<'_> {
 
     /// The report of a run of this program.
     fn own(&self, job: &job::Job) -> Result<OwnReport, CliError> {
-        job::run(job, self.folder.path(), OWN_TIMEOUT).map_err(CliError::Failed)?;
+        job::run(&self.tied(job.clone()), self.folder.path(), OWN_TIMEOUT).map_err(CliError::Failed)?;
         let text = std::fs::read_to_string(self.json());
         let text = text.map_err(|error| CliError::failed(format!("reading the report of `{job}`"), error))?;
         OwnReport::read(&text).map_err(|error| CliError::failed(format!("`{job}`"), error))

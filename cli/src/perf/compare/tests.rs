@@ -28,6 +28,7 @@ fn compared(sizes: &[usize]) -> (Result<(), CliError>, CompareReport) {
         run: &run,
         cores: Cores { initiator: 0, responder: 1 },
         program: program("ours_on_shm_alone"),
+        tied_by: None,
         found: ALL.map(|peer| (peer, Ok(program("ucx_perftest")))).to_vec(),
         folder: scratch().expect("a folder"),
         failed: Vec::new(),
