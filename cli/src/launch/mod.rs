@@ -41,9 +41,10 @@ const GRACE: u64 = 30;
 /// TENSORWIRE_TASK, TENSORWIRE_CLUSTER, TENSORWIRE_CORES. Also RANK, WORLD_SIZE, LOCAL_RANK,
 /// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Their output comes line by line, with the name in
 /// front. When one fails, the others are ended. The exit status is that of the first one that
-/// failed, or 128 and the number of the signal that has killed it. Ctrl-C, SIGTERM and SIGHUP are
-/// passed on; the second one kills, and so does the end of --grace. SIGUSR1 and SIGUSR2 are passed
-/// on, and end nothing. What members have started ends with them, if it is in their groups.
+/// failed, or 128 and the number of the signal that has killed it. Ctrl-C, SIGTERM, SIGHUP and
+/// SIGQUIT are passed on; the second one kills, and so does the end of --grace. SIGUSR1 and SIGUSR2
+/// are passed on, and end nothing. What members have started ends with them, if it is in their
+/// groups.
 #[derive(clap::Args, Debug)]
 pub struct LaunchArgs {
     /// Processes of this host

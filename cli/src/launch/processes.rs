@@ -6,7 +6,7 @@ use crate::error::CliError;
 use crate::signals;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -145,7 +145,7 @@ fn signal_name(signal: i32) -> String {
 pub fn run(members: &[Launched], command: &[OsString], grace: Duration) -> Result<(), CliError> {
     let (events, news) = mpsc::channel();
     // The members ignore the others, too.
-    let handled = signals::not_ignored(&[SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2]);
+    let handled = signals::not_ignored(&[SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2]);
     // If whoever started the launcher ignores SIGCHLD, the kernel drops how processes have ended.
     let mut signals = Signals::new(handled.chain([SIGCHLD]))
         .map_err(|error| CliError::failed("waiting for signals", error))?;
@@ -360,6 +360,7 @@ impl Crew {
         self.signal_all(match signal {
             SIGINT => Signal::INT,
             SIGHUP => Signal::HUP,
+            SIGQUIT => Signal::QUIT,
             _ => Signal::TERM,
         });
     }

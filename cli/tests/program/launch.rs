@@ -312,7 +312,7 @@ impl Drop for Running {
 
 #[test]
 fn a_signal_is_passed_on_and_is_no_failure() {
-    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+    for (signal, number) in [("INT", 2), ("TERM", 15), ("QUIT", 3)] {
         let what = format!("trap 'echo got it; exit 1' {signal}; echo ready; while :; do sleep 0.05; done");
         let mut running = Running::start(script("-n 2", &what));
         assert_eq!([running.line(), running.line()], ["ready", "ready"]);
