@@ -18,7 +18,8 @@ use std::net::TcpListener;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use tensorwire::{
-    BufferRing, Builder, Config, ConfigError, DType, Edge, Node, PollMode, Step, Tensor, TensorMut,
+    BootstrapError, BufferRing, Builder, Config, ConfigError, DType, Edge, Node, NodeError, PollMode, Step,
+    Tensor, TensorMut,
 };
 
 /// The step of every tensor. Values under one key arrive in order.
@@ -198,7 +199,7 @@ pub fn joined(
         .join_timeout(JOIN_LOOK);
     let config = config(builder, options).map_err(|error| failed(&error))?;
     let node = Node::start(&config).map_err(|error| failed(&error))?;
-    join(&node, channel)?;
+    join(&node, channel, JOIN_TIMEOUT)?;
     let facts = facts(&node, &config, options);
     Ok((node, facts))
 }
@@ -242,19 +243,26 @@ fn config(builder: Builder, options: &RendezvousOptions) -> Result<Config, Confi
 }
 
 /// Waits for the other side, as long as that does not say that it has failed.
-fn join(node: &Node, channel: &mut ControlChannel) -> Result<(), CliError> {
+fn join(node: &Node, channel: &mut ControlChannel, timeout: Duration) -> Result<(), CliError> {
     let (since, mut is_told) = (Instant::now(), false);
+    let failed = |mut error: NodeError| {
+        // Of all looks, and not of the last one.
+        if let NodeError::Bootstrap(BootstrapError::Missing { waited, .. }) = &mut error {
+            *waited = Duration::from_secs(since.elapsed().as_secs());
+        }
+        CliError::failed("joining the two processes", error)
+    };
     loop {
         let began = Instant::now();
         let Err(error) = node.join() else { return Ok(()) };
         // An end before its time is final.
-        if began.elapsed() < JOIN_LOOK || since.elapsed() >= JOIN_TIMEOUT {
-            return Err(CliError::failed("joining the two processes", error));
+        if began.elapsed() < JOIN_LOOK || since.elapsed() >= timeout {
+            return Err(failed(error));
         }
         // A side that has joined says so, too, and this one follows.
         if std::mem::replace(&mut is_told, channel.is_ready()) && is_told {
             channel.receive()?;
-            return Err(CliError::failed("joining the two processes", error));
+            return Err(failed(error));
         }
     }
 }
@@ -316,7 +324,9 @@ fn cluster(me: u32, channel: &mut ControlChannel) -> Result<String, CliError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::control_channel::CHANNEL_TIMEOUT;
     use super::*;
+    use std::os::unix::net::UnixStream;
     use tensorwire::BulkReceive;
 
     fn settings_with(profile: Option<&str>, borrow: bool) -> Config {
@@ -326,6 +336,20 @@ mod tests {
         let cluster = "perf=127.0.0.1:1,127.0.0.1:2";
         let builder = Node::builder().environment([]).member("perf", 0).set("cluster", cluster);
         config(builder, &options).expect("a configuration")
+    }
+
+    #[test]
+    fn a_join_that_fails_says_how_long_it_took() {
+        let [own, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+        let builder =
+            Node::builder().environment([]).member("perf", 0).set("cluster", format!("perf={own},{other}"));
+        let node = builder.set("pool_size", "1MiB").join_timeout(JOIN_LOOK).start().unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut channel = ControlChannel::new(ours, CHANNEL_TIMEOUT).unwrap();
+        let error = join(&node, &mut channel, JOIN_LOOK + JOIN_LOOK / 2).unwrap_err().to_string();
+        let waited = error.split_once(" waited ").and_then(|(_, rest)| rest.split_once("s for its cluster"));
+        let waited: u64 = waited.expect("it says how long").0.parse().expect("whole seconds");
+        assert!(waited >= 2, "{error}");
     }
 
     #[test]
