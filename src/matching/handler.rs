@@ -27,7 +27,8 @@ const UNHANDLED: usize = 1024;
 pub struct WindowHandler {
     connections: Connections,
     matching: Matching,
-    standing: StandingWindows,
+    /// In a box, so that the other fields lie near: they are on the short path.
+    standing: Box<StandingWindows>,
 }
 
 impl WindowHandler {
@@ -45,7 +46,7 @@ impl WindowHandler {
         WindowHandler {
             matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding), settings.hung_after),
             connections: Connections::new(me, incarnation, members, &settings, observer),
-            standing: StandingWindows::default(),
+            standing: Box::default(),
         }
     }
 

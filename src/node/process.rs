@@ -23,7 +23,8 @@ use crate::telemetry::{Counter, FlightLog, Snapshot};
 use crate::wire::{DType, Generation, Incarnation, Shape, StepId, TaskId, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// One process of the cluster.
@@ -66,6 +67,8 @@ pub struct Node {
     pub(super) bootstrap: Arc<Bootstrap>,
     pub(super) store: Arc<ClusterStore>,
     pub(super) stopped: Mutex<bool>,
+    /// The thread of the first stop.
+    pub(super) stopping: OnceLock<ThreadId>,
     /// The error of the last join, if it has failed.
     pub(super) failed_join: Mutex<Option<String>>,
     pub(super) fork_guard: ForkGuard,
@@ -271,6 +274,7 @@ impl Node {
             bootstrap,
             store: ClusterStore::new(config, server),
             stopped: Mutex::default(),
+            stopping: OnceLock::new(),
             failed_join: Mutex::default(),
             fork_guard: ForkGuard::of_this_process(),
         })

@@ -144,6 +144,7 @@ impl Node {
         if std::mem::replace(&mut *stopped, true) {
             return Ok(Untaken::default());
         }
+        let _ = self.stopping.set(std::thread::current().id());
         let dropped = self.context.untaken(false, &mut Vec::new()).unwrap_or_else(|error| {
             tracing::warn!("which values the stop drops is not known: {error}");
             Untaken::default()
@@ -172,12 +173,14 @@ impl Node {
     }
 
     /// Waits for a stop by another thread. `None` if that stop waits for this thread, which runs a
-    /// callback or drops an owner.
+    /// callback or drops an owner, or is the thread of that stop.
     fn lock_stopped(&self) -> Option<MutexGuard<'_, bool>> {
+        let is_stopping = || self.stopping.get() == Some(&std::thread::current().id());
+        let is_awaited = || self.executor.is_current() || self.owners.is_current() || is_stopping();
         match self.stopped.try_lock() {
             Ok(stopped) => Some(stopped),
             Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) if self.executor.is_current() || self.owners.is_current() => None,
+            Err(TryLockError::WouldBlock) if is_awaited() => None,
             Err(TryLockError::WouldBlock) => {
                 Some(self.stopped.lock().unwrap_or_else(PoisonError::into_inner))
             }

@@ -54,7 +54,9 @@ impl<W: PartialEq> Waiters<W> {
     #[inline]
     pub fn take(&mut self, step: u64) -> Option<W> {
         // The usual case. A search and a removal from any place are longer.
-        if let Some((_, waiter)) = self.waiters.pop_front_if(|(of, _)| *of == step) {
+        if self.waiters.front().is_some_and(|(of, _)| *of == step)
+            && let Some((_, waiter)) = self.waiters.pop_front()
+        {
             self.asked = self.asked.saturating_sub(1);
             return Some(waiter);
         }

@@ -12,8 +12,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Looks whether the kernel has ended the objects of a device that is removed.
+/// Looks whether the kernel has ended the objects of a device that is removed. The poller waits
+/// meanwhile, so these are the looks for all objects.
 const REMOVAL_LOOKS: u32 = 100;
 /// How long a look takes.
 const REMOVAL_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -76,6 +78,7 @@ impl DeviceList {
             sysfs: sysfs.into(),
             attr: None,
             windows_log: LogRateLimit::default(),
+            removal_looks: AtomicU32::new(REMOVAL_LOOKS),
         };
         let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: an opened device, and a struct for the answer.
@@ -120,6 +123,8 @@ pub(super) struct DeviceContext {
     attr: Option<ibv_device_attr>,
     /// For the line of the log on links that get no more memory windows.
     pub windows_log: LogRateLimit,
+    /// Those of [`REMOVAL_LOOKS`] that are left.
+    removal_looks: AtomicU32,
 }
 
 // SAFETY: libibverbs' calls may be made from any thread (`README` of rdma-core: the library is
@@ -173,10 +178,18 @@ impl DeviceContext {
         // The kernel ends the object that has the events last, and calls fail before that. An event
         // that was not taken hides that end.
         let mut events = [PollFd::from_borrowed_fd(self.async_fd(), PollFlags::empty())];
-        (0..REMOVAL_LOOKS).any(|_| {
-            let is_polled = poll(&mut events, Some(&REMOVAL_LOOK)).is_ok();
-            is_polled && events[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
-        })
+        loop {
+            let left = |looks: u32| looks.checked_sub(1);
+            let waits = self.removal_looks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok();
+            let pause = if waits { REMOVAL_LOOK } else { Timespec::default() };
+            let is_polled = poll(&mut events, Some(&pause)).is_ok();
+            if is_polled && events[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+                return true;
+            }
+            if !waits {
+                return false;
+            }
+        }
     }
 }
 

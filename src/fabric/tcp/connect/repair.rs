@@ -29,6 +29,9 @@ use std::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_millis(20);
 /// Attempts without an answer that the time of a repair is enough for, at each address.
 const ATTEMPTS: u32 = 4;
+/// The kernel repeats what is lost later and later. So a new attempt notices sooner that the
+/// network works again.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(5);
 
 /// What both sides know of a link, and what this side was told to do about it.
 pub(in super::super) struct SessionPlan {
@@ -53,7 +56,8 @@ impl SessionPlan {
     /// How long an attempt at one of so many addresses may take. It takes two round trips, and the
     /// network may be slow.
     fn time_of_attempt(&self, addresses: usize) -> Duration {
-        HELLO_TIME.max(self.options.time_to_repair() / (ATTEMPTS * addresses as u32))
+        let part = self.options.time_to_repair() / (ATTEMPTS * addresses as u32);
+        part.clamp(HELLO_TIME, LONGEST_ATTEMPT)
     }
 }
 

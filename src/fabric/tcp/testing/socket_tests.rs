@@ -79,7 +79,6 @@ fn the_sockets_of_a_link_send_at_once_and_poll_busily_where_the_kernel_takes_it(
     }
 }
 
-/// The newest number of credits counts, so the peer would lack those of the newer one.
 #[test]
 fn a_hello_is_said_however_slowly_the_other_connections_open() {
     let (pool, options) = (pool(), TcpOptions { streams: 7, ..TcpOptions::default() });
@@ -103,6 +102,7 @@ fn a_hello_is_said_however_slowly_the_other_connections_open() {
     });
 }
 
+/// The newest number of credits counts, so the peer would lack those of the newer one.
 #[test]
 fn credits_that_found_no_room_never_follow_newer_ones() {
     let pool = pool();
