@@ -289,7 +289,7 @@ impl Matching {
             return Some(error.clone());
         }
         let entry = &mut self.peers[peer.0 as usize];
-        if let Some(error) = &entry.down {
+        if let Some(error) = entry.down.as_deref() {
             return Some(error.clone());
         }
         if let Some(refusal) = entry.incoming.refusal(edge, key.step) {

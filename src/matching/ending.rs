@@ -183,7 +183,7 @@ impl Matching {
     /// are lost; the others are for its next life. Returns the number of lost values at most.
     pub fn lost(&mut self, peer: PeerIndex, error: &Error) -> u64 {
         let entry = &mut self.peers[peer.0 as usize];
-        entry.down.get_or_insert_with(|| error.clone());
+        entry.down.get_or_insert_with(|| Box::new(error.clone()));
         // Not in `up`: the peer may announce an edge before this side knows that both are ready.
         entry.has_announced = false;
         entry.offers = false;
@@ -239,7 +239,7 @@ impl Matching {
 
     /// Calls that need a peer without a link fail with this error.
     pub fn set_down(&mut self, peer: PeerIndex, error: &Error) {
-        self.peers[peer.0 as usize].down = Some(error.clone());
+        self.peers[peer.0 as usize].down = Some(Box::new(error.clone()));
     }
 
     /// Drops what came from an earlier life of a peer and was not received: it is not for the

@@ -216,8 +216,9 @@ struct PeerEdges {
     offers: bool,
     /// Receives that wait, without those of batches.
     waiting: u32,
-    /// The error of calls that need the peer, while it has no link.
-    down: Option<Error>,
+    /// The error of calls that need the peer, while it has no link. Boxed: each send looks whether
+    /// there is one.
+    down: Option<Box<Error>>,
     /// Whether the peer has announced an edge on the present link. Only then it hears which steps
     /// have ended here.
     has_announced: bool,
@@ -287,7 +288,7 @@ impl Matching {
             transfers: Transfers::default(),
             offers: false,
             waiting: 0,
-            down: Some(Error::NotConnected { peer: peer.clone() }),
+            down: Some(Box::new(Error::NotConnected { peer: peer.clone() })),
             has_announced: false,
         };
         Matching {

@@ -52,7 +52,7 @@ impl Matching {
             self.receive_held(lanes, receive);
             return None;
         }
-        if let Some(error) = &entry.down {
+        if let Some(error) = entry.down.as_deref() {
             let error = error.clone();
             self.send_due(lanes, peer, edge);
             return NewReceive::fail(new, error);
@@ -300,6 +300,7 @@ impl Matching {
     }
 
     /// Sends what an edge owes its sender.
+    #[inline(always)] // on the short path, where a receive returns credit
     pub(super) fn send_due(&mut self, lanes: &mut impl Lanes, peer: PeerIndex, edge: u32) {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         incoming.send_due(edge, &mut |message| lanes.to_sender(peer, message));

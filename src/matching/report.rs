@@ -5,7 +5,7 @@ use crate::link::windows::{ArrivedBytes, LinkFigures, ReadyValue, WindowArrival}
 use crate::link::{EdgeKey, Value};
 use crate::matching::edge_report::{EdgeReport, EdgeReports, EdgeWait};
 use crate::matching::untaken::LostEdge;
-use crate::matching::{Error, PeerIndex, Untaken, UntakenEdge};
+use crate::matching::{PeerIndex, Untaken, UntakenEdge};
 use crate::protocol::{InEdges, InState, OutEdges};
 use crate::wire::{EdgeId, EdgeSide};
 
@@ -28,7 +28,7 @@ impl Matching {
                 queued,
                 held: 0,
                 needed: edge.needs(),
-                wait: why_values_wait(waiting, queued, number, &entry.down),
+                wait: why_values_wait(waiting, queued, number, entry.down.is_some()),
                 bytes: edge_bytes(key, edge.heap_bytes() + OutEdges::<EdgeKey, Value, ()>::EDGE),
                 tensor_bytes: edge.waiting().map(|(_, value)| bytes_of(value)).sum(),
             };
@@ -53,7 +53,7 @@ impl Matching {
                 queued: 0,
                 held: edge.held().len(),
                 needed: edge.needs(),
-                wait: why_receives_wait(waiting, edge.state(), &entry.down),
+                wait: why_receives_wait(waiting, edge.state(), entry.down.is_some()),
                 bytes: edge_bytes(key, edge.heap_bytes() + own),
                 tensor_bytes: edge.held().iter().map(|held| bytes_here(&held.value)).sum(),
             };
@@ -65,7 +65,7 @@ impl Matching {
     /// Why a receive waits on an edge from a peer.
     pub(super) fn receive_wait(&self, peer: PeerIndex, edge: u32) -> Option<EdgeWait> {
         let entry = &self.peers[peer.0 as usize];
-        why_receives_wait(1, entry.incoming.edge_at(edge)?.state(), &entry.down)
+        why_receives_wait(1, entry.incoming.edge_at(edge)?.state(), entry.down.is_some())
     }
 
     /// Why values wait on an edge to a peer, if any do.
@@ -76,7 +76,7 @@ impl Matching {
         queued: usize,
         number: Option<u32>,
     ) -> Option<EdgeWait> {
-        why_values_wait(waiting, queued, number, &self.peers[peer.0 as usize].down)
+        why_values_wait(waiting, queued, number, self.peers[peer.0 as usize].down.is_some())
     }
 
     /// Asks the peers to tell which values they take, from now until they have taken those that
@@ -113,25 +113,20 @@ impl Matching {
     }
 }
 
-fn why_values_wait(
-    waiting: usize,
-    queued: usize,
-    number: Option<u32>,
-    down: &Option<Error>,
-) -> Option<EdgeWait> {
+fn why_values_wait(waiting: usize, queued: usize, number: Option<u32>, is_down: bool) -> Option<EdgeWait> {
     match number {
         _ if waiting + queued == 0 => None,
-        _ if down.is_some() => Some(EdgeWait::NoLink),
+        _ if is_down => Some(EdgeWait::NoLink),
         _ if waiting == 0 => Some(EdgeWait::NoRoom),
         None => Some(EdgeWait::NotAnnounced),
         Some(_) => Some(EdgeWait::NoCredit),
     }
 }
 
-fn why_receives_wait<E>(waiting: usize, state: &InState<E>, down: &Option<Error>) -> Option<EdgeWait> {
+fn why_receives_wait<E>(waiting: usize, state: &InState<E>, is_down: bool) -> Option<EdgeWait> {
     match state {
         _ if waiting == 0 => None,
-        _ if down.is_some() => Some(EdgeWait::NoLink),
+        _ if is_down => Some(EdgeWait::NoLink),
         InState::Unannounced | InState::Retiring(_) => Some(EdgeWait::NoNumber),
         InState::Announced(_) | InState::Refused(_) => Some(EdgeWait::NoValue),
     }
