@@ -107,19 +107,21 @@ impl Matching {
             out.forget(index);
             return Err(value);
         }
-        let mut staying = 0;
-        let is_first = out.offer(index, key.step, value, &mut |message| {
-            staying += usize::from(lanes.to_receiver(peer, message));
-        });
         if waits {
             lanes.counters().increment(Counter::SendsWaited);
-            if is_first {
+            if out.wait(index, key.step, value) {
                 self.note_wait();
             }
-        } else if counts && staying == 0 {
+            return Ok(true);
+        }
+        let mut staying = 0;
+        out.offer(index, key.step, value, &mut |message| {
+            staying += usize::from(lanes.to_receiver(peer, message));
+        });
+        if counts && staying == 0 {
             self.left(1);
         }
-        Ok(waits)
+        Ok(false)
     }
 
     /// Takes the next value for the thread that holds the poller, without a waiter. A receive that

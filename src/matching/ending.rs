@@ -74,7 +74,7 @@ impl Matching {
         if !self.steps.cleanup(step) {
             return;
         }
-        if self.peers.iter().any(|peer| peer.out.has_pending() || !peer.incoming.is_quiet(step)) {
+        if self.peers.iter_mut().any(|peer| !peer.out.is_quiet(step) || !peer.incoming.is_quiet(step)) {
             self.end_steps(lanes, &(step..=step), StepEnd::CleanedUp);
         }
         if self.untold.add(step) {
@@ -92,9 +92,6 @@ impl Matching {
         for peer in self.peer_indices() {
             self.end_steps_of_peer(lanes, peer, steps, end);
         }
-        if self.long_waits.has_sends() {
-            self.forget_ended_waits();
-        }
     }
 
     fn end_steps_of_peer(
@@ -110,6 +107,9 @@ impl Matching {
             entry.incoming.end_steps(steps, &mut |message| lanes.to_sender(peer, message));
         if !is_on(Mutant::EndedValuesOutstanding) {
             self.left(dropped.len());
+        }
+        for (edge, _) in &dropped {
+            self.forget_ended_wait(peer, *edge);
         }
         for value in values {
             let receive = self.discard(lanes, peer, value);

@@ -225,15 +225,20 @@ impl Matching {
         index: u32,
         values: usize,
     ) {
-        let edge = self.peers[peer.0 as usize].out.edge_at(index);
-        let waits = edge.is_some_and(|edge| edge.waiting().len() > 0);
-        if !waits && self.long_waits.sends.remove(&(peer, index)).is_some() {
+        if self.forget_ended_wait(peer, index) {
             lanes.record(peer, FlightEvent::WaitEnded { values: values as u32 });
         }
     }
 
+    /// Forgets since when values wait on an edge, if none do any more. Returns whether some had.
+    pub(super) fn forget_ended_wait(&mut self, peer: PeerIndex, index: u32) -> bool {
+        let edge = self.peers[peer.0 as usize].out.edge_at(index);
+        let waits = edge.is_some_and(|edge| edge.waiting().len() > 0);
+        !waits && self.long_waits.sends.remove(&(peer, index)).is_some()
+    }
+
     /// Forgets edges on which no value waits any more.
-    pub(super) fn forget_ended_waits(&mut self) {
+    fn forget_ended_waits(&mut self) {
         let Matching { peers, long_waits, .. } = self;
         long_waits.sends.retain(|(peer, index), _| {
             let edge = peers[peer.0 as usize].out.edge_at(*index);

@@ -247,7 +247,7 @@ impl World {
                 self.over_at_sender.push((step, error));
                 let dropped = self.sender.drop_steps(&(step..=step));
                 self.untold.push(StepsOver { first: step, last: step, error });
-                self.drop_values(&dropped);
+                dropped.iter().for_each(|(_, value)| self.drop_values(&[*value]));
             }
             Act::Flush => self.sender.flush(&mut |message| to_receiver.push(message)),
             Act::Receive(..) | Act::ReceiveMismatch(..) | Act::TryReceive(..) | Act::ReceiveRemote(..) => {

@@ -30,6 +30,8 @@ pub struct OutEdge<V> {
     answers: u64,
     /// Values without credit, with their steps, oldest first. Empty while there is credit.
     waiting: VecDeque<(u64, V)>,
+    /// No waiting value is of a later step, while they are in the order of steps. Else [`MIXED`].
+    newest: u64,
     /// Steps of which the receiver needs values, with the number of values.
     needs: BTreeMap<u64, u32>,
     /// Values of all these steps.
@@ -37,6 +39,9 @@ pub struct OutEdge<V> {
     /// Values that left and did not arrive for certain, oldest first, with their count.
     kept: VecDeque<(u64, Record<V>)>,
 }
+
+/// Values of some step wait before others of an earlier one.
+const MIXED: u64 = u64::MAX;
 
 impl<V> Default for OutEdge<V> {
     fn default() -> Self {
@@ -49,6 +54,7 @@ impl<V> Default for OutEdge<V> {
             limit: 0,
             answers: 0,
             waiting: VecDeque::new(),
+            newest: 0,
             needs: BTreeMap::new(),
             needed: 0,
             kept: VecDeque::new(),
@@ -129,18 +135,43 @@ impl<V: Clone> OutEdge<V> {
 
     /// Offers a value. Returns its record if the value leaves at once. With `keep` the value is
     /// kept until [`OutEdge::arrived`].
+    ///
+    /// # Errors
+    /// The value, if it must wait.
     #[inline]
-    pub fn offer(&mut self, step: u64, value: V, keep: bool) -> Option<Record<V>> {
-        if let Some(edge) = self.id {
-            if self.needed > 0 && self.take_need(step) {
-                return Some(self.leave(edge, step, value, true, keep));
-            }
-            if self.sent < self.limit {
-                return Some(self.leave(edge, step, value, false, keep));
-            }
+    pub fn offer(&mut self, step: u64, value: V, keep: bool) -> Result<Record<V>, V> {
+        let Some(edge) = self.id else { return Err(value) };
+        if self.needed > 0 && self.take_need(step) {
+            return Ok(self.leave(edge, step, value, true, keep));
         }
+        if self.sent < self.limit {
+            return Ok(self.leave(edge, step, value, false, keep));
+        }
+        Err(value)
+    }
+
+    /// A value waits, behind all others.
+    #[inline]
+    pub fn wait(&mut self, step: u64, value: V) {
+        self.newest = if step < self.newest { MIXED } else { step };
         self.waiting.push_back((step, value));
-        None
+    }
+
+    /// The next values that wait may be of earlier steps, if none waits now.
+    fn note_emptied(&mut self) {
+        if self.waiting.is_empty() {
+            self.newest = 0;
+        }
+    }
+
+    /// A value waits, before all others.
+    fn wait_first(&mut self, step: u64, value: V) {
+        match self.waiting.front() {
+            Some((of, _)) if *of < step => self.newest = MIXED,
+            Some(_) => {}
+            None => self.newest = step,
+        }
+        self.waiting.push_front((step, value));
     }
 
     /// The record of a value that leaves within the credit if it is offered now, without the value.
@@ -161,6 +192,7 @@ impl<V: Clone> OutEdge<V> {
     /// [`OutEdge::announced`] and [`OutEdge::credited`].
     pub fn next(&mut self, keep: bool) -> Option<Record<V>> {
         let edge = self.id?;
+        self.note_emptied();
         if self.sent == self.limit {
             return None;
         }
@@ -199,10 +231,8 @@ impl<V: Clone> OutEdge<V> {
                     self.answers -= u64::from(record.answers_need);
                     match is_over(record.step) && !is_on(Mutant::EndedStepResent) {
                         true => dropped.push(record.value),
-                        false if is_on(Mutant::ResentLast) => {
-                            self.waiting.push_back((record.step, record.value));
-                        }
-                        false => self.waiting.push_front((record.step, record.value)),
+                        false if is_on(Mutant::ResentLast) => self.wait(record.step, record.value),
+                        false => self.wait_first(record.step, record.value),
                     }
                 }
                 self.sent = came;
@@ -287,6 +317,11 @@ impl<V: Clone> OutEdge<V> {
         count
     }
 
+    /// The step of each value that the receiver needs.
+    pub fn needed_steps(&self) -> impl Iterator<Item = u64> {
+        self.needs.iter().flat_map(|(step, count)| std::iter::repeat_n(*step, *count as usize))
+    }
+
     /// Values that the receiver needs.
     pub fn needs(&self) -> usize {
         self.needed
@@ -300,11 +335,20 @@ impl<V: Clone> OutEdge<V> {
         while let Some((step, _)) = self.needs.range(steps.clone()).next() {
             self.unneeded(*step);
         }
+        if self.newest != MIXED {
+            let first = self.waiting.partition_point(|(step, _)| step < steps.start());
+            let end = self.waiting.partition_point(|(step, _)| step <= steps.end());
+            let dropped = self.waiting.drain(first..end).map(|(_, value)| value).collect();
+            self.note_emptied();
+            return dropped;
+        }
+        self.newest = 0;
         let mut dropped = Vec::new();
-        for (step, value) in std::mem::take(&mut self.waiting) {
+        for _ in 0..self.waiting.len() {
+            let Some((step, value)) = self.waiting.pop_front() else { break };
             match steps.contains(&step) {
                 true => dropped.push(value),
-                false => self.waiting.push_back((step, value)),
+                false => self.wait(step, value),
             }
         }
         dropped
@@ -348,7 +392,7 @@ impl<V: Clone> OutEdge<V> {
         let lost = std::mem::take(&mut self.kept).into_iter().map(|(_, record)| record);
         if is_on(Mutant::LostValuesWait) {
             let again: Vec<_> = lost.map(|record| (record.step, record.value)).collect();
-            again.into_iter().rev().for_each(|value| self.waiting.push_front(value));
+            again.into_iter().rev().for_each(|(step, value)| self.wait_first(step, value));
             return Vec::new();
         }
         lost.map(|record| record.value).collect()

@@ -3,10 +3,14 @@
 use super::message::{Record, StepsOver, ToReceiver, ToSender};
 use super::out_edge::OutEdge;
 use super::slab::Slab;
+use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
+
+#[cfg(test)]
+mod tests;
 
 /// A message that was sent and not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +43,8 @@ pub struct OutEdges<K, V, E> {
     by_number: Vec<Option<(EdgeId, Option<u32>)>>,
     /// Edges on which values may wait or be needed. The end of a step examines no others.
     pending: Vec<u32>,
+    /// The waiting values and the needs of all edges.
+    counts: StepCounts,
     /// Needs of all edges.
     needs: usize,
     /// Messages that were not acknowledged, oldest first. Empty on a link that does not resend.
@@ -62,6 +68,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             by_key: BTreeMap::new(),
             by_number: Vec::new(),
             pending: Vec::new(),
+            counts: StepCounts::default(),
             needs: 0,
             unacked: VecDeque::new(),
             is_resuming: false,
@@ -182,18 +189,37 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         post: &mut impl FnMut(ToReceiver<V, E>),
     ) -> bool {
         let resends = self.options.resends;
-        let Some(named) = self.edges.get_mut(index) else { return false };
-        let Some(record) = named.edge.offer(step, value, resends) else {
-            let is_first = named.edge.one_waits();
-            if named.pending_at.is_none() {
-                named.pending_at = Some(self.pending.len() as u32);
-                self.pending.push(index);
-            }
-            return is_first;
+        let Some(edge) = self.edge_mut(index) else { return false };
+        let record = match edge.offer(step, value, resends) {
+            Ok(record) => record,
+            Err(value) => return self.wait(index, step, value),
         };
-        self.needs -= usize::from(record.answers_need);
+        if record.answers_need {
+            self.end_needs(step, 1);
+        }
         self.post_record(index, record, post);
         false
+    }
+
+    /// A value waits that can't leave now, as [`OutEdges::can_leave`] tells. Returns whether none
+    /// waited on the edge before.
+    #[inline(always)] // else the value is copied
+    pub fn wait(&mut self, index: u32, step: u64, value: V) -> bool {
+        let Some(named) = self.edges.get_mut(index) else { return false };
+        named.edge.wait(step, value);
+        self.counts.add(step);
+        if named.pending_at.is_none() {
+            named.pending_at = Some(self.pending.len() as u32);
+            self.pending.push(index);
+        }
+        named.edge.one_waits()
+    }
+
+    /// Values of a step are not needed any more.
+    #[cold]
+    fn end_needs(&mut self, step: u64, count: usize) {
+        self.needs -= count;
+        (0..count).for_each(|_| self.counts.remove(step));
     }
 
     /// Handles a message of the peer. `end_of` returns the error of a step that is over here, and
@@ -233,7 +259,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             }
             ToSender::Unneed { edge, step } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
-                self.needs -= self.edge_mut(index).map_or(0, |edge| edge.unneeded(step));
+                let ended = self.edge_mut(index).map_or(0, |edge| edge.unneeded(step));
+                self.end_needs(step, ended);
             }
             ToSender::Retire { edge, came } => {
                 let Some(index) = self.find(edge)? else { return Ok(Vec::new()) };
@@ -242,11 +269,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
                 }
                 let resends = self.options.resends;
                 self.by_number[edge.number as usize] = None;
-                self.needs -= self.edge_mut(index).map_or(0, |edge| {
-                    let needs = edge.needs();
-                    edge.retired(resends);
-                    needs
-                });
+                if let Some(named) = self.edges.get_mut(index) {
+                    self.needs -= named.edge.needs();
+                    named.edge.needed_steps().for_each(|step| self.counts.remove(step));
+                    named.edge.retired(resends);
+                }
                 self.unlist(index);
                 self.post(Unacked::Retired(index, edge), ToReceiver::Retired { edge }, post);
                 self.forget(index);
@@ -275,8 +302,16 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         post: &mut impl FnMut(ToReceiver<V, E>),
     ) -> Result<Vec<V>, WindowViolation> {
         let (index, window) = (self.edge(key), self.options.largest_window);
-        let Some(out) = self.edge_mut(index) else { return Ok(Vec::new()) };
-        let dropped = out.announced(edge, limit, window, is_over)?;
+        let Some(named) = self.edges.get_mut(index) else { return Ok(Vec::new()) };
+        let waited = named.edge.waiting().len();
+        let announced = named.edge.announced(edge, limit, window, is_over);
+        // Values that wait again, also after an error: they left before the others.
+        let again = named.edge.waiting().len() - waited;
+        named.edge.waiting().take(again).for_each(|(step, _)| self.counts.add(*step));
+        if again > 0 {
+            self.note_pending(index);
+        }
+        let dropped = announced?;
         self.by_number[edge.number as usize] = Some((edge, Some(index)));
         self.drain(index, post);
         Ok(dropped)
@@ -292,33 +327,54 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let is_full = self.needs >= self.options.max_needs as usize;
         let Some(edge) = self.edge_mut(index) else { return Ok(()) };
         match edge.needed(step, resends) {
-            Some(record) => self.post_record(index, record, post),
-            None if is_full => return Err(WindowViolation("more needs than receives can wait")),
+            Some(record) => {
+                self.counts.remove(step);
+                self.post_record(index, record, post);
+            }
             None => {
+                // Counted also beyond the limit: the edge has it until the link has ended.
                 self.needs += 1;
+                self.counts.add(step);
                 self.note_pending(index);
+                if is_full {
+                    return Err(WindowViolation("more needs than receives can wait"));
+                }
             }
         }
         Ok(())
     }
 
-    /// Whether values may wait or be needed on any edge.
+    /// Whether no value of a step waits or is needed on any edge.
     #[inline]
-    pub fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+    pub fn is_quiet(&mut self, step: u64) -> bool {
+        self.pending.is_empty() || self.is_quiet_beside_others(step)
     }
 
-    /// These steps have ended here. Returns their waiting values, which are not sent.
-    /// [`OutEdges::tell_end`] tells the peer, now or later.
-    pub fn drop_steps(&mut self, steps: &RangeInclusive<u64>) -> Vec<V> {
-        let mut dropped = Vec::new();
+    #[inline(never)] // keeps the usual path short
+    fn is_quiet_beside_others(&mut self, step: u64) -> bool {
+        // Each look shortens the list, until the usual path is taken.
+        if let Some(last) = self.pending.last() {
+            self.unlist(*last);
+        }
+        self.counts.is_empty(step)
+    }
+
+    /// These steps have ended here. Returns their waiting values, which are not sent, with the
+    /// indices of their edges. [`OutEdges::tell_end`] tells the peer, now or later.
+    pub fn drop_steps(&mut self, steps: &RangeInclusive<u64>) -> Vec<(u32, V)> {
+        let (mut left, mut dropped) = (self.counts.take(steps), Vec::new());
         // Backwards: an edge that leaves the list gives its place to one that was looked at.
         for at in (0..self.pending.len()).rev() {
+            if left == 0 {
+                break;
+            }
             let index = self.pending[at];
             let Some(named) = self.edges.get_mut(index) else { continue };
-            self.needs -= named.edge.needs();
-            dropped.extend(named.edge.end_steps(steps));
-            self.needs += named.edge.needs();
+            let (needs, before) = (named.edge.needs(), dropped.len());
+            dropped.extend(named.edge.end_steps(steps).into_iter().map(|value| (index, value)));
+            let ended = needs - named.edge.needs();
+            self.needs -= ended;
+            left -= ended + dropped.len() - before;
             self.unlist(index);
             self.forget(index);
         }
@@ -349,6 +405,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.by_number.clear();
         self.needs = 0;
         self.edges.iter_mut().for_each(|(_, named)| named.edge.retired(true));
+        self.recount();
         for unacked in std::mem::take(&mut self.unacked) {
             if let Unacked::Over(over) = unacked {
                 self.tell_end(over, post);
@@ -364,17 +421,27 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.needs = 0;
         let mut lost = Vec::new();
         self.edges.iter_mut().for_each(|(_, named)| lost.extend(named.edge.lost()));
-        for at in (0..self.pending.len()).rev() {
-            self.unlist(self.pending[at]);
-        }
+        self.recount();
         self.forget_all(|_| {});
         lost
+    }
+
+    /// Lists and counts anew what waits on all edges, of which none has needs.
+    fn recount(&mut self) {
+        self.pending.clear();
+        self.counts.clear();
+        for (index, named) in self.edges.iter_mut() {
+            named.edge.waiting().for_each(|(step, _)| self.counts.add(*step));
+            named.pending_at = named.edge.has_pending().then_some(self.pending.len() as u32);
+            self.pending.extend(named.pending_at.map(|_| index));
+        }
     }
 
     /// Sends the waiting values that have credit.
     fn drain(&mut self, index: u32, post: &mut impl FnMut(ToReceiver<V, E>)) {
         let resends = self.options.resends;
         while let Some(record) = self.edge_mut(index).and_then(|edge| edge.next(resends)) {
+            self.counts.remove(record.step);
             self.post_record(index, record, post);
         }
     }
@@ -427,6 +494,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
+    /// Lists an edge as a pending one, if it is not listed.
     fn note_pending(&mut self, index: u32) {
         if let Some(named) = self.edges.get_mut(index).filter(|named| named.pending_at.is_none()) {
             named.pending_at = Some(self.pending.len() as u32);
@@ -434,8 +502,23 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
-    /// Takes an edge out of the list of pending ones, if nothing waits there. The next end of a
-    /// step may be far.
+    /// Checks that all pending edges are listed, and that the counts say what the edges have.
+    #[cfg(test)]
+    pub fn check_counts(&self) {
+        let mut counts = self.counts.clone();
+        for (index, named) in self.edges.iter() {
+            let at = self.pending.iter().position(|pending| *pending == index);
+            assert_eq!(named.pending_at, at.map(|at| at as u32), "the place of edge {index}");
+            assert!(at.is_some() || !named.edge.has_pending(), "edge {index} is not listed");
+            for step in named.edge.waiting().map(|(step, _)| *step).chain(named.edge.needed_steps()) {
+                assert!(!counts.is_empty(step), "edge {index} has more of step {step} than is counted");
+                counts.remove(step);
+            }
+        }
+        assert_eq!(counts.take(&(0..=u64::MAX)), 0, "more is counted than the edges have");
+    }
+
+    /// Takes an edge out of the list of pending ones, if nothing waits or is needed there.
     fn unlist(&mut self, index: u32) {
         let Some(named) = self.edges.get_mut(index).filter(|named| !named.edge.has_pending()) else { return };
         let Some(at) = named.pending_at.take() else { return };
@@ -455,6 +538,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
 
     #[cold]
     fn forget_unused(&mut self, index: u32) {
+        self.unlist(index);
         let Some(named) = self.edges.get(index).filter(|_| !self.is_resuming) else { return };
         if named.pending_at.is_none() {
             self.by_key.remove(&named.key);

@@ -33,6 +33,11 @@ impl StepCounts {
         if near.1 == 0 || near.0 == step {
             return *near = (step, near.1 + 1);
         }
+        self.add_far(step);
+    }
+
+    #[cold]
+    fn add_far(&mut self, step: u64) {
         if let Some(far) = self.far.iter_mut().find(|far| far.0 == step) {
             far.1 += 1;
         } else if self.far.len() < FAR && !self.rest.contains_key(&step) {
@@ -61,6 +66,21 @@ impl StepCounts {
         }
     }
 
+    /// Takes back everything of `steps`. Returns how much that was.
+    pub fn take(&mut self, steps: &RangeInclusive<u64>) -> usize {
+        if steps.is_empty() {
+            return 0;
+        }
+        let mut taken = 0;
+        for (_, count) in self.near.iter_mut().filter(|(step, _)| steps.contains(step)) {
+            taken += std::mem::take(count) as usize;
+        }
+        let far = self.far.extract_if(.., |(step, _)| steps.contains(step));
+        taken += far.map(|(_, count)| count as usize).sum::<usize>();
+        let rest = self.rest.extract_if(steps.clone(), |_, _| true);
+        taken + rest.map(|(_, count)| count as usize).sum::<usize>()
+    }
+
     /// Takes back everything.
     pub fn clear(&mut self) {
         self.near = [(0, 0); NEAR];
@@ -72,9 +92,13 @@ impl StepCounts {
     #[inline]
     pub fn is_empty(&self, step: u64) -> bool {
         let near = self.near[step as usize % NEAR];
-        (near.0 != step || near.1 == 0)
-            && self.far.iter().all(|far| far.0 != step)
-            && !self.rest.contains_key(&step)
+        let has_near = near.0 == step && near.1 > 0;
+        !has_near && ((self.far.is_empty() && self.rest.is_empty()) || !self.has_far(step))
+    }
+
+    #[cold]
+    fn has_far(&self, step: u64) -> bool {
+        self.far.iter().any(|far| far.0 == step) || self.rest.contains_key(&step)
     }
 
     /// Whether any of `steps` that `is` one has something.
@@ -130,6 +154,15 @@ mod tests {
             });
             assert!(counts.is_empty(step));
         }
+        assert!(!counts.has_any(&(0..=u64::MAX), |_| true));
+    }
+
+    #[test]
+    fn what_ranges_of_steps_have_is_taken_wherever_it_is_counted() {
+        let mut counts = StepCounts::default();
+        (0..1000).for_each(|step| (0..2).for_each(|_| counts.add(step)));
+        assert_eq!(counts.take(&RangeInclusive::new(6, 5)), 0, "no step");
+        assert_eq!([10..=19, 5..=500, 0..=999].map(|steps| counts.take(&steps)), [20, 972, 1008]);
         assert!(!counts.has_any(&(0..=u64::MAX), |_| true));
     }
 }

@@ -112,8 +112,9 @@ impl World {
         }
     }
 
-    /// The receiver knows of each step whether any edge has something of it.
+    /// Each end knows of each step whether any edge has something of it.
     fn check_counts(&self, case: &Case) {
+        self.sender.check_counts();
         let (values, calls) = (case.values(), case.calls());
         let steps = values.iter().map(|(_, step)| *step);
         for step in steps.chain(calls.iter().map(|call| call.step)) {
