@@ -110,7 +110,7 @@ impl Matching {
         if waits {
             lanes.counters().increment(Counter::SendsWaited);
             if out.wait(index, key.step, value) {
-                self.note_wait();
+                self.note_wait_on(peer, index);
             }
             return Ok(true);
         }

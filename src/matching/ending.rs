@@ -1,7 +1,7 @@
 //! The ends of calls, steps and lives.
 
 use super::ended_steps::StepEnd;
-use super::{Lanes, Matching};
+use super::{Lanes, Matching, WaitingReceive};
 use crate::link::TensorKey;
 use crate::link::windows::WindowRefusal;
 use crate::matching::untaken::LostEdge;
@@ -19,15 +19,30 @@ impl Matching {
         true
     }
 
-    /// Ends the waits whose deadline is `now` or earlier.
+    /// Ends the waits whose deadline is `now` or earlier, and looks for long ones.
     pub fn expire(&mut self, lanes: &mut impl Lanes, now: Time) {
-        let late = self.waiting.iter().filter(|(_, receive)| receive.waiter.deadline <= now);
-        let late: Vec<_> = late.map(|(waiter, _)| waiter).collect();
+        let is_any_long = self.next_deadline <= now && self.end_late(lanes, now);
+        self.watch_long_waits(lanes, now, is_any_long);
+    }
+
+    /// Ends the receives whose deadline is `now` or earlier. Returns whether the wait of another
+    /// one is to be reported.
+    fn end_late(&mut self, lanes: &mut impl Lanes, now: Time) -> bool {
+        let (mut late, mut next, mut report) = (Vec::new(), Time::NEVER, Time::NEVER);
+        for (number, WaitingReceive { waiter, .. }) in self.waiting.iter() {
+            if waiter.deadline <= now {
+                late.push(number);
+                continue;
+            }
+            next = next.min(waiter.deadline);
+            report = report.min(self.long_waits.report_of(waiter));
+        }
+        if is_on(Mutant::LaterDeadlinesForgotten) {
+            next = Time::NEVER;
+        }
+        self.next_deadline = next.min(report);
         late.into_iter().for_each(|waiter| self.give_up(lanes, waiter, CancelReason::Deadline(None)));
-        let deadlines = self.waiting.iter().map(|(_, receive)| receive.waiter.deadline);
-        let next = deadlines.min().filter(|_| !is_on(Mutant::LaterDeadlinesForgotten));
-        let long = self.watch_long_waits(lanes, now);
-        self.next_deadline = next.unwrap_or(Time::NEVER).min(long);
+        report <= now
     }
 
     /// Ends a wait. A value that comes later is for the next receive.

@@ -261,7 +261,7 @@ pub struct Matching {
     max_waiting: u32,
     /// Values that were sent and have not left. Senders read it.
     outstanding: Arc<AtomicUsize>,
-    /// A lower bound of the deadlines of all waiting receives.
+    /// A lower bound of the times when waiting receives are late, or reported.
     next_deadline: Time,
     /// The fatal loss that has ended every call, if any.
     broken: Option<Error>,
@@ -310,6 +310,6 @@ impl Matching {
 
     /// The earliest time at which [`Matching::expire`] has something to do, or [`Time::NEVER`].
     pub fn next_deadline(&self) -> Time {
-        self.next_deadline
+        self.next_deadline.min(self.long_waits.next)
     }
 }

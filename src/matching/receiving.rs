@@ -114,7 +114,7 @@ impl Matching {
         }
         entry.waiting += u32::from(is_bounded);
         let step = key.step;
-        *next_deadline = (*next_deadline).min(long_waits.next_look(waiter));
+        *next_deadline = (*next_deadline).min(long_waits.due_of(waiter));
         let waiter = waiting.add(WaitingReceive::new(new.take()?, peer, edge, is_bounded));
         entry.incoming.wait(edge, step, waiter, &mut |message| lanes.to_sender(peer, message));
         if entry.offers {
@@ -135,7 +135,7 @@ impl Matching {
 
     /// Adds a receive that waits again, and counts as waiting.
     pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
-        self.next_deadline = self.next_deadline.min(self.long_waits.next_look(&receive.waiter));
+        self.next_deadline = self.next_deadline.min(self.long_waits.due_of(&receive.waiter));
         let waiter = self.waiting.add(receive);
         self.list(waiter);
         waiter

@@ -44,7 +44,7 @@ impl Matching {
         if records == 0 {
             lanes.counters().increment(Counter::SendsWaited);
             if is_first {
-                self.note_wait();
+                self.note_wait_on(peer, index);
             }
         }
         records - staying
@@ -74,20 +74,18 @@ impl Matching {
         };
         let out = &mut peers[peer.0 as usize].out;
         let refusal = refusal.map(WindowRefusal::from);
-        let index = if long_waits.has_sends() { out.index_of(&message) } else { None };
+        let resumes = matches!(message, ToSender::Announce { resume: Some(_), .. });
+        let index = if resumes || long_waits.has_sends() { out.index_of(&message) } else { None };
         let dropped = out.receive(message, |step| end_of(steps, step), |_| refusal.clone(), &mut post)?;
         if let Some(index) = index {
             self.note_wait_end(lanes, peer, index, records);
+            // Values that were lost may wait again.
+            if resumes {
+                self.note_wait_on(peer, index);
+            }
         }
         self.left(records + dropped.len());
         Ok(())
-    }
-
-    /// A value waits on an edge on which none waited before. A later look at the clock notes since
-    /// when.
-    #[cold]
-    pub(super) fn note_wait(&mut self) {
-        self.next_deadline = self.next_deadline.min(self.long_waits.next_look);
     }
 
     /// Values have left for good, or were dropped.

@@ -8,6 +8,7 @@ mod reports;
 mod short_ends;
 mod standing;
 mod transfers;
+mod waits;
 mod walks;
 
 use super::*;

@@ -1,6 +1,6 @@
 //! [`WaitReports`]: which calls wait for which peers, and since when.
 
-use super::{EdgeWait, Lanes, Matching, PeerIndex, Waiter, WaitingReceive};
+use super::{EdgeWait, Lanes, Matching, PeerEdges, PeerIndex, Waiter, WaitingReceive};
 use crate::link::{EdgeKey, TensorKey};
 use crate::telemetry::FlightEvent;
 use crate::wire::{EdgeSide, StepId, TaskId, Time};
@@ -155,12 +155,19 @@ pub(super) struct LongWaits {
     bound: Duration,
     /// The same, and a sixteenth of it.
     report_after: Duration,
-    /// When values that begin to wait are looked for, not before.
-    pub next_look: Time,
+    /// When [`Matching::watch_long_waits`] has something to do, whatever becomes of receives.
+    pub next: Time,
+    /// When edges on which values begin to wait are looked at, not before.
+    next_look: Time,
+    /// Edges on which values have begun to wait since the last look, by peer and index. An edge may
+    /// be there more than once, and may have no value any more.
+    begun: Vec<(PeerIndex, u32)>,
     /// The queues whose wait was logged, with its begin.
     logged_queues: HashMap<PeerIndex, Time>,
     /// Edges on which values wait, by peer and index. Some may have none any more.
     sends: HashMap<(PeerIndex, u32), SendWait>,
+    /// Those that were not logged wait since then, or later.
+    oldest_send: Time,
     /// The next report is not made before.
     quiet_until: Time,
     /// A report that the handler has not told yet.
@@ -177,7 +184,9 @@ impl LongWaits {
     pub fn new(bound: Duration) -> Self {
         let sends = HashMap::with_capacity_and_hasher(SENDS, RandomState::default());
         let report_after = bound.saturating_add(bound / 16);
-        LongWaits { bound, report_after, sends, ..LongWaits::default() }
+        let (begun, never) = (Vec::with_capacity(SENDS), Time::NEVER);
+        let next = LongWaits { bound, report_after, begun, sends, ..LongWaits::default() };
+        LongWaits { next: never, oldest_send: never, ..next }
     }
 
     /// When a wait that began at this time is reported: a little late, so that one report has the
@@ -189,8 +198,30 @@ impl LongWaits {
 
     /// When a receive that waits is late, or reported.
     #[inline]
-    pub fn next_look(&self, waiter: &Waiter) -> Time {
+    pub fn due_of(&self, waiter: &Waiter) -> Time {
         waiter.deadline.min(self.due(waiter.begun))
+    }
+
+    /// When a wait that began at this time is reported, as another report was just made.
+    fn report_at(&self, begun: Time) -> Time {
+        self.due(begun).max(self.quiet_until)
+    }
+
+    /// When a receive that waits is reported.
+    pub fn report_of(&self, waiter: &Waiter) -> Time {
+        if waiter.is_logged { Time::NEVER } else { self.report_at(waiter.begun) }
+    }
+
+    /// Whether the wait of a queue is to be reported.
+    fn is_queue_due(&self, queues: &[(PeerIndex, Time)], now: Time) -> bool {
+        let is_logged = |peer, since| self.logged_queues.get(peer) == Some(since);
+        queues.iter().any(|(peer, since)| self.due(*since) <= now && !is_logged(peer, since))
+    }
+
+    /// Finds the oldest wait of values that was not logged.
+    fn find_oldest_send(&mut self) {
+        let waits = self.sends.values().filter(|wait| !wait.is_logged);
+        self.oldest_send = waits.map(|wait| wait.since).min().unwrap_or(Time::NEVER);
     }
 }
 
@@ -201,18 +232,39 @@ impl Matching {
         self.long_waits.report.take()
     }
 
+    /// Something waits for a peer. A later look at the clock notes since when.
+    #[cold]
+    pub(super) fn note_wait(&mut self) {
+        self.long_waits.next = self.long_waits.next.min(self.long_waits.next_look);
+    }
+
+    /// A value waits on an edge on which none waited before.
+    #[cold]
+    pub(super) fn note_wait_on(&mut self, peer: PeerIndex, index: u32) {
+        self.note_wait();
+        let Matching { peers, long_waits: LongWaits { begun, .. }, .. } = self;
+        if begun.len() == begun.capacity() {
+            begun.sort_unstable();
+            begun.dedup();
+            begun.retain(|(peer, index)| first_waiting(peers, *peer, *index).is_some());
+            // So that the next search is as far away as this one took.
+            begun.reserve(begun.len().max(SENDS));
+        }
+        begun.push((peer, index));
+    }
+
     /// Notes since when values wait on edges on which none waited before.
     fn note_new_sends(&mut self, lanes: &mut impl Lanes, now: Time) {
-        self.long_waits.next_look = now + LOOK;
-        for (peer, entry) in (0..).map(PeerIndex).zip(&self.peers) {
-            for (index, edge) in entry.out.pending() {
-                let Some((step, _)) = edge.waiting().next() else { continue };
-                self.long_waits.sends.entry((peer, index)).or_insert_with(|| {
-                    let (step, edge) = ((*step).into(), edge.id().map(|id| id.number));
-                    lanes.record(peer, FlightEvent::WaitBegan { step, edge });
-                    SendWait { since: now, is_logged: false }
-                });
-            }
+        let Matching { peers, long_waits, .. } = self;
+        let LongWaits { next_look, begun, sends, oldest_send, .. } = long_waits;
+        *next_look = now + LOOK;
+        for (peer, index) in begun.drain(..) {
+            let Some((step, edge)) = first_waiting(peers, peer, index) else { continue };
+            sends.entry((peer, index)).or_insert_with(|| {
+                lanes.record(peer, FlightEvent::WaitBegan { step, edge });
+                *oldest_send = now.min(*oldest_send);
+                SendWait { since: now, is_logged: false }
+            });
         }
     }
 
@@ -232,18 +284,8 @@ impl Matching {
 
     /// Forgets since when values wait on an edge, if none do any more. Returns whether some had.
     pub(super) fn forget_ended_wait(&mut self, peer: PeerIndex, index: u32) -> bool {
-        let edge = self.peers[peer.0 as usize].out.edge_at(index);
-        let waits = edge.is_some_and(|edge| edge.waiting().len() > 0);
+        let waits = first_waiting(&self.peers, peer, index).is_some();
         !waits && self.long_waits.sends.remove(&(peer, index)).is_some()
-    }
-
-    /// Forgets edges on which no value waits any more.
-    fn forget_ended_waits(&mut self) {
-        let Matching { peers, long_waits, .. } = self;
-        long_waits.sends.retain(|(peer, index), _| {
-            let edge = peers[peer.0 as usize].out.edge_at(*index);
-            edge.is_some_and(|edge| edge.waiting().len() > 0)
-        });
     }
 
     /// Everything that waits, `limit` waits at most.
@@ -290,14 +332,15 @@ impl Matching {
         self.peer_indices().filter_map(|peer| Some((peer, lanes.stuck_since(peer, now)?))).collect()
     }
 
-    /// Whether a wait is to be reported.
-    fn is_any_due(&self, queues: &[(PeerIndex, Time)], now: Time) -> bool {
-        let LongWaits { sends, logged_queues, .. } = &self.long_waits;
-        let due = |since: Time| self.long_waits.due(since) <= now;
-        let mut receives = self.waiting.iter().map(|(_, receive)| &receive.waiter);
-        receives.any(|waiter| !waiter.is_logged && due(waiter.begun))
-            || sends.values().any(|wait| !wait.is_logged && due(wait.since))
-            || queues.iter().any(|(peer, since)| due(*since) && logged_queues.get(peer) != Some(since))
+    /// Whether the wait of values is to be reported. To look at all of them takes long.
+    fn is_send_due(&mut self, now: Time) -> bool {
+        let Matching { peers, long_waits, .. } = self;
+        if long_waits.report_at(long_waits.oldest_send) > now {
+            return false;
+        }
+        long_waits.sends.retain(|(peer, index), _| first_waiting(peers, *peer, *index).is_some());
+        long_waits.find_oldest_send();
+        long_waits.report_at(long_waits.oldest_send) <= now
     }
 
     /// What has waited for longer than the bound. A queue that nothing leaves may have no value.
@@ -308,39 +351,54 @@ impl Matching {
         (!report.waits.is_empty()).then_some(report)
     }
 
-    /// Makes a report of what has waited for too long, once for each call. Returns when the next
-    /// one is due.
+    /// Makes a report of what has waited for too long, once for each call.
     #[cold]
-    pub(super) fn watch_long_waits(&mut self, lanes: &mut impl Lanes, now: Time) -> Time {
+    pub(super) fn watch_long_waits(&mut self, lanes: &mut impl Lanes, now: Time, is_receive_due: bool) {
         self.note_new_sends(lanes, now);
-        self.forget_ended_waits();
-        let bound = self.long_waits.bound;
-        let is_long = |since: Time| since + bound <= now;
         let queues = self.stuck_queues(lanes, now);
-        if self.is_any_due(&queues, now)
+        let is_due = is_receive_due || self.is_send_due(now) || self.long_waits.is_queue_due(&queues, now);
+        if is_due
             && now >= self.long_waits.quiet_until
             && let Some(report) = self.long_report(lanes, now)
         {
             self.long_waits.report = Some(report);
-            self.long_waits.quiet_until = now + bound;
-            for (peer, since) in queues.iter().filter(|(_, since)| is_long(*since)) {
-                if !lanes.queued(*peer).is_empty() {
-                    self.long_waits.logged_queues.insert(*peer, *since);
-                }
-            }
-            for (_, receive) in self.waiting.iter_mut().filter(|(_, receive)| is_long(receive.waiter.begun)) {
-                receive.waiter.is_logged = true;
-            }
-            for wait in self.long_waits.sends.values_mut().filter(|wait| is_long(wait.since)) {
-                wait.is_logged = true;
+            self.note_logged(lanes, &queues, now);
+        }
+        let long_waits = &mut self.long_waits;
+        long_waits.next = long_waits.report_at(long_waits.oldest_send);
+        if !queues.is_empty() {
+            // The next look finds whether anything has left a queue.
+            long_waits.next = long_waits.next.min(now + (long_waits.bound / 16).max(LOOK));
+        }
+    }
+
+    /// A report has what has waited for longer than the bound.
+    fn note_logged(&mut self, lanes: &mut impl Lanes, queues: &[(PeerIndex, Time)], now: Time) {
+        let Matching { waiting, long_waits, next_deadline, .. } = self;
+        let bound = long_waits.bound;
+        let is_long = |since: Time| since + bound <= now;
+        long_waits.quiet_until = now + bound;
+        for (peer, since) in queues.iter().filter(|(_, since)| is_long(*since)) {
+            if !lanes.queued(*peer).is_empty() {
+                long_waits.logged_queues.insert(*peer, *since);
             }
         }
-        let receives = self.waiting.iter().filter(|(_, receive)| !receive.waiter.is_logged);
-        let receives = receives.map(|(_, receive)| receive.waiter.begun);
-        let sends = self.long_waits.sends.values().filter(|wait| !wait.is_logged).map(|wait| wait.since);
-        let next = receives.chain(sends).min().map_or(Time::NEVER, |since| self.long_waits.due(since));
-        let next = if next == Time::NEVER { next } else { next.max(self.long_waits.quiet_until) };
-        // The next look finds whether anything has left a queue.
-        if queues.is_empty() { next } else { next.min(now + (bound / 16).max(LOOK)) }
+        *next_deadline = Time::NEVER;
+        for (_, WaitingReceive { waiter, .. }) in waiting.iter_mut() {
+            waiter.is_logged |= is_long(waiter.begun);
+            let next = waiter.deadline.min(long_waits.report_of(waiter));
+            *next_deadline = next.min(*next_deadline);
+        }
+        for wait in long_waits.sends.values_mut() {
+            wait.is_logged |= is_long(wait.since);
+        }
+        long_waits.find_oldest_send();
     }
+}
+
+/// The step of the oldest value that waits on an edge, and the number of the edge.
+fn first_waiting(peers: &[PeerEdges], peer: PeerIndex, index: u32) -> Option<(StepId, Option<u32>)> {
+    let edge = peers[peer.0 as usize].out.edge_at(index)?;
+    let (step, _) = edge.waiting().next()?;
+    Some(((*step).into(), edge.id().map(|id| id.number)))
 }

@@ -125,11 +125,6 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         }
     }
 
-    /// The edges on which values may wait or be needed.
-    pub fn pending(&self) -> impl Iterator<Item = (u32, &OutEdge<V>)> {
-        self.pending.iter().filter_map(|index| Some((*index, self.edge_at(*index)?)))
-    }
-
     /// The edge that a message of the peer is about, if it can make values leave.
     pub fn index_of(&self, message: &ToSender<K>) -> Option<u32> {
         match message {

@@ -26,7 +26,7 @@ pub const SHORT_TENSOR: usize = SHORT_MESSAGE - HEAD;
 
 impl<'a> PlainRecord<'a> {
     /// Appends the record to `out`: the same bytes as [`Message::encode`] makes.
-    #[inline]
+    #[inline(always)] // else each record of a batch is written to memory and read back
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(HEAD + self.data.len());
         out.extend_from_slice(&self.head());
