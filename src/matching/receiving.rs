@@ -135,7 +135,9 @@ impl Matching {
 
     /// Adds a receive that waits again, and counts as waiting.
     pub(super) fn add_waiting(&mut self, receive: WaitingReceive) -> u32 {
-        self.next_deadline = self.next_deadline.min(self.long_waits.due_of(&receive.waiter));
+        let waiter = &receive.waiter;
+        let due = waiter.deadline.min(self.long_waits.report_of(waiter));
+        self.next_deadline = self.next_deadline.min(due);
         let waiter = self.waiting.add(receive);
         self.list(waiter);
         waiter

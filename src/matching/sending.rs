@@ -76,15 +76,15 @@ impl Matching {
         let refusal = refusal.map(WindowRefusal::from);
         let resumes = matches!(message, ToSender::Announce { resume: Some(_), .. });
         let index = if resumes || long_waits.has_sends() { out.index_of(&message) } else { None };
-        let dropped = out.receive(message, |step| end_of(steps, step), |_| refusal.clone(), &mut post)?;
+        let dropped = out.receive(message, |step| end_of(steps, step), |_| refusal.clone(), &mut post);
         if let Some(index) = index {
             self.note_wait_end(lanes, peer, index, records);
-            // Values that were lost may wait again.
+            // Values that were lost may wait again, also after a violation.
             if resumes {
                 self.note_wait_on(peer, index);
             }
         }
-        self.left(records + dropped.len());
+        self.left(records + dropped?.len());
         Ok(())
     }
 

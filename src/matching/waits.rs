@@ -166,7 +166,7 @@ pub(super) struct LongWaits {
     logged_queues: HashMap<PeerIndex, Time>,
     /// Edges on which values wait, by peer and index. Some may have none any more.
     sends: HashMap<(PeerIndex, u32), SendWait>,
-    /// Those that were not logged wait since then, or later.
+    /// A lower bound of `since` of all `sends` that were not logged.
     oldest_send: Time,
     /// The next report is not made before.
     quiet_until: Time,
@@ -202,7 +202,7 @@ impl LongWaits {
         waiter.deadline.min(self.due(waiter.begun))
     }
 
-    /// When a wait that began at this time is reported, as another report was just made.
+    /// When a wait that began at this time is reported: not before `quiet_until`.
     fn report_at(&self, begun: Time) -> Time {
         self.due(begun).max(self.quiet_until)
     }
@@ -238,7 +238,7 @@ impl Matching {
         self.long_waits.next = self.long_waits.next.min(self.long_waits.next_look);
     }
 
-    /// A value waits on an edge on which none waited before.
+    /// Values may have begun to wait on an edge.
     #[cold]
     pub(super) fn note_wait_on(&mut self, peer: PeerIndex, index: u32) {
         self.note_wait();
@@ -332,7 +332,8 @@ impl Matching {
         self.peer_indices().filter_map(|peer| Some((peer, lanes.stuck_since(peer, now)?))).collect()
     }
 
-    /// Whether the wait of values is to be reported. To look at all of them takes long.
+    /// Whether the wait of values is to be reported. All are looked at only once the oldest may be
+    /// due.
     fn is_send_due(&mut self, now: Time) -> bool {
         let Matching { peers, long_waits, .. } = self;
         if long_waits.report_at(long_waits.oldest_send) > now {
@@ -372,7 +373,7 @@ impl Matching {
         }
     }
 
-    /// A report has what has waited for longer than the bound.
+    /// Notes that a report was made of what has waited for longer than the bound.
     fn note_logged(&mut self, lanes: &mut impl Lanes, queues: &[(PeerIndex, Time)], now: Time) {
         let Matching { waiting, long_waits, next_deadline, .. } = self;
         let bound = long_waits.bound;

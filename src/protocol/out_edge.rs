@@ -30,7 +30,7 @@ pub struct OutEdge<V> {
     answers: u64,
     /// Values without credit, with their steps, oldest first. Empty while there is credit.
     waiting: VecDeque<(u64, V)>,
-    /// No waiting value is of a later step, while they are in the order of steps. Else [`MIXED`].
+    /// No step of `waiting` is larger, if they are in order. Else [`MIXED`].
     newest: u64,
     /// Steps of which the receiver needs values, with the number of values.
     needs: BTreeMap<u64, u32>,
@@ -157,7 +157,7 @@ impl<V: Clone> OutEdge<V> {
         self.waiting.push_back((step, value));
     }
 
-    /// The next values that wait may be of earlier steps, if none waits now.
+    /// If no value waits, the next one may be of any step.
     fn note_emptied(&mut self) {
         if self.waiting.is_empty() {
             self.newest = 0;
@@ -317,9 +317,9 @@ impl<V: Clone> OutEdge<V> {
         count
     }
 
-    /// The step of each value that the receiver needs.
-    pub fn needed_steps(&self) -> impl Iterator<Item = u64> {
-        self.needs.iter().flat_map(|(step, count)| std::iter::repeat_n(*step, *count as usize))
+    /// The steps of which the receiver needs values, with the number of values.
+    pub fn needed_steps(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.needs.iter().map(|(step, count)| (*step, *count as usize))
     }
 
     /// Values that the receiver needs.

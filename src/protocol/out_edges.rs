@@ -5,6 +5,7 @@ use super::out_edge::OutEdge;
 use super::slab::Slab;
 use super::step_counts::StepCounts;
 use super::{WindowOptions, WindowViolation};
+use crate::mutants::{Mutant, is_on};
 use crate::wire::EdgeId;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -214,7 +215,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     #[cold]
     fn end_needs(&mut self, step: u64, count: usize) {
         self.needs -= count;
-        (0..count).for_each(|_| self.counts.remove(step));
+        self.counts.remove_many(step, count);
     }
 
     /// Handles a message of the peer. `end_of` returns the error of a step that is over here, and
@@ -266,7 +267,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
                 self.by_number[edge.number as usize] = None;
                 if let Some(named) = self.edges.get_mut(index) {
                     self.needs -= named.edge.needs();
-                    named.edge.needed_steps().for_each(|step| self.counts.remove(step));
+                    named.edge.needed_steps().for_each(|(step, count)| self.counts.remove_many(step, count));
                     named.edge.retired(resends);
                 }
                 self.unlist(index);
@@ -302,7 +303,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let announced = named.edge.announced(edge, limit, window, is_over);
         // Values that wait again, also after an error: they left before the others.
         let again = named.edge.waiting().len() - waited;
-        named.edge.waiting().take(again).for_each(|(step, _)| self.counts.add(*step));
+        let before = if is_on(Mutant::ResentLast) { waited } else { 0 };
+        named.edge.waiting().skip(before).take(again).for_each(|(step, _)| self.counts.add(*step));
         if again > 0 {
             self.note_pending(index);
         }
@@ -339,7 +341,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         Ok(())
     }
 
-    /// Whether no value of a step waits or is needed on any edge.
+    /// Whether no value of a step waits or is needed on any edge. May take an edge off the list of
+    /// pending ones.
     #[inline]
     pub fn is_quiet(&mut self, step: u64) -> bool {
         self.pending.is_empty() || self.is_quiet_beside_others(step)
@@ -347,7 +350,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
 
     #[inline(never)] // keeps the usual path short
     fn is_quiet_beside_others(&mut self, step: u64) -> bool {
-        // Each look shortens the list, until the usual path is taken.
+        // An edge at the end that has nothing more leaves the list. Once the list is empty, the
+        // usual path is taken.
         if let Some(last) = self.pending.last() {
             self.unlist(*last);
         }
@@ -355,10 +359,11 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     }
 
     /// These steps have ended here. Returns their waiting values, which are not sent, with the
-    /// indices of their edges. [`OutEdges::tell_end`] tells the peer, now or later.
+    /// indices of their edges. Such an edge is forgotten already if it is unused now.
+    /// [`OutEdges::tell_end`] tells the peer, now or later.
     pub fn drop_steps(&mut self, steps: &RangeInclusive<u64>) -> Vec<(u32, V)> {
         let (mut left, mut dropped) = (self.counts.take(steps), Vec::new());
-        // Backwards: an edge that leaves the list gives its place to one that was looked at.
+        // Backwards: the edge that gets the place of another one was looked at.
         for at in (0..self.pending.len()).rev() {
             if left == 0 {
                 break;
@@ -369,8 +374,12 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             dropped.extend(named.edge.end_steps(steps).into_iter().map(|value| (index, value)));
             let ended = needs - named.edge.needs();
             self.needs -= ended;
-            left -= ended + dropped.len() - before;
+            let found = ended + dropped.len() - before;
+            left -= found;
             self.unlist(index);
+            if found > 0 {
+                self.list_last(index);
+            }
             self.forget(index);
         }
         dropped
@@ -505,9 +514,12 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
             let at = self.pending.iter().position(|pending| *pending == index);
             assert_eq!(named.pending_at, at.map(|at| at as u32), "the place of edge {index}");
             assert!(at.is_some() || !named.edge.has_pending(), "edge {index} is not listed");
-            for step in named.edge.waiting().map(|(step, _)| *step).chain(named.edge.needed_steps()) {
-                assert!(!counts.is_empty(step), "edge {index} has more of step {step} than is counted");
-                counts.remove(step);
+            let waiting = named.edge.waiting().map(|(step, _)| (*step, 1));
+            for (step, count) in waiting.chain(named.edge.needed_steps()) {
+                (0..count).for_each(|_| {
+                    assert!(!counts.is_empty(step), "edge {index} has more of step {step} than is counted");
+                    counts.remove(step);
+                });
             }
         }
         assert_eq!(counts.take(&(0..=u64::MAX)), 0, "more is counted than the edges have");
@@ -520,6 +532,18 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.pending.swap_remove(at as usize);
         if let Some(moved) = self.pending.get(at as usize) {
             self.edges.get_mut(*moved).into_iter().for_each(|moved| moved.pending_at = Some(at));
+        }
+    }
+
+    /// Makes an edge the last one of the list, if it is listed: it is likely to have values of the
+    /// next step that ends.
+    fn list_last(&mut self, index: u32) {
+        let Some(at) = self.edges.get(index).and_then(|named| named.pending_at) else { return };
+        let last = self.pending.len() - 1;
+        self.pending.swap(at as usize, last);
+        for place in [at as usize, last] {
+            let moved = self.edges.get_mut(self.pending[place]);
+            moved.into_iter().for_each(|moved| moved.pending_at = Some(place as u32));
         }
     }
 

@@ -15,7 +15,7 @@ pub struct StepCounts {
     near: [(u64, u32); NEAR],
     /// Counts of steps whose place another step had.
     far: Vec<(u64, u32)>,
-    /// Those for which `far` had no room. A peer that sends values of many steps fills it.
+    /// Those for which `far` had no room. Values or needs of many steps fill it.
     rest: BTreeMap<u64, u32>,
 }
 
@@ -53,14 +53,27 @@ impl StepCounts {
         let near = &mut self.near[step as usize % NEAR];
         if near.0 == step && near.1 > 0 {
             near.1 -= 1;
-        } else if let Some(at) = self.far.iter().position(|far| far.0 == step) {
-            self.far[at].1 -= 1;
+        } else {
+            self.remove_many(step, 1);
+        }
+    }
+
+    /// Takes back `count` of [`StepCounts::add`] of the step.
+    #[cold]
+    pub fn remove_many(&mut self, step: u64, mut count: usize) {
+        let near = &mut self.near[step as usize % NEAR];
+        if near.0 == step {
+            take_from(&mut near.1, &mut count);
+        }
+        if let Some(at) = self.far.iter().position(|far| far.0 == step) {
+            take_from(&mut self.far[at].1, &mut count);
             if self.far[at].1 == 0 {
                 self.far.swap_remove(at);
             }
-        } else if let Some(count) = self.rest.get_mut(&step) {
-            *count -= 1;
-            if *count == 0 {
+        }
+        if let Some(rest) = self.rest.get_mut(&step) {
+            take_from(rest, &mut count);
+            if *rest == 0 {
                 self.rest.remove(&step);
             }
         }
@@ -109,6 +122,12 @@ impl StepCounts {
     }
 }
 
+fn take_from(counted: &mut u32, count: &mut usize) {
+    let taken = (*counted).min(u32::try_from(*count).unwrap_or(u32::MAX));
+    *counted -= taken;
+    *count -= taken as usize;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +172,21 @@ mod tests {
                 counts.remove(step);
             });
             assert!(counts.is_empty(step));
+        }
+        assert!(!counts.has_any(&(0..=u64::MAX), |_| true));
+    }
+
+    #[test]
+    fn many_of_a_step_are_taken_back_wherever_they_are_counted() {
+        let mut counts = StepCounts::default();
+        (0..100).for_each(|step| counts.add(step));
+        (0..100).for_each(|step| (0..3).for_each(|_| counts.add(step)));
+        counts.remove(1);
+        for step in 0..100 {
+            counts.remove_many(step, 2);
+            assert!(!counts.is_empty(step), "step {step}");
+            counts.remove_many(step, if step == 1 { 1 } else { 2 });
+            assert!(counts.is_empty(step), "step {step}");
         }
         assert!(!counts.has_any(&(0..=u64::MAX), |_| true));
     }

@@ -55,6 +55,10 @@ fn the_end_of_a_step_does_not_take_the_longer_the_more_values_of_others_wait() {
     // One step has values on all edges, and the others that end have none.
     let mut edges = waiting((0..COUNT as u32).map(|key| (key, 1)));
     (2..COUNT).for_each(|step| assert_eq!(edges.drop_steps(&(step..=step)), []));
+    // Each step that ends has a value on the edge on which one waited first.
+    let first = (1..COUNT).map(|step| (0, step));
+    let mut edges = waiting(first.chain((1..COUNT as u32).map(|key| (key, COUNT))));
+    (1..COUNT).for_each(|step| assert_eq!(edges.drop_steps(&(step..=step)).len(), 1));
     // Each step has one value, on the same two edges.
     let mut edges = waiting((0..2 * COUNT).map(|step| (step as u32 % 2, step)));
     let ends = (0..COUNT).chain((COUNT..2 * COUNT).rev());
