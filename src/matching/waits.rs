@@ -182,11 +182,15 @@ impl LongWaits {
     }
 
     pub fn new(bound: Duration) -> Self {
-        let sends = HashMap::with_capacity_and_hasher(SENDS, RandomState::default());
-        let report_after = bound.saturating_add(bound / 16);
-        let (begun, never) = (Vec::with_capacity(SENDS), Time::NEVER);
-        let next = LongWaits { bound, report_after, begun, sends, ..LongWaits::default() };
-        LongWaits { next: never, oldest_send: never, ..next }
+        LongWaits {
+            bound,
+            report_after: bound.saturating_add(bound / 16),
+            next: Time::NEVER,
+            begun: Vec::with_capacity(SENDS),
+            sends: HashMap::with_capacity_and_hasher(SENDS, RandomState::default()),
+            oldest_send: Time::NEVER,
+            ..LongWaits::default()
+        }
     }
 
     /// When a wait that began at this time is reported: a little late, so that one report has the

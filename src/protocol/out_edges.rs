@@ -34,6 +34,17 @@ struct NamedOutEdge<K, V> {
     pending_at: Option<u32>,
 }
 
+impl<K, V> NamedOutEdge<K, V> {
+    /// Lists the edge as a pending one, if it is not listed.
+    #[inline]
+    fn list(&mut self, index: u32, pending: &mut Vec<u32>) {
+        if self.pending_at.is_none() {
+            self.pending_at = Some(pending.len() as u32);
+            pending.push(index);
+        }
+    }
+}
+
 /// The sending ends of all edges of a link, across the lives of the peer. The methods hand each
 /// message for the peer to `post`, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -204,10 +215,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let Some(named) = self.edges.get_mut(index) else { return false };
         named.edge.wait(step, value);
         self.counts.add(step);
-        if named.pending_at.is_none() {
-            named.pending_at = Some(self.pending.len() as u32);
-            self.pending.push(index);
-        }
+        named.list(index, &mut self.pending);
         named.edge.one_waits()
     }
 
@@ -306,7 +314,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         let before = if is_on(Mutant::ResentLast) { waited } else { 0 };
         named.edge.waiting().skip(before).take(again).for_each(|(step, _)| self.counts.add(*step));
         if again > 0 {
-            self.note_pending(index);
+            named.list(index, &mut self.pending);
         }
         let dropped = announced?;
         self.by_number[edge.number as usize] = Some((edge, Some(index)));
@@ -322,8 +330,8 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
     ) -> Result<(), WindowViolation> {
         let resends = self.options.resends;
         let is_full = self.needs >= self.options.max_needs as usize;
-        let Some(edge) = self.edge_mut(index) else { return Ok(()) };
-        match edge.needed(step, resends) {
+        let Some(named) = self.edges.get_mut(index) else { return Ok(()) };
+        match named.edge.needed(step, resends) {
             Some(record) => {
                 self.counts.remove(step);
                 self.post_record(index, record, post);
@@ -332,7 +340,7 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
                 // Counted also beyond the limit: the edge has it until the link has ended.
                 self.needs += 1;
                 self.counts.add(step);
-                self.note_pending(index);
+                named.list(index, &mut self.pending);
                 if is_full {
                     return Err(WindowViolation("more needs than receives can wait"));
                 }
@@ -436,8 +444,10 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         self.counts.clear();
         for (index, named) in self.edges.iter_mut() {
             named.edge.waiting().for_each(|(step, _)| self.counts.add(*step));
-            named.pending_at = named.edge.has_pending().then_some(self.pending.len() as u32);
-            self.pending.extend(named.pending_at.map(|_| index));
+            named.pending_at = None;
+            if named.edge.has_pending() {
+                named.list(index, &mut self.pending);
+            }
         }
     }
 
@@ -495,14 +505,6 @@ impl<K: Ord + Clone, V: Clone, E: Clone> OutEdges<K, V, E> {
         match self.by_number.get(edge.number as usize) {
             Some(Some((id, index))) if *id == edge => Ok(*index),
             _ => Err(WindowViolation("a message for an edge that was not announced")),
-        }
-    }
-
-    /// Lists an edge as a pending one, if it is not listed.
-    fn note_pending(&mut self, index: u32) {
-        if let Some(named) = self.edges.get_mut(index).filter(|named| named.pending_at.is_none()) {
-            named.pending_at = Some(self.pending.len() as u32);
-            self.pending.push(index);
         }
     }
 
